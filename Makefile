@@ -1,0 +1,66 @@
+# make test and make demo do everything on a machine that has make and Python 3.11 or newer: they create .venv, install
+# the versions of constraints.txt into it, and run. The set-up runs once, and again when its inputs change.
+
+.SHELLFLAGS := -eu -c
+.DEFAULT_GOAL := help
+
+ARGS ?=
+JOBS ?= 2
+VENV := .venv
+STAMP := $(VENV)/.installed-by-make
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
+PACKAGES := plans costmodels simulator search executor reports twofold
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+.PHONY: help setup demo test check format clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@echo '  ARGS="..." goes to the command: make demo ARGS="--steps 20", make test ARGS="-k layout -x"'
+
+demo: $(STAMP) ## plan, simulate, run on 8 processes and verify the digits example (about 3 minutes)
+	$(VENV)/bin/twofold demo $(ARGS)
+
+test: check ## lint, formatting, types and all tests (JOBS=2 workers)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+check: $(STAMP) ## lint, formatting and types only
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+format: $(STAMP) ## mend what lint and formatting can mend by themselves
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+setup: $(STAMP) ## only create .venv and install
+
+# python3 if it is new enough, else python3.12 or python3.11; an environment that is there and works is kept.
+# A name may be there and not run (pyenv's shims), and Debian ships a python3 without ensurepip: both are tried here.
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(VENV)/bin/python -c '$(IS_NEW_ENOUGH)' 2>/dev/null || ! $(VENV)/bin/python -m pip --version >/dev/null 2>&1; then \
+	  python=; \
+	  for name in $(PYTHON) python3 python3.12 python3.11; do \
+	    if "$$name" -c '$(IS_NEW_ENOUGH)' 2>/dev/null; then python=$$name; break; fi; \
+	  done; \
+	  if [ -z "$$python" ]; then \
+	    echo "error: twofold needs Python 3.11 or newer, and none of python3, python3.12, python3.11 is." >&2; \
+	    echo "       python3 here: $$(python3 --version 2>&1 || true)" >&2; \
+	    echo "       Install Python 3.12, or name yours: make PYTHON=/path/to/python $(or $(MAKECMDGOALS),test)" >&2; \
+	    exit 2; \
+	  fi; \
+	  if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	    echo "error: $$python cannot create environments: its modules venv and ensurepip are missing." >&2; \
+	    echo "       On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+	    exit 2; \
+	  fi; \
+	  echo "creating $(VENV) with $$("$$python" --version) ($$(command -v "$$python"))"; \
+	  "$$python" -m venv --clear $(VENV); \
+	fi
+	$(PIP) install --constraint constraints.txt setuptools
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[torch,reports,data,dev]'
+	@touch $@
+
+clean: ## remove .venv, caches and what runs left here
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache log_output runs
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,7 @@
+"""Seconds and bytes of every instruction on a machine (floor 2).
+
+Machine files, the models that turn shapes into time and memory, and the fitting of those models to measurements.
+Every number says where it comes from: measured, interpolated, assumed or cited.
+
+It imports `plans` only.
+"""

@@ -1,0 +1,218 @@
+"""The operator graph of one training step: tensors, operators and the loss.
+
+A graph is what a model looks like to the search: it holds no weights and no devices. It is written into plan files, so
+every type here is a `msgspec.Struct` that refuses unknown keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+
+import msgspec
+
+from plans.errors import TwofoldError
+from plans.operators import OperatorSpec, declare
+
+__all__ = ["Attr", "Graph", "Operator", "Tensor", "TensorKind", "itemsize"]
+
+Attr = bool | int | float | str | tuple[int, ...]
+"""A setting of an operator, such as the axis of a softmax."""
+
+TensorKind = str
+"""input (a batch comes in), parameter (trained), activation (made by an operator)."""
+
+_ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element.
+
+    >>> itemsize("bfloat16")
+    2
+    """
+    try:
+        return _ITEMSIZE[dtype]
+    except KeyError:
+        raise TwofoldError(f"dtype {dtype!r} is not known; known: {', '.join(_ITEMSIZE)}") from None
+
+
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A tensor with its whole (unsplit) shape for one micro-batch; inputs have the batch as dim 0."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    kind: TensorKind = "activation"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("input", "parameter", "activation"):
+            raise TwofoldError(f"tensor {self.name!r} has the kind {self.kind!r}; it is input, parameter or activation")
+        if any(size < 1 for size in self.shape):
+            raise TwofoldError(f"tensor {self.name!r} has a dim of size 0 in {self.shape}; nothing can be planned for it")
+        itemsize(self.dtype)
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements the whole tensor has."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.num_elements * itemsize(self.dtype)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient can flow through it."""
+        return self.dtype.startswith(("float", "bfloat"))
+
+
+class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One operator: its kind (a name of `plans.operators`), tensors in and out, settings and the module it came from."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: dict[str, Attr] = {}
+    module: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.kind, self.inputs, self.outputs, self.module))
+
+
+class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Operators in topological order, the tensors they read and write, and the name of the loss.
+
+    Shapes are those of one whole batch of `batch_size` samples on one device; `with_batch` gives the same graph for
+    another batch size, which is how micro-batches are made.
+
+    Raises:
+        TwofoldError: a tensor read before it is made, made twice, unknown, or a loss that is no scalar.
+    """
+
+    name: str
+    batch_size: int
+    tensors: dict[str, Tensor]
+    operators: tuple[Operator, ...]
+    loss: str
+
+    def __post_init__(self) -> None:
+        made = {tensor.name for tensor in self.tensors.values() if tensor.kind != "activation"}
+        for operator in self.operators:
+            for name in operator.inputs:
+                if name not in self.tensors:
+                    raise TwofoldError(f"operator {operator.name!r} reads the tensor {name!r}, which the graph does not list")
+                if name not in made:
+                    raise TwofoldError(f"operator {operator.name!r} reads {name!r} before any operator makes it")
+            for name in operator.outputs:
+                if name in made or name not in self.tensors:
+                    raise TwofoldError(f"operator {operator.name!r} makes {name!r}, which is made twice or not listed")
+                made.add(name)
+        names = [operator.name for operator in self.operators]
+        if len(set(names)) != len(names):
+            raise TwofoldError(f"operator names are not unique: {sorted({n for n in names if names.count(n) > 1})}")
+        if self.loss not in self.tensors or self.tensors[self.loss].shape != ():
+            raise TwofoldError(f"the loss {self.loss!r} must be a scalar tensor of the graph")
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.batch_size, self.operators, self.loss))
+
+    def spec(self, operator: Operator) -> OperatorSpec:
+        """The declaration of one operator for its shapes in this graph."""
+        return _spec(self, operator)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The trained tensors, in the order in which operators first read them."""
+        return self._first_read("parameter")
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What a batch consists of, in the order in which operators first read it."""
+        return self._first_read("input")
+
+    def _first_read(self, kind: str) -> tuple[Tensor, ...]:
+        names = dict.fromkeys(name for operator in self.operators for name in operator.inputs)
+        return tuple(self.tensors[name] for name in names if self.tensors[name].kind == kind)
+
+    def producers(self) -> Mapping[str, Operator]:
+        """tensor name -> the operator that makes it."""
+        return {name: operator for operator in self.operators for name in operator.outputs}
+
+    def consumers(self) -> Mapping[str, tuple[Operator, ...]]:
+        """tensor name -> the operators that read it, in order."""
+        readers: dict[str, list[Operator]] = {name: [] for name in self.tensors}
+        for operator in self.operators:
+            for name in dict.fromkeys(operator.inputs):
+                readers[name].append(operator)
+        return {name: tuple(found) for name, found in readers.items()}
+
+    def needs_gradient(self) -> frozenset[str]:
+        """The tensors whose gradient a step computes: parameters and everything made from them on the way to the loss."""
+        return _needs_gradient(self)
+
+    def with_batch(self, batch_size: int) -> Graph:
+        """The same graph for another batch size: every dim that is the batch, or a multiple of it made by a reshape, follows.
+
+        Raises:
+            TwofoldError: an operator mixes the batch into a dim in a way that cannot be resized.
+        """
+        if batch_size == self.batch_size:
+            return self
+        return _resized(self, batch_size)
+
+
+@lru_cache(maxsize=65536)
+def _spec(graph: Graph, operator: Operator) -> OperatorSpec:
+    return declare(
+        operator.kind,
+        tuple(graph.tensors[name].shape for name in operator.inputs),
+        tuple(graph.tensors[name].shape for name in operator.outputs),
+        operator.attrs,
+        operator.name,
+    )
+
+
+@lru_cache(maxsize=256)
+def _needs_gradient(graph: Graph) -> frozenset[str]:
+    needed = {tensor.name for tensor in graph.parameters}
+    for operator in graph.operators:
+        if any(name in needed for name in operator.inputs):
+            needed.update(name for name in operator.outputs if graph.tensors[name].differentiable)
+    useful = {graph.loss}
+    for operator in reversed(graph.operators):
+        if any(name in useful for name in operator.outputs):
+            useful.update(operator.inputs)
+    return frozenset(needed & useful)
+
+
+def _resized(graph: Graph, batch_size: int) -> Graph:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in graph.tensors.items():
+        if tensor.kind == "input":
+            if not tensor.shape or tensor.shape[0] != graph.batch_size:
+                raise TwofoldError(f"input {name!r} {tensor.shape} does not have the batch {graph.batch_size} as its dim 0")
+            shapes[name] = (batch_size, *tensor.shape[1:])
+        elif tensor.kind == "parameter":
+            shapes[name] = tensor.shape
+    for operator in graph.operators:
+        spec = graph.spec(operator)
+        sizes: dict[str, int] = {}
+        for dims, name in zip(spec.inputs, operator.inputs, strict=True):
+            sizes.update(zip(dims, shapes[name], strict=True))
+        for dims, name in zip(spec.outputs, operator.outputs, strict=True):
+            old = graph.tensors[name].shape
+            shapes[name] = tuple(sizes.get(dim, size) for dim, size in zip(dims, old, strict=True))
+    return Graph(
+        name=graph.name,
+        batch_size=batch_size,
+        tensors={
+            name: Tensor(name=name, shape=shapes.get(name, tensor.shape), dtype=tensor.dtype, kind=tensor.kind)
+            for name, tensor in graph.tensors.items()
+        },
+        operators=graph.operators,
+        loss=graph.loss,
+    )

@@ -1,0 +1,281 @@
+"""Layouts: which rank holds which part of a tensor.
+
+A `Layout` is a device mesh: a matrix of ranks whose axes have names. Calling it with one entry per tensor dimension
+gives a `TensorLayout`: for every **dim** of the tensor the mesh **axes** that split it. Axes used by no dim replicate
+the tensor, or hold **partial** sums that still have to be added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from plans.errors import TwofoldError
+
+__all__ = ["DimAxes", "Layout", "Region", "TensorLayout"]
+
+DimAxes = tuple[str, ...]
+"""The axes that split one dim, the first is the major (outer) split; empty when the dim is whole."""
+
+Region = tuple[tuple[int, int], ...]
+"""Half-open index ranges, one per dim."""
+
+
+class Layout:
+    """A device mesh with named axes.
+
+    Args:
+        device_matrix: sizes of the axes, the first is the outermost (slowest).
+        alias_name: one name per axis; `name=` is accepted as the same argument.
+        rank_list: the ranks in row-major order of the matrix; 0, 1, 2, ... by default.
+
+    Raises:
+        TwofoldError: sizes below 1, missing, repeated or reserved names, repeated or negative ranks, wrong counts.
+
+    >>> mesh = Layout((2, 2, 2), ("dp", "sp", "mp"))
+    >>> mesh("mp", ("sp", "dp")).split_counts
+    (2, 4)
+    """
+
+    __slots__ = ("_hash", "alias_name", "device_matrix", "rank_list")
+
+    device_matrix: tuple[int, ...]
+    alias_name: tuple[str, ...]
+    rank_list: tuple[int, ...]
+
+    def __init__(
+        self,
+        device_matrix: Sequence[int],
+        alias_name: Sequence[str] | None = None,
+        rank_list: Sequence[int] | None = None,
+        *,
+        name: Sequence[str] | None = None,
+    ) -> None:
+        if alias_name is not None and name is not None:
+            raise TwofoldError(f"Layout got both alias_name={alias_name!r} and name={name!r}; they mean the same, give one")
+        alias_name = name if alias_name is None else alias_name
+        if alias_name is None:
+            raise TwofoldError(f"Layout({device_matrix!r}) needs one name per axis, e.g. Layout({device_matrix!r}, ('dp', ...))")
+        _check_matrix(device_matrix)
+        _check_names(device_matrix, alias_name)
+        count = math.prod(device_matrix)
+        ranks = tuple(range(count)) if rank_list is None else _checked_ranks(rank_list, count, device_matrix)
+        self.device_matrix = tuple(device_matrix)
+        self.alias_name = tuple(alias_name)
+        self.rank_list = ranks
+        self._hash = hash((self.device_matrix, self.alias_name, self.rank_list))
+
+    def __call__(self, *dims: str | Sequence[str] | None) -> TensorLayout:
+        """The layout of a tensor with one entry per dim: an axis, a tuple of axes (first is major), or "None"."""
+        return TensorLayout(mesh=self, dims=tuple(_dim_axes(entry) for entry in dims))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Layout)
+            and self._hash == other._hash
+            and (self.device_matrix, self.alias_name, self.rank_list)
+            == (other.device_matrix, other.alias_name, other.rank_list)
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        ranks = "" if self.rank_list == tuple(range(self.num_ranks)) else f", {list(self.rank_list)}"
+        return f"Layout({self.device_matrix}, {self.alias_name}{ranks})"
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the mesh has."""
+        return len(self.rank_list)
+
+    def size(self, axes: Iterable[str]) -> int:
+        """The product of the sizes of `axes`."""
+        return math.prod(self.device_matrix[self.axis_index(axis)] for axis in axes)
+
+    def axis_index(self, axis: str) -> int:
+        """The position of `axis` in the device matrix."""
+        try:
+            return self.alias_name.index(axis)
+        except ValueError:
+            raise TwofoldError(f"The axis {axis!r} is not found in {self.alias_name}") from None
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Where `rank` stands in the device matrix."""
+        return _coordinates(self)[rank]
+
+    def index(self, rank: int, axes: Sequence[str]) -> int:
+        """The position of `rank` along `axes` taken together, the first axis is major."""
+        coordinate, position = self.coordinate(rank), 0
+        for axis in axes:
+            where = self.axis_index(axis)
+            position = position * self.device_matrix[where] + coordinate[where]
+        return position
+
+    def groups(self, axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that differ only along `axes`; inside a group the first axis is major.
+
+        >>> Layout((2, 2), ("dp", "mp")).groups(("dp",))
+        ((0, 2), (1, 3))
+        """
+        return _groups(self, tuple(axes))
+
+    def group_of(self, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
+        """The group of `groups(axes)` that holds `rank`."""
+        return _group_by_rank(self, tuple(axes))[rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLayout:
+    """A tensor's place on a mesh: for each dim the axes that split it, and the axes that hold partial sums.
+
+    Args:
+        mesh: the device mesh.
+        dims: per dim the splitting axes, the first is major.
+        partial: axes along which ranks hold terms of a sum that is not taken yet.
+    """
+
+    mesh: Layout
+    dims: tuple[DimAxes, ...]
+    partial: DimAxes = ()
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for axis in [axis for axes in self.dims for axis in axes] + list(self.partial):
+            self.mesh.axis_index(axis)
+            if axis in seen:
+                shown = tuple(self.dims) + ((f"partial{self.partial}",) if self.partial else ())
+                raise TwofoldError(f"The axis {axis!r} has been set more than once in {shown}; use it for one dim only")
+            seen.add(axis)
+
+    def __str__(self) -> str:
+        dims = ", ".join("None" if not axes else axes[0] if len(axes) == 1 else f"({', '.join(axes)})" for axes in self.dims)
+        return f"({dims})" + (f" + partial({', '.join(self.partial)})" if self.partial else "")
+
+    @property
+    def split_counts(self) -> tuple[int, ...]:
+        """Into how many parts each dim is cut."""
+        return tuple(self.mesh.size(axes) for axes in self.dims)
+
+    @property
+    def replicated(self) -> DimAxes:
+        """The axes along which every rank holds the same values."""
+        used = {axis for axes in self.dims for axis in axes} | set(self.partial)
+        return tuple(axis for axis in self.mesh.alias_name if axis not in used)
+
+    def without_partial(self) -> TensorLayout:
+        """The same split with the sums taken."""
+        return self if not self.partial else TensorLayout(mesh=self.mesh, dims=self.dims)
+
+    def check(self, shape: Sequence[int], what: str = "tensor") -> None:
+        """Refuse a shape that this layout cannot cut evenly."""
+        if len(shape) != len(self.dims):
+            raise TwofoldError(f"{what} has {len(shape)} dims {tuple(shape)}, but its layout {self} names {len(self.dims)}")
+        for position, (size, count) in enumerate(zip(shape, self.split_counts, strict=True)):
+            if size % count:
+                raise TwofoldError(
+                    f"dim {position} of {what} {tuple(shape)} has size {size}, which {self} cuts into {count}: {size} % {count} != 0"
+                )
+
+    def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one rank's part of a tensor of `shape`."""
+        return tuple(size // count for size, count in zip(shape, self.split_counts, strict=True))
+
+    def region(self, rank: int, shape: Sequence[int]) -> Region:
+        """The index ranges that `rank` holds of a tensor of `shape`.
+
+        >>> Layout((2, 2), ("dp", "mp"))("mp", "None").region(1, (4, 6))
+        ((2, 4), (0, 6))
+        """
+        ranges = []
+        for size, axes in zip(shape, self.dims, strict=True):
+            part = size // self.mesh.size(axes)
+            start = part * self.mesh.index(rank, axes)
+            ranges.append((start, start + part))
+        return tuple(ranges)
+
+    def same_placement(self, other: TensorLayout) -> bool:
+        """Whether every rank holds the same indices and partial terms under both (names and meshes may differ)."""
+        if self == other:
+            return True
+        if len(self.dims) != len(other.dims) or set(self.mesh.rank_list) != set(other.mesh.rank_list):
+            return False
+        if bool(self.partial) != bool(other.partial) or self.split_counts != other.split_counts:
+            return False
+        if self.partial and {frozenset(group) for group in self.mesh.groups(self.partial)} != {
+            frozenset(group) for group in other.mesh.groups(other.partial)
+        }:
+            return False
+        return all(
+            self.mesh.index(rank, mine) == other.mesh.index(rank, theirs)
+            for mine, theirs in zip(self.dims, other.dims, strict=True)
+            for rank in self.mesh.rank_list
+        )
+
+
+def _dim_axes(entry: str | Sequence[str] | None) -> DimAxes:
+    if entry is None or entry == "None":
+        return ()
+    if isinstance(entry, str):
+        return (entry,)
+    if not isinstance(entry, Sequence) or not all(isinstance(axis, str) for axis in entry):
+        raise TwofoldError(f"each dim takes an axis name, a tuple of axis names or 'None', not {entry!r}")
+    return tuple(axis for axis in entry if axis != "None")
+
+
+def _check_matrix(device_matrix: object) -> None:
+    if not isinstance(device_matrix, tuple | list) or not device_matrix:
+        raise TwofoldError(f"device_matrix must be a tuple of sizes such as (2, 4), not {device_matrix!r}")
+    for size in device_matrix:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise TwofoldError(f"device_matrix {device_matrix!r} has the size {size!r}; every size is an int of at least 1")
+
+
+def _check_names(device_matrix: Sequence[int], names: object) -> None:
+    if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+        raise TwofoldError(f"alias_name must be a tuple of str, one per axis, not {names!r}")
+    if len(names) != len(device_matrix):
+        raise TwofoldError(f"{len(device_matrix)} axes {tuple(device_matrix)} need {len(device_matrix)} names, got {tuple(names)}")
+    for name in names:
+        if not name or name == "None":
+            raise TwofoldError(f"{name!r} in {tuple(names)} cannot name an axis: it must not be empty or 'None'")
+        if list(names).count(name) > 1:
+            raise TwofoldError(f"the axis name {name!r} stands more than once in {tuple(names)}")
+
+
+def _checked_ranks(rank_list: object, count: int, device_matrix: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(rank_list, tuple | list):
+        raise TwofoldError(f"rank_list must be a list of ranks, not {rank_list!r}")
+    for rank in rank_list:
+        if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
+            raise TwofoldError(f"rank_list {list(rank_list)} has the entry {rank!r}; every rank is an int of at least 0")
+    if len(rank_list) != count:
+        product = " * ".join(str(size) for size in device_matrix)
+        raise TwofoldError(f"rank_list has {len(rank_list)} ranks, but the device matrix has {product} = {count}")
+    if len(set(rank_list)) != count:
+        twice = sorted({rank for rank in rank_list if list(rank_list).count(rank) > 1})
+        raise TwofoldError(f"rank_list {list(rank_list)} holds {twice} more than once")
+    return tuple(int(rank) for rank in rank_list)
+
+
+@lru_cache(maxsize=1024)
+def _coordinates(mesh: Layout) -> dict[int, tuple[int, ...]]:
+    return dict(zip(mesh.rank_list, np.ndindex(*mesh.device_matrix), strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _groups(mesh: Layout, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    ranks = np.asarray(mesh.rank_list).reshape(mesh.device_matrix)
+    inner = [mesh.axis_index(axis) for axis in axes]
+    outer = [where for where in range(ranks.ndim) if where not in inner]
+    table = ranks.transpose(*outer, *inner).reshape(-1, mesh.size(axes))
+    return tuple(tuple(int(rank) for rank in row) for row in table)
+
+
+@lru_cache(maxsize=4096)
+def _group_by_rank(mesh: Layout, axes: tuple[str, ...]) -> dict[int, tuple[int, ...]]:
+    return {rank: group for group in _groups(mesh, axes) for rank in group}

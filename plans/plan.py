@@ -1,0 +1,262 @@
+"""The plan: how one training step is spread over devices, as a value and as a file.
+
+A plan holds its graph, so that a plan file alone can be simulated and run. Files are JSON, versioned, written
+atomically; unknown keys are refused with their path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plans.errors import TwofoldError
+from plans.graph import Graph, Operator
+from plans.layout import DimAxes, Layout
+
+__all__ = ["PLAN_VERSION", "Optimizer", "Plan", "Prediction", "Stage", "Strategy", "load_plan", "save_plan"]
+
+PLAN_VERSION = 1
+
+
+class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which mesh axes split which dims of one operator; dims that are absent stay whole.
+
+    `mesh` is the operator's own mesh over its stage's ranks; None is the stage's mesh.
+    """
+
+    dims: dict[str, DimAxes] = {}
+    mesh: Layout | None = None
+
+    def __hash__(self) -> int:
+        return hash((tuple(sorted(self.dims.items())), self.mesh))
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A chunk of the graph on a mesh of ranks; chunks in order are the virtual stages of the pipeline."""
+
+    mesh: Layout
+    operators: tuple[str, ...]
+
+
+class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The optimizer and how far it is sharded over the data-parallel group.
+
+    Args:
+        kind: "sgd", "momentum" or "adamw".
+        settings: learning rate and so on, e.g. {"lr": 0.01}.
+        parallel_level: 0 nothing sharded; 1 optimizer state and master weights (design table of levels).
+        threshold_bytes: parameters smaller than this are not sharded.
+    """
+
+    kind: str = "sgd"
+    settings: dict[str, float] = {"lr": 0.01}
+    parallel_level: int = 0
+    threshold_bytes: int = 64 * 1024
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("sgd", "momentum", "adamw"):
+            raise TwofoldError(f"optimizer {self.kind!r} is not known; known: sgd, momentum, adamw")
+        if self.parallel_level not in (0, 1):
+            raise TwofoldError(f"optimizer parallel level {self.parallel_level} is not carried out; levels 0 and 1 are")
+
+    @property
+    def num_states(self) -> int:
+        """State tensors per parameter."""
+        return {"sgd": 0, "momentum": 1, "adamw": 2}[self.kind]
+
+
+class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the simulator said of the plan on a machine when it was chosen."""
+
+    machine: str
+    step_s: float
+    peak_bytes: int
+    low_s: float | None = None
+    high_s: float | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How one training step is spread over devices.
+
+    Args:
+        graph: for the whole batch of a step.
+        stages: chunks in pipeline order; several chunks may name the same ranks (virtual stages).
+        strategies: operator name -> strategy; an operator that is absent is replicated on its stage.
+        num_micro_batches: into how many equal parts the batch is cut; the loss is the mean over them.
+        schedule: name of a schedule of `plans.schedules`.
+        recompute: operators whose outputs are dropped after the forward and made again in the backward.
+        optimizer: its kind, settings and sharding.
+        full_batch: True: every rank is fed the whole batch and takes its part; False: every rank of a stage is fed its
+            own part, dim 0 split over all ranks of the stage.
+        output_broadcast: whether every stage learns the loss, or only the last.
+        interleave: slices of a micro-batch whose communication hides behind each other's compute; 1 is none.
+        memory_limit_bytes: per rank, or None.
+        prediction: of the simulator, for information.
+
+    Raises:
+        TwofoldError: see `check`.
+    """
+
+    version: int = PLAN_VERSION
+    graph: Graph
+    stages: tuple[Stage, ...]
+    strategies: dict[str, Strategy] = {}
+    num_micro_batches: int = 1
+    schedule: str = "1f1b"
+    recompute: tuple[str, ...] = ()
+    optimizer: Optimizer = Optimizer()
+    full_batch: bool = True
+    output_broadcast: bool = False
+    interleave: int = 1
+    memory_limit_bytes: int | None = None
+    prediction: Prediction | None = None
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def __hash__(self) -> int:
+        return hash((self.graph, self.stages, self.num_micro_batches, self.schedule, tuple(sorted(self.strategies))))
+
+    def check(self) -> None:
+        """Refuse a plan that cannot be lowered, naming the culprit.
+
+        Raises:
+            TwofoldError: wrong version, operators missing or in two stages, a stage that runs before what it reads,
+                overlapping or unequal rank sets, strategies that do not fit, a batch that is not divisible.
+        """
+        if self.version != PLAN_VERSION:
+            raise TwofoldError(f"the plan has version {self.version}, this twofold reads version {PLAN_VERSION}; plan again")
+        if self.num_micro_batches < 1 or self.graph.batch_size % self.num_micro_batches:
+            raise TwofoldError(
+                f"{self.num_micro_batches} micro-batches do not divide the batch of {self.graph.batch_size}: "
+                f"{self.graph.batch_size} % {self.num_micro_batches} != 0"
+            )
+        known = {operator.name for operator in self.graph.operators}
+        placed: dict[str, int] = {}
+        for number, stage in enumerate(self.stages):
+            for name in stage.operators:
+                if name not in known:
+                    raise TwofoldError(f"stage {number} lists the operator {name!r}, which is not in the graph")
+                if name in placed:
+                    raise TwofoldError(f"operator {name!r} stands in stage {placed[name]} and in stage {number}")
+                placed[name] = number
+        if missing := [operator.name for operator in self.graph.operators if operator.name not in placed]:
+            raise TwofoldError(f"no stage holds {', '.join(missing)}")
+        made = {name: placed[operator.name] for operator in self.graph.operators for name in operator.outputs}
+        for operator in self.graph.operators:
+            for name in operator.inputs:
+                if made.get(name, 0) > placed[operator.name]:
+                    raise TwofoldError(
+                        f"operator {operator.name!r} in stage {placed[operator.name]} reads {name!r}, which is made later, "
+                        f"in stage {made[name]}"
+                    )
+        if unknown := set(self.strategies) - known:
+            raise TwofoldError(f"strategies are given for {sorted(unknown)}, which the graph does not have")
+        if unknown := set(self.recompute) - known:
+            raise TwofoldError(f"recompute names {sorted(unknown)}, which the graph does not have")
+        groups = {frozenset(stage.mesh.rank_list) for stage in self.stages}
+        ranks = [rank for group in groups for rank in group]
+        if sorted(ranks) != list(range(len(ranks))):
+            raise TwofoldError(f"the stages' ranks {sorted(ranks)} must be 0 to n-1, each in one group of ranks")
+        micro = self.graph.with_batch(self.graph.batch_size // self.num_micro_batches)
+        for operator in micro.operators:
+            strategy = self.strategy(operator)
+            mesh = strategy.mesh or self.stages[placed[operator.name]].mesh
+            micro.spec(operator).check(mesh, strategy.dims, operator.name)
+
+    def strategy(self, operator: Operator) -> Strategy:
+        """The strategy of an operator; replicated when none is given."""
+        return self.strategies.get(operator.name, _REPLICATED)
+
+    def stage_of(self) -> Mapping[str, int]:
+        """operator name -> number of its stage."""
+        return {name: number for number, stage in enumerate(self.stages) for name in stage.operators}
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the plan uses."""
+        return len({rank for stage in self.stages for rank in stage.mesh.rank_list})
+
+    @property
+    def micro_graph(self) -> Graph:
+        """The graph of one micro-batch."""
+        return self.graph.with_batch(self.graph.batch_size // self.num_micro_batches)
+
+
+_REPLICATED = Strategy()
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Layout):
+        return {"device_matrix": value.device_matrix, "alias_name": value.alias_name, "rank_list": value.rank_list}
+    raise NotImplementedError(type(value))
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is not Layout:
+        raise NotImplementedError(kind)
+    if not isinstance(value, dict) or set(value) != {"device_matrix", "alias_name", "rank_list"}:
+        raise ValueError(f"a mesh has the keys device_matrix, alias_name and rank_list, not {value!r}")
+    return Layout(value["device_matrix"], value["alias_name"], value["rank_list"])
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    """The file form of a plan."""
+    return msgspec.json.format(msgspec.json.encode(plan, enc_hook=_encode), indent=1)
+
+
+def plan_from_json(text: bytes, source: str = "plan") -> Plan:
+    """The plan of a file's bytes.
+
+    Raises:
+        TwofoldError: not JSON, truncated, an unknown key (with its path), another version, an impossible plan.
+    """
+    try:
+        version = msgspec.json.decode(text, type=_Version).version
+        if version != PLAN_VERSION:
+            raise TwofoldError(f"{source}: plan version {version}, this twofold reads version {PLAN_VERSION}; plan again")
+        return msgspec.json.decode(text, type=Plan, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise TwofoldError(f"{source}: {error}") from None
+    except msgspec.DecodeError as error:
+        raise TwofoldError(f"{source}: not a whole JSON file ({error}); it may be truncated, plan again") from None
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> Path:
+    """Write a plan file, whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(plan_to_json(plan) + b"\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    return path
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan file.
+
+    Raises:
+        TwofoldError: no such file, or what `plan_from_json` refuses.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise TwofoldError(f"cannot read the plan file {os.fspath(path)!r}: {error.strerror}") from None
+    return plan_from_json(text, os.fspath(path))

@@ -1,0 +1,204 @@
+"""The program: what every rank does in one training step, instruction by instruction.
+
+A program is written once per group of equal ranks (a pipeline stage's devices) and once per kind of action: a `Body` is
+the list of instructions of, say, "forward of chunk 1", a `Block` runs a body for one micro-batch. `walk` spells it out
+for one rank. Simulator and executor both read exactly this.
+
+Names of values are scoped: a "micro" value exists once per micro-batch (several are alive at a time), a "step" value
+once per step (gradient accumulators, tokens of gathers), a "kept" value lives on between steps (weights, optimizer
+state).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from plans.graph import itemsize
+from plans.layout import Layout, TensorLayout
+from plans.redistribution.pieces import Piece
+
+__all__ = ["BEGIN", "END", "Block", "Body", "GroupProgram", "Instruction", "Kind", "Program", "Scope", "Value"]
+
+BEGIN, END = -1, -2
+"""Micro-batch numbers of the blocks at the start and at the end of a step."""
+
+
+class Kind(StrEnum):
+    """What an instruction needs: a compute stream, a group of ranks, one peer, or only patience."""
+
+    COMPUTE = "compute"
+    COLLECTIVE = "collective"
+    SEND = "send"
+    RECV = "recv"
+    WAIT = "wait"
+
+
+class Scope(StrEnum):
+    """How long a value lives (see the module)."""
+
+    MICRO = "micro"
+    STEP = "step"
+    KEPT = "kept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A local tensor, the same size on every rank of its group.
+
+    Args:
+        name: unique in its group.
+        shape: the local shape.
+        dtype: such as "float32".
+        scope: how long it lives.
+        role: weight, gradient, optimizer, activation, input, buffer or token (what memory reports call it).
+        shares: the value whose memory this one uses (a reshape), or None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    scope: Scope = Scope.MICRO
+    role: str = "activation"
+    shares: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its own memory; 0 for a token or a value that shares another's memory."""
+        return 0 if self.role == "token" or self.shares else math.prod(self.shape) * itemsize(self.dtype)
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes it addresses, shared or not."""
+        return 0 if self.role == "token" else math.prod(self.shape) * itemsize(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """The unit of both interpreters.
+
+    Args:
+        name: unique in its body, e.g. "layer1.linear.F".
+        kind: what it needs.
+        call: what is done. COMPUTE: "<operator kind>.forward", "<operator kind>.grad<i>", "slice", "sum", "accumulate",
+            "load", "<optimizer>.update", ...; COLLECTIVE: all_gather, reduce_scatter, all_reduce, all_to_all (of a
+            redistribution `step`), or all_gather_flat / reduce_scatter_flat (optimizer parallel: over flattened, padded
+            tensors); SEND / RECV: "transfer"; WAIT: "wait".
+        part: F forward, B input gradient, W weight gradient, R recompute, U update, C communication, L loading.
+        operator: the operator of the graph it belongs to, or "".
+        inputs: values read.
+        outputs: values written (an update writes its input again: the name stands in both).
+        frees: values whose memory is released once it has run.
+        axes: mesh axes of the communicating group, first is major; () for none.
+        channel: communication with equal channel keeps its order on every rank; "" for compute.
+        message_bytes: bytes of the larger of input and output of one rank (the size that collective benchmarks quote);
+            for SEND and RECV the largest over ranks.
+        token: for communication the token value that WAIT instructions take; None when it blocks.
+        waits: for WAIT the token.
+        flops: local floating-point operations.
+        shapes: the local shapes of the operands the price depends on (inputs, then outputs).
+        pieces: SEND / RECV: who sends which part (global index ranges) to whom.
+        transfer: SEND / RECV: source and target layout and the whole shape.
+        attrs: settings for the call.
+    """
+
+    name: str
+    kind: Kind
+    call: str
+    part: str
+    operator: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    frees: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()
+    channel: str = ""
+    message_bytes: int = 0
+    token: str | None = None
+    waits: str | None = None
+    flops: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtype: str = "float32"
+    pieces: tuple[Piece, ...] = ()
+    transfer: tuple[TensorLayout, TensorLayout, tuple[int, ...]] | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """Instructions of one kind of action on one chunk, shared by all its micro-batches."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One run of a body: `label` is the action's text ("0F2"), "begin", "end" or e.g. "0F2.recv"."""
+
+    label: str
+    micro_batch: int
+    body: Body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProgram:
+    """What every rank of `mesh` does in one step.
+
+    Args:
+        mesh: the ranks, with the axes over which its collectives run.
+        values: every value by name.
+        blocks: in program order.
+    """
+
+    mesh: Layout
+    values: Mapping[str, Value]
+    blocks: tuple[Block, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that run it."""
+        return self.mesh.rank_list
+
+    def walk(self) -> Iterator[tuple[Block, Instruction]]:
+        """Every instruction of one step in program order."""
+        for block in self.blocks:
+            for instruction in block.body.instructions:
+                yield block, instruction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One training step on all ranks.
+
+    Args:
+        groups: one program per group of equal ranks; every rank is in exactly one.
+        num_micro_batches: how many a step has.
+        name: of the graph.
+
+    An instruction's id is `f"{block.label}/{instruction.name}"`; with the rank it is unique within a step. A SEND and
+    the RECV of the same name, block label and channel form one transfer, member by member as `pieces` says; a collective
+    of one id runs once in each group of `mesh.groups(axes)`.
+    """
+
+    groups: tuple[GroupProgram, ...]
+    num_micro_batches: int
+    name: str = ""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the program runs on."""
+        return sum(len(group.ranks) for group in self.groups)
+
+    def group_of(self, rank: int) -> GroupProgram:
+        """The group program that `rank` runs."""
+        for group in self.groups:
+            if rank in group.ranks:
+                return group
+        raise KeyError(rank)
+
+    def walk(self, rank: int) -> Iterator[tuple[Block, Instruction]]:
+        """Every instruction of one step of `rank`, in program order."""
+        return self.group_of(rank).walk()

@@ -1,0 +1,14 @@
+"""Redistribution: the cheapest steps from one layout of a tensor to another.
+
+* `step`: one step (slice, collective or transfer) between two layouts.
+* `pieces`: who sends which box of the tensor to whom.
+* `traffic`: the bytes that a step brings to each rank.
+* `search`: the cheapest sequence of steps, by bytes or by a price in seconds.
+"""
+
+from plans.redistribution.pieces import Piece, pieces
+from plans.redistribution.search import StepPrice, redistribute
+from plans.redistribution.step import Step, StepKind
+from plans.redistribution.traffic import max_received_bytes, received_bytes
+
+__all__ = ["Piece", "Step", "StepKind", "StepPrice", "max_received_bytes", "pieces", "received_bytes", "redistribute"]
