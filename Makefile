@@ -21,8 +21,9 @@ help: ## this list
 demo: $(STAMP) ## plan, simulate, run on 8 processes and verify the digits example (about 3 minutes)
 	$(VENV)/bin/twofold demo $(ARGS)
 
+# loadfile: what the tests of a file share is made once, by one worker
 test: check ## lint, formatting, types and all tests (JOBS=2 workers)
-	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types only
 	$(VENV)/bin/ruff check
@@ -34,6 +35,7 @@ format: $(STAMP) ## mend what lint and formatting can mend by themselves
 	$(VENV)/bin/ruff format
 
 setup: $(STAMP) ## only create .venv and install
+	@echo '$(VENV) is ready'
 
 # python3 if it is new enough, else python3.12 or python3.11; an environment that is there and works is kept.
 # A name may be there and not run (pyenv's shims), and Debian ships a python3 without ensurepip: both are tried here.

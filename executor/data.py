@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Digits:
-    """Handwritten digits: `images` uint8 [N, 28, 28], `labels` int64 [N] in 0..9, and `source`, where they come from."""
+    """Handwritten digits: `images` uint8 [N, 28, 28], `labels` int64 [N] of 0 to 9, and in words their `source`."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -111,7 +111,7 @@ def _find_idx(folder: Path, name: str) -> Path:
 
 
 def _read_idx(path: Path, *, magic: int, num_dims: int) -> NDArray[np.uint8]:
-    """The array of an IDX file: magic number, `num_dims` sizes (all big-endian, 4 bytes each), then one byte a value."""
+    """The array of an IDX file: magic number and `num_dims` sizes (big-endian, 4 bytes each), then one byte a value."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -129,10 +129,8 @@ def _read_idx(path: Path, *, magic: int, num_dims: int) -> NDArray[np.uint8]:
     expected_bytes = header_bytes + math.prod(shape)
     if len(content) != expected_bytes:
         what = "truncated" if len(content) < expected_bytes else "too long"
-        sizes = " x ".join(map(str, shape))
-        raise TwofoldError(
-            f"{path}: {what}: {len(content)} bytes, expected {expected_bytes} = {header_bytes} + {sizes} as its header says"
-        )
+        expected = f"{expected_bytes} = {header_bytes} + {' x '.join(map(str, shape))}"
+        raise TwofoldError(f"{path}: {what}: {len(content)} bytes, expected {expected} as its header says")
     return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(shape)
 
 
@@ -166,9 +164,9 @@ def _load_csv(path: Path) -> Digits:
 class ArrayDataset:
     """Batches of grey images, rescaled and normalised: (image * `rescale` - `mean`) / `std`.
 
-    `images` uint8 [N, height, width] and `labels` [N] stay as they are; a batch is float32 [batch, 1, height, width] and
-    its labels, made when it is asked for. The last incomplete batch is dropped. Epoch e always gives the same batches:
-    with `shuffle_seed` its order depends on that seed and e, without one it is the order of the arrays.
+    `images` uint8 [N, height, width] and `labels` [N] stay as they are; a batch is float32 [batch, 1, height, width]
+    and its labels, made when it is asked for. The last incomplete batch is dropped. Epoch e always gives the same
+    batches: with `shuffle_seed` its order depends on that seed and e, without one it is the order of the arrays.
 
     The defaults are the ones of the MindSpore example (mean and deviation of the MNIST training images).
     """

@@ -3,20 +3,31 @@
 A `Layout` is a device mesh: a matrix of ranks whose axes have names. Calling it with one entry per tensor dimension
 gives a `TensorLayout`: for every **dim** of the tensor the mesh **axes** that split it. Axes used by no dim replicate
 the tensor, or hold **partial** sums that still have to be added up.
+
+**Uneven dims.** A dim is cut by its axes one after the other, each time into parts of ceil(size / axis size), so the
+last parts may be smaller or empty (torch.chunk, and DTensor on its mesh axes, do the same). A rank holds just its part;
+where a collective needs equal chunks they are padded to the largest (`local_shape`) and trimmed on arrival. Cut in
+turn, the parts of ("a", "b") nest in the parts of ("a",): gathering or slicing the last axis never crosses a border.
+
+**Copies.** The last axis may be called "interleaved_parallel": it is no axis of devices. It cuts a dim into copies that
+the same rank computes one after the other, so it counts in `sharding_strategy`, not in `size`, `region` or `rank_list`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from plans.errors import TwofoldError
 
-__all__ = ["DimAxes", "Layout", "Region", "TensorLayout"]
+__all__ = ["INTERLEAVED", "DimAxes", "Layout", "Region", "TensorLayout"]
+
+INTERLEAVED = "interleaved_parallel"
+"""The name of the virtual last axis that cuts a dim into copies on the same rank."""
 
 DimAxes = tuple[str, ...]
 """The axes that split one dim, the first is the major (outer) split; empty when the dim is whole."""
@@ -31,7 +42,7 @@ class Layout:
     Args:
         device_matrix: sizes of the axes, the first is the outermost (slowest).
         alias_name: one name per axis; `name=` is accepted as the same argument.
-        rank_list: the ranks in row-major order of the matrix; 0, 1, 2, ... by default.
+        rank_list: the ranks in row-major order of the matrix, without the virtual axis; 0, 1, 2, ... by default.
 
     Raises:
         TwofoldError: sizes below 1, missing, repeated or reserved names, repeated or negative ranks, wrong counts.
@@ -56,14 +67,22 @@ class Layout:
         name: Sequence[str] | None = None,
     ) -> None:
         if alias_name is not None and name is not None:
-            raise TwofoldError(f"Layout got both alias_name={alias_name!r} and name={name!r}; they mean the same, give one")
+            raise TwofoldError(
+                f"Layout got both alias_name={alias_name!r} and name={name!r}; they mean the same, give one"
+            )
         alias_name = name if alias_name is None else alias_name
         if alias_name is None:
-            raise TwofoldError(f"Layout({device_matrix!r}) needs one name per axis, e.g. Layout({device_matrix!r}, ('dp', ...))")
+            raise TwofoldError(
+                f"Layout({device_matrix!r}) needs one name per axis, e.g. Layout({device_matrix!r}, ('dp', ...))"
+            )
         _check_matrix(device_matrix)
         _check_names(device_matrix, alias_name)
-        count = math.prod(device_matrix)
-        ranks = tuple(range(count)) if rank_list is None else _checked_ranks(rank_list, count, device_matrix)
+        count = math.prod(_of_devices(device_matrix, alias_name))
+        ranks = (
+            tuple(range(count))
+            if rank_list is None
+            else _checked_ranks(rank_list, count, _of_devices(device_matrix, alias_name))
+        )
         self.device_matrix = tuple(device_matrix)
         self.alias_name = tuple(alias_name)
         self.rank_list = ranks
@@ -71,7 +90,7 @@ class Layout:
 
     def __call__(self, *dims: str | Sequence[str] | None) -> TensorLayout:
         """The layout of a tensor with one entry per dim: an axis, a tuple of axes (first is major), or "None"."""
-        return TensorLayout(mesh=self, dims=tuple(_dim_axes(entry) for entry in dims))
+        return TensorLayout(mesh=self, dims=tuple(_dim_axes(entry) for entry in dims), written=dims)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -93,9 +112,15 @@ class Layout:
         """How many ranks the mesh has."""
         return len(self.rank_list)
 
+    @property
+    def num_copies(self) -> int:
+        """Into how many copies the virtual axis cuts a dim; 1 without such an axis."""
+        return self.device_matrix[-1] if self.alias_name[-1] == INTERLEAVED else 1
+
     def size(self, axes: Iterable[str]) -> int:
-        """The product of the sizes of `axes`."""
-        return math.prod(self.device_matrix[self.axis_index(axis)] for axis in axes)
+        """The product of the sizes of `axes` in ranks; the virtual axis counts as 1."""
+        matrix = _of_devices(self.device_matrix, self.alias_name)
+        return math.prod(matrix[self.axis_index(axis)] for axis in axes)
 
     def axis_index(self, axis: str) -> int:
         """The position of `axis` in the device matrix."""
@@ -112,8 +137,9 @@ class Layout:
         """The position of `rank` along `axes` taken together, the first axis is major."""
         coordinate, position = self.coordinate(rank), 0
         for axis in axes:
-            where = self.axis_index(axis)
-            position = position * self.device_matrix[where] + coordinate[where]
+            if axis != INTERLEAVED:
+                where = self.axis_index(axis)
+                position = position * self.device_matrix[where] + coordinate[where]
         return position
 
     def groups(self, axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -137,14 +163,18 @@ class TensorLayout:
         mesh: the device mesh.
         dims: per dim the splitting axes, the first is major.
         partial: axes along which ranks hold terms of a sum that is not taken yet.
+        written: the dims as the user wrote them, for `tensor_map` only.
     """
 
     mesh: Layout
     dims: tuple[DimAxes, ...]
     partial: DimAxes = ()
+    written: tuple[object, ...] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
+        if self.mesh.alias_name[-1] == INTERLEAVED:
+            self._check_copies()
         for axis in [axis for axes in self.dims for axis in axes] + list(self.partial):
             self.mesh.axis_index(axis)
             if axis in seen:
@@ -153,12 +183,62 @@ class TensorLayout:
             seen.add(axis)
 
     def __str__(self) -> str:
-        dims = ", ".join("None" if not axes else axes[0] if len(axes) == 1 else f"({', '.join(axes)})" for axes in self.dims)
+        dims = ", ".join(
+            "None" if not axes else axes[0] if len(axes) == 1 else f"({', '.join(axes)})" for axes in self.dims
+        )
         return f"({dims})" + (f" + partial({', '.join(self.partial)})" if self.partial else "")
 
     @property
+    def tensor_map(self) -> tuple[int | tuple[int, ...], ...]:
+        """Per dim its axes as MindSpore numbers them: the last axis is 0, an unsplit dim is -1, several make a tuple.
+
+        >>> Layout((2, 2, 2), ("dp", "sp", "mp"))(("sp", "dp"), "None").tensor_map
+        ((1, 2), -1)
+        """
+        last = len(self.mesh.alias_name) - 1
+
+        def number(axis: object) -> int:
+            return -1 if axis == "None" else last - self.mesh.axis_index(str(axis))
+
+        def entry(axes: DimAxes, as_written: object) -> int | tuple[int, ...]:
+            if isinstance(as_written, tuple | list):
+                return tuple(number(axis) for axis in as_written)
+            return tuple(number(axis) for axis in axes) if len(axes) > 1 else number(axes[0] if axes else "None")
+
+        # `written` goes stale when a copy of this value gets other dims
+        fits = self.written is not None and self.dims == tuple(_dim_axes(each) for each in self.written)  # type: ignore[arg-type]
+        shown = self.written if fits and self.written is not None else (None,) * len(self.dims)
+        return tuple(entry(axes, as_written) for axes, as_written in zip(self.dims, shown, strict=True))
+
+    @property
+    def interleaved_parallel(self) -> bool:
+        """Whether the mesh has the virtual last axis."""
+        return self.mesh.alias_name[-1] == INTERLEAVED
+
+    @property
+    def sharding_strategy(self) -> tuple[int, ...]:
+        """Into how many parts each dim is cut, copies included."""
+        return tuple(self.mesh.size(axes) * (self.mesh.num_copies if INTERLEAVED in axes else 1) for axes in self.dims)
+
+    def to_dict(self) -> dict[str, object]:
+        """The layout with the keys and numbers of MindSpore's `Layout.to_dict`.
+
+        MindSpore counts the virtual axis in a default rank list (8 entries for 4 devices and 2 copies), so does this.
+        """
+        ranks = list(self.mesh.rank_list)
+        if self.interleaved_parallel and ranks == list(range(len(ranks))):
+            ranks = list(range(math.prod(self.mesh.device_matrix)))
+        return {
+            "device_matrix": self.mesh.device_matrix,
+            "tensor_map": self.tensor_map,
+            "interleaved_parallel": self.interleaved_parallel,
+            "alias_name": self.mesh.alias_name,
+            "rank_list": ranks,
+        }
+
+    @property
     def split_counts(self) -> tuple[int, ...]:
-        """Into how many parts each dim is cut."""
+        """Into how many parts each dim is cut over the ranks."""
         return tuple(self.mesh.size(axes) for axes in self.dims)
 
     @property
@@ -174,32 +254,62 @@ class TensorLayout:
     def check(self, shape: Sequence[int], what: str = "tensor") -> None:
         """Refuse a shape that this layout cannot cut evenly."""
         if len(shape) != len(self.dims):
-            raise TwofoldError(f"{what} has {len(shape)} dims {tuple(shape)}, but its layout {self} names {len(self.dims)}")
-        for position, (size, count) in enumerate(zip(shape, self.split_counts, strict=True)):
+            raise TwofoldError(
+                f"{what} has {len(shape)} dims {tuple(shape)}, but its layout {self} names {len(self.dims)}"
+            )
+        for position, (size, count) in enumerate(zip(shape, self.sharding_strategy, strict=True)):
             if size % count:
                 raise TwofoldError(
-                    f"dim {position} of {what} {tuple(shape)} has size {size}, which {self} cuts into {count}: {size} % {count} != 0"
+                    f"dim {position} of {what} {tuple(shape)} has size {size}, which {self} cuts into {count}: "
+                    f"{size} % {count} != 0"
                 )
 
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one rank's part of a tensor of `shape`."""
-        return tuple(size // count for size, count in zip(shape, self.split_counts, strict=True))
+        """The shape of one rank's part of a tensor of `shape`; of the largest part where a dim is cut unevenly.
+
+        >>> Layout((2, 4), ("dp", "mp"))(("dp", "mp")).local_shape((10,))
+        (2,)
+        """
+        parts = []
+        for size, axes in zip(shape, self.dims, strict=True):
+            for axis in axes:
+                size = -(-size // self.mesh.size((axis,)))
+            parts.append(size)
+        return tuple(parts)
+
+    def is_even(self, shape: Sequence[int]) -> bool:
+        """Whether every rank's part of a tensor of `shape` has the same shape, copies not counted."""
+        return all(size % count == 0 for size, count in zip(shape, self.split_counts, strict=True))
+
+    def part_shape(self, rank: int, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what `rank` holds of a tensor of `shape`; dims cut unevenly may be smaller, down to 0."""
+        return tuple(stop - start for start, stop in self.region(rank, shape))
 
     def region(self, rank: int, shape: Sequence[int]) -> Region:
         """The index ranges that `rank` holds of a tensor of `shape`.
 
-        >>> Layout((2, 2), ("dp", "mp"))("mp", "None").region(1, (4, 6))
+        >>> mesh = Layout((2, 2), ("dp", "mp"))
+        >>> mesh("mp", "None").region(1, (4, 6))
         ((2, 4), (0, 6))
+        >>> [mesh(("dp", "mp")).region(rank, (5,)) for rank in range(4)]
+        [((0, 2),), ((2, 3),), ((3, 4),), ((4, 5),)]
         """
+        coordinate = self.mesh.coordinate(rank)
         ranges = []
         for size, axes in zip(shape, self.dims, strict=True):
-            part = size // self.mesh.size(axes)
-            start = part * self.mesh.index(rank, axes)
-            ranges.append((start, start + part))
+            start = 0
+            for axis in axes:
+                part = -(-size // self.mesh.size((axis,)))
+                offset = min(part * coordinate[self.mesh.axis_index(axis)], size)
+                start, size = start + offset, min(part, size - offset)
+            ranges.append((start, start + size))
         return tuple(ranges)
 
     def same_placement(self, other: TensorLayout) -> bool:
-        """Whether every rank holds the same indices and partial terms under both (names and meshes may differ)."""
+        """Whether every rank holds the same indices and partial terms under both (names and meshes may differ).
+
+        For shapes that both cut evenly; ("a", "b") may cut an uneven dim otherwise than one axis of their size does.
+        """
         if self == other:
             return True
         if len(self.dims) != len(other.dims) or set(self.mesh.rank_list) != set(other.mesh.rank_list):
@@ -215,6 +325,19 @@ class TensorLayout:
             for mine, theirs in zip(self.dims, other.dims, strict=True)
             for rank in self.mesh.rank_list
         )
+
+    def _check_copies(self) -> None:
+        for axes in (*self.dims, self.partial):
+            if INTERLEAVED in axes[:-1] or INTERLEAVED in self.partial:
+                raise TwofoldError(
+                    f"{INTERLEAVED!r} cuts what a rank holds into copies, so it stands last in its dim and holds no "
+                    f"partial sums; got dims {self.dims} and partial {self.partial}"
+                )
+
+
+def _of_devices(device_matrix: Sequence[int], names: Sequence[str]) -> tuple[int, ...]:
+    """The sizes of the axes in ranks: the virtual last axis has 1."""
+    return (*device_matrix[:-1], 1) if names[-1] == INTERLEAVED else tuple(device_matrix)
 
 
 def _dim_axes(entry: str | Sequence[str] | None) -> DimAxes:
@@ -232,19 +355,25 @@ def _check_matrix(device_matrix: object) -> None:
         raise TwofoldError(f"device_matrix must be a tuple of sizes such as (2, 4), not {device_matrix!r}")
     for size in device_matrix:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise TwofoldError(f"device_matrix {device_matrix!r} has the size {size!r}; every size is an int of at least 1")
+            raise TwofoldError(
+                f"device_matrix {device_matrix!r} has the size {size!r}; every size is an int of at least 1"
+            )
 
 
 def _check_names(device_matrix: Sequence[int], names: object) -> None:
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
         raise TwofoldError(f"alias_name must be a tuple of str, one per axis, not {names!r}")
     if len(names) != len(device_matrix):
-        raise TwofoldError(f"{len(device_matrix)} axes {tuple(device_matrix)} need {len(device_matrix)} names, got {tuple(names)}")
+        raise TwofoldError(
+            f"{len(device_matrix)} axes {tuple(device_matrix)} need {len(device_matrix)} names, got {tuple(names)}"
+        )
     for name in names:
         if not name or name == "None":
             raise TwofoldError(f"{name!r} in {tuple(names)} cannot name an axis: it must not be empty or 'None'")
         if list(names).count(name) > 1:
             raise TwofoldError(f"the axis name {name!r} stands more than once in {tuple(names)}")
+    if INTERLEAVED in list(names)[:-1]:
+        raise TwofoldError(f"{INTERLEAVED!r} is virtual and must be the last axis; got {tuple(names)}")
 
 
 def _checked_ranks(rank_list: object, count: int, device_matrix: Sequence[int]) -> tuple[int, ...]:
@@ -252,7 +381,9 @@ def _checked_ranks(rank_list: object, count: int, device_matrix: Sequence[int]) 
         raise TwofoldError(f"rank_list must be a list of ranks, not {rank_list!r}")
     for rank in rank_list:
         if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
-            raise TwofoldError(f"rank_list {list(rank_list)} has the entry {rank!r}; every rank is an int of at least 0")
+            raise TwofoldError(
+                f"rank_list {list(rank_list)} has the entry {rank!r}; every rank is an int of at least 0"
+            )
     if len(rank_list) != count:
         product = " * ".join(str(size) for size in device_matrix)
         raise TwofoldError(f"rank_list has {len(rank_list)} ranks, but the device matrix has {product} = {count}")
@@ -264,12 +395,12 @@ def _checked_ranks(rank_list: object, count: int, device_matrix: Sequence[int]) 
 
 @lru_cache(maxsize=1024)
 def _coordinates(mesh: Layout) -> dict[int, tuple[int, ...]]:
-    return dict(zip(mesh.rank_list, np.ndindex(*mesh.device_matrix), strict=True))
+    return dict(zip(mesh.rank_list, np.ndindex(*_of_devices(mesh.device_matrix, mesh.alias_name)), strict=True))
 
 
 @lru_cache(maxsize=4096)
 def _groups(mesh: Layout, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    ranks = np.asarray(mesh.rank_list).reshape(mesh.device_matrix)
+    ranks = np.asarray(mesh.rank_list).reshape(_of_devices(mesh.device_matrix, mesh.alias_name))
     inner = [mesh.axis_index(axis) for axis in axes]
     outer = [where for where in range(ranks.ndim) if where not in inner]
     table = ranks.transpose(*outer, *inner).reshape(-1, mesh.size(axes))

@@ -55,7 +55,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """
 
     kind: str = "sgd"
-    settings: dict[str, float] = {"lr": 0.01}
+    settings: dict[str, float] = msgspec.field(default_factory=lambda: {"lr": 0.01})
     parallel_level: int = 0
     threshold_bytes: int = 64 * 1024
 

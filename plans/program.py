@@ -21,7 +21,19 @@ from plans.graph import itemsize
 from plans.layout import Layout, TensorLayout
 from plans.redistribution.pieces import Piece
 
-__all__ = ["BEGIN", "END", "Block", "Body", "GroupProgram", "Instruction", "Kind", "Program", "Scope", "Value"]
+__all__ = [
+    "BEGIN",
+    "END",
+    "Block",
+    "Body",
+    "GroupProgram",
+    "Instruction",
+    "Kind",
+    "ParameterHome",
+    "Program",
+    "Scope",
+    "Value",
+]
 
 BEGIN, END = -1, -2
 """Micro-batch numbers of the blocks at the start and at the end of a step."""
@@ -92,12 +104,13 @@ class Instruction:
         inputs: values read.
         outputs: values written (an update writes its input again: the name stands in both).
         frees: values whose memory is released once it has run.
+        mesh: the mesh that `axes` (and axes in `attrs`) belong to; None is the group's mesh.
         axes: mesh axes of the communicating group, first is major; () for none.
         channel: communication with equal channel keeps its order on every rank; "" for compute.
         message_bytes: bytes of the larger of input and output of one rank (the size that collective benchmarks quote);
             for SEND and RECV the largest over ranks.
         token: for communication the token value that WAIT instructions take; None when it blocks.
-        waits: for WAIT the token.
+        waits: for WAIT the token; of the block's micro-batch, or of `attrs["micro_batch"]` where that is given.
         flops: local floating-point operations.
         shapes: the local shapes of the operands the price depends on (inputs, then outputs).
         pieces: SEND / RECV: who sends which part (global index ranges) to whom.
@@ -113,6 +126,7 @@ class Instruction:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
+    mesh: Layout | None = None
     axes: tuple[str, ...] = ()
     channel: str = ""
     message_bytes: int = 0
@@ -144,6 +158,34 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterHome:
+    """Where a group keeps one parameter, and how its optimizer is sharded.
+
+    Args:
+        name: of the parameter in the graph.
+        shape: whole shape.
+        dtype: such as "float32".
+        layout: of the local weight.
+        weight: the value that operators read.
+        shard: the value that holds this rank's part of the flattened, zero-padded local weight between steps, or None
+            where the weight itself is kept.
+        shard_axes: the axes over which it is cut, first is major.
+        reduce_axes: the axes over which its gradient is summed.
+        states: optimizer state values, of the shard's shape where there is one, else of the weight's; all start at zero.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: TensorLayout
+    weight: str
+    shard: str | None = None
+    shard_axes: tuple[str, ...] = ()
+    reduce_axes: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupProgram:
     """What every rank of `mesh` does in one step.
 
@@ -151,16 +193,24 @@ class GroupProgram:
         mesh: the ranks, with the axes over which its collectives run.
         values: every value by name.
         blocks: in program order.
+        parameters: where the trained tensors live.
+        loss: the value that holds the step's mean loss when the step has ended, or None where it is not known.
     """
 
     mesh: Layout
     values: Mapping[str, Value]
     blocks: tuple[Block, ...]
+    parameters: tuple[ParameterHome, ...] = ()
+    loss: str | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that run it."""
         return self.mesh.rank_list
+
+    def members(self, instruction: Instruction, rank: int) -> tuple[int, ...]:
+        """The ranks that take part in a collective of `rank`, in the order of its axes."""
+        return (instruction.mesh or self.mesh).group_of(rank, instruction.axes)
 
     def walk(self) -> Iterator[tuple[Block, Instruction]]:
         """Every instruction of one step in program order."""

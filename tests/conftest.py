@@ -1,5 +1,11 @@
 """What all tests share: reproducible examples, and one test with several processes at a time."""
 
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
@@ -8,8 +14,18 @@ settings.register_profile("twofold", deadline=None, derandomize=True, database=N
 settings.load_profile("twofold")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests marked `ranks` to one worker of pytest-xdist (--dist loadgroup), so that they never run at once."""
-    for item in items:
-        if item.get_closest_marker("ranks"):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: waiting is neither a part of the test nor of its fixtures
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Run one test marked `ranks` at a time, among all workers of pytest-xdist and all runs of this user.
+
+    The groups of pytest-xdist would say it more plainly; those of 3.8.0 do nothing under pytest 9.2, which no longer
+    reads the `_nodeid` that they set.
+    """
+    if item.get_closest_marker("ranks") is None:
+        return (yield)
+    with (Path(tempfile.gettempdir()) / f"twofold-ranks-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough if a child process still holds the file

@@ -2,11 +2,12 @@
 
 Every axis of both meshes becomes a product of axes of a third, atomic mesh, if the meshes are related by a regrouping
 and reordering of digits: the position of a rank in one mesh, as a function of its coordinates in the other, is then a
-sum of digit times place value. Otherwise there is no common refinement, and only a transfer leads from one to the other.
+sum of digit times place value. Otherwise there is no common refinement, and only a transfer leads across.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import lru_cache
 
@@ -26,7 +27,7 @@ def refine(first: Layout, second: Layout) -> Refinement | None:
 
     >>> mesh, mine, theirs = refine(Layout((8,), ("tp",)), Layout((2, 4), ("dp", "mp")))
     >>> mesh.device_matrix, mine, theirs
-    ((2, 4), {'tp': ('x0', 'x1')}, {'dp': ('x0',), 'mp': ('x1',)})
+    ((2, 4), {'tp': ('x0', 'x1')}, {'mp': ('x1',), 'dp': ('x0',)})
     """
     if set(first.rank_list) != set(second.rank_list):
         return None
@@ -48,9 +49,11 @@ def refine(first: Layout, second: Layout) -> Refinement | None:
         for size, value in digits:
             line = (np.arange(size)[:, None] * value + line[None, :]).reshape(-1)
         expected = expected[..., None] + line
-    if not np.array_equal(expected.reshape(matrix) + int(position.flat[0]), position):
+    if not np.array_equal(expected.reshape(matrix), position):
         return None
-    named = [[(f"x{axis}_{at}", size, value) for at, (size, value) in enumerate(digits)] for axis, digits in enumerate(atoms)]
+    named = [
+        [(f"x{axis}_{at}", size, value) for at, (size, value) in enumerate(digits)] for axis, digits in enumerate(atoms)
+    ]
     order = [atom for digits in named for atom in reversed(digits)]
     names = {old: f"x{at}" for at, (old, _, _) in enumerate(order)}
     if not order:
@@ -101,7 +104,7 @@ def _cut(digits: list[tuple[int, int]], borders: list[int]) -> list[tuple[int, i
         edges = [1, *sorted(set(inner)), size]
         if any(border % value for border in borders if value < border < value * size):
             return None
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in itertools.pairwise(edges):
             if high % low:
                 return None
             done.append((high // low, value * low))

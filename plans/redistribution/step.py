@@ -40,8 +40,8 @@ class Step:
     * all_gather: `axes`, the last ones of `dim`, are gathered; chunks are joined in group order along `dim`.
     * reduce_scatter: partial `axes` are summed and become the last axes of `dim`.
     * all_reduce: partial `axes` are summed; every member holds the sum.
-    * all_to_all: `axes`, the last ones of `dim`, become the last axes of `to_dim`: the local part is cut along `to_dim`,
-      chunk i goes to member i, received chunks are joined in group order along `dim`.
+    * all_to_all: `axes`, the last ones of `dim`, become the last axes of `to_dim`: the local part is cut along
+      `to_dim`, chunk i goes to member i, received chunks are joined in group order along `dim`.
     * transfer: every rank of `after.mesh` fetches what it lacks from ranks of `before.mesh`, as `pieces(before, after,
       shape)` says. The meshes may differ in ranks, width and axes; `axes` is empty. Partial terms are moved as terms.
 
@@ -63,14 +63,22 @@ class Step:
 
     def __post_init__(self) -> None:
         if (self.dim is not None) != (self.kind in _WITH_DIM):
-            raise TwofoldError(f"a step of kind {self.kind} {'needs' if self.kind in _WITH_DIM else 'takes no'} dim, got {self.dim}")
+            raise TwofoldError(
+                f"a step of kind {self.kind} {'needs' if self.kind in _WITH_DIM else 'takes no'} dim, got {self.dim}"
+            )
         if (self.to_dim is not None) != (self.kind is StepKind.ALL_TO_ALL):
             raise TwofoldError(f"only all_to_all takes to_dim, and needs it; {self.kind} got {self.to_dim}")
         if bool(self.axes) == (self.kind is StepKind.TRANSFER):
             raise TwofoldError(f"a step of kind {self.kind} cannot have the axes {self.axes}")
 
     def __str__(self) -> str:
-        where = "" if self.dim is None else f" dim {self.dim}" if self.to_dim is None else f" dim {self.dim} to {self.to_dim}"
+        where = (
+            ""
+            if self.dim is None
+            else f" dim {self.dim}"
+            if self.to_dim is None
+            else f" dim {self.dim} to {self.to_dim}"
+        )
         over = f" over {','.join(self.axes)}" if self.axes else ""
         return f"{self.kind}{over}{where}: {self.before} -> {self.after}"
 

@@ -1,0 +1,2 @@
+def write_atomically(path, data):
+    open(path,"wb").write(data)

@@ -1,0 +1,12 @@
+"""Lowering: a plan becomes the program of one training step.
+
+* `emit`: instructions, values, redistribution steps and lazy waits.
+* `chunk`: one stage's forward and backward.
+* `optimizer`: weight gathers, gradient reductions, updates.
+* `liveness`: where each value is freed.
+* `lower`: everything put in the order of the schedule.
+"""
+
+from plans.lower.lower import lower, schedule_of
+
+__all__ = ["lower", "schedule_of"]

@@ -1,0 +1,189 @@
+"""Writing instructions: values, redistribution steps, lazy waits.
+
+An `Emitter` fills one body. Communication is issued with a token, and its WAIT is written just before the first
+instruction that reads what it brings, so that whatever stands between overlaps with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from plans.graph import itemsize
+from plans.layout import Layout, TensorLayout
+from plans.program import Instruction, Kind, Scope, Value
+from plans.redistribution import Step, StepKind, pieces, redistribute
+
+__all__ = ["Emitter", "ValueTable"]
+
+
+@dataclass(slots=True)
+class ValueTable:
+    """The values of one group, entered once each."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+
+    def add(self, value: Value) -> str:
+        """Enter a value; a second entry of the same name must be equal."""
+        known = self.values.setdefault(value.name, value)
+        assert known == value, (known, value)
+        return value.name
+
+    def __getitem__(self, name: str) -> Value:
+        return self.values[name]
+
+
+@dataclass(slots=True)
+class Emitter:
+    """Fills one body of a group on `mesh`.
+
+    `pending` maps a value that is still under way to its token.
+    """
+
+    mesh: Layout
+    table: ValueTable
+    instructions: list[Instruction] = field(default_factory=list)
+    pending: dict[str, str] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+
+    def add(self, instruction: Instruction) -> None:
+        """Append an instruction, after waiting for what it reads."""
+        self.wait_for(instruction.inputs)
+        self.instructions.append(instruction)
+        self.made.update(instruction.outputs)
+        if instruction.token is not None and instruction.kind is not Kind.SEND:
+            for name in instruction.outputs:
+                self.pending[name] = instruction.token
+
+    def wait_for(self, names: tuple[str, ...]) -> None:
+        """Write the WAITs for those of `names` that are under way."""
+        for name in names:
+            if token := self.pending.pop(name, None):
+                self.instructions.append(
+                    Instruction(name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=(name,), waits=token)
+                )
+
+    def flush(self) -> None:
+        """Wait for everything that is still under way."""
+        self.wait_for(tuple(self.pending))
+
+    def compute(
+        self,
+        name: str,
+        call: str,
+        part: str,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        **rest: object,
+    ) -> None:
+        """Append a COMPUTE instruction; the shapes its price depends on are those of its operands."""
+        shapes = tuple(self.table[value].shape for value in (*inputs, *outputs))
+        dtype = self.table[(*inputs, *outputs)[0]].dtype
+        self.add(
+            Instruction(
+                name=name, kind=Kind.COMPUTE, call=call, part=part, inputs=inputs, outputs=outputs,
+                shapes=shapes, dtype=dtype, **rest,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+
+    def token(self, name: str, scope: Scope = Scope.MICRO) -> str:
+        """A new token value."""
+        return self.table.add(Value(name=f"token:{name}", shape=(), scope=scope, role="token"))
+
+    def move(
+        self,
+        value: str,
+        tensor: str,
+        source: TensorLayout,
+        target: TensorLayout,
+        shape: tuple[int, ...],
+        role: str = "activation",
+        operator: str = "",
+    ) -> str:
+        """Bring `value` from layout `source` to `target`; returns the value that holds the result.
+
+        `tensor` names it in instruction and value names.
+        """
+        dtype = self.table[value].dtype
+        for step in redistribute(source, target, shape, itemsize=itemsize(dtype)):
+            result = self.table.add(
+                Value(name=f"{tensor}@{step.after}", shape=step.after.local_shape(shape), dtype=dtype, role=role)
+            )
+            if result not in self.made:  # another target may have passed through here
+                self._step(f"{tensor}@{step.after}.{step.kind}", step, value, result, shape, operator)
+            value = result
+        return value
+
+    def _step(self, name: str, step: Step, value: str, result: str, shape: tuple[int, ...], operator: str) -> None:
+        before, after, dtype = self.table[value], self.table[result], self.table[value].dtype
+        attrs = {"step": step, "shape": shape}
+        shapes = (before.shape, after.shape)
+        mesh = step.before.mesh
+        if step.kind is StepKind.SLICE:
+            self.compute(name, "slice", "C", (value,), (result,), operator=operator, attrs=attrs, mesh=mesh)
+        elif step.kind is StepKind.TRANSFER:
+            self.transfer(name, value, result, step.before, step.after, shape, f"{name}:within", operator)
+        else:
+            self.add(
+                Instruction(
+                    name=name, kind=Kind.COLLECTIVE, call=str(step.kind), part="C", operator=operator, inputs=(value,),
+                    outputs=(result,), mesh=mesh, axes=step.axes, channel=channel_of(mesh, step.axes),
+                    message_bytes=max(before.span_bytes, after.span_bytes), token=self.token(name), shapes=shapes,
+                    dtype=dtype, attrs=attrs,
+                )
+            )  # fmt: skip
+
+    def transfer(
+        self,
+        name: str,
+        value: str,
+        result: str,
+        source: TensorLayout,
+        target: TensorLayout,
+        shape: tuple[int, ...],
+        channel: str,
+        operator: str = "",
+    ) -> None:
+        """A point-to-point move inside the group: every rank sends and receives."""
+        send, recv = transfer_pair(name, value, result, source, target, shape, self.table[value].dtype, channel, operator)
+        self.table.add(Value(name=str(send.token), shape=(), role="token"))
+        self.table.add(Value(name=str(recv.token), shape=(), role="token"))
+        self.add(recv)
+        self.add(send)
+        self.pending[f"sent:{name}"] = str(send.token)
+
+
+def channel_of(mesh: Layout, axes: tuple[str, ...]) -> str:
+    """The channel of collectives over `axes`: one communicator per set of groups."""
+    groups = mesh.groups(axes)
+    return f"{'.'.join(axes)}:{groups[0]}"
+
+
+def transfer_pair(
+    name: str,
+    value: str,
+    result: str,
+    source: TensorLayout,
+    target: TensorLayout,
+    shape: tuple[int, ...],
+    dtype: str,
+    channel: str,
+    operator: str = "",
+) -> tuple[Instruction, Instruction]:
+    """The SEND and the RECV that bring a tensor from one layout to another, meshes may differ."""
+    parts = pieces(source, target, shape)
+    per_rank: dict[int, int] = {}
+    for piece in parts:
+        if piece.src_rank != piece.dst_rank:
+            size = math.prod(stop - start for start, stop in piece.region) * itemsize(dtype)
+            per_rank[piece.dst_rank] = per_rank.get(piece.dst_rank, 0) + size
+    common = Instruction(
+        name=name, kind=Kind.SEND, call="transfer", part="C", operator=operator, channel=channel,
+        message_bytes=max(per_rank.values(), default=0), dtype=dtype, pieces=parts, transfer=(source, target, shape),
+        attrs={"transfer": name},
+    )  # fmt: skip
+    send = replace(common, inputs=(value,), token=f"token:{name}.send", shapes=(source.local_shape(shape),))
+    recv = replace(
+        common, kind=Kind.RECV, outputs=(result,), token=f"token:{name}.recv", shapes=(target.local_shape(shape),)
+    )
+    return send, recv

@@ -1,0 +1,52 @@
+"""When a value dies: the last instruction that reads it frees it.
+
+Bodies run in a known order for one micro-batch (receive, forward, receive, backward), so the last use of a micro-batch's
+value is found by walking that sequence once, backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from plans.program import Instruction, Kind, Scope, Value
+
+__all__ = ["with_frees"]
+
+
+def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Value]) -> list[list[Instruction]]:
+    """The same bodies with `frees` filled in for micro-batch values.
+
+    A value that shares another's memory keeps that one alive; what a communication reads stays alive until its WAIT.
+    """
+    flat = [instruction for body in bodies for instruction in body]
+    reads_of_token = {
+        instruction.token: instruction.inputs
+        for instruction in flat
+        if instruction.token is not None and instruction.kind is Kind.COLLECTIVE
+    }
+    last: dict[str, int] = {}
+    for position, instruction in enumerate(flat):
+        used = (*instruction.inputs, *instruction.outputs, *reads_of_token.get(instruction.waits, ()))
+        for name in used:
+            for owner in _owners(name, values):
+                last[owner] = position
+    frees: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if values[name].scope is Scope.MICRO:
+            frees.setdefault(position, []).append(name)
+    result, position = [], 0
+    for body in bodies:
+        lines = []
+        for instruction in body:
+            lines.append(replace(instruction, frees=tuple(frees.get(position, ()))))
+            position += 1
+        result.append(lines)
+    return result
+
+
+def _owners(name: str, values: Mapping[str, Value]) -> list[str]:
+    owners = [name]
+    while (base := values[owners[-1]].shares) is not None:
+        owners.append(base)
+    return owners

@@ -1,0 +1,406 @@
+"""Plan to program: the bodies of every stage put in the order of the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from plans.errors import TwofoldError
+from plans.graph import Graph
+from plans.layout import Layout, TensorLayout
+from plans.lower.chunk import LOSSES, Border, ChunkLowering
+from plans.lower.emit import Emitter, ValueTable, channel_of, transfer_pair
+from plans.lower.liveness import with_frees
+from plans.lower.optimizer import OptimizerLowering
+from plans.plan import Plan
+from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
+from plans.schedules import Action, Schedule, make_schedule
+
+__all__ = ["lower", "schedule_of"]
+
+
+@lru_cache(maxsize=64)
+def lower(plan: Plan) -> Program:
+    """The program of one training step of `plan`.
+
+    Raises:
+        TwofoldError: a layout that does not divide a shape, a parameter that two groups of ranks read, a schedule that
+            does not fit the stages.
+    """
+    return _Lowering(plan).run()
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The plan's schedule for its stages and micro-batches.
+
+    Raises:
+        TwofoldError: the schedule places a stage on other ranks than the plan does.
+    """
+    groups = _groups(plan)
+    num_stages, num_groups = len(plan.stages), len(groups)
+    if num_stages % num_groups:
+        raise TwofoldError(f"{num_stages} stages do not spread evenly over {num_groups} groups of ranks")
+    schedule = make_schedule(plan.schedule, num_groups, plan.num_micro_batches, virtual=num_stages // num_groups)
+    for number, stage in enumerate(plan.stages):
+        owner = schedule.placement[number]
+        if stage.mesh.rank_list != groups[owner].rank_list:
+            raise TwofoldError(
+                f"schedule {plan.schedule!r} runs stage {number} on ranks {list(groups[owner].rank_list)}, "
+                f"the plan places it on {list(stage.mesh.rank_list)}"
+            )
+    return schedule
+
+
+def _groups(plan: Plan) -> list[Layout]:
+    """The groups of ranks in the order in which the pipeline first reaches them."""
+    found: dict[frozenset[int], Layout] = {}
+    for stage in plan.stages:
+        found.setdefault(frozenset(stage.mesh.rank_list), stage.mesh)
+    return list(found.values())
+
+
+@dataclass(slots=True)
+class _Bodies:
+    """The bodies of one chunk; `last` ones also start the reduction of gradients, `first` one waits for the gathers."""
+
+    forward: Body
+    first: Body
+    backward: dict[tuple[str, bool], Body]
+    receive_forward: Body | None
+    receive_backward: Body | None
+
+
+@dataclass(slots=True)
+class _Lowering:
+    plan: Plan
+    micro: Graph = field(init=False)
+    borders: list[Border] = field(init=False)
+    group_of_stage: list[int] = field(init=False)
+
+    def run(self) -> Program:
+        plan = self.plan
+        self.micro = plan.micro_graph
+        schedule = schedule_of(plan)
+        groups = _groups(plan)
+        self.group_of_stage = [schedule.placement[number] for number in range(len(plan.stages))]
+        self.borders = self._find_borders()
+        self._check_parameters()
+        programs = tuple(self._group(number, mesh, schedule.order[number]) for number, mesh in enumerate(groups))
+        return Program(groups=programs, num_micro_batches=plan.num_micro_batches, name=plan.graph.name)
+
+    def _find_borders(self) -> list[Border]:
+        stage_of, found = self.plan.stage_of(), {}
+        producers = self.micro.producers()
+        for operator in self.micro.operators:
+            here = stage_of[operator.name]
+            for index, name in enumerate(operator.inputs):
+                maker = producers.get(name)
+                if maker is None or stage_of[maker.name] == here or (name, here) in found:
+                    continue
+                there = stage_of[maker.name]
+                source = self.micro.spec(maker).output_layout(
+                    maker.outputs.index(name), self._mesh(maker), self.plan.strategy(maker).dims
+                )
+                target = self.micro.spec(operator).input_layout(
+                    index, self._mesh(operator), self.plan.strategy(operator).dims
+                )
+                found[name, here] = Border(
+                    tensor=name, from_stage=there, to_stage=here, source=source.without_partial(), target=target
+                )
+        return list(found.values())
+
+    def _mesh(self, operator: object) -> Layout:
+        stage = self.plan.stages[self.plan.stage_of()[operator.name]]  # type: ignore[attr-defined]
+        return self.plan.strategy(operator).mesh or stage.mesh  # type: ignore[arg-type]
+
+    def _check_parameters(self) -> None:
+        stage_of, owner = self.plan.stage_of(), {}
+        for operator in self.micro.operators:
+            group = self.group_of_stage[stage_of[operator.name]]
+            for name in operator.inputs:
+                if self.micro.tensors[name].kind == "parameter" and owner.setdefault(name, group) != group:
+                    raise TwofoldError(
+                        f"parameter {name!r} is read by stages on different ranks (operator {operator.name!r} is the second); "
+                        "put its readers into one stage"
+                    )
+
+    def _group(self, number: int, mesh: Layout, order: Sequence[Action]) -> GroupProgram:
+        table = ValueTable()
+        stages = [stage for stage, group in enumerate(self.group_of_stage) if group == number]
+        homes, reduced = self._parameter_layouts(stages)
+        tensors = {tensor.name: tensor for tensor in self.micro.parameters if tensor.name in homes}
+        optimizer = OptimizerLowering(
+            optimizer=self.plan.optimizer, mesh=mesh, table=table, parameters=tensors, homes=homes, reduced=reduced
+        )
+        places = optimizer.places()
+        gathers, gathered = optimizer.gathers()
+        bodies = {stage: self._chunk(stage, table, homes, reduced, optimizer, gathered) for stage in stages}
+        loss = self._loss_value(table, stages)
+        blocks = self._order(order, bodies, gathers)
+        blocks.append(Block(label="end", micro_batch=END, body=self._end(mesh, table, optimizer, places, blocks, bodies, loss)))
+        return GroupProgram(mesh=mesh, values=dict(table.values), blocks=tuple(blocks), parameters=places, loss=loss)
+
+    def _parameter_layouts(self, stages: Sequence[int]) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
+        """Where each parameter lives (as its first reader wants it), and the layout of its accumulated gradient."""
+        homes: dict[str, TensorLayout] = {}
+        partial: dict[str, list[str]] = {}
+        wanted = self.micro.needs_gradient()
+        mine = {name for stage in stages for name in self.plan.stages[stage].operators}
+        for operator in self.micro.operators:
+            if operator.name not in mine:
+                continue
+            spec, dims = self.micro.spec(operator), self.plan.strategy(operator).dims
+            for index, name in enumerate(operator.inputs):
+                if self.micro.tensors[name].kind != "parameter":
+                    continue
+                if name not in wanted:
+                    raise TwofoldError(f"parameter {name!r} does not reach the loss; freeze it or leave it out")
+                homes.setdefault(name, spec.input_layout(index, self._mesh(operator), dims))
+                if index not in spec.gradients:
+                    raise TwofoldError(f"operator {operator.name!r} has no gradient for its input {name!r}")
+                axes = spec.gradient_layout(index, self._mesh(operator), dims).partial
+                used = partial.setdefault(name, list(axes))
+                partial[name] = [axis for axis in used if axis in axes]
+        reduced = {}
+        for name, home in homes.items():
+            own = {axis for axes in home.dims for axis in axes}
+            axes = tuple(axis for axis in home.mesh.alias_name if axis in partial[name] and axis not in own)
+            reduced[name] = TensorLayout(mesh=home.mesh, dims=home.dims, partial=axes)
+        return homes, reduced
+
+    # ------------------------------------------------------------------- bodies
+
+    def _chunk(
+        self,
+        stage: int,
+        table: ValueTable,
+        homes: Mapping[str, TensorLayout],
+        reduced: Mapping[str, TensorLayout],
+        optimizer: OptimizerLowering,
+        gathered: Mapping[str, str],
+    ) -> _Bodies:
+        arriving = tuple(border for border in self.borders if border.to_stage == stage)
+        leaving = tuple(border for border in self.borders if border.from_stage == stage)
+        chunk = ChunkLowering(
+            plan=self.plan, micro=self.micro, number=stage, table=table, arriving=arriving, leaving=leaving,
+            homes=homes, reduced=reduced,
+        )  # fmt: skip
+
+        def crossing(border: Border, gradient: bool, value: str = "", result: str = "") -> tuple[Instruction, Instruction]:
+            name, tensor = chunk.crossing(border, gradient), self.micro.tensors[border.tensor]
+            ends = (border.target, border.source) if gradient else (border.source, border.target)
+            pair = transfer_pair(
+                name, value, result, *ends, tensor.shape, tensor.dtype, f"{name}:{'B' if gradient else 'F'}"
+            )
+            table.add(Value(name=str(pair[0 if value else 1].token), shape=(), role="token"))
+            return pair
+
+        def send(emitter: Emitter, border: Border, value: str, gradient: bool) -> None:
+            emitter.add(crossing(border, gradient, value=value)[0])
+
+        def receive(border: Border, gradient: bool) -> Instruction:
+            name, tensor = chunk.crossing(border, gradient), self.micro.tensors[border.tensor]
+            layout = border.source if gradient else border.target
+            result = table.add(
+                Value(
+                    name=f"{name}@{layout}" if gradient else f"{border.tensor}@{layout}",
+                    shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
+                )
+            )  # fmt: skip
+            return crossing(border, gradient, result=result)[1]
+
+        wanted = self.micro.needs_gradient()
+        incoming = [receive(border, False) for border in arriving]
+        returning = [receive(border, True) for border in leaving if border.tensor in wanted]
+        forward = chunk.forward(lambda emitter, border, value: send(emitter, border, value, False))
+        if self._is_last(stage):
+            forward += self._accumulate_loss(table)
+
+        def back(emitter: Emitter, border: Border, value: str) -> None:
+            send(emitter, border, value, True)
+
+        whole, _ = chunk.backward(back)
+        reduce = self._reduce_in(stage, optimizer)
+        whole_last, _ = chunk.backward(back, reduce)
+        first, second = chunk.backward(back, split=True)
+        first_last, second_last = chunk.backward(back, reduce, split=True)
+        values = table.values
+        incoming_, forward_, returning_, whole_ = with_frees([incoming, forward, returning, whole], values)
+        *_, whole_last_ = with_frees([incoming, forward, returning, whole_last], values)
+        *_, first_, second_ = with_frees([incoming, forward, returning, first, second], values)
+        *_, first_last_, second_last_ = with_frees([incoming, forward, returning, first_last, second_last], values)
+        return _Bodies(
+            forward=Body(name=f"{stage}F", instructions=tuple(forward_)),
+            first=Body(name=f"{stage}F.first", instructions=tuple(_with_waits(forward_, gathered))),
+            backward={
+                ("B", False): Body(name=f"{stage}B", instructions=tuple(whole_)),
+                ("B", True): Body(name=f"{stage}B.last", instructions=tuple(whole_last_)),
+                ("I", False): Body(name=f"{stage}I", instructions=tuple(first_)),
+                ("I", True): Body(name=f"{stage}I.last", instructions=tuple(first_last_)),
+                ("W", False): Body(name=f"{stage}W", instructions=tuple(second_)),
+                ("W", True): Body(name=f"{stage}W.last", instructions=tuple(second_last_)),
+            },
+            receive_forward=Body(name=f"{stage}F.recv", instructions=tuple(incoming_)) if incoming_ else None,
+            receive_backward=Body(name=f"{stage}B.recv", instructions=tuple(returning_)) if returning_ else None,
+        )
+
+    def _reduce_in(self, stage: int, optimizer: OptimizerLowering) -> object:
+        """Reduce in the last backward of the only chunk that reads a parameter; otherwise at the end of the step."""
+        mine = set(self.plan.stages[stage].operators)
+        shared = {
+            name
+            for operator in self.micro.operators
+            if operator.name not in mine
+            for name in operator.inputs
+            if self.micro.tensors[name].kind == "parameter"
+        }
+
+        def reduce(emitter: Emitter, name: str) -> None:
+            if name not in shared:
+                pending = dict(emitter.pending)
+                optimizer.reduce(emitter, name)
+                emitter.pending.update(pending)
+
+        return reduce
+
+    def _is_last(self, stage: int) -> bool:
+        return self._loss_operator().name in self.plan.stages[stage].operators
+
+    def _loss_operator(self):  # type: ignore[no-untyped-def]
+        operator = self.micro.producers()[self.micro.loss]
+        if operator.kind not in LOSSES:
+            raise TwofoldError(f"the loss comes from {operator.name!r} ({operator.kind}); it must be one of {sorted(LOSSES)}")
+        return operator
+
+    def _accumulate_loss(self, table: ValueTable) -> list[Instruction]:
+        operator = self._loss_operator()
+        layout = self.micro.spec(operator).output_layout(0, self._mesh(operator), self.plan.strategy(operator).dims)
+        value, dtype = f"{self.micro.loss}@{layout}", self.micro.tensors[self.micro.loss].dtype
+        total = table.add(Value(name="step_loss", shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
+        emitter = Emitter(mesh=self._mesh(operator), table=table)
+        scale = {"scale": 1.0 / self.plan.num_micro_batches}
+        emitter.compute("step_loss.accumulate", "accumulate", "F", (value,), (total,), attrs=scale)
+        return emitter.instructions
+
+    def _loss_value(self, table: ValueTable, stages: Sequence[int]) -> str | None:
+        if any(self._is_last(stage) for stage in stages):
+            return "step_loss"
+        if not self.plan.output_broadcast:
+            return None
+        dtype = self.micro.tensors[self.micro.loss].dtype
+        return table.add(Value(name="step_loss", shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
+
+    # -------------------------------------------------------------------- order
+
+    def _order(self, order: Sequence[Action], bodies: Mapping[int, _Bodies], gathers: list[Instruction]) -> list[Block]:
+        """The blocks of one group: each action's receives are posted one action ahead."""
+        blocks = [Block(label="begin", micro_batch=BEGIN, body=Body(name="begin", instructions=tuple(gathers)))]
+        seen: set[int] = set()
+        final: dict[tuple[int, str], Action] = {}
+        for action in order:
+            final[action.stage, str(action.kind)] = action
+
+        def receives(action: Action) -> list[Block]:
+            chunk = bodies[action.stage]
+            body = {"F": chunk.receive_forward, "W": None}.get(str(action.kind), chunk.receive_backward)
+            return [] if body is None else [Block(label=f"{action}.recv", micro_batch=action.micro_batch, body=body)]
+
+        for position, action in enumerate(order):
+            if position == 0:
+                blocks += receives(action)
+            if position + 1 < len(order):
+                blocks += receives(order[position + 1])
+            chunk, kind = bodies[action.stage], str(action.kind)
+            if kind == "F":
+                body = chunk.forward if action.stage in seen else chunk.first
+                seen.add(action.stage)
+            else:
+                body = chunk.backward[kind, self._closes(action, order, position)]
+            blocks.append(Block(label=str(action), micro_batch=action.micro_batch, body=body))
+        return blocks
+
+    @staticmethod
+    def _closes(action: Action, order: Sequence[Action], position: int) -> bool:
+        """Whether no later action of this stage adds to weight gradients."""
+        return not any(later.stage == action.stage and str(later.kind) in "BW" for later in order[position + 1 :])
+
+    def _end(
+        self,
+        mesh: Layout,
+        table: ValueTable,
+        optimizer: OptimizerLowering,
+        places: Sequence[object],
+        blocks: Sequence[Block],
+        bodies: Mapping[int, _Bodies],
+        loss: str | None,
+    ) -> Body:
+        emitter = Emitter(mesh=mesh, table=table)
+        for name in optimizer.parameters:
+            if name not in optimizer.reducing:
+                optimizer.reduce(emitter, name)
+        if loss is not None:
+            self._share_loss(emitter, table, mesh)
+        instructions = emitter.instructions + optimizer.updates(places)  # type: ignore[arg-type]
+        emitter.instructions = []
+        emitter.flush()
+        instructions += emitter.instructions
+        for block in blocks:
+            for instruction in block.body.instructions:
+                if instruction.kind is Kind.SEND and not instruction.channel.endswith(":within"):
+                    instructions.append(
+                        Instruction(
+                            name=f"{instruction.token}.{block.label}.wait", kind=Kind.WAIT, call="wait", part="C",
+                            waits=instruction.token, attrs={"micro_batch": block.micro_batch},
+                        )
+                    )  # fmt: skip
+        return Body(name="end", instructions=tuple(instructions))
+
+    def _share_loss(self, emitter: Emitter, table: ValueTable, mesh: Layout) -> None:
+        """Sum the loss over the ranks that hold parts of it; with output_broadcast, hand it to the other groups."""
+        operator = self._loss_operator()
+        stage = self.plan.stage_of()[operator.name]
+        last = self.plan.stages[stage].mesh
+        whole = TensorLayout(mesh=last, dims=())
+        dtype = table["step_loss"].dtype
+        if mesh.rank_list == last.rank_list:
+            own = self._mesh(operator)
+            layout = self.micro.spec(operator).output_layout(0, own, self.plan.strategy(operator).dims)
+            if own.size(layout.partial) > 1:
+                emitter.add(
+                    Instruction(
+                        name="step_loss.all_reduce", kind=Kind.COLLECTIVE, call="all_reduce", part="C",
+                        inputs=("step_loss",), outputs=("step_loss",), mesh=own, axes=layout.partial,
+                        channel=channel_of(own, layout.partial), message_bytes=table["step_loss"].span_bytes,
+                        token=emitter.token("step_loss.all_reduce", Scope.STEP), shapes=((), ()), dtype=dtype,
+                    )
+                )  # fmt: skip
+        if not self.plan.output_broadcast:
+            return
+        for number, group in enumerate(_groups(self.plan)):
+            if group.rank_list == last.rank_list:
+                continue
+            target = TensorLayout(mesh=group, dims=())
+            name = f"step_loss:{number}"
+            send, recv = transfer_pair(name, "step_loss", "step_loss", whole, target, (), dtype, f"{name}:L")
+            mine = send if mesh.rank_list == last.rank_list else recv if mesh.rank_list == group.rank_list else None
+            if mine is not None:
+                table.add(Value(name=str(mine.token), shape=(), scope=Scope.STEP, role="token"))
+                emitter.add(mine)
+                if mine is send:
+                    emitter.pending[f"sent:{name}"] = str(send.token)
+
+
+def _with_waits(instructions: Sequence[Instruction], gathered: Mapping[str, str]) -> list[Instruction]:
+    """The same body with a WAIT before the first use of each gathered weight."""
+    result, waited = [], set()
+    for instruction in instructions:
+        for name in instruction.inputs:
+            if name in gathered and name not in waited:
+                waited.add(name)
+                token = gathered[name]
+                result.append(
+                    Instruction(name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=(name,), waits=token)
+                )
+        result.append(replace(instruction))
+    return result

@@ -1,0 +1,210 @@
+"""The cheapest sequence of steps from one layout to another.
+
+States are layouts on one mesh: per dim the ordered axes that split it, and the axes that are partial. Edges are steps:
+slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several axes, and transfers that lead to
+the target or to a layout one collective away from it. A* finds the cheapest path (Hart, Nilsson and Raphael 1968):
+
+* **Least bytes** (`price=None`): the sum over steps of the bytes received by the rank that receives most. The bound
+  on what is left is what the worst rank still lacks of its target region, so almost nothing is expanded. Ties go to
+  fewer communicating steps, then fewer transfers (a collective is one library call), then fewer slices.
+* **Least time**: `price` gives the seconds of a step. If it has a method `floor_s(num_bytes)`, the least seconds of any
+  step that brings that many bytes to some rank, the search leaves out what cannot win (floor_s must be subadditive, as
+  latency + bytes / bandwidth is, with floor_s(0) = 0); otherwise it expands every state cheaper than the target.
+
+Two different meshes over the same ranks are refined to their atomic mesh (`atomic`), and all layouts of the steps lie
+on it; so the first step's `before` and the last step's `after` are placed like source and target but may be written
+differently. Without a common refinement, or with different ranks, sums are reduced first, as cheaply as possible, and a
+transfer does the rest.
+
+A target may keep partial axes of the source. Making a replicated tensor partial is refused: it would hold zeros on all
+ranks but one, and no operator asks for that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+from plans.errors import TwofoldError
+from plans.layout import DimAxes, Layout, TensorLayout
+from plans.redistribution.atomic import refine, rewrite
+from plans.redistribution.space import Move, Space, State
+from plans.redistribution.step import Step, StepKind
+from plans.redistribution.traffic import max_received_bytes
+
+__all__ = ["StepPrice", "redistribute"]
+
+StepPrice = Callable[[Step, tuple[int, ...], int], float]
+"""Seconds of one step, for the global shape and the bytes per element."""
+
+_Cost = tuple[float, int, int, int]
+"""(bytes or seconds, communicating steps, transfers, slices)"""
+
+_MAX_EXPANDED = 20_000
+"""States expanded before the search settles for the best sequence found; never reached with up to 3 axes."""
+
+
+def redistribute(
+    source: TensorLayout,
+    target: TensorLayout,
+    shape: Sequence[int],
+    *,
+    itemsize: int = 4,
+    price: StepPrice | None = None,
+) -> tuple[Step, ...]:
+    """The cheapest steps from `source` to `target`; empty if every rank holds the right part already.
+
+    Args:
+        source: the layout of the tensor now.
+        target: the layout wanted, on the same ranks or on others.
+        shape: the global shape.
+        itemsize: bytes per element.
+        price: seconds of a step; by default the bytes received count.
+
+    Raises:
+        TwofoldError: the dims do not fit the shape, or the target is partial where the source is not.
+
+    >>> from plans.layout import Layout
+    >>> mesh = Layout((2, 2), ("dp", "mp"))
+    >>> for step in redistribute(mesh("dp", "mp"), mesh("None", ("mp", "dp")), (8, 8)):
+    ...     print(step)
+    all_to_all over dp dim 0 to 1: (dp, mp) -> (None, (mp, dp))
+    """
+    key = (source, target, tuple(shape), itemsize, price)
+    try:
+        return _cached(*key)
+    except TypeError:  # an unhashable price
+        return _cached.__wrapped__(*key)
+
+
+@lru_cache(maxsize=8192)
+def _cached(
+    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: StepPrice | None
+) -> tuple[Step, ...]:
+    if not len(source.dims) == len(target.dims) == len(shape):
+        raise TwofoldError(f"a tensor of shape {shape} cannot go from {source} to {target}: the numbers of dims differ")
+    if source.mesh == target.mesh:
+        return _on_one_mesh(source, target, shape, itemsize, price)
+    if source.is_even(shape) and source.same_placement(target):
+        return ()
+    refined = refine(source.mesh, target.mesh) if source.is_even(shape) and target.is_even(shape) else None
+    if refined is None:
+        return _across(source, target, shape, itemsize, price)
+    mesh, mine, theirs = refined
+    return _on_one_mesh(rewrite(source, mesh, mine), rewrite(target, mesh, theirs), shape, itemsize, price)
+
+
+def _on_one_mesh(
+    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: StepPrice | None
+) -> tuple[Step, ...]:
+    space = Space(source.mesh, target, shape)
+    start, goal = space.state(source), space.state(target)
+    if not set(goal[1]) <= set(start[1]):
+        raise TwofoldError(
+            f"the target {target} is partial over {target.partial}, but the source {source} is not; "
+            "only sums that are already partial can stay so"
+        )
+    if start == goal or (start[1] == goal[1] and space.lacking(start) == 0 and space.lacking(goal, start) == 0):
+        return ()
+    moves = _search(space, start, goal, itemsize, price)
+    steps = [space.step(move) for move in moves]
+    first, last = steps[0], steps[-1]
+    if last is first:
+        return (_with(first, source, target),)
+    return (_with(first, source, first.after), *steps[1:-1], _with(last, last.before, target))
+
+
+def _with(step: Step, before: TensorLayout, after: TensorLayout) -> Step:
+    """The step between the layouts as the user wrote them (axes of size 1 included)."""
+    return Step(kind=step.kind, axes=step.axes, dim=step.dim, to_dim=step.to_dim, before=before, after=after)
+
+
+def _search(space: Space, start: State, goal: State, itemsize: int, price: StepPrice | None) -> list[Move]:
+    floor: Callable[[int], float] | None = getattr(price, "floor_s", None)
+
+    def bound(state: State) -> float:
+        if price is None:
+            return space.lacking(state) * itemsize
+        return 0.0 if floor is None else floor(space.lacking(state) * itemsize)
+
+    def least(move: Move) -> float:
+        return 0.0 if price is None or floor is None else floor(space.received(move) * itemsize)
+
+    def cost(move: Move) -> float:
+        if price is None:
+            return space.received(move) * itemsize
+        return price(space.step(move), space.shape, itemsize)
+
+    landings = [goal] if price is None else space.landings(goal)
+    best: dict[State, _Cost] = {start: (0, 0, 0, 0)}
+    came: dict[State, Move] = {}
+    count = itertools.count()
+    queue = [((bound(start), 0, 0, 0), next(count), start)]
+    closed: set[State] = set()
+    while queue:
+        _, _, state = heapq.heappop(queue)
+        if state in closed:
+            continue
+        if state == goal or len(closed) >= _MAX_EXPANDED:
+            break
+        closed.add(state)
+        paid, talks, transfers, slices = best[state]
+        for move in itertools.chain(_transfers(state, landings), space.moves(state, goal)):
+            if move.after in closed:
+                continue
+            left = bound(move.after)
+            if goal in best and paid + least(move) + left > best[goal][0]:
+                continue
+            is_slice, is_transfer = move.kind is StepKind.SLICE, move.kind is StepKind.TRANSFER
+            now = (paid + cost(move), talks + (not is_slice), transfers + is_transfer, slices + is_slice)
+            if move.after not in best or now < best[move.after]:
+                best[move.after] = now
+                came[move.after] = move
+                heapq.heappush(queue, ((now[0] + left, *now[1:]), next(count), move.after))
+    path: list[Move] = []
+    state = goal
+    while state != start:
+        path.append(came[state])
+        state = came[state].before
+    return path[::-1]
+
+
+def _transfers(state: State, landings: list[State]) -> Iterator[Move]:
+    for landing in landings:
+        if landing[1] == state[1] and landing != state:
+            yield Move(StepKind.TRANSFER, (), None, None, state, landing)
+
+
+def _across(
+    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: StepPrice | None
+) -> tuple[Step, ...]:
+    """Reduce the sums on the source's mesh in the cheapest way, then transfer."""
+
+    def cost(steps: tuple[Step, ...]) -> tuple[float, int]:
+        if price is None:
+            return sum(max_received_bytes(step, shape, itemsize) for step in steps), len(steps)
+        return sum(price(step, shape, itemsize) for step in steps), len(steps)
+
+    if target.partial and source.mesh.size(source.partial) != target.mesh.size(target.partial):
+        raise TwofoldError(f"{source} cannot become {target} on another mesh: its partial sums are spread otherwise")
+    candidates: list[tuple[Step, ...]] = []
+    for reduced in [source] if target.partial else _reduced(source):
+        before = redistribute(source, reduced, shape, itemsize=itemsize, price=price)
+        candidates.append((*before, Step(kind=StepKind.TRANSFER, before=reduced, after=target)))
+    return min(candidates, key=cost)
+
+
+def _reduced(source: TensorLayout) -> list[TensorLayout]:
+    if not source.partial:
+        return [source]
+    axes = source.partial
+
+    def scattered(dim: int) -> tuple[DimAxes, ...]:
+        return tuple(own + axes if at == dim else own for at, own in enumerate(source.dims))
+
+    mesh: Layout = source.mesh
+    return [source.without_partial()] + [
+        TensorLayout(mesh=mesh, dims=scattered(dim)) for dim in range(len(source.dims))
+    ]

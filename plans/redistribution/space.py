@@ -1,0 +1,208 @@
+"""The layouts of one tensor on one mesh as states of a search, and the steps between them.
+
+States are plain tuples, so that thousands of them cost little; `Space.step` makes the real `Step` of a move. Axes of
+size 1 do not appear in states.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.layout import DimAxes, Layout, TensorLayout
+from plans.redistribution.step import Step, StepKind
+
+__all__ = ["Move", "Space", "State", "put"]
+
+State = tuple[tuple[DimAxes, ...], DimAxes]
+"""The axes of every dim, and the partial axes in mesh order."""
+
+_Indices = npt.NDArray[np.int64]
+
+
+class Move(NamedTuple):
+    """A step between two states."""
+
+    kind: StepKind
+    axes: DimAxes
+    dim: int | None
+    to_dim: int | None
+    before: State
+    after: State
+
+
+class Space:
+    """All layouts of a tensor of `shape` on `mesh`, on the way to `target`."""
+
+    def __init__(self, mesh: Layout, target: TensorLayout, shape: tuple[int, ...]) -> None:
+        self.mesh = mesh
+        self.shape = shape
+        self.sizes = {axis: mesh.size((axis,)) for axis in mesh.alias_name}
+        self.axes = tuple(axis for axis in mesh.alias_name if self.sizes[axis] > 1)
+        self.goal = self.state(target)
+        self._coordinates: dict[str, _Indices] | None = None
+        self._cuts: dict[tuple[DimAxes, int], tuple[_Indices, _Indices]] = {}
+        self._overlaps: dict[tuple[int, DimAxes, DimAxes], _Indices] = {}
+        self._layouts: dict[State, TensorLayout] = {}
+        self._lacking: dict[tuple[State, State], int] = {}
+
+    def state(self, layout: TensorLayout) -> State:
+        """The state of a layout on this mesh."""
+        kept = frozenset(self.axes)
+        partial = frozenset(layout.partial)
+        return (
+            tuple(tuple(axis for axis in axes if axis in kept) for axes in layout.dims),
+            tuple(axis for axis in self.axes if axis in partial),
+        )
+
+    def layout(self, state: State) -> TensorLayout:
+        """The layout of a state."""
+        if state not in self._layouts:
+            self._layouts[state] = TensorLayout(mesh=self.mesh, dims=state[0], partial=state[1])
+        return self._layouts[state]
+
+    def step(self, move: Move) -> Step:
+        """The step of a move."""
+        before, after = self.layout(move.before), self.layout(move.after)
+        return Step(kind=move.kind, axes=move.axes, dim=move.dim, to_dim=move.to_dim, before=before, after=after)
+
+    def moves(self, state: State, goal: State) -> Iterator[Move]:
+        """Every collective and slice that leads on from `state`; sums that the goal keeps stay untouched."""
+        dims, partial = state
+        used = {axis for axes in dims for axis in axes} | set(partial)
+        free = tuple(axis for axis in self.axes if axis not in used)
+        for axes in self._orders(free):
+            for dim, own in enumerate(dims):
+                yield Move(StepKind.SLICE, axes, dim, None, state, (put(dims, dim, own + axes), partial))
+        for dim, own in enumerate(dims):
+            for at in range(len(own)):
+                kept, axes = own[:at], own[at:]
+                without = put(dims, dim, kept)
+                yield Move(StepKind.ALL_GATHER, axes, dim, None, state, (without, partial))
+                for to_dim, other in enumerate(dims):
+                    if to_dim != dim:
+                        after = (put(without, to_dim, other + axes), partial)
+                        yield Move(StepKind.ALL_TO_ALL, axes, dim, to_dim, state, after)
+        due = tuple(axis for axis in partial if axis not in goal[1])
+        for axes in self._orders(due):
+            rest = tuple(axis for axis in partial if axis not in axes)
+            if axes == tuple(axis for axis in due if axis in axes):
+                yield Move(StepKind.ALL_REDUCE, axes, None, None, state, (dims, rest))
+            for dim, own in enumerate(dims):
+                yield Move(StepKind.REDUCE_SCATTER, axes, dim, None, state, (put(dims, dim, own + axes), rest))
+
+    def landings(self, goal: State) -> list[State]:
+        """The goal and the states from which one all-gather or all-to-all leads to it."""
+        dims, partial = goal
+        used = {axis for axes in dims for axis in axes} | set(partial)
+        free = tuple(axis for axis in self.axes if axis not in used)
+        found = [goal]
+        for axes in self._orders(free):
+            found += [(put(dims, dim, own + axes), partial) for dim, own in enumerate(dims)]
+        for to_dim, own in enumerate(dims):
+            for at in range(len(own)):
+                without = put(dims, to_dim, own[:at])
+                found += [
+                    (put(without, dim, other + own[at:]), partial) for dim, other in enumerate(dims) if dim != to_dim
+                ]
+        return found
+
+    def _orders(self, axes: DimAxes) -> Iterator[DimAxes]:
+        """Every ordered choice of `axes`; on more than three axes only single ones, all, and runs that the goal has."""
+        if len(self.axes) <= 3:
+            for count in range(1, len(axes) + 1):
+                yield from itertools.permutations(axes, count)
+            return
+        chosen = dict.fromkeys((axis,) for axis in axes)
+        chosen[axes] = None
+        for wanted in self.goal[0]:
+            for low, high in itertools.combinations(range(len(wanted) + 1), 2):
+                if set(wanted[low:high]) <= set(axes):
+                    chosen[wanted[low:high]] = None
+        yield from (choice for choice in chosen if choice)
+
+    def part(self, axes: DimAxes, dim: int) -> int:
+        """The largest part of a dim cut by `axes` in turn."""
+        size = self.shape[dim]
+        for axis in axes:
+            size = -(-size // self.sizes[axis])
+        return size
+
+    def local_elements(self, state: State) -> int:
+        """The elements of the largest local part."""
+        return math.prod(self.part(axes, dim) for dim, axes in enumerate(state[0]))
+
+    def received(self, move: Move) -> int:
+        """The elements that the rank which receives most gets; agrees with `traffic.max_received_bytes`."""
+        if move.kind is StepKind.SLICE:
+            return 0
+        if move.kind is StepKind.TRANSFER:
+            return self.lacking(move.before, move.after)
+        members = math.prod(self.sizes[axis] for axis in move.axes)
+        if move.kind is StepKind.ALL_GATHER:
+            return (members - 1) * self.local_elements(move.before)
+        if move.kind is StepKind.REDUCE_SCATTER:
+            return (members - 1) * self.local_elements(move.after)
+        if move.kind is StepKind.ALL_REDUCE:
+            return 2 * (members - 1) * -(-self.local_elements(move.before) // members)
+        chunk = [self.part(axes, dim) for dim, axes in enumerate(move.before[0])]
+        assert move.to_dim is not None
+        chunk[move.to_dim] = self.part(move.after[0][move.to_dim], move.to_dim)
+        return (members - 1) * math.prod(chunk)
+
+    def lacking(self, state: State, goal: State | None = None) -> int:
+        """The elements of `goal` (the target by default) that the worst rank does not hold in `state`.
+
+        Where sums are still to be taken a rank holds no finished value, and lacks its whole part.
+        """
+        goal = self.goal if goal is None else goal
+        key = (state, goal)
+        if key not in self._lacking:
+            self._lacking[key] = self._count_lacking(state, goal)
+        return self._lacking[key]
+
+    def _count_lacking(self, state: State, goal: State) -> int:
+        if state[1] != goal[1]:
+            return self.local_elements(goal)
+        wanted: _Indices | int = 1
+        held: _Indices | int = 1
+        for dim, (mine, theirs) in enumerate(zip(state[0], goal[0], strict=True)):
+            low, high = self._cut(theirs, dim)
+            wanted = wanted * (high - low)
+            held = held * self._overlap(dim, mine, theirs)
+        return int(np.max(np.asarray(wanted - held)))
+
+    def _overlap(self, dim: int, mine: DimAxes, theirs: DimAxes) -> _Indices:
+        key = (dim, mine, theirs)
+        if key not in self._overlaps:
+            low, high = self._cut(mine, dim)
+            other_low, other_high = self._cut(theirs, dim)
+            self._overlaps[key] = np.maximum(np.minimum(high, other_high) - np.maximum(low, other_low), 0)
+        return self._overlaps[key]
+
+    def _cut(self, axes: DimAxes, dim: int) -> tuple[_Indices, _Indices]:
+        """Start and stop of every rank's part of a dim, in the order of the mesh."""
+        key = (axes, dim)
+        if key not in self._cuts:
+            if self._coordinates is None:
+                matrix = tuple(self.sizes[axis] for axis in self.mesh.alias_name)
+                table = np.indices(matrix).reshape(len(matrix), -1)
+                self._coordinates = dict(zip(self.mesh.alias_name, table, strict=True))
+            start = np.zeros(self.mesh.num_ranks, dtype=np.int64)
+            length = np.full(self.mesh.num_ranks, self.shape[dim], dtype=np.int64)
+            for axis in axes:
+                part = -(-length // self.sizes[axis])
+                offset = np.minimum(self._coordinates[axis] * part, length)
+                start, length = start + offset, np.minimum(part, length - offset)
+            self._cuts[key] = (start, start + length)
+        return self._cuts[key]
+
+
+def put(dims: tuple[DimAxes, ...], dim: int, axes: DimAxes) -> tuple[DimAxes, ...]:
+    """The dims with one of them split by `axes`."""
+    return (*dims[:dim], axes, *dims[dim + 1 :])

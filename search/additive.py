@@ -1,0 +1,233 @@
+"""The additive cost of a stage: one table per operator and one per tensor that is handed on.
+
+Prices come from the very instructions that lowering would write: an operator's forward and gradients once per
+micro-batch, its gradient reduction, weight gather and update once per step, and for every tensor the redistributions
+between its maker's layout and each distinct layout its readers ask for, forward and backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from plans.graph import Graph, Operator
+from plans.layout import Layout, TensorLayout
+from plans.lower.chunk import LOSSES
+from plans.lower.emit import Emitter, ValueTable, channel_of
+from plans.lower.optimizer import padded_shard
+from plans.plan import Optimizer, Strategy
+from plans.program import Instruction, Kind, Value
+from search.eliminate import Table
+from search.space import strategies
+
+__all__ = ["InstructionCost", "StageCosts"]
+
+InstructionCost = Callable[[Instruction], float]
+"""Seconds of one instruction on the machine, as the search counts them."""
+
+
+@dataclass(slots=True)
+class StageCosts:
+    """Strategies and cost tables of the operators of one stage on one mesh.
+
+    Args:
+        micro: the graph of one micro-batch.
+        operators: of the stage, in graph order.
+        mesh: the stage's mesh.
+        num_micro_batches: how often forward and backward run in a step.
+        optimizer: what happens to the parameters.
+        full_batch: whether inputs are fed whole (any layout is a free slice) or in parts.
+        cost: seconds of an instruction.
+        pinned: operator name -> strategy that must be kept.
+    """
+
+    micro: Graph
+    operators: Sequence[Operator]
+    mesh: Layout
+    num_micro_batches: int
+    optimizer: Optimizer
+    full_batch: bool
+    cost: InstructionCost
+    pinned: dict[str, Strategy] = field(default_factory=dict)
+    choices: list[list[Strategy]] = field(init=False)
+    _moves: dict[tuple[TensorLayout, TensorLayout, str], float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.choices = [self._choices(operator) for operator in self.operators]
+
+    def _choices(self, operator: Operator) -> list[Strategy]:
+        if operator.name in self.pinned:
+            return [self.pinned[operator.name]]
+        return strategies(self.micro.spec(operator), self.mesh)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of strategies per operator."""
+        return [len(choices) for choices in self.choices]
+
+    def tables(self, compute_only: bool = False) -> list[Table]:
+        """All cost tables; `compute_only` leaves out communication (a lower bound on any choice)."""
+        result = [self._own_table(position, compute_only) for position in range(len(self.operators))]
+        if not compute_only:
+            result += self._tensor_tables()
+        return result
+
+    # ------------------------------------------------------------ one operator
+
+    def _own_table(self, position: int, compute_only: bool) -> Table:
+        operator = self.operators[position]
+        costs = [
+            self.num_micro_batches * self.compute_s(operator, strategy)
+            + (0.0 if compute_only else self.step_s(operator, strategy))
+            for strategy in self.choices[position]
+        ]
+        return Table((position,), np.array(costs))
+
+    def compute_s(self, operator: Operator, strategy: Strategy) -> float:
+        """Seconds of an operator's forward and gradients for one micro-batch."""
+        spec, mesh = self.micro.spec(operator), self._mesh(strategy)
+        table, emitter = self._scratch(mesh)
+        fraction = spec.local_fraction(mesh, strategy.dims)
+        inputs = [
+            self._value(table, name, spec.input_layout(index, mesh, strategy.dims))
+            for index, name in enumerate(operator.inputs)
+        ]
+        outputs = [
+            self._value(table, name, spec.output_layout(index, mesh, strategy.dims))
+            for index, name in enumerate(operator.outputs)
+        ]
+        emitter.compute("F", f"{operator.kind}.forward", "F", tuple(inputs), tuple(outputs), flops=spec.flops // fraction)
+        wanted = self.micro.needs_gradient()
+        for index, gradient in spec.gradients.items():
+            if operator.inputs[index] not in wanted:
+                continue
+            operands = [] if operator.kind in LOSSES else outputs[:1]
+            operands += [(inputs if need[0] == "x" else outputs)[int(need[1:])] for need in gradient.needs]
+            result = self._value(table, operator.inputs[index], spec.gradient_layout(index, mesh, strategy.dims))
+            part = "W" if self._is_parameter(operator.inputs[index]) else "B"
+            emitter.compute(
+                f"{part}{index}", f"{operator.kind}.grad{index}", part, tuple(operands), (result,),
+                flops=gradient.flops // fraction,
+            )  # fmt: skip
+        return self._total(emitter)
+
+    def step_s(self, operator: Operator, strategy: Strategy) -> float:
+        """Seconds per step for an operator's parameters: gather, reduction, update."""
+        spec, mesh = self.micro.spec(operator), self._mesh(strategy)
+        table, emitter = self._scratch(mesh)
+        for index, name in enumerate(operator.inputs):
+            if not self._is_parameter(name) or index not in spec.gradients:
+                continue
+            tensor = self.micro.tensors[name]
+            home = spec.input_layout(index, mesh, strategy.dims)
+            axes = spec.gradient_layout(index, mesh, strategy.dims).partial
+            weight, count = self._value(table, name, home), mesh.size(axes)
+            kept = weight
+            if count > 1:
+                optimizer = self.optimizer
+                sharded = optimizer.parallel_level >= 1 and tensor.size_bytes >= optimizer.threshold_bytes
+                full = table[weight]
+                if sharded:
+                    part = (padded_shard(math.prod(full.shape), count),)
+                    kept = table.add(Value(name=f"{name}#shard", shape=part, dtype=tensor.dtype))
+                calls = ("all_gather_flat", "reduce_scatter_flat") if sharded else ("all_reduce",)
+                for call in calls:
+                    emitter.add(
+                        Instruction(
+                            name=f"{name}.{call}", kind=Kind.COLLECTIVE, call=call, part="C", mesh=mesh, axes=axes,
+                            channel=channel_of(mesh, axes), message_bytes=full.span_bytes, dtype=tensor.dtype,
+                            shapes=(full.shape, table[kept].shape),
+                        )
+                    )  # fmt: skip
+            emitter.compute(f"{name}.U", f"{self.optimizer.kind}.update", "U", (kept, kept), (kept,))
+        return self._total(emitter)
+
+    # ------------------------------------------------------- tensors handed on
+
+    def _tensor_tables(self) -> list[Table]:
+        position = {operator.name: number for number, operator in enumerate(self.operators)}
+        producers, consumers = self.micro.producers(), self.micro.consumers()
+        wanted = self.micro.needs_gradient()
+        result = []
+        for name in dict.fromkeys(name for operator in self.operators for name in (*operator.inputs, *operator.outputs)):
+            readers = [operator for operator in consumers[name] if operator.name in position]
+            maker = producers.get(name)
+            if not readers or (maker is None and self.full_batch and not self._is_parameter(name)):
+                continue  # nothing to move, or whole inputs, which every rank slices for itself
+            inside = maker is not None and maker.name in position
+            if not inside and len(readers) < 2:
+                continue  # arrives in its reader's layout
+            variables = ([position[maker.name]] if inside and maker is not None else []) + [
+                position[reader.name] for reader in readers
+            ]
+            if len(set(variables)) < 2:
+                continue
+            result.append(self._tensor_table(name, maker if inside else None, readers, variables, name in wanted))
+        return result
+
+    def _tensor_table(
+        self, name: str, maker: Operator | None, readers: Sequence[Operator], variables: Sequence[int], wanted: bool
+    ) -> Table:
+        choices = [self.choices[variable] for variable in variables]
+        costs = np.zeros(tuple(len(each) for each in choices))
+        for cell in product(*(range(len(each)) for each in choices)):
+            picked = [choices[at][value] for at, value in enumerate(cell)]
+            costs[cell] = self._handed_on_s(name, maker, readers, picked, wanted)
+        return Table(tuple(variables), costs)
+
+    def _handed_on_s(
+        self, name: str, maker: Operator | None, readers: Sequence[Operator], picked: Sequence[Strategy], wanted: bool
+    ) -> float:
+        rest = list(picked)
+        targets: list[tuple[TensorLayout, TensorLayout]] = []
+        source: TensorLayout | None = None
+        if maker is not None:
+            strategy = rest.pop(0)
+            spec = self.micro.spec(maker)
+            source = spec.output_layout(maker.outputs.index(name), self._mesh(strategy), strategy.dims)
+        for reader, strategy in zip(readers, rest, strict=True):
+            spec, mesh = self.micro.spec(reader), self._mesh(strategy)
+            for index, read in enumerate(reader.inputs):
+                if read == name:
+                    back = spec.gradient_layout(index, mesh, strategy.dims)
+                    targets.append((spec.input_layout(index, mesh, strategy.dims), back))
+        if source is None:
+            source = targets[0][0]
+        moves = dict.fromkeys((source, target, name) for target, _ in targets)
+        if wanted and not self._is_parameter(name):
+            moves |= dict.fromkeys((back, source.without_partial(), name) for _, back in targets)
+        return self.num_micro_batches * sum(self._move_s(*move) for move in moves)
+
+    def _move_s(self, source: TensorLayout, target: TensorLayout, name: str) -> float:
+        key = (source, target, name)
+        if key not in self._moves:
+            table, emitter = self._scratch(source.mesh)
+            emitter.move(self._value(table, name, source), name, source, target, self.micro.tensors[name].shape)
+            emitter.flush()
+            self._moves[key] = self._total(emitter)
+        return self._moves[key]
+
+    # ----------------------------------------------------------------- helpers
+
+    def _mesh(self, strategy: Strategy) -> Layout:
+        return strategy.mesh or self.mesh
+
+    def _is_parameter(self, name: str) -> bool:
+        return self.micro.tensors[name].kind == "parameter"
+
+    def _scratch(self, mesh: Layout) -> tuple[ValueTable, Emitter]:
+        table = ValueTable()
+        return table, Emitter(mesh=mesh, table=table)
+
+    def _value(self, table: ValueTable, name: str, layout: TensorLayout) -> str:
+        tensor = self.micro.tensors[name]
+        label = f"{name}@{layout}{len(table.values)}"
+        return table.add(Value(name=label, shape=layout.local_shape(tensor.shape), dtype=tensor.dtype))
+
+    def _total(self, emitter: Emitter) -> float:
+        return sum(self.cost(instruction) for instruction in emitter.instructions)
+

@@ -1,0 +1,123 @@
+"""Exact minimum of a sum of small cost tables: variable elimination over (min, +).
+
+This is the second of the two recursions, the one over the graph. Variables are operators, their values are strategies;
+a table prices one operator or one tensor with its maker and readers. Eliminating a variable joins the tables that
+mention it (a sum) and keeps the best value for every setting of its neighbours (a minimum): a chain costs one min-plus
+product per operator, a branch a table over what meets there. The order is min-degree, ties by position, so the result
+does not depend on hashing.
+
+    minimise    sum over tables t of  t[values of t's variables]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.errors import TwofoldError
+
+__all__ = ["Table", "best_assignment", "min_marginals"]
+
+MAX_CELLS = 50_000_000
+"""Largest joined table that elimination may build; beyond it the graph needs a declared beam."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Costs for every combination of values of `variables`; dim i of `costs` belongs to `variables[i]`."""
+
+    variables: tuple[int, ...]
+    costs: npt.NDArray[np.float64]
+
+
+def best_assignment(sizes: Sequence[int], tables: Sequence[Table]) -> tuple[float, tuple[int, ...]]:
+    """The least total and a choice of values that reaches it (ties: the smallest index).
+
+    Args:
+        sizes: number of values per variable.
+        tables: costs; infinity forbids a combination.
+
+    Raises:
+        TwofoldError: no combination is allowed, or the graph is too entangled for exact elimination.
+
+    >>> t = Table((0, 1), np.array([[1.0, 5.0], [4.0, 0.5]]))
+    >>> best_assignment([2, 2], [t])
+    (0.5, (1, 1))
+    """
+    remaining = list(tables)
+    trail: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
+    total = 0.0
+    for variable in _order(sizes, tables):
+        joined, scope = _join(variable, sizes, [table for table in remaining if variable in table.variables])
+        remaining = [table for table in remaining if variable not in table.variables]
+        choice = joined.argmin(axis=-1)
+        least = joined.min(axis=-1)
+        trail.append((variable, scope, choice))
+        if scope:
+            remaining.append(Table(scope, least))
+        else:
+            total += float(least)
+    if not np.isfinite(total):
+        raise TwofoldError("no combination of strategies is allowed")
+    values = [0] * len(sizes)
+    for variable, scope, choice in reversed(trail):
+        values[variable] = int(choice[tuple(values[other] for other in scope)])
+    return total, tuple(values)
+
+
+def min_marginals(sizes: Sequence[int], tables: Sequence[Table]) -> list[list[tuple[float, tuple[int, ...]]]]:
+    """For every variable and each of its values: the least total with that value fixed, and how it is reached."""
+    result = []
+    for variable, size in enumerate(sizes):
+        row = []
+        for value in range(size):
+            pinned = np.full(size, np.inf)
+            pinned[value] = 0.0
+            try:
+                row.append(best_assignment(sizes, [*tables, Table((variable,), pinned)]))
+            except TwofoldError:
+                row.append((np.inf, ()))
+        result.append(row)
+    return result
+
+
+def _order(sizes: Sequence[int], tables: Sequence[Table]) -> list[int]:
+    neighbours: dict[int, set[int]] = {variable: set() for variable in range(len(sizes))}
+    for table in tables:
+        for variable in table.variables:
+            neighbours[variable].update(other for other in table.variables if other != variable)
+    order = []
+    while neighbours:
+        variable = min(neighbours, key=lambda v: (_cells(sizes, neighbours[v]), v))
+        around = neighbours.pop(variable)
+        for other in around:
+            neighbours[other] |= around - {other}
+            neighbours[other].discard(variable)
+        order.append(variable)
+    return order
+
+
+def _cells(sizes: Sequence[int], variables: set[int]) -> int:
+    count = 1
+    for variable in variables:
+        count *= sizes[variable]
+    return count
+
+
+def _join(variable: int, sizes: Sequence[int], tables: Sequence[Table]) -> tuple[npt.NDArray[np.float64], tuple[int, ...]]:
+    scope = tuple(sorted({other for table in tables for other in table.variables} - {variable}))
+    everything = (*scope, variable)
+    shape = tuple(sizes[other] for other in everything)
+    if np.prod(shape, dtype=np.float64) > MAX_CELLS:
+        raise TwofoldError(f"the operators are too entangled for exact search: a table of {shape} costs would be needed")
+    joined = np.zeros(shape)
+    for table in tables:
+        positions = [everything.index(other) for other in table.variables]
+        order = np.argsort(positions)
+        view = np.transpose(table.costs, order)
+        expand = [slice(None) if position in positions else None for position in range(len(everything))]
+        joined = joined + view[tuple(expand)]
+    return joined, scope

@@ -1,0 +1,61 @@
+"""What may be chosen: meshes of a stage's devices, and strategies of one operator on a mesh.
+
+This is the first of the two recursions, the one over devices: a number of devices is split into up to three axes of any
+sizes, and each axis is then given to one dim of the operator, or to none (replicated).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from plans.layout import Layout
+from plans.operators import OperatorSpec
+from plans.plan import Strategy
+
+__all__ = ["AXIS_NAMES", "factorisations", "meshes", "strategies"]
+
+AXIS_NAMES = ("d0", "d1", "d2")
+
+
+def factorisations(number: int, max_factors: int = 3) -> list[tuple[int, ...]]:
+    """All ways to write `number` as a product of at most `max_factors` factors above 1, the largest first.
+
+    >>> factorisations(12)
+    [(12,), (6, 2), (4, 3), (3, 2, 2)]
+    """
+
+    def split(rest: int, largest: int, count: int) -> Iterator[tuple[int, ...]]:
+        if rest == 1:
+            yield ()
+        elif count:
+            for factor in range(min(rest, largest), 1, -1):
+                if rest % factor == 0:
+                    for tail in split(rest // factor, factor, count - 1):
+                        yield (factor, *tail)
+
+    return list(split(number, number, max_factors))
+
+
+def meshes(ranks: Sequence[int]) -> list[Layout]:
+    """The meshes of a stage's ranks; one axis of size 1 for a single rank."""
+    found = factorisations(len(ranks)) or [(1,)]
+    return [Layout(sizes or (1,), AXIS_NAMES[: len(sizes) or 1], ranks) for sizes in found if sizes or len(ranks) == 1]
+
+
+def strategies(spec: OperatorSpec, mesh: Layout) -> list[Strategy]:
+    """Every way to give each axis of `mesh` to a splittable dim of the operator, or to none, that divides evenly.
+
+    Axes given to one dim stand in mesh order, the first is major.
+    """
+    dims = [dim for dim in spec.sizes if dim in spec.splittable and spec.sizes[dim] > 1]
+    axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
+    found = []
+    for choice in product((None, *dims), repeat=len(axes)):
+        given: dict[str, tuple[str, ...]] = {}
+        for axis, dim in zip(axes, choice, strict=True):
+            if dim is not None:
+                given[dim] = (*given.get(dim, ()), axis)
+        if all(spec.sizes[dim] % mesh.size(split) == 0 for dim, split in given.items()):
+            found.append(Strategy(dims=given))
+    return found
