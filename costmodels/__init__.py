@@ -5,3 +5,8 @@ Every number says where it comes from: measured, interpolated, assumed or cited.
 
 It imports `plans` only.
 """
+
+from costmodels.machine import Machine, shipped_machines
+from costmodels.price import Cost, price
+
+__all__ = ["Cost", "Machine", "price", "shipped_machines"]

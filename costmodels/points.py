@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from costmodels.machine import write_atomically
 from plans.errors import TwofoldError
 
 __all__ = ["Point", "load_points", "save_points"]
@@ -26,6 +27,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         dtype: of the tensors.
         seconds: median over repeats of the time of one call; for communication until the last group was through.
         cpu_s: processor seconds that one member spent on one call, its mean over members; 0 where it was not taken.
+        outside_cores: cores that other processes kept busy meanwhile; 0 where it was not taken.
         low_s: the fastest repeat.
         high_s: the slowest repeat.
         repeats: repeats of which each is a mean over many calls.
@@ -40,6 +42,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     dtype: str = "float32"
     seconds: float
     cpu_s: float = 0.0
+    outside_cores: float = 0.0
     low_s: float = 0.0
     high_s: float = 0.0
     repeats: int = 1
@@ -52,9 +55,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def save_points(path: str | os.PathLike[str], points: Sequence[Point], environment: dict[str, str]) -> None:
     """Write points with the versions, date and machine they were taken on, whole or not at all."""
-    from costmodels.machine import write_atomically
-
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(_File(environment=environment, points=tuple(points))), indent=1))
+    file = _File(environment=environment, points=tuple(points))
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
 
 
 def load_points(path: str | os.PathLike[str]) -> tuple[tuple[Point, ...], dict[str, str]]:

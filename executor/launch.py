@@ -201,6 +201,7 @@ class _Torchrun:
         finally:
             self.process.kill()
             self.process.wait()
+            self.exits.unlink(missing_ok=True)
             deadline_s = time.monotonic() + GONE_S
             while self._kill_groups() and time.monotonic() < deadline_s:
                 time.sleep(POLL_S / 2)

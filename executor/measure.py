@@ -1,19 +1,21 @@
 """Measures what the cost models of a CPU machine are fitted to; runs on every rank of a launched group.
 
-Ranks that have no part in a measurement sleep in a barrier. A figure is a mean over many calls, taken several times; the
-median is kept with the fastest and the slowest beside it. Communication is timed from the first start to the last end
-over all groups, since the operating system may let one group through first, and the processor seconds that the ranks
-spent are kept as well: they tell work on the shared cores apart from waiting.
+Ranks that have no part in a measurement sleep in a barrier. A figure is a mean over many calls, taken several times;
+the median is kept with the fastest and the slowest beside it. What several ranks do at once is timed from the first
+start to the last end, since the operating system may let some ranks through first, and the processor seconds that the
+ranks spent are kept as well: they tell work on the shared cores apart from waiting.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +25,16 @@ from costmodels.points import Point
 
 __all__ = ["GROUP_SIZES", "environment", "measure_rank"]
 
+# 2.13 renames two functions and warns about the old names, which are the only ones in 2.11
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 Report = Callable[[str], None]
 
+CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 GROUP_SIZES = (2, 4, 8)
 SIZES_BYTES = (4, 4096, 65_536, 1_048_576)
-FEW_SIZES_BYTES = (4096, 1_048_576)
+FEW_SIZES_BYTES = (4096, 262_144)
 MATRICES = (  # (m, n, k): the skinny products of small micro-batches and shards, then larger ones
     (2, 512, 512),
     (8, 128, 784),
@@ -42,9 +49,11 @@ MATRICES = (  # (m, n, k): the skinny products of small micro-batches and shards
 MEMORY_ELEMENTS = (2**10, 2**14, 2**17, 2**20)
 REPEATS = 5
 COMM_REPEATS = 3
+ISSUES = 40
+ISSUE_PAUSE_S = 0.003  # several times what a tiny collective of two ranks takes
 
 
-def measure_rank(report: Report = print, budget_s: float = 13.0) -> list[Point]:
+def measure_rank(report: Report = print, budget_s: float = 9.0) -> tuple[list[Point], dict[str, str]]:
     """Take all points on this rank; every rank of the default process group must call it.
 
     Args:
@@ -52,14 +61,18 @@ def measure_rank(report: Report = print, budget_s: float = 13.0) -> list[Point]:
         budget_s: about how long it may take; the repeats are cut to fit.
 
     Returns:
-        The points on rank 0, an empty list on the others.
+        On rank 0 the points and the environment they were taken in; no points on the other ranks.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _Session(report, budget_s).run()
+        session = _Session(report, budget_s)
+        points = session.run()
     finally:
         torch.set_num_threads(threads)
+    outside = [point.outside_cores for point in points if point.active_ranks > 1]
+    around = {"ranks": str(session.num_ranks), "outside_cores": f"{statistics.fmean(outside or [0.0]):.2f}"}
+    return points, environment() | around
 
 
 def environment() -> dict[str, str]:
@@ -70,7 +83,7 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
         "cores": str(usable_cores()),
-        "load_average": f"{os.getloadavg()[0]:.2f}",
+        "memory_bytes": str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
     }
 
 
@@ -87,20 +100,17 @@ class _Session:
         self.report, self.budget_s = report if self.rank == 0 else (lambda line: None), budget_s
         self.points: list[Point] = []
         self.groups: dict[int, Any] = {}
-        for size in GROUP_SIZES:
-            if self.num_ranks % size == 0:
+        for size in sorted({*GROUP_SIZES, self.num_ranks}):
+            if size > 1 and self.num_ranks % size == 0:
                 made = [dist.new_group(list(range(i, i + size))) for i in range(0, self.num_ranks, size)]
                 self.groups[size] = made[self.rank // size]
 
     def run(self) -> list[Point]:
-        start = time.perf_counter()
+        start, sizes = time.perf_counter(), ", ".join(str(size) for size in self.groups)
         steps = [
             ("one rank alone: dispatch, matrix products, memory", 0.12, self.alone),
             ("all ranks at once: how the cores are shared", 0.12, self.sharing),
-            *(
-                (f"{call} in groups of {', '.join(str(size) for size in self.groups)}", 0.17, _bound(self.collective, call))
-                for call in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-            ),
+            *((f"{call} in groups of {sizes}", 0.17, _bound(self.collective, call)) for call in CALLS),
             ("transfers between pairs", 0.08, self.transfers),
         ]
         for number, (title, share, step) in enumerate(steps, 1):
@@ -117,24 +127,19 @@ class _Session:
             jobs = [*_dispatch_jobs(), *_matrix_jobs(), *_memory_jobs()]
             for fields, call in jobs:
                 self.points.append(Point(**fields, **_timed(call, budget_s / len(jobs))))
+        dist.barrier()
+        pair = min(self.groups, default=1)
+        if self.rank < pair:
+            issue_s, wait_s = _issue_and_wait(self.groups[pair])
+            self.keep(Point(kind="dispatch", call="collective", ranks=pair, active_ranks=pair, **_summary(issue_s)))
+            self.keep(Point(kind="dispatch", call="wait", ranks=pair, active_ranks=pair, **_summary(wait_s)))
 
     def sharing(self, budget_s: float) -> None:
-        """All ranks repeat the same call for the same stretch of time; the mean pace is what counts."""
-        jobs = [_matrix_jobs()[3], _matrix_jobs()[-2], _memory_jobs()[1], _memory_jobs()[-1]]
+        """All ranks make the same calls."""
+        jobs = [_matrix_jobs()[3], _matrix_jobs()[5], _memory_jobs()[1], _memory_jobs()[2]]
         for fields, call in jobs:
-            call()
-            paces, stretch_s = [], budget_s / len(jobs) / REPEATS
-            for _ in range(REPEATS):
-                dist.barrier()
-                start, count = time.perf_counter(), 0
-                while (elapsed := time.perf_counter() - start) < stretch_s:
-                    call()
-                    count += 1
-                calls_per_s = torch.tensor([count / elapsed], dtype=torch.float64)
-                dist.all_reduce(calls_per_s)
-                paces.append(self.num_ranks / float(calls_per_s))
             described = fields | {"kind": "sharing", "call": fields["kind"], "active_ranks": self.num_ranks}
-            self.keep(Point(**described, **_summary(paces)))
+            self.keep(Point(**described, **self.together(call, self.num_ranks, budget_s / len(jobs), most=20_000)))
 
     # -- communication ------------------------------------------------------------------------------------------------
 
@@ -147,9 +152,8 @@ class _Session:
         for size, size_bytes, active in cases:
             run, real_bytes = _collective_call(call, size, size_bytes, self.groups[size])
             timing = self.together(run, active, budget_s / len(cases))
-            self.keep(
-                Point(kind="collective", call=call, size_bytes=real_bytes, ranks=size, active_ranks=active, **timing)
-            )
+            described: dict[str, Any] = {"kind": "collective", "call": call, "size_bytes": real_bytes, "ranks": size}
+            self.keep(Point(**described, active_ranks=active, **timing))
 
     def transfers(self, budget_s: float) -> None:
         """Rank 2i sends to rank 2i+1."""
@@ -159,44 +163,55 @@ class _Session:
             peer = self.rank + 1 if self.rank % 2 == 0 else self.rank - 1
             run = _bound(dist.send if self.rank % 2 == 0 else dist.recv, tensor, peer)
             timing = self.together(run, active, budget_s / len(cases))
-            self.keep(Point(kind="transfer", call="transfer", size_bytes=size_bytes, ranks=2, active_ranks=active, **timing))
+            described: dict[str, Any] = {"kind": "transfer", "call": "transfer", "size_bytes": size_bytes, "ranks": 2}
+            self.keep(Point(**described, active_ranks=active, **timing))
 
-    def together(self, run: Callable[[], object], active: int, budget_s: float) -> dict[str, Any]:
+    def together(self, run: Callable[[], object], active: int, budget_s: float, most: int = 200) -> dict[str, Any]:
         """Time `run` on the first `active` ranks at once; the same numbers come back on every rank."""
         takes_part = self.rank < active
         count = torch.zeros(1)
         if takes_part:
             run()
             start = time.perf_counter()
-            for _ in range(2):
-                run()
-            count[0] = (time.perf_counter() - start) / 2
+            run()
+            count[0] = time.perf_counter() - start
         dist.all_reduce(count, op=dist.ReduceOp.MAX)
-        calls = max(3, min(200, int(budget_s / COMM_REPEATS / float(count[0]))))
-        seconds, cpu = [], []
+        calls = max(2, min(most, int(budget_s / COMM_REPEATS / float(count[0]))))
+        seconds, cpu, busy_s = [], [], 0.0
         for _ in range(COMM_REPEATS):
             dist.barrier()
-            stamps = torch.zeros(3, dtype=torch.float64)
-            stamps[0] = -1e18
-            stamps[1] = -1e18
+            stamps = torch.tensor([-math.inf, -math.inf, 0.0], dtype=torch.float64)
             if takes_part:
                 # perf_counter is the system-wide monotonic clock on Linux, so ranks of one host can be compared
-                cpu_start, start = time.process_time(), time.perf_counter()
+                busy_before_s, cpu_before_s, start = _busy_s(), time.process_time(), time.perf_counter()
                 for _ in range(calls):
                     run()
                 stamps[1] = time.perf_counter()
                 stamps[0] = -start
-                stamps[2] = time.process_time() - cpu_start
+                stamps[2] = time.process_time() - cpu_before_s
+                busy_s += _busy_s() - busy_before_s
             spans, spent = stamps[:2].clone(), stamps[2:].clone()
             dist.all_reduce(spans, op=dist.ReduceOp.MAX)
             dist.all_reduce(spent)
             seconds.append(float(spans[0] + spans[1]) / calls)
             cpu.append(float(spent[0]) / calls / active)
-        return _summary(seconds) | {"cpu_s": statistics.median(cpu)}
+        outside_s = max(0.0, busy_s - sum(cpu) * calls * active)
+        outside_cores = round(outside_s / (sum(seconds) * calls), 2)
+        return _summary(seconds) | {"cpu_s": statistics.median(cpu), "outside_cores": outside_cores}
 
     def keep(self, point: Point) -> None:
         if self.rank == 0:
             self.points.append(point)
+
+
+def _busy_s() -> float:
+    """Processor seconds that this computer has worked since it started, 10 ms at a time; 0 where nobody counts them."""
+    try:
+        ticks = Path("/proc/stat").read_text().split()[1:9]  # user nice system idle iowait irq softirq steal
+    except OSError:
+        return 0.0
+    busy = sum(int(field) for position, field in enumerate(ticks) if position not in (3, 4))
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 def _bound(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
@@ -208,20 +223,36 @@ def _summary(values: list[float]) -> dict[str, Any]:
 
 
 def _timed(call: Callable[[], object], budget_s: float) -> dict[str, Any]:
-    """Seconds of one call, its caches warm: median over repeats of the mean of many calls."""
+    """Seconds of one call, its caches warm: median over repeats of the mean of many calls, and its processor seconds."""
     for _ in range(3):
         call()
     start = time.perf_counter()
     call()
     once = max(1e-7, time.perf_counter() - start)
     count = max(1, min(20_000, int(budget_s / REPEATS / once)))
-    means = []
+    means, cpu = [], []
     for _ in range(REPEATS):
-        start = time.perf_counter()
+        cpu_start, start = time.process_time(), time.perf_counter()
         for _ in range(count):
             call()
         means.append((time.perf_counter() - start) / count)
-    return _summary(means)
+        cpu.append((time.process_time() - cpu_start) / count)
+    return _summary(means) | {"cpu_s": statistics.median(cpu)}
+
+
+def _issue_and_wait(group: Any) -> tuple[list[float], list[float]]:
+    """Host times of issuing a tiny collective, and of waiting for it when it is long through."""
+    tensor = torch.zeros(1)
+    issue_s, wait_s = [], []
+    for _ in range(ISSUES):
+        start = time.perf_counter()
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        issue_s.append(time.perf_counter() - start)
+        time.sleep(ISSUE_PAUSE_S)
+        start = time.perf_counter()
+        work.wait()
+        wait_s.append(time.perf_counter() - start)
+    return issue_s, wait_s
 
 
 def _dispatch_jobs() -> list[tuple[dict[str, Any], Callable[[], object]]]:
@@ -261,8 +292,8 @@ def _collective_call(call: str, size: int, size_bytes: int, group: Any) -> tuple
         tensor = torch.zeros(max(1, size_bytes // 4))
         return lambda: dist.all_reduce(tensor, group=group), tensor.numel() * 4
     if call == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, chunk, group=group), whole.numel() * 4
+        return lambda: _all_gather(whole, chunk, group=group), whole.numel() * 4
     if call == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(chunk, whole, group=group), whole.numel() * 4
+        return lambda: _reduce_scatter(chunk, whole, group=group), whole.numel() * 4
     other = torch.zeros_like(whole)
     return lambda: dist.all_to_all_single(other, whole, group=group), whole.numel() * 4

@@ -11,7 +11,7 @@ import time
 import torch.distributed as dist
 
 from costmodels.points import save_points
-from executor.measure import environment, measure_rank
+from executor.measure import measure_rank
 
 __all__ = ["main"]
 
@@ -22,10 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.perf_counter()
     dist.init_process_group("gloo")
     try:
-        points = measure_rank(report=lambda line: print(line, flush=True))
+        points, environment = measure_rank(report=lambda line: print(line, flush=True))
         if dist.get_rank() == 0:
-            save_points(arguments[0], points, environment())
-            print(f"{len(points)} points in {time.perf_counter() - start:.1f} s: {arguments[0]}", flush=True)
+            save_points(arguments[0], points, environment)
+            others = f"other processes used {environment['outside_cores']} of {environment['cores']} cores meanwhile"
+            print(f"{len(points)} points in {time.perf_counter() - start:.1f} s; {others}", flush=True)
     finally:
         dist.destroy_process_group()
     return 0

@@ -88,7 +88,7 @@ def _read_failure(job: JobFolder, rank: int) -> Failure | None:
     if (error := job.read(rank, "error.json")) is not None:
         code, what, story = error["code"], error["error"], error["traceback"]
         if error["lost_peer"]:
-            headline = f"lost its connection to another rank, and no rank reported an error of its own ({what})"
+            headline = "lost its connection to another rank, and no rank here reported an error of its own"
         elif story:
             headline = f"failed: {what}"
         else:
@@ -174,7 +174,7 @@ def timed_out(job: JobFolder, ranks: Sequence[int], timeout_s: float) -> RunTime
 
 
 def _where(job: JobFolder, ranks: Sequence[int]) -> Iterator[str]:
-    """For every rank `" is in f, file.py line 3"`, or an empty text if it does not answer."""
+    """For every rank `" is in f (file.py line 3)"`, or an empty text if it does not answer."""
     sizes = {}
     for rank in ranks:
         pids = job.read(rank, "pids.json")
@@ -186,9 +186,13 @@ def _where(job: JobFolder, ranks: Sequence[int]) -> Iterator[str]:
             continue
     time.sleep(STACK_WAIT_S)
     for rank in ranks:
-        frame = None
+        frames: list[tuple[str, str, str]] = []
         if rank in sizes:
             with job.stderr(rank).open("rb") as file:
                 file.seek(sizes[rank])
-                frame = re.search(r'File "(.*)", line (\d+) in (.*)', file.read().decode(errors="replace"))
-        yield f" is in {frame[3]}, {frame[1]} line {frame[2]}" if frame else ""
+                frames = re.findall(r'File "(.*)", line (\d+) in (.*)', file.read().decode(errors="replace"))
+        if not frames:
+            yield ""
+            continue
+        path, line, _ = next((frame for frame in frames if "site-packages" not in frame[0]), frames[0])
+        yield f" is in {frames[0][2]} ({path} line {line})"

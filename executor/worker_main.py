@@ -146,13 +146,27 @@ def run_rank(folder: str, kind: str, target: str, args: list[str]) -> None:
             runpy.run_path(target, run_name="__main__")
         else:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
+        leave_process_groups()
     except SystemExit as stop:
-        if stop.code is not None and stop.code != 0:
+        if stop.code is None or stop.code == 0:
+            leave_process_groups()
+        else:
             code, text = (stop.code, "") if isinstance(stop.code, int) else (1, str(stop.code))
             report_error(folder, {"error": text, "code": code, "traceback": "", "lost_peer": False})
         raise
     except BaseException as error:
         raise SystemExit(report_exception(folder, error)) from None
+
+
+def leave_process_groups() -> None:
+    """Do what a script may have forgotten.
+
+    With torch 2.13 a process that exits with gloo groups open may die of "terminate called without an active exception"
+    (in 4 of 6 runs of 4 ranks under plain torchrun).
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def report_exception(folder: str, error: BaseException) -> int:

@@ -2,4 +2,4 @@
 
 
 class TwofoldError(ValueError):
-    """Bad input, said once: the message names the user's own input and the way out (exit code 2 at the command line)."""
+    """Bad input, said once: the message names the user's own input and the way out (exit code 2)."""

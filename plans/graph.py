@@ -50,7 +50,9 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if self.kind not in ("input", "parameter", "activation"):
             raise TwofoldError(f"tensor {self.name!r} has the kind {self.kind!r}; it is input, parameter or activation")
         if any(size < 1 for size in self.shape):
-            raise TwofoldError(f"tensor {self.name!r} has a dim of size 0 in {self.shape}; nothing can be planned for it")
+            raise TwofoldError(
+                f"tensor {self.name!r} has a dim of size 0 in {self.shape}; nothing can be planned for it"
+            )
         itemsize(self.dtype)
 
     @property
@@ -70,7 +72,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One operator: its kind (a name of `plans.operators`), tensors in and out, settings and the module it came from."""
+    """One operator: its kind (a name of `plans.operators`), tensors in and out, settings, and its module."""
 
     name: str
     kind: str
@@ -104,7 +106,9 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         for operator in self.operators:
             for name in operator.inputs:
                 if name not in self.tensors:
-                    raise TwofoldError(f"operator {operator.name!r} reads the tensor {name!r}, which the graph does not list")
+                    raise TwofoldError(
+                        f"operator {operator.name!r} reads the tensor {name!r}, which the graph does not list"
+                    )
                 if name not in made:
                     raise TwofoldError(f"operator {operator.name!r} reads {name!r} before any operator makes it")
             for name in operator.outputs:
@@ -151,11 +155,11 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return {name: tuple(found) for name, found in readers.items()}
 
     def needs_gradient(self) -> frozenset[str]:
-        """The tensors whose gradient a step computes: parameters and everything made from them on the way to the loss."""
+        """The tensors whose gradient a step computes: parameters and what is made from them on the way to the loss."""
         return _needs_gradient(self)
 
     def with_batch(self, batch_size: int) -> Graph:
-        """The same graph for another batch size: every dim that is the batch, or a multiple of it made by a reshape, follows.
+        """The same graph for another batch size: every dim that is the batch follows.
 
         Raises:
             TwofoldError: an operator mixes the batch into a dim in a way that cannot be resized.
@@ -194,7 +198,9 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
     for name, tensor in graph.tensors.items():
         if tensor.kind == "input":
             if not tensor.shape or tensor.shape[0] != graph.batch_size:
-                raise TwofoldError(f"input {name!r} {tensor.shape} does not have the batch {graph.batch_size} as its dim 0")
+                raise TwofoldError(
+                    f"input {name!r} {tensor.shape} does not have the batch {graph.batch_size} as its dim 0"
+                )
             shapes[name] = (batch_size, *tensor.shape[1:])
         elif tensor.kind == "parameter":
             shapes[name] = tensor.shape

@@ -107,6 +107,14 @@ class Layout:
         ranks = "" if self.rank_list == tuple(range(self.num_ranks)) else f", {list(self.rank_list)}"
         return f"Layout({self.device_matrix}, {self.alias_name}{ranks})"
 
+    def __str__(self) -> str:
+        from plans.show_layout import mesh_table  # it imports this module
+
+        return mesh_table(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
     @property
     def num_ranks(self) -> int:
         """How many ranks the mesh has."""
@@ -183,10 +191,16 @@ class TensorLayout:
             seen.add(axis)
 
     def __str__(self) -> str:
+        from plans.show_layout import layout_table  # it imports this module
+
+        return layout_table(self)
+
+    def __format__(self, spec: str) -> str:
+        """The one-line form: `(mp, (sp, dp)) + partial(tp)`; messages are f-strings and stay on one line."""
         dims = ", ".join(
             "None" if not axes else axes[0] if len(axes) == 1 else f"({', '.join(axes)})" for axes in self.dims
         )
-        return f"({dims})" + (f" + partial({', '.join(self.partial)})" if self.partial else "")
+        return format(f"({dims})" + (f" + partial({', '.join(self.partial)})" if self.partial else ""), spec)
 
     @property
     def tensor_map(self) -> tuple[int | tuple[int, ...], ...]:

@@ -6,9 +6,7 @@ atomically; unknown keys are refused with their path.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import msgspec
 
 from plans.errors import TwofoldError
+from plans.files import write_atomically
 from plans.graph import Graph, Operator
 from plans.layout import DimAxes, Layout
 
@@ -131,7 +130,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 overlapping or unequal rank sets, strategies that do not fit, a batch that is not divisible.
         """
         if self.version != PLAN_VERSION:
-            raise TwofoldError(f"the plan has version {self.version}, this twofold reads version {PLAN_VERSION}; plan again")
+            raise TwofoldError(
+                f"the plan has version {self.version}, this twofold reads version {PLAN_VERSION}; plan again"
+            )
         if self.num_micro_batches < 1 or self.graph.batch_size % self.num_micro_batches:
             raise TwofoldError(
                 f"{self.num_micro_batches} micro-batches do not divide the batch of {self.graph.batch_size}: "
@@ -153,8 +154,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             for name in operator.inputs:
                 if made.get(name, 0) > placed[operator.name]:
                     raise TwofoldError(
-                        f"operator {operator.name!r} in stage {placed[operator.name]} reads {name!r}, which is made later, "
-                        f"in stage {made[name]}"
+                        f"operator {operator.name!r} in stage {placed[operator.name]} reads {name!r}, which is made "
+                        f"later, in stage {made[name]}"
                     )
         if unknown := set(self.strategies) - known:
             raise TwofoldError(f"strategies are given for {sorted(unknown)}, which the graph does not have")
@@ -220,7 +221,9 @@ def plan_from_json(text: bytes, source: str = "plan") -> Plan:
     try:
         version = msgspec.json.decode(text, type=_Version).version
         if version != PLAN_VERSION:
-            raise TwofoldError(f"{source}: plan version {version}, this twofold reads version {PLAN_VERSION}; plan again")
+            raise TwofoldError(
+                f"{source}: plan version {version}, this twofold reads version {PLAN_VERSION}; plan again"
+            )
         return msgspec.json.decode(text, type=Plan, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise TwofoldError(f"{source}: {error}") from None
@@ -234,19 +237,7 @@ class _Version(msgspec.Struct):
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> Path:
     """Write a plan file, whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(plan_to_json(plan) + b"\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    return path
+    return write_atomically(path, plan_to_json(plan) + b"\n")
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -171,7 +171,7 @@ class ParameterHome:
             where the weight itself is kept.
         shard_axes: the axes over which it is cut, first is major.
         reduce_axes: the axes over which its gradient is summed.
-        states: optimizer state values, of the shard's shape where there is one, else of the weight's; all start at zero.
+        states: optimizer state values, of the shard's shape where there is one, else of the weight's; zero at first.
     """
 
     name: str
@@ -229,8 +229,8 @@ class Program:
         name: of the graph.
 
     An instruction's id is `f"{block.label}/{instruction.name}"`; with the rank it is unique within a step. A SEND and
-    the RECV of the same name, block label and channel form one transfer, member by member as `pieces` says; a collective
-    of one id runs once in each group of `mesh.groups(axes)`.
+    the RECV of the same name and channel form one transfer, member by member as `pieces` says; a collective of one id
+    runs once in each group of `mesh.groups(axes)`.
     """
 
     groups: tuple[GroupProgram, ...]

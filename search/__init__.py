@@ -1,7 +1,15 @@
-"""The double recursive search for a plan (floor 4): one recursion over devices, one over the graph.
+"""The double recursive search: over devices (meshes), over the graph (exact elimination), ranked by simulation.
 
-The result explains itself: the alternatives of each operator with their costs, the reason of each rejected plan, and
-the gap to a lower bound.
-
-It imports `plans`, `costmodels` and `simulator` only.
+* `space`: meshes of a stage's ranks and strategies of an operator.
+* `additive`: cost tables of a stage, priced from the instructions that lowering would write.
+* `eliminate`: the exact minimum of a sum of tables.
+* `pricing`: seconds of one instruction.
+* `stages`: stage boundaries. `planset`: the answer and its explanation. `search`: all of it together.
+* `uniform`: a plan stated in data-, tensor- and pipeline-parallel degrees.
 """
+
+from search.planset import Alternative, PlanSet, Rejected
+from search.search import search
+from search.uniform import uniform_plan
+
+__all__ = ["Alternative", "PlanSet", "Rejected", "search", "uniform_plan"]

@@ -19,6 +19,7 @@ from plans.layout import Layout, TensorLayout
 from plans.lower.chunk import LOSSES
 from plans.lower.emit import Emitter, ValueTable, channel_of
 from plans.lower.optimizer import padded_shard
+from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Strategy
 from plans.program import Instruction, Kind, Value
 from search.eliminate import Table
@@ -43,6 +44,7 @@ class StageCosts:
         full_batch: whether inputs are fed whole (any layout is a free slice) or in parts.
         cost: seconds of an instruction.
         pinned: operator name -> strategy that must be kept.
+        allowed: leaves only some strategies, where given.
     """
 
     micro: Graph
@@ -53,6 +55,7 @@ class StageCosts:
     full_batch: bool
     cost: InstructionCost
     pinned: dict[str, Strategy] = field(default_factory=dict)
+    allowed: Callable[[Operator, OperatorSpec, Strategy, Layout], bool] | None = None
     choices: list[list[Strategy]] = field(init=False)
     _moves: dict[tuple[TensorLayout, TensorLayout, str], float] = field(init=False, default_factory=dict)
 
@@ -62,7 +65,11 @@ class StageCosts:
     def _choices(self, operator: Operator) -> list[Strategy]:
         if operator.name in self.pinned:
             return [self.pinned[operator.name]]
-        return strategies(self.micro.spec(operator), self.mesh)
+        spec = self.micro.spec(operator)
+        found = strategies(spec, self.mesh)
+        if self.allowed is None:
+            return found
+        return [strategy for strategy in found if self.allowed(operator, spec, strategy, self.mesh)]
 
     @property
     def sizes(self) -> list[int]:
@@ -100,7 +107,9 @@ class StageCosts:
             self._value(table, name, spec.output_layout(index, mesh, strategy.dims))
             for index, name in enumerate(operator.outputs)
         ]
-        emitter.compute("F", f"{operator.kind}.forward", "F", tuple(inputs), tuple(outputs), flops=spec.flops // fraction)
+        emitter.compute(
+            "F", f"{operator.kind}.forward", "F", tuple(inputs), tuple(outputs), flops=spec.flops // fraction
+        )
         wanted = self.micro.needs_gradient()
         for index, gradient in spec.gradients.items():
             if operator.inputs[index] not in wanted:
@@ -153,7 +162,9 @@ class StageCosts:
         producers, consumers = self.micro.producers(), self.micro.consumers()
         wanted = self.micro.needs_gradient()
         result = []
-        for name in dict.fromkeys(name for operator in self.operators for name in (*operator.inputs, *operator.outputs)):
+        for name in dict.fromkeys(
+            name for operator in self.operators for name in (*operator.inputs, *operator.outputs)
+        ):
             readers = [operator for operator in consumers[name] if operator.name in position]
             maker = producers.get(name)
             if not readers or (maker is None and self.full_batch and not self._is_parameter(name)):
@@ -230,4 +241,3 @@ class StageCosts:
 
     def _total(self, emitter: Emitter) -> float:
         return sum(self.cost(instruction) for instruction in emitter.instructions)
-

@@ -107,12 +107,16 @@ def _cells(sizes: Sequence[int], variables: set[int]) -> int:
     return count
 
 
-def _join(variable: int, sizes: Sequence[int], tables: Sequence[Table]) -> tuple[npt.NDArray[np.float64], tuple[int, ...]]:
+def _join(
+    variable: int, sizes: Sequence[int], tables: Sequence[Table]
+) -> tuple[npt.NDArray[np.float64], tuple[int, ...]]:
     scope = tuple(sorted({other for table in tables for other in table.variables} - {variable}))
     everything = (*scope, variable)
     shape = tuple(sizes[other] for other in everything)
     if np.prod(shape, dtype=np.float64) > MAX_CELLS:
-        raise TwofoldError(f"the operators are too entangled for exact search: a table of {shape} costs would be needed")
+        raise TwofoldError(
+            f"the operators are too entangled for exact search: a table of {shape} costs would be needed"
+        )
     joined = np.zeros(shape)
     for table in tables:
         positions = [everything.index(other) for other in table.variables]

@@ -5,11 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.redistribution_cases import Case, order_case, random_case
+from benchmarks.redistribution_cases import Case, order_case, random_case, random_layout
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
-from plans.redistribution import Step, StepKind, max_received_bytes, pieces, received_bytes, redistribute
+from plans.redistribution import Step, StepKind, StepPrice, max_received_bytes, pieces, received_bytes, redistribute
+from plans.redistribution.greedy import by_gathering, by_moving, by_transfer
 from plans.redistribution.pretend import apply_steps, split
+from plans.redistribution.space import Space
 
 CUBE = Layout((2, 2, 2), ("dp", "sp", "mp"))
 
@@ -127,6 +129,43 @@ def test_spare_replicas_share_the_work_of_a_sum() -> None:
 def test_the_same_placement_on_another_mesh_needs_no_step() -> None:
     assert redistribute(CUBE(("dp", "sp", "mp"), "None"), Layout((8,), ("tp",))("tp", "None"), (16, 4)) == ()
     assert redistribute(CUBE("sp", "None"), Layout((4, 2), ("x", "y"))("None", "None"), (16, 4)) != ()
+
+
+def test_regions_that_agree_by_chance_need_no_step() -> None:
+    """Eight ranks cut 8 rows alike in any grouping, but 10 rows differently by 8 at once and by 2, 2 and 2."""
+    fine, coarse = CUBE(("dp", "sp", "mp"), "None"), Layout((8,), ("tp",))("tp", "None")
+    assert fine.region(2, (10, 4)) != coarse.region(2, (10, 4))
+    assert [str(step.kind) for step in redistribute(fine, coarse, (10, 4))] == ["transfer"]
+    turned = Layout((4,), ("x",), [0, 2, 1, 3])
+    assert redistribute(Layout((4,), ("y",))("None", "y"), turned("None", "x"), (1, 4)) != ()
+    assert redistribute(Layout((4,), ("y",))("None", "None"), turned("None", "None"), (1, 4)) == ()
+
+
+def test_copies_do_not_move() -> None:
+    mesh = Layout((2, 2, 2), ("dp", "sp", "interleaved_parallel"))
+    assert redistribute(mesh(("dp", "interleaved_parallel"), "None"), mesh("dp", "None"), (8, 8)) == ()
+    steps = redistribute(mesh(("dp", "interleaved_parallel"), "None"), mesh("None", "dp"), (8, 8))
+    check(Case(source=steps[0].before, target=steps[-1].after, shape=(8, 8), relation="same"), steps)
+
+
+@pytest.mark.parametrize("price", [None, links_price])
+def test_many_axes_are_never_above_the_greedy_sequences(price: StepPrice | None) -> None:
+    rng = np.random.default_rng(8)
+    mesh = Layout((2, 2, 2, 2, 2), ("a", "b", "c", "d", "e"))
+
+    def cost(step: Step) -> float:
+        return max_received_bytes(step, (32, 32), 4) if price is None else price(step, (32, 32), 4)
+
+    for _ in range(6):
+        source, target = random_layout(rng, mesh, 2, 0.2), random_layout(rng, mesh, 2, 0.0)
+        space = Space(mesh, target, (32, 32))
+        case = Case(source=source, target=target, shape=(32, 32), relation="same")
+        steps = redistribute(source, target, (32, 32), price=price)
+        check(case, steps)
+        for sequence in (by_gathering, by_moving, by_transfer):
+            greedy = tuple(space.step(move) for move in sequence(space, space.state(source), space.goal))
+            check(case, greedy)
+            assert sum(map(cost, steps)) <= sum(map(cost, greedy)) * (1 + 1e-12)
 
 
 def test_steps_link_source_and_target_on_one_mesh() -> None:

@@ -8,7 +8,6 @@ What a recomputed operator made is made again just before the backward needs it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,7 @@ from plans.operators import OperatorSpec
 from plans.plan import Plan
 from plans.program import Instruction, Scope, Value
 
-__all__ = ["Border", "ChunkLowering", "LOSSES"]
+__all__ = ["LOSSES", "Border", "ChunkLowering"]
 
 LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy"})
 
@@ -234,8 +233,7 @@ class _Backward:
         mesh, assignment = chunk.mesh_of(operator), chunk.plan.strategy(operator).dims
         tensor, layout = chunk.micro.tensors[name], spec.gradient_layout(index, mesh, assignment)
         operands = [] if operator.kind in LOSSES else [self._finished(emitter, operator, spec, mesh)]
-        for need in spec.gradients[index].needs:
-            operands.append(self._saved(emitter, operator, spec, need))
+        operands += [self._saved(emitter, operator, spec, need) for need in spec.gradients[index].needs]
         value = chunk.table.add(
             Value(
                 name=f"d:{name}.{operator.name}.{index}", shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
@@ -273,10 +271,7 @@ class _Backward:
     def _ensure(self, emitter: Emitter, value: str) -> str:
         chunk = self.chunk
         dropped = {
-            name
-            for operator in chunk.operators()
-            if operator.name in chunk.plan.recompute
-            for name in operator.outputs
+            name for operator in chunk.operators() if operator.name in chunk.plan.recompute for name in operator.outputs
         }
         if value not in chunk.makers or chunk.tensor_of.get(value, _stem(value)) not in dropped:
             return value
@@ -350,7 +345,11 @@ class _Backward:
         value = emitter.move(value, f"d:{name}.use{count}", layout, target, tensor.shape, role="gradient")
         total = chunk.table.add(
             Value(
-                name=f"g:{name}", shape=target.local_shape(tensor.shape), dtype=tensor.dtype, scope=Scope.STEP, role="gradient"
+                name=f"g:{name}",
+                shape=target.local_shape(tensor.shape),
+                dtype=tensor.dtype,
+                scope=Scope.STEP,
+                role="gradient",
             )
         )
         emitter.compute(f"g:{name}.use{count}", "accumulate", "W", (value,), (total,))

@@ -60,7 +60,9 @@ class Emitter:
         for name in names:
             if token := self.pending.pop(name, None):
                 self.instructions.append(
-                    Instruction(name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=(name,), waits=token)
+                    Instruction(
+                        name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=(name,), waits=token
+                    )
                 )
 
     def flush(self) -> None:
@@ -145,7 +147,9 @@ class Emitter:
         operator: str = "",
     ) -> None:
         """A point-to-point move inside the group: every rank sends and receives."""
-        send, recv = transfer_pair(name, value, result, source, target, shape, self.table[value].dtype, channel, operator)
+        send, recv = transfer_pair(
+            name, value, result, source, target, shape, self.table[value].dtype, channel, operator
+        )
         self.table.add(Value(name=str(send.token), shape=(), role="token"))
         self.table.add(Value(name=str(recv.token), shape=(), role="token"))
         self.add(recv)

@@ -1,7 +1,7 @@
 """When a value dies: the last instruction that reads it frees it.
 
-Bodies run in a known order for one micro-batch (receive, forward, receive, backward), so the last use of a micro-batch's
-value is found by walking that sequence once, backwards.
+Bodies run in a known order for one micro-batch (receive, forward, receive, backward), so the last use of a value is
+found by walking that sequence once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Val
     }
     last: dict[str, int] = {}
     for position, instruction in enumerate(flat):
-        used = (*instruction.inputs, *instruction.outputs, *reads_of_token.get(instruction.waits, ()))
+        used = (*instruction.inputs, *instruction.outputs, *reads_of_token.get(instruction.waits or "", ()))
         for name in used:
             for owner in _owners(name, values):
                 last[owner] = position

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -115,13 +115,14 @@ class _Lowering:
         return self.plan.strategy(operator).mesh or stage.mesh  # type: ignore[arg-type]
 
     def _check_parameters(self) -> None:
-        stage_of, owner = self.plan.stage_of(), {}
+        stage_of = self.plan.stage_of()
+        owner: dict[str, int] = {}
         for operator in self.micro.operators:
             group = self.group_of_stage[stage_of[operator.name]]
             for name in operator.inputs:
                 if self.micro.tensors[name].kind == "parameter" and owner.setdefault(name, group) != group:
                     raise TwofoldError(
-                        f"parameter {name!r} is read by stages on different ranks (operator {operator.name!r} is the second); "
+                        f"parameter {name!r} is read by stages on different ranks (the second is {operator.name!r}); "
                         "put its readers into one stage"
                     )
 
@@ -138,7 +139,9 @@ class _Lowering:
         bodies = {stage: self._chunk(stage, table, homes, reduced, optimizer, gathered) for stage in stages}
         loss = self._loss_value(table, stages)
         blocks = self._order(order, bodies, gathers)
-        blocks.append(Block(label="end", micro_batch=END, body=self._end(mesh, table, optimizer, places, blocks, bodies, loss)))
+        blocks.append(
+            Block(label="end", micro_batch=END, body=self._end(mesh, table, optimizer, places, blocks, bodies, loss))
+        )
         return GroupProgram(mesh=mesh, values=dict(table.values), blocks=tuple(blocks), parameters=places, loss=loss)
 
     def _parameter_layouts(self, stages: Sequence[int]) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
@@ -187,7 +190,9 @@ class _Lowering:
             homes=homes, reduced=reduced,
         )  # fmt: skip
 
-        def crossing(border: Border, gradient: bool, value: str = "", result: str = "") -> tuple[Instruction, Instruction]:
+        def crossing(
+            border: Border, gradient: bool, value: str = "", result: str = ""
+        ) -> tuple[Instruction, Instruction]:
             name, tensor = chunk.crossing(border, gradient), self.micro.tensors[border.tensor]
             ends = (border.target, border.source) if gradient else (border.source, border.target)
             pair = transfer_pair(
@@ -245,7 +250,7 @@ class _Lowering:
             receive_backward=Body(name=f"{stage}B.recv", instructions=tuple(returning_)) if returning_ else None,
         )
 
-    def _reduce_in(self, stage: int, optimizer: OptimizerLowering) -> object:
+    def _reduce_in(self, stage: int, optimizer: OptimizerLowering) -> Callable[[Emitter, str], None]:
         """Reduce in the last backward of the only chunk that reads a parameter; otherwise at the end of the step."""
         mine = set(self.plan.stages[stage].operators)
         shared = {
@@ -270,7 +275,9 @@ class _Lowering:
     def _loss_operator(self):  # type: ignore[no-untyped-def]
         operator = self.micro.producers()[self.micro.loss]
         if operator.kind not in LOSSES:
-            raise TwofoldError(f"the loss comes from {operator.name!r} ({operator.kind}); it must be one of {sorted(LOSSES)}")
+            raise TwofoldError(
+                f"the loss comes from {operator.name!r} ({operator.kind}); it must be one of {sorted(LOSSES)}"
+            )
         return operator
 
     def _accumulate_loss(self, table: ValueTable) -> list[Instruction]:
@@ -400,7 +407,9 @@ def _with_waits(instructions: Sequence[Instruction], gathered: Mapping[str, str]
                 waited.add(name)
                 token = gathered[name]
                 result.append(
-                    Instruction(name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=(name,), waits=token)
+                    Instruction(
+                        name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=(name,), waits=token
+                    )
                 )
         result.append(replace(instruction))
     return result

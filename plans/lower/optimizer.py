@@ -51,14 +51,20 @@ class OptimizerLowering:
         if self._sharded(tensor):
             kept_shape = (padded_shard(_count(shape), home.mesh.size(axes)),)
             shard = self.table.add(
-                Value(name=f"{tensor.name}#shard", shape=kept_shape, dtype=tensor.dtype, scope=Scope.KEPT, role="weight")
+                Value(
+                    name=f"{tensor.name}#shard", shape=kept_shape, dtype=tensor.dtype, scope=Scope.KEPT, role="weight"
+                )
             )
         scope = Scope.STEP if shard else Scope.KEPT
         self.table.add(Value(name=tensor.name, shape=shape, dtype=tensor.dtype, scope=scope, role="weight"))
         states = tuple(
             self.table.add(
                 Value(
-                    name=f"{tensor.name}#state{number}", shape=kept_shape, dtype=tensor.dtype, scope=Scope.KEPT, role="optimizer"
+                    name=f"{tensor.name}#state{number}",
+                    shape=kept_shape,
+                    dtype=tensor.dtype,
+                    scope=Scope.KEPT,
+                    role="optimizer",
                 )
             )
             for number in range(self.optimizer.num_states)
@@ -101,8 +107,9 @@ class OptimizerLowering:
         name = f"{result}.{call}"
         emitter.add(
             Instruction(
-                name=name, kind=Kind.COLLECTIVE, call=call, part="C", inputs=(value,), outputs=(result,), mesh=home.mesh,
-                axes=axes, channel=channel_of(home.mesh, axes), message_bytes=max(before.span_bytes, after.span_bytes),
+                name=name, kind=Kind.COLLECTIVE, call=call, part="C", inputs=(value,), outputs=(result,),
+                mesh=home.mesh, axes=axes, channel=channel_of(home.mesh, axes),
+                message_bytes=max(before.span_bytes, after.span_bytes),
                 token=emitter.token(name, Scope.STEP), shapes=(before.shape, after.shape), dtype=tensor.dtype,
             )
         )  # fmt: skip
@@ -123,7 +130,8 @@ class OptimizerLowering:
             kept = (home.shard or home.weight, *home.states)
             emitter.compute(
                 f"{name}.U", f"{self.optimizer.kind}.update", "U", (kept[0], gradient, *home.states), kept,
-                attrs=dict(self.optimizer.settings), flops=2 * (1 + len(home.states)) * _count(self.table[kept[0]].shape),
+                attrs=dict(self.optimizer.settings),
+                flops=2 * (1 + len(home.states)) * _count(self.table[kept[0]].shape),
                 frees=tuple(freed),
             )  # fmt: skip
         return emitter.instructions

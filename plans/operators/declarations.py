@@ -48,7 +48,9 @@ def declare(kind: str, inputs: Shapes, outputs: Shapes, attrs: Mapping[str, Any]
     ((('b0', 'k'), ('n', 'k')), (('b0', 'n'),), ('k',), 384)
     """
     if kind not in _DECLARATIONS:
-        raise TwofoldError(f"operator {name!r} is of the kind {kind!r}, which is not known; known: {', '.join(kinds())}")
+        raise TwofoldError(
+            f"operator {name!r} is of the kind {kind!r}, which is not known; known: {', '.join(kinds())}"
+        )
     return _DECLARATIONS[kind](kind, inputs, outputs, attrs)
 
 
@@ -150,8 +152,8 @@ def _elementwise_loss(kind: str, inputs: Shapes, outputs: Shapes, attrs: Mapping
     """The mean over all elements of |x - t| or (x - t)^2, for x and t of equal shape; every dim is summed over."""
     if tuple(inputs[0]) != tuple(inputs[1]):
         raise TwofoldError(
-            f"{kind} compares {tuple(inputs[0])} with {tuple(inputs[1])}; broadcasting there would change the function when the "
-            f"batch is cut into micro-batches: reshape the labels to {tuple(inputs[0])}"
+            f"{kind} compares {tuple(inputs[0])} with {tuple(inputs[1])}; broadcasting would change the function when "
+            f"the batch is cut into micro-batches: reshape the labels to {tuple(inputs[0])}"
         )
     dims = _dims("d", inputs[0])
     flops = 3 * math.prod(inputs[0])

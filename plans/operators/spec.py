@@ -3,8 +3,8 @@
 An operator names the dims of its inputs and outputs. A **strategy** gives mesh axes to dims. From that alone follow
 
 - the layout of every input and output: each dim is split by the axes given to it;
-- the partial sums of the outputs: a dim that stands in an input but in no output is summed over, so the axes given to it
-  leave partial sums behind;
+- the partial sums of the outputs: a dim that stands in an input but in no output is summed over, so the axes given to
+  it leave partial sums behind;
 - the layout of the gradient of input i: split as input i is, and partial over the axes of every dim that input i lacks
   (the gradient sums over them), except that an *additive* input (a bias) is outside the forward sum.
 """
@@ -74,7 +74,9 @@ class OperatorSpec:
     def output_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which output `index` is made, with its partial axes."""
         partial = tuple(axis for dim in self.contracted for axis in assignment.get(dim, ()))
-        return TensorLayout(mesh=mesh, dims=tuple(assignment.get(dim, ()) for dim in self.outputs[index]), partial=partial)
+        return TensorLayout(
+            mesh=mesh, dims=tuple(assignment.get(dim, ()) for dim in self.outputs[index]), partial=partial
+        )
 
     def gradient_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which the gradient of input `index` is made, with its partial axes."""
@@ -82,7 +84,9 @@ class OperatorSpec:
         outside = set(self.contracted) if index in self.additive else set()
         missing = [dim for dim in self.sizes if dim not in own and dim not in outside]
         partial = tuple(axis for dim in missing for axis in assignment.get(dim, ()))
-        return TensorLayout(mesh=mesh, dims=tuple(assignment.get(dim, ()) for dim in self.inputs[index]), partial=partial)
+        return TensorLayout(
+            mesh=mesh, dims=tuple(assignment.get(dim, ()) for dim in self.inputs[index]), partial=partial
+        )
 
     def check(self, mesh: Layout, assignment: Assignment, name: str) -> None:
         """Refuse a strategy that this operator cannot carry out.
@@ -93,7 +97,9 @@ class OperatorSpec:
         used: dict[str, str] = {}
         for dim, axes in assignment.items():
             if dim not in self.sizes:
-                raise TwofoldError(f"operator {name!r} ({self.kind}) has no dim {dim!r}; its dims are {list(self.sizes)}")
+                raise TwofoldError(
+                    f"operator {name!r} ({self.kind}) has no dim {dim!r}; its dims are {list(self.sizes)}"
+                )
             if axes and dim not in self.splittable:
                 able = sorted(self.splittable) or "none"
                 raise TwofoldError(f"dim {dim!r} of operator {name!r} ({self.kind}) cannot be split; these can: {able}")
@@ -104,8 +110,8 @@ class OperatorSpec:
             count = mesh.size(axes)
             if self.sizes[dim] % count:
                 raise TwofoldError(
-                    f"operator {name!r}: dim {dim!r} has size {self.sizes[dim]}, which axes {list(axes)} cut into {count}: "
-                    f"{self.sizes[dim]} % {count} != 0"
+                    f"operator {name!r}: dim {dim!r} has size {self.sizes[dim]}, which axes {list(axes)} cut into "
+                    f"{count}: {self.sizes[dim]} % {count} != 0"
                 )
 
     def local_fraction(self, mesh: Layout, assignment: Assignment) -> int:

@@ -26,7 +26,7 @@ def by_gathering(space: Space, start: State, goal: State) -> list[Move]:
 
 
 def by_moving(space: Space, start: State, goal: State) -> list[Move]:
-    """Slice where the axis is free, all-to-all where another dim ends with it, else gather: MindSpore's order of trying.
+    """Slice where the axis is free, all-to-all where another dim ends with it, else gather: as MindSpore tries.
 
     MindSpore infers on dims cut into factors with one axis each; here a dim gives its axes away from the last one on.
     """

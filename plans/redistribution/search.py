@@ -11,6 +11,10 @@ the target or to a layout one collective away from it. A* finds the cheapest pat
   step that brings that many bytes to some rank, the search leaves out what cannot win (floor_s must be subadditive, as
   latency + bytes / bandwidth is, with floor_s(0) = 0); otherwise it expands every state cheaper than the target.
 
+On up to three axes of more than one rank the answer is the cheapest path over these edges. On more axes slices and
+reductions are tried axis by axis and in the target's own runs, and the search stops after a number of states; it starts
+from the sequences of `greedy` and never ends above them.
+
 Two different meshes over the same ranks are refined to their atomic mesh (`atomic`), and all layouts of the steps lie
 on it; so the first step's `before` and the last step's `after` are placed like source and target but may be written
 differently. Without a common refinement, or with different ranks, sums are reduced first, as cheaply as possible, and a
@@ -30,6 +34,7 @@ from functools import lru_cache
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
 from plans.redistribution.atomic import refine, rewrite
+from plans.redistribution.greedy import by_gathering, by_moving, by_transfer
 from plans.redistribution.space import Move, Space, State
 from plans.redistribution.step import Step, StepKind
 from plans.redistribution.traffic import max_received_bytes
@@ -42,8 +47,11 @@ StepPrice = Callable[[Step, tuple[int, ...], int], float]
 _Cost = tuple[float, int, int, int]
 """(bytes or seconds, communicating steps, transfers, slices)"""
 
-_MAX_EXPANDED = 20_000
-"""States expanded before the search settles for the best sequence found; never reached with up to 3 axes."""
+_BEFORE_TRANSFER = frozenset(StepKind) - {StepKind.SLICE, StepKind.TRANSFER}
+"""A transfer fetches from fewer replicas after a slice, and two transfers fetch more than one: neither can win."""
+
+_MAX_EXPANDED = 300
+"""On more than 3 axes: states expanded before the search settles for the best sequence found."""
 
 
 def redistribute(
@@ -137,28 +145,33 @@ def _search(space: Space, start: State, goal: State, itemsize: int, price: StepP
             return space.received(move) * itemsize
         return price(space.step(move), space.shape, itemsize)
 
-    landings = [goal] if price is None else space.landings(goal)
+    space.drop_spare_dims(start, goal)
+    landings = [goal] if price is None else [goal, *(move.before for move in space.closing(goal))]
     best: dict[State, _Cost] = {start: (0, 0, 0, 0)}
     came: dict[State, Move] = {}
     count = itertools.count()
-    queue = [((bound(start), 0, 0, 0), next(count), start)]
+    if price is not None or len(space.axes) > 3:
+        for sequence in (by_gathering, by_moving, by_transfer):
+            _note(sequence(space, start, goal), cost, best, came)
+    queue = [((known[0] + bound(state), *known[1:]), next(count), state) for state, known in best.items()]
+    heapq.heapify(queue)
     closed: set[State] = set()
     while queue:
         _, _, state = heapq.heappop(queue)
         if state in closed:
             continue
-        if state == goal or len(closed) >= _MAX_EXPANDED:
+        if state == goal or (len(closed) >= _MAX_EXPANDED and len(space.axes) > 3):
             break
         closed.add(state)
-        paid, talks, transfers, slices = best[state]
-        for move in itertools.chain(_transfers(state, landings), space.moves(state, goal)):
+        paid = best[state][0]
+        fetches = _transfers(state, landings) if state not in came or came[state].kind in _BEFORE_TRANSFER else ()
+        for move in itertools.chain(fetches, space.moves(state, goal)):
             if move.after in closed:
                 continue
             left = bound(move.after)
             if goal in best and paid + least(move) + left > best[goal][0]:
                 continue
-            is_slice, is_transfer = move.kind is StepKind.SLICE, move.kind is StepKind.TRANSFER
-            now = (paid + cost(move), talks + (not is_slice), transfers + is_transfer, slices + is_slice)
+            now = _add(best[state], move, cost(move))
             if move.after not in best or now < best[move.after]:
                 best[move.after] = now
                 came[move.after] = move
@@ -169,6 +182,20 @@ def _search(space: Space, start: State, goal: State, itemsize: int, price: StepP
         path.append(came[state])
         state = came[state].before
     return path[::-1]
+
+
+def _add(paid: _Cost, move: Move, cost: float) -> _Cost:
+    is_slice, is_transfer = move.kind is StepKind.SLICE, move.kind is StepKind.TRANSFER
+    return (paid[0] + cost, paid[1] + (not is_slice), paid[2] + is_transfer, paid[3] + is_slice)
+
+
+def _note(moves: list[Move], cost: Callable[[Move], float], best: dict[State, _Cost], came: dict[State, Move]) -> None:
+    """Enter a known sequence, so that it bounds the search and is there when the search stops early."""
+    for move in moves:
+        now = _add(best[move.before], move, cost(move))
+        if move.after not in best or now < best[move.after]:
+            best[move.after] = now
+            came[move.after] = move
 
 
 def _transfers(state: State, landings: list[State]) -> Iterator[Move]:
@@ -187,12 +214,22 @@ def _across(
             return sum(max_received_bytes(step, shape, itemsize) for step in steps), len(steps)
         return sum(price(step, shape, itemsize) for step in steps), len(steps)
 
+    same_ranks = set(source.mesh.rank_list) == set(target.mesh.rank_list)
+    if same_ranks and not source.partial and not target.partial:
+        if all(source.region(rank, shape) == target.region(rank, shape) for rank in source.mesh.rank_list):
+            return ()
     if target.partial and source.mesh.size(source.partial) != target.mesh.size(target.partial):
         raise TwofoldError(f"{source} cannot become {target} on another mesh: its partial sums are spread otherwise")
     candidates: list[tuple[Step, ...]] = []
+    endings: list[tuple[TensorLayout, tuple[Step, ...]]] = [(target, ())]
+    if price is not None:
+        space = Space(target.mesh, target, shape)
+        closing = [space.step(move) for move in space.closing(space.goal)]
+        endings += [(step.before, (_with(step, step.before, target),)) for step in closing]
     for reduced in [source] if target.partial else _reduced(source):
         before = redistribute(source, reduced, shape, itemsize=itemsize, price=price)
-        candidates.append((*before, Step(kind=StepKind.TRANSFER, before=reduced, after=target)))
+        for landing, ending in endings:
+            candidates.append((*before, Step(kind=StepKind.TRANSFER, before=reduced, after=landing), *ending))
     return min(candidates, key=cost)
 
 

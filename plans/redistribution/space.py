@@ -12,17 +12,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from plans.layout import DimAxes, Layout, TensorLayout
+from plans.redistribution.cuts import Indices, cut, overlap
 from plans.redistribution.step import Step, StepKind
 
 __all__ = ["Move", "Space", "State", "put"]
 
 State = tuple[tuple[DimAxes, ...], DimAxes]
 """The axes of every dim, and the partial axes in mesh order."""
-
-_Indices = npt.NDArray[np.int64]
 
 
 class Move(NamedTuple):
@@ -45,11 +43,20 @@ class Space:
         self.sizes = {axis: mesh.size((axis,)) for axis in mesh.alias_name}
         self.axes = tuple(axis for axis in mesh.alias_name if self.sizes[axis] > 1)
         self.goal = self.state(target)
-        self._coordinates: dict[str, _Indices] | None = None
-        self._cuts: dict[tuple[DimAxes, int], tuple[_Indices, _Indices]] = {}
-        self._overlaps: dict[tuple[int, DimAxes, DimAxes], _Indices] = {}
+        self.open_dims = tuple(range(len(shape)))
         self._layouts: dict[State, TensorLayout] = {}
         self._lacking: dict[tuple[State, State], int] = {}
+
+    def drop_spare_dims(self, start: State, goal: State) -> None:
+        """Of the dims that neither layout splits, leave one to split on the way, if it can be split evenly by all axes.
+
+        Such dims are alike: what is won by splitting one of them is won by splitting any other.
+        """
+        spare = [dim for dim, axes in enumerate(zip(start[0], goal[0], strict=True)) if axes == ((), ())]
+        whole = math.prod(self.sizes.values())
+        kept = [dim for dim in spare if self.shape[dim] % whole == 0][:1]
+        if kept:
+            self.open_dims = tuple(dim for dim in self.open_dims if dim not in spare or dim in kept)
 
     def state(self, layout: TensorLayout) -> State:
         """The state of a layout on this mesh."""
@@ -77,14 +84,16 @@ class Space:
         used = {axis for axes in dims for axis in axes} | set(partial)
         free = tuple(axis for axis in self.axes if axis not in used)
         for axes in self._orders(free):
-            for dim, own in enumerate(dims):
+            for dim in self.open_dims:
+                own = dims[dim]
                 yield Move(StepKind.SLICE, axes, dim, None, state, (put(dims, dim, own + axes), partial))
         for dim, own in enumerate(dims):
             for at in range(len(own)):
                 kept, axes = own[:at], own[at:]
                 without = put(dims, dim, kept)
                 yield Move(StepKind.ALL_GATHER, axes, dim, None, state, (without, partial))
-                for to_dim, other in enumerate(dims):
+                for to_dim in self.open_dims:
+                    other = dims[to_dim]
                     if to_dim != dim:
                         after = (put(without, to_dim, other + axes), partial)
                         yield Move(StepKind.ALL_TO_ALL, axes, dim, to_dim, state, after)
@@ -93,23 +102,27 @@ class Space:
             rest = tuple(axis for axis in partial if axis not in axes)
             if axes == tuple(axis for axis in due if axis in axes):
                 yield Move(StepKind.ALL_REDUCE, axes, None, None, state, (dims, rest))
-            for dim, own in enumerate(dims):
+            for dim in self.open_dims:
+                own = dims[dim]
                 yield Move(StepKind.REDUCE_SCATTER, axes, dim, None, state, (put(dims, dim, own + axes), rest))
 
-    def landings(self, goal: State) -> list[State]:
-        """The goal and the states from which one all-gather or all-to-all leads to it."""
+    def closing(self, goal: State) -> list[Move]:
+        """Every all-gather and all-to-all that leads to the goal."""
         dims, partial = goal
         used = {axis for axes in dims for axis in axes} | set(partial)
         free = tuple(axis for axis in self.axes if axis not in used)
-        found = [goal]
+        found = []
         for axes in self._orders(free):
-            found += [(put(dims, dim, own + axes), partial) for dim, own in enumerate(dims)]
+            for dim in self.open_dims:
+                before = (put(dims, dim, dims[dim] + axes), partial)
+                found.append(Move(StepKind.ALL_GATHER, axes, dim, None, before, goal))
         for to_dim, own in enumerate(dims):
             for at in range(len(own)):
                 without = put(dims, to_dim, own[:at])
-                found += [
-                    (put(without, dim, other + own[at:]), partial) for dim, other in enumerate(dims) if dim != to_dim
-                ]
+                for dim in self.open_dims:
+                    if dim != to_dim:
+                        before = (put(without, dim, dims[dim] + own[at:]), partial)
+                        found.append(Move(StepKind.ALL_TO_ALL, own[at:], dim, to_dim, before, goal))
         return found
 
     def _orders(self, axes: DimAxes) -> Iterator[DimAxes]:
@@ -118,7 +131,7 @@ class Space:
             for count in range(1, len(axes) + 1):
                 yield from itertools.permutations(axes, count)
             return
-        chosen = dict.fromkeys((axis,) for axis in axes)
+        chosen: dict[DimAxes, None] = dict.fromkeys((axis,) for axis in axes)
         chosen[axes] = None
         for wanted in self.goal[0]:
             for low, high in itertools.combinations(range(len(wanted) + 1), 2):
@@ -169,38 +182,13 @@ class Space:
     def _count_lacking(self, state: State, goal: State) -> int:
         if state[1] != goal[1]:
             return self.local_elements(goal)
-        wanted: _Indices | int = 1
-        held: _Indices | int = 1
-        for dim, (mine, theirs) in enumerate(zip(state[0], goal[0], strict=True)):
-            low, high = self._cut(theirs, dim)
+        wanted: Indices | int = 1
+        held: Indices | int = 1
+        for size, mine, theirs in zip(self.shape, state[0], goal[0], strict=True):
+            low, high = cut(self.mesh, theirs, size)
             wanted = wanted * (high - low)
-            held = held * self._overlap(dim, mine, theirs)
+            held = held * overlap(self.mesh, mine, theirs, size)
         return int(np.max(np.asarray(wanted - held)))
-
-    def _overlap(self, dim: int, mine: DimAxes, theirs: DimAxes) -> _Indices:
-        key = (dim, mine, theirs)
-        if key not in self._overlaps:
-            low, high = self._cut(mine, dim)
-            other_low, other_high = self._cut(theirs, dim)
-            self._overlaps[key] = np.maximum(np.minimum(high, other_high) - np.maximum(low, other_low), 0)
-        return self._overlaps[key]
-
-    def _cut(self, axes: DimAxes, dim: int) -> tuple[_Indices, _Indices]:
-        """Start and stop of every rank's part of a dim, in the order of the mesh."""
-        key = (axes, dim)
-        if key not in self._cuts:
-            if self._coordinates is None:
-                matrix = tuple(self.sizes[axis] for axis in self.mesh.alias_name)
-                table = np.indices(matrix).reshape(len(matrix), -1)
-                self._coordinates = dict(zip(self.mesh.alias_name, table, strict=True))
-            start = np.zeros(self.mesh.num_ranks, dtype=np.int64)
-            length = np.full(self.mesh.num_ranks, self.shape[dim], dtype=np.int64)
-            for axis in axes:
-                part = -(-length // self.sizes[axis])
-                offset = np.minimum(self._coordinates[axis] * part, length)
-                start, length = start + offset, np.minimum(part, length - offset)
-            self._cuts[key] = (start, start + length)
-        return self._cuts[key]
 
 
 def put(dims: tuple[DimAxes, ...], dim: int, axes: DimAxes) -> tuple[DimAxes, ...]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from plans.layout import TensorLayout
-
+from plans.redistribution.cuts import Indices, cut, overlap
 from plans.redistribution.step import Step, StepKind
 
 __all__ = ["max_received_bytes", "received_bytes"]
@@ -32,51 +30,43 @@ def received_bytes(step: Step, shape: Sequence[int], itemsize: int = 4) -> dict[
     {0: 8, 1: 8}
     """
     if step.kind is StepKind.TRANSFER:
-        return {rank: lacks * itemsize for rank, lacks in _lacking(step.before, step.after, tuple(shape)).items()}
+        lacks = _lacking(step.before, step.after, shape) * itemsize
+        return dict(zip(step.after.mesh.rank_list, lacks.tolist(), strict=True))
     return dict.fromkeys(step.after.mesh.rank_list, _collective_elements(step, shape) * itemsize)
 
 
 def max_received_bytes(step: Step, shape: Sequence[int], itemsize: int = 4) -> int:
     """The bytes of the rank that receives most."""
     if step.kind is StepKind.TRANSFER:
-        return max(_lacking(step.before, step.after, tuple(shape)).values()) * itemsize
+        return int(_lacking(step.before, step.after, shape).max()) * itemsize
     return _collective_elements(step, shape) * itemsize
 
 
-@lru_cache(maxsize=4096)
-def _lacking(before: TensorLayout, after: TensorLayout, shape: tuple[int, ...]) -> dict[int, int]:
+def _lacking(before: TensorLayout, after: TensorLayout, shape: Sequence[int]) -> Indices:
     """The elements that every rank of `after` does not hold under `before`; no need to know who sends them."""
-    held = {rank: at for at, rank in enumerate(before.mesh.rank_list)}
-    pairs = [(at, held[rank]) for at, rank in enumerate(after.mesh.rank_list) if rank in held]
+    wanted: Indices | int = 1
+    held: Indices | int = 1
+    if before.mesh == after.mesh and (not after.partial or before.partial == after.partial):
+        for size, old, new in zip(shape, before.dims, after.dims, strict=True):
+            low, high = cut(after.mesh, new, size)
+            wanted = wanted * (high - low)
+            held = held * overlap(after.mesh, old, new, size)
+        return np.asarray(wanted - held) + np.zeros(after.mesh.num_ranks, dtype=np.int64)
+    position = {rank: at for at, rank in enumerate(before.mesh.rank_list)}
+    pairs = [(at, position[rank]) for at, rank in enumerate(after.mesh.rank_list) if rank in position]
     here, there = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    low, high = cuts(after, shape)
-    old_low, old_high = cuts(before, shape)
-    lacks = np.prod(high - low, axis=0)
-    common = np.minimum(high[:, here], old_high[:, there]) - np.maximum(low[:, here], old_low[:, there])
-    same_term = np.ones(len(pairs), dtype=bool)
-    if before.partial:
-        same_term[:] = [
-            before.mesh.index(before.mesh.rank_list[old], before.partial)
-            == after.mesh.index(after.mesh.rank_list[new], after.partial)
-            for new, old in pairs
-        ]
-    lacks[here] -= np.where(same_term, np.prod(np.maximum(common, 0), axis=0), 0)
-    return dict(zip(after.mesh.rank_list, lacks.tolist(), strict=True))
-
-
-def cuts(layout: TensorLayout, shape: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Starts and stops of all regions as arrays [dim, position of the rank in the mesh]."""
-    sizes = [layout.mesh.size((axis,)) for axis in layout.mesh.alias_name]
-    coordinates = dict(zip(layout.mesh.alias_name, np.indices(sizes).reshape(len(sizes), -1), strict=True))
-    start = np.zeros((len(shape), layout.mesh.num_ranks), dtype=np.int64)
-    length = np.repeat(np.array(shape, dtype=np.int64)[:, None], layout.mesh.num_ranks, axis=1)
-    for dim, axes in enumerate(layout.dims):
-        for axis in axes:
-            part = -(-length[dim] // layout.mesh.size((axis,)))
-            offset = np.minimum(coordinates[axis] * part, length[dim])
-            start[dim] += offset
-            length[dim] = np.minimum(part, length[dim] - offset)
-    return start, start + length
+    for size, old, new in zip(shape, before.dims, after.dims, strict=True):
+        low, high = cut(after.mesh, new, size)
+        old_low, old_high = cut(before.mesh, old, size)
+        wanted = wanted * (high - low)
+        held = held * np.maximum(np.minimum(high[here], old_high[there]) - np.maximum(low[here], old_low[there]), 0)
+    lacks = np.asarray(wanted) + np.zeros(after.mesh.num_ranks, dtype=np.int64)
+    ranks = after.mesh.rank_list
+    same_term = [
+        before.mesh.index(ranks[at], before.partial) == after.mesh.index(ranks[at], after.partial) for at, _ in pairs
+    ]
+    lacks[here] -= np.where(same_term, held, 0)
+    return lacks
 
 
 def _collective_elements(step: Step, shape: Sequence[int]) -> int:

@@ -63,7 +63,7 @@ def unit_start_times(schedule: Schedule) -> NDArray[np.int64]:
                 ready += waiting.pop(row)
             row += 1
         next_row[rank], free[rank] = row, time
-    return np.array(end) - (np.array(end) >= 0)
+    return np.array([time - 1 if time > 0 else -1 for time in end])
 
 
 def rank_of_rows(table: ScheduleTable) -> NDArray[np.int64]:

@@ -16,9 +16,9 @@ def format_cells(rows: Sequence[Sequence[str]], *, mark: tuple[int, int] | None 
     Empty cells print as a dot; the marked cell may lie just behind the end of its row.
 
     >>> print(format_cells([["0F0", "0B0"], ["", "1F0", "1B0"]], mark=(0, 1)))
-    time    0     1     2
-    rank 0  0F0  >0B0<  .
-    rank 1  .     1F0   1B0
+    time    0    1     2
+    rank 0  0F0 >0B0<  .
+    rank 1  .    1F0   1B0
     """
     num_columns = max((len(row) for row in rows), default=0)
     first_row, last_row, first, last = 0, len(rows), 0, num_columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ _KEPT_FOR_WEIGHTS = np.array([0, 0, 1, -1])
 
 
 def live_counts(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """After each row of the table, on its rank: activations before their backward, and those kept for a weight gradient.
+    """After each row of the table, on its rank: activations before their backward, and kept for a weight gradient.
 
     A rank does one action at a time, so the counts depend on the order alone, not on any duration.
     """
@@ -50,7 +51,7 @@ def peak_in_flight(schedule: Schedule, *, kept_for_weights: int | Fraction = 1) 
     before_backward, kept = live_counts(schedule)
     starts = schedule.table.rank_start.tolist()
     peaks: list[int | Fraction] = []
-    for first, last in zip(starts, starts[1:], strict=False):
+    for first, last in pairwise(starts):
         pairs = set(zip(before_backward[first:last].tolist(), kept[first:last].tolist(), strict=True))
         peaks.append(max((whole + kept_for_weights * part for whole, part in pairs), default=0))
     return tuple(peaks)

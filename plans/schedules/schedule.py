@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -92,8 +92,8 @@ class Schedule:
             if column.min() < 0 or column.max() >= limit:
                 row = int(np.flatnonzero((column < 0) | (column >= limit))[0])
                 raise ScheduleError(f"schedule {self.name!r} has {limit} {what}; {self.cell_text(row)} is outside them")
-        for column in self.table:
-            column.flags.writeable = False
+        for array in self.table:
+            array.flags.writeable = False
 
     @classmethod
     def from_order(
@@ -156,13 +156,13 @@ class Schedule:
             isinstance(other, Schedule)
             and (self.name, self.num_stages, self.num_micro_batches, self.placement)
             == (other.name, other.num_stages, other.num_micro_batches, other.placement)
-            and all(np.array_equal(mine, theirs) for mine, theirs in zip(self.table, other.table, strict=True))
+            and self._columns_as_bytes() == other._columns_as_bytes()
         )
 
     def __hash__(self) -> int:
         if self._hash is None:
             parts = (self.name, self.num_stages, self.num_micro_batches, self.placement)
-            object.__setattr__(self, "_hash", hash((parts, *(column.tobytes() for column in self.table))))
+            object.__setattr__(self, "_hash", hash((parts, *self._columns_as_bytes())))
         assert self._hash is not None
         return self._hash
 
@@ -184,10 +184,13 @@ class Schedule:
                 for stage, kind, micro_batch in zip(*columns, strict=True)
             ]
             starts = self.table.rank_start.tolist()
-            rows = tuple(tuple(actions[first:last]) for first, last in zip(starts, starts[1:], strict=False))
+            rows = tuple(tuple(actions[first:last]) for first, last in pairwise(starts))
             object.__setattr__(self, "_order", rows)
         assert self._order is not None
         return self._order
+
+    def _columns_as_bytes(self) -> list[bytes]:
+        return [np.ascontiguousarray(column, np.int64).tobytes() for column in self.table]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The virtual stages that `rank` owns, in the order of the model."""
@@ -203,7 +206,7 @@ class Schedule:
         columns = [column.tolist() for column in self.table[1:]]
         texts = [f"{stage}{_LETTERS[kind]}{micro}" for stage, kind, micro in zip(*columns, strict=True)]
         starts = self.table.rank_start.tolist()
-        return [texts[first:last] for first, last in zip(starts, starts[1:], strict=False)]
+        return [texts[first:last] for first, last in pairwise(starts)]
 
     def to_csv(self) -> str:
         """The actions only, as torch.distributed.pipelining reads them (`format="compute_only"`)."""
@@ -220,7 +223,9 @@ class Schedule:
 
 def _check_placement(name: str, num_stages: int, placement: tuple[int, ...], num_ranks: int) -> None:
     if len(placement) != num_stages:
-        raise ScheduleError(f"schedule {name!r} has {num_stages} stages and a placement of {len(placement)}: {placement}")
+        raise ScheduleError(
+            f"schedule {name!r} has {num_stages} stages and a placement for {len(placement)}: {placement}"
+        )
     for stage, rank in enumerate(placement):
         if not 0 <= rank < num_ranks:
             raise ScheduleError(

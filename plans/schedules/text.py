@@ -53,7 +53,9 @@ def read_rows(text: str) -> tuple[Header, list[list[Action]]]:
     order = []
     for rank, row in enumerate(rows):
         if not row:
-            raise ScheduleError(f"the line of rank {rank} is empty; every rank has its line ('\"\"' if it does nothing)")
+            raise ScheduleError(
+                f"the line of rank {rank} is empty; every rank has its line (a comma if it does nothing)"
+            )
         order.append([action for position in range(len(row)) for action in _read_cell(rows, rank, position)])
     return header, order
 

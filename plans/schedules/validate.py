@@ -50,13 +50,12 @@ def validate(schedule: Schedule, *, memory_limit: int | Sequence[int] | None = N
 
 def _check_owners(schedule: Schedule) -> None:
     table = schedule.table
-    owner = np.array(schedule.placement)[table.stage]
-    wrong = np.flatnonzero(owner != rank_of_rows(table))
+    owner, rank_of = np.array(schedule.placement)[table.stage], rank_of_rows(table)
+    wrong = np.flatnonzero(owner != rank_of)
     if len(wrong):
         row = int(wrong[0])
-        raise _culprit(
-            schedule, row, f"{schedule.cell_text(row)} belongs on rank {owner[row]}, which owns stage {table.stage[row]}"
-        )
+        reason = f"{schedule.cell_text(row)} is on rank {rank_of[row]}, but rank {owner[row]} owns its stage"
+        raise _culprit(schedule, row, reason)
 
 
 def _check_each_once(schedule: Schedule) -> None:
@@ -156,7 +155,8 @@ def _check_memory(schedule: Schedule, memory_limit: int | Sequence[int]) -> None
         raise ScheduleError(f"memory_limit has {len(limits)} numbers for {schedule.num_ranks} ranks: {limits}")
     table = schedule.table
     rank_of = rank_of_rows(table)
-    live = sum(live_counts(schedule))
+    before_backward, kept = live_counts(schedule)
+    live = before_backward + kept
     over = np.flatnonzero(live > np.array(limits)[rank_of])
     if len(over):
         row = int(over[0])

@@ -1,0 +1,60 @@
+"""What a rule knows beside its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from plans.layout import Layout
+
+__all__ = ["Progress", "Rule", "Site", "torch_dtype"]
+
+Rule = Callable[..., Any]
+"""(site, attrs, *inputs) -> one tensor, or a tuple of them."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far training is; one object per rank, shared by all its sites. `step` counts from 1."""
+
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where an instruction runs and what it makes.
+
+    Args:
+        rank: of the process.
+        mesh: the mesh that axes in the instruction's attrs belong to.
+        shape: local shape of the first output.
+        dtype: of the first output, such as "float32".
+        shares: whether the first output lives in an input's memory.
+        progress: the rank's step count.
+    """
+
+    rank: int
+    mesh: Layout
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    shares: bool = False
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The torch form of `dtype`."""
+        return torch_dtype(self.dtype)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch form of a dtype's name.
+
+    >>> torch_dtype("bfloat16")
+    torch.bfloat16
+    """
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype), name
+    return found

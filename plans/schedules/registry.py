@@ -1,0 +1,114 @@
+"""The schedules by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from plans.schedules.dualpipe_v import dualpipe_v
+from plans.schedules.errors import ScheduleError
+from plans.schedules.gpipe import gpipe
+from plans.schedules.interleaved_1f1b import interleaved_1f1b
+from plans.schedules.interleaved_zb import interleaved_zb
+from plans.schedules.looped_bfs import looped_bfs
+from plans.schedules.one_f_one_b import one_f_one_b
+from plans.schedules.phases import MAX_CHUNKS
+from plans.schedules.schedule import Schedule
+from plans.schedules.v_half import v_half
+from plans.schedules.v_min import v_min
+from plans.schedules.zb_h1 import zb_h1
+from plans.schedules.zb_h2 import zb_h2
+from plans.schedules.zb_v import zb_v
+
+__all__ = ["make_schedule", "schedule_names"]
+
+
+class _Entry(NamedTuple):
+    make: Callable[..., Schedule]
+    num_chunks: int | None
+    """Chunks per rank; None if the caller chooses."""
+
+
+_SCHEDULES = {
+    "1f1b": _Entry(one_f_one_b, 1),
+    "dualpipe_v": _Entry(dualpipe_v, 2),
+    "gpipe": _Entry(gpipe, 1),
+    "interleaved_1f1b": _Entry(interleaved_1f1b, None),
+    "interleaved_zb": _Entry(interleaved_zb, None),
+    "looped_bfs": _Entry(looped_bfs, None),
+    "v_half": _Entry(v_half, 2),
+    "v_min": _Entry(v_min, 2),
+    "zb_h1": _Entry(zb_h1, 1),
+    "zb_h2": _Entry(zb_h2, 1),
+    "zb_v": _Entry(zb_v, 2),
+}
+
+# Other people's names of the same schedules, without case and punctuation: torch's classes, the papers' short forms.
+_ALIASES = {
+    "interleavedzerobubble": "interleaved_zb",
+    "zb1p": "zb_h1",
+    "zb2p": "zb_h2",
+    "zbvzerobubble": "zb_v",
+    "vzb": "zb_v",
+}
+
+
+def schedule_names() -> tuple[str, ...]:
+    """The names that `make_schedule` knows, sorted."""
+    return tuple(sorted(_SCHEDULES))
+
+
+def make_schedule(name: str, num_ranks: int, num_micro_batches: int, *, virtual: int | None = None) -> Schedule:
+    """The named schedule. Equal arguments give the same object: schedules are values and are kept.
+
+    Args:
+        name: one of `schedule_names()`; case, "-" and "_" do not matter, and the names of the classes of
+            torch.distributed.pipelining mean the same.
+        num_ranks: pipeline ranks (groups of devices), p.
+        num_micro_batches: m.
+        virtual: chunks per rank, v. Must be given for schedules that take any number of them; the others have
+            one, or two if V-shaped, and refuse another number.
+
+    Raises:
+        ScheduleError: an unknown name, or a combination that the schedule cannot do; the message says what would do.
+
+    >>> make_schedule("1F1B", 2, 4).placement
+    (0, 1)
+    >>> make_schedule("interleaved_1f1b", 2, 4, virtual=2).placement
+    (0, 1, 0, 1)
+    """
+    return _make(_known_name(name), num_ranks, num_micro_batches, virtual)
+
+
+@lru_cache(maxsize=256)
+def _make(name: str, num_ranks: int, num_micro_batches: int, virtual: int | None) -> Schedule:
+    make, num_chunks = _SCHEDULES[name]
+    if num_chunks is None:
+        if virtual is None:
+            raise ScheduleError(f"schedule {name!r} needs the number of chunks per rank, e.g. virtual=2")
+        if not 1 <= virtual <= MAX_CHUNKS:
+            raise ScheduleError(f"schedule {name!r} with virtual={virtual}: give 1 to {MAX_CHUNKS} chunks per rank")
+        return make(num_ranks, num_micro_batches, virtual)
+    if virtual not in (None, num_chunks):
+        chunks = "one chunk" if num_chunks == 1 else f"{num_chunks} chunks"
+        others = ", ".join(other for other, entry in sorted(_SCHEDULES.items()) if entry.num_chunks in (None, virtual))
+        raise ScheduleError(
+            f"schedule {name!r} has {chunks} per rank and cannot take virtual={virtual}; these can: {others}"
+        )
+    return make(num_ranks, num_micro_batches)
+
+
+def _known_name(name: str) -> str:
+    known = {_plain(known): known for known in _SCHEDULES} | _ALIASES
+    if _plain(name) in known:
+        return known[_plain(name)]
+    close = difflib.get_close_matches(_plain(name), known, n=2, cutoff=0.6)
+    suggestion = " or ".join(dict.fromkeys(repr(known[key]) for key in close))
+    hint = f"did you mean {suggestion}? " if suggestion else ""
+    raise ScheduleError(f"unknown schedule {name!r}; {hint}known are {', '.join(schedule_names())}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")

@@ -1,0 +1,110 @@
+"""A plan stated in the usual degrees: data, tensor and pipeline parallel, the same for every operator.
+
+The data-parallel axis splits the batch dim of every operator that can be split there. What the tensor-parallel axis
+splits is chosen by the exact search over the other dims, which finds the well-known column-then-row pattern by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.graph import Graph, Operator
+from plans.layout import Layout
+from plans.operators import OperatorSpec
+from plans.plan import Optimizer, Plan, Prediction, Stage, Strategy
+from search.additive import StageCosts
+from search.eliminate import best_assignment
+from search.pricing import instruction_cost
+from search.stages import balanced_cuts
+from simulator import simulate
+
+__all__ = ["uniform_plan"]
+
+
+def uniform_plan(
+    graph: Graph,
+    machine: Machine,
+    *,
+    dp: int = 1,
+    tp: int = 1,
+    pp: int = 1,
+    micro_batch: int | None = None,
+    schedule: str = "1f1b",
+    recompute: Sequence[str] = (),
+    zero: int = 0,
+    optimizer: Optimizer | None = None,
+    stages: Sequence[Sequence[str]] | None = None,
+    full_batch: bool = True,
+) -> Plan:
+    """The plan of given degrees.
+
+    Args:
+        graph: of the whole batch.
+        dp, tp, pp: data-, tensor- and pipeline-parallel degree; ranks are laid out pp outermost, tp innermost.
+        micro_batch: samples of one micro-batch over all data-parallel ranks; the whole batch by default.
+        schedule: of the pipeline.
+        recompute: operators whose outputs are made again in the backward.
+        zero: optimizer-parallel level.
+        optimizer: its kind and settings.
+        stages: operators per stage; balanced by compute when absent.
+        full_batch: see `Plan`.
+
+    Raises:
+        TwofoldError: degrees that do not fit the machine, a micro-batch that does not divide the batch.
+    """
+    if min(dp, tp, pp) < 1 or dp * tp * pp > machine.num_devices:
+        raise TwofoldError(
+            f"dp({dp}) * tp({tp}) * pp({pp}) = {dp * tp * pp} ranks; machine {machine.name!r} has {machine.num_devices}"
+        )
+    micro_batch = graph.batch_size if micro_batch is None else micro_batch
+    if micro_batch < 1 or graph.batch_size % micro_batch:
+        raise TwofoldError(f"micro-batches of {micro_batch} do not divide the batch of {graph.batch_size}")
+    chosen = msgspec.structs.replace(optimizer or Optimizer(), parallel_level=zero)
+    width = dp * tp
+    meshes = [Layout((dp, tp), ("dp", "tp"), list(range(number * width, (number + 1) * width))) for number in range(pp)]
+    count = graph.batch_size // micro_batch
+    micro = graph.with_batch(micro_batch)
+
+    def costs(names: Sequence[str] | None, mesh: Layout) -> StageCosts:
+        return StageCosts(
+            micro=micro, operators=[op for op in micro.operators if names is None or op.name in names], mesh=mesh,
+            num_micro_batches=count, optimizer=chosen, full_batch=full_batch,
+            cost=instruction_cost(machine, mesh, dp * tp * pp), allowed=_follows_the_degrees,
+        )  # fmt: skip
+
+    if stages is None:
+        every = costs(None, meshes[0])
+        weights = [every.compute_s(operator, Strategy()) for operator in every.operators]
+        names = [operator.name for operator in every.operators]
+        stages = [names[start:end] for start, end in balanced_cuts(weights, pp)] if pp > 1 else [names]
+    strategies: dict[str, Strategy] = {}
+    for stage, mesh in zip(stages, meshes, strict=True):
+        table = costs(stage, mesh)
+        _, values = best_assignment(table.sizes, table.tables())
+        for operator, choices, value in zip(table.operators, table.choices, values, strict=True):
+            strategies[operator.name] = choices[value]
+    plan = Plan(
+        graph=graph,
+        stages=tuple(Stage(mesh=mesh, operators=tuple(stage)) for stage, mesh in zip(stages, meshes, strict=True)),
+        strategies={name: strategy for name, strategy in strategies.items() if strategy.dims},
+        num_micro_batches=count, schedule=schedule, recompute=tuple(recompute), optimizer=chosen, full_batch=full_batch,
+    )  # fmt: skip
+    timeline = simulate(plan, machine)
+    prediction = Prediction(
+        machine=machine.name, step_s=timeline.step_interval_s, peak_bytes=timeline.peak_bytes,
+        low_s=timeline.low_s, high_s=timeline.high_s,
+    )  # fmt: skip
+    return msgspec.structs.replace(plan, prediction=prediction)
+
+
+def _follows_the_degrees(operator: Operator, spec: OperatorSpec, strategy: Strategy, mesh: Layout) -> bool:
+    """The data-parallel axis on the batch dim wherever that divides, the tensor-parallel one on other dims."""
+    batch = next((dims[0] for dims in (*spec.outputs, *spec.inputs) if dims), "")
+    degree = mesh.size(("dp",))
+    wanted = degree > 1 and batch in spec.splittable and spec.sizes[batch] % degree == 0
+    given = {axis: dim for dim, axes in strategy.dims.items() for axis in axes}
+    return given.get("dp") == (batch if wanted else None) and given.get("tp") != batch

@@ -1,0 +1,221 @@
+"""Fluid sharing: work that proceeds at rates which change whenever what runs beside it changes.
+
+An `Activity` has an amount of work in picoseconds when alone. Its rate is a rational number; between two changes the
+rate is constant, so what is left is known exactly: everything is integer arithmetic over a common denominator. An
+activity ends at the first whole picosecond at which its work is done, so each loses less than one picosecond.
+
+`Cores` shares the processor cores of a node evenly; `Fabric` slows the compute and the communication of one device by
+measured pairwise rates and lets transfers share the links they leave and enter by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import simpy
+
+__all__ = ["Activity", "Cores", "Fabric", "Rates"]
+
+Rates = Callable[[Any, Any], tuple[Fraction, Fraction]]
+"""(kind of compute, kind of communication) -> the rates of both while they run on one device, above 0."""
+
+_ONE = Fraction(1)
+
+
+class Activity:
+    """Work under way; it stands still until it is given a rate.
+
+    Args:
+        env: the environment whose time is whole picoseconds.
+        work_ps: how long it lasts at rate 1.
+        done: called once, at the end.
+        marks: amounts of work, ascending, whose times of completion are wanted; they are found in `times`.
+
+    >>> env, ended = simpy.Environment(), []
+    >>> activity = Activity(env, 9, lambda: ended.append(env.now), marks=(3, 9))
+    >>> activity.run_at(Fraction(1, 2))
+    >>> env.run()
+    >>> ended, activity.times
+    ([18], [6, 18])
+    """
+
+    __slots__ = ("_done", "_env", "_left", "_marks", "_rate", "_since", "_unit", "_version", "times", "work_ps")
+
+    def __init__(
+        self, env: simpy.Environment, work_ps: int, done: Callable[[], object], marks: Sequence[int] = ()
+    ) -> None:
+        self.work_ps = work_ps
+        self.times: list[int] = []
+        self._env = env
+        self._done = done
+        self._marks = marks
+        self._unit = 1  # work is counted in 1 / _unit picoseconds
+        self._left = work_ps
+        self._rate: Fraction | None = None
+        self._since = int(env.now)
+        self._version = 0
+
+    def run_at(self, rate: Fraction) -> None:
+        """Go on at this rate (above 0) from now."""
+        if rate == self._rate:
+            return
+        self._settle()
+        self._rate = rate
+        if self._unit % rate.denominator:
+            grow = rate.denominator // math.gcd(self._unit, rate.denominator)
+            self._unit *= grow
+            self._left *= grow
+        self._version += 1
+        per_ps = self._per_ps()
+        delay = max(0, -(-self._left // per_ps))
+        self._env.timeout(delay).callbacks.append(partial(self._end, self._version))
+
+    def _per_ps(self) -> int:
+        assert self._rate is not None
+        return self._rate.numerator * (self._unit // self._rate.denominator)
+
+    def _settle(self) -> None:
+        now = int(self._env.now)
+        if self._rate is not None:
+            per_ps = self._per_ps()
+            had = self.work_ps * self._unit - self._left
+            has = had + (now - self._since) * per_ps
+            while len(self.times) < len(self._marks) and self._marks[len(self.times)] * self._unit <= has:
+                missing = self._marks[len(self.times)] * self._unit - had
+                self.times.append(self._since + max(0, -(-missing // per_ps)))
+            self._left = self.work_ps * self._unit - has
+        self._since = now
+
+    def _end(self, version: int, _event: simpy.Event) -> None:
+        if version == self._version:
+            self._version += 1
+            self._settle()
+            self._done()
+
+
+class Cores:
+    """The processor cores of one node: n busy activities on c cores proceed at rate min(1, c / n) each.
+
+    >>> env, ended = simpy.Environment(), []
+    >>> cores = Cores(env, 2)
+    >>> for name in "abc":
+    ...     _ = cores.add(10, lambda name=name: ended.append((name, env.now)))
+    >>> env.run()
+    >>> ended
+    [('a', 15), ('b', 15), ('c', 15)]
+    """
+
+    def __init__(self, env: simpy.Environment, num_cores: int) -> None:
+        self._env = env
+        self._num_cores = num_cores
+        self._busy: dict[Activity, None] = {}
+
+    def add(self, work_ps: int, done: Callable[[], object], marks: Sequence[int] = ()) -> Activity:
+        """Start an activity now."""
+        activity = Activity(self._env, work_ps, lambda: self._end(activity, done), marks)
+        self._busy[activity] = None
+        self._share()
+        return activity
+
+    def _end(self, activity: Activity, done: Callable[[], object]) -> None:
+        del self._busy[activity]
+        self._share()
+        done()
+
+    def _share(self) -> None:
+        rate = min(_ONE, Fraction(self._num_cores, max(1, len(self._busy))))
+        for activity in self._busy:
+            activity.run_at(rate)
+
+
+class _Load:
+    """An activity with where it runs."""
+
+    __slots__ = ("activity", "devices", "is_compute", "kind", "links")
+
+    def __init__(
+        self, kind: Any, *, is_compute: bool, devices: Sequence[int], links: Sequence[tuple[str, int]]
+    ) -> None:
+        self.kind = kind
+        self.is_compute = is_compute
+        self.devices = devices
+        self.links = links
+        self.activity: Activity | None = None
+
+
+class Fabric:
+    """Devices and their links.
+
+    While compute and communication run on one device, each proceeds at its rate of the pair. A collective proceeds as
+    its slowest member does; compute beside several communications proceeds at the lowest of the pairs' rates
+    (an assumption: only pairs are measured). n transfers on one link get 1/n of it each, the slower of the link that
+    a transfer leaves by and the one it enters by counts.
+
+    Args:
+        env: the environment.
+        rates: of the pairs, or None where overlap costs nothing.
+    """
+
+    def __init__(self, env: simpy.Environment, rates: Rates | None) -> None:
+        self._env = env
+        self._rates = rates
+        self._on_device: dict[int, dict[_Load, None]] = {}
+        self._on_link: dict[tuple[str, int], dict[_Load, None]] = {}
+
+    def compute(self, device: int, kind: Any, work_ps: int, done: Callable[[], object]) -> None:
+        """Start compute of a kind on a device now."""
+        self._add(_Load(kind, is_compute=True, devices=(device,), links=()), work_ps, done)
+
+    def communicate(
+        self,
+        devices: Sequence[int],
+        kind: Any,
+        work_ps: int,
+        done: Callable[[], object],
+        links: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """Start a communication of a kind between devices now, over shared links such as ("out", 0) and ("in", 1)."""
+        self._add(_Load(kind, is_compute=False, devices=devices, links=links), work_ps, done)
+
+    def _add(self, load: _Load, work_ps: int, done: Callable[[], object]) -> None:
+        load.activity = Activity(self._env, work_ps, lambda: self._end(load, done))
+        if self._rates is not None:
+            for device in load.devices:
+                self._on_device.setdefault(device, {})[load] = None
+        for link in load.links:
+            self._on_link.setdefault(link, {})[load] = None
+        self._change(load)
+
+    def _end(self, load: _Load, done: Callable[[], object]) -> None:
+        if self._rates is not None:
+            for device in load.devices:
+                del self._on_device[device][load]
+        for link in load.links:
+            del self._on_link[link][load]
+        self._change(load, ended=True)
+        done()
+
+    def _change(self, load: _Load, *, ended: bool = False) -> None:
+        touched = {} if ended else {load: None}
+        for device in load.devices:
+            touched |= self._on_device.get(device, {})
+        for link in load.links:
+            touched |= self._on_link[link]
+        for other in touched:
+            assert other.activity is not None
+            other.activity.run_at(self._rate(other))
+
+    def _rate(self, load: _Load) -> Fraction:
+        rate = _ONE
+        if self._rates is not None:
+            for device in load.devices:
+                for other in self._on_device[device]:
+                    if load.is_compute and not other.is_compute:
+                        rate = min(rate, self._rates(load.kind, other.kind)[0])
+                    elif other.is_compute and not load.is_compute:
+                        rate = min(rate, self._rates(other.kind, load.kind)[1])
+        return rate / max((len(self._on_link[link]) for link in load.links), default=1)

@@ -1,0 +1,196 @@
+"""Memory over time: which values are alive, on which rank, when.
+
+A value takes its memory when the instruction that first writes it starts, and gives it back when an instruction that
+lists it in `frees` has run; kept values (weights, optimizer state) always count. A value that shares another's memory
+costs nothing but keeps it alive. What a WAIT with attrs["micro_batch"] frees belongs to that micro-batch.
+
+An allocator that follows the order of the compute stream sees the sequence of the program, so the peak of a rank is
+known without times (`peak_of_order`). With times only asynchronous communication differs: what it frees is alive until
+it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.errors import TwofoldError
+from plans.program import GroupProgram, Kind, Program, Scope
+from plans.timeline import STREAMS, MemoryPeak, Timeline
+from simulator.order import ISSUE, WAIT, Names, Order
+
+__all__ = ["memory_timeline", "peak_of_order"]
+
+_Curve = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+def peak_of_order(group: GroupProgram) -> MemoryPeak:
+    """The peak of any rank of `group` from its order alone, under the number of its first rank.
+
+    Raises:
+        TwofoldError: an instruction frees what is not alive.
+    """
+    changes = _Changes(group)
+    return changes.peak(group.ranks[0], np.argsort(changes.key, kind="stable"))
+
+
+def memory_timeline(program: Program, timeline: Timeline) -> tuple[tuple[MemoryPeak, ...], Mapping[int, _Curve]]:
+    """The peak of every rank and its live bytes over the last step of a timeline of `program`.
+
+    Returns:
+        peaks by rank; rank -> (times in ps, live bytes from then on), with every change, also where several fall on one
+        time, so that the largest entry is the peak.
+
+    Raises:
+        TwofoldError: an instruction frees what is not alive.
+    """
+    number_of = {triple: number for number, triple in enumerate(timeline.names)}
+    last = timeline.num_steps - 1
+    rows = np.flatnonzero(timeline.step == last)
+    rows = rows[np.argsort(timeline.rank[rows], kind="stable")]
+    bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
+    peaks: dict[int, MemoryPeak] = {}
+    curves: dict[int, _Curve] = {}
+    for group in program.groups:
+        changes, order = _Changes(group), Order(group, Names())
+        name = np.array(
+            [
+                number_of.get((id_, instruction.call, instruction.part), -1)
+                for id_, instruction in zip(order.ids, order.instructions, strict=True)
+            ],
+            dtype=np.int64,
+        )
+        when = _When(order, name)
+        for rank in group.ranks:
+            start, end = when.of(timeline, rows[bounds[rank] : bounds[rank + 1]], timeline.step_start_ps[last])
+            times = np.where(changes.is_release, end[changes.position], start[changes.position])
+            sequence = np.lexsort((changes.key, times))
+            peaks[rank] = changes.peak(rank, sequence)
+            curves[rank] = (
+                np.concatenate([[timeline.step_start_ps[last]], times[sequence]]),
+                changes.kept + np.concatenate([[0], np.cumsum(changes.size[sequence])]),
+            )
+    return tuple(peaks[rank] for rank in sorted(peaks)), {rank: curves[rank] for rank in sorted(curves)}
+
+
+class _Changes:
+    """Every allocation and release of one step of a group, in columns.
+
+    Attributes:
+        position: of the instruction in the step.
+        is_release: at its end rather than at its start.
+        size: bytes, negative for a release.
+        role: number of the role in `roles`.
+        key: program order.
+        kept: bytes that are always there.
+    """
+
+    def __init__(self, group: GroupProgram) -> None:
+        roles: dict[str, int] = {}
+        values = group.values
+        root, scope = {}, {}
+        for name, value in values.items():
+            while value.shares is not None:
+                value = values[value.shares]
+            root[name], scope[name] = value, values[name].scope
+        self.by_role: dict[str, int] = {}
+        for value in values.values():
+            number = roles.setdefault(value.role, len(roles))
+            if value.scope is Scope.KEPT and value.size_bytes:
+                self.by_role[value.role] = self.by_role.get(value.role, 0) + value.size_bytes
+        self.roles = tuple(roles)
+        self.kept = sum(self.by_role.values())
+        position: list[int] = []
+        is_release: list[bool] = []
+        size: list[int] = []
+        role: list[int] = []
+        alive: set[tuple[str, int]] = set()
+        sharers: dict[tuple[str, int], int] = {}
+        for at, (block, instruction) in enumerate(group.walk()):
+            micro_batch = block.micro_batch
+            if instruction.kind is Kind.WAIT:
+                micro_batch = instruction.attrs.get("micro_batch", micro_batch)
+            for is_free, named in ((False, instruction.outputs), (True, instruction.frees)):
+                for name in named:
+                    if scope[name] is Scope.KEPT:
+                        continue
+                    key = (name, micro_batch if scope[name] is Scope.MICRO else 0)
+                    if is_free and key not in alive:
+                        raise TwofoldError(
+                            f"'{block.label}/{instruction.name}' frees {name!r}, which is not alive: "
+                            "never written, or freed before"
+                        )
+                    if not is_free and key in alive:
+                        continue  # written in place
+                    (alive.remove if is_free else alive.add)(key)
+                    base = root[name]
+                    if base.scope is Scope.KEPT:
+                        continue
+                    base_key = (base.name, micro_batch if base.scope is Scope.MICRO else 0)
+                    before = sharers.get(base_key, 0)
+                    sharers[base_key] = before + (-1 if is_free else 1)
+                    if base.size_bytes and (before == 0 or sharers[base_key] == 0):
+                        number = roles[base.role]
+                        position.append(at)
+                        is_release.append(is_free)
+                        size.append(-base.size_bytes if is_free else base.size_bytes)
+                        role.append(number)
+        self.position = np.array(position, dtype=np.int64)
+        self.is_release = np.array(is_release, dtype=bool)
+        self.size = np.array(size, dtype=np.int64)
+        self.role = np.array(role, dtype=np.int64)
+        self.key = 2 * self.position + self.is_release
+
+    def peak(self, rank: int, sequence: npt.NDArray[np.int64]) -> MemoryPeak:
+        """The peak when the changes happen in this sequence; the first of equal ones."""
+        live = np.cumsum(self.size[sequence])
+        by_role = dict(self.by_role)
+        highest = 0
+        if len(live) and live.max() > 0:
+            until = sequence[: int(np.argmax(live)) + 1]
+            highest = int(live.max())
+            for number, role in enumerate(self.roles):
+                if size := int(self.size[until[self.role[until] == number]].sum()):
+                    by_role[role] = by_role.get(role, 0) + size
+        by_role = {role: by_role[role] for role in sorted(by_role)}
+        return MemoryPeak(rank=rank, peak_bytes=self.kept + highest, by_role=by_role)
+
+
+class _When:
+    """When the instructions of an order start and have run, read from the spans of a rank."""
+
+    def __init__(self, order: Order, name: npt.NDArray[np.int64]) -> None:
+        size = len(order.ids)
+        self._name = name
+        self._is_compute = np.array([entry.kind is Kind.COMPUTE for entry in order.instructions], dtype=bool)
+        self._token = np.full(size, -1, dtype=np.int64)  # of a WAIT: the position of what it waits for
+        self._is_async = np.zeros(size, dtype=bool)
+        issued: dict[int, int] = {}
+        for kind, position, slot in order.segments:
+            if kind == ISSUE and slot >= 0:
+                issued[slot] = position
+                self._is_async[position] = True
+            elif kind == WAIT:
+                self._token[position] = issued.get(slot, -1)
+
+    def of(
+        self, timeline: Timeline, rows: npt.NDArray[np.int64], step_start_ps: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Start and end of every position; without a span an instruction takes no time where it stands in order."""
+        num_names = len(timeline.names)
+        own_start = np.full(num_names + 1, np.iinfo(np.int64).max)
+        own_end = np.full(num_names + 1, step_start_ps)  # the last entry: has no name in the timeline
+        at = timeline.name_index[rows]
+        on_host = timeline.stream[rows] == STREAMS.index("host")
+        np.minimum.at(own_start, at[~on_host], timeline.start_ps[rows[~on_host]])
+        np.maximum.at(own_end, at[~on_host], timeline.end_ps[rows[~on_host]])
+        ended = own_end[self._name]
+        waited = np.where(self._token >= 0, ended[self._token], step_start_ps)
+        blocks_until = np.where(self._is_async, step_start_ps, np.maximum(ended, waited))
+        reached = np.maximum.accumulate(np.concatenate([[step_start_ps], blocks_until]))
+        before, after = reached[:-1], reached[1:]
+        started = own_start[self._name]
+        start = np.where(self._is_compute & (started < np.iinfo(np.int64).max), np.maximum(started, before), before)
+        return start, np.where(self._is_async, np.maximum(ended, before), after)

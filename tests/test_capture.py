@@ -1,0 +1,474 @@
+"""Capture: the graph computes what the module computes, under the module's own names, or says why it cannot."""
+
+import math
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from executor.capture import capture
+from executor.losscell import MAELoss, WithLossCell
+from executor.recompute import marked_operators, recompute
+from executor.stages import assign_stages
+from plans.errors import TwofoldError
+
+
+class Network(nn.Module):
+    """The network of the seed, smaller."""
+
+    def __init__(self, inplace=False):
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.layer1 = nn.Linear(2 * 3, 8)
+        self.relu1 = nn.ReLU(inplace=inplace)
+        self.layer2 = nn.Linear(8, 8)
+        self.relu2 = nn.ReLU(inplace=inplace)
+        self.layer3 = nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.relu1(self.layer1(self.flatten(x)))
+        x = self.relu2(self.layer2(x))
+        return self.layer3(x)
+
+
+class Ends(nn.Module):
+    """A module made of a function of (parts, x, label), for one-line models."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.function = function
+
+    def forward(self, x, label):
+        return self.function(self, x, label)
+
+
+def mean_to(label_of):
+    """A one-line model whose loss is the mean squared error of what `label_of` makes."""
+    return lambda parts, x, label: functional.mse_loss(label_of(parts, x), label)
+
+
+# -- an interpreter of graphs in numpy: the independent oracle ---------------------------------------------------------
+
+
+def erf(x):
+    return np.vectorize(math.erf)(x)
+
+
+def softmax_nll(x, labels):
+    shifted = x - x.max(-1, keepdims=True)
+    log_probability = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return -log_probability[np.arange(len(labels)), labels].mean()
+
+
+KINDS = {
+    "linear": lambda tensors, op: tensors[0] @ tensors[1].T + (tensors[2] if len(tensors) == 3 else 0),
+    "relu": lambda tensors, op: np.maximum(tensors[0], 0),
+    "silu": lambda tensors, op: tensors[0] / (1 + np.exp(-tensors[0])),
+    "abs": lambda tensors, op: np.abs(tensors[0]),
+    "gelu": lambda tensors, op: (
+        0.5 * tensors[0] * (1 + erf(tensors[0] / np.sqrt(2)))
+        if op.attrs["approximate"] == "none"
+        else 0.5 * tensors[0] * (1 + np.tanh(np.sqrt(2 / np.pi) * (tensors[0] + 0.044715 * tensors[0] ** 3)))
+    ),
+    "add": lambda tensors, op: tensors[0] + tensors[1],
+    "sub": lambda tensors, op: tensors[0] - tensors[1],
+    "mul": lambda tensors, op: tensors[0] * tensors[1],
+    "l1_loss": lambda tensors, op: np.abs(tensors[0] - tensors[1]).mean(),
+    "mse_loss": lambda tensors, op: ((tensors[0] - tensors[1]) ** 2).mean(),
+    "cross_entropy": lambda tensors, op: softmax_nll(*tensors),
+}
+
+
+def interpreted_loss(graph, module, batch):
+    """The loss of a batch, operator by operator in numpy, checking every shape and dtype on the way."""
+    inputs = [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"]
+    values = {name: part.numpy() for name, part in zip(inputs, batch, strict=True)}
+    values |= {tensor.name: module.get_parameter(tensor.name).detach().numpy() for tensor in graph.parameters}
+    for operator in graph.operators:
+        (output,) = operator.outputs
+        made = graph.tensors[output]
+        tensors = [values[name] for name in operator.inputs]
+        if operator.kind == "reshape":
+            values[output] = tensors[0].reshape(made.shape)
+        elif operator.kind == "cast":
+            values[output] = tensors[0].astype(made.dtype)
+        else:
+            assert {str(tensor.dtype) for tensor in tensors} <= {made.dtype, "int64"}
+            values[output] = np.asarray(KINDS[operator.kind](tensors, operator)).astype(made.dtype)
+        assert np.shape(values[output]) == made.shape, operator.name
+    return float(values[graph.loss])
+
+
+def check(module, *batch):
+    """Capture `module`, compare the graph with it on real values, and return the graph."""
+    graph = capture(module, batch)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = float(module(*batch))
+    assert interpreted_loss(graph, module, batch) == pytest.approx(expected, rel=2e-6)
+    return graph
+
+
+def images(batch=4):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(batch, 2, 3, generator=generator), torch.randint(0, 10, (batch,), generator=generator)
+
+
+def vectors(features=6, batch=4):
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(batch, features, generator=generator), torch.randn(batch, features, generator=generator)
+
+
+# -- the seed's network ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_the_network_of_the_seed(inplace):
+    module = WithLossCell(Network(inplace), MAELoss())
+    graph = check(module, *images())
+    assert [operator.name for operator in graph.operators] == [
+        "_backbone.flatten.reshape",
+        "_backbone.layer1.linear",
+        "_backbone.relu1.relu",
+        "_backbone.layer2.linear",
+        "_backbone.relu2.relu",
+        "_backbone.layer3.linear",
+        "_loss_fn.reshape",
+        "_loss_fn.cast",
+        "_loss_fn.l1_loss",
+    ]
+    assert [operator.module for operator in graph.operators][1:3] == ["_backbone.layer1", "_backbone.relu1"]
+    assert {tensor.name: tensor.shape for tensor in graph.parameters} == {
+        name: tuple(parameter.shape) for name, parameter in module.named_parameters()
+    }
+    assert [tensor.name for tensor in graph.inputs] == ["data", "label"]
+    assert (graph.name, graph.batch_size) == ("Network", 4)
+
+
+def test_meta_modules_and_shapes_give_the_same_graph_and_leave_the_module_alone():
+    real = WithLossCell(Network(), MAELoss())
+    before = dict(real.named_parameters())
+    graph = capture(real, images())
+    assert all(before[name] is parameter and not parameter.is_meta for name, parameter in real.named_parameters())
+    with torch.device("meta"):
+        meta = WithLossCell(Network(), MAELoss())
+    for examples in (((4, 2, 3), ((4,), "int64")), {"data": (4, 2, 3), "label": torch.empty(4, dtype=torch.int64)}):
+        assert capture(meta, examples) == graph
+
+
+def test_micro_batches_have_the_shapes_of_a_capture_of_their_size():
+    module = WithLossCell(Network(), MAELoss())
+    assert capture(module, images(8)).with_batch(2) == capture(module, images(2))
+
+
+def test_the_module_is_restored_when_capture_fails():
+    module = WithLossCell(nn.Softmax(dim=1), MAELoss())
+    module.extra = nn.Linear(2, 2)
+    weight = module.extra.weight
+    with pytest.raises(TwofoldError):
+        capture(module, (vectors()[0], vectors()[1]))
+    assert module.extra.weight is weight
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+def linear(features=6, **settings):
+    return {"fc": nn.Linear(features, features, **settings)}
+
+
+def weights(**shapes):
+    return {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+
+
+def keeps(m, x):
+    """The same as one linear, but for the bits that leave no operator."""
+    y = m.fc(nn.Identity()(x.detach().clone())).contiguous().float()
+    return nn.Dropout(0.5).eval()(nn.Dropout(0.0)(y))
+
+
+MODELS = {
+    "silu, gelu, abs": (mean_to(lambda m, x: functional.gelu(m.fc(functional.silu(x))).abs()), linear()),
+    "gelu tanh": (mean_to(lambda m, x: functional.gelu(m.fc(x), approximate="tanh")), linear()),
+    "without bias": (mean_to(lambda m, x: m.fc(x)), linear(bias=False)),
+    "x @ w.t()": (mean_to(lambda m, x: x @ m.w.t()), weights(w=(6, 6))),
+    "x @ w.T + b": (mean_to(lambda m, x: x @ m.w.T + m.b), weights(w=(6, 6), b=6)),
+    "mm of a transpose": (mean_to(lambda m, x: x.mm(m.w.transpose(-1, -2))), weights(w=(6, 6))),
+    "addmm": (mean_to(lambda m, x: torch.addmm(m.fc.bias, x, m.fc.weight.t())), linear()),
+    "residual and broadcast": (mean_to(lambda m, x: x + m.fc(x) * m.w - m.w), linear() | weights(w=6)),
+    "reshapes": (mean_to(lambda m, x: m.fc(x.view(len(x), 2, 3)).unsqueeze(1).flatten(1).squeeze()), linear(3)),
+    "what changes nothing": (mean_to(keeps), linear()),
+    "double precision inside": (mean_to(lambda m, x: m.fc(x.double()).float()), linear(dtype=torch.float64)),
+    "mixed operands are cast": (lambda m, x, label: functional.l1_loss(m.fc(x), label.double()), linear()),
+    "prediction second": (lambda m, x, label: functional.mse_loss(label, m.fc(x)), linear()),
+    "in place": (mean_to(lambda m, x: m.fc(x).relu_().add_(m.w)), linear() | weights(w=6)),
+    "in place without its result": (mean_to(lambda m, x: changed(m.fc(x))), linear()),
+}
+
+
+def changed(x):
+    x.relu_()
+    return x
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_graph_computes_what_the_module_computes(model):
+    function, parts = MODELS[model]
+    check(Ends(function, **parts), *vectors())
+
+
+def test_cross_entropy():
+    module = WithLossCell(nn.Linear(6, 10), nn.CrossEntropyLoss())
+    graph = check(module, vectors()[0], torch.tensor([3, 1, 9, 0]))
+    assert graph.operators[-1].kind == "cross_entropy"
+
+
+def test_transposed_weights_and_addmm_are_linear():
+    for model, inputs in (("x @ w.t()", 2), ("mm of a transpose", 2), ("addmm", 3)):
+        function, parts = MODELS[model]
+        first = capture(Ends(function, **parts), vectors()).operators[0]
+        assert (first.kind, len(first.inputs)) == ("linear", inputs)
+
+
+# -- names, ties, repeated modules -------------------------------------------------------------------------------------
+
+
+def test_nested_modules_keep_their_paths_and_functions_the_path_of_their_caller():
+    block = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+    graph = check(WithLossCell(nn.Sequential(block, Network().layer1), nn.MSELoss()), vectors()[0], torch.randn(4, 8))
+    assert [operator.name for operator in graph.operators] == [
+        "_backbone.0.0.linear", "_backbone.0.1.relu", "_backbone.1.linear", "_loss_fn.mse_loss",
+    ]  # fmt: skip
+
+
+def test_a_tied_parameter_is_one_tensor_with_two_readers():
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    module = WithLossCell(nn.Sequential(first, nn.ReLU(), second), nn.MSELoss())
+    graph = check(module, *vectors())
+    assert [tensor.name for tensor in graph.parameters] == [
+        "_backbone.0.weight", "_backbone.0.bias", "_backbone.2.bias",
+    ]  # fmt: skip
+    assert len(graph.consumers()["_backbone.0.weight"]) == 2
+
+
+def test_a_module_used_twice_gives_two_operators_of_the_same_module():
+    layer = nn.Linear(6, 6)
+    module = Ends(mean_to(lambda m, x: m.layer(functional.relu(m.layer(x)))), layer=layer)
+    graph = check(module, *vectors())
+    assert [operator.name for operator in graph.operators] == ["layer.linear", "relu", "layer.linear_1", "mse_loss"]
+    assert [operator.module for operator in graph.operators] == ["layer", "", "layer", ""]
+    assert len(graph.consumers()["layer.weight"]) == 2
+
+
+def test_a_module_shared_by_two_blocks_goes_by_the_block_that_calls_it():
+    relu = nn.ReLU()
+    blocks = nn.Sequential(nn.Sequential(nn.Linear(6, 6), relu), nn.Sequential(nn.Linear(6, 6), relu))
+    module = WithLossCell(blocks, nn.MSELoss())
+    graph = check(module, *vectors())
+    assert [operator.module for operator in graph.operators][:4] == [
+        "_backbone.0.0", "_backbone.0.1", "_backbone.1.0", "_backbone.1.1",
+    ]  # fmt: skip
+
+
+def test_inputs_keep_the_order_of_the_arguments_also_when_not_read():
+    module = Ends(lambda m, x, label: functional.mse_loss(m.fc(label), label), fc=nn.Linear(6, 6))
+    graph = capture(module, vectors())
+    assert [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"] == ["x", "label"]
+
+
+def test_unread_parameters_are_noted_and_what_nobody_reads_is_left_out():
+    def function(m, x, label):
+        m.unused(x)
+        return functional.mse_loss(m.fc(x), label)
+
+    with pytest.warns(UserWarning, match=r"does not depend on unused\.weight, unused\.bias"):
+        graph = capture(Ends(function, fc=nn.Linear(6, 6), unused=nn.Linear(6, 2)), vectors())
+    assert [operator.kind for operator in graph.operators] == ["linear", "mse_loss"]
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def cuts_its_own_gradient(m, x):
+    return m.fc(m.fc(x).detach())
+
+
+def reads_after_change(m, x):
+    y = m.fc(x)
+    z = y + y
+    view = y.view(-1, 2, 3)
+    y.relu_()
+    return z + view.flatten(1)
+
+
+REFUSED = {
+    "unknown": (mean_to(lambda m, x: m.fc(x).softmax(-1)), r"aten\.softmax\.int.*test_capture.*known kinds: .*linear"),
+    "unknown in a module": (mean_to(lambda m, x: m.tanh(m.fc(x))), r"aten\.tanh\.default in module 'tanh'"),
+    "two activations": (mean_to(lambda m, x: m.fc(x) @ x.t() @ x), "transpose"),
+    "data-dependent branch": (mean_to(lambda m, x: m.fc(x) if x.sum() > 0 else x), "cannot capture Ends"),
+    "data-dependent shape": (mean_to(lambda m, x: m.fc(x[x[:, 0] > 0])), "cannot capture|not known"),
+    "fixed batch": (mean_to(lambda m, x: m.fc(x.view(4, 6))), "batch of 8"),
+    "batch against batch": (mean_to(lambda m, x: m.fc(x) + m.fc(x).view(-1, 1, 6)), "mixes the batch|repeats"),
+    "batch moved": (mean_to(lambda m, x: m.fc(x.view(2, -1, 6)).view(-1, 6)), "mixes the batch"),
+    "dropout": (mean_to(lambda m, x: functional.dropout(m.fc(x), 0.1)), r"dropout with p=0\.1"),
+    "detach": (mean_to(cuts_its_own_gradient), "cuts the gradient"),
+    "cast to int": (mean_to(lambda m, x: m.fc(m.fc(x).long().float())), "cuts the gradient"),
+    "changed in place, read again": (mean_to(reads_after_change), "read again later"),
+    "a number": (mean_to(lambda m, x: m.fc(x) * 2), r"the other operand here is 2"),
+    "alpha": (mean_to(lambda m, x: torch.add(x, m.fc(x), alpha=2)), "alpha=2"),
+    "buffer": (mean_to(lambda m, x: m.fc(x) + m.norm.running_mean), r"buffer 'norm\.running_mean'"),
+    "frozen": (mean_to(lambda m, x: m.fc(m.frozen(x))), r"'frozen\.weight' has requires_grad=False"),
+    "sum": (lambda m, x, label: functional.mse_loss(m.fc(x), label, reduction="sum"), "must be a mean"),
+    "no loss": (lambda m, x, label: m.fc(x), "must return the scalar loss"),
+    "two results": (lambda m, x, label: (m.fc(x), label), "returns 2 values"),
+    "target with gradient": (lambda m, x, label: functional.mse_loss(m.fc(x), m.fc(label)), "target depends"),
+    "nothing to train": (lambda m, x, label: functional.mse_loss(x, label), "depends on no parameter"),
+    "broadcast loss": (
+        lambda m, x, label: functional.l1_loss(m.fc(x).unsqueeze(1), label),
+        r"\(4, 1, 6\) with \(4, 6\) would be another function",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", REFUSED)
+@pytest.mark.filterwarnings("ignore:the loss does not depend")
+def test_what_cannot_be_planned_is_refused(model):
+    function, message = REFUSED[model]
+    frozen = nn.Linear(6, 6).requires_grad_(False)
+    module = Ends(function, fc=nn.Linear(6, 6), tanh=nn.Tanh(), norm=nn.BatchNorm1d(6), frozen=frozen)
+    with pytest.raises(TwofoldError, match=message) as caught:
+        capture(module, vectors())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ((4, 6), "is one shape"),
+        (((4, 6),), "do not fit Ends.forward"),
+        (((4, 6), (3, 6)), r"every input needs the batch.*x \(4, 6\), label \(3, 6\)"),
+        (((4, 6), ()), "every input needs the batch"),
+        (((4, 6), ((4, 6), "int33")), "int33"),
+        ((torch.zeros(4, 6), "label"), "the example of 'label'"),
+        (7, "example_inputs must be a tuple"),
+    ],
+)
+def test_example_inputs_that_are_no_batch_are_refused(examples, message):
+    with pytest.raises(TwofoldError, match=message):
+        capture(Ends(mean_to(lambda m, x: m.fc(x)), fc=nn.Linear(6, 6)), examples)
+
+
+def test_capture_writes_nothing_to_the_terminal():
+    program = (
+        "import torch; from torch import nn; from executor.capture import capture\n"
+        "from executor.losscell import MAELoss, WithLossCell\n"
+        "net = WithLossCell(nn.Sequential(nn.Linear(4, 2), nn.ReLU(inplace=True), nn.Linear(2, 1)), MAELoss())\n"
+        "assert len(capture(net, ((8, 4), (8,))).operators) == 5\n"
+        "try: capture(WithLossCell(nn.Tanh(), nn.MSELoss()), ((8, 4), (8, 2)))\n"
+        "except ValueError: pass\n"
+        "try: capture(WithLossCell(nn.Linear(3, 2), nn.MSELoss()), ((8, 4), (8, 2)))\n"
+        "except ValueError: pass\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+# -- loss cell ---------------------------------------------------------------------------------------------------------
+
+
+def test_mae_equalises_shapes_and_dtypes():
+    logits, labels = torch.tensor([[1.0], [5.0], [2.0]]), torch.tensor([2, 2, 2])
+    assert MAELoss()(logits, labels).item() == pytest.approx(4 / 3)
+    assert MAELoss()(logits.bfloat16(), labels).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("labels", [(3, 3), (2,), (1, 3)])
+def test_mae_never_broadcasts(labels):
+    with pytest.raises(TwofoldError, match="MAELoss compares"):
+        MAELoss()(torch.zeros(3, 1), torch.zeros(labels))
+
+
+def test_the_loss_of_a_batch_is_the_mean_over_its_micro_batches():
+    cell, (x, y) = WithLossCell(Network(), MAELoss()), images(8)
+    parts = [cell(x[start : start + 2], y[start : start + 2]).item() for start in range(0, 8, 2)]
+    assert cell(x, y).item() == pytest.approx(np.mean(parts), rel=1e-6)
+
+
+# -- stages and recompute by module ------------------------------------------------------------------------------------
+
+SEED_STAGES = {
+    "_backbone.layer1": 0, "_backbone.relu1": 0, "_backbone.layer2": 1, "_backbone.relu2": 1, "_backbone.layer3": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cell():
+    return WithLossCell(Network(), MAELoss())
+
+
+@pytest.fixture(scope="module")
+def graph(cell):
+    return capture(cell, images())
+
+
+def test_stages_by_config_take_flatten_and_loss_along(cell, graph):
+    first, second = assign_stages(graph, cell, SEED_STAGES, 2)
+    assert first == ("_backbone.flatten.reshape", "_backbone.layer1.linear", "_backbone.relu1.relu")
+    assert second[-3:] == ("_loss_fn.reshape", "_loss_fn.cast", "_loss_fn.l1_loss")
+    assert sorted(first + second) == sorted(operator.name for operator in graph.operators)
+
+
+def test_stages_by_attribute_are_the_same_and_config_wins(graph):
+    cell = WithLossCell(Network(), MAELoss())
+    for path, stage in SEED_STAGES.items():
+        cell.get_submodule(path).pipeline_stage = stage
+    assert assign_stages(graph, cell, None, 2) == assign_stages(graph, cell, SEED_STAGES, 2)
+    (*_, last) = assign_stages(graph, cell, {"_backbone.layer2": 0, "_backbone.relu2": 0}, 2)
+    assert last[0] == "_backbone.layer3.linear"
+
+
+def test_the_closest_configured_module_decides(cell, graph):
+    first, _second = assign_stages(graph, cell, {"_backbone": 0, "_backbone.layer3": 1}, 2)
+    assert first[-1] == "_backbone.relu2.relu"
+
+
+def test_one_stage_needs_no_names(cell, graph):
+    assert assign_stages(graph, cell, None, 1) == (tuple(operator.name for operator in graph.operators),)
+
+
+@pytest.mark.parametrize(
+    ("config", "num_stages", "message"),
+    [
+        ({"_backbone.layer9": 0}, 2, r"'_backbone\.layer9'.*no submodule.*_backbone\.layer1.*_loss_fn"),
+        ({"_backbone.layer1": 1, "_backbone.layer2": 0, "_backbone.layer3": 1}, 2, "stages run backwards"),
+        ({"_backbone.layer1": 0, "_backbone.layer2": 2}, 2, "there are 2: 0 to 1"),
+        ({"_backbone.layer1": 0, "_backbone.layer2": 2}, 3, "no operator of Network is in stage 1 of 3"),
+        ({"_backbone.layer1": "0"}, 2, "must be an int"),
+        ({"_backbone.layer1": -1}, 2, "must be an int"),
+        ({}, 2, "2 stages need stage_config"),
+        ({}, 0, "number of stages is 0"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(cell, graph, config, num_stages, message):
+    with pytest.raises(TwofoldError, match=message):
+        assign_stages(graph, cell, config, num_stages)
+
+
+def test_recompute_marks_the_operators_of_a_module_and_its_parts():
+    cell = WithLossCell(Network(), MAELoss())
+    graph = capture(cell, images())
+    assert marked_operators(graph, cell) == ()
+    assert recompute(cell._backbone.relu1) is cell._backbone.relu1
+    assert marked_operators(graph, cell) == ("_backbone.relu1.relu",)
+    recompute(cell)
+    assert marked_operators(graph, cell) == tuple(operator.name for operator in graph.operators[:-1])
+    with pytest.raises(TwofoldError, match="recompute marks"):
+        recompute("relu1")

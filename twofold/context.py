@@ -1,0 +1,180 @@
+"""Settings that hold for a whole script, under the names that MindSpore users know.
+
+`set_auto_parallel_context` is the older form of what `AutoParallel` says today; both end in `ParallelSettings`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from enum import StrEnum
+
+from plans.errors import TwofoldError
+from plans.schedules import schedule_names
+
+__all__ = [
+    "ParallelMode",
+    "ParallelSettings",
+    "check_choice",
+    "get_auto_parallel_context",
+    "parse_bytes",
+    "reset_auto_parallel_context",
+    "set_auto_parallel_context",
+    "set_memory",
+]
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class ParallelMode(StrEnum):
+    """Who decides how operators are split."""
+
+    AUTO_PARALLEL = "auto_parallel"
+    RECURSIVE_PROGRAMMING = "recursive_programming"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSettings:
+    """What a script has asked for.
+
+    Args:
+        parallel_mode: "recursive_programming": the search decides.
+        num_stages: pipeline stages.
+        schedule: of the pipeline.
+        output_broadcast: whether every stage learns the loss.
+        optimizer_level: 0, or 1 for sharded optimizer state and master weights.
+        threshold_bytes: parameters smaller than this are not sharded.
+        full_batch: every rank is fed the whole batch (True) or its own part (False).
+        memory_limit_bytes: per device, or None.
+    """
+
+    parallel_mode: str = ""
+    num_stages: int = 1
+    schedule: str = "1f1b"
+    output_broadcast: bool = False
+    optimizer_level: int = 0
+    threshold_bytes: int = 64 * 1024
+    full_batch: bool = False
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class _Current:
+    settings: ParallelSettings = field(default_factory=ParallelSettings)
+
+
+_current = _Current()
+
+
+def set_memory(max_size: str | int) -> None:
+    """The memory of one device that search and run may use, such as "25GB" (decimal) or "16GiB".
+
+    Raises:
+        TwofoldError: not a size.
+    """
+    _current.settings = replace(_current.settings, memory_limit_bytes=parse_bytes(max_size, "set_memory(max_size=)"))
+
+
+def parse_bytes(size: str | int, what: str = "size") -> int:
+    """Bytes of a size with a unit.
+
+    >>> parse_bytes("25GB"), parse_bytes("16GiB")
+    (25000000000, 17179869184)
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", size) if isinstance(size, str) else None
+    if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
+        raise TwofoldError(f'{what} is {size!r}; give a size with a unit such as "25GB" or "16GiB"')
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def set_auto_parallel_context(
+    *,
+    parallel_mode: str | None = None,
+    search_mode: str | None = None,
+    pipeline_stages: int | None = None,
+    enable_parallel_optimizer: bool | None = None,
+    parallel_optimizer_config: Mapping[str, int] | None = None,
+    full_batch: bool | None = None,
+    pipeline_config: Mapping[str, str] | None = None,
+    device_num: int | None = None,
+) -> None:
+    """The older form: every argument that is given changes one setting, the others stay.
+
+    Args:
+        parallel_mode: "auto_parallel" (`ParallelMode.AUTO_PARALLEL`).
+        search_mode: "recursive_programming".
+        pipeline_stages: number of stages.
+        enable_parallel_optimizer: sharded optimizer state and master weights.
+        parallel_optimizer_config: {"parallel_optimizer_threshold": KB}.
+        full_batch: every rank is fed the whole batch.
+        pipeline_config: {"pipeline_scheduler": name of a schedule}.
+        device_num: checked against the number of ranks when training starts.
+
+    Raises:
+        TwofoldError: an unknown mode, schedule or key.
+    """
+    changes: dict[str, object] = {}
+    if parallel_mode is not None:
+        check_choice("parallel_mode", parallel_mode, (ParallelMode.AUTO_PARALLEL,))
+        if not _current.settings.parallel_mode:
+            changes["parallel_mode"] = ParallelMode.RECURSIVE_PROGRAMMING.value
+    if search_mode is not None:
+        check_choice("search_mode", search_mode, (ParallelMode.RECURSIVE_PROGRAMMING,))
+        changes["parallel_mode"] = ParallelMode.RECURSIVE_PROGRAMMING.value
+    if pipeline_stages is not None:
+        changes["num_stages"] = positive("pipeline_stages", pipeline_stages)
+    if enable_parallel_optimizer is not None:
+        changes["optimizer_level"] = int(bool(enable_parallel_optimizer))
+    for key, kib in (parallel_optimizer_config or {}).items():
+        check_choice("parallel_optimizer_config", key, ("parallel_optimizer_threshold",))
+        changes["threshold_bytes"] = int(kib) * 1024
+    if full_batch is not None:
+        changes["full_batch"] = bool(full_batch)
+    for key, name in (pipeline_config or {}).items():
+        check_choice("pipeline_config", key, ("pipeline_scheduler",))
+        changes["schedule"] = check_choice("pipeline_scheduler", name, schedule_names())
+    if device_num is not None and (present := os.environ.get("WORLD_SIZE")) not in (None, str(device_num)):
+        raise TwofoldError(
+            f"device_num={device_num}, but the job was started with {present} ranks; start it with {device_num}"
+        )
+    _current.settings = replace(_current.settings, **changes)  # type: ignore[arg-type]
+
+
+def get_auto_parallel_context() -> ParallelSettings:
+    """The settings as they stand."""
+    return _current.settings
+
+
+def reset_auto_parallel_context() -> None:
+    """Back to the defaults, the memory limit included."""
+    _current.settings = ParallelSettings()
+
+
+def check_choice(what: str, given: object, known: tuple[str, ...]) -> str:
+    """`given`, if it is one of `known`.
+
+    Raises:
+        TwofoldError: it is not; the message lists what is.
+    """
+    names = [str(name) for name in known]
+    if str(given) not in names:
+        close = get_close_matches(str(given), names, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise TwofoldError(f"{what} {given!r} is not known{hint}; known: {', '.join(names)}")
+    return str(given)
+
+
+def positive(what: str, given: object) -> int:
+    """`given`, if it is an int of at least 1.
+
+    Raises:
+        TwofoldError: it is not.
+    """
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise TwofoldError(f"{what} is {given!r}; it is an int of at least 1")
+    return given

@@ -1,0 +1,38 @@
+"""Probe programs: small networks that are simulated and run while a machine is calibrated.
+
+They are perceptrons of widths, depths and degrees that no example uses. What they have in common with any other program
+is the stack they run on: dispatch, collectives, the operating system with many processes on few cores.
+"""
+
+from __future__ import annotations
+
+from costmodels import Machine
+from plans.mlp import mlp_graph
+from plans.plan import Plan
+from search import uniform_plan
+
+__all__ = ["probe_plans"]
+
+# sizes, batch, dp, tp, pp per eight ranks, micro-batches, optimizer-parallel level
+_PROBES = (
+    ((640, 384, 384, 16), 48, 4, 1, 2, 4, 1),
+    ((512, 640, 256, 8), 32, 2, 2, 2, 4, 1),
+    ((768, 448, 320, 4), 64, 8, 1, 1, 2, 0),
+    ((384, 512, 512, 8), 32, 1, 4, 2, 4, 0),
+)
+
+
+def probe_plans(num_ranks: int, machine: Machine) -> list[Plan]:
+    """The probes that fit `num_ranks` ranks; degrees are cut down where there are fewer than eight.
+
+    `machine` only decides which equally valid way of splitting is taken.
+    """
+    plans = []
+    for sizes, batch, dp, tp, pp, count, level in _PROBES:
+        while dp * tp * pp > num_ranks:
+            dp, tp, pp = (dp // 2, tp, pp) if dp > 1 else (dp, tp // 2, pp) if tp > 1 else (dp, tp, pp // 2)
+        if dp * tp * pp == num_ranks:
+            graph = mlp_graph(sizes, batch, name=f"probe-dp{dp}-tp{tp}-pp{pp}")
+            micro_batch = batch // count
+            plans.append(uniform_plan(graph, machine, dp=dp, tp=tp, pp=pp, micro_batch=micro_batch, zero=level))
+    return plans

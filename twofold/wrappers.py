@@ -1,0 +1,179 @@
+"""The wrappers that say how a network trains in parallel, under the names that MindSpore users know.
+
+None of them holds a copy of the network: they carry settings, and `Model.train` plans, lowers and runs what they wrap.
+The loss and the gradients are the **mean** over micro-batches; MindSpore adds them up. With the mean, the same learning
+rate trains the same way however many micro-batches there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from plans.errors import TwofoldError
+from plans.schedules import schedule_names
+from twofold.context import (
+    ParallelMode,
+    ParallelSettings,
+    check_choice,
+    get_auto_parallel_context,
+    parse_bytes,
+    positive,
+)
+
+__all__ = ["AutoParallel", "Pipeline", "PipelineCell", "Wrapped", "unwrap"]
+
+
+class Pipeline:
+    """A network (with its loss) that trains on micro-batches, on pipeline stages.
+
+    Args:
+        network: a module whose forward takes a batch and returns the loss, such as `WithLossCell(net, loss_fn)`.
+        micro_size: into how many micro-batches a batch is cut.
+        stage_config: submodule name -> stage, e.g. {"_backbone.layer1": 0}; operators of other modules follow what
+            they read.
+
+    Raises:
+        TwofoldError: a micro_size below 1; stage names are checked when training starts, against the module.
+    """
+
+    def __init__(self, network: Any, micro_size: int, stage_config: Mapping[str, int] | None = None) -> None:
+        self.network = network
+        self.micro_size = positive("micro_size", micro_size)
+        self.stage_config = dict(stage_config or {})
+        if hasattr(network, "named_modules"):
+            known = [name for name, _ in network.named_modules() if name]
+            if unknown := [name for name in self.stage_config if name not in known]:
+                raise TwofoldError(
+                    f"stage_config names {', '.join(map(repr, unknown))}, which is no submodule of "
+                    f"{type(network).__name__}; its submodules are {', '.join(known)}"
+                )
+
+
+class PipelineCell(Pipeline):
+    """The older form of `Pipeline`: stages stand in the attribute `pipeline_stage` of submodules.
+
+    Args:
+        network: as for `Pipeline`.
+        micro_size: as for `Pipeline`.
+    """
+
+    def __init__(self, network: Any, micro_size: int) -> None:
+        super().__init__(network, micro_size)
+
+
+class AutoParallel:
+    """A network whose operators are split by the search.
+
+    Args:
+        network: a module that returns its loss, or a `Pipeline` of one.
+        parallel_mode: "recursive_programming".
+
+    Raises:
+        TwofoldError: an unknown mode.
+
+    >>> net = AutoParallel(Pipeline(None, 4), parallel_mode="recursive_programming")
+    >>> net.hsdp()
+    >>> net.pipeline(stages=2, scheduler="1f1b")
+    >>> net.full_batch = True
+    >>> net.settings.num_stages, net.settings.optimizer_level, net.settings.full_batch
+    (2, 1, True)
+    """
+
+    def __init__(self, network: Any, parallel_mode: str = "recursive_programming") -> None:
+        check_choice("parallel_mode", parallel_mode, (ParallelMode.RECURSIVE_PROGRAMMING,))
+        self.network = network
+        self.settings = replace(get_auto_parallel_context(), parallel_mode=parallel_mode)
+
+    def hsdp(self, shard_size: int = -1, threshold: int = 64, optimizer_level: str = "level1") -> None:
+        """Shard the optimizer over the data-parallel group.
+
+        Args:
+            shard_size: -1, the whole group.
+            threshold: KiB; smaller parameters are not sharded.
+            optimizer_level: "level1": optimizer state and master weights.
+
+        Raises:
+            TwofoldError: another shard size or level, a negative threshold.
+        """
+        if shard_size != -1:
+            raise TwofoldError(
+                f"hsdp(shard_size={shard_size!r}): only -1, the whole data-parallel group, is carried out"
+            )
+        check_choice("hsdp(optimizer_level=)", optimizer_level, ("level1",))
+        if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
+            raise TwofoldError(f"hsdp(threshold={threshold!r}): it is a number of KiB of at least 0")
+        self._set(optimizer_level=1, threshold_bytes=threshold * 1024)
+
+    def pipeline(self, stages: int = 1, output_broadcast: bool = False, scheduler: str = "1f1b") -> None:
+        """Split the network into pipeline stages.
+
+        Args:
+            stages: how many.
+            output_broadcast: whether every stage learns the loss, or only the last.
+            scheduler: such as "1f1b" or "gpipe".
+
+        Raises:
+            TwofoldError: stages below 1, an unknown scheduler.
+        """
+        check_choice("scheduler", scheduler, tuple(schedule_names()))
+        self._set(
+            num_stages=positive("pipeline(stages=)", stages),
+            output_broadcast=bool(output_broadcast),
+            schedule=scheduler,
+        )
+
+    def dataset_strategy(self, config: str) -> None:
+        """What each rank is fed: "full_batch" (the whole batch) or "data_parallel" (its own part)."""
+        self.full_batch = check_choice("dataset_strategy", config, ("full_batch", "data_parallel")) == "full_batch"
+
+    def set_memory(self, max_size: str | int) -> None:
+        """The memory of one device that search and run may use."""
+        self._set(memory_limit_bytes=parse_bytes(max_size, "set_memory(max_size=)"))
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether every rank is fed the whole batch (True) or its own part of it (False)."""
+        return self.settings.full_batch
+
+    @full_batch.setter
+    def full_batch(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise TwofoldError(f"full_batch is True or False, not {value!r}")
+        self._set(full_batch=value)
+
+    def _set(self, **changes: Any) -> None:
+        self.settings = replace(self.settings, **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapped:
+    """What a stack of wrappers asks for: the module inside, and everything around it."""
+
+    module: Any
+    settings: ParallelSettings
+    num_micro_batches: int = 1
+    stage_config: Mapping[str, int] = field(default_factory=dict)
+
+
+def unwrap(network: Any) -> Wrapped:
+    """Take the wrappers off.
+
+    Raises:
+        TwofoldError: nothing says how the network is to be split.
+    """
+    settings = None
+    if isinstance(network, AutoParallel):
+        settings, network = network.settings, network.network
+    num_micro_batches, stage_config = 1, {}
+    if isinstance(network, Pipeline):
+        num_micro_batches, stage_config, network = network.micro_size, network.stage_config, network.network
+    if settings is None:
+        settings = get_auto_parallel_context()
+        if not settings.parallel_mode:
+            raise TwofoldError(
+                "the network is not parallel: wrap it as AutoParallel(network, parallel_mode='recursive_programming'), "
+                "or call set_auto_parallel_context(parallel_mode='auto_parallel', ...) first"
+            )
+    return Wrapped(module=network, settings=settings, num_micro_batches=num_micro_batches, stage_config=stage_config)
