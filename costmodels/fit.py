@@ -36,7 +36,7 @@ F_SCALE = 0.1
 TINY_S = 1e-12
 
 TYPICAL_GLOO = (1e-4, 1e-4, 5e-10, 1e-4, 1e-4)
-"""cpu_start_s, cpu_message_s, 1 / cpu_Bps, start_s, hop_s of gloo over loopback on a virtual machine of 2 cores, rounded."""
+"""cpu_start_s, cpu_message_s, 1 / cpu_Bps, start_s, hop_s: gloo over loopback on a virtual machine of 2 cores."""
 
 TYPICAL_WEIGHT = 0.03
 """Parameters that the points say nothing about stay near the typical ones; a factor of 10 counts as an error of 7 %."""

@@ -13,7 +13,6 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,13 +102,20 @@ class Link(_Section, frozen=True, kw_only=True):
         name: such as "NVLink".
         ranks: size of the domain; a multiple of the size of the tier below.
         latency_s: of one hop.
-        bandwidth_Bps: of one rank in one direction.
+        bandwidth_Bps: of one rank in one direction, to all peers together.
+        peer_Bps: in a full mesh of links that of one rank to one peer, so that a rank with p peers reaches p times as
+            much, up to bandwidth_Bps; None behind a switch, where one peer may have it all.
     """
 
     name: str
     ranks: int
     latency_s: float
     bandwidth_Bps: float
+    peer_Bps: float | None = None
+
+    def reach_Bps(self, num_peers: int) -> float:
+        """Bandwidth of one rank that talks to `num_peers` at once."""
+        return self.bandwidth_Bps if self.peer_Bps is None else min(self.bandwidth_Bps, num_peers * self.peer_Bps)
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
@@ -322,7 +328,6 @@ class Machine(_Section, frozen=True, kw_only=True, omit_defaults=False):
         return write_atomically(path, self.to_json() + b"\n")
 
 
-@lru_cache(maxsize=1)
 def shipped_machines() -> tuple[str, ...]:
     """The names of the machines that come with twofold, sorted."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))

@@ -25,6 +25,13 @@ PS_PER_S = 10**12
 
 _VIEWS = ("reshape",)
 
+_UPDATES = {"sgd": (1, 3, 3), "momentum": (3, 8, 5), "adamw": (8, 20, 7)}
+"""Optimizer -> (kernels, tensors read or written by them one by one, tensors in and out), without fusion.
+
+Counted from the single-tensor forms of torch.optim: SGD add; momentum mul, add, add; AdamW mul, lerp, mul, addcmul,
+sqrt, div, add, addcdiv.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -132,18 +139,20 @@ def matrix_shape(call: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, i
 def _touched(instruction: Instruction, group: GroupProgram) -> int:
     """Bytes read and written; a value that is written in place counts twice, as it is moved both ways."""
     names = (*instruction.inputs, *instruction.outputs)
-    if all(name in group.values for name in names):
+    if names and all(name in group.values for name in names):
         return sum(group.values[name].span_bytes for name in names)
     return sum(math.prod(shape) for shape in instruction.shapes) * itemsize(instruction.dtype)
 
 
 @lru_cache(maxsize=65_536)
 def _compute(machine: Machine, call: str, shapes: tuple[tuple[int, ...], ...], dtype: str, touched: int) -> Cost:
-    kind = compute_class(call)
-    dispatch_ps = _ps(machine, machine.dispatch_s[kind])
+    kind, rates, kernels = compute_class(call), machine.compute, 1
+    if kind == "update":
+        kernels, passes, operands = _update(call)
+        touched = touched * passes // operands
+    dispatch_ps = _ps(machine, kernels * machine.dispatch_s[kind])
     if kind == "view":
         return Cost(dispatch_ps, 0)
-    rates = machine.compute
     memory_s = touched / (rates.memory_Bps * rates.memory_efficiency)
     if kind == "matrix":
         work_s = matrix_s(machine, matrix_shape(call, shapes), dtype, touched)
@@ -151,7 +160,14 @@ def _compute(machine: Machine, call: str, shapes: tuple[tuple[int, ...], ...], d
         # one pass over the operands; the arithmetic of these calls is a few operations an element
         elements = touched / itemsize(dtype)
         work_s = max(memory_s, elements / _rate(machine, "vector_flops_per_s", dtype))
-    return Cost(dispatch_ps, _ps(machine, max(work_s, rates.kernel_s)))
+    return Cost(dispatch_ps, _ps(machine, max(work_s, kernels * rates.kernel_s)))
+
+
+def _update(call: str) -> tuple[int, int, int]:
+    try:
+        return _UPDATES[call.removesuffix(".update")]
+    except KeyError:
+        raise TwofoldError(f"the optimizer update {call!r} has no price; priced are {', '.join(_UPDATES)}") from None
 
 
 def matrix_s(machine: Machine, shape: tuple[int, int, int], dtype: str, touched: int) -> float:
@@ -201,7 +217,7 @@ def _collective(
     if kind not in machine.collectives or kind == "transfer":
         raise TwofoldError(f"the collective {call!r} has no price; priced are {', '.join(sorted(machine.collectives))}")
     traffic = collective_traffic(call, members, size_bytes, item_bytes, machine.library)
-    return _communication(machine, kind, "collective", traffic, *tiers)
+    return _communication(machine, kind, traffic, tiers, num_peers=members - 1)
 
 
 def _pieces_cost(machine: Machine, instruction: Instruction) -> Cost:
@@ -225,18 +241,19 @@ def _pieces_cost(machine: Machine, instruction: Instruction) -> Cost:
 @lru_cache(maxsize=65_536)
 def _transfer(machine: Machine, messages: int, size_bytes: int, tier: int) -> Cost:
     traffic = Traffic(messages=messages, hops=min(1, messages), moved_bytes=size_bytes, size_bytes=size_bytes)
-    return _communication(machine, "transfer", "transfer", traffic, tier, 1)
+    return _communication(machine, "transfer", traffic, (tier, 1), num_peers=max(1, messages))
 
 
-def _communication(machine: Machine, kind: str, issued: str, traffic: Traffic, tier: int, sharing: int) -> Cost:
-    """`sharing`: members of a group that leave the domain below together, each by its own link (a NIC per device)."""
-    dispatch_ps = _ps(machine, machine.dispatch_s[issued])
+def _communication(machine: Machine, kind: str, traffic: Traffic, tiers: tuple[int, int], num_peers: int) -> Cost:
+    """`tiers`: the tier, and how many members of a group leave the domain below together, each by its own link."""
+    dispatch_ps = _ps(machine, machine.dispatch_s["transfer" if kind == "transfer" else "collective"])
     if traffic.messages == 0:
         return Cost(dispatch_ps, 0)
+    tier, together = tiers
     model, link = machine.collectives[kind], machine.links[tier]
-    bandwidth_Bps = link.bandwidth_Bps * sharing
+    bandwidth_Bps = link.reach_Bps(num_peers) * together  # rings run through the NICs of all members of a node at once
     if tier:
-        bandwidth_Bps = min(bandwidth_Bps, machine.links[tier - 1].bandwidth_Bps)
+        bandwidth_Bps = min(bandwidth_Bps, machine.links[tier - 1].reach_Bps(num_peers))
     work_s = model.start_s + traffic.hops * (model.hop_s + link.latency_s)
     work_s += traffic.moved_bytes / (bandwidth_Bps * model.link_fraction)
     work_s += traffic.size_bytes / model.copy_Bps if model.copy_Bps else 0.0

@@ -312,13 +312,14 @@ class _EmulatedStep:
                     assert parcel.code.issue is not None
                     arrived = clock.start(parcel.arrived_ns)
                     met = self.interpreter._gates[id(parcel.code)]
-                    pending, last_ns = met(parcel, arrived)
+                    pending, begun = met.meet(parcel, arrived)
                     before_ns = now_ns()
                     parcel.outputs = pending.finish()
+                    parcel.start_ns = min(begun, default=arrived)
+                    end_ns = max(begun) + works[id(parcel.code)][1] if begun else arrived
                     if met.own and now_ns() - before_ns > SLACK_NS:
-                        last_ns = now_ns()  # this rank's own SEND came last
-                    parcel.start_ns = last_ns
-                    parcel.end_ns = clock.sleep_until(last_ns + works[id(parcel.code)][1])
+                        end_ns = max(end_ns, now_ns())  # had to wait for this rank's own SEND, which takes no work
+                    parcel.end_ns = clock.sleep_until(end_ns)
                 except BaseException as error:
                     parcel.error = error
                 finally:
@@ -335,14 +336,14 @@ class _EmulatedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gate:
-    """Where the members of one communication meet; `own` says that a rank takes something from itself."""
+    """Where the members of one communication meet.
 
-    meet: Callable[[_Parcel, int], tuple[Pending, int]]
+    `meet` issues a parcel that arrived at the given time, and says when the last member arrived: one time for a
+    collective, one for every peer of a transfer. `own` says that a rank takes something from itself.
+    """
+
+    meet: Callable[[_Parcel, int], tuple[Pending, list[int]]]
     own: bool = False
-
-    def __call__(self, parcel: _Parcel, arrived_ns: int) -> tuple[Pending, int]:
-        """Issue a parcel that arrived at the given time; returns it with the arrival of the last member."""
-        return self.meet(parcel, arrived_ns)
 
 
 def _gate(code: Code, interpreter: Interpreter, groups: Groups | None) -> _Gate:
@@ -352,12 +353,11 @@ def _gate(code: Code, interpreter: Interpreter, groups: Groups | None) -> _Gate:
         members = interpreter.group.members(instruction, rank)
         team = groups.team(instruction.channel, members) if groups is not None and len(members) > 1 else None
 
-        def collective(parcel: _Parcel, arrived_ns: int) -> tuple[Pending, int]:
-            if team is None:
-                return issue(*parcel.inputs), arrived_ns
+        def collective(parcel: _Parcel, arrived_ns: int) -> tuple[Pending, list[int]]:
             last = torch.tensor([arrived_ns])
-            dist.all_reduce(last, dist.ReduceOp.MAX, group=team.group)
-            return issue(*parcel.inputs), int(last.item())
+            if team is not None:
+                dist.all_reduce(last, dist.ReduceOp.MAX, group=team.group)
+            return issue(*parcel.inputs), last.tolist()
 
         return _Gate(meet=collective)
     sending = instruction.kind is Kind.SEND
@@ -372,7 +372,7 @@ def _gate(code: Code, interpreter: Interpreter, groups: Groups | None) -> _Gate:
             ways.append((dst if sending else src, *groups.flow(instruction.channel, src, dst)))
     to_tag, from_tag = (_SENDER_TAG, _RECEIVER_TAG) if sending else (_RECEIVER_TAG, _SENDER_TAG)
 
-    def transfer(parcel: _Parcel, arrived_ns: int) -> tuple[Pending, int]:
+    def transfer(parcel: _Parcel, arrived_ns: int) -> tuple[Pending, list[int]]:
         here = torch.tensor([arrived_ns])
         there = [torch.zeros_like(here) for _ in ways]
         works: list[Any] = []
@@ -382,7 +382,7 @@ def _gate(code: Code, interpreter: Interpreter, groups: Groups | None) -> _Gate:
         pending = issue(*parcel.inputs)
         for work in works:
             work.wait()
-        return pending, max([arrived_ns, *(int(answer.item()) for answer in there)])
+        return pending, [max(arrived_ns, int(answer.item())) for answer in there]
 
     return _Gate(meet=transfer, own=not sending and (rank, rank) in mine)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import math
 import sys
 import zlib
@@ -24,7 +25,8 @@ from plans.plan import Plan
 __all__ = [
     "InitialParameters",
     "batches_of",
-    "digit_batches",
+    "digits",
+    "epochs",
     "load_model",
     "own_rows",
     "random_batches",
@@ -110,17 +112,20 @@ def batches_of(graph: Graph, batches: Iterable[Sequence[npt.NDArray[Any]]]) -> I
         yield named
 
 
-def digit_batches(batch_size: int, folder: str | None, seed: int, steps: int) -> Iterator[tuple[Any, ...]]:
-    """`steps` batches (images [N, 1, 28, 28], labels [N]) of the digits, shuffled by `seed`, epoch after epoch."""
-    data = ArrayDataset.of(load_digits(folder)).shuffle(seed).batch(batch_size)
-    epoch, done = 0, 0
-    while done < steps:
-        for images, labels in data.epoch(epoch):
+def digits(batch_size: int, folder: str | None, seed: int) -> ArrayDataset:
+    """The digits in batches (images [N, 1, 28, 28], labels [N]), shuffled by `seed`."""
+    return ArrayDataset.of(load_digits(folder)).shuffle(seed).batch(batch_size)
+
+
+def epochs(dataset: ArrayDataset, steps: int) -> Iterator[tuple[Any, ...]]:
+    """`steps` batches of a data set, epoch after epoch."""
+    done = 0
+    for epoch in itertools.count():
+        for batch in dataset.epoch(epoch):
             if done == steps:
                 return
-            yield images, labels
+            yield batch
             done += 1
-        epoch += 1
 
 
 def random_batches(graph: Graph, seed: int, steps: int, distinct: int = 4) -> Iterator[Batch]:

@@ -11,7 +11,8 @@ from executor.emulate import Emulation
 from executor.feeding import (
     InitialParameters,
     batches_of,
-    digit_batches,
+    digits,
+    epochs,
     load_model,
     own_rows,
     random_batches,
@@ -63,8 +64,10 @@ def _run(task: Task, job: Job) -> None:
     plan = load_plan(task.plan)
     program, graph = lower(plan), plan.graph
     if task.data == "digits":
-        whole = batches_of(graph, digit_batches(graph.batch_size, task.data_folder, task.seed, task.steps))
+        dataset = digits(graph.batch_size, task.data_folder, task.seed)
+        whole, per_epoch = batches_of(graph, epochs(dataset, task.steps)), len(dataset)
     else:
+        per_epoch = task.steps
         whole = random_batches(graph, task.seed, task.steps)
     parameters = (
         InitialParameters(load_model(task.model)[0], task.seed) if task.model else random_parameters(graph, task.seed)
@@ -76,7 +79,7 @@ def _run(task: Task, job: Job) -> None:
 
     def on_step(step: int, loss: float | None) -> None:
         if loss is not None and task.print_every and (step + 1) % task.print_every == 0:
-            print(f"step: {step + 1}, loss is {loss:.9g}", flush=True)
+            print(f"epoch: {step // per_epoch + 1} step: {step % per_epoch + 1}, loss is {loss:.9g}", flush=True)
 
     with Prefetcher(own_rows(plan, rank, whole)) as feed:
         result = run_rank(

@@ -212,13 +212,25 @@ class _Torchrun:
                 yield rank, pids
 
     def _kill_groups(self) -> bool:
-        """Kill the guards, their ranks and what those started; return whether anything was left to kill."""
-        is_left = False
-        for _, pids in self._pids():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pids["guard"], signal.SIGKILL)
-                is_left = True
-        return is_left
+        """Kill the guards, their ranks and what those started; return whether any of them still runs."""
+        groups = {pids["guard"] for _, pids in self._pids()}
+        for group in tuple(groups):
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):  # empty, or its number is somebody else's by now
+                groups.remove(group)
+        return bool(groups) and _is_running(groups)
+
+
+def _is_running(groups: set[int]) -> bool:
+    """Whether a process group has a member that is no zombie: orphans wait as such until the system's init looks."""
+    stats = list(Path("/proc").glob("[0-9]*/stat"))
+    for path in stats:
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _, group, *_ = path.read_text(errors="replace").rpartition(")")[2].split()
+            if int(group) in groups and state not in "ZX":
+                return True
+    return not stats  # without /proc (not Linux) there is no telling: wait for the zombies too
 
 
 def _target(target: str | os.PathLike[str]) -> tuple[str, str]:

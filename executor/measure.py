@@ -223,7 +223,7 @@ def _summary(values: list[float]) -> dict[str, Any]:
 
 
 def _timed(call: Callable[[], object], budget_s: float) -> dict[str, Any]:
-    """Seconds of one call, its caches warm: median over repeats of the mean of many calls, and its processor seconds."""
+    """Seconds and processor seconds of one call with warm caches: medians over repeats of the mean of many calls."""
     for _ in range(3):
         call()
     start = time.perf_counter()

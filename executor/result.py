@@ -89,6 +89,7 @@ def spans_of(codes: Sequence[Code], steps: Sequence[RecordedStep]) -> SpanColumn
                     rows.append((number, comm, issuer, begun, end))
         rows += [(number, comm, at_id[code_id], start, end) for code_id, start, end in step.comm_ns or ()]
     table = np.array(rows, dtype=np.int64).reshape(-1, 5)
+    table = table[table[:, 4] > table[:, 3]]  # a WAIT for what is over, a transfer in which this rank has no part
     return SpanColumns(
         names=tuple(names), step=table[:, 0], stream=table[:, 1], name_index=table[:, 2],
         start_ns=table[:, 3], end_ns=table[:, 4],
@@ -206,6 +207,8 @@ def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any
 def merged_timeline(results: Sequence[RankResult], **meta: Any) -> Timeline:
     """The recorded steps of all ranks of one host as one timeline; emulated times are shrunk back by `dilate`.
 
+    A step begins with the first compute or collective of any rank and ends when the last rank is done.
+
     Raises:
         TwofoldError: no ranks, or ranks that recorded different numbers of steps.
     """
@@ -218,14 +221,17 @@ def merged_timeline(results: Sequence[RankResult], **meta: Any) -> Timeline:
         spans = each.spans
         ranks = np.full(len(spans.step), each.rank)
         columns.append([ranks, spans.stream, spans.step, renumber[spans.name_index], spans.start_ns, spans.end_ns])
-    starts = np.min([each.spans.step_start_ns for each in results], axis=0)
-    ends = np.max([each.spans.step_end_ns for each in results], axis=0)
-    origin = int(starts[0]) if len(starts) else 0
+    rank, stream, step, index, start, end = (np.concatenate(column) for column in zip(*columns, strict=True))
+    starts = np.max([each.spans.step_end_ns for each in results], axis=0)
+    ends = starts.copy()
+    # as in the simulator: a rank that is done early only issues and waits for the next step's messages at first
+    issues = np.array([call == "transfer" for _, call, _ in names])[index] | (stream == STREAMS.index("host"))
+    np.minimum.at(starts, step[~issues], start[~issues])
+    origin = int(min(start, default=0))
 
     def to_ps(times: Ints) -> Ints:
         return np.rint((times - origin) * (PS_PER_NS / first.dilate)).astype(np.int64)
 
-    rank, stream, step, index, start, end = (np.concatenate(column) for column in zip(*columns, strict=True))
     return Timeline(
         kind=first.kind, num_ranks=first.num_ranks, names=tuple(names), rank=rank.astype(np.int32),
         stream=stream.astype(np.int8), step=step.astype(np.int32), name_index=index.astype(np.int32),

@@ -179,8 +179,9 @@ def report_exception(folder: str, error: BaseException) -> int:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in ours:
         frames = frames.tb_next
-    story = "".join(traceback.format_exception(type(error), error, frames))
-    summary = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+    error.with_traceback(frames)
+    story = "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
     lost_peer = is_lost_peer(error)
     content = {"error": summary[-1] if isinstance(error, SyntaxError) else summary[0], "code": 1}
     report_error(folder, content | {"traceback": story, "lost_peer": lost_peer})

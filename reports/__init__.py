@@ -1,7 +1,34 @@
 """What people look at (floor 6): tables, pictures, trace files and HTML reports.
 
-Data is exported first and drawn second. matplotlib and pandas are imported only here, and only inside the functions
-that use them.
+Data is made first and drawn second: `pipeline_panel`, `live_by_role`, `graph_data` and `layout_parts` give the values,
+the functions named `*_picture` draw them as SVG, which suits light and dark pages. `write_report` puts everything into
+one HTML file, `write_trace` into a file for Perfetto. matplotlib and pandas would be imported here only, inside functions.
 
 It may import every package but `twofold`.
 """
+
+from reports.chrome_trace import read_trace, write_rank_traces, write_trace
+from reports.graph_picture import graph_data, graph_picture, save_graph
+from reports.html import write_report
+from reports.layout_picture import layout_picture
+from reports.memory_picture import memory_picture
+from reports.pipeline_picture import pipeline_picture
+from reports.tables import Check, Table, composition_table, plan_table, verification_table
+
+__all__ = [
+    "Check",
+    "Table",
+    "composition_table",
+    "graph_data",
+    "graph_picture",
+    "layout_picture",
+    "memory_picture",
+    "pipeline_picture",
+    "plan_table",
+    "read_trace",
+    "save_graph",
+    "verification_table",
+    "write_rank_traces",
+    "write_report",
+    "write_trace",
+]

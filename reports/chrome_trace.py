@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from plans.errors import TwofoldError
+from plans.files import write_atomically
 from plans.program import Kind, Program
 from plans.timeline import STREAMS, MemoryPeak, Span, Timeline
 from reports.spans import groups_of
-from reports.writing import write_atomically
 
 __all__ = ["MAX_SPANS", "TRACE_VERSION", "read_trace", "write_rank_traces", "write_trace"]
 
@@ -69,7 +69,8 @@ def write_trace(
         meta: goes into `otherData`, e.g. machine, versions, command.
 
     Raises:
-        TwofoldError: no timeline, or the file cannot be written.
+        TwofoldError: no timeline.
+        OSError: the file cannot be written.
     """
     if not timelines:
         raise TwofoldError(f"no timeline to write to {os.fspath(path)!r}")
@@ -96,7 +97,7 @@ def write_rank_traces(
     closes the file, since tools drop the last one. The times are those of the timeline, no more.
 
     Raises:
-        TwofoldError: the folder cannot be written to.
+        OSError: the folder cannot be written to.
     """
     timeline, note = _limit(timeline, max_spans)
     paths = []
@@ -134,7 +135,9 @@ def read_trace(path: str | os.PathLike[str]) -> list[Timeline]:
     except EOFError:
         raise TwofoldError(f"{shown}: the trace file is truncated; write it again") from None
     except (ValueError, KeyError, TypeError):
-        raise TwofoldError(f"{shown}: not a trace that twofold wrote (such a file has otherData.twofold_trace)") from None
+        raise TwofoldError(
+            f"{shown}: not a trace that twofold wrote (such a file has otherData.twofold_trace)"
+        ) from None
     return [_timeline(header, events, number) for number, header in enumerate(headers)]
 
 
@@ -185,7 +188,8 @@ def _header(number: int, timeline: Timeline, before: Timeline, note: str) -> dic
         "low_s": timeline.low_s,
         "high_s": timeline.high_s,
         "memory": [
-            {"rank": peak.rank, "peak_bytes": peak.peak_bytes, "by_role": dict(peak.by_role)} for peak in timeline.memory
+            {"rank": peak.rank, "peak_bytes": peak.peak_bytes, "by_role": dict(peak.by_role)}
+            for peak in timeline.memory
         ],
         "meta": dict(timeline.meta),
     }
@@ -205,9 +209,10 @@ def _events(number: int, timeline: Timeline, program: Program | None) -> Iterato
     """All events of one timeline of a common file."""
     ranks = sorted({int(rank) for rank in np.unique(timeline.rank)} | set(timeline.memory_curve))
     places: dict[int, tuple[int, int]] = {}
+    stages_of = {rank: stages for stages, members in groups_of(timeline) for rank in members}
     for rank in ranks:
         pid = (number + 1) * _PROCESS + rank
-        stages = next((stages for stages, members in groups_of(timeline) if rank in members), ())
+        stages = stages_of.get(rank, ())
         yield _named("process_name", pid, 0, name=f"{timeline.kind} · rank {rank}")
         yield _named("process_sort_index", pid, 0, sort_index=pid)
         if stages:
@@ -388,6 +393,4 @@ def _timeline(header: Mapping[str, Any], events: Sequence[Mapping[str, Any]], nu
             for rank, points in curve.items()
         },
     )  # fmt: skip
-    return replace(
-        timeline, step_start_ps=tuple(header["step_start_ps"]), step_end_ps=tuple(header["step_end_ps"])
-    )
+    return replace(timeline, step_start_ps=tuple(header["step_start_ps"]), step_end_ps=tuple(header["step_end_ps"]))

@@ -198,14 +198,18 @@ def memory_picture(
 
 def _curves(timeline: Timeline, lives: Sequence[LiveBytes], limit: int | None, title: str) -> Picture:
     step = representative_step(timeline)
-    length = max(1, timeline.step_end_ps[step] - timeline.step_start_ps[step], *(int(live.times_ps[-1]) for live in lives))
+    length = max(
+        1, timeline.step_end_ps[step] - timeline.step_start_ps[step], *(int(live.times_ps[-1]) for live in lives)
+    )
     most = max(1, *(live.peak[1] for live in lives))
     near = limit is not None and limit <= 3 * most
     top_bytes = 1.08 * (max(most, limit or 0) if near else most)
     roles = [role for role in ROLE_COLOURS if any(role in live.by_role for live in lives)]
     roles += sorted({role for live in lives for role in live.by_role} - set(roles))
     picture = Picture(title=title, width=_WIDTH, height=30 + len(lives) * (_HEIGHT + 44) + 22)
-    picture.legend(_LEFT, 16, [(ROLE_COLOURS.get(role, "grey"), "all roles" if role == "live" else role) for role in roles])
+    picture.legend(
+        _LEFT, 16, [(ROLE_COLOURS.get(role, "grey"), "all roles" if role == "live" else role) for role in roles]
+    )
     _say_limit(picture, limit, most, near)
     stages_of = {rank: stages for stages, ranks in groups_of(timeline) for rank in ranks}
     top = 30.0
@@ -216,7 +220,9 @@ def _curves(timeline: Timeline, lives: Sequence[LiveBytes], limit: int | None, t
             picture.line(_LEFT, y, _WIDTH - _RIGHT, y, "limit")
             picture.text(_WIDTH - _RIGHT - 4, y - 4, f"limit {format_bytes(limit)}", "end small")
         top += _HEIGHT + 44
-    picture.text((_LEFT + _WIDTH) / 2, top + 12, f"time since the step began ({time_unit(length / PS_PER_S)[1]})", "middle")
+    picture.text(
+        (_LEFT + _WIDTH) / 2, top + 12, f"time since the step began ({time_unit(length / PS_PER_S)[1]})", "middle"
+    )
     return picture
 
 

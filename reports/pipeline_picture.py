@@ -110,7 +110,9 @@ def pipeline_panel(timeline: Timeline, *, max_boxes: int = MAX_BOXES, step: int 
     """
     step = representative_step(timeline) if step is None else step
     if not 0 <= step < timeline.num_steps or not (timeline.step == step).any():
-        raise TwofoldError(f"the {timeline.kind} timeline has no spans of step {step}; it covers {timeline.num_steps} steps")
+        raise TwofoldError(
+            f"the {timeline.kind} timeline has no spans of step {step}; it covers {timeline.num_steps} steps"
+        )
     notes: list[str] = []
     rows = [Row(rank=rank, stages=stages) for stages, ranks in groups_of(timeline) for rank in ranks]
     if len(rows) > MAX_ROWS:
@@ -218,14 +220,13 @@ def _draw_panel(picture: Picture, panel: Panel, top: float, longest_ps: int) -> 
 
 def _one_per_group(timeline: Timeline, step: int) -> list[Row]:
     """Of every group the rank with most compute."""
-    rows = []
-    for stages, ranks in groups_of(timeline):
-        busy = {}
-        for rank in ranks:
-            spans = rows_of_step(timeline, step, "compute", rank)
-            busy[rank] = int((timeline.end_ps[spans] - timeline.start_ps[spans]).sum())
-        rows.append(Row(rank=max(ranks, key=lambda rank: (busy[rank], -rank)), stages=stages, stands_for=len(ranks)))
-    return rows
+    used = rows_of_step(timeline, step, "compute")
+    length = (timeline.end_ps[used] - timeline.start_ps[used]).astype(float)
+    busy = np.bincount(timeline.rank[used], weights=length, minlength=timeline.num_ranks)
+    return [
+        Row(rank=max(ranks, key=lambda rank: (busy[rank], -rank)), stages=stages, stands_for=len(ranks))
+        for stages, ranks in groups_of(timeline)
+    ]
 
 
 def _boxes(
@@ -266,7 +267,9 @@ def _boxes(
                 )
             )  # fmt: skip
             compute.append(
-                whole if by_action else replace(whole, start_ps=low, end_ps=high, kind=kinds[name], name=timeline.names[name][0])
+                whole
+                if by_action
+                else replace(whole, start_ps=low, end_ps=high, kind=kinds[name], name=timeline.names[name][0])
             )
         outlines += actions
         boxes += compute
@@ -274,9 +277,7 @@ def _boxes(
     return boxes, outlines
 
 
-def _comm_boxes(
-    timeline: Timeline, step: int, rank: int, number: int, kinds: Sequence[str], merged: bool
-) -> list[Box]:
+def _comm_boxes(timeline: Timeline, step: int, rank: int, number: int, kinds: Sequence[str], merged: bool) -> list[Box]:
     """Boxes of the communication lane; those that overlap are joined, since the lane shows whether something moves."""
     start, found = timeline.step_start_ps[step], []
     for at in rows_of_step(timeline, step, "comm", rank):
@@ -285,11 +286,16 @@ def _comm_boxes(
         if kinds[name] == "waiting" or high <= low:
             continue
         id_ = timeline.names[name][0]
-        if found and low < found[-1].end_ps or (found and merged and low == found[-1].end_ps):
+        if (found and low < found[-1].end_ps) or (found and merged and low == found[-1].end_ps):
             last = found[-1]
             several = last.name if id_ == last.name else f"{last.name.partition(' and ')[0]} and others"
             found[-1] = Box(
-                row=number, lane="comm", start_ps=last.start_ps, end_ps=max(last.end_ps, high), kind=last.kind, name=several
+                row=number,
+                lane="comm",
+                start_ps=last.start_ps,
+                end_ps=max(last.end_ps, high),
+                kind=last.kind,
+                name=several,
             )
         else:
             found.append(Box(row=number, lane="comm", start_ps=low, end_ps=high, kind="communication", name=id_))
@@ -309,7 +315,9 @@ def _slots(boxes: Sequence[Box], length_ps: int, num_slots: int) -> list[Box]:
             first = min(num_slots - 1, int(np.searchsorted(edges, box.start_ps, side="right")) - 1)
             last = max(first, min(num_slots - 1, int(np.searchsorted(edges, box.end_ps, side="left")) - 1))
             part = slice(first, last + 1)
-            covered = np.minimum(edges[part.start + 1 : part.stop + 1], box.end_ps) - np.maximum(edges[part], box.start_ps)
+            covered = np.minimum(edges[part.start + 1 : part.stop + 1], box.end_ps) - np.maximum(
+                edges[part], box.start_ps
+            )
             share[box.kind][part] += covered
         names = list(share)
         most = np.argmax(np.stack([share[name] for name in names]), axis=0)

@@ -111,10 +111,10 @@ def groups_of(timelines: Timeline | Sequence[Timeline]) -> tuple[tuple[tuple[int
         number = np.array([-1 if value is None else value for value in stage], dtype=np.int64)
         if not len(number):
             continue
-        pairs = np.unique(np.stack([each.rank.astype(np.int64), number[each.name_index]]), axis=1)
-        for rank, value in pairs.T:
-            if value >= 0:
-                stages_of.setdefault(int(rank), set()).add(int(value))
+        width = int(number.max()) + 2
+        for pair in np.unique(each.rank.astype(np.int64) * width + number[each.name_index] + 1):
+            if pair % width:  # 0 stands for no stage
+                stages_of.setdefault(int(pair) // width, set()).add(int(pair) % width - 1)
     found: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted(stages_of):
         found.setdefault(tuple(sorted(stages_of[rank])), []).append(rank)

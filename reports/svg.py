@@ -13,10 +13,9 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from reports.writing import write_atomically
+from plans.files import write_atomically
 
 __all__ = ["Picture", "style_sheet", "template", "text_width"]
-
 
 
 def template(name: str) -> str:
@@ -100,7 +99,9 @@ class Picture:
 
     def _element(self, style: str) -> str:
         size = f'width="{_n(self.width)}" height="{_n(self.height)}" viewBox="0 0 {_n(self.width)} {_n(self.height)}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="tf" role="img" aria-label="{escape(self.title)}" {size}>'
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="tf" role="img" aria-label="{escape(self.title)}" {size}>'
+        )
         return head + style + f"<title>{escape(self.title)}</title>" + "".join(self._parts) + "</svg>"
 
 

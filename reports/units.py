@@ -52,4 +52,4 @@ def nice_ticks(high: float, about: int = 8) -> list[float]:
 
 def _scaled(value: float, size: float, name: str) -> str:
     scaled = value / size
-    return f"{scaled:.0f} {name}" if abs(scaled) >= 100 or scaled == int(scaled) else f"{scaled:.3g} {name}"
+    return f"{scaled:.0f} {name}" if abs(scaled) >= 100 or name == "B" else f"{scaled:#.3g} {name}"

@@ -18,7 +18,7 @@ from plans.graph import Graph, Operator
 from plans.layout import Layout, TensorLayout
 from plans.lower.chunk import LOSSES
 from plans.lower.emit import Emitter, ValueTable, channel_of
-from plans.lower.optimizer import padded_shard
+from plans.lower.optimizer import padded_shard, shard_axes
 from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Strategy
 from plans.program import Instruction, Kind, Value
@@ -134,24 +134,29 @@ class StageCosts:
             tensor = self.micro.tensors[name]
             home = spec.input_layout(index, mesh, strategy.dims)
             axes = spec.gradient_layout(index, mesh, strategy.dims).partial
-            weight, count = self._value(table, name, home), mesh.size(axes)
-            kept = weight
-            if count > 1:
-                optimizer = self.optimizer
-                sharded = optimizer.parallel_level >= 1 and tensor.size_bytes >= optimizer.threshold_bytes
-                full = table[weight]
-                if sharded:
-                    part = (padded_shard(math.prod(full.shape), count),)
-                    kept = table.add(Value(name=f"{name}#shard", shape=part, dtype=tensor.dtype))
-                calls = ("all_gather_flat", "reduce_scatter_flat") if sharded else ("all_reduce",)
-                for call in calls:
+            weight = kept = self._value(table, name, home)
+            optimizer, full = self.optimizer, table[weight]
+
+            def collective(call: str, over: tuple[str, ...], other: str, full: Value = full, name: str = name) -> None:
+                if mesh.size(over) > 1:
                     emitter.add(
                         Instruction(
-                            name=f"{name}.{call}", kind=Kind.COLLECTIVE, call=call, part="C", mesh=mesh, axes=axes,
-                            channel=channel_of(mesh, axes), message_bytes=full.span_bytes, dtype=tensor.dtype,
-                            shapes=(full.shape, table[kept].shape),
+                            name=f"{name}.{call}", kind=Kind.COLLECTIVE, call=call, part="C", mesh=mesh, axes=over,
+                            channel=channel_of(mesh, over), message_bytes=full.span_bytes, dtype=full.dtype,
+                            shapes=(full.shape, table[other].shape),
                         )
                     )  # fmt: skip
+
+            if optimizer.parallel_level >= 1 and tensor.size_bytes >= optimizer.threshold_bytes:
+                over = shard_axes(home, axes)
+                part = (padded_shard(math.prod(full.shape), mesh.size(over)),)
+                kept = table.add(Value(name=f"{name}#shard", shape=part, dtype=tensor.dtype))
+                collective("all_gather_flat", over, kept)
+                collective("reduce_scatter_flat", axes, kept)
+                if mesh.size(over) > mesh.size(axes):
+                    emitter.compute(f"{name}.slice", "flat_slice", "U", (weight,), (kept,))
+            else:
+                collective("all_reduce", axes, weight)
             emitter.compute(f"{name}.U", f"{self.optimizer.kind}.update", "U", (kept, kept), (kept,))
         return self._total(emitter)
 

@@ -274,7 +274,7 @@ class _Search:
                 f"no plan fits into {self.limit_bytes:,} bytes of memory per device; the smallest that would is "
                 f"{smallest:,} bytes: raise the limit, or use more devices, stages or micro-batches, or recompute more"
             )
-        return sorted(fitting, key=lambda plan: plan.prediction.step_s)  # type: ignore[union-attr]
+        return sorted(fitting, key=lambda plan: (plan.prediction.step_s, plan.prediction.peak_bytes))  # type: ignore[union-attr]
 
     def _tried(
         self,

@@ -33,7 +33,10 @@ Overlap = Callable[[Instruction, Instruction], tuple[float, float]]
 """(compute, communication) -> (rate of the one, rate of the other) while both run on a device; 1 is alone."""
 
 Stretch = Callable[[int, int, int], "npt.NDArray[np.float64] | float | None"]
-"""(rank, step, number of instructions) -> factor on the work of each instruction, of all, or None for 1."""
+"""(rank, step, number of instructions) -> a factor for each instruction, one for all, or None for 1.
+
+It acts on dispatch, compute and the processor time of communication, not on links.
+"""
 
 _RATE_DIGITS = 10**6
 
@@ -183,7 +186,7 @@ def _timeline(recorder: Recorder, names: Names, *, num_ranks: int, num_steps: in
     """
     last = max(recorder.rows[5::6], default=0)
     for records in recorder.runs.values():
-        last = max(last, *(max(host, stream) + run.total_ps for _, _, run, host, stream in records))
+        last = max(last, max((max(host, stream) + run.total_ps for _, _, run, host, stream in records), default=0))
     if last > LONGEST_PS:
         raise TwofoldError(
             f"the timeline ends after {last / 1e12:.3g} s, more than {LONGEST_PS / 1e12:.3g} s; check the prices"

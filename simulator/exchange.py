@@ -168,6 +168,8 @@ class Exchange:
     @staticmethod
     def _cpu_share(own: Communication, meeting: Meeting) -> int:
         """A rank's processor time is spent once, spread over its pairs of a transfer."""
+        if own.cpu_ps == 0:
+            return 0
         partners = [members for members in own.links.members if not own.links.is_transfer or members[0] != members[1]]
         if len(partners) == 1:
             return own.cpu_ps

@@ -197,9 +197,14 @@ class Table:
         return cls(order, *columns)
 
     def stretched(self, factor: npt.NDArray[np.float64]) -> Table:
-        """The same prices with the work of every position times its factor, rounded."""
-        work = np.rint(np.asarray(self.work_ps, dtype=np.float64) * factor)
-        return Table(self.order, self.dispatch_ps, [int(entry) for entry in work], self.cpu_ps)
+        """The same prices, what the rank itself does times a factor per position and rounded; links stay."""
+        computes = np.array([entry.kind is Kind.COMPUTE for entry in self.order.instructions], dtype=bool)
+        factors = (factor, np.where(computes, factor, 1.0), factor)
+        columns = [
+            [int(entry) for entry in np.rint(np.asarray(column, dtype=np.float64) * by)]
+            for column, by in zip((self.dispatch_ps, self.work_ps, self.cpu_ps), factors, strict=True)
+        ]
+        return Table(self.order, *columns)
 
     def spans(
         self, runs: Sequence[Run], host: Sequence[int], stream: Sequence[int], host_async: bool

@@ -36,9 +36,9 @@ def simulate(
         machine: `costmodels.Machine`.
         num_steps: steps, back to back; step time, bubble and memory are those of the last.
         seed: of the jitter.
-        jitter: standard deviation of the logarithm of a factor (median 1) on each instruction's work, drawn anew for
-            every rank and step; 0 is none.
-        slowdown: rank -> factor on all its work, of stragglers.
+        jitter: standard deviation of the logarithm of a factor (median 1) on what a rank itself does for an instruction
+            (dispatch, compute, processor time of communication), drawn anew for every rank and step; 0 is none.
+        slowdown: rank -> factor on all that it does itself, of stragglers.
 
     Returns:
         the timeline with memory; `low_s` and `high_s` from the machine's interval.
@@ -60,9 +60,7 @@ def simulate(
     slowdown = slowdown or {}
     for rank, factor in slowdown.items():
         if not 0 <= rank < num_ranks or not 0 < factor < float("inf"):
-            raise TwofoldError(
-                f"slowdown of rank {rank} is {factor}; ranks are 0 to {num_ranks - 1}, factors above 0"
-            )
+            raise TwofoldError(f"slowdown of rank {rank} is {factor}; ranks are 0 to {num_ranks - 1}, factors above 0")
 
     def cost_of(instruction: Instruction, group: GroupProgram) -> Cost:
         return price(instruction, group, machine, num_ranks)

@@ -1,19 +1,17 @@
-"""A small realistic case for the tests of reports: a lowered program and made-up times that keep its order.
-
-The clock here is a toy of its own (fixed prices, ranks walk their programs, communication starts when its last member
-arrives), so that reports are tested against something that is neither interpreter.
-"""
+"""A small realistic case for the tests of reports: a lowered plan, and its program in virtual time at made-up prices."""
 
 from dataclasses import replace
 
 import numpy as np
 
+from costmodels.price import Cost
 from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage, Strategy
-from plans.program import Kind, Program, Scope
-from plans.timeline import MemoryPeak, Span, Timeline
+from plans.program import GroupProgram, Instruction, Kind, Program
+from plans.timeline import Timeline
+from simulator import run_program
 
 US = 10**6
 
@@ -78,94 +76,28 @@ def small_plan() -> Plan:
     )
 
 
-def clocked(program: Program, kind: str = "predicted", num_steps: int = 1, seed: int | None = None) -> Timeline:
-    """A timeline of the program under the toy clock; with a seed every price varies by up to 40 %."""
-    random = np.random.default_rng(seed) if seed is not None else None
+def cost(instruction: Instruction, group: GroupProgram) -> Cost:
+    """A made-up price: 20 us a kernel and 60 us a message, and more for large ones."""
+    if instruction.kind is Kind.COMPUTE:
+        return Cost(dispatch_ps=3 * US, work_ps=(20 + instruction.flops // 40_000) * US)
+    work = 0 if instruction.kind is Kind.WAIT else (60 + instruction.message_bytes // 8000) * US
+    return Cost(dispatch_ps=US, work_ps=work)
 
-    def price(base: int) -> int:
-        return base if random is None else int(base * random.uniform(0.8, 1.4))
 
-    def home(rank: int, token: str | None, batch: int) -> int:
-        """The micro-batch of a token, or 0 for one of the whole step."""
-        return batch if program.group_of(rank).values[str(token)].scope is Scope.MICRO else 0
+def predicted(num_steps: int = 1) -> Timeline:
+    """The small program in virtual time, with an interval."""
+    timeline = run_program(small_program(), cost, num_steps=num_steps)
+    return replace(timeline, low_s=0.8 * timeline.step_s, high_s=1.3 * timeline.step_s, meta={"machine": "made up"})
 
-    spans: list[Span] = []
-    now = dict.fromkeys(range(program.num_ranks), 0)
-    for step in range(num_steps):
-        walks = {
-            rank: [each for each in program.walk(rank)]  # noqa: C416
-            for rank in range(program.num_ranks)
-        }
-        position = dict.fromkeys(walks, 0)
-        arrived: dict[tuple[object, ...], dict[int, int]] = {}
-        done: dict[tuple[object, ...], int] = {}  # (rank, token, micro-batch) -> end
-        sent: dict[tuple[object, ...], int] = {}
-        moving = True
-        while moving:
-            moving = False
-            for rank, walk in walks.items():
-                while position[rank] < len(walk):
-                    block, instruction = walk[position[rank]]
-                    id_, start = f"{block.label}/{instruction.name}", now[rank]
 
-                    def span(stream: str, begin: int, end: int, rank=rank, id_=id_, step=step, it=instruction) -> None:
-                        spans.append(
-                            Span(rank=rank, stream=stream, start_ps=begin, end_ps=end, step=step, id=id_, call=it.call, part=it.part)
-                        )  # fmt: skip
+def measured(num_steps: int = 5, seed: int = 3) -> Timeline:
+    """The same with all work up to 40 % off, called measured."""
 
-                    if instruction.kind is Kind.COMPUTE:
-                        end = start + price((20 + instruction.flops // 40_000) * US)
-                        span("compute", start, end)
-                        now[rank] = end
-                    elif instruction.kind is Kind.COLLECTIVE:
-                        members = program.group_of(rank).members(instruction, rank)
-                        key = (id_, members)
-                        arrived.setdefault(key, {})[rank] = start
-                        now[rank] = start + 3 * US
-                        span("host", start, now[rank])
-                        if len(arrived[key]) == len(members):
-                            begin = max(arrived[key].values()) + 3 * US
-                            end = begin + price((60 + instruction.message_bytes // 8000) * US)
-                            for member in members:
-                                spans.append(
-                                    Span(rank=member, stream="comm", start_ps=begin, end_ps=end, step=step, id=id_,
-                                         call=instruction.call, part="C")
-                                )  # fmt: skip
-                                done[member, instruction.token, home(rank, instruction.token, block.micro_batch)] = end
-                    elif instruction.kind is Kind.SEND:
-                        end = start + price(50 * US)
-                        span("comm", start, end)
-                        done[rank, instruction.token, home(rank, instruction.token, block.micro_batch)] = end
-                        for piece in instruction.pieces:
-                            key = (instruction.channel, block.micro_batch, piece.dst_rank)
-                            if piece.src_rank == rank:
-                                sent[key] = max(sent.get(key, 0), end)
-                    elif instruction.kind is Kind.RECV:
-                        pass
-                    else:
-                        batch = instruction.attrs.get("micro_batch", block.micro_batch)
-                        token = str(instruction.waits)
-                        end = done.get((rank, token, home(rank, token, batch)))
-                        if token.endswith(".recv"):
-                            receive = next(
-                                each for _, each in walk if each.kind is Kind.RECV and each.token == instruction.waits
-                            )
-                            end = sent.get((receive.channel, batch, rank))
-                        if end is None:
-                            break
-                        if end > start:
-                            span("host", start, end)
-                        now[rank] = max(start, end)
-                    position[rank] += 1
-                    moving = True
-        assert all(position[rank] == len(walk) for rank, walk in walks.items())
-        now = dict.fromkeys(now, max(now.values()))
-    timeline = Timeline.from_spans(spans, kind=kind, num_ranks=program.num_ranks)
-    peaks = tuple(
-        MemoryPeak(rank=rank, peak_bytes=3_000_000, by_role={"weight": 1_500_000, "gradient": 1_000_000, "activation": 500_000})
-        for rank in range(program.num_ranks)
-    )
-    return replace(timeline, memory=peaks, meta={"command": "toy"})
+    def stretch(rank: int, step: int, size: int) -> np.ndarray:
+        return np.random.default_rng((seed, rank, step)).uniform(0.9, 1.4, size)
+
+    timeline = run_program(small_program(), cost, num_steps=num_steps, stretch=stretch)
+    return replace(timeline, kind="measured", memory_curve={}, meta={"command": "made up"})
 
 
 def small_program() -> Program:

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from benchmarks.redistribution import mindspore_elements
 from benchmarks.redistribution_cases import Case, order_case, random_case, random_layout
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
@@ -166,6 +167,27 @@ def test_many_axes_are_never_above_the_greedy_sequences(price: StepPrice | None)
             greedy = tuple(space.step(move) for move in sequence(space, space.state(source), space.goal))
             check(case, greedy)
             assert sum(map(cost, steps)) <= sum(map(cost, greedy)) * (1 + 1e-12)
+
+
+def test_an_unhashable_price_is_used_without_the_cache() -> None:
+    class Costly(list[float]):
+        def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
+            self.append(1.0)
+            return 1.0 if step.kind is not StepKind.TRANSFER else 9.0
+
+    price = Costly()
+    steps = redistribute(CUBE("dp", "None"), CUBE("None", "None"), (8, 8), price=price)
+    assert [str(step.kind) for step in steps] == ["all_gather"]
+    assert price
+
+
+def test_mindspores_greedy_inference_by_hand() -> None:
+    """Order change of two axes: gather one (4 elements), then all-to-all the other on half the tensor (4 more)."""
+    mesh = Layout((2, 2), ("a", "b"))
+    assert mindspore_elements(mesh(("a", "b")), mesh(("b", "a")), (16,)) == 8
+    assert mindspore_elements(mesh("a", "None"), mesh("None", "a"), (4, 4)) == 4
+    assert mindspore_elements(mesh("a", "b"), mesh("None", "None"), (4, 4)) == 12
+    assert mindspore_elements(mesh("None", "None"), mesh("a", "b"), (4, 4)) == 0
 
 
 def test_steps_link_source_and_target_on_one_mesh() -> None:

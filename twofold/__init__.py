@@ -1,4 +1,102 @@
-"""Search a parallel plan, simulate a training step of it, and run the very same program on real devices (floor 7).
+"""twofold: search a parallel plan, simulate it, and run the very same program with PyTorch.
 
-This package is the face of the project: the public functions of Python and the command line.
+Everything is imported when it is first used, so that `import twofold` is quick and needs neither torch nor matplotlib.
+
+>>> import twofold as tf
+>>> tf.Layout((2, 2), ("dp", "mp"))("dp", "mp").split_counts
+(2, 2)
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AutoParallel": "twofold.wrappers",
+    "Graph": "plans.graph",
+    "Layout": "plans.layout",
+    "LossMonitor": "twofold.training",
+    "MAELoss": "executor.losscell",
+    "Machine": "costmodels.machine",
+    "Model": "twofold.training",
+    "Optimizer": "plans.plan",
+    "ParallelMode": "twofold.context",
+    "Pipeline": "twofold.wrappers",
+    "PipelineCell": "twofold.wrappers",
+    "Plan": "plans.plan",
+    "Program": "plans.program",
+    "Timeline": "plans.timeline",
+    "TwofoldError": "plans.errors",
+    "WithLossCell": "executor.losscell",
+    "calibrate": "twofold.calibration",
+    "capture": "executor.capture",
+    "initializer": "executor.initial",
+    "load_plan": "plans.plan",
+    "lower": "plans.lower",
+    "no_init_parameters": "executor.initial",
+    "recompute": "executor.recompute",
+    "run": "twofold.running",
+    "save_plan": "plans.plan",
+    "search": "search.search",
+    "set_auto_parallel_context": "twofold.context",
+    "set_memory": "twofold.context",
+    "set_seed": "executor.initial",
+    "simulate": "simulator.predict",
+    "uniform_plan": "search.uniform",
+    "verify": "twofold.verification",
+}
+
+__all__ = [
+    "AutoParallel",
+    "Graph",
+    "Layout",
+    "LossMonitor",
+    "MAELoss",
+    "Machine",
+    "Model",
+    "Optimizer",
+    "ParallelMode",
+    "Pipeline",
+    "PipelineCell",
+    "Plan",
+    "Program",
+    "Timeline",
+    "TwofoldError",
+    "WithLossCell",
+    "calibrate",
+    "capture",
+    "initializer",
+    "load_plan",
+    "lower",
+    "no_init_parameters",
+    "recompute",
+    "run",
+    "save_plan",
+    "search",
+    "set_auto_parallel_context",
+    "set_memory",
+    "set_seed",
+    "simulate",
+    "uniform_plan",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"twofold has no {name!r}")
+    try:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise ImportError(f"twofold.{name} needs torch: pip install 'twofold[torch]'") from error
+        raise
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

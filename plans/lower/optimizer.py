@@ -1,13 +1,15 @@
 """The start and the end of a step: gathering weights, reducing gradients, updating.
 
 At optimizer-parallel level 1 a parameter that is large enough lives as a shard of its flattened local weight, cut over
-the axes along which its gradient is summed (the data-parallel group): the weight is gathered once at the start of the
-step, the gradient is reduce-scattered once at the end, and the update touches the shard only. Other parameters are kept
-whole and their gradients are all-reduced.
+all axes along which ranks hold the same weight. The weight is gathered once at the start of the step, and the update
+touches the shard only. Its gradient is reduce-scattered once over those of the axes along which it is a partial sum (the
+batch is split there); along the others every rank has the same gradient already and keeps its part of it. Other
+parameters are kept whole and their gradients are all-reduced.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +19,7 @@ from plans.lower.emit import Emitter, ValueTable, channel_of
 from plans.plan import Optimizer
 from plans.program import Instruction, Kind, ParameterHome, Scope, Value
 
-__all__ = ["OptimizerLowering", "padded_shard"]
+__all__ = ["OptimizerLowering", "padded_shard", "shard_axes"]
 
 
 def padded_shard(num_elements: int, num_shards: int) -> int:
@@ -45,11 +47,12 @@ class OptimizerLowering:
         return tuple(self._place(tensor) for tensor in self.parameters.values())
 
     def _place(self, tensor: Tensor) -> ParameterHome:
-        home, axes = self.homes[tensor.name], self.reduced[tensor.name].partial
+        home = self.homes[tensor.name]
         shape = home.local_shape(tensor.shape)
+        axes = self._shard_axes(tensor)
         shard, kept_shape = None, shape
-        if self._sharded(tensor):
-            kept_shape = (padded_shard(_count(shape), home.mesh.size(axes)),)
+        if axes:
+            kept_shape = (padded_shard(math.prod(shape), home.mesh.size(axes)),)
             shard = self.table.add(
                 Value(
                     name=f"{tensor.name}#shard", shape=kept_shape, dtype=tensor.dtype, scope=Scope.KEPT, role="weight"
@@ -71,45 +74,53 @@ class OptimizerLowering:
         )
         return ParameterHome(
             name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, layout=home, weight=tensor.name, shard=shard,
-            shard_axes=axes if shard else (), reduce_axes=axes, states=states,
+            shard_axes=axes, reduce_axes=self.reduced[tensor.name].partial, states=states,
         )  # fmt: skip
 
-    def _sharded(self, tensor: Tensor) -> bool:
-        axes = self.reduced[tensor.name].partial
-        size = self.homes[tensor.name].mesh.size(axes)
-        return self.optimizer.parallel_level >= 1 and size > 1 and tensor.size_bytes >= self.optimizer.threshold_bytes
+    def _shard_axes(self, tensor: Tensor) -> tuple[str, ...]:
+        """The axes over which a parameter is sharded, those of its gradient's partial sums first; () for none."""
+        if self.optimizer.parallel_level < 1 or tensor.size_bytes < self.optimizer.threshold_bytes:
+            return ()
+        return shard_axes(self.homes[tensor.name], self.reduced[tensor.name].partial)
 
     def gathers(self) -> tuple[list[Instruction], dict[str, str]]:
         """The gathers at the start of a step, and for each gathered weight its token."""
         emitter = Emitter(mesh=self.mesh, table=self.table)
         for tensor in self.parameters.values():
-            if self._sharded(tensor):
-                self._collective(emitter, tensor, "all_gather_flat", f"{tensor.name}#shard", tensor.name)
+            if axes := self._shard_axes(tensor):
+                self._collective(emitter, tensor, "all_gather_flat", f"{tensor.name}#shard", tensor.name, axes)
         return emitter.instructions, dict(emitter.pending)
 
     def reduce(self, emitter: Emitter, name: str) -> None:
         """Start the reduction of the accumulated gradient of parameter `name`, where one is due."""
         tensor, reduced = self.parameters[name], self.reduced[name]
-        if reduced.mesh.size(reduced.partial) <= 1:
+        summed, gradient = reduced.partial, f"g:{name}"
+        if reduced.mesh.size(summed) <= 1:
             return
-        if self._sharded(tensor):
-            shard = self.table[f"{name}#shard"]
-            result = self.table.add(replace(shard, name=f"g:{name}#shard", scope=Scope.STEP, role="gradient"))
-            self._collective(emitter, tensor, "reduce_scatter_flat", f"g:{name}", result)
+        if axes := self._shard_axes(tensor):
+            result = self._flat_gradient(name, f"g:{name}#sum", _left(reduced.mesh, axes, summed))
+            self._collective(emitter, tensor, "reduce_scatter_flat", gradient, result, summed)
         else:
-            self._collective(emitter, tensor, "all_reduce", f"g:{name}", f"g:{name}")
+            self._collective(emitter, tensor, "all_reduce", gradient, gradient, summed)
         self.reducing[name] = emitter.instructions[-1]
         emitter.pending.clear()  # waited for in the closing block
 
-    def _collective(self, emitter: Emitter, tensor: Tensor, call: str, value: str, result: str) -> None:
-        home, axes = self.homes[tensor.name], self.reduced[tensor.name].partial
+    def _flat_gradient(self, name: str, label: str, num_shards: int) -> str:
+        """Enter a flat value that holds `num_shards` shards of a gradient."""
+        shard = self.table[f"{name}#shard"]
+        shape = (num_shards * shard.shape[0],)
+        return self.table.add(replace(shard, name=label, shape=shape, scope=Scope.STEP, role="gradient"))
+
+    def _collective(
+        self, emitter: Emitter, tensor: Tensor, call: str, value: str, result: str, axes: tuple[str, ...]
+    ) -> None:
+        mesh = self.homes[tensor.name].mesh
         before, after = self.table[value], self.table[result]
         name = f"{result}.{call}"
         emitter.add(
             Instruction(
-                name=name, kind=Kind.COLLECTIVE, call=call, part="C", inputs=(value,), outputs=(result,),
-                mesh=home.mesh, axes=axes, channel=channel_of(home.mesh, axes),
-                message_bytes=max(before.span_bytes, after.span_bytes),
+                name=name, kind=Kind.COLLECTIVE, call=call, part="C", inputs=(value,), outputs=(result,), mesh=mesh,
+                axes=axes, channel=channel_of(mesh, axes), message_bytes=max(before.span_bytes, after.span_bytes),
                 token=emitter.token(name, Scope.STEP), shapes=(before.shape, after.shape), dtype=tensor.dtype,
             )
         )  # fmt: skip
@@ -121,24 +132,36 @@ class OptimizerLowering:
             name, gradient = home.name, f"g:{home.name}"
             freed = [gradient]
             if (instruction := self.reducing.get(name)) is not None:
-                emitter.pending[instruction.outputs[0]] = str(instruction.token)
-                if instruction.outputs[0] != gradient:
-                    gradient = instruction.outputs[0]
-                    freed.append(gradient)
+                gradient = instruction.outputs[0]
+                emitter.pending[gradient] = str(instruction.token)
+                freed.append(gradient)
+            same = tuple(axis for axis in home.shard_axes if axis not in home.reduce_axes)
+            if same:
+                part = self._flat_gradient(name, f"g:{name}#part", 1)
+                attrs = {"axes": same}
+                emitter.compute(
+                    f"{part}.slice", "flat_slice", "U", (gradient,), (part,), mesh=home.layout.mesh, attrs=attrs
+                )
+                gradient = part
+                freed.append(part)
             if home.shard is not None:
                 freed.append(home.weight)
             kept = (home.shard or home.weight, *home.states)
             emitter.compute(
                 f"{name}.U", f"{self.optimizer.kind}.update", "U", (kept[0], gradient, *home.states), kept,
                 attrs=dict(self.optimizer.settings),
-                flops=2 * (1 + len(home.states)) * _count(self.table[kept[0]].shape),
-                frees=tuple(freed),
+                flops=2 * (1 + len(home.states)) * math.prod(self.table[kept[0]].shape),
+                frees=tuple(dict.fromkeys(freed)),
             )  # fmt: skip
         return emitter.instructions
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def shard_axes(home: TensorLayout, partial: tuple[str, ...]) -> tuple[str, ...]:
+    """All axes along which ranks hold the same weight, those in `partial` first; () when there are none."""
+    same = tuple(axis for axis in home.replicated if axis not in partial and home.mesh.size((axis,)) > 1)
+    axes = (*partial, *same)
+    return axes if home.mesh.size(axes) > 1 else ()
+
+
+def _left(mesh: Layout, axes: tuple[str, ...], without: tuple[str, ...]) -> int:
+    return mesh.size(axis for axis in axes if axis not in without)

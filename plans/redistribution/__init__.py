@@ -1,14 +1,29 @@
 """Redistribution: the cheapest steps from one layout of a tensor to another.
 
 * `step`: one step (slice, collective or transfer) between two layouts.
-* `pieces`: who sends which box of the tensor to whom.
-* `traffic`: the bytes that a step brings to each rank.
-* `search`: the cheapest sequence of steps, by bytes or by a price in seconds.
+* `pieces`: who sends which box of the tensor to whom; `traffic`: the bytes a step brings to each rank.
+* `search`: the cheapest sequence of steps, by bytes or by a price in seconds; over the states of `space`, starting from
+  the sequences of `greedy`; `cuts` has the regions of all ranks as arrays.
+* `atomic`: the common refinement of two meshes; `reshape`: layouts through reshape and transpose.
+* `pretend`: steps done literally on numpy arrays, one per rank.
 """
 
 from plans.redistribution.pieces import Piece, pieces
+from plans.redistribution.reshape import Reshaped, reshape_layout, transpose_layout
 from plans.redistribution.search import StepPrice, redistribute
 from plans.redistribution.step import Step, StepKind
 from plans.redistribution.traffic import max_received_bytes, received_bytes
 
-__all__ = ["Piece", "Step", "StepKind", "StepPrice", "max_received_bytes", "pieces", "received_bytes", "redistribute"]
+__all__ = [
+    "Piece",
+    "Reshaped",
+    "Step",
+    "StepKind",
+    "StepPrice",
+    "max_received_bytes",
+    "pieces",
+    "received_bytes",
+    "redistribute",
+    "reshape_layout",
+    "transpose_layout",
+]

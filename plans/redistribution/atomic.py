@@ -23,13 +23,15 @@ Refinement = tuple[Layout, dict[str, DimAxes], dict[str, DimAxes]]
 
 @lru_cache(maxsize=1024)
 def refine(first: Layout, second: Layout) -> Refinement | None:
-    """The coarsest mesh both refine to, or None.
+    """The coarsest mesh both refine to, or None. It is one of the two if that one needs no cutting.
 
     >>> mesh, mine, theirs = refine(Layout((8,), ("tp",)), Layout((2, 4), ("dp", "mp")))
-    >>> mesh.device_matrix, mine, theirs
-    ((2, 4), {'tp': ('x0', 'x1')}, {'mp': ('x1',), 'dp': ('x0',)})
+    >>> mesh.alias_name, mine, theirs
+    (('dp', 'mp'), {'tp': ('dp', 'mp')}, {'dp': ('dp',), 'mp': ('mp',)})
+    >>> refine(Layout((4, 2), ("a", "b")), Layout((2, 4), ("dp", "mp")))[1:]
+    ({'a': ('a.0', 'a.1'), 'b': ('b',)}, {'dp': ('a.0',), 'mp': ('a.1', 'b')})
     """
-    if set(first.rank_list) != set(second.rank_list):
+    if set(first.rank_list) != set(second.rank_list) or first.num_ranks == 1:
         return None
     where = {rank: at for at, rank in enumerate(second.rank_list)}
     matrix = _device_matrix(first)
@@ -51,22 +53,27 @@ def refine(first: Layout, second: Layout) -> Refinement | None:
         expected = expected[..., None] + line
     if not np.array_equal(expected.reshape(matrix), position):
         return None
-    named = [
-        [(f"x{axis}_{at}", size, value) for at, (size, value) in enumerate(digits)] for axis, digits in enumerate(atoms)
-    ]
-    order = [atom for digits in named for atom in reversed(digits)]
-    names = {old: f"x{at}" for at, (old, _, _) in enumerate(order)}
-    if not order:
-        return None
-    mesh = Layout([size for _, size, _ in order], list(names.values()), first.rank_list)
+    # the atoms, major first in the order of `first`: its axis, size, place value; and the axis of `second` they lie in
+    order = [(axis, size, value) for axis, digits in enumerate(atoms) for size, value in reversed(digits)]
+    inside = [len(borders) - 1 - int(np.searchsorted(borders, value, side="right")) for _, _, value in order]
+    if all(len(digits) <= 1 for digits in atoms):
+        mesh, names = first, [first.alias_name[axis] for axis, _, _ in order]
+    elif len(set(inside)) == len(inside):
+        mesh, names = second, [second.alias_name[axis] for axis in inside]
+    else:
+        names = []
+        for axis, _, _ in order:
+            number = sum(axis == before for before, _, _ in order[: len(names)])
+            names.append(first.alias_name[axis] + (f".{number}" if len(atoms[axis]) > 1 else ""))
+        mesh = Layout([size for _, size, _ in order], names, first.rank_list)
     mine = {
-        alias: tuple(names[old] for old, _, _ in reversed(digits))
-        for alias, digits in zip(first.alias_name, named, strict=True)
+        alias: tuple(name for name, atom in zip(names, order, strict=True) if atom[0] == axis)
+        for axis, alias in enumerate(first.alias_name)
     }
     theirs = {}
-    for at, alias in enumerate(reversed(second.alias_name)):
-        inside = [(value, names[old]) for old, _, value in order if borders[at] <= value < borders[at + 1]]
-        theirs[alias] = tuple(name for _, name in sorted(inside, reverse=True))
+    for axis, alias in enumerate(second.alias_name):
+        parts = [(value, name) for name, (_, _, value), at in zip(names, order, inside, strict=True) if at == axis]
+        theirs[alias] = tuple(name for _, name in sorted(parts, reverse=True))
     return mesh, mine, theirs
 
 

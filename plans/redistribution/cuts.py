@@ -26,8 +26,9 @@ def cut(mesh: Layout, axes: DimAxes, size: int) -> tuple[Indices, Indices]:
     start = np.zeros(mesh.num_ranks, dtype=np.int64)
     length = np.full(mesh.num_ranks, size, dtype=np.int64)
     for axis in axes:
-        part = -(-length // mesh.size((axis,)))
-        offset = np.minimum(coordinates[axis] * part, length)
+        size, coordinate = coordinates[axis]
+        part = -(-length // size)
+        offset = np.minimum(coordinate * part, length)
         start, length = start + offset, np.minimum(part, length - offset)
     return start, start + length
 
@@ -41,6 +42,10 @@ def overlap(mesh: Layout, one: DimAxes, two: DimAxes, size: int) -> Indices:
 
 
 @lru_cache(maxsize=256)
-def _coordinates(mesh: Layout) -> dict[str, Indices]:
+def _coordinates(mesh: Layout) -> dict[str, tuple[int, Indices]]:
+    """Size of every axis, and where every rank stands along it."""
     sizes = [mesh.size((axis,)) for axis in mesh.alias_name]
-    return dict(zip(mesh.alias_name, np.indices(sizes).reshape(len(sizes), -1), strict=True))
+    return {
+        axis: (size, index)
+        for axis, size, index in zip(mesh.alias_name, sizes, np.indices(sizes).reshape(len(sizes), -1), strict=True)
+    }

@@ -15,10 +15,11 @@ On up to three axes of more than one rank the answer is the cheapest path over t
 reductions are tried axis by axis and in the target's own runs, and the search stops after a number of states; it starts
 from the sequences of `greedy` and never ends above them.
 
-Two different meshes over the same ranks are refined to their atomic mesh (`atomic`), and all layouts of the steps lie
-on it; so the first step's `before` and the last step's `after` are placed like source and target but may be written
-differently. Without a common refinement, or with different ranks, sums are reduced first, as cheaply as possible, and a
-transfer does the rest.
+Two different meshes over the same ranks are refined to their atomic mesh (`atomic`; one of the two where possible), and
+all layouts of the steps lie on it; so the first step's `before` and the last step's `after` are placed like source and
+target but may be written with other axes. Without a common refinement, with different ranks, or where a dim is uneven
+(other axes would cut it elsewhere), all sums are reduced first, for all ranks or scattered onto one dim, and a transfer
+does the rest.
 
 A target may keep partial axes of the source. Making a replicated tensor partial is refused: it would hold zeros on all
 ranks but one, and no operator asks for that.
@@ -80,11 +81,11 @@ def redistribute(
     ...     print(step)
     all_to_all over dp dim 0 to 1: (dp, mp) -> (None, (mp, dp))
     """
-    key = (source, target, tuple(shape), itemsize, price)
     try:
-        return _cached(*key)
-    except TypeError:  # an unhashable price
-        return _cached.__wrapped__(*key)
+        hash(price)
+    except TypeError:
+        return _cached.__wrapped__(source, target, tuple(shape), itemsize, price)
+    return _cached(source, target, tuple(shape), itemsize, price)
 
 
 @lru_cache(maxsize=8192)
@@ -138,11 +139,13 @@ def _search(space: Space, start: State, goal: State, itemsize: int, price: StepP
         return 0.0 if floor is None else floor(space.lacking(state) * itemsize)
 
     def least(move: Move) -> float:
-        return 0.0 if price is None or floor is None else floor(space.received(move) * itemsize)
+        if price is None:
+            return space.received(move) * itemsize
+        return 0.0 if floor is None else floor(space.received(move) * itemsize)
 
     def cost(move: Move) -> float:
         if price is None:
-            return space.received(move) * itemsize
+            return least(move)
         return price(space.step(move), space.shape, itemsize)
 
     space.drop_spare_dims(start, goal)
@@ -150,7 +153,7 @@ def _search(space: Space, start: State, goal: State, itemsize: int, price: StepP
     best: dict[State, _Cost] = {start: (0, 0, 0, 0)}
     came: dict[State, Move] = {}
     count = itertools.count()
-    if price is not None or len(space.axes) > 3:
+    if price is not None or len(space.axes) > 3 or start[1] != goal[1]:
         for sequence in (by_gathering, by_moving, by_transfer):
             _note(sequence(space, start, goal), cost, best, came)
     queue = [((known[0] + bound(state), *known[1:]), next(count), state) for state, known in best.items()]
@@ -168,8 +171,11 @@ def _search(space: Space, start: State, goal: State, itemsize: int, price: StepP
         for move in itertools.chain(fetches, space.moves(state, goal)):
             if move.after in closed:
                 continue
+            step_least = least(move)
+            if goal in best and paid + step_least > best[goal][0]:
+                continue
             left = bound(move.after)
-            if goal in best and paid + least(move) + left > best[goal][0]:
+            if goal in best and paid + step_least + left > best[goal][0]:
                 continue
             now = _add(best[state], move, cost(move))
             if move.after not in best or now < best[move.after]:
@@ -207,7 +213,7 @@ def _transfers(state: State, landings: list[State]) -> Iterator[Move]:
 def _across(
     source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: StepPrice | None
 ) -> tuple[Step, ...]:
-    """Reduce the sums on the source's mesh in the cheapest way, then transfer."""
+    """Reduce the sums on the source's mesh, then transfer; under a price maybe to one collective before the target."""
 
     def cost(steps: tuple[Step, ...]) -> tuple[float, int]:
         if price is None:

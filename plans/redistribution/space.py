@@ -45,6 +45,8 @@ class Space:
         self.goal = self.state(target)
         self.open_dims = tuple(range(len(shape)))
         self._layouts: dict[State, TensorLayout] = {}
+        self._parts: dict[tuple[DimAxes, int], int] = {}
+        self._local: dict[State, int] = {}
         self._lacking: dict[tuple[State, State], int] = {}
 
     def drop_spare_dims(self, start: State, goal: State) -> None:
@@ -141,14 +143,19 @@ class Space:
 
     def part(self, axes: DimAxes, dim: int) -> int:
         """The largest part of a dim cut by `axes` in turn."""
-        size = self.shape[dim]
-        for axis in axes:
-            size = -(-size // self.sizes[axis])
-        return size
+        key = (axes, dim)
+        if key not in self._parts:
+            size = self.shape[dim]
+            for axis in axes:
+                size = -(-size // self.sizes[axis])
+            self._parts[key] = size
+        return self._parts[key]
 
     def local_elements(self, state: State) -> int:
         """The elements of the largest local part."""
-        return math.prod(self.part(axes, dim) for dim, axes in enumerate(state[0]))
+        if state not in self._local:
+            self._local[state] = math.prod(self.part(axes, dim) for dim, axes in enumerate(state[0]))
+        return self._local[state]
 
     def received(self, move: Move) -> int:
         """The elements that the rank which receives most gets; agrees with `traffic.max_received_bytes`."""

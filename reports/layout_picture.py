@@ -1,0 +1,154 @@
+"""The layout picture: a tensor cut into the parts that ranks hold, in two dims, as people draw it on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plans.errors import TwofoldError
+from plans.layout import Region, TensorLayout
+from reports.svg import Picture, text_width
+from reports.tables import format_ranks
+
+__all__ = ["Part", "layout_parts", "layout_picture"]
+
+_FILLS = ("sky", "orange", "green", "yellow", "purple", "vermillion", "blue", "grey")
+_MAX_PARTS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the tensor and who holds it: `terms` has one set of equal ranks per term of a partial sum."""
+
+    region: Region
+    terms: tuple[tuple[int, ...], ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that hold the part or a term of it."""
+        return tuple(sorted(rank for term in self.terms for rank in term))
+
+
+def layout_parts(layout: TensorLayout, shape: Sequence[int]) -> tuple[Part, ...]:
+    """The distinct parts of a tensor of `shape` in index order; empty parts are left out.
+
+    >>> from plans.layout import Layout
+    >>> [(part.region, part.ranks) for part in layout_parts(Layout((2, 2), ("dp", "mp"))("mp"), (4,))]
+    [(((0, 2),), (0, 2)), (((2, 4),), (1, 3))]
+
+    Raises:
+        TwofoldError: the shape has another number of dims than the layout.
+    """
+    if len(shape) != len(layout.dims):
+        raise TwofoldError(
+            f"the shape {tuple(shape)} has {len(shape)} dims, the layout {layout} names {len(layout.dims)}"
+        )
+    found: dict[Region, dict[int, list[int]]] = {}
+    for rank in layout.mesh.rank_list:
+        region = layout.region(rank, shape)
+        if all(start < stop for start, stop in region):
+            found.setdefault(region, {}).setdefault(layout.mesh.index(rank, layout.partial), []).append(rank)
+    return tuple(
+        Part(region=region, terms=tuple(tuple(sorted(terms[index])) for index in sorted(terms)))
+        for region, terms in sorted(found.items())
+    )
+
+
+def layout_picture(layout: TensorLayout, shape: Sequence[int], *, name: str = "tensor") -> Picture:
+    """Draw which rank holds what: rows are one dim, columns another.
+
+    Two dims are drawn as they are. Of more dims the last two that are split are drawn, and what other split dims add is
+    drawn as one picture below the other; whole dims are named in the caption.
+
+    Raises:
+        TwofoldError: the shape does not fit the layout, or there are more than 1,024 parts.
+    """
+    parts = layout_parts(layout, shape)
+    if len(parts) > _MAX_PARTS:
+        raise TwofoldError(f"{layout} cuts {tuple(shape)} into {len(parts)} parts; pictures show at most {_MAX_PARTS}")
+    down, across = _drawn_dims(layout, shape)
+    others = sorted({tuple(part.region[dim] for dim in _others(layout, down, across)) for part in parts})
+    rows = sorted({part.region[down] for part in parts}) if down is not None else [(0, 1)]
+    columns = sorted({part.region[across] for part in parts}) if across is not None else [(0, 1)]
+    labels = {part.region: _label(part) for part in parts}
+    cell = min(230.0, max(84.0, 16 + max(text_width(line, 12) for lines in labels.values() for line in lines)))
+    tall = 26 + 15.0 * max(len(lines) for lines in labels.values())
+    left, top = 110.0, 72.0
+    block = len(rows) * tall + 40
+    caption = f"{name} {tuple(shape)} as {layout}"
+    mesh = ", ".join(
+        f"{axis}={size}" for axis, size in zip(layout.mesh.alias_name, layout.mesh.device_matrix, strict=True)
+    )
+    note = f"mesh {mesh}" + (f"; replicated over {', '.join(layout.replicated)}" if layout.replicated else "")
+    note += f"; + joins terms of a sum over {', '.join(layout.partial)}" if layout.partial else ""
+    width = max(left + len(columns) * cell + 20, text_width(caption, 15) + 20, text_width(note, 11) + 20)
+    picture = Picture(title=caption, width=width, height=top + len(others) * block)
+    picture.text(8, 20, caption, "title")
+    picture.text(8, 38, note, "small muted")
+    for number, other in enumerate(others):
+        y = top + number * block
+        _grid(picture, layout, parts, labels, (down, across), rows, columns, other, (left, y, cell, tall))
+    return picture
+
+
+def _grid(
+    picture: Picture,
+    layout: TensorLayout,
+    parts: Sequence[Part],
+    labels: dict[Region, list[str]],
+    drawn: tuple[int | None, int | None],
+    rows: list[tuple[int, int]],
+    columns: list[tuple[int, int]],
+    other: tuple[tuple[int, int], ...],
+    place: tuple[float, float, float, float],
+) -> None:
+    (down, across), (left, top, cell, tall) = drawn, place
+    rest = _others(layout, down, across)
+    if rest:
+        where = ", ".join(f"dim {dim} [{start}:{stop}]" for dim, (start, stop) in zip(rest, other, strict=True))
+        picture.text(8, top - 18, where, "small")
+    if across is not None:
+        for at, (start, stop) in enumerate(columns):
+            picture.text(left + (at + 0.5) * cell, top - 6, f"dim {across} [{start}:{stop}]", "middle small")
+    if down is not None:
+        for at, (start, stop) in enumerate(rows):
+            picture.text(left - 8, top + (at + 0.5) * tall + 4, f"dim {down} [{start}:{stop}]", "end small")
+    for part in parts:
+        if tuple(part.region[dim] for dim in rest) != other:
+            continue
+        x = left + (columns.index(part.region[across]) if across is not None else 0) * cell
+        y = top + (rows.index(part.region[down]) if down is not None else 0) * tall
+        index = layout.mesh.rank_list.index(part.ranks[0])
+        hover = f"{part.region}: ranks {format_ranks(part.ranks)}"
+        picture.rect(x, y, cell, tall, f"{_FILLS[index % len(_FILLS)]} faint", hover)
+        picture.rect(x, y, cell, tall, "frame")
+        lines = labels[part.region]
+        for line, text in enumerate(lines):
+            picture.text(x + cell / 2, y + tall / 2 + 4 + 15 * (line - (len(lines) - 1) / 2), text, "middle")
+
+
+def _label(part: Part) -> list[str]:
+    """Lines such as "rank 0" or "ranks 0, 4 +" / "1, 5"."""
+    several = len(part.ranks) > 1
+    lines = [format_ranks(term) for term in part.terms]
+    return [
+        ("rank" + "s" * several + " " if not at else "") + text + (" +" if at < len(lines) - 1 else "")
+        for at, text in enumerate(lines)
+    ]
+
+
+def _drawn_dims(layout: TensorLayout, shape: Sequence[int]) -> tuple[int | None, int | None]:
+    """(dim drawn downwards, dim drawn across)."""
+    if not shape:
+        return None, None
+    if len(shape) == 1:
+        return None, 0
+    if len(shape) == 2:
+        return 0, 1
+    split = [dim for dim, count in enumerate(layout.split_counts) if count > 1]
+    chosen = split[-2:] if len(split) >= 2 else sorted({*split, *range(len(shape) - 2, len(shape))})[:2]
+    return chosen[0], chosen[1]
+
+
+def _others(layout: TensorLayout, down: int | None, across: int | None) -> list[int]:
+    return [dim for dim, count in enumerate(layout.split_counts) if count > 1 and dim not in (down, across)]

@@ -1,0 +1,122 @@
+"""Operators, their gradients and optimizers in numpy, from their definitions. Used by `pretend`.
+
+A rule takes attrs and the inputs in the order of the program: for "<kind>.grad<i>" the gradient of the output first,
+then the operands that `OperatorSpec.gradients[i].needs` names. attrs have, beside the instruction's own, the `shape`
+and `dtype` of the output and `first`: whether this rank adds the bias of a product that is cut along its sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from scipy.special import erf, expit
+
+Array = np.ndarray
+Attrs = Mapping[str, Any]
+
+
+def linear(attrs: Attrs, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    y = x @ weight.T
+    return y + bias if bias is not None and attrs["first"] else y
+
+
+def linear_grad_weight(attrs: Attrs, dy: Array, x: Array) -> Array:
+    return dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+
+
+def gelu_grad(attrs: Attrs, dy: Array, x: Array) -> Array:
+    return dy * (0.5 * (1 + erf(x / np.sqrt(2))) + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi))
+
+
+def silu_grad(attrs: Attrs, dy: Array, x: Array) -> Array:
+    return dy * expit(x) * (1 + x * (1 - expit(x)))
+
+
+def cast(attrs: Attrs, x: Array) -> Array:
+    return x.astype(np.float64 if attrs["dtype"].startswith(("float", "bfloat")) else np.int64)
+
+
+def unbroadcast(attrs: Attrs, gradient: Array) -> Array:
+    """Sum over what was repeated."""
+    shape = attrs["shape"]
+    gradient = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
+    repeated = tuple(dim for dim, size in enumerate(shape) if size == 1 and gradient.shape[dim] != 1)
+    return gradient.sum(axis=repeated, keepdims=True)
+
+
+def log_softmax(x: Array) -> Array:
+    shifted = x - x.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def cross_entropy(attrs: Attrs, x: Array, label: Array) -> Array:
+    return -np.take_along_axis(log_softmax(x), label[..., None], axis=-1).sum() / attrs["count"]
+
+
+def cross_entropy_grad(attrs: Attrs, x: Array, label: Array) -> Array:
+    hot = np.arange(x.shape[-1]) == label[..., None]
+    return (np.exp(log_softmax(x)) - hot) * attrs["scale"] / attrs["count"]
+
+
+RULES: Mapping[str, Callable[..., Array]] = {
+    "linear.forward": linear,
+    "linear.grad0": lambda attrs, dy, weight: dy @ weight,
+    "linear.grad1": linear_grad_weight,
+    "linear.grad2": lambda attrs, dy: dy.reshape(-1, dy.shape[-1]).sum(axis=0),
+    "relu.forward": lambda attrs, x: np.maximum(x, 0),
+    "relu.grad0": lambda attrs, dy, y: dy * (y > 0),
+    "gelu.forward": lambda attrs, x: x * 0.5 * (1 + erf(x / np.sqrt(2))),
+    "gelu.grad0": gelu_grad,
+    "silu.forward": lambda attrs, x: x * expit(x),
+    "silu.grad0": silu_grad,
+    "abs.forward": lambda attrs, x: np.abs(x),
+    "abs.grad0": lambda attrs, dy, x: dy * np.sign(x),
+    "cast.forward": cast,
+    "cast.grad0": cast,
+    "add.forward": lambda attrs, x, y: x + y,
+    "add.grad0": unbroadcast,
+    "add.grad1": unbroadcast,
+    "sub.forward": lambda attrs, x, y: x - y,
+    "sub.grad0": unbroadcast,
+    "sub.grad1": lambda attrs, dz: unbroadcast(attrs, -dz),
+    "mul.forward": lambda attrs, x, y: x * y,
+    "mul.grad0": lambda attrs, dz, y: unbroadcast(attrs, dz * y),
+    "mul.grad1": lambda attrs, dz, x: unbroadcast(attrs, dz * x),
+    "reshape.forward": lambda attrs, x: x.reshape(attrs["shape"]),
+    "reshape.grad0": lambda attrs, dy: dy.reshape(attrs["shape"]),
+    "l1_loss.forward": lambda attrs, x, t: np.abs(x - t).sum() / attrs["count"],
+    "l1_loss.grad0": lambda attrs, x, t: np.sign(x - t) * attrs["scale"] / attrs["count"],
+    "mse_loss.forward": lambda attrs, x, t: ((x - t) ** 2).sum() / attrs["count"],
+    "mse_loss.grad0": lambda attrs, x, t: 2 * (x - t) * attrs["scale"] / attrs["count"],
+    "cross_entropy.forward": cross_entropy,
+    "cross_entropy.grad0": cross_entropy_grad,
+}
+
+
+def sgd(attrs: Attrs, step: int, weight: Array, gradient: Array) -> tuple[Array, ...]:
+    return (weight - attrs["lr"] * (gradient + attrs.get("weight_decay", 0.0) * weight),)
+
+
+def momentum(attrs: Attrs, step: int, weight: Array, gradient: Array, velocity: Array) -> tuple[Array, ...]:
+    gradient = gradient + attrs.get("weight_decay", 0.0) * weight
+    velocity = gradient if step == 1 else attrs.get("momentum", 0.9) * velocity + gradient
+    return weight - attrs["lr"] * velocity, velocity
+
+
+def adamw(
+    attrs: Attrs, step: int, weight: Array, gradient: Array, mean: Array, square: Array
+) -> tuple[Array, ...]:
+    beta1, beta2, lr = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs["lr"]
+    mean = beta1 * mean + (1 - beta1) * gradient
+    square = beta2 * square + (1 - beta2) * gradient**2
+    scaled = mean / (1 - beta1**step) / (np.sqrt(square / (1 - beta2**step)) + attrs.get("eps", 1e-8))
+    return weight * (1 - lr * attrs.get("weight_decay", 1e-2)) - lr * scaled, mean, square
+
+
+UPDATES: Mapping[str, Callable[..., tuple[Array, ...]]] = {
+    "sgd.update": sgd,
+    "momentum.update": momentum,
+    "adamw.update": adamw,
+}

@@ -1,0 +1,86 @@
+"""What each rank of `test_redistribution_ranks` runs: random redistributions over gloo, its own part checked."""
+
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchmarks.redistribution_cases import random_layout
+from executor.comm import HandOver, HandOvers, collective_issue, transfer_issue
+from executor.device import Device, pick_device
+from executor.groups import Team, connect
+from plans.layout import Layout
+from plans.lower.emit import channel_of, transfer_pair
+from plans.program import Instruction, Kind, Value
+from plans.redistribution import Step, StepKind, redistribute
+from plans.redistribution.pretend import split
+
+
+class Flows:
+    """One tag for all messages: steps run one after the other."""
+
+    def flow(self, channel: str, src_rank: int, dst_rank: int) -> tuple[object, int]:
+        return dist.group.WORLD, 1
+
+
+GROUPS: dict[tuple[int, ...], object] = {}
+
+
+def team_of(step: Step, rank: int) -> Team:
+    mine = None
+    for members in step.before.mesh.groups(step.axes):
+        ordered = tuple(sorted(members))
+        if ordered not in GROUPS:  # every rank makes every group, in the same order
+            GROUPS[ordered] = dist.new_group(ordered)
+        if rank in members:
+            order = tuple(ordered.index(each) for each in members)
+            inverse = tuple(members.index(each) for each in ordered)
+            mine = Team(members=members, group=GROUPS[ordered], order=order, inverse=inverse)
+    assert mine is not None
+    return mine
+
+
+def run(step: Step, part: torch.Tensor, shape: tuple[int, ...], rank: int, device: Device) -> torch.Tensor:
+    if step.kind is StepKind.SLICE:
+        width = step.after.local_shape(shape)[step.dim]
+        return part.narrow(step.dim, step.before.mesh.index(rank, step.axes) * width, width)
+    if step.kind is StepKind.TRANSFER:
+        pair = transfer_pair("move", "old", "new", step.before, step.after, shape, "float64", "channel")
+        hand_overs = HandOvers(HandOver)
+        send, recv = (transfer_issue(each, rank, Flows(), device, hand_overs) for each in pair)
+        pending = [send(part.contiguous()), recv()]
+        return [each.finish() for each in pending][1][0]
+    output = Value(name="new", shape=step.after.local_shape(shape), dtype="float64")
+    instruction = Instruction(
+        name="move", kind=Kind.COLLECTIVE, call=str(step.kind), part="C", inputs=("old",), outputs=("new",),
+        mesh=step.before.mesh, axes=step.axes, channel=channel_of(step.before.mesh, step.axes), dtype="float64",
+        attrs={"step": step, "shape": shape},
+    )  # fmt: skip
+    return collective_issue(instruction, team_of(step, rank), output)(part.contiguous()).finish()[0]
+
+
+def main(num_cases: int) -> None:
+    device = pick_device("cpu")
+    connect(device)
+    rank, rng = dist.get_rank(), np.random.default_rng(0)
+    kinds: dict[str, int] = {}
+    for at in range(num_cases):
+        matrix, names = [((8,), ("a",)), ((4, 2), ("a", "b")), ((2, 2, 2), ("a", "b", "c"))][at % 3]
+        mesh = Layout(matrix, names, [int(each) for each in rng.permutation(8)] if at % 2 else None)
+        other = Layout((2, 4), ("x", "y"), mesh.rank_list) if at % 5 == 4 else mesh
+        source, target, shape = random_layout(rng, mesh, 2, 0.25), random_layout(rng, other, 2, 0.0), (16, 8)
+        terms = [rng.integers(-9, 9, shape).astype(float) for _ in range(mesh.size(source.partial))]
+        part = torch.from_numpy(split(source, terms)[rank])
+        for step in redistribute(source, target, shape):
+            kinds[str(step.kind)] = kinds.get(str(step.kind), 0) + 1
+            part = run(step, part, shape, rank, device)
+        wanted = split(target, [np.sum(terms, axis=0)])[rank]
+        np.testing.assert_array_equal(part.numpy(), wanted, err_msg=f"{source} -> {target} on rank {rank}")
+    print(f"right: {num_cases} {sorted(kinds)}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

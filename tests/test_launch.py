@@ -1,0 +1,487 @@
+"""Launching ranks: what reaches them, where their output goes, and how everything ends when one of them fails.
+
+Most scripts wait for files that other processes write, never for a time to pass.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from executor.launch import WORKER_MAIN, LaunchResult, launch
+from executor.rank_failures import RankFailed, RunFailed, RunTimedOut, first_failure, timed_out
+from executor.rank_logs import JobFolder, LineReader, fresh_folders
+from executor.worker_main import AGENT_PID, is_lost_peer
+from plans.errors import TwofoldError
+
+TOKEN = "TWOFOLD_TEST_TOKEN"
+PATIENCE_S = 60
+HANG = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+def hang():
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as a rank inside a collective: deaf to it
+    print("hanging", flush=True)
+    while True:
+        time.sleep(1)
+"""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    def write(body: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(HANG + textwrap.dedent(body))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobFolder:
+    return JobFolder(log_dir=tmp_path / "log_output")
+
+
+@pytest.fixture
+def env() -> Iterator[dict[str, str]]:
+    """An environment that marks all processes of a test; at its end none of them may be left."""
+    token = uuid.uuid4().hex
+    yield {TOKEN: token}
+    assert processes_with(token) == []
+
+
+def processes_with(token: str) -> list[str]:
+    """The command lines of all running processes with the token in their environment (zombies have none)."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{TOKEN}={token}".encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue  # it has just ended, or belongs to somebody else
+    return found
+
+
+# One rank under its guard, without torchrun: what it leaves behind.
+
+
+def start_rank(job: JobFolder, path: Path, env: dict[str, str], rank: int = 0) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(WORKER_MAIN), "rank", str(job.path), "script", str(path)]
+    stated = {"RANK": str(rank), AGENT_PID: str(os.getpid())}
+    return subprocess.Popen(command, env=os.environ | env | stated, start_new_session=True)
+
+
+def run_rank(job: JobFolder, path: Path, env: dict[str, str]) -> int:
+    return start_rank(job, path, env).wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "os._exit(0)"])
+def test_a_rank_that_ends_well_is_no_failure(ending, script, job, env):
+    assert run_rank(job, script(ending), env) == 0
+    assert first_failure(job, [0]) is None
+
+
+@pytest.mark.parametrize(
+    ("ending", "headline"),
+    [
+        ("sys.exit(3)", "ended with exit code 3"),
+        ("sys.exit('no data here')", "ended with exit code 1: no data here"),
+        ("os._exit(5)", "ended with exit code 5"),
+        ("raise KeyError('w')", "failed: KeyError: 'w'"),
+        ("import no_such_module", "failed: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("x = = 1", "failed: SyntaxError: invalid syntax"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+        ("os.kill(os.getppid(), signal.SIGTERM); hang()", "was told to end by SIGTERM"),
+        ("raise ConnectionResetError('peer')", "lost its connection to another rank"),
+    ],
+)
+def test_the_failure_says_how_the_rank_ended(ending, headline, script, job, env):
+    assert run_rank(job, script(ending), env) != 0
+    failure = first_failure(job, [0])
+    assert failure is not None
+    assert failure.headline.startswith(headline)
+
+
+def test_the_traceback_shows_the_users_frames_only(script, job, env):
+    path = script("def step():\n    return 1 / 0\nstep()")
+    run_rank(job, path, env)
+    story = first_failure(job, [0]).story
+    assert story in job.stderr(0).read_text()
+    assert [line.split(",")[0].strip() for line in story.splitlines() if "File" in line] == [f'File "{path}"'] * 2
+    assert story.startswith("Traceback") and story.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_a_segmentation_fault_leaves_its_python_stack(script, job, env):
+    path = script("def step():\n    os.kill(os.getpid(), signal.SIGSEGV)\nstep()")
+    run_rank(job, path, env)
+    message = str(first_failure(job, [0]).error(job))
+    assert f'File "{path}", line' in message and "in step" in message
+
+
+def test_forgotten_process_groups_are_left(script, job, env):
+    body = """
+        import types
+        fake = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
+        fake.destroy_process_group = lambda: print("left")
+        sys.modules["torch.distributed"] = fake
+    """
+    run_rank(job, script(body), env)
+    assert job.stdout(0).read_text() == "left\n"
+
+
+def test_the_script_runs_as_python_would_run_it(script, job, env, tmp_path):
+    (tmp_path / "signal.py").write_text("")  # next to the script: it may hide the standard library's for the script
+    (tmp_path / "helper.py").write_text("value = 7")
+    path = tmp_path / "main.py"
+    body = """
+        import os, sys, helper, signal
+        print(__name__, __file__, sys.modules["__main__"].__file__, sys.path[0], helper.value)
+    """
+    path.write_text(textwrap.dedent(body))
+    assert run_rank(job, path, env) == 0
+    assert job.stdout(0).read_text().split() == ["__main__", str(path), str(path), str(tmp_path), "7"]
+
+
+def test_the_cause_is_told_from_its_consequences(script, job, env):
+    """Rank 0 only lost its peer, first by time; rank 1 was ended; rank 2 has an error of its own, the last by time."""
+    assert run_rank(job, script("raise ConnectionResetError('reset by peer')"), env) == 1
+    guard = start_rank(job, script("hang()"), env, rank=1)
+    wait_until(lambda: job.stdout(1).exists() and "hanging" in job.stdout(1).read_text())
+    guard.terminate()
+    guard.wait()
+    assert first_failure(job, [0, 1]).rank == 0
+    start_rank(job, script("sys.exit(4)"), env, rank=2).wait()
+    assert first_failure(job, [0, 1, 2]).rank == 2
+
+
+def test_a_guard_that_was_killed_is_known_by_its_exit_code(script, job, env):
+    assert run_rank(job, script("raise ConnectionResetError('reset by peer')"), env) == 1
+    failure = first_failure(job, [0, 1, 2], {0: 1, 1: -signal.SIGTERM, 2: -signal.SIGKILL})
+    assert (failure.rank, failure.headline[:21]) == (2, "was killed by SIGKILL")
+
+
+def test_a_timeout_says_who_runs_where_and_what_was_printed_last(script, job, env):
+    assert run_rank(job, script("print('done')"), env) == 0
+    path = script("print('epoch 3')\nhang()")
+    guard = start_rank(job, path, env, rank=1)
+    wait_until(lambda: job.stdout(1).exists() and "hanging" in job.stdout(1).read_text())
+    message = str(timed_out(job, [0, 1, 2], 5.0))
+    guard.terminate()
+    guard.wait()
+    first, *others = message.splitlines()
+    assert first == "the run did not end within 5 s: ranks 1, 2 still running; rank 0 ended with exit code 0"
+    assert others[0].startswith(f"  rank 1 is in hang ({path} line ") and "last line: hanging" in others[0]
+    assert others[1] == "  rank 2 had not started"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:19376"), True),  # gloo, torch 2.13
+        (RuntimeError("Read error [127.0.0.1]:2: Connection reset by peer"), True),
+        (RuntimeError("Timed out waiting 1800000ms for recv operation to complete"), True),
+        (BrokenPipeError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), False),
+        (ValueError("connection closed by peer"), False),
+    ],
+)
+def test_a_lost_peer_is_known_by_what_it_says(error, is_lost):
+    assert is_lost_peer(error) is is_lost
+    outer = ValueError("step failed")
+    outer.__cause__ = error
+    assert is_lost_peer(outer) is is_lost
+    inner = KeyError("own error")
+    error.__context__ = inner  # the connection broke while the own error was being handled
+    assert is_lost_peer(error) is False
+
+
+# The logs.
+
+
+def test_lines_are_read_once_and_whole(tmp_path):
+    path = tmp_path / "stdout"
+    path.write_bytes(b"")
+    reader = LineReader(path)
+    with path.open("ab", buffering=0) as log:
+        log.write("one\r\ntw\u00f6".encode()[:-1])
+        assert list(reader.lines()) == ["one"]
+        log.write("\u00f6".encode()[-1:] + b"\n\nlast")
+        assert list(reader.lines()) == ["tw\u00f6", ""]
+    assert list(reader.lines(last=True)) == ["last"]
+    assert list(reader.lines(last=True)) == []
+    reader.close()
+
+
+def write_old_logs(job: JobFolder) -> None:
+    for rank in (0, 7):
+        job.rank(rank).mkdir(parents=True)
+        job.stdout(rank).write_text("old")
+    (job.path / "notes.txt").write_text("mine")
+
+
+def test_new_logs_replace_all_old_ones_and_nothing_else(job):
+    write_old_logs(job)
+    with fresh_folders(job, range(2), keep_others=False):
+        assert sorted(path.name for path in job.path.iterdir()) == ["notes.txt", "rank.0", "rank.1"]
+        assert job.stdout(0).read_text() == ""
+
+
+def test_another_machines_logs_stay(job):
+    write_old_logs(job)
+    with fresh_folders(job, range(2), keep_others=True):
+        assert (job.stdout(0).read_text(), job.stdout(7).read_text()) == ("", "old")
+
+
+def test_logs_that_are_being_written_are_not_replaced(script, job):
+    with fresh_folders(job, range(1), keep_others=False):
+        job.stdout(0).write_text("running")
+        with pytest.raises(TwofoldError, match=r"another run is still writing its logs to .*log_output/1"):
+            launch(script(""), num_ranks=3, log_dir=job.log_dir)
+        assert job.stdout(0).read_text() == "running"
+    with fresh_folders(job, range(1), keep_others=False):
+        assert job.stdout(0).read_text() == ""
+
+
+# Bad input: nothing starts, nothing changes.
+
+
+def test_a_busy_port_is_named_and_the_old_logs_stay(script, job):
+    write_old_logs(job)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(TwofoldError, match=rf"port {port} is in use; choose another port, or omit it"):
+            launch(script(""), num_ranks=2, log_dir=job.log_dir, port=port)
+    assert job.stdout(7).read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"target": "no_such.py"}, r"there is no script 'no_such\.py'"),
+        ({"num_ranks": 0}, "num_ranks 0 must be a multiple of num_nodes 1, both at least 1"),
+        ({"num_ranks": 3, "num_nodes": 2}, "num_ranks 3 must be a multiple of num_nodes 2"),
+        ({"num_nodes": 2, "node_rank": 2, "port": 29500}, "node_rank 2 must be in 0 to 1"),
+        ({"num_nodes": 2}, "num_nodes is 2: state the port"),
+        ({"port": 70000}, "port 70000 must be in 1 to 65535"),
+        ({"timeout_s": 0.0}, "timeout_s must be above 0"),
+        ({"stream_rank": 2}, "stream_rank 2 is not a rank of this machine: 0 to 1"),
+        ({"log_dir": "train.py"}, r"cannot write logs to train\.py/1: .*; choose another log directory"),
+    ],
+)
+def test_bad_input_names_itself(stated, message, script, tmp_path, monkeypatch):
+    path = script("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TwofoldError, match=message):
+        launch(**({"target": path, "num_ranks": 2} | stated))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Whole launches.
+
+
+@pytest.fixture(scope="module")
+def good_run(tmp_path_factory) -> tuple[LaunchResult, list[tuple[int, str]]]:
+    folder = tmp_path_factory.mktemp("good")
+    body = """
+        import os, sys
+        rank = int(os.environ["RANK"])
+        print(rank, sys.argv[1:], [os.environ[name] for name in ("WORLD_SIZE", "OMP_NUM_THREADS", "EXTRA")])
+        print("to stderr", rank, file=sys.stderr)
+        for number in range(20_000):
+            print(number, 100 * "x")
+        print("no line end", end="")
+        sys.exit(0)
+    """
+    path = folder / "train.py"
+    path.write_text(textwrap.dedent(body))
+    heard: list[tuple[int, str]] = []
+    result = launch(
+        path,
+        num_ranks=3,
+        args=["--name", "two words", "$$x ${local_rank}"],
+        log_dir=folder / "log_output",
+        env={"EXTRA": "yes", "OMP_NUM_THREADS": "2"},
+        on_line=lambda rank, line: heard.append((rank, line)),
+    )
+    return result, heard
+
+
+@pytest.mark.ranks
+def test_every_rank_gets_the_arguments_and_writes_its_own_logs(good_run):
+    result, _ = good_run
+    for rank in result.ranks:
+        first, *_ = result.job.stdout(rank).read_text().splitlines()
+        assert first == f"{rank} {['--name', 'two words', '$$x ${local_rank}']} {['3', '2', 'yes']}"
+        assert result.job.stderr(rank).read_text() == f"to stderr {rank}\n"
+
+
+@pytest.mark.ranks
+def test_the_last_ranks_lines_are_heard_to_the_very_last(good_run):
+    result, heard = good_run
+    assert heard == [(2, line) for line in result.job.stdout(2).read_text().split("\n")]
+    assert heard[-1] == (2, "no line end") and len(heard) == 20_002
+
+
+@pytest.mark.ranks
+def test_one_rank_that_raises_ends_all_with_its_error(script, job, env):
+    """The others are deaf to SIGTERM, and one of them has started a process of its own."""
+    body = """
+        if rank == 0:
+            import subprocess
+            subprocess.Popen([sys.executable, "-c", "import time; print('child', flush=True); time.sleep(1000)"])
+        if rank != 1:
+            hang()
+        while any("hanging" not in open(f"{sys.argv[1]}/rank.{other}/stdout").read() for other in (0, 2)):
+            time.sleep(0.01)
+        raise ValueError("labels out of range")
+    """
+    start_s = time.monotonic()
+    with pytest.raises(RankFailed, match="rank 1 failed: ValueError: labels out of range; its log: ") as failure:
+        launch(script(body), num_ranks=3, args=[str(job.path)], log_dir=job.log_dir, env=env)
+    assert time.monotonic() - start_s < PATIENCE_S
+    assert processes_with(env[TOKEN]) == []
+    assert (failure.value.rank, failure.value.exit_code) == (1, 1)
+    assert str(job.stderr(1)) in str(failure.value) and "Traceback" in str(failure.value)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("victim", ["os.getpid()", "os.getppid()"], ids=["rank", "guard"])
+def test_a_killed_rank_ends_all(victim, script, job, env):
+    body = f"""
+        if rank == 2:
+            os.kill({victim}, signal.SIGKILL)
+        hang()
+    """
+    with pytest.raises(RankFailed, match="rank 2 was killed by SIGKILL"):
+        launch(script(body), num_ranks=3, log_dir=job.log_dir, env=env)
+    assert processes_with(env[TOKEN]) == []
+
+
+@pytest.mark.ranks
+def test_the_first_cause_is_reported_although_its_consequence_came_first(script, job, env):
+    """Rank 1 raises, closes its connections, and takes long to do so: rank 0 has failed before rank 1 can say why."""
+    body = """
+        folder = sys.argv[1]
+        def wait_for(path):
+            while not os.path.exists(path):
+                time.sleep(0.01)
+        if rank == 0:
+            wait_for(f"{folder}/closed")
+            raise ConnectionResetError("reset by peer")
+        if rank == 1:
+            try:
+                raise ValueError("the cause")
+            finally:
+                open(f"{folder}/closed", "w").close()
+                wait_for(f"{folder}/rank.0/error.json")
+        hang()
+    """
+    with pytest.raises(RankFailed, match="rank 1 failed: ValueError: the cause"):
+        launch(script(body), num_ranks=3, args=[str(job.path)], log_dir=job.log_dir, env=env)
+
+
+@pytest.mark.ranks
+def test_torchrun_that_was_killed_is_named(script, job, env):
+    body = """
+        if rank == 1:
+            torchrun = int(open(f"/proc/{os.getppid()}/stat").read().rsplit(")", 1)[1].split()[1])
+            os.kill(torchrun, signal.SIGKILL)
+        hang()
+    """
+    with pytest.raises(RunFailed, match="torchrun, which runs the ranks, ended with signal SIGKILL"):
+        launch(script(body), num_ranks=2, log_dir=job.log_dir, env=env)
+    assert processes_with(env[TOKEN]) == []
+
+
+@pytest.mark.ranks
+def test_time_that_is_up_ends_all(script, job, env):
+    with pytest.raises(RunTimedOut, match=r"did not end within 0\.3 s: ranks 0, 1 still running"):
+        launch(script("hang()"), num_ranks=2, log_dir=job.log_dir, env=env, timeout_s=0.3)
+    assert processes_with(env[TOKEN]) == []
+
+
+@pytest.mark.ranks
+def test_an_exception_of_the_listener_ends_all(script, job, env):
+    def interrupt(rank: int, line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(script("hang()"), num_ranks=2, log_dir=job.log_dir, env=env, on_line=interrupt)
+    assert processes_with(env[TOKEN]) == []
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_the_launcher_is_the_end_of_the_ranks(number, script, job, env):
+    code = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from executor.launch import launch
+launch({str(script("hang()"))!r}, num_ranks=2, log_dir={str(job.log_dir)!r})
+"""
+    root = str(WORKER_MAIN.parents[1])
+    launcher = subprocess.Popen([sys.executable, "-c", code], env=os.environ | env, cwd=root, stderr=subprocess.DEVNULL)
+    wait_until(lambda: all(job.stdout(r).exists() and "hanging" in job.stdout(r).read_text() for r in (0, 1)))
+    launcher.send_signal(number)
+    status = launcher.wait(PATIENCE_S)
+    assert status == (143 if number == signal.SIGTERM else -number)
+    if number == signal.SIGKILL:
+        wait_until(lambda: not processes_with(env[TOKEN]))  # nobody is left to wait for: the kernel ends them in turn
+
+
+@pytest.mark.ranks
+def test_two_nodes_make_one_job(script, tmp_path, env):
+    """As on two machines that share a folder: each launch starts its own ranks and leaves the other's logs alone."""
+    body = (
+        """print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")))"""
+    )
+    path = script(body)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    results: dict[int, LaunchResult] = {}
+
+    def run(node_rank: int) -> None:
+        results[node_rank] = launch(
+            path, num_ranks=2, num_nodes=2, node_rank=node_rank, port=port, log_dir=tmp_path / "logs", env=env
+        )
+
+    other = threading.Thread(target=run, args=(1,))
+    other.start()
+    run(0)
+    other.join()
+    assert [results[node].ranks for node in (0, 1)] == [range(1), range(1, 2)]
+    for rank in (0, 1):
+        assert results[rank].job.stdout(rank).read_text() == f"{rank} 2 0 127.0.0.1 {port}\n"
+
+
+@pytest.mark.ranks
+def test_a_rank_killed_inside_a_gloo_collective_is_the_one_named(script, job, env):
+    body = """
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(4))
+    """
+    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
+        launch(script(body), num_ranks=3, log_dir=job.log_dir, env=env)
+    assert processes_with(env[TOKEN]) == []

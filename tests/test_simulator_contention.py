@@ -1,0 +1,187 @@
+"""Whole programs on shared cores, devices and links."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from handmade import Script, pipeline, program_of, written_price
+from test_simulator_longest_path import random_scripts
+
+from plans.errors import TwofoldError
+from plans.schedules import make_schedule
+from simulator import run_program
+
+
+def busy_ranks(num_ranks: int, works: list[int]) -> list[Script]:
+    scripts = [Script(rank) for rank in range(num_ranks)]
+    for script in scripts:
+        for number, work in enumerate(works):
+            script.compute(f"n{number}", work, 10)
+    return scripts
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+def test_equal_ranks_on_two_cores_take_half_as_many_times_their_work(num_ranks):
+    timeline = run_program(
+        program_of(busy_ranks(num_ranks, [90, 190])), written_price, host_async=False, cores_per_node=2
+    )
+    slow = max(2, num_ranks)
+    for rank in range(num_ranks):
+        mine = timeline.rank == rank
+        assert timeline.start_ps[mine].tolist() == [0, 100 * slow // 2]
+        assert timeline.end_ps[mine].tolist() == [100 * slow // 2, 300 * slow // 2]
+
+
+def test_nodes_do_not_share_cores_with_each_other():
+    program = program_of(busy_ranks(4, [90]))
+
+    def end(**settings):
+        return run_program(program, written_price, host_async=False, cores_per_node=1, **settings).step_end_ps[0]
+
+    assert end() == 400
+    assert end(node_of=lambda rank: rank // 2) == 200
+    assert end(node_of=lambda rank: rank) == 100
+
+
+def test_communication_needs_the_cores_of_its_members():
+    scripts = [Script(0), Script(1)]
+    for script in scripts:
+        script.collective("reduce", (0, 1), (0, 50, 30), "t")
+        script.compute("a", 100)
+        script.wait("t")
+    timeline = run_program(program_of(scripts), written_price, host_async=False, cores_per_node=2)
+    comm, compute = timeline.stream == 2, timeline.stream == 1
+    # four activities on two cores to 60: the processor part is done, 70 of compute left at full rate; 50 on the links
+    assert timeline.end_ps[comm].tolist() == [110, 110]
+    assert timeline.end_ps[compute].tolist() == [130, 130]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_enough_cores_are_as_good_as_own_ones(seed):
+    program = program_of(random_scripts(seed))
+    alone = run_program(program, written_price, num_steps=2, host_async=False)
+    shared = run_program(program, written_price, num_steps=2, host_async=False, cores_per_node=200)
+    assert columns(shared) == columns(alone)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_overlap_at_full_rates_is_no_overlap_cost(seed):
+    program = program_of(random_scripts(seed))
+    alone = run_program(program, written_price, num_steps=2)
+    beside = run_program(program, written_price, num_steps=2, overlap=lambda *_: (1.0, 1.0))
+    assert columns(beside) == columns(alone)
+
+
+@pytest.mark.parametrize("settings", [{"host_async": False, "cores_per_node": 1}, {"share_links": True}])
+@pytest.mark.parametrize("seed", range(12))
+def test_cores_get_busier_never_faster(seed, settings):
+    program = program_of(random_scripts(seed))
+    alone = run_program(program, written_price, host_async=settings.get("host_async", True))
+    shared = run_program(program, written_price, **settings)
+    assert shared.step_end_ps[0] >= alone.step_end_ps[0]
+
+
+def columns(timeline):
+    rows = zip(
+        timeline.rank, timeline.stream, timeline.step, timeline.name_index, timeline.start_ps, timeline.end_ps,
+        strict=True,
+    )  # fmt: skip
+    return [tuple(int(entry) for entry in row) for row in rows]
+
+
+def test_overlap_slows_both_and_completes_both():
+    scripts = [Script(0), Script(1)]
+    for script in scripts:
+        script.collective("reduce", (0, 1), (0, 40), "t")
+        script.compute("a", 40)
+        script.wait("t")
+        script.compute("b", 10)
+    asked = []
+
+    def rates(compute, comm):
+        asked.append((compute.name, comm.name))
+        return 0.5, 0.25
+
+    timeline = run_program(program_of(scripts), written_price, overlap=rates)
+    one = [row[1:] for row in columns(timeline) if row[0] == 0]
+    assert [(stream, start, end) for stream, _, _, start, end in one] == [(1, 0, 80), (2, 0, 100), (1, 100, 110)]
+    assert set(asked) == {("a", "reduce")}
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.5, float("nan"), float("inf")])
+def test_bad_overlap_rates_are_refused(rate):
+    scripts = [Script(0), Script(1)]
+    for script in scripts:
+        script.collective("reduce", (0, 1), (0, 40), "t")
+        script.compute("a", 40)
+    with pytest.raises(TwofoldError, match="above 0"):
+        run_program(program_of(scripts), written_price, overlap=lambda *_: (1.0, rate))
+
+
+def test_two_transfers_of_one_rank_share_its_link():
+    def end(share_links):
+        scripts = [Script(rank) for rank in range(3)]
+        for target in (1, 2):
+            scripts[0].send(f"x{target}", [(0, target)], (0, 30), f"t{target}")
+            scripts[target].recv(f"x{target}", [(0, target)], (0, 30))
+        return run_program(program_of(scripts), written_price, share_links=share_links).step_end_ps[0]
+
+    assert (end(False), end(True)) == (30, 60)
+
+
+def test_a_pipeline_on_as_many_cores_as_work_at_once_keeps_its_closed_form():
+    schedule = make_schedule("1f1b", 4, 8)
+    program = pipeline(schedule.order, schedule.placement, {"F": 10, "B": 20})
+    timeline = run_program(program, written_price, host_async=False, cores_per_node=4)
+    assert timeline.step_end_ps == ((8 + 3) * 30,)
+    one_core = run_program(program, written_price, host_async=False, cores_per_node=1)
+    assert one_core.step_end_ps == (4 * 8 * 30,)  # a core that is never idle does all the work and nothing else
+
+
+SCRIPT = """
+import sys
+from handmade import program_of, written_price
+from test_simulator_longest_path import random_scripts
+from simulator import run_program
+SETTINGS = [
+    {}, {"host_async": False, "cores_per_node": 2}, {"overlap": lambda *_: (0.7, 0.9)}, {"share_links": True}
+]
+for seed in range(8):
+    program = program_of(random_scripts(seed))
+    for settings in SETTINGS:
+        timeline = run_program(program, written_price, num_steps=2, **settings)
+        for column in ("rank", "stream", "step", "name_index", "start_ps", "end_ps"):
+            sys.stdout.buffer.write(getattr(timeline, column).tobytes())
+        print(timeline.names, timeline.step_start_ps, timeline.step_end_ps, timeline.memory, flush=True)
+"""
+
+
+def test_equal_inputs_give_equal_bytes_in_any_process():
+    here = Path(__file__).parent
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT], check=True, capture_output=True, timeout=120,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])},
+        ).stdout
+        for seed in ("1", "4242")
+    ]  # fmt: skip
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) > 10_000
+
+
+def test_random_programs_on_few_cores_do_all_their_work():
+    for seed in range(20):
+        program = program_of(random_scripts(seed))
+        timeline = run_program(program, written_price, host_async=False, cores_per_node=1)
+        work = sum(
+            sum(instruction.attrs["price"])
+            for group in program.groups
+            for _, instruction in group.walk()
+            if instruction.kind == "compute"
+        )
+        on_compute = timeline.stream == 1
+        assert np.sum(timeline.end_ps[on_compute] - timeline.start_ps[on_compute]) >= work
+        assert timeline.step_end_ps[0] >= work  # one core

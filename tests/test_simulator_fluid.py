@@ -1,0 +1,157 @@
+"""Fluid sharing against closed forms and against a simulation in small time slices."""
+
+import random
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+import simpy
+
+from simulator.fluid import Activity, Cores, Fabric
+
+
+def ends_on_cores(num_cores: int, jobs: list[tuple[int, int]]) -> list[int]:
+    """Ends of jobs (arrival, work)."""
+    env = simpy.Environment()
+    cores, ends = Cores(env, num_cores), [-1] * len(jobs)
+
+    def arrive(number: int, work: int):
+        cores.add(work, lambda: ends.__setitem__(number, env.now))
+
+    for number, (at, work) in enumerate(jobs):
+        env.timeout(at).callbacks.append(lambda _, number=number, work=work: arrive(number, work))
+    env.run()
+    return ends
+
+
+@pytest.mark.parametrize("num_jobs", range(1, 9))
+def test_equal_jobs_on_two_cores(num_jobs):
+    assert ends_on_cores(2, [(0, 1000)] * num_jobs) == [max(1000, 500 * num_jobs)] * num_jobs
+
+
+def test_staggered_arrivals_by_hand():
+    # alone to 10, two to 20 (still a core each), three from 20 at 2/3: the first has 10 left, done at 35; then two
+    # with 10 and 20 left of which the second ends at 45 and the third, alone or not at full rate, at 55
+    assert ends_on_cores(2, [(0, 30), (10, 30), (20, 30)]) == [35, 45, 55]
+
+
+def test_an_end_falls_on_the_first_whole_picosecond():
+    assert ends_on_cores(2, [(0, 1)] * 3) == [2] * 3  # 1.5 each
+    assert ends_on_cores(1, [(0, 1), (0, 2), (0, 4)]) == [3, 5, 7]
+
+
+def test_a_job_without_work_ends_at_once_and_disturbs_nobody():
+    assert ends_on_cores(1, [(0, 10), (3, 0), (5, 0)]) == [10, 3, 5]
+
+
+def test_random_jobs_against_exact_rationals():
+    for seed in range(60):
+        draw = random.Random(seed)
+        num_cores = draw.randint(1, 3)
+        jobs = [(draw.randint(0, 400), draw.randint(1, 300)) for _ in range(draw.randint(1, 9))]
+        ends = ends_on_cores(num_cores, jobs)
+        exact = processor_sharing(num_cores, jobs)
+        # rounding up one end shifts the others by less than a picosecond each
+        assert all(-1 <= end - true <= len(jobs) for end, true in zip(ends, exact, strict=True)), seed
+
+
+def processor_sharing(num_cores: int, jobs: list[tuple[int, int]]) -> list[Fraction]:
+    left = {number: Fraction(work) for number, (_, work) in enumerate(jobs)}
+    ends, now = {}, Fraction(0)
+    while left:
+        busy = [number for number in left if jobs[number][0] <= now]
+        rate = min(Fraction(1), Fraction(num_cores, max(1, len(busy))))
+        coming = [jobs[number][0] for number in left if jobs[number][0] > now]
+        until = min([now + left[number] / rate for number in busy] + [Fraction(at) for at in coming])
+        for number in busy:
+            left[number] -= (until - now) * rate
+            if left[number] == 0:
+                ends[number] = until
+                del left[number]
+        now = until
+    return [ends[number] for number in range(len(jobs))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_work_is_conserved(seed):
+    """The cores deliver min(c, n) per picosecond while n jobs are there, and that adds up to the work."""
+    draw = random.Random(seed)
+    jobs = [(draw.randint(0, 5000), draw.randint(1, 4000)) for _ in range(12)]
+    ends = ends_on_cores(3, jobs)
+    borders = sorted({at for at, _ in jobs} | set(ends))
+    delivered = sum(
+        (stop - start) * min(3, sum(at <= start and stop <= end for (at, _), end in zip(jobs, ends, strict=True)))
+        for start, stop in pairwise(borders)
+    )
+    work = sum(work for _, work in jobs)
+    assert 0 <= delivered - work <= 3 * len(jobs)  # each end is rounded up by less than one picosecond on 3 cores
+
+
+def test_marks_are_passed_when_their_work_is_done():
+    env, ends = simpy.Environment(), []
+    activity = Activity(env, 10, lambda: ends.append(env.now), marks=(0, 4, 7, 10))
+    activity.run_at(Fraction(1))
+    env.timeout(5).callbacks.append(lambda _: activity.run_at(Fraction(1, 3)))  # 5 done, 5 left
+    env.run()
+    assert (activity.times, ends) == ([0, 4, 11, 20], [20])
+
+
+def test_many_changes_of_the_rate_lose_nothing():
+    env, ends = simpy.Environment(), []
+    activity = Activity(env, 700, lambda: ends.append(env.now))
+    rates = [Fraction(1, 3), Fraction(1, 7), Fraction(2, 5)]
+    for at in range(300):
+        env.timeout(at).callbacks.append(lambda _, at=at: activity.run_at(rates[at % 3]))
+    env.run()
+    done = 99 * sum(rates) + rates[0] + rates[1]  # after 299 ps
+    assert ends == [299 + -(-(700 - done) // rates[2])]
+
+
+def fabric_ends(rates, compute, comm):
+    """Compute and communication on device 0, each (start, work)."""
+    env, ends = simpy.Environment(), {}
+    fabric = Fabric(env, rates)
+    for name, (at, work) in (("compute", compute), ("comm", comm)):
+
+        def start(_, name=name, work=work):
+            done = lambda: ends.__setitem__(name, env.now)  # noqa: E731
+            if name == "compute":
+                fabric.compute(0, "matrix", work, done)
+            else:
+                fabric.communicate((0, 1), "all_reduce", work, done)
+
+        env.timeout(at).callbacks.append(start)
+    env.run()
+    return ends["compute"], ends["comm"]
+
+
+def test_overlap_rates_need_not_add_to_one():
+    half = lambda *_: (Fraction(1, 2), Fraction(1, 4))  # noqa: E731
+    # both from 0: at 80 the communication has 20 of 40, compute is done (40); the rest goes at full rate
+    assert fabric_ends(half, (0, 40), (0, 40)) == (80, 100)
+    assert fabric_ends(half, (0, 40), (40, 40)) == (40, 80)  # they do not meet
+    assert fabric_ends(half, (0, 100), (60, 10)) == (120, 100)  # 60 alone, 40 beside: 20 done, 20 left
+    assert fabric_ends(None, (0, 40), (0, 40)) == (40, 40)
+
+
+def test_a_collective_goes_at_the_pace_of_its_slowest_member():
+    env, ends = simpy.Environment(), []
+    rates = {"fast": (Fraction(1), Fraction(1, 2)), "slow": (Fraction(1), Fraction(1, 4))}
+    fabric = Fabric(env, lambda compute, comm: rates[compute])
+    fabric.compute(0, "fast", 1000, lambda: None)
+    fabric.compute(1, "slow", 40, lambda: None)
+    fabric.communicate((0, 1), "all_reduce", 100, lambda: ends.append(env.now))
+    env.run()
+    assert ends == [40 + 180]  # a quarter for 40, then a half
+
+
+def test_transfers_share_the_link_they_leave_or_enter_by():
+    env, ends = simpy.Environment(), {}
+    fabric = Fabric(env, None)
+    for source, target in [(0, 1), (0, 2), (3, 2), (4, 5)]:
+        fabric.communicate(
+            (source, target), "transfer", 60, lambda pair=(source, target): ends.__setitem__(pair, env.now),
+            links=(("out", source), ("in", target)),
+        )  # fmt: skip
+    env.run()
+    assert ends == {(0, 1): 120, (0, 2): 120, (3, 2): 120, (4, 5): 60}

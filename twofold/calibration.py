@@ -1,0 +1,104 @@
+"""Calibrate this machine: micro-benchmarks, then probe programs, both in one launch; a machine file comes out."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.plan import save_plan
+from simulator import simulate
+from twofold.probes import probe_plans
+from twofold.running import read_result
+
+__all__ = ["CalibrationResult", "ProbeOutcome", "calibrate"]
+
+PROBE_STEPS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOutcome:
+    """A probe program: what the micro-benchmarks alone predicted, and what was measured."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationResult:
+    """A calibrated machine, how well its forms explain the micro-benchmarks, and the probes behind its interval."""
+
+    machine: Machine
+    residuals: tuple[str, ...]
+    probes: tuple[ProbeOutcome, ...]
+
+
+def calibrate(
+    num_ranks: int = 8,
+    *,
+    name: str = "this-cpu",
+    out: str | os.PathLike[str] | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> CalibrationResult:
+    """Measure this CPU machine with `num_ranks` gloo ranks, fit its model, run probes, and write the machine file.
+
+    Args:
+        num_ranks: ranks that plans for it will use.
+        name: of the machine.
+        out: path of the machine file, which is replaced only when all went well; none is written when None.
+        log_dir: where the ranks' output goes; a temporary folder when None.
+        on_progress: called with a line now and then.
+
+    Raises:
+        TwofoldError: fewer than 2 ranks; `executor.launch.RankFailed` when a rank fails.
+    """
+    if num_ranks < 2:
+        raise TwofoldError(f"{num_ranks} rank has nobody to talk to; calibrate with at least 2")
+    from costmodels.cpu import fit_cpu_machine
+    from costmodels.points import load_points
+    from costmodels.probe import fit_probe, with_probe
+    from executor.job import Job, Task, save_job
+    from executor.launch import launch
+
+    say = on_progress or (lambda line: None)
+    with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
+        folder = Path(temporary)
+        plans = probe_plans(num_ranks, Machine.load("h200-x8"))
+        tasks = []
+        for number, plan in enumerate(plans):
+            place = folder / f"probe{number}"
+            save_plan(plan, place / "plan.json")
+            tasks.append(Task(plan=str(place / "plan.json"), out=str(place), steps=PROBE_STEPS, count=False))
+        job = Job(tasks=tuple(tasks), measure=str(folder / "points.json"), device="cpu")
+        path = save_job(job, folder / "job.json")
+        launch(
+            "executor.job_main", num_ranks=num_ranks, args=[str(path)], log_dir=log_dir or folder / "log_output",
+            stream_rank=0,
+            on_line=lambda rank, line: say(line.replace(str(folder), "").replace("task done: /", "ran ")),
+        )  # fmt: skip
+        points, environment = load_points(folder / "points.json")
+        fitted = fit_cpu_machine(points, environment, name=name)
+        machine, outcomes = fitted.machine, []
+        for number, plan in enumerate(plans):
+            measured = read_result(plan, folder / f"probe{number}", folder, 0.0)
+            outcomes.append(
+                ProbeOutcome(
+                    name=plan.graph.name,
+                    predicted_s=simulate(plan, machine).step_interval_s,
+                    measured_s=measured.step_s,
+                )
+            )
+        fit = fit_probe([probe.predicted_s for probe in outcomes], [probe.measured_s for probe in outcomes])
+        machine = with_probe(machine, fit, date=datetime.date.today().isoformat())
+    if out is not None:
+        machine.save(out)
+    return CalibrationResult(
+        machine=machine, residuals=tuple(str(entry) for entry in fitted.residuals), probes=tuple(outcomes)
+    )

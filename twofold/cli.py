@@ -1,0 +1,44 @@
+"""The command line: `twofold demo | plan | simulate | run | verify | calibrate`.
+
+Each command reads and writes files. With `--json` it prints one JSON object on stdout and its progress on stderr. Exit
+codes: 0 done, 1 a run or a check failed, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from plans.errors import TwofoldError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    import tyro
+
+    from twofold.commands import COMMANDS
+
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS, args=arguments, prog="twofold", description="Plan, simulate and run parallel training."
+    )  # fmt: skip
+    return int(command or 0)
+
+
+def run_command(work: Any, json_output: bool) -> int:
+    """Call `work`, which returns (JSON object, passed), and turn errors into messages and exit codes."""
+    try:
+        found, passed = work()
+    except TwofoldError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return int(getattr(error, "exit_code", 2))
+    except KeyboardInterrupt:
+        print("interrupted; every process that was started has ended", file=sys.stderr, flush=True)
+        return 130
+    if json_output:
+        print(json.dumps(found, indent=1), flush=True)
+    return 0 if passed else 1

