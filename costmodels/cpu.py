@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodels.fit import Residuals, crowding, fit_collective, fit_compute, residuals, worked_s
-from costmodels.machine import COLLECTIVES, Interval, Link, Machine, Provenance
+from costmodels.machine import COLLECTIVES, DISPATCH_CLASSES, Interval, Link, Machine, Provenance
 from costmodels.points import Point
 from plans.errors import TwofoldError
 
@@ -41,11 +41,8 @@ def fit_cpu_machine(points: Sequence[Point], environment: Mapping[str, str], *, 
     except (KeyError, ValueError) as error:
         raise TwofoldError(f"the measured points do not say {error} of the machine; measure again") from None
     dispatch = {point.call: worked_s(point) for point in points if point.kind == "dispatch"}
-    if missing := [
-        call for call in ("matrix", "memory", "view", "update", "collective", "wait") if call not in dispatch
-    ]:
+    if missing := [call for call in DISPATCH_CLASSES if call not in dispatch]:
         raise TwofoldError(f"no dispatch time was measured for {', '.join(missing)}; measure again")
-    dispatch.setdefault("transfer", dispatch["collective"])
     compute, *quality = fit_compute(points, dispatch_s=dispatch, host_async=False)
     link = Link(name="loopback", ranks=ranks, latency_s=0.0, bandwidth_Bps=compute.memory_Bps)
     collectives = {}

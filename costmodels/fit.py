@@ -176,9 +176,9 @@ def fit_collective(
     Raises:
         TwofoldError: too few points to fit.
     """
-    if len(points) < 4:
+    if len(points) < 3:
         call = points[0].call if points else "a collective"
-        raise TwofoldError(f"{call} was measured {len(points)} times; the fit needs at least 4 points: measure again")
+        raise TwofoldError(f"{call} was measured {len(points)} times; the fit needs at least 3 points: measure again")
     traffic = [_point_traffic(point, library, itemsize) for point in points]
     messages, hops, moved, sizes = (np.array(column, dtype=float) for column in zip(*traffic, strict=True))
     seconds = np.array([point.seconds for point in points])

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 
 from executor.data import ArrayDataset, load_digits
+from executor.device import Device
 from executor.initial import initial_parameter
 from plans.errors import TwofoldError
 from plans.graph import Graph
@@ -29,6 +31,7 @@ __all__ = [
     "epochs",
     "load_model",
     "own_rows",
+    "placed",
     "random_batches",
     "random_parameters",
 ]
@@ -142,6 +145,12 @@ def random_batches(graph: Graph, seed: int, steps: int, distinct: int = 4) -> It
         made.append(batch)
     for step in range(steps):
         yield made[step % len(made)]
+
+
+def placed(batches: Iterable[Batch], device: Device) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches moved to the device, one at a time; read through a `Prefetcher` they are there ahead of their step."""
+    for batch in batches:
+        yield {name: torch.as_tensor(array).to(device.torch_device) for name, array in batch.items()}
 
 
 def own_rows(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from costmodels.points import Point
+from plans.errors import TwofoldError
 
 __all__ = ["GROUP_SIZES", "environment", "measure_rank"]
 
@@ -33,8 +34,8 @@ Report = Callable[[str], None]
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 GROUP_SIZES = (2, 4, 8)
-SIZES_BYTES = (4, 4096, 65_536, 1_048_576)
-FEW_SIZES_BYTES = (4096, 262_144)
+SIZES_BYTES = (4, 4096, 524_288)
+FEW_SIZES_BYTES = (4096,)
 MATRICES = (  # (m, n, k): the skinny products of small micro-batches and shards, then larger ones
     (2, 512, 512),
     (8, 128, 784),
@@ -49,11 +50,12 @@ MATRICES = (  # (m, n, k): the skinny products of small micro-batches and shards
 MEMORY_ELEMENTS = (2**10, 2**14, 2**17, 2**20)
 REPEATS = 5
 COMM_REPEATS = 3
+BURST = 4
 ISSUES = 40
-ISSUE_PAUSE_S = 0.003  # several times what a tiny collective of two ranks takes
+ISSUE_PAUSE_S = 0.003  # longer than a burst of tiny collectives of two ranks takes
 
 
-def measure_rank(report: Report = print, budget_s: float = 9.0) -> tuple[list[Point], dict[str, str]]:
+def measure_rank(report: Report = print, budget_s: float = 8.0) -> tuple[list[Point], dict[str, str]]:
     """Take all points on this rank; every rank of the default process group must call it.
 
     Args:
@@ -62,6 +64,9 @@ def measure_rank(report: Report = print, budget_s: float = 9.0) -> tuple[list[Po
 
     Returns:
         On rank 0 the points and the environment they were taken in; no points on the other ranks.
+
+    Raises:
+        TwofoldError: there is only one rank.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -98,6 +103,8 @@ class _Session:
     def __init__(self, report: Report, budget_s: float) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.report, self.budget_s = report if self.rank == 0 else (lambda line: None), budget_s
+        if self.num_ranks < 2:
+            raise TwofoldError("one rank has nobody to talk to; calibrate with at least 2")
         self.points: list[Point] = []
         self.groups: dict[int, Any] = {}
         for size in sorted({*GROUP_SIZES, self.num_ranks}):
@@ -128,11 +135,19 @@ class _Session:
             for fields, call in jobs:
                 self.points.append(Point(**fields, **_timed(call, budget_s / len(jobs))))
         dist.barrier()
-        pair = min(self.groups, default=1)
+        pair, token = min(self.groups), torch.zeros(1)
         if self.rank < pair:
-            issue_s, wait_s = _issue_and_wait(self.groups[pair])
+            issue_s, wait_s = _issue_and_wait(lambda: dist.all_reduce(token, group=self.groups[pair], async_op=True))
             self.keep(Point(kind="dispatch", call="collective", ranks=pair, active_ranks=pair, **_summary(issue_s)))
             self.keep(Point(kind="dispatch", call="wait", ranks=pair, active_ranks=pair, **_summary(wait_s)))
+        dist.barrier()
+        if self.rank < 2:
+            issue_s, _ = _issue_and_wait(lambda: self.message(token))
+            self.keep(Point(kind="dispatch", call="transfer", ranks=2, active_ranks=2, **_summary(issue_s)))
+
+    def message(self, tensor: torch.Tensor) -> Any:
+        """Start the send of an even rank to the next one, or the receive there."""
+        return dist.isend(tensor, self.rank + 1) if self.rank % 2 == 0 else dist.irecv(tensor, self.rank - 1)
 
     def sharing(self, budget_s: float) -> None:
         """All ranks make the same calls."""
@@ -156,15 +171,20 @@ class _Session:
             self.keep(Point(**described, active_ranks=active, **timing))
 
     def transfers(self, budget_s: float) -> None:
-        """Rank 2i sends to rank 2i+1."""
-        cases = [(size_bytes, self.num_ranks) for size_bytes in SIZES_BYTES] + [(b, 2) for b in FEW_SIZES_BYTES]
+        """Rank 2i sends to rank 2i+1: bursts of messages under way at once, as in a pipeline, then a wait for all."""
+        paired = self.num_ranks - self.num_ranks % 2
+        cases = [(size_bytes, paired) for size_bytes in SIZES_BYTES] + [(b, 2) for b in SIZES_BYTES[1:]]
         for size_bytes, active in cases:
-            tensor = torch.zeros(size_bytes // 4)
-            peer = self.rank + 1 if self.rank % 2 == 0 else self.rank - 1
-            run = _bound(dist.send if self.rank % 2 == 0 else dist.recv, tensor, peer)
-            timing = self.together(run, active, budget_s / len(cases))
+            tensors = [torch.zeros(size_bytes // 4) for _ in range(BURST)]
+            timing = self.together(_bound(self.exchange, tensors), active, budget_s / len(cases))
+            one = {name: timing[name] / BURST for name in ("seconds", "cpu_s", "low_s", "high_s")}
             described: dict[str, Any] = {"kind": "transfer", "call": "transfer", "size_bytes": size_bytes, "ranks": 2}
-            self.keep(Point(**described, active_ranks=active, **timing))
+            self.keep(Point(**described, active_ranks=active, **(timing | one)))
+
+    def exchange(self, tensors: list[torch.Tensor]) -> None:
+        """One message per tensor, then wait for all."""
+        for work in [self.message(tensor) for tensor in tensors]:
+            work.wait()
 
     def together(self, run: Callable[[], object], active: int, budget_s: float, most: int = 200) -> dict[str, Any]:
         """Time `run` on the first `active` ranks at once; the same numbers come back on every rank."""
@@ -240,18 +260,18 @@ def _timed(call: Callable[[], object], budget_s: float) -> dict[str, Any]:
     return _summary(means) | {"cpu_s": statistics.median(cpu)}
 
 
-def _issue_and_wait(group: Any) -> tuple[list[float], list[float]]:
-    """Host times of issuing a tiny collective, and of waiting for it when it is long through."""
-    tensor = torch.zeros(1)
+def _issue_and_wait(issue: Callable[[], Any]) -> tuple[list[float], list[float]]:
+    """Host times of issuing a tiny communication, mean of a burst, and of waiting for it when it is long through."""
     issue_s, wait_s = [], []
     for _ in range(ISSUES):
         start = time.perf_counter()
-        work = dist.all_reduce(tensor, group=group, async_op=True)
-        issue_s.append(time.perf_counter() - start)
+        works = [issue() for _ in range(BURST)]
+        issue_s.append((time.perf_counter() - start) / BURST)
         time.sleep(ISSUE_PAUSE_S)
         start = time.perf_counter()
-        work.wait()
-        wait_s.append(time.perf_counter() - start)
+        for work in works:
+            work.wait()
+        wait_s.append((time.perf_counter() - start) / BURST)
     return issue_s, wait_s
 
 

@@ -1,4 +1,4 @@
-"""The worker of a calibration: `python -m executor.measure_main POINTS.json`, started once per rank by a launcher.
+"""The worker of a calibration: `executor.measure_main POINTS.json [SECONDS]`, started once per rank by a launcher.
 
 Rank 0 writes the points; progress goes to its standard output.
 """
@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.perf_counter()
     dist.init_process_group("gloo")
     try:
-        points, environment = measure_rank(report=lambda line: print(line, flush=True))
+        budget = {"budget_s": float(arguments[1])} if len(arguments) > 1 else {}
+        points, environment = measure_rank(report=lambda line: print(line, flush=True), **budget)
         if dist.get_rank() == 0:
             save_points(arguments[0], points, environment)
             others = f"other processes used {environment['outside_cores']} of {environment['cores']} cores meanwhile"

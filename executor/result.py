@@ -225,7 +225,9 @@ def merged_timeline(results: Sequence[RankResult], **meta: Any) -> Timeline:
     starts = np.max([each.spans.step_end_ns for each in results], axis=0)
     ends = starts.copy()
     # as in the simulator: a rank that is done early only issues and waits for the next step's messages at first
-    issues = np.array([call == "transfer" for _, call, _ in names])[index] | (stream == STREAMS.index("host"))
+    issues = np.array([call == "transfer" for _, call, _ in names], dtype=bool)[index] | (
+        stream == STREAMS.index("host")
+    )
     np.minimum.at(starts, step[~issues], start[~issues])
     origin = int(min(start, default=0))
 

@@ -2,7 +2,7 @@
 
 Data is made first and drawn second: `pipeline_panel`, `live_by_role`, `graph_data` and `layout_parts` give the values,
 the functions named `*_picture` draw them as SVG, which suits light and dark pages. `write_report` puts everything into
-one HTML file, `write_trace` into a file for Perfetto. matplotlib and pandas would be imported here only, inside functions.
+one HTML file, `write_trace` into a file for Perfetto. matplotlib and pandas may be imported here only, in functions.
 
 It may import every package but `twofold`.
 """
@@ -13,20 +13,25 @@ from reports.html import write_report
 from reports.layout_picture import layout_picture
 from reports.memory_picture import memory_picture
 from reports.pipeline_picture import pipeline_picture
-from reports.tables import Check, Table, composition_table, plan_table, verification_table
+from reports.plan_tables import parameter_table, plan_table
+from reports.tables import Check, Table, verification_table
+from reports.time_tables import comparison_table, composition_table, timeline_table
 
 __all__ = [
     "Check",
     "Table",
+    "comparison_table",
     "composition_table",
     "graph_data",
     "graph_picture",
     "layout_picture",
     "memory_picture",
+    "parameter_table",
     "pipeline_picture",
     "plan_table",
     "read_trace",
     "save_graph",
+    "timeline_table",
     "verification_table",
     "write_rank_traces",
     "write_report",

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.files import write_atomically
@@ -75,7 +76,7 @@ def write_trace(
     if not timelines:
         raise TwofoldError(f"no timeline to write to {os.fspath(path)!r}")
     kept = [_limit(each, max(1, max_spans // len(timelines))) for each in timelines]
-    header = [_header(number, timeline, before, note) for number, ((timeline, note), before) in enumerate(zip(kept, timelines, strict=True))]  # fmt: skip
+    header = [_header(each, before, note) for (each, note), before in zip(kept, timelines, strict=True)]
     document = {
         "schemaVersion": 1,
         "distributedInfo": {"backend": "", "rank": 0, "world_size": max(each.num_ranks for each in timelines)},
@@ -159,7 +160,8 @@ def _limit(timeline: Timeline, max_spans: int) -> tuple[Timeline, str]:
         per_rank = np.bincount(timeline.rank[rows], minlength=timeline.num_ranks)
         groups = [ranks for _, ranks in groups_of(timeline)]
         turns = sorted((place, number, rank) for number, ranks in enumerate(groups) for place, rank in enumerate(ranks))
-        chosen, total = [], 0
+        chosen: list[int] = []
+        total = 0
         for _, _, rank in turns:
             if chosen and total + per_rank[rank] > max_spans:
                 break
@@ -176,9 +178,8 @@ def _limit(timeline: Timeline, max_spans: int) -> tuple[Timeline, str]:
     return kept, f"only {' and '.join(notes)} are written ({len(timeline.rank):,} spans in all)"
 
 
-def _header(number: int, timeline: Timeline, before: Timeline, note: str) -> dict[str, Any]:
+def _header(timeline: Timeline, before: Timeline, note: str) -> dict[str, Any]:
     return {
-        "number": number,
         "kind": timeline.kind,
         "num_ranks": timeline.num_ranks,
         "num_steps_before": before.num_steps,
@@ -245,10 +246,8 @@ def _rank_events(
         lane = tid - _TRACK[stream]
         yield _named("thread_name", pid, tid, name=stream + (f" ({lane + 1})" if lane else ""))
         yield _named("thread_sort_index", pid, tid, sort_index=tid)
-    for step, (start, end) in enumerate(zip(timeline.step_start_ps, timeline.step_end_ps, strict=True)):
-        if end > start:
-            name = f"ProfilerStep#{step}"
-            yield {"ph": "X", "cat": "user_annotation", "name": name, "pid": pid, "tid": _STEP_TRACK, **_times(start, end, origin)}  # fmt: skip
+    for step, (start, end) in _own_steps(timeline, rows).items():
+        yield _step(step, pid, start, end, origin)
     for row in rows:
         id_, call, part = timeline.names[timeline.name_index[row]]
         stream, tid = STREAMS[timeline.stream[row]], tracks[int(row)]
@@ -269,10 +268,24 @@ def _rank_events(
         if places is not None:
             places[int(row)] = (pid, tid)
     if rank in timeline.memory_curve:
-        for time_ps, size in zip(*timeline.memory_curve[rank], strict=True):
-            begin = _times(int(time_ps), int(time_ps), origin)["ts"]
-            exact = {} if (int(time_ps) - origin) % 1000 == 0 else {"id_ps": int(time_ps)}
-            yield {"ph": "C", "name": "live memory", "pid": pid, "tid": 0, "ts": begin, "args": {"bytes": int(size)}, **exact}  # fmt: skip
+        for time, size in zip(*timeline.memory_curve[rank], strict=True):
+            event = {"ph": "C", "name": "live memory", "pid": pid, "tid": 0, "args": {"bytes": int(size)}}
+            event["ts"] = _times(int(time), int(time), origin)["ts"]
+            yield event if (int(time) - origin) % 1000 == 0 else event | {"id_ps": int(time)}
+
+
+def _own_steps(timeline: Timeline, rows: np.ndarray) -> dict[int, tuple[int, int]]:
+    """step -> first start and last end on one rank, ended by the next step where a message is still under way."""
+    of_step = {int(step): rows[timeline.step[rows] == step] for step in np.unique(timeline.step[rows])}
+    starts = {step: int(timeline.start_ps[own].min()) for step, own in of_step.items()}
+    ends = {step: int(timeline.end_ps[own].max()) for step, own in of_step.items()}
+    return {step: (start, min(ends[step], starts.get(step + 1, ends[step]))) for step, start in starts.items()}
+
+
+def _step(number: int, pid: int, start: int, end: int, origin: int) -> dict[str, Any]:
+    """A step as torch's profiler calls it."""
+    place = {"pid": pid, "tid": _STEP_TRACK, **_times(start, end, origin)}
+    return {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{number}", **place}
 
 
 def _launches(rank: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -292,8 +305,7 @@ def _launches(rank: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
     if timeline.step_end_ps:
         end = timeline.step_end_ps[-1]
-        name = f"ProfilerStep#{timeline.num_steps}"
-        yield {"ph": "X", "cat": "user_annotation", "name": name, "pid": rank, "tid": _STEP_TRACK, **_times(end, end + 1000, origin)}  # fmt: skip
+        yield _step(timeline.num_steps, rank, end, end + 1000, origin)
 
 
 def _times(start_ps: int, end_ps: int, origin_ps: int) -> dict[str, float]:
@@ -362,6 +374,11 @@ def _transfers(program: Program) -> Iterator[tuple[str, str, list[tuple[int, int
 # --------------------------------------------------------------------------- reading
 
 
+def _columns(points: Sequence[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    array = np.array(points, dtype=np.int64).reshape(-1, 2)
+    return array[:, 0].copy(), array[:, 1].copy()
+
+
 def _timeline(header: Mapping[str, Any], events: Sequence[Mapping[str, Any]], number: int) -> Timeline:
     origin = header["step_start_ps"][0] if header["step_start_ps"] else 0
     found: list[Span] = []
@@ -388,9 +405,6 @@ def _timeline(header: Mapping[str, Any], events: Sequence[Mapping[str, Any]], nu
         found,
         kind=header["kind"], num_ranks=header["num_ranks"], low_s=header["low_s"], high_s=header["high_s"],
         memory=tuple(MemoryPeak(**peak) for peak in header["memory"]), meta=header["meta"],
-        memory_curve={
-            rank: (np.array([time for time, _ in points], dtype=np.int64), np.array([size for _, size in points], dtype=np.int64))
-            for rank, points in curve.items()
-        },
+        memory_curve={rank: _columns(points) for rank, points in curve.items()},
     )  # fmt: skip
     return replace(timeline, step_start_ps=tuple(header["step_start_ps"]), step_end_ps=tuple(header["step_end_ps"]))

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -73,7 +74,7 @@ class GraphData:
 
 
 def graph_data(graph: Graph, plan: Plan | None = None, *, max_nodes: int = MAX_NODES) -> GraphData:
-    """The nodes and edges of a graph; with a plan those of one micro-batch, with stages, strategies and redistributions.
+    """The nodes and edges of a graph; with a plan those of one micro-batch, with stages, strategies and what moves.
 
     Args:
         graph: as captured; with a plan the plan's own graph is drawn.
@@ -124,10 +125,7 @@ def save_graph(folder: str | os.PathLike[str], graph: Graph, plan: Plan | None =
 def graph_picture(data: GraphData) -> Picture:
     """Draw it from top to bottom in layers."""
     lines = {node.name: _lines(node) for node in data.nodes}
-    sizes = {
-        name: (max(120.0, 20 + max(text_width(line, 12 if not at else 10.5) for at, line in enumerate(each))), 16.0 * len(each) + 12)
-        for name, each in lines.items()
-    }  # fmt: skip
+    sizes = {name: _size(each) for name, each in lines.items()}
     labels = [_edge_lines(edge) for edge in data.edges]
     gap = 30.0 + 13 * max((len(each) for each in labels), default=0)
     placed = place(sizes, [(edge.source, edge.target) for edge in data.edges], layer_gap=gap)
@@ -145,7 +143,7 @@ def graph_picture(data: GraphData) -> Picture:
     for edge, label, route in zip(data.edges, labels, placed.routes, strict=True):
         points = [(x + shift, y + top) for x, y in route]
         commands = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
-        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        for (x0, y0), (x1, y1) in pairwise(points):
             middle = (y0 + y1) / 2
             commands += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
         hover = f"{edge.tensor} {_shape(edge.shape)}, {format_bytes(edge.size_bytes)}"
@@ -176,6 +174,12 @@ def _draw_node(
         picture.rect(x, y, width, height, "frame")
     for at, text in enumerate(lines):
         picture.text(x + width / 2, y + 18 + 16 * at, text, "middle" if not at else "middle small")
+
+
+def _size(lines: Sequence[str]) -> tuple[float, float]:
+    """Width and height of a node with these lines."""
+    widths = [text_width(line, 10.5 if at else 12) for at, line in enumerate(lines)]
+    return max(120.0, 20 + max(widths)), 16.0 * len(lines) + 12
 
 
 def _lines(node: GraphNode) -> list[str]:
@@ -262,7 +266,7 @@ def _moves(
 def _runs(
     graph: Graph, stage_of: Mapping[str, int], max_nodes: int
 ) -> tuple[list[tuple[str, tuple[Operator, ...]]], str]:
-    """(name, operators) of every node: single operators if they are few, else runs in one module at the deepest depth."""
+    """(name, operators) of every node: single operators if they are few, else runs in modules as deep as possible."""
     num = len(graph.operators)
     if num <= max_nodes:
         return [(operator.name, (operator,)) for operator in graph.operators], ""

@@ -10,12 +10,14 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from plans.files import write_atomically
+from plans.lower import lower
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
 from plans.timeline import Timeline
@@ -23,17 +25,10 @@ from reports.graph_picture import graph_data, graph_picture
 from reports.line_picture import Line, line_picture
 from reports.memory_picture import memory_picture
 from reports.pipeline_picture import MAX_BOXES, pipeline_panel, pipeline_picture
+from reports.plan_tables import parameter_table, plan_table
 from reports.svg import Picture, style_sheet, template
-from reports.tables import (
-    Check,
-    Table,
-    comparison_table,
-    composition_table,
-    parameter_table,
-    plan_table,
-    timeline_table,
-    verification_table,
-)
+from reports.tables import Check, Table, verification_table
+from reports.time_tables import comparison_table, composition_table, timeline_table
 from simulator import composition
 
 __all__ = ["MAX_REPORT_BYTES", "report_html", "write_report"]
@@ -75,7 +70,7 @@ def report_html(
         title: of the page.
         summary: key figures, name -> value, shown first and large.
         plan: for the plan's tables and graph.
-        program: of the plan; for live memory by role.
+        program: for live memory by role; by default the plan's.
         predicted: the simulation.
         measured: the run; its `kind` says whether it was measured or emulated.
         checks: the verification.
@@ -91,6 +86,7 @@ def report_html(
     """
     limit = memory_limit_bytes if memory_limit_bytes is not None or plan is None else plan.memory_limit_bytes
     timelines = [each for each in (predicted, measured) if each is not None]
+    program = lower(plan) if program is None and plan is not None else program
     max_boxes, max_rows = MAX_BOXES, _MAX_TABLE_ROWS
     while True:
         sections = [
@@ -113,8 +109,17 @@ def report_html(
             figures=_key_figures(summary),
             sections="\n".join(section for section in sections if section),
             footer=f"Made by twofold. {escape(command)}".strip(),
-            data=_data(
-                title, summary, plan, timelines, checks, losses, step_times_s, machine, environment, command, max_boxes
+            data=_json(
+                title=title,
+                summary=dict(summary or {}),
+                timelines=[_timeline_data(each, max_boxes // len(timelines)) for each in timelines],
+                checks=[{**asdict(each), "passed": each.passed} for each in checks],
+                losses={name: [float(value) for value in values] for name, values in (losses or {}).items()},
+                step_times_s=[float(value) for value in step_times_s],
+                machine=dict(machine or {}),
+                environment=dict(environment or {}),
+                command=command,
+                plan=json.loads(plan_to_json(plan)) if plan and len(plan.graph.operators) <= 1000 else None,
             ),
         )
         if len(text.encode()) < MAX_REPORT_BYTES or max_boxes < 100:
@@ -188,7 +193,8 @@ def _step_times(times_s: Sequence[float], predicted: Timeline | None, measured: 
     if predicted is not None:
         lines.append(Line(name="predicted", values=[1e3 * predicted.step_s] * len(times_s), dashed=True))
     picture = line_picture(lines, title="Step time", x_name="step", y_name="step time (ms)", band=band)
-    return _section("steps", f"Step times, {kind}", _figure(picture, f"Every {kind} step; the prediction is for a typical one."))  # fmt: skip
+    figure = _figure(picture, f"Every {kind} step; the prediction is for a typical one.")
+    return _section("steps", f"Step times, {kind}", figure)
 
 
 def _memory(predicted: Timeline | None, measured: Timeline | None, program: Program | None, limit: int | None) -> str:
@@ -237,42 +243,8 @@ def _environment(machine: Mapping[str, str] | None, environment: Mapping[str, st
 # ------------------------------------------------------------------------------------ data
 
 
-def _data(
-    title: str,
-    summary: Mapping[str, str] | None,
-    plan: Plan | None,
-    timelines: Sequence[Timeline],
-    checks: Sequence[Check],
-    losses: Mapping[str, Sequence[float]] | None,
-    step_times_s: Sequence[float],
-    machine: Mapping[str, str] | None,
-    environment: Mapping[str, str] | None,
-    command: str,
-    max_boxes: int,
-) -> str:
+def _json(**given: Any) -> str:
     """What the page shows, as JSON that is safe inside a script element; without what was not given."""
-    given: dict[str, Any] = {
-        "title": title,
-        "summary": dict(summary or {}),
-        "timelines": [_timeline_data(each, max_boxes // max(1, len(timelines))) for each in timelines],
-        "checks": [
-            {
-                "name": each.name,
-                "value": each.value,
-                "low": each.low,
-                "high": each.high,
-                "unit": each.unit,
-                "passed": each.passed,
-            }
-            for each in checks
-        ],
-        "losses": {name: [float(value) for value in values] for name, values in (losses or {}).items()},
-        "step_times_s": [float(value) for value in step_times_s],
-        "machine": dict(machine or {}),
-        "environment": dict(environment or {}),
-        "command": command,
-        "plan": json.loads(plan_to_json(plan)) if plan is not None and len(plan.graph.operators) <= 1000 else None,
-    }
     kept = {name: _finite(value) for name, value in given.items() if value not in (None, {}, [], "")}
     return json.dumps(kept, default=str, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
@@ -298,10 +270,7 @@ def _timeline_data(timeline: Timeline, max_boxes: int) -> dict[str, Any]:
         "bubble_fraction": timeline.bubble_fraction,
         "exposed_comm_s": timeline.exposed_comm_s,
         "peak_bytes": timeline.peak_bytes,
-        "memory": [
-            {"rank": each.rank, "peak_bytes": each.peak_bytes, "by_role": dict(each.by_role)}
-            for each in timeline.memory
-        ],
+        "memory": [asdict(each) for each in timeline.memory],
         "meta": dict(timeline.meta),
     }
     if len(timeline.rank):
@@ -310,11 +279,5 @@ def _timeline_data(timeline: Timeline, max_boxes: int) -> dict[str, Any]:
             "columns": ["rank", "label", "start_ps", "end_ps"],
             "rows": [[panel.rows[each.row].rank, each.label, each.start_ps, each.end_ps] for each in panel.outlines],
         }
-        data["composition"] = [
-            {
-                "rank": each.rank, "compute_ps": each.compute_ps, "exposed_ps": dict(each.exposed_ps),
-                "host_ps": each.host_ps, "bubble_ps": each.bubble_ps,
-            }
-            for each in composition(timeline)
-        ]  # fmt: skip
+        data["composition"] = [asdict(each) for each in composition(timeline)]
     return data

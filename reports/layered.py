@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = ["Placed", "place"]
 
@@ -101,7 +102,7 @@ def _centres(members: list[list[str]], width: Mapping[str, float], chains: Seque
     """Horizontal centres: order each layer by the mean of its neighbours, then push apart what overlaps."""
     near: dict[str, list[str]] = {name: [] for names in members for name in names}
     for chain in chains:
-        for a, b in zip(chain, chain[1:], strict=False):
+        for a, b in pairwise(chain):
             near[a].append(b)
             near[b].append(a)
     centre: dict[str, float] = {}

@@ -180,8 +180,8 @@ def memory_picture(
         TwofoldError: nothing is known about memory.
     """
     if program is not None:
-        ranks = [peak.rank for peak in worst_ranks(timeline)] or [ranks[0] for _, ranks in groups_of(timeline)]
-        return _curves(timeline, [live_by_role(program, timeline, rank) for rank in ranks], limit_bytes, title)
+        shown = [peak.rank for peak in worst_ranks(timeline)] or [members[0] for _, members in groups_of(timeline)]
+        return _curves(timeline, [live_by_role(program, timeline, rank) for rank in shown], limit_bytes, title)
     if timeline.memory_curve:
         begin, lives = timeline.step_start_ps[-1], []
         for _, ranks in groups_of(timeline):

@@ -1,8 +1,8 @@
 """The pipeline picture: what every rank does over one step, the prediction above the run, on one time axis.
 
-First `pipeline_panel` makes the data (rows, boxes, outlines of actions), then `pipeline_picture` draws it. A picture has
-at most about `MAX_BOXES` boxes; a larger step is drawn with one box per action, then for one rank of each group, then
-in slots of time that show what took most of each, and the picture says so.
+First `pipeline_panel` makes the data (rows, boxes, outlines of actions), then `pipeline_picture` draws it. A picture
+has at most about `MAX_BOXES` boxes; a larger step is drawn with one box per action, then for one rank of each group,
+then in slots of time that show what took most of each, and the picture says so.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def pipeline_picture(
     for panel, height in zip(panels, heights, strict=True):
         _draw_panel(picture, panel, top, longest_ps)
         top += height
-    unit_s, unit = time_unit(longest_ps / PS_PER_S)
+    _, unit = time_unit(longest_ps / PS_PER_S)
     picture.text((_LEFT + _WIDTH - _RIGHT) / 2, top + 24, f"time since the step began ({unit})", "middle")
     picture.text(_LEFT, top + 24, "wide lane: compute; narrow lane: communication in flight", "small muted")
     return picture
@@ -279,7 +279,8 @@ def _boxes(
 
 def _comm_boxes(timeline: Timeline, step: int, rank: int, number: int, kinds: Sequence[str], merged: bool) -> list[Box]:
     """Boxes of the communication lane; those that overlap are joined, since the lane shows whether something moves."""
-    start, found = timeline.step_start_ps[step], []
+    start = timeline.step_start_ps[step]
+    found: list[Box] = []
     for at in rows_of_step(timeline, step, "comm", rank):
         name = int(timeline.name_index[at])
         low, high = int(timeline.start_ps[at]) - start, int(timeline.end_ps[at]) - start

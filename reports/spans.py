@@ -75,7 +75,7 @@ def say_kind(timeline: Timeline) -> str:
 
 
 def representative_step(timeline: Timeline) -> int:
-    """The step that pictures show: the last of a prediction, the one of median length of a run (the first is warm-up)."""
+    """The step that pictures show: the last of a prediction; of a run the one of median length, warm-up left out."""
     if timeline.num_steps < 3 or timeline.kind == "predicted":
         return timeline.num_steps - 1
     lengths = np.array(timeline.step_end_ps, dtype=np.int64) - np.array(timeline.step_start_ps, dtype=np.int64)

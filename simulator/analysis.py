@@ -51,6 +51,15 @@ def composition(timeline: Timeline) -> tuple[Composition, ...]:
 
     Sources: the exposed part of communication and the bubble as in `Timeline.exposed_comm_s` and `bubble_fraction`,
     here split further.
+
+    >>> from plans.timeline import Span
+    >>> rows = [("compute", 0, 6, "linear.forward"), ("comm", 4, 9, "all_reduce"), ("compute", 12, 20, "sum")]
+    >>> spans = [
+    ...     Span(rank=0, stream=stream, start_ps=start, end_ps=end, step=0, id=call, call=call, part="F")
+    ...     for stream, start, end, call in rows
+    ... ]
+    >>> composition(Timeline.from_spans(spans, kind="measured", num_ranks=1))
+    (Composition(rank=0, compute_ps=14, exposed_ps={'all_reduce': 3}, host_ps=0, bubble_ps=3),)
     """
     last = timeline.num_steps - 1
     window = (timeline.step_start_ps[last], timeline.step_end_ps[last])

@@ -76,6 +76,18 @@ def run_program(
 
     Raises:
         TwofoldError: a bad price or rate, communication without partner, a deadlock.
+
+    >>> from costmodels.price import Cost
+    >>> from plans.layout import Layout
+    >>> from plans.program import Block, Body, GroupProgram, Instruction, Kind
+    >>> line = Instruction(name="fc.F", kind=Kind.COMPUTE, call="linear.forward", part="F")
+    >>> body = Body(name="0F", instructions=(line,))
+    >>> blocks = tuple(Block(label=f"0F{number}", micro_batch=number, body=body) for number in range(3))
+    >>> group = GroupProgram(mesh=Layout((1,), ("dp",)), values={}, blocks=blocks)
+    >>> program = Program(groups=(group,), num_micro_batches=3)
+    >>> timeline = run_program(program, lambda instruction, group: Cost(dispatch_ps=2, work_ps=10))
+    >>> [(span.id, span.start_ps, span.end_ps) for span in timeline.spans() if span.stream == "compute"]
+    [('0F0/fc.F', 2, 12), ('0F1/fc.F', 12, 22), ('0F2/fc.F', 22, 32)]
     """
     if num_steps < 1:
         raise TwofoldError(f"num_steps is {num_steps}; it is at least 1")

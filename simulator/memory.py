@@ -31,6 +31,14 @@ def peak_of_order(group: GroupProgram) -> MemoryPeak:
 
     Raises:
         TwofoldError: an instruction frees what is not alive.
+
+    >>> from plans.layout import Layout
+    >>> from plans.program import Block, Body, Instruction, Value
+    >>> line = Instruction(name="a", kind=Kind.COMPUTE, call="relu.forward", part="F", outputs=("y",))
+    >>> block = Block(label="0F0", micro_batch=0, body=Body(name="0F", instructions=(line,)))
+    >>> values = {"y": Value(name="y", shape=(8, 4))}
+    >>> peak_of_order(GroupProgram(mesh=Layout((1,), ("dp",)), values=values, blocks=(block,)))
+    MemoryPeak(rank=0, peak_bytes=128, by_role={'activation': 128})
     """
     changes = _Changes(group)
     return changes.peak(group.ranks[0], np.argsort(changes.key, kind="stable"))

@@ -46,6 +46,12 @@ def simulate(
     Raises:
         TwofoldError: more ranks than the machine has, a plan that cannot be lowered, a bad jitter or slowdown, and what
             `run_program` refuses.
+
+    >>> from plans.layout import Layout
+    >>> from plans.program import GroupProgram
+    >>> idle = GroupProgram(mesh=Layout((4,), ("dp",)), values={}, blocks=())
+    >>> simulate(Program(groups=(idle,), num_micro_batches=1), Machine.load("h200-x4")).step_s
+    0.0
     """
     program = _lowered(plan) if isinstance(plan, Plan) else plan
     num_ranks = program.num_ranks

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-TIMEOUT_S = 60
+TIMEOUT_S = 150  # starting torch four times takes a minute where two cores are busy otherwise
 
 
 def run_on_ranks(work: Callable[[int, Path], None], num_ranks: int, folder: Path) -> None:

@@ -256,6 +256,8 @@ class Pretend:
         elif instruction.call == "slice":
             step = attrs["step"]
             outputs = [_chunk(inputs[0], step.dim, mesh, rank.number, step.axes)]
+        elif instruction.call == "flat_slice":
+            outputs = [_flat_part(inputs[0], mesh.index(rank.number, attrs["axes"]), values[keys[0][0]].shape[0])]
         elif instruction.call == "sum":
             outputs = [sum(inputs[1:], inputs[0].copy())]
         elif instruction.call == "accumulate":
@@ -440,6 +442,7 @@ def _collected(instruction: Instruction, rank: Rank, parts: list[Array], index: 
         assert parts[0].size == -(-math.prod(value.shape) // count)
         return np.concatenate(parts)[: math.prod(value.shape)].reshape(value.shape)
     if call == "reduce_scatter_flat":
+        assert value.shape[0] * count >= parts[0].size
         return _flat_part(sum(parts[1:], parts[0].copy()), index, value.shape[0])
     assert step is not None and tuple(step.axes) == tuple(instruction.axes), instruction
     if call == "all_gather":

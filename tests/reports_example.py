@@ -1,6 +1,8 @@
-"""A small realistic case for the tests of reports: a lowered plan, and its program in virtual time at made-up prices."""
+"""A small realistic case for the tests of reports: a plan, and its program in virtual time at made-up prices."""
 
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -32,7 +34,7 @@ def small_graph(batch: int = 32, sizes: tuple[int, ...] = (784, 512, 512, 1)) ->
     tensor("x", (batch, 1, 28, 28), kind="input")
     tensor("y", (batch,), "int64", "input")
     current = operator("flatten.reshape", "reshape", ("x",), tensor("flat", (batch, sizes[0])), "net.flatten")
-    for number, (narrow, wide) in enumerate(zip(sizes, sizes[1:], strict=False), 1):
+    for number, (narrow, wide) in enumerate(pairwise(sizes), 1):
         weight = tensor(f"layer{number}.weight", (wide, narrow), kind="parameter")
         bias = tensor(f"layer{number}.bias", (wide,), kind="parameter")
         out = tensor(f"layer{number}.out", (batch, wide))
@@ -84,12 +86,14 @@ def cost(instruction: Instruction, group: GroupProgram) -> Cost:
     return Cost(dispatch_ps=US, work_ps=work)
 
 
+@cache
 def predicted(num_steps: int = 1) -> Timeline:
     """The small program in virtual time, with an interval."""
     timeline = run_program(small_program(), cost, num_steps=num_steps)
     return replace(timeline, low_s=0.8 * timeline.step_s, high_s=1.3 * timeline.step_s, meta={"machine": "made up"})
 
 
+@cache
 def measured(num_steps: int = 5, seed: int = 3) -> Timeline:
     """The same with all work up to 40 % off, called measured."""
 

@@ -211,7 +211,9 @@ def test_transfer_equals_pretend_ranks(found, name, again, lane):
 @pytest.mark.parametrize("count", FLAT_COUNTS)
 def test_flat_gather_cuts_the_padding(found, count):
     for rank in range(NUM_RANKS):
-        np.testing.assert_array_equal(found[rank][f"gather flat {count}"], flat_parts(count, count)[0].reshape(1, count))
+        np.testing.assert_array_equal(
+            found[rank][f"gather flat {count}"], flat_parts(count, count)[0].reshape(1, count)
+        )
 
 
 @pytest.mark.parametrize("count", FLAT_COUNTS)

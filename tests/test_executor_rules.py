@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from executor.rules import RULES, Progress, Site, rule_of
 from executor.rules.losses import LOSS_RULES
-from executor.rules.operators import OPERATOR_RULES
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.operators import declare, kinds
@@ -117,7 +116,11 @@ def test_linear_over_a_split_sum_adds_the_bias_once():
     x, w, bias = randn(0, 5, 4), randn(1, 3, 4), randn(2, 3)
     parts = [
         RULES["linear.forward"](
-            site((5, 3), mesh=mesh, rank=rank), {"bias_axes": ("tp",)}, x[:, cut].contiguous(), w[:, cut].contiguous(), bias
+            site((5, 3), mesh=mesh, rank=rank),
+            {"bias_axes": ("tp",)},
+            x[:, cut].contiguous(),
+            w[:, cut].contiguous(),
+            bias,
         )
         for rank, cut in enumerate((slice(0, 2), slice(2, 4)))
     ]
@@ -128,7 +131,9 @@ def test_linear_over_a_split_sum_adds_the_bias_once():
 def test_parts_of_a_loss_add_up_to_its_mean(kind):
     x = randn(0, 6, 5)
     t = torch.tensor([0, 4, 2, 2, 1, 3]) if kind == "cross_entropy" else randn(1, 6, 5)
-    parts = [LOSS_RULES[f"{kind}.forward"](site(), {"count": t.numel()}, x[rows], t[rows]) for rows in ([0, 1], [2, 3, 4, 5])]
+    parts = [
+        LOSS_RULES[f"{kind}.forward"](site(), {"count": t.numel()}, x[rows], t[rows]) for rows in ([0, 1], [2, 3, 4, 5])
+    ]
     close(parts[0] + parts[1], LOSSES[kind](x, t))
 
 
@@ -146,14 +151,13 @@ def test_l1_gradient_is_zero_where_the_label_is_met():
     assert LOSS_RULES["l1_loss.grad0"](site((2,)), {"count": 2}, x, x).tolist() == [0.0, 0.0]
 
 
-def test_every_declared_operator_has_rules():
-    named = {call.split(".")[0] for call in (*OPERATOR_RULES, *LOSS_RULES)}
-    assert set(kinds()) <= named
-    for kind in {kind for kind, *_ in OPERATORS}:
-        shapes = next(shapes for each, shapes, _, _ in OPERATORS if each == kind)
-        output = next(tuple(reference(*[randn(0, *s) for s in shapes]).shape) for each, shapes, _, reference in OPERATORS if each == kind)
-        for index in declare(kind, shapes, (output,), {}, "op").gradients:
-            assert f"{kind}.grad{index}" in RULES
+@pytest.mark.parametrize("kind", kinds())
+def test_every_declared_operator_has_rules(kind):
+    assert f"{kind}.forward" in RULES and f"{kind}.grad0" in RULES
+
+
+def test_every_declared_operator_is_tested_here():
+    assert set(kinds()) == {kind for kind, *_ in OPERATORS} | set(LOSSES)
 
 
 def test_unknown_call_is_named():
@@ -167,7 +171,9 @@ def test_unknown_call_is_named():
 def test_slice_takes_the_chunk_of_the_ranks_index():
     mesh = Layout((2, 2), ("a", "b"), (3, 1, 2, 0))
     x = randn(0, 2, 8)
-    step = Step(kind=StepKind.SLICE, axes=("b", "a"), dim=1, before=mesh("None", "None"), after=mesh("None", ("b", "a")))
+    step = Step(
+        kind=StepKind.SLICE, axes=("b", "a"), dim=1, before=mesh("None", "None"), after=mesh("None", ("b", "a"))
+    )
     for rank in range(4):
         found = RULES["slice"](site((2, 2), mesh=mesh, rank=rank), {"step": step}, x)
         (_, (low, high)) = step.after.region(rank, (2, 8))

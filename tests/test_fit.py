@@ -152,7 +152,7 @@ def test_crowding_counts_other_processes():
 @pytest.fixture
 def points() -> list[Point]:
     rng = np.random.default_rng(7)
-    dispatch = [Point(kind="dispatch", call=call, seconds=s) for call, s in DISPATCH_S.items() if call != "transfer"]
+    dispatch = [Point(kind="dispatch", call=call, seconds=s) for call, s in DISPATCH_S.items()]
     shared = Point(kind="sharing", call="matrix", shape=(512, 1024, 1024), active_ranks=8, seconds=0.06)
     communication = [point for call in COLLECTIVES for point in gloo_points(rng, 0.05, call)]
     return [*dispatch, *matrix_points(rng, 0.02), shared, *communication]

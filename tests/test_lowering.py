@@ -13,6 +13,7 @@ from plans.graph import Graph
 from plans.lower import lower
 from plans.plan import Optimizer, Plan
 from pretend import Pretend
+from pretend_rules import UPDATES
 from random_plans import random_plan
 
 TOLERANCE = 1e-10
@@ -40,9 +41,25 @@ def torch_loss(graph: Graph, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     return tensors[graph.loss]
 
 
-def torch_optimizer(settings: Optimizer, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    make = torch.optim.AdamW if settings.kind == "adamw" else torch.optim.SGD
-    return make(parameters, **settings.settings)
+class OneDevice:
+    """Trains the whole batch at once: gradients by autograd, updates by the whole tensors."""
+
+    def __init__(self, graph: Graph, optimizer: Optimizer, parameters: dict[str, np.ndarray]) -> None:
+        self.graph, self.optimizer, self.steps, self.weights = graph, optimizer, 0, dict(parameters)
+        self.states = {
+            name: [np.zeros_like(value)] * optimizer.num_states for name, value in parameters.items()
+        }
+
+    def step(self, batch: dict[str, np.ndarray]) -> float:
+        self.steps += 1
+        leaves = {name: torch.tensor(value, requires_grad=True) for name, value in self.weights.items()}
+        loss = torch_loss(self.graph, leaves | {name: torch.tensor(value) for name, value in batch.items()})
+        loss.backward()
+        for name, leaf in leaves.items():
+            self.weights[name], *self.states[name] = UPDATES[f"{self.optimizer.kind}.update"](
+                self.optimizer.settings, self.steps, self.weights[name], leaf.grad.numpy(), *self.states[name]
+            )
+        return loss.item()
 
 
 def random_values(graph: Graph, seed: int, steps: int) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
@@ -75,24 +92,20 @@ def feed(plan: Plan, rank: int, batch: dict[str, np.ndarray]) -> dict[str, np.nd
 
 def check_training(plan: Plan, steps: int = 2) -> Pretend:
     parameters, batches = random_values(plan.graph, 0, steps)
-    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in parameters.items()}
-    optimizer = torch_optimizer(plan.optimizer, list(leaves.values()))
+    one_device = OneDevice(plan.graph, plan.optimizer, parameters)
     pretend = Pretend(lower(plan), parameters)
     loss_stage = next(s for s in plan.stages if plan.graph.operators[-1].name in s.operators)
     for batch in batches:
         losses = pretend.step(lambda rank, batch=batch: feed(plan, rank, batch))
-        loss = torch_loss(plan.graph, leaves | {name: torch.tensor(value) for name, value in batch.items()})
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = one_device.step(batch)
         knows = set(losses) if plan.output_broadcast else set(loss_stage.mesh.rank_list)
         assert {rank for rank, value in losses.items() if value is not None} == knows
         for rank in knows:
-            assert losses[rank] == pytest.approx(loss.item(), abs=TOLERANCE, rel=TOLERANCE), rank
+            assert losses[rank] == pytest.approx(loss, abs=TOLERANCE, rel=TOLERANCE), rank
     found = pretend.parameters()
-    assert found.keys() == leaves.keys()
-    for name, leaf in leaves.items():
-        np.testing.assert_allclose(found[name], leaf.detach().numpy(), rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+    assert found.keys() == one_device.weights.keys()
+    for name, weight in one_device.weights.items():
+        np.testing.assert_allclose(found[name], weight, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
     return pretend
 
 

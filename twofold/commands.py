@@ -49,8 +49,8 @@ def demo(
     def work() -> tuple[Any, bool]:
         console = Console(json=json, num_steps=8)
         result = run_demo(
-            case, steps=steps, epochs=epochs, data=data, machine=machine, out=out, log_dir=log_dir, seed=seed, port=port,
-            console=console,
+            case, steps=steps, epochs=epochs, data=data, machine=machine, out=out, log_dir=log_dir, seed=seed,
+            port=port, console=console,
         )  # fmt: skip
         return result.to_json(), result.verification.passed
 
@@ -99,7 +99,7 @@ def plan(
         from executor.feeding import load_model
         from executor.recompute import marked_operators
         from plans.plan import Optimizer, save_plan
-        from reports.tables import plan_table
+        from reports import plan_table
         from search import search
         from twofold.context import parse_bytes
 
@@ -148,8 +148,7 @@ def simulate(
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
         from plans.plan import load_plan
-        from reports.chrome_trace import write_trace
-        from reports.tables import composition_table
+        from reports import composition_table, write_trace
         from simulator import simulate as predict
 
         if steps < 1:
@@ -285,7 +284,7 @@ def verify(
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
         from plans.plan import load_plan
-        from reports.tables import verification_table
+        from reports import verification_table
         from simulator import simulate as predict
         from twofold.verification import verify as verify_plan
 
@@ -293,8 +292,8 @@ def verify(
         loaded, source = load_plan(plan), machine or emulate
         predicted = None if source is None else predict(loaded, Machine.load(source))
         found = verify_plan(
-            loaded, model=model, predicted=predicted, steps=steps, data_folder=data, seed=seed, out=out, log_dir=log_dir,
-            emulate=emulate, dilate=dilate, port=port, print_every=max(1, steps // 10),
+            loaded, model=model, predicted=predicted, steps=steps, data_folder=data, seed=seed, out=out,
+            log_dir=log_dir, emulate=emulate, dilate=dilate, port=port, print_every=max(1, steps // 10),
             on_line=lambda rank, line: say.say(line),
         )  # fmt: skip
         say.say(verification_table(found.checks()).text())

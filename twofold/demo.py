@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.graph import Graph
-from plans.plan import Optimizer, Plan, save_plan
+from plans.lower import lower
+from plans.plan import Optimizer, save_plan
 from plans.timeline import Timeline
 from search import PlanSet, search
 from simulator import simulate
@@ -18,6 +19,9 @@ from twofold.calibration import CalibrationResult, calibrate
 from twofold.console import Console
 from twofold.running import run
 from twofold.verification import Verification, check_run
+
+if TYPE_CHECKING:
+    from reports import Table
 
 __all__ = ["CASES", "Case", "DemoResult", "demo"]
 
@@ -147,7 +151,7 @@ def demo(
     files = {"machine": folder / "machine.json", "plan": save_plan(plan, folder / "plan.json")}
     if machine is not None:
         files["machine"] = Path(machine)
-    from reports.tables import plan_table, verification_table
+    from reports import plan_table, verification_table
 
     say.note(plan_table(plan).text(110))
     say.note(plans.explain().splitlines()[0])
@@ -168,7 +172,10 @@ def demo(
     say.note(verification_table(verification.checks()).text(110))
 
     say.step("report")
-    files |= _report(folder, case, chosen, plans, plan, predicted, verification, target, calibrated, digits.source)
+    notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0] + "."]
+    notes += [] if calibrated is None else [f"Calibration, {line}." for line in calibrated.residuals]
+    command = f"twofold demo --case {case} --steps {steps} --seed {seed}"
+    files |= _report(folder, case, command, plans, predicted, verification, target, notes)
     say.note("\n".join(f"{name:<8} {path}" for name, path in files.items()))
     outcome = DemoResult(
         plans=plans,
@@ -232,26 +239,63 @@ def _say_loss(say: Console, line: str) -> None:
 def _report(
     folder: Path,
     name: str,
-    case: Case,
+    command: str,
     plans: PlanSet,
-    plan: Plan,
     predicted: Timeline,
     verification: Verification,
     machine: Machine,
-    calibrated: CalibrationResult | None,
-    source: str,
+    notes: list[str],
 ) -> dict[str, Path]:
     from reports import write_report, write_trace
 
-    measured = verification.run.timeline
-    return {
-        "report": write_report(
-            folder / "report.html", title=f"twofold demo: {name}", summary=case.title, plan=plan, predicted=predicted,
-            measured=measured, checks=verification.checks(), machine=machine, explanation=plans.explain(),
-            notes=[f"data: {source}", *(calibrated.residuals if calibrated else ())],
+    result = verification.run
+    measured, program = result.timeline, lower(result.plan)
+    step = f"{predicted.step_interval_s * 1e3:.1f} ms predicted, {result.step_s * 1e3:.1f} ms {measured.kind}"
+    report = write_report(
+        folder / "report.html", title=f"twofold demo: {name}",
+        summary={
+            "loss against one process": f"{verification.loss_max_rel_diff:.1e}",
+            "weights against one process": f"{verification.weights_max_rel_diff:.1e}",
+            "communication as planned": "yes" if result.collectives_match else "no",
+            "step time": step,
+        },
+        plan=result.plan, program=program, predicted=predicted, measured=measured, checks=verification.checks(),
+        losses={"8 ranks": list(map(float, result.losses)), "one process": list(verification.reference_losses)},
+        step_times_s=list(map(float, result.interval_s)), machine=_facts(machine),
+        environment={key: str(value) for key, value in measured.meta.items()}, tables=[_search_table(plans)],
+        notes=notes, command=command,
+    )  # fmt: skip
+    trace = write_trace(folder / "trace.json.gz", [predicted, measured], program=program)
+    return {"report": report, "trace": trace}
+
+
+def _facts(machine: Machine) -> dict[str, str]:
+    """What a reader of the report wants to know of the machine the prediction is for."""
+    interval = machine.interval
+    facts = {
+        "name": machine.name,
+        "devices": f"{machine.num_devices} {machine.device}",
+        "cores per node": str(machine.cores_per_node or "not shared"),
+        "overall factor": f"{machine.host_scale:.2f}",
+        "90 % interval": f"{interval.low - 1:+.0%} to {interval.high - 1:+.0%}",
+    }
+    for section, origin in machine.provenance.items():
+        facts[section] = f"{origin.status}: {origin.source} ({origin.date})"
+    return facts
+
+
+def _search_table(plans: PlanSet) -> Table:
+    from reports import Table
+
+    nearest = sorted(plans.alternatives, key=lambda entry: (entry.operator, entry.extra_s))
+    return Table(
+        title="Search: strategies of every operator, and what the best plan with each costs more",
+        columns=("operator", "strategy", "extra per step (additive cost)", "chosen"),
+        rows=tuple(
+            (each.operator, each.strategy, f"{each.extra_s * 1e3:+.3f} ms", "yes" if each.chosen else "")
+            for each in nearest
         ),
-        "trace": write_trace(folder / "trace.json.gz", [predicted, measured]),
-    }  # fmt: skip
+    )  # fmt: skip
 
 
 def _say_summary(say: Console, outcome: DemoResult) -> None:

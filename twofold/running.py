@@ -32,7 +32,7 @@ class RunResult:
         step_times_s: per rank the seconds of every step, as emulated time where it is emulated.
         interval_s: seconds between the ends of consecutive steps (of the latest rank), as emulated time likewise.
         timeline: spans of the last steps.
-        collectives_match: executed = planned communication on every rank (kind, bytes, group, count); None if uncounted.
+        collectives_match: executed = planned communication on every rank (kind, bytes, group, count), or None.
         differences: what did not match, in words.
         num_communications: executed per step, per rank.
         peak_bytes: per rank.

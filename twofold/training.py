@@ -111,7 +111,7 @@ class Model:
         """
         from executor.data import Prefetcher
         from executor.device import pick_device
-        from executor.feeding import InitialParameters, batches_of
+        from executor.feeding import InitialParameters, batches_of, placed
         from executor.groups import connect
         from executor.initial import get_seed
         from executor.run import run_rank
@@ -121,7 +121,7 @@ class Model:
             raise TwofoldError(f"train({epoch} epochs) of a data set with {len(train_dataset)} batches: nothing to do")
         if "WORLD_SIZE" not in os.environ:
             raise TwofoldError(
-                "Model.train runs inside launched ranks: start the script with `twofold run SCRIPT --devices 8` or torchrun"
+                "Model.train runs inside launched ranks: start the script with `twofold run SCRIPT --devices 8`"
             )
         device = pick_device("auto")
         device.use()
@@ -140,7 +140,7 @@ class Model:
 
         fed = _fed_graph(self.plan)
         feed: Iterable[dict[str, Any]] = batches_of(fed, _epochs(train_dataset, epoch))
-        ahead = Prefetcher(_placed(feed, device)) if dataset_sink_mode else None
+        ahead = Prefetcher(placed(feed, device)) if dataset_sink_mode else None
         try:
             self.result = run_rank(
                 lower(self.plan), self.plan, feed if ahead is None else ahead,
@@ -153,27 +153,12 @@ class Model:
 
     def _shared_plan(self, batch: Sequence[Any], device: Device) -> Plan:
         """The plan, made on rank 0 and told to the others as JSON."""
-        import torch
-        import torch.distributed as dist
+        from executor.telling import told_by_rank_0
 
-        text = b""
-        failure: TwofoldError | None = None
-        if dist.get_rank() == 0:
-            try:
-                text = plan_to_json(self._planned(batch, dist.get_world_size(), device.kind))
-            except TwofoldError as error:
-                failure = error
-        length = torch.tensor([len(text)], dtype=torch.int64, device=device.torch_device)
-        dist.broadcast(length, 0)
-        if failure is not None:
-            raise failure
-        if int(length) == 0:
-            raise SystemExit(1)  # rank 0 says why
-        data = torch.zeros(int(length), dtype=torch.uint8, device=device.torch_device)
-        if text:
-            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        dist.broadcast(data, 0)
-        return plan_from_json(bytes(data.cpu().numpy().tobytes()))
+        num_ranks = int(os.environ["WORLD_SIZE"])
+        return plan_from_json(
+            told_by_rank_0(lambda: plan_to_json(self._planned(batch, num_ranks, device.kind)), device)
+        )
 
     def _planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:
         from costmodels import Machine
@@ -221,20 +206,12 @@ def _epochs(dataset: Any, epochs: int) -> Iterator[Sequence[Any]]:
         yield from dataset.epoch(number) if hasattr(dataset, "epoch") else dataset
 
 
-def _placed(feed: Iterable[dict[str, Any]], device: Device) -> Iterator[dict[str, Any]]:
-    """Batches moved to the device ahead of the step."""
-    import torch
-
-    for batch in feed:
-        yield {name: torch.as_tensor(array).to(device.torch_device) for name, array in batch.items()}
-
-
 def _save_graphs(graph: Graph, plan: Plan) -> None:
-    from reports import write_graph_picture
+    from reports import save_graph
 
     folder = Path("log_output") / "graphs"
-    write_graph_picture(folder / "before_search", graph)
-    write_graph_picture(folder / "after_search", graph, plan)
+    save_graph(folder, graph)
+    save_graph(folder, graph, plan)
 
 
 def _optimizer(given: Any, wrapped: Wrapped) -> Optimizer:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from plans.graph import Graph, Operator
 from plans.layout import Layout, TensorLayout
-from plans.lower.emit import Emitter, ValueTable
+from plans.lower.emit import Emitter, ValueTable, value_name
 from plans.operators import OperatorSpec
 from plans.plan import Plan
-from plans.program import Instruction, Scope, Value
+from plans.program import Instruction, Kind, Scope, Value
 
 __all__ = ["LOSSES", "Border", "ChunkLowering"]
 
@@ -58,7 +59,8 @@ class ChunkLowering:
     reduced: Mapping[str, TensorLayout]
     placed: dict[str, list[Placed]] = field(default_factory=dict)
     makers: dict[str, Instruction] = field(default_factory=dict)
-    tensor_of: dict[str, str] = field(default_factory=dict)
+    senders: dict[str, Instruction] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
 
     @property
     def mesh(self) -> Layout:
@@ -74,13 +76,35 @@ class ChunkLowering:
         """The mesh that an operator's strategy speaks of."""
         return self.plan.strategy(operator).mesh or self.mesh
 
+    def name_of(self, tensor: str, layout: TensorLayout) -> str:
+        """The name of the value that holds `tensor` in `layout`."""
+        return value_name(self.label(tensor), layout, self.mesh)
+
+    def label(self, tensor: str) -> str:
+        """What stands for a tensor in names of values.
+
+        The tensor's name; with the stage's number where another stage on the same ranks makes or holds it too.
+        """
+        reads, makes = self._touched(self.number)
+        if tensor in makes:
+            return tensor
+        for number, stage in enumerate(self.plan.stages):
+            if number != self.number and set(stage.mesh.rank_list) == set(self.mesh.rank_list):
+                reads, makes = self._touched(number)
+                if tensor in reads or tensor in makes:
+                    return f"{tensor}.stage{self.number}"
+        return tensor
+
+    def _touched(self, number: int) -> tuple[frozenset[str], frozenset[str]]:
+        return _touched(self.micro, self.plan.stages[number].operators)
+
     # ------------------------------------------------------------------ forward
 
     def forward(self, send: Callable[[Emitter, Border, str], None]) -> list[Instruction]:
         """The forward body; `send` writes the SEND of a border tensor as soon as it is made."""
         emitter = Emitter(mesh=self.mesh, table=self.table)
         for border in self.arriving:
-            name = f"{border.tensor}@{border.target}"
+            name = self.name_of(border.tensor, border.target)
             self.placed.setdefault(border.tensor, []).append((border.target, name))
             emitter.pending[name] = f"token:{self.crossing(border)}.recv"
         for operator in self.operators():
@@ -90,10 +114,23 @@ class ChunkLowering:
                 if border.tensor in operator.outputs:
                     send(emitter, border, self.obtain(emitter, border.tensor, border.source))
         emitter.flush()
-        for instruction in emitter.instructions:
-            for name in instruction.outputs:
-                self.makers[name] = instruction
+        self._note_makers(emitter.instructions)
         return emitter.instructions
+
+    def _note_makers(self, instructions: Sequence[Instruction]) -> None:
+        """Note what made each value, and which ones are dropped: made by a recomputed operator, or from such a value."""
+        self.senders.update((each.name, each) for each in instructions if each.kind is Kind.SEND)
+        for each in instructions:
+            again = each.operator in self.plan.recompute if each.part == "F" else False
+            again = again or (each.part == "C" and any(name in self.dropped for name in self.sources(each)))
+            for name in each.outputs:
+                self.makers[name] = each
+                if again:
+                    self.dropped.add(name)
+
+    def sources(self, instruction: Instruction) -> tuple[str, ...]:
+        """What an instruction of the forward makes its outputs from; a transfer inside the stage reads in its SEND."""
+        return (self.senders[instruction.name] if instruction.kind is Kind.RECV else instruction).inputs
 
     def _forward_operator(self, emitter: Emitter, operator: Operator, spec: OperatorSpec) -> None:
         mesh, assignment = self.mesh_of(operator), self.plan.strategy(operator).dims
@@ -107,13 +144,12 @@ class ChunkLowering:
             outputs.append(
                 self.table.add(
                     Value(
-                        name=f"{name}@{layout}", shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
+                        name=self.name_of(name, layout), shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
                         role="activation", shares=inputs[0] if spec.aliases else None,
                     )
                 )
             )  # fmt: skip
             self.placed.setdefault(name, []).append((layout, outputs[-1]))
-            self.tensor_of[outputs[-1]] = name
         emitter.compute(
             f"{operator.name}.F", f"{operator.kind}.forward", "F", inputs, tuple(outputs), operator=operator.name,
             flops=spec.flops // spec.local_fraction(mesh, assignment), mesh=mesh, attrs=self._attrs(operator, spec),
@@ -144,9 +180,8 @@ class ChunkLowering:
         else:
             made, source = found[0]
             role = {"input": "input", "parameter": "weight"}.get(tensor.kind, "activation")
-            value = emitter.move(source, name, made, target, tensor.shape, role=role)
+            value = emitter.move(source, self.label(name), made, target, tensor.shape, role=role)
         found.append((target, value))
-        self.tensor_of[value] = name
         return value
 
     def _load(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
@@ -156,14 +191,17 @@ class ChunkLowering:
         if not self.plan.full_batch:
             layout, source = fed_layout(self.mesh, tensor.shape), "local"
         value = self.table.add(
-            Value(name=f"{name}@{layout}", shape=layout.local_shape(tensor.shape), dtype=tensor.dtype, role="input")
-        )
+            Value(
+                name=self.name_of(name, layout), shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
+                role="input",
+            )
+        )  # fmt: skip
         attrs = {"tensor": name, "layout": layout, "shape": tensor.shape, "source": source}
         emitter.compute(f"{value}.load", "load", "L", (), (value,), attrs=attrs)
         if layout.same_placement(target):
             return value
         found.append((layout, value))
-        return emitter.move(value, name, layout, target, tensor.shape, role="input")
+        return emitter.move(value, self.label(name), layout, target, tensor.shape, role="input")
 
     # ----------------------------------------------------------------- backward
 
@@ -216,17 +254,24 @@ class _Backward:
                 if name in wanted:
                     table = self.uses if chunk.micro.tensors[name].kind == "parameter" else self.waiting
                     table[name] = table.get(name, 0) + 1
+        later = []
         for operator in reversed(operators):
             spec = chunk.micro.spec(operator)
             wanted_here = [index for index in sorted(spec.gradients) if operator.inputs[index] in wanted]
             weights = [i for i in wanted_here if chunk.micro.tensors[operator.inputs[i]].kind == "parameter"]
             for index in [i for i in wanted_here if i not in weights]:
                 self._gradient(main, operator, spec, index, "B")
-            for index in weights:
-                self._gradient(late, operator, spec, index, "W")
+            later += [(operator, spec, index) for index in weights]
+            if not self.split:
+                self._weight_gradients(late, later)
+        self._weight_gradients(late, later)  # last, so that they find what the input gradients have made again
         main.flush()
         late.flush()
         return main.instructions, late.instructions if self.split else []
+
+    def _weight_gradients(self, emitter: Emitter, later: list[tuple[Operator, OperatorSpec, int]]) -> None:
+        while later:
+            self._gradient(emitter, *later.pop(0), "W")
 
     def _gradient(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, index: int, part: str) -> None:
         chunk, name = self.chunk, operator.inputs[index]
@@ -269,28 +314,27 @@ class _Backward:
         return self._ensure(emitter, value)
 
     def _ensure(self, emitter: Emitter, value: str) -> str:
+        """The value, or what stands for it once it was dropped: made again by what made it in the forward."""
         chunk = self.chunk
-        dropped = {
-            name for operator in chunk.operators() if operator.name in chunk.plan.recompute for name in operator.outputs
-        }
-        if value not in chunk.makers or chunk.tensor_of.get(value, _stem(value)) not in dropped:
+        if value not in chunk.dropped:
             return value
         if value not in self.again:
             maker = chunk.makers[value]
-            inputs = tuple(self._ensure(emitter, name) for name in maker.inputs)
+            inputs = tuple(self._ensure(emitter, name) for name in chunk.sources(maker))
             outputs = []
             for name in maker.outputs:
                 old = chunk.table[name]
                 shares = inputs[0] if old.shares is not None else None
                 outputs.append(chunk.table.add(replace(old, name=f"{name}~again", shares=shares)))
                 self.again[name] = outputs[-1]
-            token = None if maker.token is None else emitter.token(f"{maker.name}~again")
-            part = "R" if maker.part == "F" else maker.part
-            emitter.add(
-                replace(
-                    maker, name=f"{maker.name}~again", inputs=inputs, outputs=tuple(outputs), token=token, part=part
+            name, part = f"{maker.name}~again", "R" if maker.part == "F" else maker.part
+            if maker.transfer is not None:
+                emitter.transfer(name, inputs[0], outputs[0], *maker.transfer, f"{maker.channel}~again", maker.operator)
+            else:
+                token = None if maker.token is None else emitter.token(name)
+                emitter.add(
+                    replace(maker, name=name, inputs=inputs, outputs=tuple(outputs), token=token, part=part)
                 )
-            )
         return self.again[value]
 
     def _finished(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, mesh: Layout) -> str:
@@ -324,11 +368,11 @@ class _Backward:
         groups: dict[TensorLayout, list[str]] = {}
         for layout, value in found:
             groups.setdefault(layout, []).append(value)
-        results = []
+        results, about = [], f"d:{self.chunk.label(name)}"
         for number, (layout, values) in enumerate(groups.items()):
-            label = f"d:{name}" if number == 0 else f"d:{name}#{number}"
+            label = about if number == 0 else f"{about}#{number}"
             results.append(emitter.move(self._add(emitter, label, values), label, layout, target, shape))
-        return self._add(emitter, f"d:{name}.total", results)
+        return self._add(emitter, f"{about}.total", results)
 
     def _add(self, emitter: Emitter, label: str, values: list[str]) -> str:
         if len(values) == 1:
@@ -342,7 +386,7 @@ class _Backward:
         chunk, target = self.chunk, self.chunk.reduced[name]
         tensor = chunk.micro.tensors[name]
         count = self.uses[name]
-        value = emitter.move(value, f"d:{name}.use{count}", layout, target, tensor.shape, role="gradient")
+        value = emitter.move(value, f"d:{chunk.label(name)}.use{count}", layout, target, tensor.shape, role="gradient")
         total = chunk.table.add(
             Value(
                 name=f"g:{name}",
@@ -365,5 +409,12 @@ def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:
     return layout
 
 
-def _stem(value: str) -> str:
-    return value.split("@", 1)[0]
+@lru_cache(maxsize=256)
+def _touched(graph: Graph, operators: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """The tensors that these operators read and make."""
+    mine = set(operators)
+    found = [operator for operator in graph.operators if operator.name in mine]
+    return (
+        frozenset(name for operator in found for name in operator.inputs),
+        frozenset(name for operator in found for name in operator.outputs),
+    )

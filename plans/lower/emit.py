@@ -14,7 +14,7 @@ from plans.layout import Layout, TensorLayout
 from plans.program import Instruction, Kind, Scope, Value
 from plans.redistribution import Step, StepKind, pieces, redistribute
 
-__all__ = ["Emitter", "ValueTable"]
+__all__ = ["Emitter", "ValueTable", "channel_of", "transfer_pair", "value_name"]
 
 
 @dataclass(slots=True)
@@ -37,13 +37,14 @@ class ValueTable:
 class Emitter:
     """Fills one body of a group on `mesh`.
 
-    `pending` maps a value that is still under way to its token.
+    `pending` maps a value that is still under way to its token, `sent` holds the tokens of what was sent.
     """
 
     mesh: Layout
     table: ValueTable
     instructions: list[Instruction] = field(default_factory=list)
     pending: dict[str, str] = field(default_factory=dict)
+    sent: list[str] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
 
     def add(self, instruction: Instruction) -> None:
@@ -59,15 +60,18 @@ class Emitter:
         """Write the WAITs for those of `names` that are under way."""
         for name in names:
             if token := self.pending.pop(name, None):
-                self.instructions.append(
-                    Instruction(
-                        name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=(name,), waits=token
-                    )
-                )
+                self._wait(token, (name,))
+
+    def _wait(self, token: str, names: tuple[str, ...] = ()) -> None:
+        self.instructions.append(
+            Instruction(name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=names, waits=token)
+        )
 
     def flush(self) -> None:
         """Wait for everything that is still under way."""
         self.wait_for(tuple(self.pending))
+        while self.sent:
+            self._wait(self.sent.pop(0))
 
     def compute(
         self,
@@ -108,11 +112,12 @@ class Emitter:
         """
         dtype = self.table[value].dtype
         for step in redistribute(source, target, shape, itemsize=itemsize(dtype)):
+            name = value_name(tensor, step.after, self.mesh)
             result = self.table.add(
-                Value(name=f"{tensor}@{step.after}", shape=step.after.local_shape(shape), dtype=dtype, role=role)
+                Value(name=name, shape=step.after.local_shape(shape), dtype=dtype, role=role)
             )
             if result not in self.made:  # another target may have passed through here
-                self._step(f"{tensor}@{step.after}.{step.kind}", step, value, result, shape, operator)
+                self._step(f"{name}.{step.kind}", step, value, result, shape, operator)
             value = result
         return value
 
@@ -154,7 +159,12 @@ class Emitter:
         self.table.add(Value(name=str(recv.token), shape=(), role="token"))
         self.add(recv)
         self.add(send)
-        self.pending[f"sent:{name}"] = str(send.token)
+        self.sent.append(str(send.token))
+
+
+def value_name(tensor: str, layout: TensorLayout, mesh: Layout) -> str:
+    """The name of the value that holds `tensor` in `layout`; it names the layout's mesh where that is not `mesh`."""
+    return f"{tensor}@{layout}" if layout.mesh == mesh else f"{tensor}@{layout} on {layout.mesh}"
 
 
 def channel_of(mesh: Layout, axes: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from plans.program import Instruction, Kind, Scope, Value
+from plans.program import Instruction, Scope, Value
 
 __all__ = ["with_frees"]
 
@@ -17,13 +17,14 @@ __all__ = ["with_frees"]
 def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Value]) -> list[list[Instruction]]:
     """The same bodies with `frees` filled in for micro-batch values.
 
-    A value that shares another's memory keeps that one alive; what a communication reads stays alive until its WAIT.
+    A value that shares another's memory keeps that one alive; what a communication reads stays alive until its
+    WAIT, if that is in one of the bodies (what is sent to another stage is waited for at the end of the step).
     """
     flat = [instruction for body in bodies for instruction in body]
     reads_of_token = {
         instruction.token: instruction.inputs
         for instruction in flat
-        if instruction.token is not None and instruction.kind is Kind.COLLECTIVE
+        if instruction.token is not None
     }
     last: dict[str, int] = {}
     for position, instruction in enumerate(flat):

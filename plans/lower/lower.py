@@ -10,7 +10,7 @@ from plans.errors import TwofoldError
 from plans.graph import Graph
 from plans.layout import Layout, TensorLayout
 from plans.lower.chunk import LOSSES, Border, ChunkLowering
-from plans.lower.emit import Emitter, ValueTable, channel_of, transfer_pair
+from plans.lower.emit import Emitter, ValueTable, channel_of, transfer_pair, value_name
 from plans.lower.liveness import with_frees
 from plans.lower.optimizer import OptimizerLowering
 from plans.plan import Plan
@@ -147,7 +147,7 @@ class _Lowering:
     def _parameter_layouts(self, stages: Sequence[int]) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
         """Where each parameter lives (as its first reader wants it), and the layout of its accumulated gradient."""
         homes: dict[str, TensorLayout] = {}
-        partial: dict[str, list[str]] = {}
+        partial: dict[str, tuple[str, ...]] = {}
         wanted = self.micro.needs_gradient()
         mine = {name for stage in stages for name in self.plan.stages[stage].operators}
         for operator in self.micro.operators:
@@ -159,12 +159,14 @@ class _Lowering:
                     continue
                 if name not in wanted:
                     raise TwofoldError(f"parameter {name!r} does not reach the loss; freeze it or leave it out")
-                homes.setdefault(name, spec.input_layout(index, self._mesh(operator), dims))
+                mesh = self._mesh(operator)
+                home = homes.setdefault(name, spec.input_layout(index, mesh, dims))
                 if index not in spec.gradients:
                     raise TwofoldError(f"operator {operator.name!r} has no gradient for its input {name!r}")
-                axes = spec.gradient_layout(index, self._mesh(operator), dims).partial
-                used = partial.setdefault(name, list(axes))
-                partial[name] = [axis for axis in used if axis in axes]
+                axes = spec.gradient_layout(index, mesh, dims).partial
+                if mesh != home.mesh:
+                    axes = ()  # the same names mean other axes there
+                partial[name] = tuple(axis for axis in partial.get(name, axes) if axis in axes)
         reduced = {}
         for name, home in homes.items():
             own = {axis for axes in home.dims for axis in axes}
@@ -209,7 +211,7 @@ class _Lowering:
             layout = border.source if gradient else border.target
             result = table.add(
                 Value(
-                    name=f"{name}@{layout}" if gradient else f"{border.tensor}@{layout}",
+                    name=f"{name}@{layout}" if gradient else chunk.name_of(border.tensor, layout),
                     shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
                 )
             )  # fmt: skip
@@ -283,7 +285,8 @@ class _Lowering:
     def _accumulate_loss(self, table: ValueTable) -> list[Instruction]:
         operator = self._loss_operator()
         layout = self.micro.spec(operator).output_layout(0, self._mesh(operator), self.plan.strategy(operator).dims)
-        value, dtype = f"{self.micro.loss}@{layout}", self.micro.tensors[self.micro.loss].dtype
+        mesh = self.plan.stages[self.plan.stage_of()[operator.name]].mesh
+        value, dtype = value_name(self.micro.loss, layout, mesh), self.micro.tensors[self.micro.loss].dtype
         total = table.add(Value(name="step_loss", shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
         emitter = Emitter(mesh=self._mesh(operator), table=table)
         scale = {"scale": 1.0 / self.plan.num_micro_batches}
@@ -395,7 +398,7 @@ class _Lowering:
                 table.add(Value(name=str(mine.token), shape=(), scope=Scope.STEP, role="token"))
                 emitter.add(mine)
                 if mine is send:
-                    emitter.pending[f"sent:{name}"] = str(send.token)
+                    emitter.sent.append(str(send.token))
 
 
 def _with_waits(instructions: Sequence[Instruction], gathered: Mapping[str, str]) -> list[Instruction]:

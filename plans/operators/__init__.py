@@ -1,10 +1,23 @@
 """Operators: each declares its named dims once; layouts, partial sums, gradients and FLOPs follow from that.
 
-`spec` holds the rules, `declarations` one short function per kind. No tensor values live here: the executor has the
-matching torch calls.
+`spec` holds the rules and `registry` the table of kinds; the declarations stand by family in `elementwise`, `matrix`,
+`attention`, `normalisation`, `reductions`, `shapes`, `images`, `lookup`, `losses` and `sources`. No tensor values live
+here: the executor has the matching torch calls.
 """
 
-from plans.operators.declarations import declare, kinds
-from plans.operators.spec import Assignment, Gradient, OperatorSpec
+from plans.operators import (  # noqa: F401  (each enters its kinds)
+    attention,
+    elementwise,
+    images,
+    lookup,
+    losses,
+    matrix,
+    normalisation,
+    reductions,
+    shapes,
+    sources,
+)
+from plans.operators.registry import declare, kinds
+from plans.operators.spec import Assignment, Dim, Gradient, OperatorSpec, Statistic, factors
 
-__all__ = ["Assignment", "Gradient", "OperatorSpec", "declare", "kinds"]
+__all__ = ["Assignment", "Dim", "Gradient", "OperatorSpec", "Statistic", "declare", "factors", "kinds"]

@@ -7,32 +7,66 @@ An operator names the dims of its inputs and outputs. A **strategy** gives mesh 
   it leave partial sums behind;
 - the layout of the gradient of input i: split as input i is, and partial over the axes of every dim that input i lacks
   (the gradient sums over them), except that an *additive* input (a bias) is outside the forward sum.
+
+**Merged dims.** A tensor's dim may be a product of named dims, written as a tuple with the major one first: the rows of
+(B, S, H) flattened to (B * S, H) are ("b", "s"). A part of such a dim is one run of indices only where every dim before
+a split one is split to single elements, and `check` asks for that.
+
+**Statistics.** An operator that sums over a split dim in a way that partial sums cannot express (the softmax inside a
+cross-entropy) names a `Statistic`: a small tensor that every shard makes of its part, gathered over the shards, and read
+by the forward and by gradients that need "s0".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
 
-__all__ = ["Assignment", "Gradient", "OperatorSpec"]
+__all__ = ["Assignment", "Dim", "Gradient", "OperatorSpec", "Statistic", "factors"]
+
+Dim = str | tuple[str, ...]
+"""What one dim of a tensor is: a named dim, or a product of named dims, the first is major."""
 
 Assignment = Mapping[str, DimAxes]
 """dim name -> the axes that split it (first is major); dims that are absent stay whole."""
+
+
+def factors(dim: Dim) -> tuple[str, ...]:
+    """The named dims that a dim of a tensor is the product of.
+
+    >>> factors("b"), factors(("b", "s"))
+    (('b',), ('b', 's'))
+    """
+    return (dim,) if isinstance(dim, str) else dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
     """The gradient of one input: which saved operands it reads besides the output's gradient, and its whole FLOPs.
 
-    `needs` holds "x0", "x1", ... for inputs and "y0" for the output.
+    `needs` holds "x0", "x1", ... for inputs, "y0" for the output and "s0" for the statistic (left out where its dim is
+    whole).
     """
 
     needs: tuple[str, ...] = ()
     flops: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistic:
+    """What every shard of dim `over` makes of its part of the inputs, for all shards to know.
+
+    Its tensor has the shape [shards, width, *dims]: the call "<kind>.statistic" makes one row of it, an all-gather brings
+    the others.
+    """
+
+    over: str
+    width: int
+    dims: tuple[Dim, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,44 +83,100 @@ class OperatorSpec:
         gradients: input index -> its gradient; inputs that are absent have none.
         additive: inputs added outside the sum over the contracted dims (a bias).
         aliases: whether the output shares the input's memory (a reshape): it costs no bytes and no time.
+        located: dims of which a rank must know where its part lies (a causal mask, a table of embeddings): the axes that
+            split them are handed to the call as attrs "split".
+        statistic: see the module; its dim counts as summed within the operator, it leaves no partial sums.
+        joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
     """
 
     kind: str
     sizes: Mapping[str, int]
-    inputs: tuple[tuple[str, ...], ...]
-    outputs: tuple[tuple[str, ...], ...]
+    inputs: tuple[tuple[Dim, ...], ...]
+    outputs: tuple[tuple[Dim, ...], ...]
     splittable: frozenset[str]
     flops: int = 0
     gradients: Mapping[int, Gradient] = field(default_factory=dict)
     additive: frozenset[int] = frozenset()
     aliases: bool = False
+    located: tuple[str, ...] = ()
+    statistic: Statistic | None = None
+    joint: tuple[int, ...] = ()
 
     @property
     def contracted(self) -> tuple[str, ...]:
-        """The dims that are summed over: in an input, in no output."""
-        kept = {dim for dims in self.outputs for dim in dims}
-        return tuple(dict.fromkeys(dim for dims in self.inputs for dim in dims if dim not in kept))
+        """The dims that are summed over: in an input, in no output, and not summed within the operator."""
+        kept = {name for dims in self.outputs for name in _names(dims)}
+        if self.statistic is not None:
+            kept.add(self.statistic.over)
+        return tuple(dict.fromkeys(name for dims in self.inputs for name in _names(dims) if name not in kept))
+
+    @property
+    def leading(self) -> str:
+        """The major named dim of the output (of the first input where the output is a scalar); "" if there is none."""
+        return next((factors(dims[0])[0] for dims in (*self.outputs, *self.inputs) if dims), "")
 
     def input_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which input `index` must arrive."""
-        return TensorLayout(mesh=mesh, dims=tuple(assignment.get(dim, ()) for dim in self.inputs[index]))
+        return TensorLayout(mesh=mesh, dims=_axes(self.inputs[index], assignment))
 
     def output_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which output `index` is made, with its partial axes."""
         partial = tuple(axis for dim in self.contracted for axis in assignment.get(dim, ()))
-        return TensorLayout(
-            mesh=mesh, dims=tuple(assignment.get(dim, ()) for dim in self.outputs[index]), partial=partial
-        )
+        return TensorLayout(mesh=mesh, dims=_axes(self.outputs[index], assignment), partial=partial)
 
     def gradient_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which the gradient of input `index` is made, with its partial axes."""
-        own = set(self.inputs[index])
+        own = set(_names(self.inputs[index]))
         outside = set(self.contracted) if index in self.additive else set()
         missing = [dim for dim in self.sizes if dim not in own and dim not in outside]
         partial = tuple(axis for dim in missing for axis in assignment.get(dim, ()))
-        return TensorLayout(
-            mesh=mesh, dims=tuple(assignment.get(dim, ()) for dim in self.inputs[index]), partial=partial
-        )
+        return TensorLayout(mesh=mesh, dims=_axes(self.inputs[index], assignment), partial=partial)
+
+    def statistic_layout(self, mesh: Layout, assignment: Assignment) -> TensorLayout | None:
+        """The layout in which the shards make the statistic, a row each; None where there is nothing to gather."""
+        if self.statistic is None or mesh.size(assignment.get(self.statistic.over, ())) == 1:
+            return None
+        own = assignment[self.statistic.over]
+        return TensorLayout(mesh=mesh, dims=(own, (), *_axes(self.statistic.dims, assignment)))
+
+    def statistic_shape(self, mesh: Layout, assignment: Assignment) -> tuple[int, ...]:
+        """The whole shape of the statistic: [shards, width, *dims]."""
+        assert self.statistic is not None
+        shards = mesh.size(assignment.get(self.statistic.over, ()))
+        rest = tuple(math.prod(self.sizes[name] for name in factors(dim)) for dim in self.statistic.dims)
+        return (shards, self.statistic.width, *rest)
+
+    def local_attrs(self, assignment: Assignment) -> dict[str, object]:
+        """What a strategy adds to the attrs of the operator's calls.
+
+        "bias_axes": a contracted dim is split over them, so that only index 0 along them adds the bias. "split": the
+        axes of `located` dims, by dim.
+        """
+        attrs: dict[str, object] = {}
+        if self.additive and (axes := tuple(axis for dim in self.contracted for axis in assignment.get(dim, ()))):
+            attrs["bias_axes"] = axes
+        if split := {dim: axes for dim in self.located if (axes := assignment.get(dim, ()))}:
+            attrs["split"] = split
+        return attrs
+
+    def gradient_groups(self, wanted: Iterable[int]) -> list[tuple[int, ...]]:
+        """The wanted gradients, those that one call makes together."""
+        order = sorted(wanted)
+        if not self.joint or not set(self.joint) <= set(order):
+            return [(index,) for index in order]
+        return [self.joint, *((index,) for index in order if index not in self.joint)]
+
+    def gradient_needs(self, group: Sequence[int]) -> tuple[str, ...]:
+        """The saved operands that the call for a group of gradients reads, each once."""
+        return tuple(dict.fromkeys(need for index in group for need in self.gradients[index].needs))
+
+    def fits(self, mesh: Layout, assignment: Assignment) -> bool:
+        """Whether `check` accepts a strategy."""
+        try:
+            self.check(mesh, assignment, self.kind)
+        except TwofoldError:
+            return False
+        return True
 
     def check(self, mesh: Layout, assignment: Assignment, name: str) -> None:
         """Refuse a strategy that this operator cannot carry out.
@@ -113,7 +203,28 @@ class OperatorSpec:
                     f"operator {name!r}: dim {dim!r} has size {self.sizes[dim]}, which axes {list(axes)} cut into "
                     f"{count}: {self.sizes[dim]} % {count} != 0"
                 )
+        self._check_merged(mesh, assignment, name)
+
+    def _check_merged(self, mesh: Layout, assignment: Assignment, name: str) -> None:
+        for dim in {dim for dims in (*self.inputs, *self.outputs) for dim in dims if not isinstance(dim, str)}:
+            for position, minor in enumerate(dim):
+                if mesh.size(assignment.get(minor, ())) == 1:
+                    continue
+                for major in dim[:position]:
+                    if mesh.size(assignment.get(major, ())) != self.sizes[major]:
+                        raise TwofoldError(
+                            f"operator {name!r} ({self.kind}) merges the dims {list(dim)} into one: {minor!r} can be "
+                            f"split only where {major!r} of size {self.sizes[major]} is split to single elements"
+                        )
 
     def local_fraction(self, mesh: Layout, assignment: Assignment) -> int:
         """Into how many equal parts the whole work is cut."""
         return math.prod(mesh.size(axes) for axes in assignment.values())
+
+
+def _names(dims: Iterable[Dim]) -> list[str]:
+    return [name for dim in dims for name in factors(dim)]
+
+
+def _axes(dims: Iterable[Dim], assignment: Assignment) -> tuple[DimAxes, ...]:
+    return tuple(tuple(axis for name in factors(dim) for axis in assignment.get(name, ())) for dim in dims)

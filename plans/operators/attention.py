@@ -1,0 +1,66 @@
+"""Scaled-dot-product attention: softmax(q k^T scale + mask) v."""
+
+from __future__ import annotations
+
+import math
+
+from plans.errors import TwofoldError
+from plans.operators.registry import Attrs, Shapes, declares
+from plans.operators.spec import Dim, Gradient, OperatorSpec
+
+__all__: list[str] = []
+
+
+@declares("attention")
+def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """y[b.., heads, s, e] of q[b.., heads, s, d], k[b.., heads, t, d], v[b.., heads, t, e] and a mask[.., s, t].
+
+    attrs "causal" (row i reads columns up to i), "scale" (1 / sqrt(d) by default). The mask, a fourth input, is boolean
+    (true takes part) or added, and broadcast. b, heads and s can be split; t, d and e stay whole. With fewer heads of k
+    and v than of q, each serves r heads in a row: the heads of q are (h, r), those of k and v are h.
+
+    A part of a causal s reads keys only as far as its last row. Parts do not cost the same then; prices take the mean.
+    """
+    q, k, v = inputs[:3]
+    if len(q) < 3 or len(q) != len(k) or k[:-1] != v[:-1] or q[:-3] != k[:-3] or q[-1] != k[-1] or q[-3] % k[-3]:
+        raise TwofoldError(f"attention takes q, k, v of fitting shapes [.., heads, length, size], not {q}, {k} and {v}")
+    repeats = q[-3] // k[-3]
+    batch = tuple(f"b{position}" for position in range(len(q) - 3))
+    sizes = dict(zip(batch, q, strict=False)) | {"h": k[-3], "s": q[-2], "_t": k[-2], "_d": q[-1], "_e": v[-1]}
+    heads: Dim = "h"
+    if repeats > 1:
+        heads, sizes["r"] = ("h", "r"), repeats
+    operands: list[tuple[Dim, ...]] = [(*batch, heads, "s", "_d"), (*batch, "h", "_t", "_d"), (*batch, "h", "_t", "_e")]
+    if len(inputs) == 4:
+        operands.append(_mask(inputs[3], (*batch, heads, "s", "_t"), sizes))
+    scores = math.prod(q[:-1]) * k[-2]
+    share = 0.5 * (1 + 1 / q[-2]) if attrs.get("causal") and q[-2] == k[-2] else 1.0
+    product = int(2 * scores * q[-1] * share), int(2 * scores * v[-1] * share)
+    forward = sum(product)
+    needs = tuple(f"x{index}" for index in range(len(inputs)))
+    # the scores are made again (d); then dv (e), d scores (e), dq (d), dk (d)
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=tuple(operands), outputs=((*batch, heads, "s", "_e"),), flops=forward,
+        splittable=frozenset(dim for dim in sizes if not dim.startswith("_")),
+        gradients={
+            0: Gradient(needs=needs, flops=product[0] + forward), 1: Gradient(needs=needs, flops=product[0]),
+            2: Gradient(needs=needs, flops=product[1]),
+        },
+        located=("s",), joint=(0, 1, 2),
+    )  # fmt: skip
+
+
+def _mask(shape: tuple[int, ...], against: tuple[Dim, ...], sizes: dict[str, int]) -> tuple[Dim, ...]:
+    dims: list[Dim] = []
+    offset = len(against) - len(shape)
+    for position, size in enumerate(shape):
+        dim = against[offset + position]
+        whole = math.prod(sizes[name] for name in ((dim,) if isinstance(dim, str) else dim))
+        if size == whole:
+            dims.append(dim)
+        elif size == 1:
+            dims.append(f"_m{position}")
+            sizes[f"_m{position}"] = 1
+        else:
+            raise TwofoldError(f"an attention mask of the shape {shape} cannot be broadcast: {size} against {whole}")
+    return tuple(dims)

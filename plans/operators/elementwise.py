@@ -1,0 +1,91 @@
+"""Element by element: activations, arithmetic with broadcasting or with a number, casts, masks, dropout."""
+
+from __future__ import annotations
+
+import math
+
+from plans.errors import TwofoldError
+from plans.operators.registry import Attrs, Shapes, aligned, declares, named, unary
+from plans.operators.spec import Gradient, OperatorSpec
+
+__all__: list[str] = []
+
+
+@declares("relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt")
+def _unary_by_output(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """The gradient reads the output (of a relu: positive where the input was)."""
+    return unary(kind, inputs[0], Gradient(needs=("y0",), flops=math.prod(inputs[0])))
+
+
+@declares("gelu", "silu", "abs", "log", "sin", "cos", "pow")
+def _unary_by_input(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """The gradient reads the input. A pow takes attrs "exponent"."""
+    return unary(kind, inputs[0], Gradient(needs=("x0",), flops=4 * math.prod(inputs[0])))
+
+
+@declares("cast", "neg")
+def _unary_by_nothing(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """The gradient reads nothing but the output's gradient: a change of dtype, or of sign."""
+    return unary(kind, inputs[0], Gradient())
+
+
+@declares("dropout")
+def _dropout(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """Zero with probability attrs "p", else x / (1 - p).
+
+    Whether an element is dropped is a function of its position in the whole batch, of the step and of attrs "seed", so
+    that every layout, every number of micro-batches and every recomputation drops the same ones; nothing is saved.
+    """
+    flops = 8 * math.prod(inputs[0])
+    return unary(kind, inputs[0], Gradient(flops=flops), flops_per_element=8, located=True)
+
+
+@declares("add", "sub", "mul", "div")
+def _binary(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """Two operands with broadcasting: a dim of size 1 or a missing leading dim is repeated.
+
+    With one operand the other is the number attrs "number"; attrs "reverse" puts the number first.
+    """
+    flops = math.prod(outputs[0])
+    if len(inputs) == 1:
+        needs = ("x0",) if kind == "div" and attrs.get("reverse") else ()
+        return unary(kind, inputs[0], Gradient(needs=needs, flops=flops))
+    out = named("d", outputs[0])
+    sizes = dict(zip(out, outputs[0], strict=True))
+    operands = tuple(aligned(shape, out, sizes, which) for which, shape in enumerate(inputs))
+    by_kind: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+        "mul": (("x1",), ("x0",)),
+        "div": (("x1",), ("x0", "x1")),
+    }
+    needs_of = by_kind.get(kind, ((), ()))
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=flops,
+        gradients={index: Gradient(needs=needs_of[index], flops=flops) for index in (0, 1)},
+    )  # fmt: skip
+
+
+@declares("masked_fill")
+def _masked_fill(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """attrs "value" where the mask (x1, broadcast) is true, else x0."""
+    out = named("d", outputs[0])
+    sizes = dict(zip(out, outputs[0], strict=True))
+    operands = tuple(aligned(shape, out, sizes, which) for which, shape in enumerate(inputs))
+    flops = math.prod(outputs[0])
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=flops,
+        gradients={0: Gradient(needs=("x1",), flops=flops)},
+    )  # fmt: skip
+
+
+@declares("expand")
+def _expand(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """The input repeated along dims of size 1 and along new leading dims; the gradient sums over them."""
+    out = named("d", outputs[0])
+    sizes = dict(zip(out, outputs[0], strict=True))
+    if len(inputs[0]) > len(out):
+        raise TwofoldError(f"an expand from {inputs[0]} to {outputs[0]} loses dims")
+    operand = aligned(inputs[0], out, sizes, 0)
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=(operand,), outputs=(out,), splittable=frozenset(out),
+        gradients={0: Gradient(flops=math.prod(outputs[0]))},
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""Losses: means over the whole micro-batch, as sums of parts (the rules divide by attrs "count")."""
+
+from __future__ import annotations
+
+import math
+
+from plans.errors import TwofoldError
+from plans.operators.registry import Attrs, Shapes, declares, named
+from plans.operators.spec import Gradient, OperatorSpec, Statistic
+
+__all__: list[str] = []
+
+
+@declares("l1_loss", "mse_loss")
+def _elementwise_loss(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """The mean over all elements of |x - t| or (x - t)^2, for x and t of equal shape; every dim is summed over."""
+    if tuple(inputs[0]) != tuple(inputs[1]):
+        raise TwofoldError(
+            f"{kind} compares {tuple(inputs[0])} with {tuple(inputs[1])}; broadcasting would change the function when "
+            f"the batch is cut into micro-batches: reshape the labels to {tuple(inputs[0])}"
+        )
+    dims = named("d", inputs[0])
+    flops = 3 * math.prod(inputs[0])
+    return OperatorSpec(
+        kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims, dims), outputs=((),),
+        splittable=frozenset(dims), flops=flops, gradients={0: Gradient(needs=("x0", "x1"), flops=flops)},
+    )  # fmt: skip
+
+
+@declares("cross_entropy")
+def _cross_entropy(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """The mean over the batch of -log softmax(x)[label]; x is [b.., classes].
+
+    Where the classes c are split, each shard makes the logarithm of its sum of exponentials and its share of the
+    label's logit; gathered over the shards (one small all-gather instead of a maximum and a sum), they give the loss
+    on every rank, so that c leaves no partial sums.
+    """
+    batch = named("b", inputs[0][:-1])
+    sizes = dict(zip(batch, inputs[0][:-1], strict=True)) | {"c": inputs[0][-1]}
+    flops = 5 * math.prod(inputs[0])
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=((*batch, "c"), batch), outputs=((),), splittable=frozenset(sizes),
+        flops=flops, gradients={0: Gradient(needs=("x0", "x1", "s0"), flops=flops)}, located=("c",),
+        statistic=Statistic(over="c", width=2, dims=batch),
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""Constants, and operators that twofold has no declaration for."""
+
+from __future__ import annotations
+
+import math
+
+from plans.operators.registry import Attrs, Shapes, declares, named
+from plans.operators.spec import Gradient, OperatorSpec
+
+__all__ = ["MAX_OPAQUE_INPUTS"]
+
+MAX_OPAQUE_INPUTS = 16
+"""How many tensors an opaque operator reads at most."""
+
+
+@declares("arange")
+def _arange(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """attrs "start", start + "step", ...; reads nothing and has no gradient."""
+    size = outputs[0][0]
+    return OperatorSpec(
+        kind=kind, sizes={"d0": size}, inputs=(), outputs=(("d0",),), splittable=frozenset({"d0"}), flops=size,
+        located=("d0",),
+    )  # fmt: skip
+
+
+@declares("fill")
+def _fill(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """Every element is attrs "value"; reads nothing and has no gradient."""
+    dims = named("d", outputs[0])
+    return OperatorSpec(
+        kind=kind, sizes=dict(zip(dims, outputs[0], strict=True)), inputs=(), outputs=(dims,),
+        splittable=frozenset(dims), flops=math.prod(outputs[0]),
+    )  # fmt: skip
+
+
+@declares("opaque")
+def _opaque(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """Any other operator: every rank runs all of it, and its gradient by autograd of it alone.
+
+    attrs "target" is its aten name, "arguments" its arguments as JSON, "result" which of its results this is (-1: it has
+    one), "batched" whether dim 0 of the result is the batch, "batched_inputs" the inputs whose dim 0 is the batch.
+    """
+    sizes: dict[str, int] = {}
+    operands = []
+    for index, shape in enumerate(inputs):
+        dims = tuple(
+            "_b" if at == 0 and index in attrs.get("batched_inputs", ()) else f"_i{index}_{at}"
+            for at in range(len(shape))
+        )
+        sizes.update(zip(dims, shape, strict=True))
+        operands.append(dims)
+    out = tuple("_b" if at == 0 and attrs.get("batched") else f"_o{at}" for at in range(len(outputs[0])))
+    sizes.update(zip(out, outputs[0], strict=True))
+    flops = sum(math.prod(shape) for shape in (*inputs, *outputs))
+    needs = tuple(f"x{index}" for index in range(len(inputs)))
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=tuple(operands), outputs=(out,), splittable=frozenset(), flops=flops,
+        gradients={index: Gradient(needs=needs, flops=2 * flops) for index in range(len(inputs))},
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""The plan as tables: per operator its strategy and communication, per parameter where it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plans.layout import Layout
+from plans.lower import lower
+from plans.plan import Plan
+from plans.program import GroupProgram, Instruction, Kind, Program, Scope
+from reports.spans import read_label
+from reports.tables import Table, format_axes, format_ranks
+from reports.units import format_bytes
+
+__all__ = ["parameter_table", "plan_table"]
+
+
+def plan_table(plan: Plan) -> Table:
+    """Per operator its stage, ranks, mesh, strategy (dims -> axes), layouts and communication per micro-batch.
+
+    Raises:
+        TwofoldError: the plan cannot be lowered.
+    """
+    micro, stage_of, moved = plan.micro_graph, plan.stage_of(), _communication(lower(plan))
+    rows = []
+    for operator in micro.operators:
+        stage, strategy = plan.stages[stage_of[operator.name]], plan.strategy(operator)
+        mesh, spec = strategy.mesh or stage.mesh, micro.spec(operator)
+        rows.append(
+            (
+                str(stage_of[operator.name]),
+                format_ranks(stage.mesh.rank_list),
+                _mesh(mesh),
+                operator.name + (" (recomputed)" if operator.name in plan.recompute else ""),
+                ", ".join(f"{dim}→{format_axes(axes)}" for dim, axes in strategy.dims.items() if axes) or "whole",
+                " ".join(f"{spec.input_layout(at, mesh, strategy.dims)}" for at in range(len(operator.inputs))),
+                " ".join(f"{spec.output_layout(at, mesh, strategy.dims)}" for at in range(len(operator.outputs))),
+                "; ".join(sorted(moved.get(operator.name, ()), key=lambda text: text[0] != "F")) or "none",
+            )
+        )
+    sizes = f"{plan.num_micro_batches} micro-batches of {micro.batch_size}, schedule {plan.schedule}"
+    optimizer = f"{plan.optimizer.kind}, optimizer parallel level {plan.optimizer.parallel_level}"
+    return Table(
+        title=f"Plan of {plan.graph.name!r} on {plan.num_ranks} ranks: {sizes}, {optimizer}",
+        columns=(
+            "stage",
+            "ranks",
+            "mesh",
+            "operator",
+            "strategy",
+            "layouts in",
+            "layouts out",
+            "communication per micro-batch",
+        ),
+        rows=tuple(rows),
+        notes=("F: forward, B: backward; bytes are of one rank and one collective.",),
+    )
+
+
+def parameter_table(plan: Plan) -> Table:
+    """Per parameter where it lives, how its optimizer is cut, and its communication once a step.
+
+    Raises:
+        TwofoldError: the plan cannot be lowered.
+    """
+    rows = []
+    for group in lower(plan).groups:
+        per_step = _per_step(group)
+        for home in group.parameters:
+            local = group.values[home.weight]
+            named = {home.weight, home.shard, f"g:{home.name}", f"g:{home.name}#shard"}
+            rows.append(
+                (
+                    home.name,
+                    "×".join(map(str, home.shape)),
+                    format_ranks(group.ranks),
+                    f"{home.layout}",
+                    format_bytes(local.span_bytes),
+                    f"cut over {format_axes(home.shard_axes)}" if home.shard else "whole",
+                    "; ".join(text for text, touched in per_step if touched & named) or "none",
+                )
+            )
+    return Table(
+        title="Parameters",
+        columns=("parameter", "shape", "ranks", "layout", "local weight", "optimizer", "communication per step"),
+        rows=tuple(rows), right=frozenset({"local weight"}),
+    )  # fmt: skip
+
+
+def _mesh(mesh: Layout) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in zip(mesh.alias_name, mesh.device_matrix, strict=True))
+
+
+def _describe(instruction: Instruction) -> str:
+    call = {Kind.SEND: "send", Kind.RECV: "receive"}.get(instruction.kind, instruction.call.removesuffix("_flat"))
+    over = f" over {format_axes(instruction.axes)}" if instruction.axes else ""
+    return f"{call}{over} {format_bytes(instruction.message_bytes)}"
+
+
+def _communication(program: Program) -> Mapping[str, list[str]]:
+    """operator -> what it causes for one micro-batch: it reads what arrives or, else, it made what leaves."""
+    found: dict[str, list[str]] = {}
+    last = program.num_micro_batches - 1
+    for group in program.groups:
+        reader, maker = _neighbours(group)
+        for block, instruction in group.walk():
+            label = read_label(block.label)
+            wanted = (
+                last if label.action == "F" else 0
+            )  # the other bodies of the first and last differ by work per step
+            if instruction.kind not in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV) or label.micro_batch != wanted:
+                continue
+            if any(group.values[name].scope is not Scope.MICRO for name in instruction.outputs):
+                continue
+            owner = next((reader[name] for name in instruction.outputs if name in reader), "")
+            owner = owner or next((maker[name] for name in instruction.inputs if name in maker), "")
+            found.setdefault(owner, []).append(f"{'F' if label.action == 'F' else 'B'}: {_describe(instruction)}")
+    return found
+
+
+def _neighbours(group: GroupProgram) -> tuple[dict[str, str], dict[str, str]]:
+    """value -> the first operator that reads it, value -> the operator that made it; both through moves and sums."""
+    reader: dict[str, str] = {}
+    maker: dict[str, str] = {}
+    instructions = list({id(block.body): block.body for block in group.blocks}.values())
+    flat = [instruction for body in instructions for instruction in body.instructions]
+    for instruction in flat:
+        if instruction.kind is Kind.COMPUTE and instruction.operator and instruction.call != "slice":
+            for name in instruction.inputs:
+                reader.setdefault(name, instruction.operator)
+            for name in instruction.outputs:
+                maker.setdefault(name, instruction.operator)
+    for _ in range(4):  # moves follow one another at most a few times
+        for instruction in flat:
+            for name in instruction.inputs:
+                if name not in reader and (
+                    owner := next((reader[each] for each in instruction.outputs if each in reader), "")
+                ):
+                    reader[name] = owner
+            for name in instruction.outputs:
+                if name not in maker and (
+                    owner := next((maker[each] for each in instruction.inputs if each in maker), "")
+                ):
+                    maker[name] = owner
+    return reader, maker
+
+
+def _per_step(group: GroupProgram) -> list[tuple[str, set[str]]]:
+    """What a group moves once a step, with the values each one touches."""
+    return [
+        (_describe(instruction), {*instruction.inputs, *instruction.outputs})
+        for _, instruction in group.walk()
+        if instruction.kind is Kind.COLLECTIVE
+        and any(group.values[name].scope is not Scope.MICRO for name in instruction.outputs)
+    ]

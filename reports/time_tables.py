@@ -1,0 +1,120 @@
+"""Timelines as tables: the step, where its time goes rank by rank, and the prediction beside the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from plans.timeline import PS_PER_S, Timeline
+from reports.tables import Table
+from reports.units import format_bytes, format_seconds
+from simulator import composition
+
+__all__ = ["comparison_table", "composition_table", "timeline_table"]
+
+
+def timeline_table(timelines: Sequence[Timeline]) -> Table:
+    """Step time, pace, bubble, exposed communication and peak memory, a column per timeline.
+
+    With a prediction first, the difference of the second one is given in per cent.
+    """
+    quantities = (
+        ("step time", [each.step_s for each in timelines], format_seconds),
+        ("from step to step (median)", [each.step_interval_s for each in timelines], format_seconds),
+        ("bubble", [each.bubble_fraction for each in timelines], _percent),
+        ("exposed communication", [each.exposed_comm_s for each in timelines], format_seconds),
+        ("peak memory of a rank", [each.peak_bytes or None for each in timelines], format_bytes),
+    )
+    compared = len(timelines) == 2
+    rows = []
+    for name, values, form in quantities:
+        cells = ["not known" if value is None else form(value) for value in values]
+        if compared:
+            first, second = values
+            cells.append("" if not first or second is None else _percent(second / first - 1, sign=True))
+        rows.append((name, *cells))
+    if any(each.low_s is not None for each in timelines):
+        spans = [
+            ""
+            if each.low_s is None or each.high_s is None
+            else f"{format_seconds(each.low_s)} to {format_seconds(each.high_s)}"
+            for each in timelines
+        ]
+        rows.insert(1, ("90 % interval of the step", *spans, *([""] if compared else [])))
+    columns = ("quantity", *(each.kind for each in timelines), *(["difference"] if compared else []))
+    if len(set(columns)) < len(columns):  # two timelines of one kind
+        numbered = (f"{each.kind} {number}" for number, each in enumerate(timelines, 1))
+        columns = ("quantity", *numbered, *columns[1 + len(timelines) :])
+    return Table(title="Step", columns=columns, rows=tuple(rows), right=frozenset(columns[1:]))
+
+
+def composition_table(timeline: Timeline) -> Table:
+    """Where the last step's time goes on every rank; the columns add up to the step (see `simulator.composition`)."""
+    parts = composition(timeline)
+    calls = sorted({call for part in parts for call in part.exposed_ps})
+    rows = []
+    for part in parts:
+        cells = [
+            part.step_ps,
+            part.compute_ps,
+            *(part.exposed_ps.get(call, 0) for call in calls),
+            part.host_ps,
+            part.bubble_ps,
+        ]
+        rows.append((str(part.rank), *(format_seconds(cell / PS_PER_S) for cell in cells)))
+    if parts:
+        step = max(1, sum(part.step_ps for part in parts))
+        sums = [sum(part.compute_ps for part in parts)]
+        sums += [sum(part.exposed_ps.get(call, 0) for part in parts) for call in calls]
+        sums += [sum(part.host_ps for part in parts), sum(part.bubble_ps for part in parts)]
+        rows.append(("share", _percent(1.0), *(_percent(total / step) for total in sums)))
+    columns = ("rank", "step", "compute", *(f"exposed {call}" for call in calls), "host", "bubble")
+    title = f"Where the last step goes ({timeline.kind})"
+    return Table(title=title, columns=columns, rows=tuple(rows), right=frozenset(columns[1:]))
+
+
+def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
+    """Per call the time that a rank spends in it in a step (mean over ranks and steps), predicted and measured.
+
+    Communication counts from its start on a rank to its end there, waiting for others included, so on a run it may be
+    longer than its price although the step is not.
+    """
+    first, second = _time_by_call(predicted), _time_by_call(measured)
+    rows = []
+    for call in sorted({*first, *second}, key=lambda call: -max(first.get(call, 0.0), second.get(call, 0.0))):
+        a, b = first.get(call), second.get(call)
+        cells = ["none" if value is None else format_seconds(value) for value in (a, b)]
+        rows.append((call, *cells, "" if a is None or b is None or not a else _percent(b / a - 1, sign=True)))
+    columns = (
+        "call",
+        predicted.kind,
+        measured.kind if measured.kind != predicted.kind else f"{measured.kind} 2",
+        "difference",
+    )
+    return Table(title="Time per call, rank and step", columns=columns, rows=tuple(rows), right=frozenset(columns[1:]))
+
+
+def _time_by_call(timeline: Timeline) -> dict[str, float]:
+    """call -> seconds per rank and step on its streams, waits and issuing left out; the first of several steps too."""
+    steps = np.unique(timeline.step)
+    steps = steps[1:] if len(steps) > 2 else steps
+    used = np.isin(timeline.step, steps) & (timeline.stream != 0)
+    total = np.bincount(
+        timeline.name_index[used],
+        weights=(timeline.end_ps[used] - timeline.start_ps[used]).astype(float),
+        minlength=len(timeline.names),
+    )
+    result: dict[str, float] = {}
+    for (_, call, _), time_ps in zip(timeline.names, total, strict=True):
+        if call != "wait" and time_ps:
+            result[call] = result.get(call, 0.0) + time_ps / PS_PER_S / timeline.num_ranks / max(1, len(steps))
+    return result
+
+
+def _span(low_s: float | None, high_s: float | None) -> str:
+    return "" if low_s is None or high_s is None else f"{format_seconds(low_s)} to {format_seconds(high_s)}"
+
+
+def _percent(fraction: float, sign: bool = False) -> str:
+    return f"{100 * fraction:+.1f} %" if sign else f"{100 * fraction:.1f} %"

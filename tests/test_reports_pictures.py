@@ -1,0 +1,313 @@
+"""The data behind the pictures, and that each is well-formed SVG."""
+
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reports_example import measured, predicted, small_graph, small_plan, small_program
+
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.mlp import mlp_graph
+from plans.timeline import Span, Timeline
+from reports import graph_data, graph_picture, layout_picture, memory_picture, pipeline_picture, save_graph
+from reports.layered import place
+from reports.layout_picture import layout_parts
+from reports.line_picture import Line, line_picture
+from reports.memory_picture import live_by_role, worst_ranks
+from reports.pipeline_picture import COLOURS, pipeline_panel
+from reports.spans import groups_of, representative_step
+from reports.svg import Picture
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(picture: Picture) -> ET.Element:
+    root = ET.fromstring(picture.alone())
+    assert root.tag == f"{SVG}svg"
+    assert float(root.get("width")) > 100
+    return root
+
+
+def texts(root: ET.Element) -> list[str]:
+    return [element.text for element in root.iter(f"{SVG}text")]
+
+
+# -------------------------------------------------------------------------------- pipeline
+
+
+def test_groups_are_read_from_the_labels():
+    assert groups_of(predicted()) == (((0,), (0, 1, 2, 3)), ((1,), (4, 5, 6, 7)))
+
+
+def test_a_prediction_shows_its_last_step_and_a_run_its_median_one():
+    timeline = measured(5)
+    lengths = np.subtract(timeline.step_end_ps, timeline.step_start_ps)[1:]
+    chosen = representative_step(timeline)
+    assert chosen > 0
+    assert sorted(lengths)[1] == lengths[chosen - 1]
+    assert representative_step(predicted(3)) == 2
+
+
+def test_every_compute_and_communication_span_is_in_a_box_of_its_kind():
+    timeline = predicted()
+    panel = pipeline_panel(timeline)
+    boxes = {(panel.rows[box.row].rank, box.name, box.start_ps, box.end_ps): box.kind for box in panel.boxes}
+    kinds = {
+        "F": "forward",
+        "B": "input gradient",
+        "W": "weight gradient",
+        "R": "recompute",
+        "U": "update",
+        "L": "other",
+    }
+    for span in timeline.spans():
+        start, end = span.start_ps - timeline.step_start_ps[0], span.end_ps - timeline.step_start_ps[0]
+        if span.stream == "compute":
+            kind = "other" if span.call in ("slice", "load") else kinds[span.part]
+            assert boxes[span.rank, span.id, start, end] == kind
+        elif span.stream == "comm":
+            lane = [box for box in panel.boxes if box.lane == "comm" and panel.rows[box.row].rank == span.rank]
+            assert any(box.start_ps <= start and end <= box.end_ps for box in lane)
+    assert set(boxes.values()) == set(COLOURS)
+
+
+def test_boxes_of_a_lane_do_not_overlap():
+    panel = pipeline_panel(measured())
+    lanes: dict = {}
+    for box in panel.boxes:
+        lanes.setdefault((box.row, box.lane), []).append((box.start_ps, box.end_ps))
+    for boxes in lanes.values():
+        boxes.sort()
+        assert all(end <= start for (_, end), (start, _) in pairwise(boxes))
+
+
+def test_the_outlines_of_a_rank_are_the_actions_of_its_schedule():
+    panel = pipeline_panel(predicted())
+    last = [
+        outline for outline in panel.outlines if panel.rows[outline.row].rank == 4 and outline.micro_batch is not None
+    ]
+    assert [outline.label for outline in last] == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2", "1F3", "1B3"]
+    assert [outline.micro_batch for outline in last] == [0, 0, 1, 1, 2, 2, 3, 3]
+    for outline in panel.outlines:
+        assert outline.start_ps <= outline.busy_ps[0] < outline.busy_ps[1] <= outline.end_ps
+
+
+def test_too_many_boxes_are_merged_by_action_and_the_panel_says_so():
+    timeline = predicted()
+    whole, merged = pipeline_panel(timeline), pipeline_panel(timeline, max_boxes=250)
+    assert len(merged.boxes) <= 250 < len(whole.boxes)
+    assert "merged into one box per action" in merged.notes[0]
+    assert {box.name for box in merged.boxes if box.lane == "compute"} >= {"0F0", "1B3", "end"}
+
+
+@pytest.mark.parametrize("max_boxes", [120, 40, 10])
+def test_still_too_many_are_drawn_for_one_rank_of_each_group_then_in_slots(max_boxes):
+    panel = pipeline_panel(predicted(), max_boxes=max_boxes)
+    assert len(panel.boxes) <= max_boxes
+    assert [row.stands_for for row in panel.rows] == [4, 4]
+    assert any("one rank of each group" in note for note in panel.notes)
+
+
+def test_more_ranks_than_fit_are_picked_evenly():
+    spans = [
+        Span(rank=r, stream="compute", start_ps=0, end_ps=1 + r, step=0, id=f"{r}F0/a.F", call="relu.forward", part="F")
+        for r in range(200)
+    ]
+    panel = pipeline_panel(Timeline.from_spans(spans, kind="predicted", num_ranks=200))
+    assert len(panel.rows) == 64
+    assert panel.rows[0].rank == 0 and panel.rows[-1].rank == 199
+    assert panel.notes
+
+
+def test_the_prediction_stands_above_the_run_on_one_scale():
+    timelines = [predicted(), measured()]
+    root = parsed(pipeline_picture(timelines))
+    titles = [element for element in root.iter(f"{SVG}text") if element.get("class") == "title"]
+    assert [title.text.split(":")[0] for title in titles] == ["PREDICTED", "MEASURED"]
+    assert float(titles[0].get("y")) < float(titles[1].get("y"))
+    shown = texts(root)
+    assert "time since the step began (ms)" in shown
+    assert {"rank 0", "rank 7", "stage 0", "stage 1", "recompute", "idle or waiting"} <= set(shown)
+    widths = [float(rect.get("width")) for rect in root.iter(f"{SVG}rect") if rect.get("class") == "idle"][1:]
+    lengths = [panel.step_ps for panel in map(pipeline_panel, timelines)]
+    assert widths[0] / widths[8] == pytest.approx(lengths[0] / lengths[1], rel=1e-3)
+
+
+def test_a_timeline_without_spans_is_refused():
+    with pytest.raises(TwofoldError, match="no spans of step 7"):
+        pipeline_panel(predicted(), step=7)
+    with pytest.raises(TwofoldError, match="at least one"):
+        pipeline_picture([])
+
+
+# ---------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("make", [predicted, measured])
+def test_live_bytes_reach_the_peak_that_the_simulator_found(make):
+    timeline = make(2)
+    for peak in timeline.memory:
+        live = live_by_role(small_program(), timeline, peak.rank, step=1)
+        assert live.peak[1] == peak.peak_bytes
+        at = int(np.argmax(live.total))
+        assert {role: int(sizes[at]) for role, sizes in live.by_role.items() if sizes[at]} == dict(peak.by_role)
+
+
+def test_live_bytes_by_role_add_up_to_the_curve():
+    timeline = predicted()
+    for rank, (times, sizes) in timeline.memory_curve.items():
+        live = live_by_role(small_program(), timeline, rank)
+        moments = np.unique(times)
+        wanted = sizes[np.searchsorted(times, moments, side="right") - 1]
+        found = live.total[np.searchsorted(live.times_ps, moments, side="right") - 1]
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_fullest_rank_of_every_group_is_shown():
+    timeline = predicted()
+    memory = tuple(replace(peak, peak_bytes=peak.peak_bytes + (peak.rank == 6)) for peak in timeline.memory)
+    assert [peak.rank for peak in worst_ranks(replace(timeline, memory=memory))] == [0, 6]
+
+
+@pytest.mark.parametrize("known", ["program", "curve", "peaks"])
+def test_memory_is_drawn_from_what_is_known(known):
+    timeline, program = predicted(), small_program() if known == "program" else None
+    if known == "peaks":
+        timeline = replace(timeline, memory_curve={})
+    shown = texts(parsed(memory_picture(timeline, program=program, limit_bytes=4_000_000)))
+    assert "limit 4.00 MB" in shown
+    assert any(text.startswith("PREDICTED") for text in shown)
+    assert ("weight" in shown) == (known != "curve")
+    assert any("2.85 MB" in text for text in shown)
+
+
+def test_a_distant_limit_is_said_in_words():
+    shown = texts(parsed(memory_picture(predicted(), limit_bytes=25 * 10**9)))
+    assert "limit per rank 25.0 GB: the peak is 0.011 % of it" in shown
+
+
+def test_memory_that_nobody_knows_is_refused():
+    with pytest.raises(TwofoldError, match="says nothing about memory"):
+        memory_picture(replace(predicted(), memory=(), memory_curve={}))
+
+
+# ----------------------------------------------------------------------------------- graph
+
+
+def test_the_graph_before_the_search_has_operators_shapes_and_parameters():
+    data = graph_data(small_graph())
+    nodes = {node.name: node for node in data.nodes}
+    assert set(nodes) == {"x", "y", *(operator.name for operator in small_graph().operators)}
+    assert nodes["layer1.linear"].parameters == ("weight 512×784", "bias 512")
+    assert nodes["layer1.linear"].stage is None
+    assert ("relu1.relu", "layer2.linear", (32, 512)) in {(edge.source, edge.target, edge.shape) for edge in data.edges}
+    assert not any(edge.steps for edge in data.edges)
+
+
+def test_the_graph_after_the_search_has_stages_strategies_and_what_moves():
+    plan = small_plan()
+    data = graph_data(plan.graph, plan)
+    nodes = {node.name: node for node in data.nodes}
+    moves = {(edge.source, edge.target): edge.steps for edge in data.edges if edge.steps}
+    assert data.batch_size == 8
+    assert {name: node.stage for name, node in nodes.items() if node.stage is not None} == dict(plan.stage_of())
+    assert nodes["layer2.linear"].strategy == "b0→dp, k→tp"
+    assert nodes["relu1.relu"].recomputed and not nodes["layer1.linear"].recomputed
+    assert moves == {
+        ("relu1.relu", "layer2.linear"): ("send to stage 1",),
+        ("layer2.linear", "relu2.relu"): ("all_reduce over tp",),
+        ("loss.reshape", "loss.cast"): ("slice over dp",),
+    }
+
+
+@pytest.mark.parametrize("num_layers", [20, 70, 500])
+def test_a_large_graph_is_folded_into_few_nodes_that_hold_every_operator_once(num_layers):
+    graph = mlp_graph([8] * (num_layers + 1), 4)
+    data = graph_data(graph)
+    operators = [node for node in data.nodes if node.kind != "input"]
+    assert len(operators) <= 60
+    assert [name for node in operators for name in node.operators] == [operator.name for operator in graph.operators]
+    assert bool(data.note) == (len(graph.operators) > 60)
+    parsed(graph_picture(data))
+
+
+def test_graph_files_hold_every_operator_even_where_the_picture_folds(tmp_path):
+    graph = mlp_graph([8] * 100, 4)
+    paths = save_graph(tmp_path, graph)
+    assert [path.name for path in paths] == ["graph_before.json", "graph_before.svg"]
+    assert paths[0].read_text().count('"kind": "linear"') == 99
+    after = save_graph(tmp_path, small_graph(), small_plan())
+    assert [path.name for path in after] == ["graph_after.json", "graph_after.svg"]
+    assert "send to stage 1" in texts(ET.fromstring(after[1].read_bytes()))
+
+
+@given(st.data())
+def test_layered_nodes_do_not_overlap_and_edges_lead_down(data):
+    count = data.draw(st.integers(1, 12))
+    names = [f"n{at}" for at in range(count)]
+    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda pair: pair[0] < pair[1])
+    edges = [(names[a], names[b]) for a, b in data.draw(st.lists(pairs, max_size=20))] if count > 1 else []
+    sizes = {name: (data.draw(st.floats(10, 200)), data.draw(st.floats(10, 60))) for name in names}
+    placed = place(sizes, edges)
+    for (source, target), route in zip(edges, placed.routes, strict=True):
+        assert placed.corners[source][1] + sizes[source][1] <= placed.corners[target][1] + 1e-6
+        assert all(low[1] <= high[1] + 1e-6 for low, high in pairwise(route))
+    for at, a in enumerate(names):
+        (xa, ya), (wa, ha) = placed.corners[a], sizes[a]
+        assert xa >= -1e-6 and xa + wa <= placed.width + 1e-6 and ya + ha <= placed.height + 1e-6
+        for b in names[at + 1 :]:
+            (xb, yb), (wb, hb) = placed.corners[b], sizes[b]
+            apart = xa + wa <= xb + 1e-6 or xb + wb <= xa + 1e-6 or ya + ha <= yb + 1e-6 or yb + hb <= ya + 1e-6
+            assert apart
+
+
+# --------------------------------------------------------------------------- layouts, lines
+
+
+def test_the_figure_of_the_layout_guide():
+    """layout("mp", ("sp", "dp")) puts the first row of a 2 x 4 tensor on ranks 0, 4, 2, 6."""
+    layout = Layout((2, 2, 2), ("dp", "sp", "mp"))("mp", ("sp", "dp"))
+    assert [part.ranks for part in layout_parts(layout, (2, 4))] == [(0,), (4,), (2,), (6,), (1,), (5,), (3,), (7,)]
+    shown = [text for text in texts(parsed(layout_picture(layout, (2, 4), name="a"))) if text.startswith("rank ")]
+    assert shown == ["rank 0", "rank 4", "rank 2", "rank 6", "rank 1", "rank 5", "rank 3", "rank 7"]
+
+
+def test_parts_tile_the_tensor_and_hold_each_rank_once():
+    layout = replace(Layout((2, 2, 2), ("dp", "sp", "mp"))("mp", "dp"), partial=("sp",))
+    parts = layout_parts(layout, (5, 6))
+    count = np.zeros((5, 6), dtype=int)
+    for part in parts:
+        count[tuple(slice(*ends) for ends in part.region)] += 1
+        assert len(part.terms) == 2
+    assert (count == 1).all()
+    assert sorted(rank for part in parts for rank in part.ranks) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape"), [((), ()), (("dp",), (4,)), (("dp", "None", "mp"), (4, 3, 4)), (("dp", "sp", "mp"), (2, 2, 2))]
+)
+def test_layouts_of_any_number_of_dims_are_drawn_with_every_rank(dims, shape):
+    layout = Layout((2, 2, 2), ("dp", "sp", "mp"))(*dims)
+    root = parsed(layout_picture(layout, shape))
+    cells = [rect for rect in root.iter(f"{SVG}rect") if "faint" in rect.get("class")]
+    assert len(cells) == len(layout_parts(layout, shape)) == np.prod(layout.split_counts, dtype=int)
+
+
+def test_a_shape_with_other_dims_is_refused():
+    with pytest.raises(TwofoldError, match="has 2 dims"):
+        layout_picture(Layout((2,), ("dp",))("dp"), (4, 4))
+
+
+def test_lines_are_thinned_and_band_and_lines_are_named():
+    lines = [Line(name="8 ranks", values=np.linspace(2, 1, 5000)), Line(name="reference", values=[1.0], dashed=True)]
+    root = parsed(line_picture(lines, title="Loss", x_name="step", y_name="loss", band=(0.5, 0.7, "interval")))
+    assert {"8 ranks", "reference", "interval", "loss", "step (thinned to 1000 points)"} <= set(texts(root))
+    path = next(path for path in root.iter(f"{SVG}path") if path.get("class") == "line-sky")
+    assert path.get("d").count("L") == 999
+    with pytest.raises(TwofoldError, match="no values"):
+        line_picture([], title="Loss", x_name="step", y_name="loss")
