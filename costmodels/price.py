@@ -25,6 +25,8 @@ PS_PER_S = 10**12
 
 _VIEWS = ("reshape",)
 
+_PRODUCTS = ("linear", "matmul", "conv2d")
+
 _UPDATES = {"sgd": (1, 3, 3), "momentum": (3, 8, 5), "adamw": (8, 20, 7)}
 """Optimizer -> (kernels, tensors read or written by them one by one, tensors in and out), without fusion.
 
@@ -68,7 +70,9 @@ def price(instruction: Instruction, group: GroupProgram, machine: Machine, num_r
             "plan for fewer devices or load a larger machine"
         )
     if instruction.kind is Kind.COMPUTE:
-        return _compute(machine, instruction.call, instruction.shapes, instruction.dtype, _touched(instruction, group))
+        flops = instruction.flops if instruction.call.startswith("attention.") else 0  # a causal one does half
+        touched = _touched(instruction, group)
+        return _compute(machine, instruction.call, instruction.shapes, instruction.dtype, touched, flops)
     if instruction.kind is Kind.COLLECTIVE:
         mesh = instruction.mesh or group.mesh
         tiers = _group_tiers(machine, mesh, instruction.axes)
@@ -110,27 +114,57 @@ def compute_class(call: str) -> str:
         return "update"
     if kind in _VIEWS:
         return "view"
-    return "matrix" if kind == "linear" and part in ("forward", "grad0", "grad1") else "memory"
+    products = kind in _PRODUCTS and part in ("forward", "grad0", "grad1")
+    return "matrix" if products or kind == "attention" else "memory"
 
 
 def matrix_shape(call: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, int, int]:
     """(m, n, k) of a matrix product: rows and columns of the result and the length of the sums.
 
+    The batch of a batched product counts as rows, a window of a convolution as part of the sums; attention is taken as
+    one product of its queries and keys that does the work of all its products.
+
     Args:
-        call: "linear.forward" of (x[b.., k], w[n, k], ...), "linear.grad0" of (g[b.., n], w[n, k]) or "linear.grad1" of
-            (g[b.., n], x[b.., k]).
+        call: the forward of a linear, matmul, conv2d or attention, or one of its gradients ("linear.grad0" of
+            (g[b.., n], w[n, k]), "linear.grad1" of (g[b.., n], x[b.., k]), and so on).
         shapes: local shapes, inputs first.
 
     >>> matrix_shape("linear.grad1", ((2, 4, 6), (2, 4, 5), (6, 5)))
     (6, 5, 8)
+    >>> matrix_shape("matmul.forward", ((3, 4, 5), (3, 5, 6), (3, 4, 6)))
+    (12, 6, 5)
     """
+    kind, _, part = call.partition(".")
     first, second = shapes[0], shapes[1]
+    if kind == "attention":
+        queries, keys, values = shapes[:3] if part == "forward" else shapes[1:4]
+        depth = queries[-1] + values[-1]  # q k^T, and the weights times v
+        return math.prod(queries[:-1]), keys[-2], depth if part == "forward" else depth * 7 // 2
+    if kind == "conv2d":
+        return _convolution_shape(part, shapes)
+    if kind == "matmul":
+        made = shapes[-1] or (1,)
+        length = first[-1] if part == "forward" else made[-1] if part == "grad0" else second[-1]
+        work = math.prod(made if part == "forward" else first) * length
+        rows = math.prod(made[:-1])
+        return rows, made[-1], work // (rows * made[-1])
     rows = math.prod(first[:-1])
-    if call == "linear.forward":
+    if part == "forward":
         return rows, second[0], first[-1]
-    if call == "linear.grad0":
+    if part == "grad0":
         return rows, second[1], first[-1]
     return first[-1], second[-1], rows
+
+
+def _convolution_shape(part: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, int, int]:
+    """Windows as rows (im2col): y = windows w, d windows = g w, dw = g windows."""
+    channels, *window_dims = shapes[-1] if part == "grad1" else shapes[1]
+    window = math.prod(window_dims)
+    made = shapes[-1] if part == "forward" else shapes[0]
+    rows = made[0] * math.prod(made[2:])
+    return {
+        "forward": (rows, channels, window), "grad0": (rows, window, channels), "grad1": (channels, window, rows),
+    }[part]  # fmt: skip
 
 
 # -- compute -----------------------------------------------------------------------------------------------------------
@@ -145,7 +179,9 @@ def _touched(instruction: Instruction, group: GroupProgram) -> int:
 
 
 @lru_cache(maxsize=65_536)
-def _compute(machine: Machine, call: str, shapes: tuple[tuple[int, ...], ...], dtype: str, touched: int) -> Cost:
+def _compute(
+    machine: Machine, call: str, shapes: tuple[tuple[int, ...], ...], dtype: str, touched: int, flops: int = 0
+) -> Cost:
     kind, rates, kernels = compute_class(call), machine.compute, 1
     if kind == "update":
         kernels, passes, operands = _update(call)
@@ -155,7 +191,8 @@ def _compute(machine: Machine, call: str, shapes: tuple[tuple[int, ...], ...], d
         return Cost(dispatch_ps, 0)
     memory_s = touched / (rates.memory_Bps * rates.memory_efficiency)
     if kind == "matrix":
-        work_s = matrix_s(machine, matrix_shape(call, shapes), dtype, touched)
+        m, n, k = matrix_shape(call, shapes)
+        work_s = matrix_s(machine, (m, n, max(1, flops // (2 * m * n)) if flops else k), dtype, touched)
     else:
         # one pass over the operands; the arithmetic of these calls is a few operations an element
         elements = touched / itemsize(dtype)

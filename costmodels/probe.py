@@ -15,7 +15,7 @@ import msgspec
 from costmodels.machine import Interval, Machine, Provenance
 from plans.errors import TwofoldError
 
-__all__ = ["ProbeFit", "fit_probe", "with_probe"]
+__all__ = ["ProbeFit", "ProcessorFit", "fit_probe", "fit_processor", "with_probe", "with_processor"]
 
 PRIOR_SPREAD = 0.12
 """Spread of log(measured / predicted) from program to program that is expected before any probe ran (assumed)."""
@@ -25,6 +25,90 @@ PRIOR_PROBES = 6
 
 FLOOR = 0.10
 """The least half-width of the interval, whatever few probes say: a probe is not the program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorFit:
+    """By what factors programs spend more processor time than their instructions alone in a loop.
+
+    Caches are cold between different instructions, and processes are switched: micro-benchmarks cannot show that.
+
+    Args:
+        compute: on computing and on issuing it.
+        communication: on everything that communication makes the processor do.
+        spread: median relative misfit of the ranks' processor time.
+    """
+
+    compute: float
+    communication: float
+    spread: float
+
+
+def fit_processor(rows: Sequence[tuple[float, float, float]]) -> ProcessorFit:
+    """Factors a, b that best explain ranks' processor seconds per step as a x compute + b x communication.
+
+    Args:
+        rows: per rank of each probe: predicted seconds of computing, of communication, and measured seconds.
+
+    Non-negative least squares on relative errors; factors below 1 are taken as 1 (a program is not faster than its
+    parts), and where the rows cannot tell the two apart both are their common ratio.
+
+    Raises:
+        TwofoldError: no rows, or measured seconds that are not positive.
+
+    >>> fit = fit_processor([(1.0, 1.0, 5.0), (2.0, 1.0, 7.0), (1.0, 3.0, 11.0)])
+    >>> round(fit.compute, 6), round(fit.communication, 6)
+    (2.0, 3.0)
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    if not rows or any(not measured > 0 for _, _, measured in rows):
+        raise TwofoldError("processor times of probes are missing or not above 0; run the probes again")
+    table = np.array(rows)
+    scaled = table[:, :2] / table[:, 2:]
+    if np.linalg.cond(scaled) > 1e6:
+        common = float(np.median(1 / scaled.sum(axis=1)))
+        factors = np.array([common, common])
+    else:
+        factors, _ = nnls(scaled, np.ones(len(scaled)))
+    factors = np.maximum(factors, 1.0)
+    misfit = float(np.median(np.abs(scaled @ factors - 1.0)))
+    return ProcessorFit(compute=float(factors[0]), communication=float(factors[1]), spread=misfit)
+
+
+def with_processor(machine: Machine, fit: ProcessorFit, *, date: str) -> Machine:
+    """The machine whose processor times are those of whole programs."""
+    replace = msgspec.structs.replace
+    communicating = ("collective", "transfer")
+    said = (
+        f"micro-benchmarks x {fit.compute:.2f} (computing) and x {fit.communication:.2f} (communication), the "
+        f"processor times of probe programs, median misfit {fit.spread:.0%}"
+    )
+    measured = Provenance(status="measured", source=said, date=date)
+    return replace(
+        machine,
+        compute=replace(
+            machine.compute,
+            matrix_efficiency=machine.compute.matrix_efficiency / fit.compute,
+            memory_efficiency=machine.compute.memory_efficiency / fit.compute,
+            kernel_s=machine.compute.kernel_s * fit.compute,
+        ),
+        dispatch_s={
+            name: seconds * (fit.communication if name in communicating else fit.compute)
+            for name, seconds in machine.dispatch_s.items()
+        },
+        collectives={
+            name: replace(
+                each,
+                cpu_start_s=each.cpu_start_s * fit.communication,
+                cpu_message_s=each.cpu_message_s * fit.communication,
+                cpu_Bps=None if each.cpu_Bps is None else each.cpu_Bps / fit.communication,
+            )
+            for name, each in machine.collectives.items()
+        },
+        provenance={**machine.provenance, "compute": measured, "dispatch_s": measured, "collectives": measured},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,3 +5,9 @@ package that imports torch; `executor.data` (digits, batches, prefetching) works
 
 It imports `plans` and `costmodels` only.
 """
+
+import os
+
+# An installed torch-npu without the Ascend toolkit makes `import torch` itself fail through its entry point; with this
+# the plug-in is loaded by `executor.device.pick_device` only, where the failure can be explained.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

@@ -18,10 +18,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-# An installed torch-npu without the Ascend toolkit makes `import torch` itself fail through its entry point; with this
-# the plug-in is loaded by `pick_device` only, where the failure can be explained.
-os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-
 import numpy as np
 import torch
 

@@ -300,6 +300,7 @@ class Interpreter:
         attrs = instruction.attrs
         name, layout, shape = attrs["tensor"], attrs["layout"], tuple(attrs["shape"])
         assert isinstance(layout, TensorLayout)
+        number, count = attrs.get("slice", (0, 1))  # of a micro-batch
         if attrs["source"] == "local":  # the feed has this rank's rows only
             rows = output.shape[0]
             box = tuple(slice(0, size) for size in output.shape[1:])
@@ -308,9 +309,9 @@ class Interpreter:
             rows = shape[0]
             region = layout.region(self.rank, shape)
             first, box = region[0][0], tuple(slice(*ends) for ends in region[1:])
-        start = micro_batch * rows + first
+        start = (micro_batch * count + number) * rows + first
         index = (slice(start, start + output.shape[0]), *box)
-        needed = (rows * self.num_micro_batches, torch_dtype(output.dtype))
+        needed = (rows * count * self.num_micro_batches, torch_dtype(output.dtype))
         assert self._needed.setdefault(name, needed) == needed, f"{name} is fed in two ways"
         fed, where = self._fed, self.device.torch_device
         if self.device.is_async:
@@ -384,9 +385,11 @@ class Interpreter:
 
             return run_load
         rule, attrs = rule_of(instruction.call), instruction.attrs
+        number, count = attrs.get("slice", (0, 1))
         site = Site(
             rank=self.rank, mesh=instruction.mesh or self.group.mesh, shape=first.shape, dtype=first.dtype,
-            shares=first.shares is not None, progress=self.progress,
+            shares=first.shares is not None, progress=self.progress, micro_batch=micro_batch * count + number,
+            device=self.device.torch_device,
         )  # fmt: skip
         if instruction.call == "accumulate":
             reads = (*reads, *writes)

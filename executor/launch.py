@@ -288,6 +288,8 @@ def _environment(stated: Mapping[str, str], num_nodes: int) -> dict[str, str]:
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    here = str(Path(__file__).resolve().parents[1])  # ranks find these packages also where they are not installed
+    env["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [env.get("PYTHONPATH")])])
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if num_nodes == 1 and loopback:
         env.setdefault("GLOO_SOCKET_IFNAME", loopback[0])  # else gloo looks up the machine's own name

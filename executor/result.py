@@ -108,6 +108,7 @@ class RankResult:
         kind: "measured" or "emulated".
         losses: the mean loss of every step; the same on all ranks.
         step_start_ns, step_end_ns: of every step on this rank, on the host's clock; no barrier stands between steps.
+        cpu_s: processor seconds of this process (all its threads) per step, without the first quarter of the steps.
         peak: the most bytes that values take, from the program, whose values were checked against the real tensors.
         device_peak_bytes: the most bytes that torch's allocator gave out on an accelerator, 0 on a CPU.
         spans: of the recorded steps, the last ones.
@@ -125,6 +126,7 @@ class RankResult:
     losses: npt.NDArray[np.float64]
     step_start_ns: Ints
     step_end_ns: Ints
+    cpu_s: float
     peak: MemoryPeak
     device_peak_bytes: int
     spans: SpanColumns
@@ -143,7 +145,8 @@ class RankResult:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write everything but the weights to an .npz file, whole or not at all."""
         facts = {
-            "rank": self.rank, "num_ranks": self.num_ranks, "kind": self.kind, "peak_bytes": self.peak.peak_bytes,
+            "rank": self.rank, "num_ranks": self.num_ranks, "kind": self.kind, "cpu_s": self.cpu_s,
+            "peak_bytes": self.peak.peak_bytes,
             "by_role": dict(self.peak.by_role), "device_peak_bytes": self.device_peak_bytes, "names": self.spans.names,
             "differences": self.differences, "num_communications": self.num_communications, "dilate": self.dilate,
             "num_late": self.num_late, "environment": dict(self.environment),

@@ -7,6 +7,7 @@ Batches and initial parameters come from outside, as mappings from names to arra
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -92,7 +93,10 @@ def run_rank(
     recorded: list[RecordedStep] = []
     times = np.zeros((2, steps), dtype=np.int64)
     batches, batch = iter(feed), None
+    warm, cpu_ns = steps // 4, 0
     for step in range(steps):
+        if step == warm:
+            cpu_ns = time.process_time_ns()
         batch = next(batches, None)
         if batch is None:
             raise TwofoldError(f"the data ended after {step} steps, {steps} were asked for")
@@ -107,6 +111,7 @@ def run_rank(
             losses.append(loss)
         if on_step is not None:
             on_step(step, None if loss is None else float(loss))
+    cpu_ns = time.process_time_ns() - cpu_ns
     peak_bytes = device.max_memory_allocated()
     weights = gather_parameters(program, interpreter)
     if weights is not None and weights_path is not None:
@@ -120,7 +125,7 @@ def run_rank(
     result = RankResult(
         rank=rank, num_ranks=program.num_ranks, kind="measured" if emulation is None else "emulated",
         losses=_shared_losses(program, rank, device, losses, steps), step_start_ns=times[0], step_end_ns=times[1],
-        peak=interpreter.peak, device_peak_bytes=peak_bytes, spans=spans_of(interpreter.codes, recorded),
+        cpu_s=cpu_ns / 1e9 / (steps - warm), peak=interpreter.peak, device_peak_bytes=peak_bytes, spans=spans_of(interpreter.codes, recorded),
         differences=differences, num_communications=sum(executed.values()),
         dilate=1.0 if emulation is None else emulation.dilate,
         num_late=interpreter.num_late if isinstance(interpreter, EmulatedInterpreter) else 0,

@@ -13,7 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from plans.errors import TwofoldError
-from plans.operators import OperatorSpec, declare
+from plans.operators import OperatorSpec, declare, factors
 
 __all__ = ["Attr", "Graph", "Operator", "Tensor", "TensorKind", "itemsize"]
 
@@ -155,8 +155,19 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return {name: tuple(found) for name, found in readers.items()}
 
     def needs_gradient(self) -> frozenset[str]:
-        """The tensors whose gradient a step computes: parameters and what is made from them on the way to the loss."""
+        """The tensors whose gradient a step computes: parameters and what is made from them on the way to the loss.
+
+        Raises:
+            TwofoldError: a trained tensor is read where no gradient is computed, such as the labels of a loss.
+        """
         return _needs_gradient(self)
+
+    def trained_inputs(self, operator: Operator) -> tuple[int, ...]:
+        """Which inputs of an operator it computes a gradient for; none where its output does not reach the loss."""
+        wanted = self.needs_gradient()
+        if not any(name in wanted for name in operator.outputs):
+            return ()
+        return tuple(index for index in sorted(self.spec(operator).gradients) if operator.inputs[index] in wanted)
 
     def with_batch(self, batch_size: int) -> Graph:
         """The same graph for another batch size: every dim that is the batch follows.
@@ -188,8 +199,16 @@ def _needs_gradient(graph: Graph) -> frozenset[str]:
             needed.update(name for name in operator.outputs if graph.tensors[name].differentiable)
     useful = {graph.loss}
     for operator in reversed(graph.operators):
-        if any(name in useful for name in operator.outputs):
-            useful.update(operator.inputs)
+        if not any(name in useful and graph.tensors[name].differentiable for name in operator.outputs):
+            continue
+        for index, name in enumerate(operator.inputs):
+            if index in graph.spec(operator).gradients:
+                useful.add(name)
+            elif name in needed:
+                raise TwofoldError(
+                    f"operator {operator.name!r} ({operator.kind}) computes no gradient for its input {name!r}, which "
+                    "is trained or made from trained tensors; detach it"
+                )
     return frozenset(needed & useful)
 
 
@@ -206,12 +225,22 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
             shapes[name] = tensor.shape
     for operator in graph.operators:
         spec = graph.spec(operator)
-        sizes: dict[str, int] = {}
+        sizes = dict(spec.sizes)
         for dims, name in zip(spec.inputs, operator.inputs, strict=True):
-            sizes.update(zip(dims, shapes[name], strict=True))
+            for position, (dim, old, new) in enumerate(zip(dims, graph.tensors[name].shape, shapes[name], strict=True)):
+                if old != new:
+                    names = factors(dim)
+                    # the batch is the factor that it divides: a dim of size 1 in front of it is none
+                    which = next((each for each in names if spec.sizes[each] % graph.batch_size == 0), names[0])
+                    rest = old // spec.sizes[which]
+                    if new % rest:
+                        raise TwofoldError(
+                            f"operator {operator.name!r} ({operator.kind}) reads {name!r} {graph.tensors[name].shape}; "
+                            f"for a batch of {batch_size} its dim {position} would be {new}, no multiple of {rest}"
+                        )
+                    sizes[which] = new // rest
         for dims, name in zip(spec.outputs, operator.outputs, strict=True):
-            old = graph.tensors[name].shape
-            shapes[name] = tuple(sizes.get(dim, size) for dim, size in zip(dims, old, strict=True))
+            shapes[name] = tuple(math.prod(sizes[each] for each in factors(dim)) for dim in dims)
     return Graph(
         name=graph.name,
         batch_size=batch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from plans.errors import TwofoldError
 from plans.graph import Graph, Operator, Tensor
@@ -40,7 +41,7 @@ def mlp_graph(sizes: Sequence[int], batch_size: int, *, bias: bool = True, name:
         return made
 
     value = "x"
-    for number, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False), 1):
+    for number, (before, after) in enumerate(pairwise(sizes), 1):
         module = f"layer{number}"
         weights = [f"{module}.weight"]
         tensors[weights[0]] = Tensor(name=weights[0], shape=(after, before), kind="parameter")

@@ -16,7 +16,8 @@ import msgspec
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.graph import Graph, Operator
-from plans.layout import DimAxes, Layout
+from plans.layout import DimAxes, Layout, TensorLayout
+from plans.operators import OperatorSpec
 
 __all__ = ["PLAN_VERSION", "Optimizer", "Plan", "Prediction", "Stage", "Strategy", "load_plan", "save_plan"]
 
@@ -26,14 +27,37 @@ PLAN_VERSION = 1
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which mesh axes split which dims of one operator; dims that are absent stay whole.
 
-    `mesh` is the operator's own mesh over its stage's ranks; None is the stage's mesh.
+    `mesh` is the operator's own mesh over its stage's ranks; None is the stage's mesh. `out` gives, per dim of the
+    output, the axes that split it when it is handed on: the output (maybe of partial sums) is brought to that layout
+    right after the operator. None hands it on as it is made.
     """
 
     dims: dict[str, DimAxes] = {}
     mesh: Layout | None = None
+    out: tuple[DimAxes, ...] | None = None
 
     def __hash__(self) -> int:
-        return hash((tuple(sorted(self.dims.items())), self.mesh))
+        return hash((tuple(sorted(self.dims.items())), self.mesh, self.out))
+
+    def handed_on(self, spec: OperatorSpec, index: int, mesh: Layout) -> TensorLayout:
+        """The layout in which output `index` is handed on; `mesh` is the operator's."""
+        if self.out is None or index:
+            return spec.output_layout(index, mesh, self.dims)
+        return TensorLayout(mesh=mesh, dims=self.out)
+
+    def check(self, spec: OperatorSpec, mesh: Layout, name: str) -> None:
+        """Refuse what operator `name` cannot carry out on `mesh`.
+
+        Raises:
+            TwofoldError: what `OperatorSpec.check` refuses, or an `out` that does not cut the output evenly.
+        """
+        spec.check(mesh, self.dims, name)
+        if self.out is None:
+            return
+        shape = spec.output_shape(0)
+        if not shape:
+            raise TwofoldError(f"operator {name!r} ({spec.kind}) makes a scalar, which cannot be handed on split")
+        self.handed_on(spec, 0, mesh).check(shape, f"the output of operator {name!r}")
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -95,6 +119,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             own part, dim 0 split over all ranks of the stage.
         output_broadcast: whether every stage learns the loss, or only the last.
         interleave: slices of a micro-batch whose communication hides behind each other's compute; 1 is none.
+        interleave_order: "interleaved", or "sequential": one slice after the other (to compare with).
         memory_limit_bytes: per rank, or None.
         prediction: of the simulator, for information.
 
@@ -113,6 +138,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     full_batch: bool = True
     output_broadcast: bool = False
     interleave: int = 1
+    interleave_order: str = "interleaved"
     memory_limit_bytes: int | None = None
     prediction: Prediction | None = None
 
@@ -137,6 +163,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise TwofoldError(
                 f"{self.num_micro_batches} micro-batches do not divide the batch of {self.graph.batch_size}: "
                 f"{self.graph.batch_size} % {self.num_micro_batches} != 0"
+            )
+        if self.interleave_order not in ("interleaved", "sequential"):
+            raise TwofoldError(f"interleave_order {self.interleave_order!r} is not known: interleaved or sequential")
+        if self.interleave < 1 or self.graph.batch_size % self.num_slices:
+            micro_batch = self.graph.batch_size // self.num_micro_batches
+            raise TwofoldError(
+                f"interleave {self.interleave} does not divide the micro-batch of {micro_batch}: "
+                f"{micro_batch} % {self.interleave} != 0"
             )
         known = {operator.name for operator in self.graph.operators}
         placed: dict[str, int] = {}
@@ -165,11 +199,20 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         ranks = [rank for group in groups for rank in group]
         if sorted(ranks) != list(range(len(ranks))):
             raise TwofoldError(f"the stages' ranks {sorted(ranks)} must be 0 to n-1, each in one group of ranks")
-        micro = self.graph.with_batch(self.graph.batch_size // self.num_micro_batches)
-        for operator in micro.operators:
+        if len({stage.mesh.rank_list for stage in self.stages}) != len(groups):
+            lists = [list(stage.mesh.rank_list) for stage in self.stages]
+            raise TwofoldError(f"stages on the same ranks must list them in the same order; the stages have {lists}")
+        part = self.slice_graph
+        for operator in part.operators:
             strategy = self.strategy(operator)
-            mesh = strategy.mesh or self.stages[placed[operator.name]].mesh
-            micro.spec(operator).check(mesh, strategy.dims, operator.name)
+            stage_mesh = self.stages[placed[operator.name]].mesh
+            mesh = strategy.mesh or stage_mesh
+            if set(mesh.rank_list) != set(stage_mesh.rank_list):
+                raise TwofoldError(
+                    f"the mesh of operator {operator.name!r} has the ranks {sorted(mesh.rank_list)}, its stage runs "
+                    f"on {sorted(stage_mesh.rank_list)}; an operator's own mesh reorders the ranks of its stage"
+                )
+            strategy.check(part.spec(operator), mesh, operator.name)
 
     def strategy(self, operator: Operator) -> Strategy:
         """The strategy of an operator; replicated when none is given."""
@@ -188,6 +231,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def micro_graph(self) -> Graph:
         """The graph of one micro-batch."""
         return self.graph.with_batch(self.graph.batch_size // self.num_micro_batches)
+
+    @property
+    def num_slices(self) -> int:
+        """Into how many parts the batch of a step is cut: the slices of all micro-batches."""
+        return self.num_micro_batches * self.interleave
+
+    @property
+    def slice_graph(self) -> Graph:
+        """The graph of one slice of a micro-batch; that of the micro-batch where it is not cut."""
+        return self.graph.with_batch(self.graph.batch_size // self.num_slices)
 
 
 _REPLICATED = Strategy()

@@ -104,7 +104,8 @@ def report_html(
         kinds = " above ".join(each.kind.upper() for each in timelines)
         text = Template(template("report.html")).substitute(
             title=escape(title),
-            subtitle=" ".join([*(f"{kinds} throughout." for _ in kinds[:1]), *map(escape, notes)]),
+            subtitle=f"{kinds} throughout." if kinds else "",
+            notes="".join(f"<li>{escape(note)}</li>" for note in notes),
             style=style_sheet() + template("report.css"),
             figures=_key_figures(summary),
             sections="\n".join(section for section in sections if section),
@@ -270,7 +271,10 @@ def _timeline_data(timeline: Timeline, max_boxes: int) -> dict[str, Any]:
         "bubble_fraction": timeline.bubble_fraction,
         "exposed_comm_s": timeline.exposed_comm_s,
         "peak_bytes": timeline.peak_bytes,
-        "memory": [asdict(each) for each in timeline.memory],
+        "memory": [
+            {"rank": each.rank, "peak_bytes": each.peak_bytes, "by_role": dict(each.by_role)}
+            for each in timeline.memory
+        ],
         "meta": dict(timeline.meta),
     }
     if len(timeline.rank):

@@ -123,7 +123,7 @@ def pipeline_panel(timeline: Timeline, *, max_boxes: int = MAX_BOXES, step: int 
             notes.append(f"{MAX_ROWS} of the groups, evenly picked")
     boxes, outlines = _boxes(timeline, step, rows, False)
     if len(boxes) > max_boxes:
-        notes.append(f"{len(boxes):,} instructions merged into one box per action")
+        notes.append(f"{len(boxes):,} instructions merged by action, backward in the colour of input gradients")
         boxes, outlines = _boxes(timeline, step, rows, True)
     if len(boxes) > max_boxes and len(fewer := _one_per_group(timeline, step)) < len(rows):
         rows = fewer
@@ -232,8 +232,9 @@ def _one_per_group(timeline: Timeline, step: int) -> list[Row]:
 def _boxes(
     timeline: Timeline, step: int, rows: Sequence[Row], by_action: bool
 ) -> tuple[list[Box], list[ActionOutline]]:
-    """A box per span, or per run of spans of one action, and the outlines of actions."""
+    """A box per span, or per run of spans of one action without a visible gap, and the outlines of actions."""
     start = timeline.step_start_ps[step]
+    gap_ps = (timeline.step_end_ps[step] - start) // 500  # two pixels: too short to be seen as a gap
     labels = [read_label(id_) for id_, _, _ in timeline.names]
     kinds = [kind_of(call, part) for _, call, part in timeline.names]
     boxes: list[Box] = []
@@ -241,7 +242,7 @@ def _boxes(
     for number, row in enumerate(rows):
         compute: list[Box] = []
         actions: list[ActionOutline] = []
-        stretch = (0, 0)
+        stretches: list[Box] = []
         for at in rows_of_step(timeline, step, "compute", row.rank):
             name = int(timeline.name_index[at])
             low, high = int(timeline.start_ps[at]) - start, int(timeline.end_ps[at]) - start
@@ -249,30 +250,33 @@ def _boxes(
                 continue
             label = labels[name]
             kind = label.kind if label.stage is not None or label.text == "end" else kinds[name]
-            whole = Box(row=number, lane="compute", start_ps=low, end_ps=high, kind=kind, name=label.text)
-            longest = (low, high)
-            if actions and actions[-1].label == label.text:
-                whole = replace(whole, start_ps=actions[-1].start_ps, end_ps=max(actions[-1].end_ps, high))
-                stretch = (stretch[0], max(stretch[1], high)) if low <= stretch[1] + whole.length_ps // 100 else longest
-                longest = max(actions[-1].busy_ps, stretch, key=lambda edges: edges[1] - edges[0])
-                actions.pop()
-                if by_action:
-                    compute.pop()
+            box = Box(
+                row=number, lane="compute", start_ps=low, end_ps=high, kind=kinds[name], name=timeline.names[name][0]
+            )
+            compute.append(box)
+            same = bool(actions) and actions[-1].label == label.text
+            if same and low <= stretches[-1].end_ps + gap_ps:
+                stretches[-1] = replace(stretches[-1], end_ps=max(stretches[-1].end_ps, high))
             else:
-                stretch = longest
+                stretches.append(replace(box, kind=kind, name=label.text))
+            busy, first = (stretches[-1].start_ps, stretches[-1].end_ps), low
+            if same:
+                last = actions.pop()
+                busy, first = max(last.busy_ps, busy, key=lambda edges: edges[1] - edges[0]), last.start_ps
+                high = max(high, last.end_ps)
             actions.append(
                 ActionOutline(
-                    row=number, start_ps=whole.start_ps, end_ps=whole.end_ps, busy_ps=longest, label=label.text,
-                    micro_batch=label.micro_batch, kind=kind,
+                    row=number,
+                    start_ps=first,
+                    end_ps=high,
+                    busy_ps=busy,
+                    label=label.text,
+                    micro_batch=label.micro_batch,
+                    kind=kind,
                 )
-            )  # fmt: skip
-            compute.append(
-                whole
-                if by_action
-                else replace(whole, start_ps=low, end_ps=high, kind=kinds[name], name=timeline.names[name][0])
             )
+        boxes += stretches if by_action else compute
         outlines += actions
-        boxes += compute
         boxes += _comm_boxes(timeline, step, row.rank, number, kinds, by_action)
     return boxes, outlines
 

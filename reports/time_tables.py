@@ -92,7 +92,16 @@ def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
         measured.kind if measured.kind != predicted.kind else f"{measured.kind} 2",
         "difference",
     )
-    return Table(title="Time per call, rank and step", columns=columns, rows=tuple(rows), right=frozenset(columns[1:]))
+    note = (
+        "Communication counts from its start on a rank (on a run: from its issue) to its end there, waiting included."
+    )
+    return Table(
+        title="Time per call, rank and step",
+        columns=columns,
+        rows=tuple(rows),
+        right=frozenset(columns[1:]),
+        notes=(note,),
+    )
 
 
 def _time_by_call(timeline: Timeline) -> dict[str, float]:

@@ -5,6 +5,7 @@
 * `eliminate`: the exact minimum of a sum of tables.
 * `pricing`: seconds of one instruction.
 * `stages`: stage boundaries. `planset`: the answer and its explanation. `search`: all of it together.
+* `pinned`: strategies given by the user, and what they suggest for the operators around them.
 * `uniform`: a plan stated in data-, tensor- and pipeline-parallel degrees.
 """
 

@@ -8,7 +8,7 @@ between its maker's layout and each distinct layout its readers ask for, forward
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -19,6 +19,7 @@ from plans.layout import Layout, TensorLayout
 from plans.lower.chunk import LOSSES
 from plans.lower.emit import Emitter, ValueTable, channel_of
 from plans.lower.optimizer import padded_shard, shard_axes
+from plans.lower.statistic import gather_statistic
 from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Strategy
 from plans.program import Instruction, Kind, Value
@@ -45,6 +46,7 @@ class StageCosts:
         cost: seconds of an instruction.
         pinned: operator name -> strategy that must be kept.
         allowed: leaves only some strategies, where given.
+        suggested: operator name -> strategies to choose from beside those on the stage's mesh.
     """
 
     micro: Graph
@@ -56,6 +58,7 @@ class StageCosts:
     cost: InstructionCost
     pinned: dict[str, Strategy] = field(default_factory=dict)
     allowed: Callable[[Operator, OperatorSpec, Strategy, Layout], bool] | None = None
+    suggested: Mapping[str, Sequence[Strategy]] = field(default_factory=dict)
     choices: list[list[Strategy]] = field(init=False)
     _moves: dict[tuple[TensorLayout, TensorLayout, str], float] = field(init=False, default_factory=dict)
 
@@ -66,7 +69,7 @@ class StageCosts:
         if operator.name in self.pinned:
             return [self.pinned[operator.name]]
         spec = self.micro.spec(operator)
-        found = strategies(spec, self.mesh)
+        found = [*strategies(spec, self.mesh), *self.suggested.get(operator.name, ())]
         if self.allowed is None:
             return found
         return [strategy for strategy in found if self.allowed(operator, spec, strategy, self.mesh)]
@@ -89,7 +92,7 @@ class StageCosts:
         operator = self.operators[position]
         costs = [
             self.num_micro_batches * self.compute_s(operator, strategy)
-            + (0.0 if compute_only else self.step_s(operator, strategy))
+            + (0.0 if compute_only else self.step_s(operator, strategy) + self.hand_on_s(operator, strategy))
             for strategy in self.choices[position]
         ]
         return Table((position,), np.array(costs))
@@ -107,22 +110,41 @@ class StageCosts:
             self._value(table, name, spec.output_layout(index, mesh, strategy.dims))
             for index, name in enumerate(operator.outputs)
         ]
+        statistic = gather_statistic(emitter, operator, spec, mesh, strategy.dims, inputs)
+        saved = {f"x{index}": value for index, value in enumerate(inputs)}
+        saved |= {f"y{index}": value for index, value in enumerate(outputs)}
+        if statistic is not None:
+            saved["s0"] = statistic
+            inputs.append(statistic)
         emitter.compute(
             "F", f"{operator.kind}.forward", "F", tuple(inputs), tuple(outputs), flops=spec.flops // fraction
         )
         wanted = self.micro.needs_gradient()
-        for index, gradient in spec.gradients.items():
-            if operator.inputs[index] not in wanted:
-                continue
+        indices = [index for index in spec.gradients if operator.inputs[index] in wanted]
+        weights = [index for index in indices if self._is_parameter(operator.inputs[index])]
+        groups = [(group, "B") for group in spec.gradient_groups(set(indices) - set(weights))]
+        for group, part in groups + [(group, "W") for group in spec.gradient_groups(weights)]:
             operands = [] if operator.kind in LOSSES else outputs[:1]
-            operands += [(inputs if need[0] == "x" else outputs)[int(need[1:])] for need in gradient.needs]
-            result = self._value(table, operator.inputs[index], spec.gradient_layout(index, mesh, strategy.dims))
-            part = "W" if self._is_parameter(operator.inputs[index]) else "B"
+            operands += [saved[need] for need in spec.gradient_needs(group) if need in saved]
+            results = [
+                self._value(table, operator.inputs[index], spec.gradient_layout(index, mesh, strategy.dims))
+                for index in group
+            ]
+            which = "".join(str(index) for index in group)
             emitter.compute(
-                f"{part}{index}", f"{operator.kind}.grad{index}", part, tuple(operands), (result,),
-                flops=gradient.flops // fraction,
+                f"{part}{which}", f"{operator.kind}.grad{which}", part, tuple(operands), tuple(results),
+                flops=sum(spec.gradients[index].flops for index in group) // fraction,
             )  # fmt: skip
         return self._total(emitter)
+
+    def hand_on_s(self, operator: Operator, strategy: Strategy) -> float:
+        """Seconds per step to bring an operator's output to the layout its strategy hands it on in, and back."""
+        if strategy.out is None:
+            return 0.0
+        spec, mesh, name = self.micro.spec(operator), self._mesh(strategy), operator.outputs[0]
+        made, handed_on = spec.output_layout(0, mesh, strategy.dims), strategy.handed_on(spec, 0, mesh)
+        back = self._move_s(handed_on, made.without_partial(), name) if name in self.micro.needs_gradient() else 0.0
+        return self.num_micro_batches * (self._move_s(made, handed_on, name) + back)
 
     def step_s(self, operator: Operator, strategy: Strategy) -> float:
         """Seconds per step for an operator's parameters: gather, reduction, update."""
@@ -204,7 +226,7 @@ class StageCosts:
         if maker is not None:
             strategy = rest.pop(0)
             spec = self.micro.spec(maker)
-            source = spec.output_layout(maker.outputs.index(name), self._mesh(strategy), strategy.dims)
+            source = strategy.handed_on(spec, maker.outputs.index(name), self._mesh(strategy))
         for reader, strategy in zip(readers, rest, strict=True):
             spec, mesh = self.micro.spec(reader), self._mesh(strategy)
             for index, read in enumerate(reader.inputs):

@@ -23,10 +23,11 @@ import numpy as np
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.graph import Graph
-from plans.layout import Layout
+from plans.layout import Layout, TensorLayout
 from plans.plan import Optimizer, Plan, Prediction, Stage, Strategy
 from search.additive import StageCosts
 from search.eliminate import Table, best_assignment, min_marginals
+from search.pinned import on_ranks, suggestions
 from search.planset import Alternative, PlanSet, Rejected
 from search.pricing import instruction_cost
 from search.space import meshes
@@ -47,6 +48,7 @@ def search(
     num_stages: int = 1,
     stages: Sequence[Sequence[str]] | None = None,
     num_micro_batches: int = 1,
+    interleave: int = 1,
     schedule: str = "1f1b",
     recompute: Sequence[str] = (),
     optimizer: Optimizer | None = None,
@@ -66,12 +68,13 @@ def search(
         num_stages: pipeline stages; they must divide the devices.
         stages: per stage its operators (as configured by the user); balanced by cost when absent.
         num_micro_batches: into which the batch is cut.
+        interleave: slices of a micro-batch that hide their communication behind each other's compute.
         schedule: of the pipeline.
         recompute: operators whose outputs are made again in the backward.
         optimizer: kind, settings and parallel level.
         full_batch, output_broadcast: see `Plan`.
         memory_limit_bytes: per rank; the machine's device memory by default.
-        pinned: strategies to keep.
+        pinned: operator -> strategy to keep. A mesh of its own has the ranks of its stage, or counts them from 0.
         top_k: plans to return.
         on_progress: called with a line now and then.
 
@@ -94,9 +97,17 @@ def search(
             f"{num_micro_batches} micro-batches do not divide the batch of {graph.batch_size}: "
             f"{graph.batch_size} % {num_micro_batches} != 0"
         )
+    if interleave < 1 or graph.batch_size % (num_micro_batches * interleave):
+        micro_batch = graph.batch_size // num_micro_batches
+        raise TwofoldError(
+            f"interleave {interleave} does not divide the micro-batch of {micro_batch}: "
+            f"{micro_batch} % {interleave} != 0"
+        )
+    if unknown := set(pinned or {}) - {operator.name for operator in graph.operators}:
+        raise TwofoldError(f"strategies are pinned for {sorted(unknown)}, which the graph does not have")
     run = _Search(
         graph=graph, machine=machine, num_devices=num_devices, num_stages=num_stages,
-        num_micro_batches=num_micro_batches, schedule=schedule, recompute=tuple(recompute),
+        num_micro_batches=num_micro_batches, interleave=interleave, schedule=schedule, recompute=tuple(recompute),
         optimizer=optimizer or Optimizer(), full_batch=full_batch,
         output_broadcast=output_broadcast, limit_bytes=memory_limit_bytes or machine.memory_bytes,
         pinned=dict(pinned or {}), say=on_progress or (lambda line: None),
@@ -120,6 +131,7 @@ class _Search:
     num_devices: int
     num_stages: int
     num_micro_batches: int
+    interleave: int
     schedule: str
     recompute: tuple[str, ...]
     optimizer: Optimizer
@@ -170,13 +182,15 @@ class _Search:
         return [tuple(operator.name for operator in operators[a:b]) for a, b in balanced_cuts(weights, self.num_stages)]
 
     def _costs(self, names: Sequence[str], mesh: Layout) -> StageCosts:
-        micro = self.graph.with_batch(self.graph.batch_size // self.num_micro_batches)
+        num_slices = self.num_micro_batches * self.interleave
+        part = self.graph.with_batch(self.graph.batch_size // num_slices)
         mine = set(names)
+        pinned = {name: on_ranks(kept, mesh, name) for name, kept in self.pinned.items() if name in mine}
         return StageCosts(
-            micro=micro, operators=[operator for operator in micro.operators if operator.name in mine], mesh=mesh,
-            num_micro_batches=self.num_micro_batches, optimizer=self.optimizer, full_batch=self.full_batch,
-            cost=instruction_cost(self.machine, mesh, self.num_devices),
-            pinned={name: kept for name, kept in self.pinned.items() if name in mine},
+            micro=part, operators=[operator for operator in part.operators if operator.name in mine], mesh=mesh,
+            num_micro_batches=num_slices, optimizer=self.optimizer, full_batch=self.full_batch,
+            cost=instruction_cost(self.machine, mesh, self.num_devices), pinned=pinned,
+            suggested=suggestions(part, mine, pinned, mesh),
         )  # fmt: skip
 
     def _stage(
@@ -248,10 +262,10 @@ class _Search:
             stages=tuple(
                 Stage(mesh=answer.mesh, operators=tuple(stage)) for stage, answer in zip(names, answers, strict=True)
             ),
-            strategies={name: strategy for name, strategy in strategies.items() if strategy.dims or strategy.mesh},
-            num_micro_batches=self.num_micro_batches, schedule=self.schedule, recompute=self.recompute,
-            optimizer=self.optimizer, full_batch=self.full_batch, output_broadcast=self.output_broadcast,
-            memory_limit_bytes=self.limit_bytes,
+            strategies={name: strategy for name, strategy in strategies.items() if strategy != Strategy()},
+            num_micro_batches=self.num_micro_batches, interleave=self.interleave, schedule=self.schedule,
+            recompute=self.recompute, optimizer=self.optimizer, full_batch=self.full_batch,
+            output_broadcast=self.output_broadcast, memory_limit_bytes=self.limit_bytes,
         )  # fmt: skip
 
     def _simulated(self, names: Sequence[Sequence[str]], per_stage: Sequence[list[_StageAnswer]]) -> list[Plan]:
@@ -330,4 +344,11 @@ def describe(strategy: Strategy) -> str:
     'b0 over d0, n over d1'
     """
     parts = [f"{dim} over {'.'.join(axes)}" for dim, axes in strategy.dims.items() if axes]
-    return ", ".join(parts) or "replicated"
+    text = ", ".join(parts) or "replicated"
+    if strategy.mesh is not None:
+        text += f" of {strategy.mesh!r}"
+    if strategy.out is not None:
+        text += f", handed on as {TensorLayout(mesh=strategy.mesh, dims=strategy.out)}" if strategy.mesh else (
+            f", handed on as {strategy.out}"
+        )
+    return text

@@ -56,6 +56,6 @@ def strategies(spec: OperatorSpec, mesh: Layout) -> list[Strategy]:
         for axis, dim in zip(axes, choice, strict=True):
             if dim is not None:
                 given[dim] = (*given.get(dim, ()), axis)
-        if all(spec.sizes[dim] % mesh.size(split) == 0 for dim, split in given.items()):
+        if spec.fits(mesh, given):
             found.append(Strategy(dims=given))
     return found

@@ -102,9 +102,20 @@ def uniform_plan(
 
 
 def _follows_the_degrees(operator: Operator, spec: OperatorSpec, strategy: Strategy, mesh: Layout) -> bool:
-    """The data-parallel axis on the batch dim wherever that divides, the tensor-parallel one on other dims."""
-    batch = next((dims[0] for dims in (*spec.outputs, *spec.inputs) if dims), "")
-    degree = mesh.size(("dp",))
-    wanted = degree > 1 and batch in spec.splittable and spec.sizes[batch] % degree == 0
+    """The data-parallel axis on the batch dim wherever that divides; the tensor-parallel one on another dim.
+
+    An operator that contracts (a matrix product) must use the tensor-parallel axis if any of its other dims divides.
+    """
+    batch = spec.leading
     given = {axis: dim for dim, axes in strategy.dims.items() for axis in axes}
-    return given.get("dp") == (batch if wanted else None) and given.get("tp") != batch
+    if given.get("dp") != (batch if _divides(spec, batch, mesh.size(("dp",))) else None) or given.get("tp") == batch:
+        return False
+    others = [dim for dim in spec.splittable if dim != batch]
+    must = (
+        bool(spec.contracted) and bool(spec.outputs[0]) and any(_divides(spec, d, mesh.size(("tp",))) for d in others)
+    )
+    return not must or "tp" in given
+
+
+def _divides(spec: OperatorSpec, dim: str, degree: int) -> bool:
+    return degree > 1 and dim in spec.splittable and spec.sizes[dim] % degree == 0

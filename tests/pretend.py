@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pretend_rules import RULES, UPDATES
 
 from plans.graph import itemsize
 from plans.layout import TensorLayout
 from plans.program import Block, GroupProgram, Instruction, Kind, ParameterHome, Program, Scope
-from pretend_rules import RULES, UPDATES
 
 Array = np.ndarray
 Key = tuple[str, int | None]
@@ -68,8 +68,6 @@ class Rank:
     freed: Counter[Key] = field(default_factory=Counter)
     blocked: UnderWay | None = None
     num_on_channel: Counter[tuple[str, Kind]] = field(default_factory=Counter)
-    live_bytes: int = 0
-    peak_bytes: int = 0
 
     @property
     def done(self) -> bool:
@@ -87,7 +85,7 @@ class Pretend:
     """All ranks of a program, with the given whole parameters; `step` runs one training step."""
 
     def __init__(self, program: Program, parameters: Mapping[str, Array]) -> None:
-        self.program, self.steps, self.trace = program, 0, []
+        self.program, self.steps = program, 0
         self.ranks = {rank: Rank(rank, group) for group in program.groups for rank in group.ranks}
         assert sorted(self.ranks) == list(range(program.num_ranks))
         for rank in self.ranks.values():
@@ -110,9 +108,6 @@ class Pretend:
         for rank in self.ranks.values():
             rank.todo, rank.at = list(self.program.walk(rank.number)), 0
             rank.tokens, rank.made, rank.freed, rank.num_on_channel = {}, Counter(), Counter(), Counter()
-            rank.live_bytes = rank.peak_bytes = sum(
-                value.size_bytes for value in rank.group.values.values() if value.scope is Scope.KEPT
-            )
         fed = {rank: feed(rank) for rank in self.ranks}
         while not all(rank.done for rank in self.ranks.values()):
             moved = False
@@ -172,7 +167,6 @@ class Pretend:
                 rank.blocked = None
         for name in instruction.frees:
             self._free(rank, _key(rank, block, name), instruction)
-        self.trace.append((self.steps, rank.number, block.label, instruction))
         rank.at += 1
         return True
 
@@ -207,8 +201,6 @@ class Pretend:
             in_place = key[0] in instruction.inputs or instruction.call == "accumulate"
             assert in_place or not rank.made[key], f"{rank.place} makes {key} a second time"
             if value.scope is not Scope.KEPT and (not rank.made[key] or rank.freed[key]):
-                rank.live_bytes += value.size_bytes
-                rank.peak_bytes = max(rank.peak_bytes, rank.live_bytes)
                 rank.made[key] += 1
             assert rank.freed[key] == 0, f"{rank.place} makes {key} after it was freed"
         return keys
@@ -228,7 +220,6 @@ class Pretend:
             )
         rank.env.pop(key, None)
         rank.freed[key] += 1
-        rank.live_bytes -= value.size_bytes
 
     def _end(self, rank: Rank) -> float | None:
         """Check what is left, and drop what lives for a step."""
@@ -268,6 +259,7 @@ class Pretend:
         else:
             attrs = dict(attrs, shape=values[keys[0][0]].shape, dtype=values[keys[0][0]].dtype)
             attrs["first"] = mesh.index(rank.number, attrs.get("bias_axes", ())) == 0
+            attrs["part"] = {dim: mesh.index(rank.number, axes) for dim, axes in attrs.get("split", {}).items()}
             outputs = [RULES[instruction.call](attrs, *inputs)]
         for key, array in zip(keys, outputs, strict=True):
             value, array = values[key[0]], np.asarray(array)
@@ -287,8 +279,10 @@ class Pretend:
             rows = region[0][1] - region[0][0]
             region = ((0, rows), *region[1:])
         whole = fed[attrs["tensor"]]
-        assert len(whole) == rows * self.program.num_micro_batches, (instruction, whole.shape)
-        return _box(whole[block.micro_batch * rows : (block.micro_batch + 1) * rows], region).copy()
+        number, count = attrs.get("slice", (0, 1))  # of a micro-batch
+        assert len(whole) == rows * count * self.program.num_micro_batches, (instruction, whole.shape)
+        first = (block.micro_batch * count + number) * rows
+        return _box(whole[first : first + rows], region).copy()
 
     # ------------------------------------------------------------ communication
 
@@ -364,7 +358,9 @@ class Pretend:
                     f"rank {rank.number} takes {name} of micro-batch {micro_batch} for {block.label}/{instruction.name}"
                 )
                 for box, array in parts:
-                    at = tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(box, region))
+                    at = tuple(
+                        slice(low - start, high - start) for (low, high), (start, _) in zip(box, region, strict=True)
+                    )
                     assert np.isnan(result[at]).all(), f"{instruction.name}: {box} comes twice"
                     result[at] = array
             assert not np.isnan(result).any(), f"{instruction.name}: a part of {region} never comes"

@@ -2,7 +2,8 @@
 
 A rule takes attrs and the inputs in the order of the program: for "<kind>.grad<i>" the gradient of the output first,
 then the operands that `OperatorSpec.gradients[i].needs` names. attrs have, beside the instruction's own, the `shape`
-and `dtype` of the output and `first`: whether this rank adds the bias of a product that is cut along its sum.
+and `dtype` of the output, `first`: whether this rank adds the bias of a product that is cut along its sum, and
+`part`: by dim of `split`, which part of it this rank has.
 """
 
 from __future__ import annotations
@@ -46,18 +47,26 @@ def unbroadcast(attrs: Attrs, gradient: Array) -> Array:
     return gradient.sum(axis=repeated, keepdims=True)
 
 
-def log_softmax(x: Array) -> Array:
-    shifted = x - x.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+def is_label(attrs: Attrs, x: Array, label: Array) -> Array:
+    """Of each logit of this rank whether it is the label's."""
+    first = attrs["part"].get("c", 0) * x.shape[-1]
+    return np.arange(first, first + x.shape[-1]) == label[..., None]
 
 
-def cross_entropy(attrs: Attrs, x: Array, label: Array) -> Array:
-    return -np.take_along_axis(log_softmax(x), label[..., None], axis=-1).sum() / attrs["count"]
+def cross_entropy_statistic(attrs: Attrs, x: Array, label: Array) -> Array:
+    """A row: log sum exp of this rank's logits, and the label's logit where this rank has it."""
+    return np.stack([np.logaddexp.reduce(x, axis=-1), (x * is_label(attrs, x, label)).sum(axis=-1)])[None]
 
 
-def cross_entropy_grad(attrs: Attrs, x: Array, label: Array) -> Array:
-    hot = np.arange(x.shape[-1]) == label[..., None]
-    return (np.exp(log_softmax(x)) - hot) * attrs["scale"] / attrs["count"]
+def cross_entropy(attrs: Attrs, x: Array, label: Array, rows: Array | None = None) -> Array:
+    rows = cross_entropy_statistic(attrs, x, label) if rows is None else rows
+    return (np.logaddexp.reduce(rows[:, 0], axis=0) - rows[:, 1].sum(axis=0)).sum() / attrs["count"]
+
+
+def cross_entropy_grad(attrs: Attrs, x: Array, label: Array, rows: Array | None = None) -> Array:
+    rows = cross_entropy_statistic(attrs, x, label) if rows is None else rows
+    softmax = np.exp(x - np.logaddexp.reduce(rows[:, 0], axis=0)[..., None])
+    return (softmax - is_label(attrs, x, label)) * attrs["scale"] / attrs["count"]
 
 
 RULES: Mapping[str, Callable[..., Array]] = {
@@ -90,6 +99,7 @@ RULES: Mapping[str, Callable[..., Array]] = {
     "l1_loss.grad0": lambda attrs, x, t: np.sign(x - t) * attrs["scale"] / attrs["count"],
     "mse_loss.forward": lambda attrs, x, t: ((x - t) ** 2).sum() / attrs["count"],
     "mse_loss.grad0": lambda attrs, x, t: 2 * (x - t) * attrs["scale"] / attrs["count"],
+    "cross_entropy.statistic": cross_entropy_statistic,
     "cross_entropy.forward": cross_entropy,
     "cross_entropy.grad0": cross_entropy_grad,
 }
@@ -105,9 +115,7 @@ def momentum(attrs: Attrs, step: int, weight: Array, gradient: Array, velocity: 
     return weight - attrs["lr"] * velocity, velocity
 
 
-def adamw(
-    attrs: Attrs, step: int, weight: Array, gradient: Array, mean: Array, square: Array
-) -> tuple[Array, ...]:
+def adamw(attrs: Attrs, step: int, weight: Array, gradient: Array, mean: Array, square: Array) -> tuple[Array, ...]:
     beta1, beta2, lr = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs["lr"]
     mean = beta1 * mean + (1 - beta1) * gradient
     square = beta2 * square + (1 - beta2) * gradient**2

@@ -151,6 +151,8 @@ def _stages(draw: random.Random, graph: Graph, num_micro_batches: int) -> tuple[
     num_groups = draw.randint(1, 3)
     name = draw.choice(schedule_names())
     virtual = 1 if name in ("gpipe", "1f1b", "zb_h1", "zb_h2") else 2
+    if name in ("interleaved_1f1b", "interleaved_zb", "looped_bfs"):
+        virtual = draw.choice((2, 3))
     num_stages = num_groups * virtual
     placement = make_schedule(name, num_groups, num_micro_batches, virtual=virtual).placement
     cuts = _cuts(draw, graph, num_stages, placement)
@@ -200,11 +202,7 @@ def _strategy(draw: random.Random, micro: Graph, operator: Operator, mesh: Layou
     spec = micro.spec(operator)
     dims: dict[str, tuple[str, ...]] = {}
     for axis in draw.sample(mesh.alias_name, len(mesh.alias_name)):
-        fits = [
-            dim
-            for dim in sorted(spec.splittable)
-            if spec.sizes[dim] % mesh.size((*dims.get(dim, ()), axis)) == 0
-        ]
+        fits = [dim for dim in sorted(spec.splittable) if spec.sizes[dim] % mesh.size((*dims.get(dim, ()), axis)) == 0]
         if fits and draw.random() < 0.8:
             dim = draw.choice(fits)
             dims[dim] = (*dims.get(dim, ()), axis)

@@ -101,7 +101,7 @@ def test_too_many_boxes_are_merged_by_action_and_the_panel_says_so():
     timeline = predicted()
     whole, merged = pipeline_panel(timeline), pipeline_panel(timeline, max_boxes=250)
     assert len(merged.boxes) <= 250 < len(whole.boxes)
-    assert "merged into one box per action" in merged.notes[0]
+    assert "merged by action" in merged.notes[0]
     assert {box.name for box in merged.boxes if box.lane == "compute"} >= {"0F0", "1B3", "end"}
 
 

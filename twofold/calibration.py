@@ -9,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from costmodels import Machine
+from costmodels import Machine, price
 from plans.errors import TwofoldError
+from plans.lower import lower
 from plans.plan import save_plan
+from plans.program import Kind
+from plans.timeline import PS_PER_S
 from simulator import simulate
 from twofold.probes import probe_plans
-from twofold.running import read_result
+from twofold.running import RunResult, read_result
 
 __all__ = ["CalibrationResult", "ProbeOutcome", "calibrate"]
 
@@ -23,7 +26,7 @@ PROBE_STEPS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOutcome:
-    """A probe program: what the micro-benchmarks alone predicted, and what was measured."""
+    """A probe program: what was predicted before the overall factor, and what was measured."""
 
     name: str
     predicted_s: float
@@ -63,7 +66,7 @@ def calibrate(
         raise TwofoldError(f"{num_ranks} rank has nobody to talk to; calibrate with at least 2")
     from costmodels.cpu import fit_cpu_machine
     from costmodels.points import load_points
-    from costmodels.probe import fit_probe, with_probe
+    from costmodels.probe import fit_probe, fit_processor, with_probe, with_processor
     from executor.job import Job, Task, save_job
     from executor.launch import launch
 
@@ -85,20 +88,40 @@ def calibrate(
         )  # fmt: skip
         points, environment = load_points(folder / "points.json")
         fitted = fit_cpu_machine(points, environment, name=name)
-        machine, outcomes = fitted.machine, []
-        for number, plan in enumerate(plans):
-            measured = read_result(plan, folder / f"probe{number}", folder, 0.0)
-            outcomes.append(
-                ProbeOutcome(
-                    name=plan.graph.name,
-                    predicted_s=simulate(plan, machine).step_interval_s,
-                    measured_s=measured.step_s,
-                )
+        runs = [read_result(plan, folder / f"probe{number}", folder, 0.0) for number, plan in enumerate(plans)]
+        today = datetime.date.today().isoformat()
+        processor = fit_processor([row for result in runs for row in _processor_rows(result, fitted.machine)])
+        machine = with_processor(fitted.machine, processor, date=today)
+        outcomes = [
+            ProbeOutcome(
+                name=result.plan.graph.name, predicted_s=simulate(result.plan, machine).step_interval_s,
+                measured_s=result.step_s,
             )
+            for result in runs
+        ]  # fmt: skip
         fit = fit_probe([probe.predicted_s for probe in outcomes], [probe.measured_s for probe in outcomes])
-        machine = with_probe(machine, fit, date=datetime.date.today().isoformat())
+        machine = with_probe(machine, fit, date=today)
     if out is not None:
         machine.save(out)
-    return CalibrationResult(
-        machine=machine, residuals=tuple(str(entry) for entry in fitted.residuals), probes=tuple(outcomes)
+    said = (
+        f"processor time of probe programs: computing x {processor.compute:.2f}, communication x "
+        f"{processor.communication:.2f} of the micro-benchmarks, median misfit {processor.spread:.0%}"
     )
+    return CalibrationResult(machine=machine, residuals=(*map(str, fitted.residuals), said), probes=tuple(outcomes))
+
+
+def _processor_rows(result: RunResult, machine: Machine) -> list[tuple[float, float, float]]:
+    """Per rank: predicted processor seconds of computing and of communication, and the measured ones."""
+    rows = []
+    for group in lower(result.plan).groups:
+        compute = communication = 0
+        for _, instruction in group.walk():
+            cost = price(instruction, group, machine, result.plan.num_ranks)
+            if instruction.kind is Kind.COMPUTE:
+                compute += cost.dispatch_ps + cost.work_ps
+            elif instruction.kind is Kind.WAIT:
+                compute += cost.dispatch_ps
+            else:
+                communication += cost.dispatch_ps + cost.cpu_ps
+        rows += [(compute / PS_PER_S, communication / PS_PER_S, result.cpu_s[rank]) for rank in group.ranks]
+    return rows

@@ -32,7 +32,7 @@ def demo(
     """Plan, simulate, run on 8 processes and verify an example on real digits; writes a report and a trace.
 
     Args:
-        case: which example; multiple_mix is the hybrid-parallel one.
+        case: multiple_mix (hybrid parallel), advanced_operator_parallel (layouts) or multiple_copy (slices).
         steps: training steps (one pass over the shipped digits has 156).
         epochs: passes over the data set, instead of steps.
         data: folder with MNIST's IDX files; 5,000 shipped digits otherwise.
@@ -183,7 +183,7 @@ def run(
     random_data: bool = False,
     machine: str | None = None,
     emulate: str | None = None,
-    dilate: float = 1.0,
+    dilate: float | None = None,
     out: str | None = None,
     log_dir: str = "log_output",
     seed: int = 1,
@@ -203,7 +203,7 @@ def run(
         random_data: feed random numbers instead of digits.
         machine: for a script: machine that Model.train plans for (TWOFOLD_MACHINE).
         emulate: let every instruction take the time that this machine's model says.
-        dilate: that time is stretched by this factor; the shortest instruction should last 50 ms.
+        dilate: that time is stretched by this factor; by default the shortest instruction lasts 50 ms.
         out: folder for results; a temporary one otherwise.
         log_dir: what the ranks print goes to LOG_DIR/1/rank.N/stdout.
         seed: of weights and data order.
@@ -256,7 +256,7 @@ def verify(
     steps: int = 100,
     data: str | None = None,
     emulate: str | None = None,
-    dilate: float = 1.0,
+    dilate: float | None = None,
     out: str | None = None,
     log_dir: str = "log_output",
     seed: int = 1,
@@ -272,7 +272,7 @@ def verify(
         steps: training steps.
         data: folder with MNIST's IDX files; the shipped digits otherwise.
         emulate: let every instruction take the time that this machine's model says (and predict with it).
-        dilate: that time is stretched by this factor.
+        dilate: that time is stretched by this factor; by default the shortest instruction lasts 50 ms.
         out: folder for results and the report; a temporary one otherwise.
         log_dir: what the ranks print goes to LOG_DIR/1/rank.N/stdout.
         seed: of weights and data order.

@@ -33,6 +33,8 @@ class ParallelMode(StrEnum):
     """Who decides how operators are split."""
 
     AUTO_PARALLEL = "auto_parallel"
+    SEMI_AUTO_PARALLEL = "semi_auto_parallel"
+    SEMI_AUTO = "semi_auto"
     RECURSIVE_PROGRAMMING = "recursive_programming"
 
 
@@ -41,7 +43,7 @@ class ParallelSettings:
     """What a script has asked for.
 
     Args:
-        parallel_mode: "recursive_programming": the search decides.
+        parallel_mode: "recursive_programming": the search decides; "semi_auto": it keeps what `shard` says.
         num_stages: pipeline stages.
         schedule: of the pipeline.
         output_broadcast: whether every stage learns the loss.
@@ -106,7 +108,8 @@ def set_auto_parallel_context(
     """The older form: every argument that is given changes one setting, the others stay.
 
     Args:
-        parallel_mode: "auto_parallel" (`ParallelMode.AUTO_PARALLEL`).
+        parallel_mode: "auto_parallel" (`ParallelMode.AUTO_PARALLEL`), or "semi_auto_parallel": what `shard` says is
+            kept, the search decides on the rest.
         search_mode: "recursive_programming".
         pipeline_stages: number of stages.
         enable_parallel_optimizer: sharded optimizer state and master weights.
@@ -120,11 +123,16 @@ def set_auto_parallel_context(
     """
     changes: dict[str, object] = {}
     if parallel_mode is not None:
-        check_choice("parallel_mode", parallel_mode, (ParallelMode.AUTO_PARALLEL,))
-        if not _current.settings.parallel_mode:
-            changes["parallel_mode"] = ParallelMode.RECURSIVE_PROGRAMMING.value
+        known = (ParallelMode.AUTO_PARALLEL, ParallelMode.SEMI_AUTO_PARALLEL)
+        semi_auto = check_choice("parallel_mode", parallel_mode, known) == ParallelMode.SEMI_AUTO_PARALLEL
+        changes["parallel_mode"] = (ParallelMode.SEMI_AUTO if semi_auto else ParallelMode.RECURSIVE_PROGRAMMING).value
     if search_mode is not None:
         check_choice("search_mode", search_mode, (ParallelMode.RECURSIVE_PROGRAMMING,))
+        if changes.get("parallel_mode", _current.settings.parallel_mode) == ParallelMode.SEMI_AUTO:
+            raise TwofoldError(
+                f"search_mode={search_mode!r} belongs to parallel_mode='auto_parallel'; in 'semi_auto_parallel' the "
+                "search fills in what shard leaves open"
+            )
         changes["parallel_mode"] = ParallelMode.RECURSIVE_PROGRAMMING.value
     if pipeline_stages is not None:
         changes["num_stages"] = positive("pipeline_stages", pipeline_stages)

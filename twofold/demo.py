@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +30,16 @@ NUM_RANKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a case configures; operator strategies are left to the search."""
+    """What a case configures beside its module; strategies of operators that the module does not give are searched."""
 
     title: str
     model: str
-    num_stages: int
-    stage_config: dict[str, int]
-    num_micro_batches: int
-    schedule: str
-    optimizer: Optimizer
+    num_stages: int = 1
+    stage_config: dict[str, int] = field(default_factory=dict)
+    num_micro_batches: int = 1
+    interleave: int = 1
+    schedule: str = "1f1b"
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(kind="sgd", settings={"lr": 1e-2}))
 
 
 CASES = {
@@ -56,6 +57,15 @@ CASES = {
         num_micro_batches=4,
         schedule="1f1b",
         optimizer=Optimizer(kind="sgd", settings={"lr": 1e-2}, parallel_level=1),
+    ),
+    "advanced_operator_parallel": Case(
+        title="operators split by hand over axes in any order, a sum over 8 ranks, several meshes; the rest searched",
+        model="executor.networks:advanced_operator_parallel",
+    ),
+    "multiple_copy": Case(
+        title="2 slices of every batch, communication of one beside compute of the other; dense layers split by hand",
+        model="executor.networks:multiple_copy",
+        interleave=2,
     ),
 }
 
@@ -129,7 +139,7 @@ def demo(
     say.note(f"{len(digits.images):,} digits of 28x28 from {digits.source}")
 
     say.step("network")
-    graph, stages, recomputed = _captured(chosen)
+    graph, stages, recomputed = captured(chosen)
     per_epoch = len(ArrayDataset.of(digits).batch(graph.batch_size))
     steps = steps if epochs is None else epochs * per_epoch
     count = sum(tensor.num_elements for tensor in graph.parameters)
@@ -144,8 +154,8 @@ def demo(
     say.step(f"search over {NUM_RANKS} devices")
     plans = search(
         graph, target, num_devices=NUM_RANKS, num_stages=chosen.num_stages, stages=stages,
-        num_micro_batches=chosen.num_micro_batches, schedule=chosen.schedule, recompute=recomputed,
-        optimizer=chosen.optimizer, full_batch=True, on_progress=say.note,
+        num_micro_batches=chosen.num_micro_batches, interleave=chosen.interleave, schedule=chosen.schedule,
+        recompute=recomputed, pinned=_given(chosen, graph), optimizer=chosen.optimizer, full_batch=True, on_progress=say.note,
     )  # fmt: skip
     plan = plans.best
     files = {"machine": folder / "machine.json", "plan": save_plan(plan, folder / "plan.json")}
@@ -189,7 +199,8 @@ def demo(
     return outcome
 
 
-def _captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str, ...]]:
+def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """The case's graph, the operators of its stages, and those that are recomputed."""
     from executor.capture import capture
     from executor.feeding import load_model
     from executor.recompute import marked_operators
@@ -199,6 +210,15 @@ def _captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str
     graph = capture(module, examples)
     stages = assign_stages(graph, module, case.stage_config, case.num_stages)
     return graph, stages, marked_operators(graph, module)
+
+
+def _given(case: Case, graph: Graph) -> dict[str, Strategy]:
+    """The strategies that the case's module gives, for a slice of a micro-batch."""
+    from executor.feeding import load_model
+    from executor.sharding import given_strategies
+
+    part = graph.with_batch(graph.batch_size // (case.num_micro_batches * case.interleave))
+    return given_strategies(part, load_model(case.model)[0], NUM_RANKS // case.num_stages)
 
 
 def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, CalibrationResult | None]:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from costmodels import Machine, price
+from plans.lower import lower
 from plans.plan import Plan, save_plan
-from plans.timeline import Timeline
+from plans.timeline import PS_PER_S, Timeline
 
 if TYPE_CHECKING:
     from executor.job import Emulate
 
-__all__ = ["RunResult", "run"]
+__all__ = ["RunResult", "dilation", "read_result", "run"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,6 +37,7 @@ class RunResult:
         collectives_match: executed = planned communication on every rank (kind, bytes, group, count), or None.
         differences: what did not match, in words.
         num_communications: executed per step, per rank.
+        cpu_s: processor seconds per step, per rank.
         peak_bytes: per rank.
         log_dir: where `1/rank.N/stdout` lies.
         launch_s: seconds of the whole launch, start-up included.
@@ -49,6 +52,7 @@ class RunResult:
     collectives_match: bool | None
     differences: tuple[str, ...]
     num_communications: tuple[int, ...]
+    cpu_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
     log_dir: Path
     launch_s: float
@@ -71,7 +75,7 @@ def run(
     out: str | os.PathLike[str] | None = None,
     log_dir: str | os.PathLike[str] = "log_output",
     emulate: str | None = None,
-    dilate: float = 1.0,
+    dilate: float | None = None,
     device: str = "auto",
     print_every: int = 0,
     record_steps: int = 3,
@@ -90,7 +94,8 @@ def run(
         seed: of initial weights and data order.
         out: folder for results; a temporary one when None.
         log_dir: where the ranks' output goes.
-        emulate: machine whose modelled times the instructions take, `dilate` times as long.
+        emulate: machine whose modelled times the instructions take, `dilate` times as long; None picks the factor that
+            lets the shortest instruction last 50 ms.
         device: "auto", "cpu", "cuda" or "npu".
         print_every: the ranks print the loss of every n-th step.
         record_steps: of how many of the last steps spans are kept.
@@ -105,11 +110,24 @@ def run(
 
     with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
         folder = Path(temporary if out is None else out)
-        what = None if emulate is None else Emulate(machine=emulate, dilate=dilate)
+        what = None
+        if emulate is not None:
+            what = Emulate(machine=emulate, dilate=dilation(plan, Machine.load(emulate)) if dilate is None else dilate)
         return _run(
             plan, folder, steps, data, data_folder, model, seed, log_dir, what, device, print_every, record_steps,
             timeout_s, port, on_line,
         )  # fmt: skip
+
+
+def dilation(plan: Plan, machine: Machine, shortest_s: float = 0.05) -> float:
+    """By how much a machine's times must be stretched for the plan's shortest instruction to last `shortest_s`."""
+    shortest_ps = min(
+        cost.dispatch_ps + cost.work_ps
+        for group in lower(plan).groups
+        for _, instruction in group.walk()
+        if (cost := price(instruction, group, machine, plan.num_ranks)).dispatch_ps + cost.work_ps > 0
+    )
+    return shortest_s * PS_PER_S / shortest_ps
 
 
 def _run(
@@ -167,6 +185,7 @@ def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> Run
         collectives_match=None if not known else not any(known),
         differences=tuple(line for lines in known for line in lines),
         num_communications=tuple(rank.num_communications for rank in ranks),
+        cpu_s=tuple(rank.cpu_s for rank in ranks),
         peak_bytes=tuple(rank.peak.peak_bytes for rank in ranks),
         log_dir=log_dir,
         launch_s=launch_s,

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
 from plans.graph import Graph
-from plans.plan import Optimizer, Plan, plan_from_json, plan_to_json
+from plans.plan import Optimizer, Plan, Strategy, plan_from_json, plan_to_json
+from twofold.context import ParallelMode
 from twofold.wrappers import Wrapped, unwrap
 
 if TYPE_CHECKING:
@@ -177,17 +178,34 @@ class Model:
         stages = None
         if configured_stages(module, self.wrapped.stage_config):
             stages = assign_stages(graph, module, self.wrapped.stage_config, settings.num_stages)
+        pinned = self._pinned(graph, num_ranks // settings.num_stages)
         start_s = time.perf_counter()
         found = search(
             graph, machine, num_devices=num_ranks, num_stages=settings.num_stages, stages=stages,
-            num_micro_batches=self.wrapped.num_micro_batches, schedule=settings.schedule,
-            recompute=marked_operators(graph, module), optimizer=self.optimizer, full_batch=settings.full_batch,
-            output_broadcast=settings.output_broadcast, memory_limit_bytes=settings.memory_limit_bytes,
+            num_micro_batches=self.wrapped.num_micro_batches, interleave=self.wrapped.interleave,
+            schedule=settings.schedule, pinned=pinned, recompute=marked_operators(graph, module),
+            optimizer=self.optimizer, full_batch=settings.full_batch, output_broadcast=settings.output_broadcast,
+            memory_limit_bytes=settings.memory_limit_bytes,
         )  # fmt: skip
         if os.environ.get(GRAPHS_VARIABLE) == "2":
             _save_graphs(graph, found.best)
         print(f"planned in {time.perf_counter() - start_s:.2f} s for machine {machine.name}", flush=True)
         return found.best
+
+    def _pinned(self, graph: Graph, width: int) -> dict[str, Strategy]:
+        """What `shard` says of operators, on stages of `width` ranks."""
+        from executor.sharding import given_strategies, sharded_modules
+
+        module, mode = self.wrapped.module, self.wrapped.settings.parallel_mode
+        if mode != ParallelMode.SEMI_AUTO and (marked := sharded_modules(module)):
+            raise TwofoldError(
+                f"shard was called on {', '.join(marked)}, but in parallel_mode={mode!r} the search decides on every "
+                "operator; parallel_mode='semi_auto' keeps what shard says"
+            )
+        num_slices = self.wrapped.num_micro_batches * self.wrapped.interleave
+        if graph.batch_size % num_slices:
+            return {}  # the search refuses it
+        return given_strategies(graph.with_batch(graph.batch_size // num_slices), module, width)
 
 
 def _shipped(device_kind: str) -> str:

@@ -126,15 +126,12 @@ def check_run(
     from executor.feeding import digits, epochs, load_model
     from executor.reference import compare_losses, compare_weights, train_reference
 
-    if not model:
-        raise TwofoldError(
-            "verifying needs the model that was run: give it as package.module:function or file.py:function"
-        )
+    _check_model(model)
     plan, steps = result.plan, len(result.losses)
     module, _ = load_model(model)
     reference = train_reference(
         module, epochs(digits(plan.graph.batch_size, data_folder, seed), steps), optimizer=plan.optimizer,
-        num_steps=steps, num_micro_batches=plan.num_micro_batches, seed=seed,
+        num_steps=steps, num_micro_batches=plan.num_slices, seed=seed,
     )  # fmt: skip
     losses = [float(loss) for loss in result.losses]
     weights: Mapping[str, np.ndarray] = result.weights
@@ -174,5 +171,11 @@ def verify(
     Raises:
         TwofoldError: as `run`, and when no model is given.
     """
+    _check_model(model)
     result = run(plan, steps=steps, data="digits", data_folder=data_folder, model=model, seed=seed, **options)
     return check_run(result, model=model, data_folder=data_folder, seed=seed, predicted=predicted)
+
+
+def _check_model(model: str) -> None:
+    if not model:
+        raise TwofoldError("verifying needs the model that is run, as package.module:function or file.py:function")

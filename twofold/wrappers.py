@@ -22,7 +22,7 @@ from twofold.context import (
     positive,
 )
 
-__all__ = ["AutoParallel", "Pipeline", "PipelineCell", "Wrapped", "unwrap"]
+__all__ = ["AutoParallel", "MicroBatchInterleaved", "Pipeline", "PipelineCell", "Wrapped", "unwrap"]
 
 
 class Pipeline:
@@ -42,13 +42,34 @@ class Pipeline:
         self.network = network
         self.micro_size = positive("micro_size", micro_size)
         self.stage_config = dict(stage_config or {})
-        if hasattr(network, "named_modules"):
-            known = [name for name, _ in network.named_modules() if name]
+        inner = network.network if isinstance(network, MicroBatchInterleaved) else network
+        if hasattr(inner, "named_modules"):
+            known = [name for name, _ in inner.named_modules() if name]
             if unknown := [name for name in self.stage_config if name not in known]:
                 raise TwofoldError(
                     f"stage_config names {', '.join(map(repr, unknown))}, which is no submodule of "
-                    f"{type(network).__name__}; its submodules are {', '.join(known)}"
+                    f"{type(inner).__name__}; its submodules are {', '.join(known)}"
                 )
+
+
+class MicroBatchInterleaved:
+    """A network (with its loss) that computes each (micro-)batch in slices, side by side.
+
+    While one slice communicates (a tensor-parallel all-reduce, say), the others compute, in the forward and in the
+    backward. It pays where operators are split so that they communicate; the simulator says how much. The loss and
+    the gradients are the mean over slices.
+
+    Args:
+        network: a module whose forward takes a batch and returns the loss, such as `WithLossCell(net, loss_fn)`.
+        interleave_num: into how many slices a batch (of a `Pipeline`: a micro-batch) is cut along dim 0.
+
+    Raises:
+        TwofoldError: an interleave_num below 1.
+    """
+
+    def __init__(self, network: Any, interleave_num: int = 2) -> None:
+        self.network = network
+        self.interleave_num = positive("interleave_num", interleave_num)
 
 
 class PipelineCell(Pipeline):
@@ -67,8 +88,9 @@ class AutoParallel:
     """A network whose operators are split by the search.
 
     Args:
-        network: a module that returns its loss, or a `Pipeline` of one.
-        parallel_mode: "recursive_programming".
+        network: a module that returns its loss, or a `Pipeline` or `MicroBatchInterleaved` of one.
+        parallel_mode: "recursive_programming": the search decides on every operator. "semi_auto": what `shard` says is
+            kept, and the search decides on the other operators.
 
     Raises:
         TwofoldError: an unknown mode.
@@ -82,7 +104,7 @@ class AutoParallel:
     """
 
     def __init__(self, network: Any, parallel_mode: str = "recursive_programming") -> None:
-        check_choice("parallel_mode", parallel_mode, (ParallelMode.RECURSIVE_PROGRAMMING,))
+        check_choice("parallel_mode", parallel_mode, (ParallelMode.RECURSIVE_PROGRAMMING, ParallelMode.SEMI_AUTO))
         self.network = network
         self.settings = replace(get_auto_parallel_context(), parallel_mode=parallel_mode)
 
@@ -154,6 +176,7 @@ class Wrapped:
     module: Any
     settings: ParallelSettings
     num_micro_batches: int = 1
+    interleave: int = 1
     stage_config: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -166,9 +189,16 @@ def unwrap(network: Any) -> Wrapped:
     settings = None
     if isinstance(network, AutoParallel):
         settings, network = network.settings, network.network
-    num_micro_batches, stage_config = 1, {}
+    num_micro_batches, interleave, stage_config = 1, 1, {}
     if isinstance(network, Pipeline):
         num_micro_batches, stage_config, network = network.micro_size, network.stage_config, network.network
+    if isinstance(network, MicroBatchInterleaved):
+        interleave, network = network.interleave_num, network.network
+    if isinstance(network, AutoParallel | Pipeline | MicroBatchInterleaved):
+        raise TwofoldError(
+            f"{type(network).__name__} stands inside another wrapper; the order is AutoParallel(Pipeline("
+            "MicroBatchInterleaved(network))), and each of them once"
+        )
     if settings is None:
         settings = get_auto_parallel_context()
         if not settings.parallel_mode:
@@ -176,4 +206,7 @@ def unwrap(network: Any) -> Wrapped:
                 "the network is not parallel: wrap it as AutoParallel(network, parallel_mode='recursive_programming'), "
                 "or call set_auto_parallel_context(parallel_mode='auto_parallel', ...) first"
             )
-    return Wrapped(module=network, settings=settings, num_micro_batches=num_micro_batches, stage_config=stage_config)
+    return Wrapped(
+        module=network, settings=settings, num_micro_batches=num_micro_batches, interleave=interleave,
+        stage_config=stage_config,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor.rules.lookup import local_ids
 from executor.rules.site import Rule, Site
 
 __all__ = ["LOSS_RULES"]
@@ -41,17 +42,35 @@ def mse_loss_grad(site: Site, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
     return (x - t).mul_(2.0 * attrs.get("scale", 1.0) / attrs["count"])
 
 
-def cross_entropy(site: Site, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """sum -log softmax(x[b.., c])[t[b..]] / count; the classes are the last dim."""
+def cross_entropy_statistic(site: Site, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
+    """Of a part of the classes: [1, 2, b..], the log of the sum of exponentials and the label's logit (0 elsewhere)."""
+    label, mine = local_ids(site, attrs, "c", t, x.shape[-1], "a label of a cross_entropy")
+    x = x.to(site.torch_dtype)
+    logit = x.gather(-1, label.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0)
+    return torch.stack([torch.logsumexp(x, -1), logit]).unsqueeze(0)
+
+
+def cross_entropy(site: Site, attrs: Attrs, x: Tensor, t: Tensor, shards: Tensor | None = None) -> Tensor:
+    """sum -log softmax(x[b.., c])[t[b..]] / count; the classes are the last dim.
+
+    `shards` holds what `cross_entropy_statistic` made of every part of split classes; it has all that is needed.
+    """
+    if shards is not None:
+        total = torch.logsumexp(shards[:, 0], 0) - shards[:, 1].sum(0)
+        return (total.sum() / attrs["count"]).to(site.torch_dtype)
     return F.cross_entropy(x.reshape(-1, x.shape[-1]), t.reshape(-1), reduction="sum") / attrs["count"]
 
 
-def cross_entropy_grad(site: Site, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
+def cross_entropy_grad(site: Site, attrs: Attrs, x: Tensor, t: Tensor, shards: Tensor | None = None) -> Tensor:
     """(softmax(x) - one at the label) scale / count."""
-    probability = torch.softmax(x, -1)
-    label = t.unsqueeze(-1)
-    probability.scatter_add_(-1, label, probability.new_full((), -1.0).expand(label.shape))
-    return probability.mul_(attrs.get("scale", 1.0) / attrs["count"])
+    if shards is None:
+        probability, label, one = torch.softmax(x, -1), t.unsqueeze(-1), x.new_full((), -1.0).expand(*t.shape, 1)
+    else:
+        total = torch.logsumexp(shards[:, 0], 0).unsqueeze(-1)
+        probability = (x - total).exp_().to(x.dtype)
+        local, mine = local_ids(site, attrs, "c", t, x.shape[-1], "a label of a cross_entropy")
+        label, one = local.unsqueeze(-1), -mine.unsqueeze(-1).to(x.dtype)
+    return probability.scatter_add_(-1, label, one).mul_(attrs.get("scale", 1.0) / attrs["count"])
 
 
 LOSS_RULES: Mapping[str, Rule] = {
@@ -59,6 +78,7 @@ LOSS_RULES: Mapping[str, Rule] = {
     "l1_loss.grad0": l1_loss_grad,
     "mse_loss.forward": mse_loss,
     "mse_loss.grad0": mse_loss_grad,
+    "cross_entropy.statistic": cross_entropy_statistic,
     "cross_entropy.forward": cross_entropy,
     "cross_entropy.grad0": cross_entropy_grad,
 }

@@ -34,6 +34,8 @@ class Site:
         dtype: of the first output, such as "float32".
         shares: whether the first output lives in an input's memory.
         progress: the rank's step count.
+        micro_batch: the number of the micro-batch.
+        device: where tensors live, for rules that read none.
     """
 
     rank: int
@@ -42,6 +44,8 @@ class Site:
     dtype: str = "float32"
     shares: bool = False
     progress: Progress = field(default_factory=Progress)
+    micro_batch: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def torch_dtype(self) -> torch.dtype:

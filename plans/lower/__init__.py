@@ -3,6 +3,7 @@
 * `emit`: instructions, values, redistribution steps and lazy waits.
 * `chunk`: one stage's forward and backward.
 * `optimizer`: weight gathers, gradient reductions, updates.
+* `slices`: a body written out for the slices of a micro-batch, communication of one beside compute of the others.
 * `liveness`: where each value is freed.
 * `lower`: everything put in the order of the schedule.
 """

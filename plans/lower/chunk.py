@@ -8,13 +8,14 @@ What a recomputed operator made is made again just before the backward needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from plans.graph import Graph, Operator
 from plans.layout import Layout, TensorLayout
 from plans.lower.emit import Emitter, ValueTable, value_name
+from plans.lower.statistic import gather_statistic
 from plans.operators import OperatorSpec
 from plans.plan import Plan
 from plans.program import Instruction, Kind, Scope, Value
@@ -31,7 +32,8 @@ Placed = tuple[TensorLayout, str]
 class Border:
     """A tensor that crosses from one stage to a later one.
 
-    `source` is the (summed) layout on the making stage, `target` the layout in which the reading stage wants it.
+    `source` is the (summed) layout on the making stage, `target` the layout in which the reading stage wants it;
+    `trained` says whether a gradient comes back.
     """
 
     tensor: str
@@ -39,6 +41,7 @@ class Border:
     to_stage: int
     source: TensorLayout
     target: TensorLayout
+    trained: bool
 
 
 @dataclass(slots=True)
@@ -60,6 +63,7 @@ class ChunkLowering:
     placed: dict[str, list[Placed]] = field(default_factory=dict)
     makers: dict[str, Instruction] = field(default_factory=dict)
     senders: dict[str, Instruction] = field(default_factory=dict)
+    statistics: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
 
     @property
@@ -118,7 +122,7 @@ class ChunkLowering:
         return emitter.instructions
 
     def _note_makers(self, instructions: Sequence[Instruction]) -> None:
-        """Note what made each value, and which ones are dropped: made by a recomputed operator, or from such a value."""
+        """Note what made each value, and what is dropped: made by a recomputed operator, or from such a value."""
         self.senders.update((each.name, each) for each in instructions if each.kind is Kind.SEND)
         for each in instructions:
             again = each.operator in self.plan.recompute if each.part == "F" else False
@@ -138,6 +142,9 @@ class ChunkLowering:
             self.obtain(emitter, name, spec.input_layout(index, mesh, assignment))
             for index, name in enumerate(operator.inputs)
         )
+        if statistic := gather_statistic(emitter, operator, spec, mesh, assignment, inputs):
+            inputs = (*inputs, statistic)
+            self.statistics[operator.name] = statistic
         outputs = []
         for index, name in enumerate(operator.outputs):
             tensor, layout = self.micro.tensors[name], spec.output_layout(index, mesh, assignment)
@@ -154,6 +161,14 @@ class ChunkLowering:
             f"{operator.name}.F", f"{operator.kind}.forward", "F", inputs, tuple(outputs), operator=operator.name,
             flops=spec.flops // spec.local_fraction(mesh, assignment), mesh=mesh, attrs=self._attrs(operator, spec),
         )  # fmt: skip
+        self._hand_on(emitter, operator, spec)
+
+    def _hand_on(self, emitter: Emitter, operator: Operator, spec: OperatorSpec) -> None:
+        """Bring an output to the layout that the strategy hands it on in; readers start from there."""
+        for index, name in enumerate(operator.outputs):
+            layout = self.plan.strategy(operator).handed_on(spec, index, self.mesh_of(operator))
+            self.obtain(emitter, name, layout)
+            self.placed[name].sort(key=lambda placed: not placed[0].same_placement(layout))
 
     def _attrs(self, operator: Operator, spec: OperatorSpec) -> dict[str, object]:
         attrs: dict[str, object] = dict(operator.attrs)
@@ -161,9 +176,7 @@ class ChunkLowering:
         if operator.kind in LOSSES:
             labels = self.micro.tensors[operator.inputs[1]]
             attrs["count"] = labels.num_elements  # of the whole micro-batch: local parts add up to the mean
-        if spec.additive and (axes := tuple(axis for dim in spec.contracted for axis in assignment.get(dim, ()))):
-            attrs["bias_axes"] = axes
-        return attrs
+        return attrs | spec.local_attrs(assignment)
 
     def obtain(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
         """The value that holds tensor `name` in layout `target`, redistributed when it is not there yet."""
@@ -241,27 +254,25 @@ class _Backward:
         chunk = self.chunk
         main = Emitter(mesh=chunk.mesh, table=chunk.table)
         late = Emitter(mesh=chunk.mesh, table=chunk.table) if self.split else main
-        wanted = chunk.micro.needs_gradient()
         operators = chunk.operators()
         for border in chunk.leaving:
-            if border.tensor in wanted:
+            if border.trained:
                 name = f"{chunk.crossing(border, gradient=True)}@{border.source}"
                 self.contributions.setdefault(border.tensor, []).append((border.source, name))
                 main.pending[name] = f"token:{chunk.crossing(border, gradient=True)}.recv"
         for operator in operators:
-            for index in chunk.micro.spec(operator).gradients:
+            for index in chunk.micro.trained_inputs(operator):
                 name = operator.inputs[index]
-                if name in wanted:
-                    table = self.uses if chunk.micro.tensors[name].kind == "parameter" else self.waiting
-                    table[name] = table.get(name, 0) + 1
+                table = self.uses if chunk.micro.tensors[name].kind == "parameter" else self.waiting
+                table[name] = table.get(name, 0) + 1
         later = []
         for operator in reversed(operators):
             spec = chunk.micro.spec(operator)
-            wanted_here = [index for index in sorted(spec.gradients) if operator.inputs[index] in wanted]
-            weights = [i for i in wanted_here if chunk.micro.tensors[operator.inputs[i]].kind == "parameter"]
-            for index in [i for i in wanted_here if i not in weights]:
-                self._gradient(main, operator, spec, index, "B")
-            later += [(operator, spec, index) for index in weights]
+            trained = chunk.micro.trained_inputs(operator)
+            weights = [index for index in trained if chunk.micro.tensors[operator.inputs[index]].kind == "parameter"]
+            for group in spec.gradient_groups(index for index in trained if index not in weights):
+                self._gradients(main, operator, spec, group, "B")
+            later += [(operator, spec, group) for group in spec.gradient_groups(weights)]
             if not self.split:
                 self._weight_gradients(late, later)
         self._weight_gradients(late, later)  # last, so that they find what the input gradients have made again
@@ -269,42 +280,52 @@ class _Backward:
         late.flush()
         return main.instructions, late.instructions if self.split else []
 
-    def _weight_gradients(self, emitter: Emitter, later: list[tuple[Operator, OperatorSpec, int]]) -> None:
+    def _weight_gradients(self, emitter: Emitter, later: list[tuple[Operator, OperatorSpec, tuple[int, ...]]]) -> None:
         while later:
-            self._gradient(emitter, *later.pop(0), "W")
+            self._gradients(emitter, *later.pop(0), "W")
 
-    def _gradient(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, index: int, part: str) -> None:
-        chunk, name = self.chunk, operator.inputs[index]
+    def _gradients(
+        self, emitter: Emitter, operator: Operator, spec: OperatorSpec, group: tuple[int, ...], part: str
+    ) -> None:
+        """One call for the gradients of a group of inputs, mostly of one."""
+        chunk = self.chunk
         mesh, assignment = chunk.mesh_of(operator), chunk.plan.strategy(operator).dims
-        tensor, layout = chunk.micro.tensors[name], spec.gradient_layout(index, mesh, assignment)
         operands = [] if operator.kind in LOSSES else [self._finished(emitter, operator, spec, mesh)]
-        operands += [self._saved(emitter, operator, spec, need) for need in spec.gradients[index].needs]
-        value = chunk.table.add(
-            Value(
+        saved = [self._saved(emitter, operator, spec, need) for need in spec.gradient_needs(group)]
+        operands += [value for value in saved if value is not None]
+        made: list[tuple[str, TensorLayout, str]] = []
+        for index in group:
+            name = operator.inputs[index]
+            tensor, layout = chunk.micro.tensors[name], spec.gradient_layout(index, mesh, assignment)
+            value = Value(
                 name=f"d:{name}.{operator.name}.{index}", shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
-                role="gradient" if part == "W" else "activation",
-                shares=operands[0] if spec.aliases else None,
-            )
-        )  # fmt: skip
+                role="gradient" if part == "W" else "activation", shares=operands[0] if spec.aliases else None,
+            )  # fmt: skip
+            made.append((name, layout, chunk.table.add(value)))
         attrs = chunk._attrs(operator, spec)
         if operator.kind in LOSSES:
-            attrs["scale"] = 1.0 / chunk.plan.num_micro_batches
+            attrs["scale"] = 1.0 / chunk.plan.num_slices
+        which = "".join(str(index) for index in group)
         emitter.compute(
-            f"{operator.name}.{part}{index}", f"{operator.kind}.grad{index}", part, tuple(operands), (value,),
-            operator=operator.name, mesh=mesh, attrs=attrs,
-            flops=spec.gradients[index].flops // spec.local_fraction(mesh, assignment),
+            f"{operator.name}.{part}{which}", f"{operator.kind}.grad{which}", part, tuple(operands),
+            tuple(value for _, _, value in made), operator=operator.name, mesh=mesh, attrs=attrs,
+            flops=sum(spec.gradients[index].flops for index in group) // spec.local_fraction(mesh, assignment),
         )  # fmt: skip
-        if part == "W":
-            self._accumulate(emitter, name, layout, value)
-        else:
-            self.contributions.setdefault(name, []).append((layout, value))
-            self.waiting[name] -= 1
-            if not self.waiting[name]:
-                self._complete(emitter, name)
+        for name, layout, result in made:
+            if part == "W":
+                self._accumulate(emitter, name, layout, result)
+            else:
+                self.contributions.setdefault(name, []).append((layout, result))
+                self.waiting[name] -= 1
+                if not self.waiting[name]:
+                    self._complete(emitter, name)
 
-    def _saved(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, need: str) -> str:
-        """The operand "x<i>" or "y<i>" of the forward, made again when it was dropped."""
+    def _saved(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, need: str) -> str | None:
+        """The operand "x<i>" or "y<i>" of the forward, made again when it was dropped; None for no statistic."""
         chunk, index = self.chunk, int(need[1:])
+        if need[0] == "s":
+            statistic = chunk.statistics.get(operator.name)
+            return None if statistic is None else self._ensure(emitter, statistic)
         mesh, assignment = chunk.mesh_of(operator), chunk.plan.strategy(operator).dims
         if need[0] == "x":
             layout, name = spec.input_layout(index, mesh, assignment), operator.inputs[index]
@@ -332,9 +353,7 @@ class _Backward:
                 emitter.transfer(name, inputs[0], outputs[0], *maker.transfer, f"{maker.channel}~again", maker.operator)
             else:
                 token = None if maker.token is None else emitter.token(name)
-                emitter.add(
-                    replace(maker, name=name, inputs=inputs, outputs=tuple(outputs), token=token, part=part)
-                )
+                emitter.add(replace(maker, name=name, inputs=inputs, outputs=tuple(outputs), token=token, part=part))
         return self.again[value]
 
     def _finished(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, mesh: Layout) -> str:
@@ -349,15 +368,16 @@ class _Backward:
         """All readers have contributed: sum what has equal layout, redistribute, add up, send on."""
         chunk = self.chunk
         maker = chunk.micro.producers().get(name)
-        mine = maker is not None and maker.name in chunk.plan.stages[chunk.number].operators
-        if mine:
-            assert maker is not None
-            spec, mesh = chunk.micro.spec(maker), chunk.mesh_of(maker)
+        if maker is not None and maker.name in chunk.plan.stages[chunk.number].operators:
+            spec, mesh, strategy = chunk.micro.spec(maker), chunk.mesh_of(maker), chunk.plan.strategy(maker)
             index = maker.outputs.index(name)
-            target = spec.output_layout(index, mesh, chunk.plan.strategy(maker).dims).without_partial()
+            handed_on = strategy.handed_on(spec, index, mesh).without_partial()
+            target = spec.output_layout(index, mesh, strategy.dims).without_partial()
         else:
-            target = next(border.target for border in chunk.arriving if border.tensor == name)
-        value = self._sum(emitter, name, self.contributions[name], target)
+            handed_on = target = next(border.target for border in chunk.arriving if border.tensor == name)
+        value = self._sum(emitter, name, self.contributions[name], handed_on)
+        shape, about = chunk.micro.tensors[name].shape, f"d:{chunk.label(name)}.handed on"
+        value = emitter.move(value, about, handed_on, target, shape)
         self.final[name] = [(target, value)]
         for border in chunk.arriving:
             if border.tensor == name:

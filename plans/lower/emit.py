@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from plans.graph import itemsize
 from plans.layout import Layout, TensorLayout
 from plans.program import Instruction, Kind, Scope, Value
-from plans.redistribution import Step, StepKind, pieces, redistribute
+from plans.redistribution import Step, StepKind, max_received_bytes, pieces, redistribute
 
 __all__ = ["Emitter", "ValueTable", "channel_of", "transfer_pair", "value_name"]
 
@@ -111,11 +111,9 @@ class Emitter:
         `tensor` names it in instruction and value names.
         """
         dtype = self.table[value].dtype
-        for step in redistribute(source, target, shape, itemsize=itemsize(dtype)):
+        for step in _even_steps(source, target, shape, itemsize(dtype)):
             name = value_name(tensor, step.after, self.mesh)
-            result = self.table.add(
-                Value(name=name, shape=step.after.local_shape(shape), dtype=dtype, role=role)
-            )
+            result = self.table.add(Value(name=name, shape=step.after.local_shape(shape), dtype=dtype, role=role))
             if result not in self.made:  # another target may have passed through here
                 self._step(f"{name}.{step.kind}", step, value, result, shape, operator)
             value = result
@@ -160,6 +158,18 @@ class Emitter:
         self.add(recv)
         self.add(send)
         self.sent.append(str(send.token))
+
+
+def _even_steps(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], size: int) -> tuple[Step, ...]:
+    """The cheapest steps on whose way every rank's part has the same shape, as a `Value` must."""
+    steps = redistribute(source, target, shape, itemsize=size)
+    if all(step.after.is_even(shape) for step in steps):
+        return steps
+    return redistribute(source, target, shape, itemsize=size, price=_bytes_if_even)
+
+
+def _bytes_if_even(step: Step, shape: tuple[int, ...], size: int) -> float:
+    return max_received_bytes(step, shape, size) if step.after.is_even(shape) else math.inf
 
 
 def value_name(tensor: str, layout: TensorLayout, mesh: Layout) -> str:

@@ -21,11 +21,7 @@ def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Val
     WAIT, if that is in one of the bodies (what is sent to another stage is waited for at the end of the step).
     """
     flat = [instruction for body in bodies for instruction in body]
-    reads_of_token = {
-        instruction.token: instruction.inputs
-        for instruction in flat
-        if instruction.token is not None
-    }
+    reads_of_token = {instruction.token: instruction.inputs for instruction in flat if instruction.token is not None}
     last: dict[str, int] = {}
     for position, instruction in enumerate(flat):
         used = (*instruction.inputs, *instruction.outputs, *reads_of_token.get(instruction.waits or "", ()))

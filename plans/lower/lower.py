@@ -13,6 +13,7 @@ from plans.lower.chunk import LOSSES, Border, ChunkLowering
 from plans.lower.emit import Emitter, ValueTable, channel_of, transfer_pair, value_name
 from plans.lower.liveness import with_frees
 from plans.lower.optimizer import OptimizerLowering
+from plans.lower.slices import Slices
 from plans.plan import Plan
 from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from plans.schedules import Action, Schedule, make_schedule
@@ -80,7 +81,7 @@ class _Lowering:
 
     def run(self) -> Program:
         plan = self.plan
-        self.micro = plan.micro_graph
+        self.micro = plan.slice_graph
         schedule = schedule_of(plan)
         groups = _groups(plan)
         self.group_of_stage = [schedule.placement[number] for number in range(len(plan.stages))]
@@ -91,6 +92,11 @@ class _Lowering:
 
     def _find_borders(self) -> list[Border]:
         stage_of, found = self.plan.stage_of(), {}
+        trained = {
+            (operator.inputs[index], stage_of[operator.name])
+            for operator in self.micro.operators
+            for index in self.micro.trained_inputs(operator)
+        }
         producers = self.micro.producers()
         for operator in self.micro.operators:
             here = stage_of[operator.name]
@@ -99,15 +105,16 @@ class _Lowering:
                 if maker is None or stage_of[maker.name] == here or (name, here) in found:
                     continue
                 there = stage_of[maker.name]
-                source = self.micro.spec(maker).output_layout(
-                    maker.outputs.index(name), self._mesh(maker), self.plan.strategy(maker).dims
+                source = self.plan.strategy(maker).handed_on(
+                    self.micro.spec(maker), maker.outputs.index(name), self._mesh(maker)
                 )
                 target = self.micro.spec(operator).input_layout(
                     index, self._mesh(operator), self.plan.strategy(operator).dims
                 )
                 found[name, here] = Border(
-                    tensor=name, from_stage=there, to_stage=here, source=source.without_partial(), target=target
-                )
+                    tensor=name, from_stage=there, to_stage=here, source=source.without_partial(), target=target,
+                    trained=(name, here) in trained,
+                )  # fmt: skip
         return list(found.values())
 
     def _mesh(self, operator: object) -> Layout:
@@ -136,13 +143,14 @@ class _Lowering:
         )
         places = optimizer.places()
         gathers, gathered = optimizer.gathers()
-        bodies = {stage: self._chunk(stage, table, homes, reduced, optimizer, gathered) for stage in stages}
+        slices = Slices(self.plan.interleave, table, self.plan.interleave_order == "interleaved")
+        bodies = {stage: self._chunk(stage, table, homes, reduced, optimizer, gathered, slices) for stage in stages}
         loss = self._loss_value(table, stages)
         blocks = self._order(order, bodies, gathers)
         blocks.append(
             Block(label="end", micro_batch=END, body=self._end(mesh, table, optimizer, places, blocks, bodies, loss))
         )
-        return GroupProgram(mesh=mesh, values=dict(table.values), blocks=tuple(blocks), parameters=places, loss=loss)
+        return GroupProgram(mesh=mesh, values=dict(slices.values()), blocks=tuple(blocks), parameters=places, loss=loss)
 
     def _parameter_layouts(self, stages: Sequence[int]) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
         """Where each parameter lives (as its first reader wants it), and the layout of its accumulated gradient."""
@@ -161,8 +169,8 @@ class _Lowering:
                     raise TwofoldError(f"parameter {name!r} does not reach the loss; freeze it or leave it out")
                 mesh = self._mesh(operator)
                 home = homes.setdefault(name, spec.input_layout(index, mesh, dims))
-                if index not in spec.gradients:
-                    raise TwofoldError(f"operator {operator.name!r} has no gradient for its input {name!r}")
+                if index not in self.micro.trained_inputs(operator):
+                    continue
                 axes = spec.gradient_layout(index, mesh, dims).partial
                 if mesh != home.mesh:
                     axes = ()  # the same names mean other axes there
@@ -184,6 +192,7 @@ class _Lowering:
         reduced: Mapping[str, TensorLayout],
         optimizer: OptimizerLowering,
         gathered: Mapping[str, str],
+        slices: Slices,
     ) -> _Bodies:
         arriving = tuple(border for border in self.borders if border.to_stage == stage)
         leaving = tuple(border for border in self.borders if border.from_stage == stage)
@@ -217,9 +226,8 @@ class _Lowering:
             )  # fmt: skip
             return crossing(border, gradient, result=result)[1]
 
-        wanted = self.micro.needs_gradient()
         incoming = [receive(border, False) for border in arriving]
-        returning = [receive(border, True) for border in leaving if border.tensor in wanted]
+        returning = [receive(border, True) for border in leaving if border.trained]
         forward = chunk.forward(lambda emitter, border, value: send(emitter, border, value, False))
         if self._is_last(stage):
             forward += self._accumulate_loss(table)
@@ -232,11 +240,14 @@ class _Lowering:
         whole_last, _ = chunk.backward(back, reduce)
         first, second = chunk.backward(back, split=True)
         first_last, second_last = chunk.backward(back, reduce, split=True)
-        values = table.values
-        incoming_, forward_, returning_, whole_ = with_frees([incoming, forward, returning, whole], values)
-        *_, whole_last_ = with_frees([incoming, forward, returning, whole_last], values)
-        *_, first_, second_ = with_frees([incoming, forward, returning, first, second], values)
-        *_, first_last_, second_last_ = with_frees([incoming, forward, returning, first_last, second_last], values)
+
+        def spread(*backward: list[Instruction]) -> list[list[Instruction]]:
+            return with_frees(slices.spread([incoming, forward, returning, *backward]), table.values)
+
+        incoming_, forward_, returning_, whole_ = spread(whole)
+        *_, whole_last_ = spread(whole_last)
+        *_, first_, second_ = spread(first, second)
+        *_, first_last_, second_last_ = spread(first_last, second_last)
         return _Bodies(
             forward=Body(name=f"{stage}F", instructions=tuple(forward_)),
             first=Body(name=f"{stage}F.first", instructions=tuple(_with_waits(forward_, gathered))),
@@ -289,7 +300,7 @@ class _Lowering:
         value, dtype = value_name(self.micro.loss, layout, mesh), self.micro.tensors[self.micro.loss].dtype
         total = table.add(Value(name="step_loss", shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
         emitter = Emitter(mesh=self._mesh(operator), table=table)
-        scale = {"scale": 1.0 / self.plan.num_micro_batches}
+        scale = {"scale": 1.0 / self.plan.num_slices}
         emitter.compute("step_loss.accumulate", "accumulate", "F", (value,), (total,), attrs=scale)
         return emitter.instructions
 

@@ -2,8 +2,8 @@
 
 At optimizer-parallel level 1 a parameter that is large enough lives as a shard of its flattened local weight, cut over
 all axes along which ranks hold the same weight. The weight is gathered once at the start of the step, and the update
-touches the shard only. Its gradient is reduce-scattered once over those of the axes along which it is a partial sum (the
-batch is split there); along the others every rank has the same gradient already and keeps its part of it. Other
+touches the shard only. Its gradient is reduce-scattered once over those of the axes along which it is a partial sum
+(the batch is split there); along the others every rank has the same gradient already and keeps its part of it. Other
 parameters are kept whole and their gradients are all-reduced.
 """
 

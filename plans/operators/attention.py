@@ -38,12 +38,12 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
     product = int(2 * scores * q[-1] * share), int(2 * scores * v[-1] * share)
     forward = sum(product)
     needs = tuple(f"x{index}" for index in range(len(inputs)))
-    # the scores are made again (d); then dv (e), d scores (e), dq (d), dk (d)
+    # the forward is made again; then the gradients of the scores (e), q (d), k (d) and v (e)
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=tuple(operands), outputs=((*batch, heads, "s", "_e"),), flops=forward,
         splittable=frozenset(dim for dim in sizes if not dim.startswith("_")),
         gradients={
-            0: Gradient(needs=needs, flops=product[0] + forward), 1: Gradient(needs=needs, flops=product[0]),
+            0: Gradient(needs=needs, flops=forward + sum(product)), 1: Gradient(needs=needs, flops=product[0]),
             2: Gradient(needs=needs, flops=product[1]),
         },
         located=("s",), joint=(0, 1, 2),

@@ -87,8 +87,7 @@ def _conv2d(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     if len(inputs) == 3:
         operands += ((made,),)
         gradients[2] = Gradient(flops=math.prod(outputs[0]))
-    # with groups, k and n are minor dims of a merged one: split only where each group stands alone, which conv2d of a
-    # part cannot express for n and k at once
+    # with groups, n and k of a part would need every g on a rank of its own
     splittable = {"b", "g"} if groups > 1 else {"b", "n", "k"}
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=operands, outputs=(("b", made, "_oh", "_ow"),), flops=flops,

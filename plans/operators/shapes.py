@@ -75,7 +75,7 @@ def _permute(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operat
 
 @declares("narrow")
 def _narrow(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """Elements attrs "start", start + "step", ... of the dim attrs "dim", as many as the output has; that dim is whole."""
+    """Elements attrs "start", start + "step", ... of dim attrs "dim", as many as the output has; that dim is whole."""
     dim = attrs["dim"]
     dims = tuple("_from" if at == dim else f"d{at}" for at in range(len(inputs[0])))
     out = tuple("_to" if at == dim else f"d{at}" for at in range(len(inputs[0])))

@@ -37,8 +37,8 @@ def _fill(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorS
 def _opaque(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """Any other operator: every rank runs all of it, and its gradient by autograd of it alone.
 
-    attrs "target" is its aten name, "arguments" its arguments as JSON, "result" which of its results this is (-1: it has
-    one), "batched" whether dim 0 of the result is the batch, "batched_inputs" the inputs whose dim 0 is the batch.
+    attrs "target" is its aten name, "arguments" its arguments as JSON, "result" which of its results this is (-1: it
+    has one), "batched" whether dim 0 of the result is the batch, "batched_inputs" the inputs whose dim 0 is the batch.
     """
     sizes: dict[str, int] = {}
     operands = []

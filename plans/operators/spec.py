@@ -13,8 +13,8 @@ An operator names the dims of its inputs and outputs. A **strategy** gives mesh 
 a split one is split to single elements, and `check` asks for that.
 
 **Statistics.** An operator that sums over a split dim in a way that partial sums cannot express (the softmax inside a
-cross-entropy) names a `Statistic`: a small tensor that every shard makes of its part, gathered over the shards, and read
-by the forward and by gradients that need "s0".
+cross-entropy) names a `Statistic`: a small tensor that every shard makes of its part, gathered over the shards, and
+read by the forward and by gradients that need "s0".
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Gradient:
 class Statistic:
     """What every shard of dim `over` makes of its part of the inputs, for all shards to know.
 
-    Its tensor has the shape [shards, width, *dims]: the call "<kind>.statistic" makes one row of it, an all-gather brings
-    the others.
+    Its tensor has the shape [shards, width, *dims]: the call "<kind>.statistic" makes one row of it, an all-gather
+    brings the others.
     """
 
     over: str
@@ -83,8 +83,8 @@ class OperatorSpec:
         gradients: input index -> its gradient; inputs that are absent have none.
         additive: inputs added outside the sum over the contracted dims (a bias).
         aliases: whether the output shares the input's memory (a reshape): it costs no bytes and no time.
-        located: dims of which a rank must know where its part lies (a causal mask, a table of embeddings): the axes that
-            split them are handed to the call as attrs "split".
+        located: dims of which a rank must know where its part lies (a causal mask, a table of embeddings): the axes
+            that split them are handed to the call as attrs "split".
         statistic: see the module; its dim counts as summed within the operator, it leaves no partial sums.
         joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
     """
@@ -114,6 +114,10 @@ class OperatorSpec:
     def leading(self) -> str:
         """The major named dim of the output (of the first input where the output is a scalar); "" if there is none."""
         return next((factors(dims[0])[0] for dims in (*self.outputs, *self.inputs) if dims), "")
+
+    def output_shape(self, index: int) -> tuple[int, ...]:
+        """The whole shape of output `index`."""
+        return tuple(math.prod(self.sizes[name] for name in factors(dim)) for dim in self.outputs[index])
 
     def input_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which input `index` must arrive."""

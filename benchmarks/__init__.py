@@ -1,0 +1,1 @@
+"""Longer proofs and measurements; each module is a command."""

@@ -1,0 +1,139 @@
+"""The hybrid-parallel case in numbers: emulated against simulated, and real runs against their intervals.
+
+    python -m benchmarks.hybrid_case emulated                     about 3 minutes
+    python -m benchmarks.hybrid_case real --runs 10               about a minute a run, on an otherwise quiet machine
+
+Each real run calibrates anew, writes its prediction down, and only then runs the program. Results go to
+benchmarks/results/*.json with machine, versions, date and command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from costmodels import Machine
+from plans.plan import Plan
+from search import search
+from simulator import simulate
+from twofold.calibration import calibrate
+from twofold.demo import CASES, NUM_RANKS, captured
+from twofold.running import run
+from twofold.verification import check_run
+
+RESULTS = Path(__file__).with_name("results")
+CASE = CASES["multiple_mix"]
+
+
+def best_plan(machine: Machine) -> Plan:
+    graph, stages, recomputed = captured(CASE)
+    return search(
+        graph, machine, num_devices=NUM_RANKS, num_stages=CASE.num_stages, stages=stages,
+        num_micro_batches=CASE.num_micro_batches, schedule=CASE.schedule, recompute=recomputed, optimizer=CASE.optimizer,
+    ).best  # fmt: skip
+
+
+def emulated(machine_name: str, steps: int) -> dict[str, Any]:
+    """One plan on emulated devices; the prediction is made first."""
+    machine = Machine.load(machine_name)
+    plan = best_plan(machine)
+    predicted = simulate(plan, machine, num_steps=steps)
+    result = run(plan, steps=steps, data="digits", model=CASE.model, seed=1, emulate=machine_name, out=None)
+    ratio = predicted.step_interval_s / result.step_s
+    row = {
+        "machine": machine_name,
+        "steps": steps,
+        "predicted_step_s": predicted.step_interval_s,
+        "emulated_step_s": result.step_s,
+        "predicted_over_emulated": ratio,
+        "within_3_percent": abs(ratio - 1) <= 0.03,
+    }
+    print(
+        f"{machine_name}: predicted {predicted.step_interval_s * 1e3:.4f} ms, emulated {result.step_s * 1e3:.4f} ms, "
+        f"{ratio - 1:+.2%}",
+        flush=True,
+    )
+    return row
+
+
+def real(number: int, steps: int) -> dict[str, Any]:
+    """Calibrate, predict, run, compare."""
+    calibrated = calibrate(NUM_RANKS)
+    machine = calibrated.machine
+    plan = best_plan(machine)
+    predicted = simulate(plan, machine)
+    low, high = predicted.low_s or 0.0, predicted.high_s or 0.0
+    result = run(plan, steps=steps, data="digits", model=CASE.model, seed=1)
+    checked = check_run(result, model=CASE.model, data_folder=None, seed=1, predicted=predicted)
+    row = {
+        "predicted_step_s": predicted.step_interval_s,
+        "low_s": low,
+        "high_s": high,
+        "measured_step_s": result.step_s,
+        "inside": low <= result.step_s <= high,
+        "half_width": (high - low) / 2 / predicted.step_interval_s,
+        "host_scale": machine.host_scale,
+        "probes": [[probe.predicted_s, probe.measured_s] for probe in calibrated.probes],
+        "loss_first_rel_diff": checked.loss_first_rel_diff,
+        "loss_max_rel_diff": checked.loss_max_rel_diff,
+        "weights_max_rel_diff": checked.weights_max_rel_diff,
+        "collectives_match": result.collectives_match,
+        "load_average": os.getloadavg()[0],
+    }
+    print(
+        f"run {number}: predicted {row['predicted_step_s'] * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f}, half-width "
+        f"{row['half_width']:.0%}), measured {result.step_s * 1e3:.1f} ms: {'inside' if row['inside'] else 'OUTSIDE'}",
+        flush=True,
+    )
+    return row
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what the numbers were made."""
+    import torch
+
+    return {
+        "date": datetime.date.today().isoformat(),
+        "command": "python -m benchmarks.hybrid_case " + " ".join(sys.argv[1:]),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+
+
+def main() -> None:
+    """Run one part and save it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("emulated", "real"))
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=None, help="3 emulated, 120 real")
+    parser.add_argument("--machines", nargs="+", default=["h200-x8", "ascend-910b2-x8"])
+    options = parser.parse_args()
+    if options.part == "emulated":
+        rows = [emulated(machine, options.steps or 3) for machine in options.machines]
+        held, wanted = all(row["within_3_percent"] for row in rows), "every row within 3 %"
+    else:
+        rows = [real(number, options.steps or 120) for number in range(1, options.runs + 1)]
+        inside = sum(row["inside"] for row in rows)
+        widest = max(row["half_width"] for row in rows)
+        print(f"inside: {inside} of {len(rows)}; widest half-width {widest:.0%}; worst loss difference over all steps "
+              f"{max(row['loss_max_rel_diff'] for row in rows):.1e}, first 8 steps "
+              f"{max(row['loss_first_rel_diff'] for row in rows):.1e}, weights "
+              f"{max(row['weights_max_rel_diff'] for row in rows):.1e}")  # fmt: skip
+        held, wanted = inside >= 0.8 * len(rows) and widest < 0.35, "8 of 10 inside, half-widths under 35 %"
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"hybrid_case_{options.part}.json"
+    path.write_text(
+        json.dumps({"environment": environment(), "wanted": wanted, "held": held, "rows": rows}, indent=1) + "\n"
+    )
+    print(f"{wanted}: {'held' if held else 'MISSED'}; saved {path}")
+
+
+if __name__ == "__main__":
+    main()

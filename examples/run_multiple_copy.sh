@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Runs multiple_copy.py on 8 ranks of this machine; their output goes to log_output/1/rank.N/stdout.
+# Usage: [EPOCHS=10] [DATA_PATH=folder with MNIST IDX files] bash examples/run_multiple_copy.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+exec "${TWOFOLD:-.venv/bin/twofold}" run examples/multiple_copy.py --devices 8 "$@"

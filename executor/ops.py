@@ -1,0 +1,88 @@
+"""Operators as modules: what a network calls by name, so that `shard` can say how each is split.
+
+self.matmul1 = ops.MatMul()
+...
+net.matmul1.shard((layout("mp", ("sp", "dp")), layout(("sp", "dp"), "None")))
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from executor.sharding import shard
+
+__all__ = ["Add", "Flatten", "GeLU", "MatMul", "Mul", "Operator", "ReLU", "SiLU"]
+
+OperatorT = TypeVar("OperatorT", bound="Operator")
+
+
+class Operator(nn.Module):
+    """A module that is one operator, without parameters."""
+
+    def shard(self: OperatorT, in_strategy: object, out_strategy: object = None) -> OperatorT:
+        """Say how it is split, as `executor.sharding.shard` does; returns itself."""
+        return shard(self, in_strategy, out_strategy)
+
+
+class MatMul(Operator):
+    """x @ w; operands x [.., k] and w [k, n].
+
+    >>> MatMul()(torch.ones(2, 3), torch.ones(3, 4)).shape
+    torch.Size([2, 4])
+    """
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """The product."""
+        return torch.matmul(x, w)
+
+
+class ReLU(Operator):
+    """max(x, 0)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Element by element."""
+        return functional.relu(x)
+
+
+class GeLU(Operator):
+    """x Phi(x), Phi the normal distribution function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Element by element."""
+        return functional.gelu(x)
+
+
+class SiLU(Operator):
+    """x sigmoid(x)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Element by element."""
+        return functional.silu(x)
+
+
+class Add(Operator):
+    """x + y, with broadcasting."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Element by element."""
+        return torch.add(x, y)
+
+
+class Mul(Operator):
+    """x y, with broadcasting."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Element by element."""
+        return torch.mul(x, y)
+
+
+class Flatten(Operator):
+    """All dims but the first made one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, ..] as [N, product of the others]."""
+        return torch.flatten(x, 1)

@@ -1,0 +1,96 @@
+"""Constants, and operators that twofold has no rule for: run as torch has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.rules.place import by_autograd, offset
+from executor.rules.site import Rule, Site
+from plans.errors import TwofoldError
+from plans.operators.sources import MAX_OPAQUE_INPUTS
+
+__all__ = ["SOURCE_RULES"]
+
+Attrs = Mapping[str, Any]
+
+
+def arange(site: Site, attrs: Attrs) -> Tensor:
+    """This rank's part of attrs "start", start + "step", ..."""
+    (size,) = site.shape
+    first = offset(site, attrs, "d0", size)
+    start, step = attrs.get("start", 0), attrs.get("step", 1)
+    if isinstance(start, int) and isinstance(step, int):
+        numbers = torch.arange(first, first + size, device=site.device).mul_(step).add_(start)
+    else:
+        numbers = torch.arange(first, first + size, device=site.device, dtype=torch.float64).mul_(step).add_(start)
+    return numbers.to(site.torch_dtype)
+
+
+def fill(site: Site, attrs: Attrs) -> Tensor:
+    """attrs "value" everywhere."""
+    return torch.full(site.shape, attrs["value"], dtype=site.torch_dtype, device=site.device)
+
+
+# -- opaque ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _call(target: str, arguments: str, result: int) -> Callable[..., Tensor]:
+    """The aten call with its fixed arguments, as a function of (device, tensors...)."""
+    namespace, _, name = target.partition(".")
+    packet, _, overload = name.partition(".")
+    if namespace != "aten" or not hasattr(torch.ops.aten, packet):
+        raise TwofoldError(f"this torch has no operator {target!r}; capture the model again with this version of torch")
+    operation = getattr(getattr(torch.ops.aten, packet), overload)
+    args, kwargs = json.loads(arguments)
+
+    def held(value: Any, device: torch.device, inputs: tuple[Tensor, ...]) -> Any:
+        if isinstance(value, list):
+            return [held(each, device, inputs) for each in value]
+        if isinstance(value, dict):
+            if "tensor" in value:
+                return inputs[value["tensor"]]
+            return device if "device" in value else getattr(torch, value["torch"])
+        return value
+
+    def run(device: torch.device, *inputs: Tensor) -> Tensor:
+        made = operation(
+            *(held(value, device, inputs) for value in args),
+            **{key: held(value, device, inputs) for key, value in kwargs.items()},
+        )
+        chosen: Tensor = made if result < 0 else made[result]
+        return chosen
+
+    return run
+
+
+def _opaque_call(attrs: Attrs) -> Callable[..., Tensor]:
+    return _call(attrs["target"], attrs["arguments"], attrs.get("result", -1))
+
+
+def opaque(site: Site, attrs: Attrs, *inputs: Tensor) -> Tensor:
+    """The aten operator attrs "target" with attrs "arguments", all of it."""
+    device = inputs[0].device if inputs else site.device
+    return _opaque_call(attrs)(device, *inputs).clone(memory_format=torch.contiguous_format)
+
+
+def _opaque_grad(which: int) -> Callable[..., Tensor]:
+    def one(site: Site, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
+        call = _opaque_call(attrs)
+        return by_autograd(lambda *fresh: call(g.device, *fresh), inputs, (which,), g)[0].clone()
+
+    return one
+
+
+SOURCE_RULES: Mapping[str, Rule] = {
+    "arange.forward": arange,
+    "fill.forward": fill,
+    "opaque.forward": opaque,
+    **{f"opaque.grad{which}": _opaque_grad(which) for which in range(MAX_OPAQUE_INPUTS)},
+}

@@ -1,0 +1,87 @@
+"""Strategies on modules: `shard(net.layer1, ...)` says how one operator is split, in semi-automatic mode."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import nn
+
+from executor.stages import covers
+from plans.errors import TwofoldError
+from plans.given import GivenStrategy, given_strategy
+from plans.graph import Graph
+from plans.plan import Strategy
+
+__all__ = ["given_strategies", "shard", "sharded_modules"]
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+_MARK = "_twofold_strategy"
+
+
+def shard(op_or_module: ModuleT, in_strategy: object, out_strategy: object = None) -> ModuleT:
+    """Say how the operator of a module is split; returns the module.
+
+    `AutoParallel(net, parallel_mode="semi_auto")` keeps what is said here, and the search fills in the rest.
+
+    Args:
+        op_or_module: a module that is one operator, such as nn.Linear, nn.ReLU, or an operator of `twofold.ops`.
+        in_strategy: one entry per operand (a linear layer's are x [.., k], weight [n, k], bias [n]; those left out
+            follow): a tuple of the number of parts per dim, or a layout. All in one form, layouts on one mesh.
+        out_strategy: one entry in the same form: how the output is handed on. A matrix product whose contracted dim
+            is split may take the sums (the output as it follows from the operands) or leave them scattered over the
+            rows (the contracted dim's axes appended to those of the rows).
+
+    Raises:
+        TwofoldError: no module, or a form that `plans.given` refuses. Whether a strategy fits the operator's shapes
+            shows when the network is planned.
+
+    >>> layer = shard(nn.Linear(8, 8), ((4, 1), (2, 1)))
+    """
+    if not isinstance(op_or_module, nn.Module):
+        raise TwofoldError(
+            f"shard takes a torch.nn.Module or an operator of twofold.ops such as MatMul(), not {op_or_module!r}"
+        )
+    setattr(op_or_module, _MARK, given_strategy(in_strategy, out_strategy))
+    return op_or_module
+
+
+def sharded_modules(module: nn.Module) -> dict[str, GivenStrategy]:
+    """module path -> what `shard` was told of it."""
+    return {
+        path: getattr(part, _MARK)
+        for path, part in module.named_modules(remove_duplicate=False)
+        if hasattr(part, _MARK)
+    }
+
+
+def given_strategies(graph: Graph, module: nn.Module, num_ranks: int) -> dict[str, Strategy]:
+    """operator -> strategy, for the operators of `graph`, captured from `module`, that stand in a sharded module.
+
+    Args:
+        graph: of what is computed at a time (a micro-batch, or a slice of one).
+        module: whose parts are marked.
+        num_ranks: of a pipeline stage.
+
+    Raises:
+        TwofoldError: a module with several operators or none, or a strategy that does not fit its operator.
+
+    >>> from executor.capture import capture
+    >>> from executor.losscell import MAELoss, WithLossCell
+    >>> net = nn.Sequential(nn.Linear(4, 4), shard(nn.ReLU(), ((2, 2),)), nn.Linear(4, 1))
+    >>> cell = WithLossCell(net, MAELoss())
+    >>> list(given_strategies(capture(cell, ((8, 4), (8, 1))), cell, 4))
+    ['_backbone.1.relu']
+    """
+    found: dict[str, Strategy] = {}
+    for path, given in sharded_modules(module).items():
+        inside = [operator for operator in graph.operators if covers(path, operator.module)]
+        what = f"{type(module.get_submodule(path)).__name__} {path!r}, sharded as {given},"
+        if len({(operator.kind, operator.module) for operator in inside}) > 1:
+            names = ", ".join(f"{operator.name} ({operator.kind})" for operator in inside)
+            raise TwofoldError(f"{what} has several operators: {names}; shard the modules of single operators")
+        if not inside:
+            names = ", ".join(dict.fromkeys(operator.module for operator in graph.operators if operator.module))
+            raise TwofoldError(f"{what} has no operator in the graph; modules with operators are {names}")
+        found |= {operator.name: given.strategy(operator, graph, num_ranks) for operator in inside}
+    return found

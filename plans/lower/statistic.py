@@ -1,0 +1,47 @@
+"""The statistic of an operator with a dim that is summed within it: made per shard, gathered over the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plans.graph import Operator, itemsize
+from plans.layout import Layout, TensorLayout
+from plans.lower.emit import Emitter, value_name
+from plans.operators import Assignment, OperatorSpec
+from plans.program import Value
+
+__all__ = ["gather_statistic"]
+
+
+def gather_statistic(
+    emitter: Emitter,
+    operator: Operator,
+    spec: OperatorSpec,
+    mesh: Layout,
+    assignment: Assignment,
+    inputs: Sequence[str],
+) -> str | None:
+    """Write the instructions that give every shard the rows of all; the value that holds them.
+
+    None where the operator has no statistic or its dim is whole. Half precision is made in float32: sums of
+    exponentials need it.
+    """
+    source = spec.statistic_layout(mesh, assignment)
+    if source is None:
+        return None
+    shape = spec.statistic_shape(mesh, assignment)
+    target = TensorLayout(mesh=mesh, dims=((), *source.dims[1:]))
+    dtype = emitter.table[inputs[0]].dtype
+    name = f"{operator.name}.statistic"
+    own = emitter.table.add(
+        Value(
+            name=value_name(name, source, emitter.mesh),
+            shape=source.local_shape(shape),
+            dtype="float32" if itemsize(dtype) < 4 else dtype,
+        )
+    )
+    emitter.compute(
+        name, f"{operator.kind}.statistic", "F", tuple(inputs), (own,), operator=operator.name, mesh=mesh,
+        attrs=spec.local_attrs(assignment), flops=spec.flops // spec.local_fraction(mesh, assignment),
+    )  # fmt: skip
+    return emitter.move(own, name, source, target, shape, operator=operator.name)

@@ -1,0 +1,131 @@
+"""The public face: quick import, wrappers that act, errors that name the input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import twofold as tf
+from executor.networks import DenseNetwork
+from plans.errors import TwofoldError
+from twofold.context import get_auto_parallel_context, parse_bytes, reset_auto_parallel_context
+from twofold.training import LossMonitor, RunContext
+from twofold.wrappers import unwrap
+
+
+@pytest.fixture(autouse=True)
+def fresh_context():
+    reset_auto_parallel_context()
+    yield
+    reset_auto_parallel_context()
+
+
+@pytest.fixture
+def cell() -> nn.Module:
+    with tf.no_init_parameters():
+        return tf.WithLossCell(DenseNetwork(), tf.MAELoss())
+
+
+def test_every_public_name_is_there() -> None:
+    for name in tf.__all__:
+        assert getattr(tf, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = tf.no_such_name
+
+
+def test_works_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import twofold as tf\n"
+        "from plans.mlp import mlp_graph\n"
+        "machine = tf.Machine.load('h200-x8')\n"
+        "plan = tf.search(mlp_graph([16, 8], 16), machine, num_devices=2).best\n"
+        "assert tf.simulate(plan, machine).step_s > 0\n"
+        "try:\n    tf.capture\nexcept ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "twofold.capture needs torch" in done.stdout
+
+
+def test_wrappers_carry_what_they_were_told(cell: nn.Module) -> None:
+    tf.set_memory(max_size="25GB")
+    net = tf.AutoParallel(tf.Pipeline(cell, 4, stage_config={"_backbone.layer1": 0, "_backbone.layer2": 1}))
+    net.hsdp(threshold=8)
+    net.full_batch = True
+    net.pipeline(stages=2, output_broadcast=True, scheduler="gpipe")
+    wrapped = unwrap(net)
+    assert wrapped.module is cell and wrapped.num_micro_batches == 4
+    assert wrapped.stage_config == {"_backbone.layer1": 0, "_backbone.layer2": 1}
+    settings = wrapped.settings
+    assert (settings.num_stages, settings.schedule, settings.output_broadcast) == (2, "gpipe", True)
+    assert (settings.optimizer_level, settings.threshold_bytes, settings.full_batch) == (1, 8192, True)
+    assert settings.memory_limit_bytes == 25 * 10**9
+
+
+def test_older_form_says_the_same(cell: nn.Module) -> None:
+    tf.set_auto_parallel_context(parallel_mode=tf.ParallelMode.AUTO_PARALLEL, search_mode="recursive_programming")
+    tf.set_auto_parallel_context(pipeline_stages=2, enable_parallel_optimizer=True)
+    settings = unwrap(tf.PipelineCell(cell, 4)).settings
+    assert (settings.num_stages, settings.optimizer_level) == (2, 1)
+    assert get_auto_parallel_context() is settings
+
+
+def test_optimizers_of_torch_are_read(cell: nn.Module) -> None:
+    def kind(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
+        model = tf.Model(tf.AutoParallel(cell), optimizer=optimizer)
+        return model.optimizer.kind, model.optimizer.settings
+
+    parameters = list(cell.parameters())
+    assert kind(torch.optim.SGD(parameters, 0.1)) == ("sgd", {"lr": 0.1, "weight_decay": 0.0})
+    assert kind(torch.optim.SGD(parameters, 0.1, momentum=0.9))[0] == "momentum"
+    adamw = kind(torch.optim.AdamW(parameters, 0.1, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.2))
+    assert adamw == ("adamw", {"lr": 0.1, "weight_decay": 0.2, "beta1": 0.8, "beta2": 0.9, "eps": 1e-7})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda cell: tf.AutoParallel(cell, parallel_mode="recursive"), "parallel_mode 'recursive' is not known"),
+        (lambda cell: tf.Pipeline(cell, 0), "micro_size is 0"),
+        (lambda cell: tf.Pipeline(cell, 4, {"_backbone.layer9": 0}), r"'_backbone.layer9'.*its submodules are.*_backbone.layer1"),
+        (lambda cell: tf.AutoParallel(cell).pipeline(stages=2, scheduler="1f2b"), "scheduler '1f2b' is not known"),
+        (lambda cell: tf.AutoParallel(cell).pipeline(stages=0), "stages=.* is 0"),
+        (lambda cell: tf.AutoParallel(cell).hsdp(optimizer_level="level9"), "level9"),
+        (lambda cell: tf.AutoParallel(cell).hsdp(shard_size=3), "shard_size=3"),
+        (lambda cell: setattr(tf.AutoParallel(cell), "full_batch", "yes"), "full_batch is True or False, not 'yes'"),
+        (lambda cell: tf.set_memory(max_size="25 apples"), "25 apples"),
+        (lambda cell: tf.set_auto_parallel_context(search_mode="guessing"), "search_mode 'guessing' is not known"),
+        (lambda cell: tf.Model(cell, optimizer=None), "not parallel"),
+        (lambda cell: tf.Model(tf.AutoParallel(cell)), "needs an optimizer"),
+        (lambda cell: tf.Model(tf.AutoParallel(cell), torch.optim.Adagrad(cell.parameters())), "Adagrad is not carried out"),
+        (
+            lambda cell: tf.Model(tf.AutoParallel(cell), torch.optim.SGD(cell.parameters(), 0.1, 0.9, nesterov=True)),
+            "nesterov=True",
+        ),
+        (lambda cell: tf.Model(tf.AutoParallel(cell), tf.Optimizer()).train(1, [([0], [0])]), "inside launched ranks"),
+        (lambda cell: LossMonitor(0), "per_print_times=0"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(cell: nn.Module, make, message: str) -> None:
+    with pytest.raises(TwofoldError, match=message):
+        make(cell)
+
+
+def test_parse_bytes() -> None:
+    assert parse_bytes("1.5 KB") == 1500 and parse_bytes("2MiB") == 2 * 2**20 and parse_bytes(7) == 7
+
+
+def test_loss_monitor_prints_the_line_of_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(step: int, *, sink: bool, last: bool = False, loss: float | None = 2.5) -> str:
+        monitor(RunContext(epoch=1, step=step, loss=loss, is_last_step=last, sink_mode=sink))
+        return capsys.readouterr().out
+
+    monitor = LossMonitor(100)
+    assert told(100, sink=True) == "epoch: 1 step: 100, loss is 2.5\n"
+    assert told(99, sink=True) == "" and told(100, sink=False, loss=None) == ""
+    monitor = LossMonitor()
+    assert told(3, sink=False) != "" and told(3, sink=True) == "" and told(3, sink=True, last=True) != ""

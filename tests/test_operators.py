@@ -1,0 +1,533 @@
+"""Every operator on pretend ranks, split in random ways, against torch and its autograd on whole tensors, in float64.
+
+Each rank's part of the inputs is cut out by `input_layout`, the executor's rule runs per rank, and the parts are put
+together again by `output_layout` and `gradient_layout`: copies must agree, partial sums are added.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodels.price import compute_class, matrix_shape
+from executor.rules import RULES, Progress, Site
+from executor.rules.random import kept_elements
+from plans.errors import TwofoldError
+from plans.graph import Graph, Operator, Tensor
+from plans.layout import Layout, TensorLayout
+from plans.operators import declare, factors, kinds
+
+TOLERANCE = 1e-10
+MESHES = (
+    Layout((2,), ("a",)),
+    Layout((4,), ("a",), (2, 0, 3, 1)),
+    Layout((2, 2), ("a", "b")),
+    Layout((2, 3), ("a", "b"), (5, 3, 1, 0, 2, 4)),
+    Layout((2, 2, 2), ("a", "b", "c")),
+)
+LOSSES = ("l1_loss", "mse_loss", "cross_entropy")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These tensors are tiny: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def numbers(high, *shape):
+    """What to look up: ids below `high`, in the place of a shape."""
+    return torch.from_numpy(np.random.default_rng(5).integers(0, high, shape))
+
+
+def mask(*shape):
+    """A boolean input whose first column is always true."""
+    chosen = torch.from_numpy(np.random.default_rng(6).random(shape) < 0.6)
+    chosen[..., 0] = True
+    return chosen
+
+
+def grouped(q, k, v, **settings):
+    """Attention by its formula, each head of k and v repeated for the heads of q that it serves."""
+    repeats = q.shape[-3] // k.shape[-3]
+    k, v = (each.repeat_interleave(repeats, -3) for each in (k, v))
+    scores = q @ k.transpose(-1, -2) * settings.get("scale", 1 / math.sqrt(q.shape[-1]))
+    if settings.get("causal"):
+        rows, columns = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+        scores = scores.masked_fill(columns > rows, -torch.inf)
+    chosen = settings.get("mask")
+    if chosen is not None:
+        scores = scores.masked_fill(~chosen, -torch.inf) if chosen.dtype == torch.bool else scores + chosen
+    return scores.softmax(-1) @ v
+
+
+def attending(**settings):
+    return lambda q, k, v, *rest: grouped(q, k, v, mask=rest[0] if rest else None, **settings)
+
+
+def fixed(call):
+    """An opaque operator's arguments that are tensors alone, but for the rest given."""
+    return {"target": call[0], "arguments": call[1], "result": call[2] if len(call) > 2 else -1}
+
+
+CONV = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+WIDE = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}
+POOL = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1)}
+ODD = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 1), "ceil": True}
+DROP = {"p": 0.3, "seed": 11}
+STEP, MICRO_BATCH = 3, 2
+
+# kind, inputs (shapes, or tensors that are not trained), attrs, the same in torch on whole tensors
+CASES = {
+    "linear": ("linear", ((4, 6, 8), (12, 8), (12,)), {}, F.linear),
+    "linear without bias": ("linear", ((12, 8), (6, 8)), {}, F.linear),
+    "matmul by a matrix": ("matmul", ((4, 6, 8), (8, 12)), {}, torch.matmul),
+    "matmul of batches": ("matmul", ((2, 4, 6, 8), (2, 4, 8, 12)), {}, torch.matmul),
+    "matmul with broadcasting": ("matmul", ((4, 1, 6, 8), (12, 8, 2)), {}, torch.matmul),
+    "matmul of one by a batch": ("matmul", ((6, 8), (4, 8, 12)), {}, torch.matmul),
+    "matmul by a vector": ("matmul", ((4, 6, 8), (8,)), {}, torch.matmul),
+    "matmul of a vector": ("matmul", ((8,), (8, 12)), {}, torch.matmul),
+    "matmul of a vector by a batch": ("matmul", ((8,), (4, 8, 12)), {}, torch.matmul),
+    "matmul of vectors": ("matmul", ((8,), (8,)), {}, torch.matmul),
+    "conv2d": ("conv2d", ((4, 6, 5, 5), (8, 6, 3, 3), (8,)), CONV, F.conv2d),
+    "conv2d with a stride": (
+        "conv2d", ((4, 6, 7, 8), (8, 6, 3, 2)), WIDE, lambda x, w: F.conv2d(x, w, None, (2, 1), (1, 2), (1, 2)),
+    ),
+    "conv2d with groups": (
+        "conv2d", ((4, 8, 5, 5), (12, 2, 3, 3), (12,)), CONV | {"groups": 4}, lambda *all: F.conv2d(*all, groups=4),
+    ),
+    "attention": ("attention", ((4, 6, 8, 4), (4, 6, 8, 4), (4, 6, 8, 2)), {}, attending()),
+    "attention, causal": ("attention", ((2, 4, 12, 4),) * 3, {"causal": True}, attending(causal=True)),
+    "attention, causal, more keys": (
+        "attention", ((2, 2, 4, 4), (2, 2, 6, 4), (2, 2, 6, 4)), {"causal": True}, attending(causal=True),
+    ),
+    "attention, causal, fewer keys": (
+        "attention", ((2, 2, 12, 4), (2, 2, 4, 4), (2, 2, 4, 4)), {"causal": True}, attending(causal=True),
+    ),
+    "attention, grouped": (
+        "attention", ((2, 8, 6, 4), (2, 2, 6, 4), (2, 2, 6, 4)), {"causal": True, "scale": 0.3},
+        attending(causal=True, scale=0.3),
+    ),
+    "attention of one sample": ("attention", ((4, 8, 4),) * 3, {}, attending()),
+    "attention with a mask": ("attention", (*((2, 4, 6, 4),) * 3, mask(2, 1, 6, 6)), {}, attending()),
+    "attention with a mask, causal": (
+        "attention", (*((2, 4, 6, 4),) * 3, mask(6, 6)), {"causal": True}, attending(causal=True),
+    ),
+    "softmax": ("softmax", ((4, 6, 8),), {"dim": 1}, lambda x: x.softmax(1)),
+    "log_softmax": ("log_softmax", ((4, 6, 8),), {"dim": -1}, lambda x: x.log_softmax(-1)),
+    "layer_norm": (
+        "layer_norm", ((4, 6, 8), (8,), (8,)), {"eps": 1e-5}, lambda x, w, b: F.layer_norm(x, (8,), w, b, 1e-5),
+    ),
+    "layer_norm without weight": ("layer_norm", ((4, 8),), {"eps": 0.1}, lambda x: F.layer_norm(x, (8,), eps=0.1)),
+    "layer_norm over two dims": (
+        "layer_norm", ((4, 6, 2), (6, 2), (6, 2)), {"eps": 0.1, "num_dims": 2},
+        lambda x, w, b: F.layer_norm(x, (6, 2), w, b, 0.1),
+    ),
+    "rms_norm": ("rms_norm", ((4, 6, 8), (8,)), {"eps": 1e-5}, lambda x, w: F.rms_norm(x, (8,), w, 1e-5)),
+    "rms_norm without weight": ("rms_norm", ((4, 6),), {"eps": 0.1}, lambda x: F.rms_norm(x, (6,), eps=0.1)),
+    "embedding": ("embedding", (numbers(12, 4, 6), (12, 8)), {}, F.embedding),
+    "embedding with padding": (
+        "embedding", (numbers(12, 4, 6), (12, 8)), {"padding_id": 5}, lambda i, t: F.embedding(i, t, padding_idx=5),
+    ),
+    "cross_entropy": ("cross_entropy", ((12, 8), numbers(8, 12)), {}, F.cross_entropy),
+    "cross_entropy of a sequence": (
+        "cross_entropy", ((4, 6, 12), numbers(12, 4, 6)), {},
+        lambda x, t: F.cross_entropy(x.flatten(0, 1), t.flatten()),
+    ),
+    "l1_loss": ("l1_loss", ((4, 6), torch.ones(4, 6, dtype=torch.float64)), {}, F.l1_loss),
+    "mse_loss": ("mse_loss", ((4, 6), torch.ones(4, 6, dtype=torch.float64)), {}, F.mse_loss),
+    "relu": ("relu", ((4, 6),), {}, torch.relu),
+    "gelu": ("gelu", ((4, 6),), {"approximate": "tanh"}, lambda x: F.gelu(x, approximate="tanh")),
+    "silu": ("silu", ((4, 6),), {}, F.silu),
+    "tanh": ("tanh", ((4, 6),), {}, torch.tanh),
+    "sigmoid": ("sigmoid", ((4, 6),), {}, torch.sigmoid),
+    "exp": ("exp", ((4, 6),), {}, torch.exp),
+    "log": ("log", (("positive", 4, 6),), {}, torch.log),
+    "sqrt": ("sqrt", (("positive", 4, 6),), {}, torch.sqrt),
+    "rsqrt": ("rsqrt", (("positive", 4, 6),), {}, torch.rsqrt),
+    "sin": ("sin", ((4, 6),), {}, torch.sin),
+    "cos": ("cos", ((4, 6),), {}, torch.cos),
+    "pow": ("pow", (("positive", 4, 6),), {"exponent": 2.5}, lambda x: x**2.5),
+    "pow 2": ("pow", ((4, 6),), {"exponent": 2}, lambda x: x**2),
+    "abs": ("abs", ((4, 6),), {}, torch.abs),
+    "neg": ("neg", ((4, 6),), {}, torch.neg),
+    "cast": ("cast", ((4, 6),), {}, lambda x: x.double()),
+    "add": ("add", ((4, 6, 8), (6, 1)), {}, torch.add),
+    "add a number": ("add", ((4, 6),), {"number": 2.5}, lambda x: x + 2.5),
+    "sub": ("sub", ((6, 8), (4, 6, 8)), {}, torch.sub),
+    "sub from a number": ("sub", ((4, 6),), {"number": 2.5, "reverse": True}, lambda x: 2.5 - x),
+    "sub a number": ("sub", ((4, 6),), {"number": 2.5}, lambda x: x - 2.5),
+    "mul": ("mul", ((4, 1, 8), (6, 8)), {}, torch.mul),
+    "mul by a number": ("mul", ((4, 6),), {"number": 2.5}, lambda x: x * 2.5),
+    "div": ("div", ((4, 6, 8), ("positive", 6, 1)), {}, torch.div),
+    "div by a number": ("div", ((4, 6),), {"number": 2.5}, lambda x: x / 2.5),
+    "div of a number": ("div", (("positive", 4, 6),), {"number": 2.5, "reverse": True}, lambda x: 2.5 / x),
+    "masked_fill": (
+        "masked_fill", ((4, 6, 8), mask(6, 8)), {"value": -3.0}, lambda x, chosen: x.masked_fill(chosen, -3.0),
+    ),
+    "expand": ("expand", ((4, 1, 8),), {}, lambda x: x.expand(2, 4, 6, 8)),
+    "dropout": (
+        "dropout", ((4, 6, 8),), DROP,
+        lambda x: x * kept_elements([(0, 4), (0, 6), (0, 8)], (4, 6, 8), 0.3, 11, STEP, MICRO_BATCH) / 0.7,
+    ),
+    "reshape, merge": ("reshape", ((4, 6, 8),), {}, lambda x: x.reshape(24, 8)),
+    "reshape, split": ("reshape", ((24, 8),), {}, lambda x: x.reshape(4, 6, 8)),
+    "reshape, heads": ("reshape", ((4, 6, 8),), {}, lambda x: x.reshape(4, 6, 4, 2)),
+    "reshape, half": ("reshape", ((12, 4),), {}, lambda x: x.reshape(8, 6)),
+    "reshape, new dims": ("reshape", ((4, 1, 6),), {}, lambda x: x.reshape(1, 4, 6, 1)),
+    "permute": ("permute", ((2, 4, 6, 8),), {"dims": (0, 2, 3, 1)}, lambda x: x.permute(0, 2, 3, 1)),
+    "narrow": ("narrow", ((4, 9, 6),), {"dim": 1, "start": 2}, lambda x: x[:, 2:6]),
+    "narrow with a step": ("narrow", ((4, 9, 6),), {"dim": 1, "start": 1, "step": 3}, lambda x: x[:, 1::3]),
+    "concat": (
+        "concat", ((4, 3, 6), (4, 1, 6), (4, 5, 6)), {"dim": 1, "sizes": (3, 1, 5)}, lambda *all: torch.cat(all, 1),
+    ),
+    "reduce_sum": ("reduce_sum", ((4, 6, 8),), {"dims": (1, -1)}, lambda x: x.sum((1, 2))),
+    "reduce_mean": ("reduce_mean", ((4, 6, 8),), {"dims": (0, 2)}, lambda x: x.mean((0, 2))),
+    "reduce_mean, dims kept": (
+        "reduce_mean", ((4, 6, 8),), {"dims": (-1,), "keepdim": True}, lambda x: x.mean(-1, keepdim=True),
+    ),
+    "max_pool2d": ("max_pool2d", ((4, 6, 4, 4),), POOL, lambda x: F.max_pool2d(x, 2)),
+    "max_pool2d, odd": (
+        "max_pool2d", ((4, 6, 6, 5),), ODD, lambda x: F.max_pool2d(x, (3, 2), (2, 1), (1, 0), ceil_mode=True),
+    ),
+    "avg_pool2d": ("avg_pool2d", ((4, 6, 4, 4),), POOL, lambda x: F.avg_pool2d(x, 2)),
+    "avg_pool2d, odd": (
+        "avg_pool2d", ((4, 6, 6, 5),), ODD | {"count_padding": False},
+        lambda x: F.avg_pool2d(x, (3, 2), (2, 1), (1, 0), ceil_mode=True, count_include_pad=False),
+    ),
+    "arange": ("arange", (), {"start": 3, "step": 2}, lambda: torch.arange(3, 27, 2).double()),
+    "fill": ("fill", (), {"value": 1.5}, lambda: torch.full((4, 6), 1.5, dtype=torch.float64)),
+    "opaque": (
+        "opaque", ((4, 6),), fixed(("aten.cumsum.default", '[[{"tensor": 0}, 1], {}]')), lambda x: x.cumsum(1),
+    ),
+    "opaque, one of several results": (
+        "opaque", ((4, 6),), fixed(("aten.sort.default", '[[{"tensor": 0}, 1], {}]', 0)),
+        lambda x: x.sort(1).values,
+    ),
+}  # fmt: skip
+
+
+def made(given, seed):
+    """The whole input: float64 with a gradient where a shape is given."""
+    if isinstance(given, torch.Tensor):
+        return given
+    positive = given[0] == "positive" if given else False
+    shape = given[1:] if positive else given
+    values = torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
+    return (values.abs() + 0.5 if positive else values).requires_grad_()
+
+
+def cut(whole, layout, rank):
+    return whole[tuple(slice(*ends) for ends in layout.region(rank, whole.shape))].contiguous()
+
+
+def joined(parts, layout, shape):
+    """Parts by rank as one tensor: copies must agree, partial terms are added."""
+    whole = torch.zeros(shape, dtype=torch.float64)
+    for group in layout.mesh.groups(layout.replicated):
+        for rank in group[1:]:
+            torch.testing.assert_close(parts[rank], parts[group[0]], rtol=TOLERANCE, atol=TOLERANCE)
+        region = tuple(slice(*ends) for ends in layout.region(group[0], shape))
+        assert parts[group[0]].shape == layout.local_shape(shape)
+        whole[region] += parts[group[0]]
+    return whole
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected.detach().double(), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+class OnRanks:
+    """One operator with a strategy, ready to run its calls on every rank."""
+
+    def __init__(self, name, mesh, assignment):
+        self.kind, given, attrs, reference = CASES[name]
+        self.mesh, self.assignment = mesh, assignment
+        self.inputs = [made(each, seed) for seed, each in enumerate(given)]
+        self.output = reference(*self.inputs)
+        self.spec = spec_of(name)
+        self.attrs = attrs | self.spec.local_attrs(assignment)
+        if self.kind in LOSSES:
+            self.attrs |= {"count": self.inputs[1].numel(), "scale": 0.25}
+        self.layouts = [self.spec.input_layout(index, mesh, assignment) for index in range(len(given))]
+        self.out_layout = self.spec.output_layout(0, mesh, assignment)
+        self.saved = {
+            f"x{index}": self.cut(x, layout)
+            for index, (x, layout) in enumerate(zip(self.inputs, self.layouts, strict=True))
+        }
+        self.saved["y0"] = self.cut(self.output, self.out_layout.without_partial())
+        self.statistic = self.spec.statistic_layout(mesh, assignment)
+        if self.statistic is not None:
+            self.gather_statistic()
+
+    def cut(self, whole, layout):
+        return {rank: cut(whole.detach(), layout, rank) for rank in self.mesh.rank_list}
+
+    def gather_statistic(self):
+        shape = self.spec.statistic_shape(self.mesh, self.assignment)
+        operands = [self.saved[f"x{index}"] for index in range(len(self.inputs))]
+        parts = self.call("statistic", operands, self.statistic.local_shape(shape))
+        whole = joined(parts, self.statistic, shape)
+        self.saved["s0"] = self.cut(whole, TensorLayout(mesh=self.mesh, dims=((), *self.statistic.dims[1:])))
+
+    def call(self, part, operands, shape):
+        results = {}
+        for rank in self.mesh.rank_list:
+            site = Site(
+                rank=rank, mesh=self.mesh, shape=tuple(shape), dtype="float64", progress=Progress(step=STEP),
+                micro_batch=MICRO_BATCH,
+            )  # fmt: skip
+            given = [operand[rank] for operand in operands]
+            kept = [each.clone() for each in given]
+            with torch.inference_mode():
+                results[rank] = RULES[f"{self.kind}.{part}"](site, self.attrs, *given)
+            made = results[rank] if isinstance(results[rank], tuple) else (results[rank],)
+            own = {each.untyped_storage().data_ptr() for each in given}
+            assert all(torch.equal(each, before) for each, before in zip(given, kept, strict=True))
+            assert all(each.is_contiguous() and each.untyped_storage().data_ptr() not in own for each in made)
+        return results
+
+    def check_forward(self):
+        operands = [self.saved[f"x{index}"] for index in range(len(self.inputs))]
+        operands += [self.saved["s0"]] if "s0" in self.saved else []
+        parts = self.call("forward", operands, self.out_layout.local_shape(self.output.shape))
+        close(joined(parts, self.out_layout, self.output.shape), self.output)
+
+    def check_gradients(self, together=True):
+        if not self.spec.gradients:
+            return
+        trained = [index for index in self.spec.gradients if self.inputs[index].requires_grad]
+        assert set(trained) == {index for index, each in enumerate(self.inputs) if each.requires_grad}
+        g = torch.from_numpy(np.random.default_rng(99).standard_normal(self.output.shape))
+        if self.kind in LOSSES:
+            g = torch.tensor(0.25, dtype=torch.float64)
+        expected = dict(
+            zip(trained, torch.autograd.grad(self.output, [self.inputs[i] for i in trained], g), strict=True)
+        )
+        groups = self.spec.gradient_groups(trained) if together else [(index,) for index in trained]
+        assert sorted(index for group in groups for index in group) == trained
+        for group in groups:
+            operands = [] if self.kind in LOSSES else [self.cut(g, self.out_layout.without_partial())]
+            operands += [self.saved[need] for need in self.spec.gradient_needs(group) if need in self.saved]
+            layouts = [self.spec.gradient_layout(index, self.mesh, self.assignment) for index in group]
+            shape = layouts[0].local_shape(self.inputs[group[0]].shape)
+            parts = self.call("grad" + "".join(map(str, group)), operands, shape)
+            for position, (index, layout) in enumerate(zip(group, layouts, strict=True)):
+                mine = {rank: part[position] if len(group) > 1 else part for rank, part in parts.items()}
+                close(joined(mine, layout, self.inputs[index].shape), expected[index])
+
+
+def spec_of(name):
+    kind, given, attrs, reference = CASES[name]
+    inputs = [made(each, seed) for seed, each in enumerate(given)]
+    with torch.no_grad():
+        shape = tuple(reference(*inputs).shape)
+    return declare(kind, [tuple(each.shape) for each in inputs], [shape], attrs, name)
+
+
+@st.composite
+def strategies(draw, name):
+    """A mesh, and axes for dims that can be split; a merged dim's minor parts come to their turn too."""
+    spec, mesh = spec_of(name), draw(st.sampled_from(MESHES))
+    assignment = {}
+    for axis in draw(st.permutations(mesh.alias_name)):
+        dims = [None] + [
+            dim
+            for dim in sorted(spec.splittable)
+            if spec.fits(mesh, assignment | {dim: (*assignment.get(dim, ()), axis)})
+        ]
+        dim = draw(st.sampled_from(dims))
+        if dim is not None:
+            assignment[dim] = (*assignment.get(dim, ()), axis)
+    return mesh, assignment
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whole_on_one_rank(name):
+    case = OnRanks(name, Layout((1,), ("a",)), {})
+    case.check_forward()
+    case.check_gradients()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_dim_alone(name):
+    spec = spec_of(name)
+    for dim in sorted(spec.splittable):
+        for mesh in MESHES[:2]:
+            if spec.fits(mesh, {dim: ("a",)}):
+                case = OnRanks(name, mesh, {dim: ("a",)})
+                case.check_forward()
+                case.check_gradients(together=False)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_random_strategies(name):
+    @settings(max_examples=12, derandomize=True, deadline=None, database=None)
+    @given(strategies(name))
+    def check(drawn):
+        case = OnRanks(name, *drawn)
+        case.check_forward()
+        case.check_gradients()
+
+    check()
+
+
+def test_every_kind_has_a_case():
+    assert {kind for kind, *_ in CASES.values()} == set(kinds())
+
+
+# -- what the declarations say -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_dims_have_the_sizes_of_the_shapes(name):
+    _, given, _, reference = CASES[name]
+    inputs, spec = [made(each, seed) for seed, each in enumerate(given)], spec_of(name)
+    for dims, tensor in zip((*spec.inputs, *spec.outputs), (*inputs, reference(*inputs)), strict=True):
+        assert tuple(math.prod(spec.sizes[each] for each in factors(dim)) for dim in dims) == tensor.shape
+    assert {each for dims in (*spec.inputs, *spec.outputs) for dim in dims for each in factors(dim)} <= set(spec.sizes)
+    assert not any(dim.startswith("_") for dim in spec.splittable)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [
+        ("linear", 2 * 24 * 8 * 12),
+        ("matmul of batches", 2 * 8 * 6 * 8 * 12),
+        ("conv2d", 2 * (4 * 8 * 3 * 3) * 6 * 9),
+        ("conv2d with groups", 2 * (4 * 12 * 3 * 3) * 2 * 9),
+        ("attention", 2 * 4 * 6 * 8 * 8 * (4 + 2)),
+        ("attention, causal", 2 * 2 * 4 * (12 * 13 // 2) * (4 + 4)),
+    ],
+)
+def test_flops_of_products(name, flops):
+    assert spec_of(name).flops == flops
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (kind, *_) in CASES.items() if compute_class(f"{kind}.forward") == "matrix"]
+)
+def test_prices_count_the_flops_of_the_declaration(name):
+    kind, given, _, reference = CASES[name]
+    inputs, spec = [made(each, seed) for seed, each in enumerate(given)], spec_of(name)
+    shapes = [tuple(each.shape) for each in inputs]
+    out = tuple(reference(*inputs).shape)
+    counted = 2 * math.prod(matrix_shape(f"{kind}.forward", (*shapes, out)))
+    assert counted == spec.flops or (CASES[name][2].get("causal") and counted > spec.flops)
+    for index in (0, 1) if kind != "attention" else ():
+        call = (out, shapes[1 - index], shapes[index])
+        assert 2 * math.prod(matrix_shape(f"{kind}.grad{index}", call)) == spec.gradients[index].flops
+
+
+def test_a_merged_dim_is_split_at_its_minor_part_only_where_the_major_one_stands_alone():
+    spec, mesh = spec_of("reshape, merge"), Layout((4, 2), ("a", "b"))
+    assert spec.fits(mesh, {"d0": ("a",), "d1": ("b",)}) and not spec.fits(mesh, {"d0": ("b",), "d1": ("a",)})
+    with pytest.raises(TwofoldError, match=r"merges the dims \['d0', 'd1'\].*'d0' of size 4"):
+        spec.check(mesh, {"d1": ("b",)}, "flatten")
+    alone = declare("reshape", [(1, 6, 8)], [(6, 8)], {}, "flatten")
+    assert alone.fits(mesh, {"d1": ("b",)})
+
+
+def test_split_classes_leave_no_partial_loss():
+    spec, mesh = spec_of("cross_entropy"), Layout((2, 2), ("a", "b"))
+    assert spec.output_layout(0, mesh, {"c": ("a",), "b0": ("b",)}).partial == ("b",)
+    assert spec.statistic_layout(mesh, {"b0": ("b",)}) is None
+
+
+def test_labels_and_ids_that_no_rank_has_are_refused():
+    mesh = Layout((2,), ("a",))
+    site = Site(rank=0, mesh=mesh, shape=(1, 2, 3), dtype="float64")
+    for labels in (torch.tensor([0, 8, 1]), torch.tensor([0, -100, 1])):
+        with pytest.raises(RuntimeError, match="label of a cross_entropy is out of range"):
+            RULES["cross_entropy.statistic"](site, {"split": {"c": ("a",)}}, torch.zeros(3, 4).double(), labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "output", "attrs", "message"),
+    [
+        ("matmul", [(4, 6), (8, 2)], (4, 2), {}, r"operator 'op': a matmul of \(4, 6\) and \(8, 2\) does not fit"),
+        ("attention", [(2, 3, 4, 4), (2, 2, 4, 4), (2, 2, 4, 4)], (2, 3, 4, 4), {}, "fitting shapes"),
+        ("reshape", [(4, 6)], (5, 5), {}, "cannot be reshaped"),
+        ("permute", [(4, 6)], (6, 4), {"dims": (1, 1)}, "is no order of the 2 dims"),
+        ("narrow", [(4, 6)], (4, 3), {"dim": 1, "start": 4}, "elements 4 to 6 of dim 1"),
+        ("concat", [(4, 6), (4, 6)], (4, 11), {"dim": 1, "sizes": (6, 5)}, "does not make"),
+        ("layer_norm", [(4, 6), (5,)], (4, 6), {"eps": 0.1}, "cannot take weights"),
+        ("add", [(4, 6), (3,)], (4, 6), {}, "cannot be broadcast"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(kind, inputs, output, attrs, message):
+    with pytest.raises(TwofoldError, match=message):
+        declare(kind, inputs, [output], attrs, "op")
+
+
+# -- dropout -----------------------------------------------------------------------------------------------------------
+
+
+def test_dropout_drops_its_share_and_others_for_every_seed_and_step():
+    shape = (64, 1000)
+    masks = [kept_elements([(0, 64), (0, 1000)], shape, 0.3, seed, step) for seed in (1, 2) for step in (1, 2)]
+    for number, kept in enumerate(masks):
+        assert kept.double().mean().item() == pytest.approx(0.7, abs=4 * math.sqrt(0.21 / 64_000))
+        for other in masks[:number]:  # independent: equal with probability 0.49 + 0.09
+            assert (kept == other).double().mean().item() == pytest.approx(0.58, abs=4 * math.sqrt(0.25 / 64_000))
+    rows = masks[0].double() - 0.7
+    assert abs((rows[:, 1:] * rows[:, :-1]).mean().item()) < 4 * 0.21 / math.sqrt(64_000)
+
+
+def test_dropout_is_splitmix64():
+    """The first numbers of the published generator for the state 1234567 (Vigna's splitmix64.c)."""
+    from executor.rules.random import _GOLDEN, _mix, _signed
+
+    state = torch.tensor([_signed(1234567 + step * _GOLDEN) for step in (1, 2, 3)])
+    found = [number % 2**64 for number in _mix(state).tolist()]
+    assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+# -- micro-batches -----------------------------------------------------------------------------------------------------
+
+
+def chain(batch, *steps):
+    """A graph of unary operators (kind, output shape, attrs) on x, with an mse_loss at the end."""
+    tensors = {
+        name: Tensor(name=name, shape=shape, kind="input") for name, shape in (("x", steps[0]), ("t", steps[-1][1]))
+    }
+    operators, last = [], "x"
+    for number, (kind, shape, attrs) in enumerate(steps[1:]):
+        name = f"v{number}"
+        tensors[name] = Tensor(name=name, shape=shape)
+        operators.append(Operator(name=name, kind=kind, inputs=(last,), outputs=(name,), attrs=attrs))
+        last = name
+    tensors["loss"] = Tensor(name="loss", shape=())
+    operators.append(Operator(name="loss", kind="mse_loss", inputs=(last, "t"), outputs=("loss",)))
+    return Graph(name="chain", batch_size=batch, tensors=tensors, operators=tuple(operators), loss="loss")
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 12])
+@pytest.mark.parametrize("other", [1, 2, 6, 24])
+def test_reshapes_follow_the_batch(batch, other):
+    def steps(size):
+        return (
+            (size, 6, 8),
+            ("reshape", (size * 6, 8), {}),
+            ("reshape", (size, 6, 8), {}),
+            ("reshape", (size, 6, 4, 2), {}),
+            ("permute", (size, 4, 6, 2), {"dims": (0, 2, 1, 3)}),
+            ("reshape", (size * 4, 12), {}),
+            ("reshape", (size, 48), {}),
+            ("reshape", (size, 1, 48), {}),
+            ("reshape", (size, 48), {}),
+        )
+
+    assert chain(batch, *steps(batch)).with_batch(other) == chain(other, *steps(other))
+
+
+def test_a_batch_that_a_reshape_has_cut_up_cannot_be_resized_to_what_does_not_fit():
+    graph = chain(4, (4, 6), ("reshape", (2, 12), {}), ("reshape", (4, 6), {}))
+    with pytest.raises(TwofoldError, match=r"operator 'v0' \(reshape\) reads 'x' \(4, 6\); for a batch of 1"):
+        graph.with_batch(1)

@@ -1,0 +1,5 @@
+"""Operators to build networks of whose every operator can be sharded: `from twofold import ops`. Needs torch."""
+
+from executor.ops import Add, Flatten, GeLU, MatMul, Mul, Operator, ReLU, SiLU
+
+__all__ = ["Add", "Flatten", "GeLU", "MatMul", "Mul", "Operator", "ReLU", "SiLU"]
