@@ -11,3 +11,6 @@ import os
 # An installed torch-npu without the Ascend toolkit makes `import torch` itself fail through its entry point; with this
 # the plug-in is loaded by `executor.device.pick_device` only, where the failure can be explained.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+# A CUDA kernel that is loaded when it is first used waits for what runs on the device, also for a receive whose sender
+# waits for this rank: a deadlock in the first step (seen on 4 H200).
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")

@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor.capture_opaque import opaque
 from executor.capture_rules import RULES
 from executor.capture_translation import Translation
 from plans.errors import TwofoldError
 from plans.graph import Graph
+from plans.operators import factors
 
 __all__ = ["capture"]
 
@@ -51,7 +53,8 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
             that does not return a loss.
 
     Warns:
-        UserWarning: parameters that the loss does not depend on; they are not part of the graph.
+        UserWarning: parameters that the loss does not depend on; they are not part of the graph. Operators that twofold
+            does not know: every rank computes all of them.
 
     >>> from executor.losscell import MAELoss, WithLossCell
     >>> net = WithLossCell(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), MAELoss())
@@ -143,7 +146,7 @@ def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[s
 
 
 def _exported_graph(module: nn.Module, examples: Mapping[str, torch.Tensor], name: str, batch_size: int) -> Graph:
-    with _parameters_on_meta(module), _silent():
+    with _parameters_on_meta(module), _silent(), torch.device("meta"):
         try:
             exported = torch.export.export(module, tuple(examples.values()), strict=False)
         except Exception as error:  # whatever the user's forward or torch raises
@@ -152,7 +155,7 @@ def _exported_graph(module: nn.Module, examples: Mapping[str, torch.Tensor], nam
                 f"{type(error).__name__}: {_first_line(error)}; shapes must be fixed and the control flow "
                 f"independent of the values, for every batch size"
             ) from error
-    return Translation(exported, module, tuple(examples), RULES).graph(name, batch_size)
+    return Translation(exported, module, tuple(examples), RULES, opaque).graph(name, batch_size)
 
 
 def _first_line(error: Exception) -> str:
@@ -206,6 +209,10 @@ def _silent() -> Iterator[None]:
 # -- the batch ---------------------------------------------------------------------------------------------------------
 
 
+def _is_whole(dim: str) -> bool:
+    return dim.startswith("_")
+
+
 def _check_batch(graph: Graph, double: Graph) -> None:
     """Refuse a model in which the samples of a batch meet before the loss, or whose shapes do not follow the batch."""
     size, producers = graph.batch_size, graph.producers()
@@ -217,6 +224,16 @@ def _check_batch(graph: Graph, double: Graph) -> None:
     for operator in graph.operators:
         if any(name in batched for name in operator.inputs):
             batched.update(operator.outputs)
+        for dims, name in zip(graph.spec(operator).inputs, operator.inputs, strict=True):
+            if (
+                name in batched
+                and operator.kind != "opaque"
+                and dims
+                and all(_is_whole(each) for each in factors(dims[0]))
+            ):
+                raise TwofoldError(
+                    f"operator {operator.name!r} ({operator.kind}) works along dim 0 of {name!r}, the batch; {way_out}"
+                )
     for name, tensor in graph.tensors.items():
         if tensor.kind != "activation" or name == graph.loss:
             continue

@@ -7,6 +7,7 @@ paths, what depends on the batch or on parameters, memory shared by in-place cal
 from __future__ import annotations
 
 import inspect
+import math
 import operator as python_operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -56,15 +57,22 @@ class Translation:
         module: the user's module, for the names of its parts.
         arguments: the names of forward's arguments, one per input tensor.
         rules: aten call -> its rule; the in-place form of a call follows the rule of the call.
+        fallback: the rule, given no arguments, for calls without one.
 
     Raises:
         TwofoldError: an operator that is not known, dims that are not static, or what is no training step.
     """
 
     def __init__(
-        self, exported: ExportedProgram, module: nn.Module, arguments: Sequence[str], rules: Mapping[str, Rule]
+        self,
+        exported: ExportedProgram,
+        module: nn.Module,
+        arguments: Sequence[str],
+        rules: Mapping[str, Rule],
+        fallback: Rule,
     ) -> None:
         self.module = module
+        self.fallback = fallback
         self.rules = rules
         self.values: dict[fx.Node, Value] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -137,10 +145,10 @@ class Translation:
             rule = self.rules.get(re.sub(r"_\.(\w+)$", r".\1", target))
             in_place = rule is not None
         if rule is None:
-            raise self.unknown(node)
+            return self.fallback(self, node)
         if in_place:
             self._check_in_place(node)
-        args, kwargs = self._held(node, tuple(node.args)), self._held(node, dict(node.kwargs))
+        args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
         try:
             inspect.signature(rule).bind(self, node, *args, **kwargs)
         except TypeError as error:
@@ -150,7 +158,7 @@ class Translation:
             self.values[node.args[0]] = result  # type: ignore[index]
         return result
 
-    def _held(self, node: fx.Node, argument: Any) -> Any:
+    def held(self, node: fx.Node, argument: Any) -> Any:
         """An argument of a call with the values of nodes in place of the nodes."""
         if isinstance(argument, fx.Node):
             value = self.values[argument]
@@ -158,9 +166,9 @@ class Translation:
                 raise self.refused(node, f"it reads what a graph does not carry: {value.reason}")
             return value
         if isinstance(argument, tuple | list):
-            return tuple(self._held(node, entry) for entry in argument)
+            return tuple(self.held(node, entry) for entry in argument)
         if isinstance(argument, dict):
-            return {key: self._held(node, entry) for key, entry in argument.items()}
+            return {key: self.held(node, entry) for key, entry in argument.items()}
         return argument
 
     def _check_in_place(self, node: fx.Node) -> None:
@@ -196,22 +204,21 @@ class Translation:
         """Add an operator whose output is the node's value; the name of its output."""
         if kind not in kinds():
             raise self.unknown(node, kind)
-        read: list[str] = []
-        for value in inputs:
-            if isinstance(value, Transposed):
-                raise self.refused(node, f"it reads {value.tensor!r} transposed, which only a matrix product does")
-            if not isinstance(value, str):
-                raise self.refused(node, f"{kind} takes tensors, not {value!r}")
-            read.append(value)
-        own_shape, own_dtype = self.shape_dtype(node)
+        read = [self.plain(node, value) for value in inputs]
+        if shape is None or dtype is None:
+            own_shape, own_dtype = self.shape_dtype(node)
+            shape, dtype = own_shape if shape is None else shape, dtype or own_dtype
         path = self.path(node)
         name = self._unique(f"{path}.{kind}" if path else kind)
         output = f"{name}.out"
-        self.tensors[output] = Tensor(
-            name=output, shape=own_shape if shape is None else shape, dtype=dtype or own_dtype, kind="activation"
-        )
+        self.tensors[output] = Tensor(name=output, shape=shape, dtype=dtype, kind="activation")
+        # a plan file is JSON, which has no infinite numbers: they are written as text ("-inf")
+        held = {
+            key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in attrs.items()
+        }
         self.operators.append(
-            Operator(name=name, kind=kind, inputs=tuple(read), outputs=(output,), attrs=attrs, module=path)
+            Operator(name=name, kind=kind, inputs=tuple(read), outputs=(output,), attrs=held, module=path)
         )
         self.roots[output] = self.roots[shares] if shares else output
         if any(value in self.batched for value in read):
@@ -219,6 +226,26 @@ class Translation:
         if any(value in self.trained for value in read):
             self.trained.add(output)
         return output
+
+    def plain(self, node: fx.Node, value: Value) -> str:
+        """The tensor that a value stands for; a transposed parameter is turned round."""
+        if isinstance(value, Transposed):
+            tensor = self.tensors[value.tensor]
+            return self.make(
+                node, "permute", (value.tensor,), shape=tensor.shape[::-1], dtype=tensor.dtype, shares=value.tensor,
+                dims=(1, 0),
+            )  # fmt: skip
+        if not isinstance(value, str):
+            raise self.refused(node, f"it takes tensors, not {value!r}")
+        return value
+
+    def reshaped(self, node: fx.Node, value: Value, shape: tuple[int, ...]) -> str:
+        """A value in another shape; itself where it has it."""
+        name = self.plain(node, value)
+        tensor = self.tensors[name]
+        if tensor.shape == shape:
+            return name
+        return self.make(node, "reshape", (name,), shape=shape, dtype=tensor.dtype, shares=name)
 
     def cast(self, node: fx.Node, value: str, dtype: str) -> str:
         """`value` in another dtype; itself where it has it."""
@@ -231,7 +258,10 @@ class Translation:
 
     def shape_dtype(self, node: fx.Node) -> tuple[tuple[int, ...], str]:
         """The static shape and the dtype of a node's value."""
-        made = node.meta.get("val")
+        return self.shape_dtype_of(node, node.meta.get("val"))
+
+    def shape_dtype_of(self, node: fx.Node, made: object) -> tuple[tuple[int, ...], str]:
+        """The same of one of a node's results."""
         if not isinstance(made, torch.Tensor):
             raise self.refused(node, f"its value is {made!r}; operators make one tensor")
         if not all(type(size) is int for size in made.shape):

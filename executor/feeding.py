@@ -154,12 +154,22 @@ def placed(batches: Iterable[Batch], device: Device) -> Iterator[dict[str, torch
 
 
 def own_rows(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """What `rank` is fed of whole batches: all of it with full_batch, else its own rows of dim 0."""
+    """What `rank` is fed of whole batches: all of it with full_batch, else its own rows of every micro-batch.
+
+    So ranks of stages of different widths are fed the same samples in the same micro-batch.
+    """
     if plan.full_batch:
         yield from batches
         return
     mesh = next(stage.mesh for stage in plan.stages if rank in stage.mesh.rank_list)
-    part = mesh.rank_list.index(rank)
+    part, count = mesh.rank_list.index(rank), plan.num_micro_batches
     for batch in batches:
-        rows = {name: len(array) // mesh.num_ranks for name, array in batch.items()}
-        yield {name: array[part * rows[name] : (part + 1) * rows[name]] for name, array in batch.items()}
+        yield {
+            name: np.concatenate(
+                [
+                    np.array_split(micro_batch, mesh.num_ranks)[part]
+                    for micro_batch in array.reshape(count, -1, *array.shape[1:])
+                ]
+            )
+            for name, array in batch.items()
+        }

@@ -136,12 +136,25 @@ class Groups:
             self._flows[flow] = (lanes[lane], tags[channel])
 
     def _warm_up(self) -> None:
-        """One tiny collective per group, in the same order everywhere: it builds the communicators without deadlock."""
-        everyone = [*self._by_ranks.values(), *{id(g): g for g, _ in self._flows.values()}.values()]
+        """One tiny exchange per group, in the same order everywhere: it builds the communicators without deadlock.
+
+        NCCL makes a communicator of its own for sending and receiving, and whoever comes first waits for the other, on
+        the host: made in the middle of a step, that would be a deadlock (seen on 4 H200).
+        """
         token = torch.zeros(1, device=self.device.torch_device)
-        for group in everyone:
+        for group in self._by_ranks.values():
             if group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.all_reduce(token, group=group)
+        rank, lanes = dist.get_rank(), set()
+        for flow in sorted(self._flows):
+            (group, _), (_, src, dst) = self._flows[flow], flow
+            if (id(group), src, dst) in lanes or group is dist.group.WORLD:
+                continue
+            lanes.add((id(group), src, dst))
+            if rank == src:
+                dist.send(token, dst, group=group)
+            elif rank == dst:
+                dist.recv(token, src, group=group)
         self.device.synchronize()
 
 

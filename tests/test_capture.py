@@ -310,19 +310,31 @@ def reads_after_change(m, x):
 
 
 REFUSED = {
-    "unknown": (mean_to(lambda m, x: m.fc(x).softmax(-1)), r"aten\.softmax\.int.*test_capture.*known kinds: .*linear"),
-    "unknown in a module": (mean_to(lambda m, x: m.tanh(m.fc(x))), r"aten\.tanh\.default in module 'tanh'"),
-    "two activations": (mean_to(lambda m, x: m.fc(x) @ x.t() @ x), "transpose"),
+    "unknown": (
+        mean_to(lambda m, x: m.fc(x) + torch.rand_like(x)),
+        r"aten\.rand_like\.default.*test_capture.*known kinds: .*linear",
+    ),
+    "unknown in a module": (mean_to(lambda m, x: m.noise(m.fc(x))), r"aten\.rrelu\.default in module 'noise'"),
+    "two activations": (mean_to(lambda m, x: m.fc(x) @ x.t() @ x), "mixes the batch"),
+    "softmax over the batch": (mean_to(lambda m, x: m.fc(x).softmax(0)), r"'softmax' \(softmax\) works along dim 0"),
+    "unknown over the batch": (mean_to(lambda m, x: m.fc(x).cumsum(0)), "cumsum.*samples of a batch meet in it"),
     "data-dependent branch": (mean_to(lambda m, x: m.fc(x) if x.sum() > 0 else x), "cannot capture Ends"),
     "data-dependent shape": (mean_to(lambda m, x: m.fc(x[x[:, 0] > 0])), "cannot capture|not known"),
     "fixed batch": (mean_to(lambda m, x: m.fc(x.view(4, 6))), "batch of 8"),
     "batch against batch": (mean_to(lambda m, x: m.fc(x) + m.fc(x).view(-1, 1, 6)), "mixes the batch|repeats"),
     "batch moved": (mean_to(lambda m, x: m.fc(x.view(2, -1, 6)).view(-1, 6)), "mixes the batch"),
-    "dropout": (mean_to(lambda m, x: functional.dropout(m.fc(x), 0.1)), r"dropout with p=0\.1"),
+    "dropout": (mean_to(lambda m, x: functional.alpha_dropout(m.fc(x), 0.1, True)), r"dropout with p=0\.1"),
+    "dropout in attention": (
+        mean_to(
+            lambda m, x: functional.scaled_dot_product_attention(
+                *3 * [m.fc(x).view(-1, 1, 2, 3)], dropout_p=0.1
+            ).flatten(1)
+        ),
+        r"dropout_p=0\.1 inside attention",
+    ),
     "detach": (mean_to(cuts_its_own_gradient), "cuts the gradient"),
     "cast to int": (mean_to(lambda m, x: m.fc(m.fc(x).long().float())), "cuts the gradient"),
     "changed in place, read again": (mean_to(reads_after_change), "read again later"),
-    "a number": (mean_to(lambda m, x: m.fc(x) * 2), r"the other operand here is 2"),
     "alpha": (mean_to(lambda m, x: torch.add(x, m.fc(x), alpha=2)), "alpha=2"),
     "buffer": (mean_to(lambda m, x: m.fc(x) + m.norm.running_mean), r"buffer 'norm\.running_mean'"),
     "frozen": (mean_to(lambda m, x: m.fc(m.frozen(x))), r"'frozen\.weight' has requires_grad=False"),
@@ -339,11 +351,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("model", REFUSED)
-@pytest.mark.filterwarnings("ignore:the loss does not depend")
+@pytest.mark.filterwarnings("ignore:the loss does not depend", "ignore:.*every rank computes all of it")
 def test_what_cannot_be_planned_is_refused(model):
     function, message = REFUSED[model]
     frozen = nn.Linear(6, 6).requires_grad_(False)
-    module = Ends(function, fc=nn.Linear(6, 6), tanh=nn.Tanh(), norm=nn.BatchNorm1d(6), frozen=frozen)
+    module = Ends(function, fc=nn.Linear(6, 6), noise=nn.RReLU(), norm=nn.BatchNorm1d(6), frozen=frozen)
     with pytest.raises(TwofoldError, match=message) as caught:
         capture(module, vectors())
     assert "\n" not in str(caught.value)
@@ -372,7 +384,7 @@ def test_capture_writes_nothing_to_the_terminal():
         "from executor.losscell import MAELoss, WithLossCell\n"
         "net = WithLossCell(nn.Sequential(nn.Linear(4, 2), nn.ReLU(inplace=True), nn.Linear(2, 1)), MAELoss())\n"
         "assert len(capture(net, ((8, 4), (8,))).operators) == 5\n"
-        "try: capture(WithLossCell(nn.Tanh(), nn.MSELoss()), ((8, 4), (8, 2)))\n"
+        "try: capture(WithLossCell(nn.RReLU(), nn.MSELoss()), ((8, 4), (8, 2)))\n"
         "except ValueError: pass\n"
         "try: capture(WithLossCell(nn.Linear(3, 2), nn.MSELoss()), ((8, 4), (8, 2)))\n"
         "except ValueError: pass\n"

@@ -11,7 +11,7 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.graph import Graph
 from plans.lower import lower
-from plans.plan import Optimizer, save_plan
+from plans.plan import Optimizer, Strategy, save_plan
 from plans.timeline import Timeline
 from search import PlanSet, search
 from simulator import simulate
@@ -155,7 +155,8 @@ def demo(
     plans = search(
         graph, target, num_devices=NUM_RANKS, num_stages=chosen.num_stages, stages=stages,
         num_micro_batches=chosen.num_micro_batches, interleave=chosen.interleave, schedule=chosen.schedule,
-        recompute=recomputed, pinned=_given(chosen, graph), optimizer=chosen.optimizer, full_batch=True, on_progress=say.note,
+        recompute=recomputed, pinned=_given(chosen, graph), optimizer=chosen.optimizer, full_batch=True,
+        on_progress=say.note,
     )  # fmt: skip
     plan = plans.best
     files = {"machine": folder / "machine.json", "plan": save_plan(plan, folder / "plan.json")}

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor.rules.place import number
 from executor.rules.site import Rule, Site
 
 __all__ = ["ELEMENTWISE_RULES"]
@@ -165,7 +166,7 @@ def cast(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
 def _pair(attrs: Attrs, a: Tensor, b: Tensor | None) -> tuple[Any, Any]:
     if b is not None:
         return a, b
-    return (attrs["number"], a) if attrs.get("reverse") else (a, attrs["number"])
+    return (number(attrs, "number"), a) if attrs.get("reverse") else (a, number(attrs, "number"))
 
 
 def add(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
@@ -211,15 +212,15 @@ def sub_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
 
 def mul_grad(site: Site, attrs: Attrs, g: Tensor, other: Tensor | None = None) -> Tensor:
     """g times the other operand, summed over the dims along which the operand was repeated."""
-    return (g * (attrs["number"] if other is None else other)).sum_to_size(site.shape)
+    return (g * (number(attrs, "number") if other is None else other)).sum_to_size(site.shape)
 
 
 def div_grad_a(site: Site, attrs: Attrs, g: Tensor, other: Tensor | None = None) -> Tensor:
     """g / b; of a number over x: -g number / x^2."""
     if attrs.get("reverse"):
         assert other is not None
-        return (g / other).div_(other).mul_(-attrs["number"])
-    return (g / (attrs["number"] if other is None else other)).sum_to_size(site.shape)
+        return (g / other).div_(other).mul_(-number(attrs, "number"))
+    return (g / (number(attrs, "number") if other is None else other)).sum_to_size(site.shape)
 
 
 def div_grad_b(site: Site, attrs: Attrs, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -229,7 +230,7 @@ def div_grad_b(site: Site, attrs: Attrs, g: Tensor, a: Tensor, b: Tensor) -> Ten
 
 def masked_fill(site: Site, attrs: Attrs, x: Tensor, mask: Tensor) -> Tensor:
     """attrs "value" where the mask is true."""
-    return torch.masked_fill(x.expand(site.shape), mask, attrs["value"])
+    return torch.masked_fill(x.expand(site.shape), mask, number(attrs, "value"))
 
 
 def masked_fill_grad(site: Site, attrs: Attrs, g: Tensor, mask: Tensor) -> Tensor:

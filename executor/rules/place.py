@@ -10,9 +10,15 @@ from torch import Tensor
 
 from executor.rules.site import Site
 
-__all__ = ["by_autograd", "num_parts", "offset"]
+__all__ = ["by_autograd", "num_parts", "number", "offset"]
 
 Attrs = Mapping[str, Any]
+
+
+def number(attrs: Attrs, key: str) -> float:
+    """A number among the attrs; one that is not finite is written as text ("-inf")."""
+    value = attrs[key]
+    return float(value) if isinstance(value, str) else value
 
 
 def num_parts(site: Site, attrs: Attrs, dim: str) -> int:

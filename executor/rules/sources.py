@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.rules.place import by_autograd, offset
+from executor.rules.place import by_autograd, number, offset
 from executor.rules.site import Rule, Site
 from plans.errors import TwofoldError
 from plans.operators.sources import MAX_OPAQUE_INPUTS
 
-__all__ = ["SOURCE_RULES"]
+__all__ = ["SOURCE_RULES", "aten_call"]
 
 Attrs = Mapping[str, Any]
 
@@ -34,20 +34,28 @@ def arange(site: Site, attrs: Attrs) -> Tensor:
 
 def fill(site: Site, attrs: Attrs) -> Tensor:
     """attrs "value" everywhere."""
-    return torch.full(site.shape, attrs["value"], dtype=site.torch_dtype, device=site.device)
+    return torch.full(site.shape, number(attrs, "value"), dtype=site.torch_dtype, device=site.device)
 
 
 # -- opaque ------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
-def _call(target: str, arguments: str, result: int) -> Callable[..., Tensor]:
-    """The aten call with its fixed arguments, as a function of (device, tensors...)."""
+def aten_call(target: str, arguments: str) -> Callable[..., Any]:
+    """An aten operator with its fixed arguments, as a function of (device, tensors...).
+
+    Args:
+        target: its name, such as "aten.cumsum.default".
+        arguments: positional and named arguments as JSON, with {"tensor": i}, {"device": true} and {"torch": name}.
+
+    Raises:
+        TwofoldError: this version of torch has no such operator.
+    """
     namespace, _, name = target.partition(".")
     packet, _, overload = name.partition(".")
-    if namespace != "aten" or not hasattr(torch.ops.aten, packet):
+    operation = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+    if namespace != "aten" or operation is None:
         raise TwofoldError(f"this torch has no operator {target!r}; capture the model again with this version of torch")
-    operation = getattr(getattr(torch.ops.aten, packet), overload)
     args, kwargs = json.loads(arguments)
 
     def held(value: Any, device: torch.device, inputs: tuple[Tensor, ...]) -> Any:
@@ -59,31 +67,30 @@ def _call(target: str, arguments: str, result: int) -> Callable[..., Tensor]:
             return device if "device" in value else getattr(torch, value["torch"])
         return value
 
-    def run(device: torch.device, *inputs: Tensor) -> Tensor:
-        made = operation(
+    def run(device: torch.device, *inputs: Tensor) -> Any:
+        return operation(
             *(held(value, device, inputs) for value in args),
             **{key: held(value, device, inputs) for key, value in kwargs.items()},
         )
-        chosen: Tensor = made if result < 0 else made[result]
-        return chosen
 
     return run
 
 
-def _opaque_call(attrs: Attrs) -> Callable[..., Tensor]:
-    return _call(attrs["target"], attrs["arguments"], attrs.get("result", -1))
+def _result(attrs: Attrs, device: torch.device, inputs: tuple[Tensor, ...]) -> Tensor:
+    made, which = aten_call(attrs["target"], attrs["arguments"])(device, *inputs), attrs.get("result", -1)
+    chosen: Tensor = made if which < 0 else made[which]
+    return chosen
 
 
 def opaque(site: Site, attrs: Attrs, *inputs: Tensor) -> Tensor:
     """The aten operator attrs "target" with attrs "arguments", all of it."""
     device = inputs[0].device if inputs else site.device
-    return _opaque_call(attrs)(device, *inputs).clone(memory_format=torch.contiguous_format)
+    return _result(attrs, device, inputs).clone(memory_format=torch.contiguous_format)
 
 
 def _opaque_grad(which: int) -> Callable[..., Tensor]:
     def one(site: Site, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
-        call = _opaque_call(attrs)
-        return by_autograd(lambda *fresh: call(g.device, *fresh), inputs, (which,), g)[0].clone()
+        return by_autograd(lambda *fresh: _result(attrs, g.device, fresh), inputs, (which,), g)[0].clone()
 
     return one
 

@@ -1,0 +1,276 @@
+"""Transformer blocks and an image network in plain torch, captured and trained: losses and weights as by autograd.
+
+The captured graph is lowered for one rank and run by the executor; the oracle is the module itself with torch.optim.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from executor.capture import capture
+from executor.device import Device
+from executor.interpreter import Interpreter
+from executor.losscell import WithLossCell
+from executor.reference import train_reference
+from executor.rules.random import kept_elements
+from plans.layout import Layout
+from plans.lower import lower
+from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.program import Kind
+
+BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 6, 16, 4, 24
+SGD = Optimizer(settings={"lr": 0.1}, parallel_level=0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These tensors are tiny: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class RMSNorm(nn.Module):
+    """As LLaMA's own code writes it, computed in float32."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        wide = x.to(torch.float32)
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def rotated(x):
+    """Rotary embedding with its angles made on the spot; x is [batch, heads, length, size]."""
+    length, size = x.shape[-2:]
+    rates = 1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)
+    angles = torch.arange(length).float()[:, None] * rates
+    angles = torch.cat((angles, angles), dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return x * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()
+
+
+class LlamaBlock(nn.Module):
+    """RMS norm, grouped-query attention with rotary embedding, SiLU-gated MLP."""
+
+    def __init__(self, kv_heads=2, norm=RMSNorm):
+        super().__init__()
+        self.kv_heads, size = kv_heads, WIDTH // HEADS
+        self.norm1, self.norm2 = norm(WIDTH), norm(WIDTH)
+        self.q, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(WIDTH, kv_heads * size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(WIDTH, 24, bias=False) for _ in range(2))
+        self.down = nn.Linear(24, WIDTH, bias=False)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        y = self.norm1(x)
+        q, k, v = (part(y).view(batch, length, -1, WIDTH // HEADS).transpose(1, 2) for part in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True, enable_gqa=True)
+        x = x + self.o(y.transpose(1, 2).reshape(batch, length, WIDTH))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class GPT2Block(nn.Module):
+    """Layer norm, fused q, k, v, attention written out with a mask, GELU."""
+
+    def __init__(self, p=0.0):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        parts = self.qkv(self.norm1(x)).split(WIDTH, dim=2)
+        q, k, v = (part.view(batch, length, HEADS, -1).transpose(1, 2) for part in parts)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        y = scores.masked_fill(later, float("-inf")).softmax(dim=-1) @ v
+        x = x + self.drop(self.out(y.transpose(1, 2).contiguous().view(batch, length, WIDTH)))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class LanguageModel(nn.Module):
+    """Embeddings, blocks, and a head of its own or tied; the loss over all positions is part of it."""
+
+    def __init__(self, *blocks, positions=False, tied=False):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.positions = nn.Embedding(LENGTH, WIDTH) if positions else None
+        self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, ids, labels):
+        x = self.words(ids)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1))
+
+
+class Images(nn.Module):
+    """Convolutions, both poolings and a classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding="same", groups=2)
+        self.pool, self.average, self.last = nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.first(x)))
+        return self.last(self.average(torch.tanh(self.second(x))).flatten(1))
+
+
+def tokens(batch=BATCH):
+    generator = torch.Generator().manual_seed(5)
+    return tuple(torch.randint(0, WORDS, (batch, LENGTH), generator=generator) for _ in range(2))
+
+
+def pictures():
+    generator = torch.Generator().manual_seed(6)
+    return torch.randn(BATCH, 1, 8, 8, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator)
+
+
+MODELS = {
+    "llama": (lambda: LanguageModel(LlamaBlock(), LlamaBlock(kv_heads=4)), tokens),
+    "llama with nn.RMSNorm": (lambda: LanguageModel(LlamaBlock(norm=nn.RMSNorm)), tokens),
+    "gpt-2": (lambda: LanguageModel(GPT2Block(), positions=True, tied=True), tokens),
+    "images": (lambda: WithLossCell(Images(), nn.CrossEntropyLoss()), pictures),
+}
+
+
+def seeded(make):
+    torch.manual_seed(0)
+    return make()
+
+
+def trained(graph, module, batches, num_micro_batches=1):
+    """Losses and final weights of the graph on one rank."""
+    stage = Stage(mesh=Layout((1,), ("dp",)), operators=tuple(operator.name for operator in graph.operators))
+    plan = Plan(graph=graph, stages=(stage,), optimizer=SGD, num_micro_batches=num_micro_batches)
+    rank = Interpreter(lower(plan), 0, Device(kind="cpu"))
+    rank.set_parameters(
+        {tensor.name: module.get_parameter(tensor.name).detach().numpy() for tensor in graph.parameters}
+    )
+    names = [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"]
+    losses = [rank.step(dict(zip(names, map(torch.Tensor.numpy, batch), strict=True))).item() for batch in batches]
+    return losses, {home.name: rank.kept(home) for home in rank.group.parameters}
+
+
+@pytest.mark.filterwarnings("ignore:aten.triu.default.*every rank computes all of it")
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_captured_graph_trains_as_the_module(model, num_micro_batches):
+    make, inputs = MODELS[model]
+    module, batches = seeded(make), [inputs()] * 3
+    graph = capture(module, inputs())
+    losses, weights = trained(graph, module, batches, num_micro_batches)
+    expected = train_reference(module, batches, optimizer=SGD, num_steps=3)
+    assert losses == pytest.approx(expected.losses, rel=2e-6)
+    assert {tensor.name for tensor in graph.parameters} == set(expected.weights)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected.weights[name], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:aten.triu.default.*every rank computes all of it")
+@pytest.mark.parametrize("model", MODELS)
+def test_another_batch_size_gives_the_graph_of_a_capture_of_that_size(model):
+    make, inputs = MODELS[model]
+    module, whole = seeded(make), inputs()
+    graph = capture(module, whole)
+    for size in (1, 2):
+        assert graph.with_batch(size) == capture(module, tuple(part[:size] for part in whole))
+        assert capture(module, tuple(part[:size] for part in whole)).with_batch(BATCH) == graph
+
+
+def test_a_llama_block_consists_of_these_operators():
+    graph = capture(LanguageModel(LlamaBlock(norm=nn.RMSNorm)), tokens())
+    own = [operator for operator in graph.operators if operator.module.startswith("blocks.0")]
+    kinds = [operator.kind for operator in own]
+    assert [kinds.count(kind) for kind in ("rms_norm", "linear", "attention", "silu", "permute")] == [2, 7, 1, 1, 4]
+    assert "opaque" not in kinds
+    attention = next(operator for operator in own if operator.kind == "attention")
+    assert attention.attrs == {"causal": True} and graph.spec(attention).sizes["r"] == 2
+
+
+def test_an_unknown_operator_is_replicated_and_named():
+    module = WithLossCell(nn.Sequential(nn.Linear(6, 6), nn.Softplus(), nn.Linear(6, 1)), nn.MSELoss())
+    batch = (torch.randn(4, 6), torch.randn(4, 1))
+    with pytest.warns(UserWarning, match=r"aten\.softplus\.default in module '_backbone\.1' .*every rank computes all"):
+        graph = capture(module, batch)
+    (unknown,) = [operator for operator in graph.operators if operator.kind == "opaque"]
+    assert graph.spec(unknown).splittable == frozenset()
+    losses, _ = trained(graph, module, [batch] * 3, 2)
+    assert losses == pytest.approx(train_reference(module, [batch] * 3, optimizer=SGD, num_steps=3).losses, rel=1e-6)
+
+
+class Sorted(nn.Module):
+    """An operator with two results."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x):
+        values, places = self.fc(x).sort(dim=1)
+        return values * places
+
+
+@pytest.mark.filterwarnings("ignore:aten.sort.default.*every rank computes all of it")
+def test_each_result_of_an_unknown_operator_is_an_operator():
+    module, batch = WithLossCell(Sorted(), nn.MSELoss()), (torch.randn(4, 6), torch.randn(4, 6))
+    graph = capture(module, batch)
+    assert [operator.attrs["result"] for operator in graph.operators if operator.kind == "opaque"] == [0, 1]
+    losses, _ = trained(graph, module, [batch] * 2)
+    assert losses == pytest.approx(train_reference(module, [batch] * 2, optimizer=SGD, num_steps=2).losses, rel=1e-6)
+
+
+def test_dropout_is_the_same_for_any_number_of_micro_batches():
+    module = WithLossCell(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.4)), nn.MSELoss())
+    batch = (torch.randn(4, 6), torch.randn(4, 6))
+    graph = capture(module, batch)
+    (dropout,) = [operator for operator in graph.operators if operator.kind == "dropout"]
+    losses, weights = trained(graph, module, [batch] * 2)
+    for count in (2, 4):
+        again, same = trained(graph, module, [batch] * 2, count)
+        assert again == pytest.approx(losses, rel=1e-6)
+        for name in weights:
+            torch.testing.assert_close(same[name], weights[name])
+    kept = kept_elements([(0, 4), (0, 6)], (4, 6), 0.4, dropout.attrs["seed"], step=1)
+    expected = F.mse_loss(module._backbone[0](batch[0]) * kept / 0.6, batch[1]).item()
+    assert losses[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_llama_block_under_tensor_parallel_has_two_all_reduces_forward_and_two_backward():
+    graph, mesh = capture(LanguageModel(LlamaBlock(norm=nn.RMSNorm)), tokens()), Layout((2,), ("tp",))
+    columns, rows = ("q", "k", "v", "gate", "up"), ("o", "down")
+    given, made = {}, {}
+    for operator in graph.operators:
+        spec, layer = graph.spec(operator), operator.module.rpartition(".")[2]
+        dim = "n" if layer in columns else "k" if layer in rows else None
+        if dim is None:  # as its split inputs come, whichever dim that is
+            split = {index for index, name in enumerate(operator.inputs) if any(made.get(name, ()))}
+            for each in spec.splittable if split else ():
+                if spec.fits(mesh, {each: ("tp",)}) and all(
+                    spec.input_layout(i, mesh, {each: ("tp",)}).dims == made[operator.inputs[i]] for i in split
+                ):
+                    dim = each
+        given[operator.name] = Strategy(dims={} if dim is None else {dim: ("tp",)})
+        made[operator.outputs[0]] = spec.output_layout(0, mesh, given[operator.name].dims).dims
+    stage = Stage(mesh=mesh, operators=tuple(given))
+    (group,) = lower(Plan(graph=graph, stages=(stage,), strategies=given, optimizer=SGD)).groups
+    done = [(block.label, each.call) for block, each in group.walk() if each.kind is Kind.COLLECTIVE]
+    assert done == [("0F0", "all_reduce")] * 2 + [("0B0", "all_reduce")] * 2

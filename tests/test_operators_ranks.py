@@ -1,0 +1,97 @@
+"""Language models under random plans on four gloo ranks train as the same plan's graph does on one rank."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from on_ranks import run_on_ranks
+from test_capture_blocks import BATCH, SGD, GPT2Block, LanguageModel, LlamaBlock, seeded, tokens, trained
+
+from executor.capture import capture
+from executor.initial import initialised_copy
+from executor.result import RankResult
+from executor.run import run_rank
+from plans.layout import Layout
+from plans.lower import lower
+from plans.plan import Plan, Stage, load_plan, save_plan
+from search.space import strategies
+
+pytestmark = pytest.mark.ranks
+
+NUM_STEPS = 3
+MESHES = (Layout((2, 2), ("a", "b")), Layout((4,), ("a",), (1, 3, 0, 2)))
+MODELS = {
+    "llama": lambda: LanguageModel(LlamaBlock()),
+    "gpt-2": lambda: LanguageModel(GPT2Block(p=0.3), positions=True),
+}
+
+
+def feed(graph):
+    names = [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"]
+    return [dict(zip(names, map(torch.Tensor.numpy, tokens()), strict=True))] * NUM_STEPS
+
+
+def random_plan(graph, seed):
+    """One stage on four ranks or two on two, with any strategy for every operator."""
+    draw = random.Random(seed)
+    names = [operator.name for operator in graph.operators]
+    stages = (Stage(mesh=draw.choice(MESHES), operators=tuple(names)),)
+    if seed % 3 == 2:
+        cut = draw.randrange(len(names) // 4, 3 * len(names) // 4)
+        halves = (Layout((2,), ("a",), (0, 1)), Layout((2,), ("a",), (3, 2)))
+        stages = tuple(
+            Stage(mesh=mesh, operators=tuple(part))
+            for mesh, part in zip(halves, (names[:cut], names[cut:]), strict=True)
+        )
+    num_micro_batches = draw.choice((1, 2))
+    micro = graph.with_batch(BATCH // num_micro_batches)
+    mesh_of = {name: stage.mesh for stage in stages for name in stage.operators}
+    chosen = {each.name: draw.choice(strategies(micro.spec(each), mesh_of[each.name])) for each in micro.operators}
+    recompute = tuple(draw.sample(names[:-1], len(names) // 5))
+    return Plan(
+        graph=graph, stages=stages, strategies=chosen, num_micro_batches=num_micro_batches, recompute=recompute,
+        optimizer=SGD, output_broadcast=True,
+    )  # fmt: skip
+
+
+def parameters(folder, model):
+    with np.load(folder / f"{model}.npz") as file:
+        return dict(file)
+
+
+def work(rank, folder):
+    torch.set_num_threads(1)
+    for path in sorted(folder.glob("*.json")):
+        plan = load_plan(path)
+        model = path.stem.split(".")[0]
+        run_rank(
+            lower(plan), plan, feed(plan.graph), parameters(folder, model), NUM_STEPS, device="cpu", record_steps=0,
+            weights_path=path.with_suffix(".weights.npz"),
+        ).save(path.with_suffix(f".{rank}.npz"))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("operators")
+    modules = {name: seeded(make) for name, make in MODELS.items()}
+    for name, module in modules.items():
+        np.savez(folder / f"{name}.npz", **{key: each.detach().numpy() for key, each in module.named_parameters()})
+        with pytest.warns(UserWarning, match="aten.triu") if name == "gpt-2" else np.errstate():
+            graph = capture(module, tokens())
+        for seed in range(4):
+            save_plan(random_plan(graph, seed), folder / f"{name}.{seed}.json")
+    run_on_ranks(work, 4, folder)
+    return folder, modules
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", MODELS)
+def test_random_plans_train_as_one_rank_does(runs, model, seed):
+    folder, modules = runs
+    path = folder / f"{model}.{seed}.json"
+    losses, weights = trained(load_plan(path).graph, initialised_copy(modules[model], None), [tokens()] * NUM_STEPS)
+    assert RankResult.load(path.with_suffix(".0.npz")).losses == pytest.approx(losses, rel=2e-6)
+    with np.load(path.with_suffix(".weights.npz")) as found:
+        for name, weight in weights.items():
+            np.testing.assert_allclose(found[name], weight.numpy(), rtol=2e-4, atol=2e-6)

@@ -1,0 +1,272 @@
+"""What users say of single operators: forms, errors, the strategies that follow, plans on several meshes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from random_plans import GraphMaker
+from test_lowering import check_training
+from torch import nn
+
+from costmodels import Machine
+from executor.capture import capture
+from executor.feeding import load_model
+from executor.job import Job, Task, save_job
+from executor.launch import launch
+from executor.losscell import WithLossCell
+from executor.networks import OperatorNetwork
+from executor.sharding import given_strategies, shard
+from plans.errors import TwofoldError
+from plans.given import given_strategy
+from plans.graph import Graph, Operator, Tensor
+from plans.layout import Layout
+from plans.lower import lower
+from plans.plan import Plan, Stage, Strategy, load_plan, plan_from_json, plan_to_json, save_plan
+from search import search
+from twofold import AutoParallel, Model, ops
+from twofold.context import get_auto_parallel_context, reset_auto_parallel_context, set_auto_parallel_context
+from twofold.demo import CASES
+from twofold.running import read_result
+from twofold.verification import check_run
+
+MESH = Layout((2, 2, 2), ("dp", "sp", "mp"))
+
+
+def product(rows: int = 8, inner: int = 16, columns: int = 4) -> tuple[Operator, Graph]:
+    """y = x @ w and a loss."""
+    shapes = {"x": (rows, inner), "w": (inner, columns), "y": (rows, columns), "t": (rows, columns), "l": ()}
+    kinds = {"x": "input", "w": "parameter", "t": "input"}
+    operators = (
+        Operator(name="mm", kind="matmul", inputs=("x", "w"), outputs=("y",)),
+        Operator(name="loss", kind="mse_loss", inputs=("y", "t"), outputs=("l",)),
+    )
+    tensors = {
+        name: Tensor(name=name, shape=shape, kind=kinds.get(name, "activation")) for name, shape in shapes.items()
+    }
+    return operators[0], Graph(name="product", batch_size=rows, tensors=tensors, operators=operators, loss="l")
+
+
+def mlp(batch: int = 8) -> Graph:
+    make = GraphMaker(batch)
+    value = make.tensor("x", (batch, 8), "input")
+    for width in (16, 8):
+        value = make.apply("relu", make.linear(value, width))
+    return make.graph(make.apply("mse_loss", value, make.tensor("t", (batch, 8), "input"), shape=()))
+
+
+@pytest.mark.parametrize(
+    ("in_strategy", "out_strategy", "message"),
+    [
+        ((4, 1), None, r"\(\(4, 1\),\).*got \(4, 1\), whose entry 4 is neither"),
+        ("dp", None, "takes a tuple with one entry per tensor"),
+        ((), None, "takes a tuple with one entry per tensor"),
+        (((4, 0),), None, r"\(\(4, 0\),\): 0 is no number of parts"),
+        (((4, True),), None, "True is no number of parts"),
+        (((4, 1), MESH("dp", "None")), None, r"\(\(4, 1\), layout\(dp, None\)\) mixes ints and layouts"),
+        (((4, 1),), (MESH("dp", "None"),), "mixes ints and layouts"),
+        ((MESH("dp", "None"), Layout((8,), ("tp",))("tp", "None")), None, r"two meshes, Layout\(\(2, 2, 2\)"),
+        ((MESH,), None, "call it with the axes"),
+        (None, ((4, 1),), "needs an in_strategy"),
+        (((4, 1),), ((4, 1), (4, 1)), "operators have one output"),
+        ((Layout((2, 2), ("dp", "interleaved_parallel"))("dp", "None"),), None, "MicroBatchInterleaved"),
+    ],
+)
+def test_wrong_forms_are_refused_and_shown(in_strategy, out_strategy, message):
+    with pytest.raises(TwofoldError, match=message):
+        given_strategy(in_strategy, out_strategy)
+
+
+@pytest.mark.parametrize(
+    ("in_strategy", "out_strategy", "message"),
+    [
+        (((4,), (1, 1)), None, r"'mm' \(matmul\) was given \(\(4,\), \(1, 1\)\).*1 dims, input 'x' \(8, 16\) has 2"),
+        (((3, 1), (1, 1)), None, r"dim 0 of input 'x' \(8, 16\) into 3 parts: 8 % 3 != 0"),
+        (((2, 2), (4, 1)), None, r"dim 'k' is split by 2 in entry 0 and by 4 in entry 1"),
+        (((1, 1), (1, 1), (1, 1)), None, r"3 entries; it reads 2 tensors of \(8, 16\), \(16, 4\)"),
+        (((4, 4), (4, 1)), None, "16 parts, which do not divide the 8 devices"),
+        ((Layout((4,), ("a",))("a", "None"),), None, "of 4 ranks; the operator runs on 8 devices"),
+        (((2, 4), (4, 1)), ((1, 1),), r"can be \(2, 1\) \(sums taken\) or \(8, 1\) \(sums left scattered\)"),
+        (((4, 1), (1, 2)), ((8, 1),), r"the output \(8, 4\) can be \(4, 2\)$"),
+        (
+            (MESH("mp", ("sp", "dp")), MESH(("sp", "dp"), "None")),
+            (MESH(("sp", "dp", "mp"), "None"),),
+            r"can be layout\(mp, None\) \(sums taken\) or layout\(\(mp, sp, dp\), None\) \(sums left scattered\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_operator_is_refused_with_what_would(in_strategy, out_strategy, message):
+    operator, graph = product()
+    with pytest.raises(TwofoldError, match=message):
+        given_strategy(in_strategy, out_strategy).strategy(operator, graph, 8)
+
+
+def test_ints_split_over_the_slowest_axes():
+    operator, graph = product()
+    strategy = given_strategy(((4, 1), (1, 1))).strategy(operator, graph, 8)
+    layout = graph.spec(operator).input_layout(0, strategy.mesh, strategy.dims)
+    assert [layout.region(rank, (8, 16))[0] for rank in range(8)] == [
+        (2 * part, 2 * part + 2) for part in (0, 0, 1, 1, 2, 2, 3, 3)
+    ]
+
+
+def test_layouts_keep_the_order_of_their_axes():
+    operator, graph = product()
+    given = given_strategy((MESH("mp", ("sp", "dp")), MESH(("sp", "dp"), "None")))
+    strategy = given.strategy(operator, graph, 8)
+    layout = graph.spec(operator).input_layout(0, strategy.mesh, strategy.dims)
+    upper_half = sorted(
+        (layout.region(rank, (8, 16))[1], rank) for rank in range(8) if layout.region(rank, (8, 16))[0] == (0, 4)
+    )
+    assert [rank for _, rank in upper_half] == [0, 4, 2, 6]  # the first row of the figure of the tutorial
+    assert strategy.mesh == MESH and strategy.out is None
+
+
+def test_a_bias_follows_what_is_said_of_the_weight():
+    make = GraphMaker(8)
+    value = make.linear(make.tensor("x", (8, 8), "input"), 16)
+    graph = make.graph(make.apply("mse_loss", value, make.tensor("t", (8, 16), "input"), shape=()))
+    (linear, _), given = graph.operators, given_strategy(((2, 1), (4, 1)))
+    strategy = given.strategy(linear, graph, 8)
+    assert graph.spec(linear).input_layout(2, strategy.mesh, strategy.dims).split_counts == (4,)
+
+
+@pytest.mark.parametrize("out", [(("mp",), ()), (("mp", "sp", "dp"), ())])
+def test_an_output_is_handed_on_as_asked(out):
+    graph = mlp()
+    first = graph.operators[0]
+    given = given_strategy((MESH("mp", ("sp", "dp")), MESH("None", ("sp", "dp"))), (MESH(*out),))
+    strategies = {first.name: given.strategy(first, graph, 8)}
+    names = tuple(operator.name for operator in graph.operators)
+    plan = Plan(graph=graph, stages=(Stage(mesh=MESH, operators=names),), strategies=strategies)
+    assert plan.strategies[first.name].out == out
+    assert plan_from_json(plan_to_json(plan)) == plan
+    check_training(plan)
+    calls = [each.call for _, each in lower(plan).groups[0].walk() if first.outputs[0] in each.name and each.axes]
+    assert calls[0] == ("all_reduce" if out[0] == ("mp",) else "reduce_scatter")
+
+
+def test_neighbours_on_meshes_with_equal_axis_names_train_as_one_device_does():
+    graph, wide, tall = mlp(), Layout((2, 4), ("a", "b")), Layout((4, 2), ("a", "b"), [0, 2, 4, 6, 1, 3, 5, 7])
+    first, act, second, last, loss = graph.operators
+    strategies = {
+        first.name: Strategy(dims={"b0": ("a",), "n": ("b",)}, mesh=wide),
+        act.name: Strategy(dims={"d0": ("a",), "d1": ("b",)}, mesh=tall),  # the same words mean another place
+        second.name: Strategy(dims={"k": ("b", "a")}, mesh=wide),
+        last.name: Strategy(dims={"d0": ("a",), "d1": ("b",)}, mesh=tall),
+        loss.name: Strategy(dims={"d0": ("b",)}, mesh=wide),
+    }
+    names = tuple(operator.name for operator in graph.operators)
+    check_training(Plan(graph=graph, stages=(Stage(mesh=wide, operators=names),), strategies=strategies))
+
+
+def test_the_search_keeps_what_is_pinned_and_fills_in_the_rest():
+    graph, mesh = mlp(), Layout((2, 2), ("u", "v"))
+    first, second = graph.operators[0], graph.operators[2]
+    pinned = {
+        first.name: Strategy(dims={"n": ("v", "u")}, mesh=mesh),
+        second.name: Strategy(dims={"k": ("v", "u")}, mesh=mesh, out=((), ())),
+    }
+    plan = search(graph, Machine.load("h200-x4"), pinned=pinned).best
+    assert {name: plan.strategies[name] for name in pinned} == pinned
+    # between the two, the relu is best left where it is: split by the pinned mesh in its order of axes
+    assert plan.strategies[graph.operators[1].name].dims == {"d1": ("v", "u")}
+    check_training(plan)
+
+
+def test_pinned_meshes_count_ranks_within_their_stage():
+    graph, mesh = mlp(), Layout((2,), ("u",))
+    names = [operator.name for operator in graph.operators]
+    pinned = {names[2]: Strategy(dims={"k": ("u",)}, mesh=mesh)}
+    found = search(
+        graph, Machine.load("h200-x4"), num_stages=2, stages=(names[:2], names[2:]), pinned=pinned, num_micro_batches=2
+    )
+    assert found.best.strategies[names[2]].mesh == Layout((2,), ("u",), [2, 3])
+    with pytest.raises(TwofoldError, match="'nobody'"):
+        search(graph, Machine.load("h200-x4"), pinned={"nobody": Strategy()})
+
+
+def network(**strategies: object) -> WithLossCell:
+    net = OperatorNetwork()
+    for name, given in strategies.items():
+        getattr(net, name).shard(given)
+    return WithLossCell(net, nn.CrossEntropyLoss())
+
+
+def test_methods_of_operators_and_the_function_mark_modules():
+    cell = network(relu1=((2, 1),))
+    shard(cell._backbone.matmul2, ((1, 2), (2, 1)))
+    graph = capture(cell, ((8, 1, 28, 28), ((8,), "int64")))
+    found = given_strategies(graph, cell, 4)
+    assert {name: sorted(strategy.dims) for name, strategy in found.items()} == {
+        "_backbone.relu1.relu": ["d0"],
+        "_backbone.matmul2.matmul": ["k"],
+    }
+    with pytest.raises(TwofoldError, match=r"shard takes a torch\.nn\.Module"):
+        shard(torch.matmul, ((1, 2), (2, 1)))
+
+
+def test_modules_that_are_not_one_operator_are_refused():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    cell = WithLossCell(net, nn.CrossEntropyLoss())
+    graph = capture(cell, ((8, 4), ((8,), "int64")))
+    shard(net, ((2, 1),))
+    with pytest.raises(
+        TwofoldError, match=r"Sequential '_backbone', sharded as \(\(2, 1\),\), has several operators: .*relu"
+    ):
+        given_strategies(graph, cell, 4)
+    net[1].register_module("unused", shard(ops.ReLU(), ((2, 1),)))
+    del net._twofold_strategy
+    with pytest.raises(TwofoldError, match=r"'_backbone\.1\.unused'.* has no operator in the graph"):
+        given_strategies(graph, cell, 4)
+
+
+def planned(cell: nn.Module, mode: str) -> Plan:
+    wrapped = AutoParallel(cell, parallel_mode=mode)
+    wrapped.full_batch = True
+    model = Model(wrapped, torch.optim.SGD(cell.parameters(), 0.1), machine="h200-x4")
+    return model._planned((np.zeros((8, 1, 28, 28), np.float32), np.zeros(8, np.int64)), 4, "cuda")
+
+
+def test_semi_auto_mode_keeps_strategies_and_the_full_search_refuses_them():
+    plan = planned(network(matmul2=((1, 4), (4, 1))), "semi_auto")
+    assert plan.strategies["_backbone.matmul2.matmul"].dims == {"k": ("s0",)}
+    with pytest.raises(TwofoldError, match=r"_backbone.matmul2, but in parallel_mode='recursive_programming'"):
+        planned(network(matmul2=((1, 4), (4, 1))), "recursive_programming")
+
+
+def test_the_older_form_of_semi_auto_mode():
+    try:
+        set_auto_parallel_context(parallel_mode="semi_auto_parallel")
+        assert get_auto_parallel_context().parallel_mode == "semi_auto"
+        with pytest.raises(TwofoldError, match="belongs to parallel_mode='auto_parallel'"):
+            set_auto_parallel_context(search_mode="recursive_programming")
+    finally:
+        reset_auto_parallel_context()
+
+
+@pytest.mark.ranks
+def test_the_cases_train_as_one_process_does(tmp_path):
+    """Both in one launch, with what is not given replicated."""
+    names, tasks = ("advanced_operator_parallel", "multiple_copy"), []
+    for name in names:
+        case = CASES[name]
+        module, examples = load_model(case.model)
+        graph = capture(module, examples)
+        pinned = given_strategies(graph.with_batch(graph.batch_size // case.interleave), module, 8)
+        operators = tuple(operator.name for operator in graph.operators)
+        plan = Plan(
+            graph=graph, stages=(Stage(mesh=Layout((8,), ("all",)), operators=operators),), strategies=pinned,
+            interleave=case.interleave, optimizer=case.optimizer,
+        )  # fmt: skip
+        folder = tmp_path / name
+        file = save_plan(plan, folder / "plan.json")
+        tasks.append(Task(plan=str(file), out=str(folder), steps=3, model=case.model, data="digits"))
+    job = save_job(Job(tasks=tuple(tasks), device="cpu"), tmp_path / "job.json")
+    launch("executor.job_main", num_ranks=8, args=[str(job)], log_dir=tmp_path)
+    for name in names:
+        folder = tmp_path / name
+        result = read_result(load_plan(folder / "plan.json"), folder, tmp_path, 0.0)
+        found = check_run(result, model=CASES[name].model, data_folder=None, seed=0, predicted=None)
+        assert found.loss_first_rel_diff < 2e-6 and found.weights_max_rel_diff < 1e-5
+        assert result.collectives_match
