@@ -35,7 +35,8 @@ def best_plan(machine: Machine) -> Plan:
     graph, stages, recomputed = captured(CASE)
     return search(
         graph, machine, num_devices=NUM_RANKS, num_stages=CASE.num_stages, stages=stages,
-        num_micro_batches=CASE.num_micro_batches, schedule=CASE.schedule, recompute=recomputed, optimizer=CASE.optimizer,
+        num_micro_batches=CASE.num_micro_batches, schedule=CASE.schedule, recompute=recomputed,
+        optimizer=CASE.optimizer,
     ).best  # fmt: skip
 
 
@@ -87,8 +88,9 @@ def real(number: int, steps: int) -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
     }
     print(
-        f"run {number}: predicted {row['predicted_step_s'] * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f}, half-width "
-        f"{row['half_width']:.0%}), measured {result.step_s * 1e3:.1f} ms: {'inside' if row['inside'] else 'OUTSIDE'}",
+        f"run {number}: predicted {row['predicted_step_s'] * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f}, "
+        f"half-width {row['half_width']:.0%}), measured {result.step_s * 1e3:.1f} ms: "
+        f"{'inside' if row['inside'] else 'OUTSIDE'}",
         flush=True,
     )
     return row

@@ -2,10 +2,11 @@
 
     python -m benchmarks.multiple_copy [--json] [--steps 3]          about 2 minutes
 
-For each the step time predicted, then emulated. A tensor-parallel perceptron on 4 emulated devices whose all-reduces
+For each the step time is predicted, then emulated. A tensor-parallel perceptron on 4 emulated devices whose all-reduces
 take about as long as the two products before them. The devices are made up for this purpose: their kernels last long
-enough, stretched 1000 times, for 4 CPU processes to keep their times. "Blocking" computes one half after the other; "interleaved" puts communication of one half beside compute
-of the other. Results go to benchmarks/results/multiple_copy.json.
+enough, stretched 1000 times, for 4 CPU processes to keep their times. "Blocking" computes one half after the other;
+"interleaved" puts communication of one half beside compute of the other. Results go to
+benchmarks/results/multiple_copy.json.
 """
 
 from __future__ import annotations

@@ -63,6 +63,4 @@ def create_dataset(batch_size):
 optimizer = torch.optim.SGD(net.parameters(), 1e-2)
 net_with_grads = PipelineCell(WithLossCell(net, MAELoss()), 4)
 model = Model(net_with_grads, optimizer=optimizer)
-model.train(
-    int(os.getenv("EPOCHS", "10")), create_dataset(32), callbacks=[LossMonitor()], dataset_sink_mode=True
-)
+model.train(int(os.getenv("EPOCHS", "10")), create_dataset(32), callbacks=[LossMonitor()], dataset_sink_mode=True)

@@ -125,7 +125,8 @@ def run_rank(
     result = RankResult(
         rank=rank, num_ranks=program.num_ranks, kind="measured" if emulation is None else "emulated",
         losses=_shared_losses(program, rank, device, losses, steps), step_start_ns=times[0], step_end_ns=times[1],
-        cpu_s=cpu_ns / 1e9 / (steps - warm), peak=interpreter.peak, device_peak_bytes=peak_bytes, spans=spans_of(interpreter.codes, recorded),
+        cpu_s=cpu_ns / 1e9 / (steps - warm),
+        peak=interpreter.peak, device_peak_bytes=peak_bytes, spans=spans_of(interpreter.codes, recorded),
         differences=differences, num_communications=sum(executed.values()),
         dilate=1.0 if emulation is None else emulation.dilate,
         num_late=interpreter.num_late if isinstance(interpreter, EmulatedInterpreter) else 0,

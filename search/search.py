@@ -348,7 +348,9 @@ def describe(strategy: Strategy) -> str:
     if strategy.mesh is not None:
         text += f" of {strategy.mesh!r}"
     if strategy.out is not None:
-        text += f", handed on as {TensorLayout(mesh=strategy.mesh, dims=strategy.out)}" if strategy.mesh else (
-            f", handed on as {strategy.out}"
+        text += (
+            f", handed on as {TensorLayout(mesh=strategy.mesh, dims=strategy.out)}"
+            if strategy.mesh
+            else (f", handed on as {strategy.out}")
         )
     return text

@@ -91,7 +91,7 @@ def test_optimizers_of_torch_are_read(cell: nn.Module) -> None:
     [
         (lambda cell: tf.AutoParallel(cell, parallel_mode="recursive"), "parallel_mode 'recursive' is not known"),
         (lambda cell: tf.Pipeline(cell, 0), "micro_size is 0"),
-        (lambda cell: tf.Pipeline(cell, 4, {"_backbone.layer9": 0}), r"'_backbone.layer9'.*its submodules are.*_backbone.layer1"),
+        (lambda cell: tf.Pipeline(cell, 4, {"_backbone.layer9": 0}), r"layer9'.*its submodules are.*_backbone.layer1"),
         (lambda cell: tf.AutoParallel(cell).pipeline(stages=2, scheduler="1f2b"), "scheduler '1f2b' is not known"),
         (lambda cell: tf.AutoParallel(cell).pipeline(stages=0), "stages=.* is 0"),
         (lambda cell: tf.AutoParallel(cell).hsdp(optimizer_level="level9"), "level9"),
@@ -101,7 +101,7 @@ def test_optimizers_of_torch_are_read(cell: nn.Module) -> None:
         (lambda cell: tf.set_auto_parallel_context(search_mode="guessing"), "search_mode 'guessing' is not known"),
         (lambda cell: tf.Model(cell, optimizer=None), "not parallel"),
         (lambda cell: tf.Model(tf.AutoParallel(cell)), "needs an optimizer"),
-        (lambda cell: tf.Model(tf.AutoParallel(cell), torch.optim.Adagrad(cell.parameters())), "Adagrad is not carried out"),
+        (lambda cell: tf.Model(tf.AutoParallel(cell), torch.optim.Adagrad(cell.parameters())), "Adagrad is not"),
         (
             lambda cell: tf.Model(tf.AutoParallel(cell), torch.optim.SGD(cell.parameters(), 0.1, 0.9, nesterov=True)),
             "nesterov=True",

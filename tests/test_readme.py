@@ -18,7 +18,8 @@ def test_python_of_the_readme_runs(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].endswith("True")

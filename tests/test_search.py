@@ -20,7 +20,7 @@ from search import search, uniform_plan
 from search.additive import StageCosts
 from search.eliminate import Table, best_assignment, min_marginals
 from search.pricing import instruction_cost
-from search.space import factorisations, meshes, strategies
+from search.space import factorisations, strategies
 from search.stages import balanced_cuts
 from simulator import simulate
 
@@ -129,7 +129,8 @@ def test_stage_minimum_equals_brute_force_on_a_branching_graph(machine: Machine,
     graph = diamond(8)
     mesh = Layout(shape, ("d0", "d1")[: len(shape)])
     costs = StageCosts(
-        micro=graph, operators=graph.operators[:4], mesh=mesh, num_micro_batches=2, optimizer=Optimizer(parallel_level=1),
+        micro=graph, operators=graph.operators[:4], mesh=mesh, num_micro_batches=2,
+        optimizer=Optimizer(parallel_level=1),
         full_batch=True, cost=instruction_cost(machine, mesh, mesh.num_ranks),
     )  # fmt: skip
     costs.choices = [choices[:12] for choices in costs.choices]  # keeps brute force small

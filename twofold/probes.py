@@ -29,8 +29,8 @@ _PROBES = (
 def probe_plans(num_ranks: int, machine: Machine) -> list[Plan]:
     """The probes that fit `num_ranks` ranks; degrees are cut down where there are fewer than eight.
 
-    Some replicate their last stage, so that what crosses the border is sent by many to many. `machine` only decides which
-    equally valid way of splitting is taken.
+    Some replicate their last stage, so that what crosses the border is sent by many to many. `machine` only decides
+    which equally valid way of splitting is taken.
     """
     plans = []
     for sizes, batch, dp, tp, pp, count, level, replicated in _PROBES:
