@@ -60,19 +60,29 @@ class Activity:
         self._version = 0
 
     def run_at(self, rate: Fraction) -> None:
-        """Go on at this rate (above 0) from now."""
+        """Go on at this rate (above 0) from now, and end by an event of its own."""
         if rate == self._rate:
             return
-        self._settle()
-        self._rate = rate
-        if self._unit % rate.denominator:
-            grow = rate.denominator // math.gcd(self._unit, rate.denominator)
-            self._unit *= grow
-            self._left *= grow
+        ends_ps = self.ends_at(rate)
         self._version += 1
-        per_ps = self._per_ps()
-        delay = max(0, -(-self._left // per_ps))
+        delay = max(0, ends_ps - int(self._env.now))
         self._env.timeout(delay).callbacks.append(partial(self._end, self._version))
+
+    def ends_at(self, rate: Fraction) -> int:
+        """Go on at this rate (above 0) from now; returns when it will end if the rate stays, which is when to call `end`."""
+        if rate != self._rate:
+            self._settle()
+            self._rate = rate
+            if self._unit % rate.denominator:
+                grow = rate.denominator // math.gcd(self._unit, rate.denominator)
+                self._unit *= grow
+                self._left *= grow
+        return self._since - (-self._left // self._per_ps())
+
+    def end(self) -> None:
+        """It is done."""
+        self._settle()
+        self._done()
 
     def _per_ps(self) -> int:
         assert self._rate is not None
@@ -93,8 +103,7 @@ class Activity:
     def _end(self, version: int, _event: simpy.Event) -> None:
         if version == self._version:
             self._version += 1
-            self._settle()
-            self._done()
+            self.end()
 
 
 class Cores:
@@ -113,23 +122,29 @@ class Cores:
         self._env = env
         self._num_cores = num_cores
         self._busy: dict[Activity, None] = {}
+        self._version = 0
 
     def add(self, work_ps: int, done: Callable[[], object], marks: Sequence[int] = ()) -> Activity:
         """Start an activity now."""
-        activity = Activity(self._env, work_ps, lambda: self._end(activity, done), marks)
+        activity = Activity(self._env, work_ps, done, marks)
         self._busy[activity] = None
         self._share()
         return activity
 
-    def _end(self, activity: Activity, done: Callable[[], object]) -> None:
-        del self._busy[activity]
-        self._share()
-        done()
-
     def _share(self) -> None:
-        rate = min(_ONE, Fraction(self._num_cores, max(1, len(self._busy))))
-        for activity in self._busy:
-            activity.run_at(rate)
+        """Give everybody an equal rate, and wake up when the first of them is done: one event for all of them."""
+        self._version += 1
+        if self._busy:
+            rate = min(_ONE, Fraction(self._num_cores, len(self._busy)))
+            first = min(self._busy, key=lambda activity: activity.ends_at(rate))  # the earliest started, of equals
+            delay = max(0, first.ends_at(rate) - int(self._env.now))
+            self._env.timeout(delay).callbacks.append(partial(self._wake, self._version, first))
+
+    def _wake(self, version: int, activity: Activity, _event: simpy.Event) -> None:
+        if version == self._version:
+            del self._busy[activity]
+            self._share()
+            activity.end()
 
 
 class _Load:
