@@ -69,7 +69,7 @@ class Activity:
         self._env.timeout(delay).callbacks.append(partial(self._end, self._version))
 
     def ends_at(self, rate: Fraction) -> int:
-        """Go on at this rate (above 0) from now; returns when it will end if the rate stays, which is when to call `end`."""
+        """Go on at this rate (above 0) from now; returns when it will end if the rate stays: call `end` then."""
         if rate != self._rate:
             self._settle()
             self._rate = rate
