@@ -35,6 +35,12 @@ class RankFailed(RunFailed):
         self.rank = rank
 
 
+class RankRefused(RankFailed):
+    """The first thing that went wrong was bad input that a rank refused: its message is all there is to say."""
+
+    exit_code = 2
+
+
 class RunTimedOut(RunFailed):
     """The job was still running when its time was up."""
 
@@ -57,9 +63,12 @@ class Failure:
     headline: str
     story: str = ""
     lost_peer: bool = False
+    refusal: str = ""
 
     def error(self, job: JobFolder) -> RankFailed:
         """The exception to raise for it."""
+        if self.refusal:
+            return RankRefused(f"{self.refusal} (rank {self.rank}; its log: {job.stderr(self.rank)})", rank=self.rank)
         text = f"rank {self.rank} {self.headline}"
         if self.lost_peer:
             text += _ended_before(job)
@@ -100,6 +109,7 @@ def _read_failure(job: JobFolder, rank: int) -> Failure | None:
             headline=headline,
             story=story,
             lost_peer=error["lost_peer"],
+            refusal=error.get("refusal", ""),
         )
     end = job.read(rank, "end.json")
     if end is None or end["code"] == 0:

@@ -184,7 +184,10 @@ def report_exception(folder: str, error: BaseException) -> int:
     summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
     lost_peer = is_lost_peer(error)
     content = {"error": summary[-1] if isinstance(error, SyntaxError) else summary[0], "code": 1}
-    report_error(folder, content | {"traceback": story, "lost_peer": lost_peer})
+    # Bad input, told apart by name since nothing of ours is imported here.
+    is_refusal = any(kind.__name__ == "TwofoldError" for kind in type(error).__mro__)
+    refusal = str(error) if is_refusal else ""
+    report_error(folder, content | {"traceback": story, "lost_peer": lost_peer, "refusal": refusal})
     sys.excepthook(type(error), error, frames)
     if lost_peer:
         time.sleep(LOST_PEER_WAIT_S)

@@ -85,6 +85,13 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def __post_init__(self) -> None:
         if self.kind not in ("sgd", "momentum", "adamw"):
             raise TwofoldError(f"optimizer {self.kind!r} is not known; known: sgd, momentum, adamw")
+        known = {"lr", "weight_decay"} | {
+            "sgd": set(), "momentum": {"momentum", "dampening", "nesterov"}, "adamw": {"beta1", "beta2", "eps"}
+        }[self.kind]  # fmt: skip
+        if unknown := set(self.settings) - known:
+            raise TwofoldError(f"optimizer {self.kind!r} has no setting {sorted(unknown)}; it has {sorted(known)}")
+        if "lr" not in self.settings:
+            raise TwofoldError(f"optimizer {self.kind!r} needs a learning rate: settings {{'lr': 0.01}}")
         if self.parallel_level not in (0, 1):
             raise TwofoldError(f"optimizer parallel level {self.parallel_level} is not carried out; levels 0 and 1 are")
 

@@ -152,8 +152,11 @@ def _key_figures(summary: Mapping[str, str] | None) -> str:
 def _verification(checks: Sequence[Check]) -> str:
     if not checks:
         return ""
-    failed = [check.name for check in checks if not check.passed]
-    said = f"FAILED: {', '.join(failed)}." if failed else f"All {len(checks)} checks passed."
+    must = [check for check in checks if not check.informs]
+    failed = [check.name for check in must if not check.passed]
+    said = f"FAILED: {', '.join(failed)}." if failed else f"All {len(must)} checks passed."
+    outside = [check.name for check in checks if check.informs and not check.passed]
+    said += f" Outside its interval: {', '.join(outside)}." if outside else ""
     verdict = f'<p class="{"fail" if failed else "pass"}">{escape(said)}</p>'
     return _section("verification", "Verification", verdict, verification_table(checks).html())
 

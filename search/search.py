@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 import msgspec
 import numpy as np
@@ -27,6 +26,7 @@ from plans.layout import Layout, TensorLayout
 from plans.plan import Optimizer, Plan, Prediction, Stage, Strategy
 from search.additive import StageCosts
 from search.eliminate import Table, best_assignment, min_marginals
+from search.fitting import leaner_plan, peaks, picks_that_may_fit
 from search.pinned import on_ranks, suggestions
 from search.planset import Alternative, PlanSet, Rejected
 from search.pricing import instruction_cost
@@ -277,18 +277,59 @@ class _Search:
         same = min(NUM_NEIGHBOURS, *(len(answers) for answers in per_stage))
         picks |= {(at,) * len(per_stage): None for at in range(same)}
         fitting, smallest = self._tried(names, per_stage, picks)
-        if not fitting:  # walk on through everything that was found, the leanest included
-            rest = product(*(range(len(answers)) for answers in per_stage)) if len(per_stage) <= 2 else zip(
-                *(range(len(answers)) for answers in per_stage), strict=False
-            )  # fmt: skip
-            fitting, least = self._tried(names, per_stage, {pick: None for pick in rest if pick not in picks})
-            smallest = min(smallest, least)
+        if not fitting and self.limit_bytes is not None:
+            fitting, smallest = self._leaner(names, per_stage, self.limit_bytes, picks, smallest)
         if not fitting:
             raise TwofoldError(
-                f"no plan fits into {self.limit_bytes:,} bytes of memory per device; the smallest that would is "
+                f"no plan fits into {self.limit_bytes:,} bytes of memory per device; the smallest found that would is "
                 f"{smallest:,} bytes: raise the limit, or use more devices, stages or micro-batches, or recompute more"
             )
         return sorted(fitting, key=lambda plan: (plan.prediction.step_s, plan.prediction.peak_bytes))  # type: ignore[union-attr]
+
+    def _leaner(
+        self,
+        names: Sequence[Sequence[str]],
+        per_stage: Sequence[list[_StageAnswer]],
+        limit_bytes: int,
+        tried: Mapping[tuple[int, ...], None],
+        smallest: int,
+    ) -> tuple[list[Plan], int]:
+        """The fastest answers do not fit: ask the others for their memory, then go down from the leanest of all."""
+        self.say("the fastest plans do not fit into the memory limit; looking for leaner ones")
+
+        def plan_of(pick: Sequence[int]) -> Plan:
+            return self._plan(names, [answers[at] for answers, at in zip(per_stage, pick, strict=True)])
+
+        picks = picks_that_may_fit(plan_of, [len(answers) for answers in per_stage], limit_bytes)
+        fitting, least = self._tried(names, per_stage, {pick: None for pick in picks if pick not in tried})
+        smallest = min(smallest, least)
+        if fitting:
+            return fitting, smallest
+        alone = []
+        for stage, answers in enumerate(per_stage):
+            needed = [self._alone(plan_of, stage, at) for at in range(len(answers))]
+            alone.append(needed.index(min(needed)))
+        start = plan_of(alone)
+        choices = {
+            operator.name: offered
+            for stage, names_of in zip(start.stages, names, strict=True)
+            for costs in [self._costs(names_of, stage.mesh)]
+            for operator, offered in zip(costs.operators, costs.choices, strict=True)
+        }
+        plan, peak = self._predicted(leaner_plan(start, choices))
+        return ([plan] if peak <= limit_bytes else []), min(smallest, peak)
+
+    def _alone(self, plan_of: Callable[[Sequence[int]], Plan], stage: int, at: int) -> int:
+        return peaks(plan_of([at if number == stage else 0 for number in range(self.num_stages)]))[stage]
+
+    def _predicted(self, plan: Plan) -> tuple[Plan, int]:
+        """The plan with what the simulator says of it, and its peak memory."""
+        timeline = simulate(plan, self.machine)
+        prediction = Prediction(
+            machine=self.machine.name, step_s=timeline.step_interval_s, peak_bytes=timeline.peak_bytes,
+            low_s=timeline.low_s, high_s=timeline.high_s,
+        )  # fmt: skip
+        return msgspec.structs.replace(plan, prediction=prediction), timeline.peak_bytes
 
     def _tried(
         self,
@@ -299,17 +340,13 @@ class _Search:
         fitting, smallest = [], 2**62
         for pick in picks:
             plan = self._plan(names, [answers[at] for answers, at in zip(per_stage, pick, strict=True)])
-            timeline = simulate(plan, self.machine)
-            smallest = min(smallest, timeline.peak_bytes)
-            if self.limit_bytes is not None and timeline.peak_bytes > self.limit_bytes:
-                reason = f"needs {timeline.peak_bytes:,} bytes per device, the limit is {self.limit_bytes:,}"
+            plan, peak = self._predicted(plan)
+            smallest = min(smallest, peak)
+            if self.limit_bytes is not None and peak > self.limit_bytes:
+                reason = f"needs {peak:,} bytes per device, the limit is {self.limit_bytes:,}"
                 self.rejected.append(Rejected(what=f"candidate {pick}", reason=reason))
-                continue
-            prediction = Prediction(
-                machine=self.machine.name, step_s=timeline.step_interval_s, peak_bytes=timeline.peak_bytes,
-                low_s=timeline.low_s, high_s=timeline.high_s,
-            )  # fmt: skip
-            fitting.append(msgspec.structs.replace(plan, prediction=prediction))
+            else:
+                fitting.append(plan)
         return fitting, smallest
 
     def _alternatives(

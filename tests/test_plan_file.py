@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from random_plans import random_plan
@@ -11,7 +12,7 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.mlp import mlp_graph
-from plans.plan import PLAN_VERSION, Plan, Prediction, Stage, Strategy, load_plan, save_plan
+from plans.plan import PLAN_VERSION, Optimizer, Plan, Prediction, Stage, Strategy, load_plan, save_plan
 
 
 def small_plan(**rest: object) -> Plan:
@@ -137,3 +138,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         save_plan(small_plan(num_micro_batches=2), path)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ({"settings": {"learning": 3.0}}, r"'sgd' has no setting \['learning'\]"),
+        ({"settings": {"lr": 0.1, "momentum": 0.9}}, r"'sgd' has no setting \['momentum'\]"),
+        ({"kind": "adamw", "settings": {}}, "needs a learning rate"),
+    ],
+)
+def test_settings_that_no_optimizer_has_are_refused(optimizer: dict[str, Any], message: str) -> None:
+    with pytest.raises(TwofoldError, match=message):
+        Optimizer(**optimizer)

@@ -95,10 +95,6 @@ def test_settings_reach_the_optimizer_of_torch(kind):
         ({"num_steps": 5}, "5 steps need 5 batches, got 4"),
         ({"num_micro_batches": 3}, "3 micro-batches do not divide"),
         ({"num_micro_batches": 0}, "num_micro_batches=0"),
-        (
-            {"optimizer": Optimizer(settings={"learning_rate": 1.0})},
-            r"sgd has no setting \['learning_rate'\]; it has lr",
-        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(settings, message):

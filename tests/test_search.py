@@ -194,12 +194,12 @@ def test_lower_bound_is_below_every_plan(machine: Machine) -> None:
 def test_memory_limit_is_hard_and_says_what_would_fit(machine: Machine) -> None:
     graph = mlp_graph([256, 256, 256], 32)
     options = {"num_devices": 4, "num_micro_batches": 2}
-    with pytest.raises(TwofoldError, match="the smallest that would is") as caught:
+    with pytest.raises(TwofoldError, match="the smallest found that would is") as caught:
         search(graph, machine, memory_limit_bytes=1000, **options)  # type: ignore[arg-type]
-    smallest = int(str(caught.value).split("smallest that would is ")[1].split(" bytes")[0].replace(",", ""))
+    smallest = int(str(caught.value).split("smallest found that would is ")[1].split(" bytes")[0].replace(",", ""))
     found = search(graph, machine, memory_limit_bytes=smallest, **options)  # type: ignore[arg-type]
     assert found.best.prediction is not None and found.best.prediction.peak_bytes <= smallest
-    with pytest.raises(TwofoldError, match="the smallest that would is"):
+    with pytest.raises(TwofoldError, match="the smallest found that would is"):
         search(graph, machine, memory_limit_bytes=smallest - 1, **options)  # type: ignore[arg-type]
 
 

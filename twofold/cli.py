@@ -15,6 +15,9 @@ from plans.errors import TwofoldError
 
 __all__ = ["main"]
 
+EXTRAS = {"torch": "torch", "mlxtend": "data", "matplotlib": "reports", "pandas": "reports"}
+"""Optional package -> the extra that installs it."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
@@ -36,6 +39,13 @@ def run_command(work: Any, json_output: bool) -> int:
     except TwofoldError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return int(getattr(error, "exit_code", 2))
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        print(
+            f"error: this needs {error.name}: pip install 'twofold[{EXTRAS[error.name]}]'", file=sys.stderr, flush=True
+        )
+        return 2
     except KeyboardInterrupt:
         print("interrupted; every process that was started has ended", file=sys.stderr, flush=True)
         return 130

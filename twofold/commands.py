@@ -153,7 +153,14 @@ def simulate(
 
         if steps < 1:
             raise TwofoldError(f"--steps {steps}: it is at least 1")
-        timeline = predict(load_plan(plan), Machine.load(machine), num_steps=steps)
+        loaded = load_plan(plan)
+        timeline = predict(loaded, Machine.load(machine), num_steps=steps)
+        limit = loaded.memory_limit_bytes
+        if limit is not None and timeline.peak_bytes > limit:
+            raise TwofoldError(
+                f"{plan} needs {timeline.peak_bytes:,} bytes per rank, its memory limit is {limit:,}; plan again "
+                "with one that fits, or raise memory_limit_bytes in the file"
+            )
         say = Console(json=json)
         say.say(
             f"step {timeline.step_interval_s * 1e3:.3f} ms, peak memory {timeline.peak_bytes / 2**20:.2f} MiB per rank"

@@ -322,7 +322,10 @@ def _search_table(plans: PlanSet) -> Table:
 def _say_summary(say: Console, outcome: DemoResult) -> None:
     found = outcome.verification
     say.say("")
-    say.say(f"{'all checks passed' if found.passed else 'A CHECK FAILED'} in {outcome.elapsed_s:.0f} s")
+    inside = all(check.passed for check in found.timing_checks())
+    timing = "step time inside its interval" if inside else "step time OUTSIDE its interval"
+    exact = "loss, weights, communication and memory as they must be" if found.passed else "A CHECK FAILED"
+    say.say(f"{exact}; {timing}; {outcome.elapsed_s:.0f} s in all")
     say.note(f"loss against one process    {found.loss_max_rel_diff:.1e} relative")
     say.note(f"weights against one process {found.weights_max_rel_diff:.1e} relative")
     measured, predicted = found.run.step_s, outcome.predicted.step_interval_s

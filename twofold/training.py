@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["LossMonitor", "Model", "RunContext"]
 
 MACHINE_VARIABLE, GRAPHS_VARIABLE = "TWOFOLD_MACHINE", "TWOFOLD_SAVE_GRAPHS"
+PLANNING_TIMEOUT_S = 900.0  # the other ranks wait while rank 0 plans; a rank that fails is noticed by the launcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,9 @@ class Model:
             )
         device = pick_device("auto")
         device.use()
-        connect(device)
+        connect(device, PLANNING_TIMEOUT_S)
+        if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:  # the rank whose output is streamed
+            print("rank 0 captures the network and searches a plan", flush=True)
         self.plan = self._shared_plan(next(iter(train_dataset)), device)
         steps, per_epoch = epoch * len(train_dataset), len(train_dataset)
         told = [callbacks] if callable(callbacks) else list(callbacks)

@@ -79,7 +79,7 @@ class Verification:
             found.append(
                 Check(
                     name="peak memory of a rank", value=float(peak), high=float(self.predicted.peak_bytes), unit="B",
-                    detail="values of the run against the prediction, which also counts what is still being sent",
+                    detail="the program's values, found so in step 1; the prediction adds what is still being sent",
                 )
             )  # fmt: skip
         return found
@@ -92,7 +92,7 @@ class Verification:
         return [
             Check(
                 name=f"step time, {self.run.timeline.kind}", value=measured, low=self.predicted.low_s,
-                high=self.predicted.high_s, unit="s",
+                high=self.predicted.high_s, unit="s", informs=True,
                 detail=f"predicted {predicted * 1e3:.1f} ms, {predicted / measured - 1:+.1%}; limits: 90 % interval",
             )
         ]  # fmt: skip
