@@ -267,7 +267,7 @@ def _report(
     machine: Machine,
     notes: list[str],
 ) -> dict[str, Path]:
-    from reports import write_report, write_trace
+    from reports import pipeline_picture, write_report, write_trace
 
     result = verification.run
     measured, program = result.timeline, lower(result.plan)
@@ -287,7 +287,8 @@ def _report(
         notes=notes, command=command,
     )  # fmt: skip
     trace = write_trace(folder / "trace.json.gz", [predicted, measured], program=program)
-    return {"report": report, "trace": trace}
+    picture = pipeline_picture([predicted, measured]).save(folder / "pipeline.svg")
+    return {"report": report, "trace": trace, "picture": picture}
 
 
 def _facts(machine: Machine) -> dict[str, str]:
