@@ -117,24 +117,36 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=None, help="3 emulated, 120 real")
     parser.add_argument("--machines", nargs="+", default=["h200-x8", "ascend-910b2-x8"])
     options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
     if options.part == "emulated":
-        rows = [emulated(machine, options.steps or 3) for machine in options.machines]
-        held, wanted = all(row["within_3_percent"] for row in rows), "every row within 3 %"
+        wanted = "every row within 3 %"
+        for machine in options.machines:
+            rows.append(emulated(machine, options.steps or 3))
+            held = all(row["within_3_percent"] for row in rows)
+            path = save(options.part, rows, wanted, held)
     else:
-        rows = [real(number, options.steps or 120) for number in range(1, options.runs + 1)]
-        inside = sum(row["inside"] for row in rows)
-        widest = max(row["half_width"] for row in rows)
-        print(f"inside: {inside} of {len(rows)}; widest half-width {widest:.0%}; worst loss difference over all steps "
-              f"{max(row['loss_max_rel_diff'] for row in rows):.1e}, first 8 steps "
-              f"{max(row['loss_first_rel_diff'] for row in rows):.1e}, weights "
-              f"{max(row['weights_max_rel_diff'] for row in rows):.1e}")  # fmt: skip
-        held, wanted = inside >= 0.8 * len(rows) and widest < 0.35, "8 of 10 inside, half-widths under 35 %"
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"hybrid_case_{options.part}.json"
-    path.write_text(
-        json.dumps({"environment": environment(), "wanted": wanted, "held": held, "rows": rows}, indent=1) + "\n"
-    )
+        wanted = "8 of 10 inside, half-widths under 35 %"
+        for number in range(1, options.runs + 1):
+            rows.append(real(number, options.steps or 120))
+            inside, widest = sum(row["inside"] for row in rows), max(row["half_width"] for row in rows)
+            held = inside >= 0.8 * len(rows) and widest < 0.35
+            path = save(options.part, rows, wanted, held)
+        print(
+            f"inside: {inside} of {len(rows)}; widest half-width {widest:.0%}; worst loss difference over all steps "
+            f"{max(row['loss_max_rel_diff'] for row in rows):.1e}, first 8 steps "
+            f"{max(row['loss_first_rel_diff'] for row in rows):.1e}, weights "
+            f"{max(row['weights_max_rel_diff'] for row in rows):.1e}"
+        )
     print(f"{wanted}: {'held' if held else 'MISSED'}; saved {path}")
+
+
+def save(part: str, rows: list[dict[str, Any]], wanted: str, held: bool) -> Path:
+    """Write what is known so far."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"hybrid_case_{part}.json"
+    content = {"environment": environment(), "wanted": wanted, "held": held, "rows": rows}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
 
 
 if __name__ == "__main__":
