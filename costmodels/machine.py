@@ -6,12 +6,10 @@ unit in the name. Every section says where its figures come from (`Provenance`).
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import itertools
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from plans.errors import TwofoldError
+from plans.files import write_atomically
 
 __all__ = [
     "COLLECTIVES",
@@ -32,7 +31,6 @@ __all__ = [
     "Overlap",
     "Provenance",
     "shipped_machines",
-    "write_atomically",
 ]
 
 MACHINE_VERSION = 1
@@ -331,23 +329,6 @@ class Machine(_Section, frozen=True, kw_only=True, omit_defaults=False):
 def shipped_machines() -> tuple[str, ...]:
     """The names of the machines that come with twofold, sorted."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
-
-
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write a file whole or not at all; what stood there before stays until then."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    return path
 
 
 class _Version(msgspec.Struct):

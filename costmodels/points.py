@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from costmodels.machine import write_atomically
 from plans.errors import TwofoldError
+from plans.files import write_atomically
 
 __all__ = ["Point", "load_points", "save_points"]
 

@@ -6,9 +6,9 @@ hosts cannot be merged without aligning their clocks first, which is not done he
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from executor.interpreter import Code, RecordedStep
 from plans.errors import TwofoldError
+from plans.files import write_atomically
 from plans.program import Kind
 from plans.timeline import STREAMS, MemoryPeak, Timeline
 
@@ -190,21 +191,12 @@ def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any
     Raises:
         TwofoldError: the file cannot be written.
     """
-    path = Path(path)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        return write_atomically(path, content.getvalue())
     except OSError as error:
         raise TwofoldError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
-    return path
 
 
 def merged_timeline(results: Sequence[RankResult], **meta: Any) -> Timeline:

@@ -16,23 +16,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.graph import Graph
 from plans.layout import Layout, TensorLayout
-from plans.plan import Optimizer, Plan, Prediction, Stage, Strategy
+from plans.plan import Optimizer, Plan, Stage, Strategy
 from search.additive import StageCosts
 from search.eliminate import Table, best_assignment, min_marginals
 from search.fitting import leaner_plan, peaks, picks_that_may_fit
 from search.pinned import on_ranks, suggestions
 from search.planset import Alternative, PlanSet, Rejected
+from search.predicting import predicted
 from search.pricing import instruction_cost
 from search.space import meshes
 from search.stages import balanced_cuts
-from simulator import simulate
 
 __all__ = ["search"]
 
@@ -324,12 +323,9 @@ class _Search:
 
     def _predicted(self, plan: Plan) -> tuple[Plan, int]:
         """The plan with what the simulator says of it, and its peak memory."""
-        timeline = simulate(plan, self.machine)
-        prediction = Prediction(
-            machine=self.machine.name, step_s=timeline.step_interval_s, peak_bytes=timeline.peak_bytes,
-            low_s=timeline.low_s, high_s=timeline.high_s,
-        )  # fmt: skip
-        return msgspec.structs.replace(plan, prediction=prediction), timeline.peak_bytes
+        plan = predicted(plan, self.machine)
+        assert plan.prediction is not None
+        return plan, plan.prediction.peak_bytes
 
     def _tried(
         self,

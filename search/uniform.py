@@ -15,12 +15,12 @@ from plans.errors import TwofoldError
 from plans.graph import Graph, Operator
 from plans.layout import Layout
 from plans.operators import OperatorSpec
-from plans.plan import Optimizer, Plan, Prediction, Stage, Strategy
+from plans.plan import Optimizer, Plan, Stage, Strategy
 from search.additive import StageCosts
 from search.eliminate import best_assignment
+from search.predicting import predicted
 from search.pricing import instruction_cost
 from search.stages import balanced_cuts
-from simulator import simulate
 
 __all__ = ["uniform_plan"]
 
@@ -93,12 +93,7 @@ def uniform_plan(
         strategies={name: strategy for name, strategy in strategies.items() if strategy.dims},
         num_micro_batches=count, schedule=schedule, recompute=tuple(recompute), optimizer=chosen, full_batch=full_batch,
     )  # fmt: skip
-    timeline = simulate(plan, machine)
-    prediction = Prediction(
-        machine=machine.name, step_s=timeline.step_interval_s, peak_bytes=timeline.peak_bytes,
-        low_s=timeline.low_s, high_s=timeline.high_s,
-    )  # fmt: skip
-    return msgspec.structs.replace(plan, prediction=prediction)
+    return predicted(plan, machine)
 
 
 def _follows_the_degrees(operator: Operator, spec: OperatorSpec, strategy: Strategy, mesh: Layout) -> bool:
