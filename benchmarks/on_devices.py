@@ -59,7 +59,8 @@ def plans_for(machine: Machine, ranks: int) -> dict[str, Plan]:
         }
     for name, options in degrees.items():
         cut = {"stages": stages} if options.get("pp") else {}
-        found[name] = uniform_plan(graph, machine, micro_batch=8, recompute=recomputed, **cut, **options)
+        micro_batch = 8 // options.get("dp", 1)
+        found[name] = uniform_plan(graph, machine, micro_batch=micro_batch, recompute=recomputed, **cut, **options)
     return {name: msgspec.structs.replace(plan, prediction=None) for name, plan in found.items()}
 
 

@@ -1,8 +1,10 @@
 """Seconds and bytes of every instruction on a machine (floor 2).
 
-`machine` is the machine file, `price` turns an instruction into picoseconds, `traffic` knows the algorithms of the
-communication libraries. `points` are raw measurements; `fit` and `cpu` make a machine of them, `probe` sets its overall
-factor and interval from programs that were run and simulated. Shipped machines are in `machines/`.
+`machine` is the machine file (its parts in `compute` and `sections`), `catalogue` makes machines of shipped devices,
+`price` turns an instruction into picoseconds, by the forms of `compute`, `communication` and `traffic`. `points` are
+raw measurements; the `fit*` modules and `cpu` make a machine of them, `carry` takes figures over to devices that were
+never measured, `probe` sets a machine's overall factor and interval from programs that were run and simulated,
+`interval` makes the interval of a step from those of its instructions.
 
 Every number says where it comes from: measured, interpolated, assumed or cited.
 
@@ -10,9 +12,21 @@ It imports `plans` only.
 """
 
 from costmodels.cpu import Calibration, fit_cpu_machine
+from costmodels.interval import step_interval
 from costmodels.machine import Machine, shipped_machines
 from costmodels.points import Point, load_points, save_points
-from costmodels.price import Cost, price, price_step, price_transfer
+from costmodels.price import (
+    Cost,
+    mesh_tiers,
+    overlap_class,
+    price,
+    price_collective,
+    price_compute,
+    price_exchange,
+    price_step,
+    price_transfer,
+    price_wait,
+)
 from costmodels.probe import ProbeFit, fit_probe, with_probe
 
 __all__ = [
@@ -24,10 +38,17 @@ __all__ = [
     "fit_cpu_machine",
     "fit_probe",
     "load_points",
+    "mesh_tiers",
+    "overlap_class",
     "price",
+    "price_collective",
+    "price_compute",
+    "price_exchange",
     "price_step",
     "price_transfer",
+    "price_wait",
     "save_points",
     "shipped_machines",
+    "step_interval",
     "with_probe",
 ]

@@ -41,6 +41,7 @@ def fit_cpu_machine(points: Sequence[Point], environment: Mapping[str, str], *, 
     except (KeyError, ValueError) as error:
         raise TwofoldError(f"the measured points do not say {error} of the machine; measure again") from None
     dispatch = {point.call: worked_s(point) for point in points if point.kind == "dispatch"}
+    dispatch.setdefault("attention", dispatch.get("matrix", 0.0))
     if missing := [call for call in DISPATCH_CLASSES if call not in dispatch]:
         raise TwofoldError(f"no dispatch time was measured for {', '.join(missing)}; measure again")
     compute, *quality = fit_compute(points, dispatch_s=dispatch, host_async=False)
@@ -78,6 +79,7 @@ def fit_cpu_machine(points: Sequence[Point], environment: Mapping[str, str], *, 
             ),
             "collectives": measured,
             "dispatch_s": measured,
+            "dispatch_s.attention": Provenance(status="assumed", source="as a matrix product", date=date),
             "links": Provenance(
                 status="assumed",
                 source="loopback at memory bandwidth; its cost is the processors' (collectives)",

@@ -23,8 +23,10 @@ __all__ = [
     "fit_collective",
     "fit_compute",
     "fit_overlap",
+    "log_ratio",
     "overlapped_s",
     "residuals",
+    "solve",
     "worked_s",
 ]
 
@@ -128,8 +130,11 @@ def fit_compute(
     start = np.log([np.max(flops / matrix_s), np.max(memory_bytes / memory_s), 1.0, 4.0, 1.0])
     lower = np.array([start[0] - 2, start[1] - 2, np.log(1e-2), np.log(1e-2), np.log(1e-2)])
     upper = np.array([start[0] + 2, start[1] + 2, np.log(64), np.log(1024), np.log(7)])
-    solved = _solve(
-        lambda q: np.concatenate([_log(predict(q)[0], matrix_s), _log(predict(q)[1], memory_s)]), start, lower, upper
+    solved = solve(
+        lambda q: np.concatenate([log_ratio(predict(q)[0], matrix_s), log_ratio(predict(q)[1], memory_s)]),
+        start,
+        lower,
+        upper,
     )
     rate, bandwidth, half_rows, half_depth = (float(value) for value in np.exp(solved[:4]))
     compute = Compute(
@@ -197,11 +202,11 @@ def fit_collective(
     typical = np.array(TYPICAL_GLOO)
 
     def misfit(q: Floats) -> Floats:
-        fit = [_log(predict(q), seconds), 0.5 * _log(dispatch_s + spent(q), cpu_s)]
+        fit = [log_ratio(predict(q), seconds), 0.5 * log_ratio(dispatch_s + spent(q), cpu_s)]
         return np.concatenate([*fit, TYPICAL_WEIGHT * np.log(q / typical)])
 
     solved = typical * np.exp(
-        _solve(lambda q: misfit(typical * np.exp(q)), np.zeros(5), np.full(5, -12.0), np.full(5, 5.0))
+        solve(lambda q: misfit(typical * np.exp(q)), np.zeros(5), np.full(5, -12.0), np.full(5, 5.0))
     )
     model = Collective(
         start_s=_or_zero(solved[3]),
@@ -231,7 +236,7 @@ def fit_overlap(
     def predict(q: Floats) -> Floats:
         return overlapped_s(alone_a, alone_b, float(q[0]), float(q[1]))
 
-    solved = _solve(lambda q: _log(predict(q), both), np.array([0.7, 0.7]), np.full(2, 0.05), np.full(2, 1.0))
+    solved = solve(lambda q: log_ratio(predict(q), both), np.array([0.7, 0.7]), np.full(2, 0.05), np.full(2, 1.0))
     return float(solved[0]), float(solved[1])
 
 
@@ -272,7 +277,7 @@ def _fit_link(
 
     start = np.log([1e-5, 0.6, 1e12])
     lower, upper = np.log([1e-7, 0.02, 1e10]), np.log([1e-3, 1.0, 1e16])
-    solved = _solve(lambda q: _log(predict(q), seconds), start, lower, upper)
+    solved = solve(lambda q: log_ratio(predict(q), seconds), start, lower, upper)
     model = Collective(
         start_s=float(np.exp(solved[0])),
         link_fraction=float(np.exp(solved[1])),
@@ -281,11 +286,13 @@ def _fit_link(
     return model, residuals(call, predict(solved), seconds)
 
 
-def _log(predicted: Floats, measured: Floats) -> Floats:
+def log_ratio(predicted: Floats, measured: Floats) -> Floats:
+    """log(predicted / measured), what all fits minimise."""
     return np.asarray(np.log(np.maximum(predicted, TINY_S) / np.maximum(measured, TINY_S)))
 
 
-def _solve(misfit: Callable[[Floats], Floats], start: Floats, lower: Floats, upper: Floats) -> Floats:
+def solve(misfit: Callable[[Floats], Floats], start: Floats, lower: Floats, upper: Floats) -> Floats:
+    """Parameters within bounds with the least soft L1 loss of `misfit`."""
     from scipy.optimize import least_squares
 
     inside = np.clip(start, lower + 1e-9, upper - 1e-9)

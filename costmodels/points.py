@@ -1,51 +1,101 @@
-"""Raw measured points: what a calibration run writes and what `costmodels.fit` reads."""
+"""Raw measured points: what a calibration run writes and what the fits read.
+
+Two forms of file: one JSON object (`save_points`), and JSON lines (`PointLog`), to which points are appended as
+they are measured, so that a run that ends early has lost nothing and a second one skips what is there.
+"""
 
 from __future__ import annotations
 
+import gzip
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 
-__all__ = ["Point", "load_points", "save_points"]
+__all__ = ["Point", "PointLog", "held_out", "load_points", "save_points"]
+
+_FIGURES = (
+    "seconds", "cpu_s", "outside_cores", "low_s", "high_s", "repeats", "figures", "clock_MHz", "temperature_C",
+    "power_W", "flag", "held_out",
+)  # fmt: skip
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One measured figure.
+    """One measured figure. All times are of one call.
 
     Args:
-        kind: matrix, memory, dispatch, sharing, collective, transfer, or overlap.
-        call: the torch call or the kind of collective; for dispatch the class of instruction.
-        shape: (m, n, k) of a matrix product; () elsewhere.
+        kind: matrix, memory, attention, rule, dispatch, sharing, collective, transfer, overlap, clock, allocation, or
+            step.
+        call: the torch call, the kind of collective, or (dispatch) the class of instruction, call, module or action.
+        shape: (m, n, k) of a matrix product: rows and columns of the result, length of the sums; (batch, heads, kv
+            heads, queries, keys, head dim) of attention; dims of the main tensor (memory); () elsewhere.
+        form: of a matrix product: "nt" a[m, k] b[n, k]^T, as a linear's forward; "nn" a[m, k] b[k, n], as its gradient
+            of the input; "tn" a[k, m]^T b[k, n], as its gradient of the weight.
+        batch: equal products in one call.
         size_bytes: bytes read and written (memory), or of the larger of input and output of one rank (communication).
         ranks: members of one group.
         active_ranks: ranks that worked at the same time, all groups together; the others slept.
-        dtype: of the tensors.
-        seconds: median over repeats of the time of one call; for communication until the last group was through.
+        dtype: of the tensors; "tf32" for float32 products on the matrix units' tf32 mode.
+        stack: dispatch: whose habit it is, such as twofold, torch, backward, dtensor, fsdp2.
+        beside: overlap: the collective that ran beside the compute `call`.
+        options: what else tells the point from others, such as {"causal": 1}.
+        held_out: chosen before measuring to be reported on, never fitted.
+        seconds: median over repeats of the time of one call; for communication until the last group was through; for
+            dispatch of the host to issue it.
         cpu_s: processor seconds that one member spent on one call, its mean over members; 0 where it was not taken.
         outside_cores: cores that other processes kept busy meanwhile; 0 where it was not taken.
         low_s: the fastest repeat.
         high_s: the slowest repeat.
         repeats: repeats of which each is a mean over many calls.
+        figures: further measured numbers, SI with the unit in the name.
+        clock_MHz: the device's clock right after the repeats; 0 where unknown, as the next two.
+        temperature_C: of the device.
+        power_W: of the device.
+        flag: "unsteady" or "clock" where the repeats differ or the clock moved; such points are kept.
     """
 
     kind: str
     call: str
     shape: tuple[int, ...] = ()
+    form: str = ""
+    batch: int = 1
     size_bytes: int = 0
     ranks: int = 1
     active_ranks: int = 1
     dtype: str = "float32"
+    stack: str = ""
+    beside: str = ""
+    options: dict[str, int | float | str] = {}
+    held_out: bool = False
     seconds: float
     cpu_s: float = 0.0
     outside_cores: float = 0.0
     low_s: float = 0.0
     high_s: float = 0.0
     repeats: int = 1
+    figures: dict[str, float] = {}
+    clock_MHz: float = 0.0
+    temperature_C: float = 0.0
+    power_W: float = 0.0
+    flag: str = ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What was measured, without the figures.
+
+        >>> a, b = Point(kind="memory", call="relu", seconds=1.0), Point(kind="memory", call="relu", seconds=2.0)
+        >>> a.key == b.key
+        True
+        """
+        names = (name for name in self.__struct_fields__ if name not in _FIGURES)
+        return tuple(
+            tuple(sorted(value.items())) if isinstance(value := getattr(self, name), dict) else value for name in names
+        )
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -53,22 +103,115 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     points: tuple[Point, ...]
 
 
-def save_points(path: str | os.PathLike[str], points: Sequence[Point], environment: dict[str, str]) -> None:
-    """Write points with the versions, date and machine they were taken on, whole or not at all."""
-    file = _File(environment=environment, points=tuple(points))
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    environment: dict[str, str]
+
+
+class PointLog:
+    """A file of JSON lines that points are appended to, each whole and at once.
+
+    Args:
+        path: of the file; it is made when the first line is written.
+
+    A last line that was cut off (a process ended while writing) is dropped when the file is opened.
+
+    Raises:
+        TwofoldError: a line that is no point, or a file that cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.points: list[Point] = []
+        self.environment: dict[str, str] = {}
+        if self.path.exists():
+            content = self.path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            if len(whole) < len(content):
+                write_atomically(self.path, whole)
+            self.points, self.environment = _lines(whole, self.path)
+        self._keys = {point.key for point in self.points}
+
+    def __contains__(self, point: Point) -> bool:
+        """Whether a point of the same key is there."""
+        return point.key in self._keys
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Say where the points that follow are taken, unless that is what the file says already."""
+        if dict(environment) != self.environment:
+            self._append(msgspec.json.encode(_Header(environment=dict(environment))))
+            self.environment = dict(environment)
+
+    def add(self, point: Point) -> None:
+        """Append a point, and have it on disk when this returns."""
+        self._append(msgspec.json.encode(point))
+        self.points.append(point)
+        self._keys.add(point.key)
+
+    def _append(self, line: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(line + b"\n")
+            file.flush()
+
+
+def save_points(path: str | os.PathLike[str], points: Iterable[Point], environment: Mapping[str, str]) -> None:
+    """Write points with the versions, date and machine they were taken on, whole or not at all.
+
+    The name decides the form: .jsonl or .jsonl.gz for JSON lines, else one JSON object.
+    """
+    name = os.fspath(path)
+    if not name.endswith((".jsonl", ".jsonl.gz")):
+        file = _File(environment=dict(environment), points=tuple(points))
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+        return
+    lines = [_Header(environment=dict(environment)), *points]
+    data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    write_atomically(path, gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
 
 
 def load_points(path: str | os.PathLike[str]) -> tuple[tuple[Point, ...], dict[str, str]]:
-    """The points of a file and the environment they were taken in.
+    """The points of a file of either form and the environment they were taken in.
+
+    A file that several runs appended to has several environments: later entries win.
 
     Raises:
         TwofoldError: no such file, truncated, an unknown key (with its path).
     """
+    name = os.fspath(path)
     try:
-        file = msgspec.json.decode(Path(path).read_bytes(), type=_File)
-    except OSError as error:
-        raise TwofoldError(f"cannot read the measured points {os.fspath(path)!r}: {error.strerror}") from None
+        content = Path(path).read_bytes()
+        if name.endswith(".gz"):
+            content = gzip.decompress(content)
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TwofoldError(f"cannot read the measured points {name!r}: {reason}") from None
+    if name.endswith((".jsonl", ".jsonl.gz")):
+        points, environment = _lines(content, Path(path))
+        return tuple(points), environment
+    try:
+        file = msgspec.json.decode(content, type=_File)
     except msgspec.DecodeError as error:
-        raise TwofoldError(f"{os.fspath(path)}: {error}; measure again") from None
+        raise TwofoldError(f"{name}: {error}; measure again") from None
     return file.points, file.environment
+
+
+def _lines(content: bytes, path: Path) -> tuple[list[Point], dict[str, str]]:
+    points: list[Point] = []
+    environment: dict[str, str] = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            if line.startswith(b'{"environment"'):
+                environment |= msgspec.json.decode(line, type=_Header).environment
+            elif line:
+                points.append(msgspec.json.decode(line, type=Point))
+        except msgspec.DecodeError as error:
+            raise TwofoldError(f"{path}, line {number}: {error}; measure again") from None
+    return points, environment
+
+
+def held_out(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """The points to fit and those to report on."""
+    return [point for point in points if not point.held_out], [point for point in points if point.held_out]

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 from executor.capture_opaque import opaque
 from executor.capture_rules import RULES
@@ -45,12 +46,12 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     Returns:
         The graph. Its operators are called module path + kind ("layer1.linear") with `module` the path in `module`,
         its parameters as in the state dict (a tied parameter by its first name), its inputs as the arguments of
-        forward, in that order.
+        forward, in that order; buffers and frozen parameters that are read are constants.
 
     Raises:
         TwofoldError: what export cannot capture (data-dependent control flow), an operator that is not known, dims
-            that are not static, a batch mixed into other dims, frozen parameters, buffers that are read, a forward
-            that does not return a loss.
+            that are not static, a batch mixed into other dims, a buffer that the forward changes, a forward that does
+            not return a loss.
 
     Warns:
         UserWarning: parameters that the loss does not depend on; they are not part of the graph. Operators that twofold
@@ -72,7 +73,7 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     )
     _check_batch(graph, double)
     read = {parameter.name for parameter in graph.parameters}
-    if unread := [path for path, _ in module.named_parameters() if path not in read]:
+    if unread := [path for path, each in module.named_parameters() if each.requires_grad and path not in read]:
         warnings.warn(f"the loss does not depend on {', '.join(unread)}; they stay as they are", stacklevel=2)
     return graph
 
@@ -146,16 +147,23 @@ def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[s
 
 
 def _exported_graph(module: nn.Module, examples: Mapping[str, torch.Tensor], name: str, batch_size: int) -> Graph:
-    with _parameters_on_meta(module), _silent(), torch.device("meta"):
+    with _parameters_on_meta(module), _no_new_buffers(module), _silent(), torch.device("meta"):
         try:
             exported = torch.export.export(module, tuple(examples.values()), strict=False)
+        except TwofoldError:
+            raise
         except Exception as error:  # whatever the user's forward or torch raises
             raise TwofoldError(
                 f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
-                f"{type(error).__name__}: {_first_line(error)}; shapes must be fixed and the control flow "
-                f"independent of the values, for every batch size"
+                f"{type(error).__name__}: {_first_line(error)}; {_way_out(error)}"
             ) from error
     return Translation(exported, module, tuple(examples), RULES, opaque).graph(name, batch_size)
+
+
+def _way_out(error: Exception) -> str:
+    if type(error).__name__ == "FakeTensorDeviceMismatchError":
+        return "a tensor that the forward reads must be a parameter, a buffer (self.register_buffer) or an input"
+    return "shapes must be fixed and the control flow independent of the values, for every batch size"
 
 
 def _first_line(error: Exception) -> str:
@@ -187,6 +195,25 @@ def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
     finally:
         for held, tensors in before:
             held.update(tensors)
+
+
+@contextlib.contextmanager
+def _no_new_buffers(module: nn.Module) -> Iterator[None]:
+    """Refuse a forward that sets a buffer: export does not show it where that is in a part of the module."""
+
+    def refuse(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        for path, part in module.named_modules():
+            if part is owner:
+                raise TwofoldError(
+                    f"{type(owner).__name__} {path!r} sets its buffer {name!r} in the forward, but a step changes "
+                    f"nothing but trained parameters, at its end; keep what changes out of the network"
+                )
+
+    hook = torch_module.register_module_buffer_registration_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextlib.contextmanager

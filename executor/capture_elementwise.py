@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,6 +89,42 @@ def combine(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: 
     return build.make(node, kind, operands, **(attrs | {"reverse": True} if numbers[0] else attrs))
 
 
+@rule(
+    *(f"{kind}.{form}" for kind in ("eq", "ne", "lt", "le", "gt", "ge") for form in ("Tensor", "Scalar")),
+    "logical_and.default", "logical_or.default", "bitwise_and.Tensor", "bitwise_or.Tensor", "__and__.Tensor",
+    "__or__.Tensor",
+)  # fmt: skip
+def _truth(build: Translation, node: fx.Node, x: Value, y: Value | Number) -> Value:
+    called = str(node.target).split(".")[1].strip("_").removeprefix("bitwise_").removeprefix("logical_")
+    x = build.plain(node, x)
+    if called in ("and", "or"):
+        named = [x, y] if isinstance(y, str) else [x]
+        if len(named) < 2 or {build.tensors[each].dtype for each in named} != {"bool"}:
+            return opaque(build, node)
+        called = f"logical_{called}"
+    if isinstance(y, bool | int | float):
+        return build.make(node, called, (x,), number=y)
+    return build.make(node, called, (x, build.plain(node, y)))
+
+
+@rule("logical_not.default", "bitwise_not.default")
+def _not(build: Translation, node: fx.Node, x: Value) -> Value:
+    x = build.plain(node, x)
+    return build.make(node, "logical_not", (x,)) if build.tensors[x].dtype == "bool" else opaque(build, node)
+
+
+@rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(build: Translation, node: fx.Node, condition: Value, x: Value | Number, y: Value | Number) -> Value:
+    dtype = build.shape_dtype(node)[1]
+    operands = [
+        build.make(node, "fill", (), shape=(), dtype=dtype, value=each)
+        if isinstance(each, bool | int | float)
+        else build.cast(node, build.plain(node, each), dtype)
+        for each in (x, y)
+    ]
+    return build.make(node, "where", (condition, *operands))
+
+
 @rule("masked_fill.Scalar")
 def _masked_fill(build: Translation, node: fx.Node, x: Value, mask: Value, value: Number) -> Value:
     return build.make(node, "masked_fill", (x, mask), value=value)
@@ -99,8 +134,7 @@ def _masked_fill(build: Translation, node: fx.Node, x: Value, mask: Value, value
 def _dropout(build: Translation, node: fx.Node, x: Value, p: float, train: bool) -> Value:
     if not train or p == 0:
         return x
-    seed = zlib.crc32(f"{build.path(node)}/{node.name}".encode())
-    return build.make(node, "dropout", (x,), p=p, seed=seed)
+    return build.make(node, "dropout", (x,), p=p, seed=build.next_seed())
 
 
 @rule("feature_dropout.default", "alpha_dropout.default")
@@ -139,4 +173,20 @@ def _fill(build: Translation, node: fx.Node, first: Any, value: Number = 0, **_:
     value = {"zeros": 0, "ones": 1, "scalar_tensor": first}.get(called, value)
     if not math.isfinite(value) and not build.shape_dtype(node)[1].startswith(("float", "bfloat")):
         raise build.refused(node, f"{value} is no whole number")
+    return build.make(node, "fill", (), value=value)
+
+
+@rule("full_like.default", "zeros_like.default", "ones_like.default")
+def _fill_like(build: Translation, node: fx.Node, x: Value, value: Number = 0, **_: Any) -> Value:
+    value = {"zeros_like": 0, "ones_like": 1}.get(str(node.target).split(".")[1], value)
+    x = build.plain(node, x)
+    return build.make(node, "fill", (x,) if x in build.batched else (), value=value)
+
+
+@rule("new_zeros.default", "new_ones.default", "new_full.default")
+def _fill_new(build: Translation, node: fx.Node, x: Value, size: Any, value: Number = 0, **_: Any) -> Value:
+    shape, x = build.shape_dtype(node)[0], build.plain(node, x)
+    if x in build.batched and shape[:1] == build.tensors[x].shape[:1]:
+        return opaque(build, node)  # the size may be the batch's
+    value = {"new_zeros": 0, "new_ones": 1}.get(str(node.target).split(".")[1], value)
     return build.make(node, "fill", (), value=value)

@@ -146,13 +146,11 @@ def _attention(
     build: Translation, node: fx.Node, q: Value, k: Value, v: Value, attn_mask: Value = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Value:  # fmt: skip
-    if dropout_p:
-        raise build.refused(
-            node, f"dropout_p={dropout_p} inside attention is not carried out; set it to 0, or drop the output instead"
-        )
     if attn_mask is not None and build.is_trained(attn_mask):
         raise build.refused(node, "its mask depends on parameters; masks have no gradient here, add it to the scores")
     attrs: dict[str, Any] = {"causal": is_causal} | ({} if scale is None else {"scale": scale})
+    if dropout_p:
+        attrs |= {"p": dropout_p, "seed": build.next_seed()}
     operands = (q, k, v) if attn_mask is None else (q, k, v, attn_mask)
     return build.make(node, "attention", operands, **attrs)
 

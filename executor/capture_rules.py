@@ -81,8 +81,8 @@ def _cross_entropy(
 ) -> Value:
     _check_mean(build, node, reduction)
     _check_target(build, node, target)
-    if weight is not None or ignore_index != -100 or label_smoothing:
-        raise build.refused(node, "class weights, ignore_index and label_smoothing are not carried out; leave them out")
+    if weight is not None or label_smoothing:
+        raise build.refused(node, "class weights and label_smoothing are not carried out; leave them out")
     logits, labels = build.tensors[str(x)], build.tensors[str(target)]
     if len(logits.shape) != 2 or labels.shape != logits.shape[:1] or labels.differentiable:
         raise build.refused(
@@ -90,7 +90,19 @@ def _cross_entropy(
             f"it compares {logits.shape} with {labels.dtype} {labels.shape}; logits must be [batch, classes] and "
             f"labels class numbers [batch]",
         )
-    return build.make(node, "cross_entropy", (x, target))
+    if ignore_index == -100 and _is_fed(build, str(target)):
+        # torch's default: as good as never meant, and a label of -100 in the data ends the run
+        return build.make(node, "cross_entropy", (x, target))
+    count = build.make(node, "count_labels", (target,), shape=(), dtype="float32", ignore_index=ignore_index)
+    return build.make(node, "cross_entropy", (x, target, count), ignore_index=ignore_index)
+
+
+def _is_fed(build: Translation, name: str) -> bool:
+    """Whether a tensor holds nothing but numbers of an input."""
+    made = {output: operator for operator in build.operators for output in operator.outputs}
+    while name in made and made[name].kind in ("reshape", "permute", "narrow", "cast"):
+        (name,) = made[name].inputs
+    return build.tensors[name].kind == "input"
 
 
 def _check_mean(build: Translation, node: fx.Node, reduction: int) -> None:

@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from executor.rules.random import seed_of
 from plans.errors import TwofoldError
 from plans.graph import Attr, Graph, Operator, Tensor
 from plans.operators import kinds
@@ -81,6 +82,7 @@ class Translation:
         self.batched: set[str] = set()  # tensors that depend on an input
         self.roots: dict[str, str] = {}  # tensor -> the tensor whose memory it shares
         self.positions = {node: position for position, node in enumerate(exported.graph.nodes)}
+        self.num_random = 0
         self._names: dict[str, int] = {}
         self._aliases: dict[int, list[str]] = {}
         for path, submodule in module.named_modules(remove_duplicate=False):
@@ -104,16 +106,29 @@ class Translation:
             node = nodes[spec.arg.name]
             if spec.kind is InputKind.PARAMETER:
                 path = canonical[str(spec.target)]
-                if not self.module.get_parameter(path).requires_grad:
-                    self.values[node] = Unreadable(reason=f"the parameter {path!r} has requires_grad=False (frozen)")
-                elif path in self.tensors and path not in self.trained:
+                if path in self.tensors and self.tensors[path].kind == "input":
                     raise TwofoldError(f"{path!r} names both an argument of forward and a parameter; rename one")
+                if not self.module.get_parameter(path).requires_grad:
+                    self.values[node] = self._enter_constant(path, node, "frozen parameter")
                 else:
                     self.values[node] = self._enter(path, node, "parameter")
                     self.trained.add(path)
+            elif spec.kind is InputKind.BUFFER:
+                path = canonical[str(spec.target)]
+                if path in self.tensors and self.tensors[path].kind == "input":
+                    raise TwofoldError(f"{path!r} names both an argument of forward and a buffer; rename one")
+                self.values[node] = self._enter_constant(path, node, "buffer")
             elif spec.kind is not InputKind.USER_INPUT:
-                what = "buffer" if spec.kind is InputKind.BUFFER else "constant tensor"
-                self.values[node] = Unreadable(reason=f"the {what} {str(spec.target)!r} is no parameter and no input")
+                self.values[node] = Unreadable(
+                    reason=f"the tensor {str(spec.target)!r}, made outside of the graph, is neither parameter, buffer "
+                    f"nor input; register it in its module: self.register_buffer(name, tensor)"
+                )
+
+    def _enter_constant(self, name: str, node: fx.Node, what: str) -> Value:
+        try:
+            return self._enter(name, node, "constant")
+        except TwofoldError as error:  # matters only where it is read
+            return Unreadable(reason=f"the {what} {name!r}: {error}")
 
     def _enter(self, name: str, node: fx.Node, kind: str) -> str:
         shape, dtype = self.shape_dtype(node)
@@ -178,8 +193,13 @@ class Translation:
         if not isinstance(value, str):
             return
         root = self.roots[value]
-        if self.tensors[root].kind == "parameter":
-            raise self.refused(node, f"it changes the parameter {root!r} in the forward")
+        if (kind := self.tensors[root].kind) in ("parameter", "constant"):
+            what = "parameter" if kind == "parameter" else "buffer"
+            raise self.refused(
+                node,
+                f"it changes the {what} {root!r} in the forward, but a step changes nothing but trained parameters, at "
+                f"its end; use a module without running state (LayerNorm or GroupNorm for BatchNorm)",
+            )
         now = self.positions[node]
         for other, held in self.values.items():
             if other is not changed and isinstance(held, str) and self.roots[held] == root:
@@ -223,7 +243,7 @@ class Translation:
         self.roots[output] = self.roots[shares] if shares else output
         if any(value in self.batched for value in read):
             self.batched.add(output)
-        if any(value in self.trained for value in read):
+        if self.tensors[output].differentiable and kind != "fill" and any(value in self.trained for value in read):
             self.trained.add(output)
         return output
 
@@ -251,6 +271,11 @@ class Translation:
         """`value` in another dtype; itself where it has it."""
         tensor = self.tensors[value]
         return value if tensor.dtype == dtype else self.make(node, "cast", (value,), shape=tensor.shape, dtype=dtype)
+
+    def next_seed(self) -> int:
+        """The seed of what draws random numbers next; the k-th of a forward has the same in `executor.dropping`."""
+        self.num_random += 1
+        return seed_of(self.num_random)
 
     def is_trained(self, value: Value) -> bool:
         """Whether a value depends on a parameter."""
@@ -339,9 +364,7 @@ class Translation:
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:
-    """Every name of a parameter -> its first name."""
+    """Every name of a parameter or buffer -> its first name."""
     first: dict[int, str] = {}
-    return {
-        path: first.setdefault(id(parameter), path)
-        for path, parameter in module.named_parameters(remove_duplicate=False)
-    }
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {path: first.setdefault(id(tensor), path) for path, tensor in named}

@@ -3,6 +3,9 @@
 Every communication is built once into a function `issue(*inputs) -> Pending`; `Pending.finish()` waits and gives the
 outputs. Chunk i of a collective belongs to member i of its team (`executor.groups`): where torch stores the members in
 another order, chunks are permuted on the way in or out. The NCCL path was not run here.
+
+Where a dim is cut unevenly (`plans.layout`: parts of ceil(n / k), the last ones smaller or empty) parts are padded with
+zeros to the largest before a gather or a reduce-scatter and cut afterwards; an all-to-all sends pieces of unequal size.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from executor.rules.site import torch_dtype
 from plans.errors import TwofoldError
 from plans.layout import Region
 from plans.program import Instruction, Kind, Value
-from plans.redistribution import Step
+from plans.redistribution import Step, StepKind
 
 __all__ = ["HandOver", "HandOvers", "Issue", "Pending", "collective_issue", "transfer_issue"]
 
@@ -82,6 +85,10 @@ def collective_issue(instruction: Instruction, team: Team, output: Value) -> Iss
     assert isinstance(step, Step) and step.dim is not None, instruction
     if team.size == 1:
         return lambda x: Pending((), lambda: (x.clone(),))
+    if (cuts := _uneven_cuts(step, instruction.attrs.get("shape"), team)) is not None:
+        if call == "all_gather":
+            return _gather_uneven(team, step.dim, cuts)
+        return _scatter_uneven(team, step.dim, cuts) if call == "reduce_scatter" else _exchange_uneven(team, step, cuts)
     if call == "all_gather":
         return _gather(team, step.dim)
     if call == "reduce_scatter":
@@ -130,6 +137,112 @@ def _exchange(team: Team, dim: int, to_dim: int) -> Issue:
         return Pending((work,), lambda: (_joined(buffer, team, dim), rows)[:1])
 
     return issue
+
+
+# -- uneven dims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cuts:
+    """How the members of a team cut the dims of a step, where not all alike.
+
+    `widths` are those of the parts that are gathered, `chunks` the bounds, within what a member holds, of the parts
+    that are scattered; both in the order of the members. `padded` is the width of the largest part of that dim.
+    """
+
+    widths: tuple[int, ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
+    padded: int = 0
+    me: int = 0
+
+
+def _uneven_cuts(step: Step, shape: Sequence[int] | None, team: Team) -> _Cuts | None:
+    if shape is None or (step.before.is_even(shape) and step.after.is_even(shape)):
+        return None
+    before = [step.before.region(rank, shape) for rank in team.members]
+    after = [step.after.region(rank, shape) for rank in team.members]
+    gathered = step.dim if step.kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL) else None
+    scattered = step.to_dim if step.kind is StepKind.ALL_TO_ALL else step.dim if gathered is None else None
+    widths: tuple[int, ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
+    padded = 0
+    if gathered is not None:
+        widths = tuple(part[gathered][1] - part[gathered][0] for part in before)
+        padded = step.before.local_shape(shape)[gathered]
+    if scattered is not None:
+        first = before[0][scattered][0]
+        chunks = tuple((part[scattered][0] - first, part[scattered][1] - first) for part in after)
+        padded = padded or step.after.local_shape(shape)[scattered]
+    return _Cuts(widths=widths, chunks=chunks, padded=padded, me=team.members.index(dist.get_rank()))
+
+
+def _gather_uneven(team: Team, dim: int, cuts: _Cuts) -> Issue:
+    def issue(x: Tensor) -> Pending:
+        x = _padded(x, dim, cuts.padded)
+        buffer = x.new_empty((team.size, *x.shape))
+        works = [] if not x.numel() else [_all_gather(buffer.view(-1), x.view(-1), group=team.group, async_op=True)]
+
+        def whole() -> tuple[Tensor, ...]:
+            parts = zip(team.order, cuts.widths, strict=True)
+            return (torch.cat([buffer[position].narrow(dim, 0, width) for position, width in parts], dim),)
+
+        return Pending(works, whole)
+
+    return issue
+
+
+def _scatter_uneven(team: Team, dim: int, cuts: _Cuts) -> Issue:
+    def issue(x: Tensor) -> Pending:
+        chunks = [x.narrow(dim, low, high - low) for low, high in cuts.chunks]
+        rows = torch.stack([_padded(chunks[member], dim, cuts.padded) for member in team.inverse])
+        mine = rows.new_empty(rows.shape[1:])
+        works = []
+        if mine.numel():
+            works = [_reduce_scatter(mine.view(-1), rows.view(-1), group=team.group, async_op=True)]
+        low, high = cuts.chunks[cuts.me]
+        return Pending(works, lambda: (mine.narrow(dim, 0, high - low).contiguous(), rows)[:1])
+
+    return issue
+
+
+def _exchange_uneven(team: Team, step: Step, cuts: _Cuts) -> Issue:
+    dim, to_dim = step.dim, step.to_dim
+    assert dim is not None and to_dim is not None
+
+    def issue(x: Tensor) -> Pending:
+        sent = [x.narrow(to_dim, *_start_length(cuts.chunks[member])) for member in team.inverse]
+        shapes = []
+        for member in team.inverse:
+            shape = list(x.shape)
+            shape[dim], shape[to_dim] = cuts.widths[member], _start_length(cuts.chunks[cuts.me])[1]
+            shapes.append(tuple(shape))
+        sizes = [math.prod(shape) for shape in shapes]
+        message = torch.cat([each.reshape(-1) for each in sent])
+        buffer = x.new_empty(sum(sizes))
+        work = dist.all_to_all_single(
+            buffer, message, sizes, [each.numel() for each in sent], group=team.group, async_op=True
+        )
+
+        def whole() -> tuple[Tensor, ...]:
+            parts = [part.view(shape) for part, shape in zip(buffer.split(sizes), shapes, strict=True)]
+            return (torch.cat([parts[position] for position in team.order], dim), message)[:1]
+
+        return Pending((work,), whole)
+
+    return issue
+
+
+def _start_length(bounds: tuple[int, int]) -> tuple[int, int]:
+    return bounds[0], bounds[1] - bounds[0]
+
+
+def _padded(x: Tensor, dim: int, width: int) -> Tensor:
+    """`x` with zeros behind it along `dim`, in one piece."""
+    missing = width - x.shape[dim]
+    return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x.contiguous()
+
+
+# -- whole tensors, flattened
 
 
 def _gather_flat(team: Team, shape: tuple[int, ...]) -> Issue:

@@ -10,11 +10,14 @@ HCCL. The CPU path is what the tests run; the CUDA path was not run here, and th
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import platform
 import time
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +26,7 @@ import torch
 
 from plans.errors import TwofoldError
 
-__all__ = ["BACKENDS", "Device", "Mark", "environment", "now_ns", "pick_device", "seed_everything"]
+__all__ = ["BACKENDS", "Device", "Mark", "environment", "now_ns", "num_accelerators", "pick_device", "seed_everything"]
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
@@ -110,6 +113,90 @@ class Device:
         if self.is_async:
             torch.accelerator.reset_peak_memory_stats(self.index)
 
+    # -- measuring -----------------------------------------------------------------------------------------------------
+
+    def use_own_stream(self) -> None:
+        """Let what follows run on a stream of its own: what is issued to the default stream cannot be captured."""
+        if self.is_async:
+            torch.accelerator.set_stream(torch.Stream(device=self.torch_device))
+
+    def capture(self, run: Callable[[], object]) -> Callable[[], None] | None:
+        """`run` as one recorded launch, so that a replay has no host time between kernels; None where there is no such.
+
+        Raises whatever torch raises where `run` does something that cannot be recorded.
+        """
+        if self.kind != "cuda":
+            return None
+        graph = torch.get_device_module(self.kind).CUDAGraph()
+        self.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            run()
+        except BaseException:
+            with contextlib.suppress(RuntimeError), warnings.catch_warnings(action="ignore"):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def spin(self, cycles: int) -> bool:
+        """Keep the current stream busy for so many cycles of its clock; False where that cannot be done."""
+        sleep = getattr(torch.get_device_module(self.kind), "_sleep", None) if self.kind == "cuda" else None
+        if sleep is None:
+            return False
+        sleep(cycles)
+        return True
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Bytes of memory that nobody uses, and all there are; of this host on a CPU."""
+        if not self.is_async:
+            page = os.sysconf("SC_PAGE_SIZE")
+            return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+        free, total = torch.get_device_module(self.kind).mem_get_info(self.index)
+        return int(free), int(total)
+
+    def memory_reserved(self) -> int:
+        """Bytes that torch's allocator took from the device; 0 on a CPU."""
+        return torch.accelerator.memory_reserved(self.index) if self.is_async else 0
+
+    def release_memory(self) -> None:
+        """Give back what the allocator keeps but no tensor uses."""
+        if self.is_async:
+            torch.accelerator.empty_cache()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the last cache before memory; an assumed 32 MiB on a CPU and 192 MiB where nobody says."""
+        if self.kind == "cpu":
+            return 32 * 2**20
+        properties = torch.get_device_module(self.kind).get_device_properties(self.index)
+        return int(getattr(properties, "L2_cache_size", 0) or 192 * 2**20)
+
+    @property
+    def num_processors(self) -> int:
+        """Multiprocessors (or cores of an NPU) that one kernel can fill; usable cores on a CPU."""
+        if self.kind == "cpu":
+            return _usable_cores()
+        properties = torch.get_device_module(self.kind).get_device_properties(self.index)
+        return int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "cube_core_num", 0) or 1)
+
+    def sensors(self) -> dict[str, float]:
+        """temperature_C, power_W and clock_MHz as the driver says, as far as it says them."""
+        if self.kind != "cuda":
+            return {}
+        module = torch.get_device_module(self.kind)
+        readings = {
+            "temperature_C": (module.temperature, 1.0),
+            "power_W": (module.power_draw, 1e-3),
+            "clock_MHz": (module.clock_rate, 1.0),
+        }
+        found = {}
+        for name, (read, scale) in readings.items():
+            with contextlib.suppress(Exception):  # no NVML on this host, or a driver that does not tell
+                found[name] = float(read(self.index)) * scale
+        return found
+
 
 def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
     """The device of this rank.
@@ -138,6 +225,11 @@ def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
     if index >= count:
         raise TwofoldError(f"local rank {index} has no {there.type} device: this host has {count}; start {count} ranks")
     return Device(kind=there.type, index=index)
+
+
+def num_accelerators() -> int:
+    """How many accelerators this host has."""
+    return torch.accelerator.device_count()
 
 
 def seed_everything(seed: int) -> None:

@@ -39,8 +39,10 @@ __all__ = [
 Batch = dict[str, npt.NDArray[Any]]
 
 
-def load_model(spec: str) -> tuple[nn.Module, tuple[Any, ...]]:
+def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
     """The module, and the example inputs, that a function named "package.module:function" or "file.py:function" gives.
+
+    What the function draws with torch's generator on the CPU follows from `seed`; the generator is then as before.
 
     Raises:
         TwofoldError: no such file, module or function, or a function that gives something else.
@@ -58,7 +60,9 @@ def load_model(spec: str) -> tuple[nn.Module, tuple[Any, ...]]:
             found.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
-        made = getattr(module, function)()
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            made = getattr(module, function)()
     except (ImportError, AttributeError) as error:
         raise TwofoldError(f"model {spec!r}: {error}") from None
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
@@ -67,12 +71,12 @@ def load_model(spec: str) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 class InitialParameters(Mapping[str, npt.NDArray[Any]]):
-    """The whole initial parameters of a module, each made when it is asked for."""
+    """The whole initial parameters and buffers of a module, each made when it is asked for."""
 
     def __init__(self, module: nn.Module, seed: int) -> None:
         """Take the module, whose parameters may be on meta, and the seed that decides their values."""
         self._module, self._seed = module, seed
-        self._names = [name for name, _ in module.named_parameters()]
+        self._names = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name not in self._names:
@@ -87,12 +91,18 @@ class InitialParameters(Mapping[str, npt.NDArray[Any]]):
 
 
 def random_parameters(graph: Graph, seed: int) -> dict[str, npt.NDArray[Any]]:
-    """Parameters drawn from N(0, 1 / size of the last dim), each by its own name and `seed`."""
-    found = {}
-    for tensor in graph.parameters:
+    """Parameters drawn from N(0, 1 / size of the last dim), each by its own name and `seed`.
+
+    Constants likewise, those that are no floats are zero (false).
+    """
+    found: dict[str, npt.NDArray[Any]] = {}
+    for tensor in (*graph.parameters, *graph.constants):
+        if not tensor.differentiable:
+            found[tensor.name] = np.zeros(tensor.shape, tensor.dtype)
+            continue
         random = np.random.default_rng((seed, zlib.crc32(tensor.name.encode())))
         spread = 1.0 / math.sqrt(tensor.shape[-1] if len(tensor.shape) > 1 else 100.0)
-        found[tensor.name] = (spread * random.standard_normal(tensor.shape)).astype(np.float32)
+        found[tensor.name] = np.asarray(spread * random.standard_normal(tensor.shape), np.float32)
     return found
 
 
@@ -154,22 +164,19 @@ def placed(batches: Iterable[Batch], device: Device) -> Iterator[dict[str, torch
 
 
 def own_rows(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """What `rank` is fed of whole batches: all of it with full_batch, else its own rows of every micro-batch.
+    """What `rank` is fed of whole batches: all of it with full_batch, else its rows of every slice of a micro-batch.
 
-    So ranks of stages of different widths are fed the same samples in the same micro-batch.
+    So ranks of stages of different widths are fed the same samples in the same slice of a micro-batch.
     """
     if plan.full_batch:
         yield from batches
         return
     mesh = next(stage.mesh for stage in plan.stages if rank in stage.mesh.rank_list)
-    part, count = mesh.rank_list.index(rank), plan.num_micro_batches
+    part, count = mesh.rank_list.index(rank), plan.num_slices
     for batch in batches:
         yield {
             name: np.concatenate(
-                [
-                    np.array_split(micro_batch, mesh.num_ranks)[part]
-                    for micro_batch in array.reshape(count, -1, *array.shape[1:])
-                ]
+                [np.array_split(rows, mesh.num_ranks)[part] for rows in array.reshape(count, -1, *array.shape[1:])]
             )
             for name, array in batch.items()
         }

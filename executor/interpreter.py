@@ -129,11 +129,11 @@ class Interpreter:
 
     @torch.inference_mode()
     def set_parameters(self, whole: Mapping[str, Any]) -> None:
-        """Take this rank's part of every parameter it keeps; optimizer states become zero, the step count 0.
+        """Take this rank's part of all parameters and constants it keeps; states become zero, the step count 0.
 
         Args:
-            whole: name of a parameter -> array of its whole shape; only names that this rank keeps are looked up, so a
-                mapping may make each array when it is asked for.
+            whole: name of a parameter or constant -> array of its whole shape; only names that this rank keeps are
+                looked up, so a mapping may make each array when it is asked for.
 
         Raises:
             TwofoldError: a parameter that is missing or has another shape.
@@ -147,21 +147,39 @@ class Interpreter:
                     f"the initial value of {home.name!r} has the shape {tuple(array.shape)}, the plan {home.shape}"
                 )
             region = tuple(slice(*ends) for ends in home.layout.region(self.rank, home.shape))
-            kept = self.group.values[home.shard or home.weight]
+            kept = self.group.values[home.kept]
             part = torch.as_tensor(np.array(array[region])).to(self.device.torch_device, torch_dtype(kept.dtype))
             if home.shard is not None:
                 index = home.layout.mesh.index(self.rank, home.shard_axes)
                 part = flat_part(part, kept.shape[0], index)
             self._env[self._slot(kept.name, 0)] = part
+            if home.master is not None:
+                weight = part.to(torch_dtype(self.group.values[home.weight].dtype))
+                self._env[self._slot(home.weight, 0)] = weight
             for name in home.states:
                 state = self.group.values[name]
                 zeros = torch.zeros(state.shape, dtype=torch_dtype(state.dtype), device=self.device.torch_device)
                 self._env[self._slot(name, 0)] = zeros
+        for constant in self.group.constants:
+            if constant.name not in whole:
+                raise TwofoldError(
+                    f"no value is given for {constant.name!r}, a buffer or frozen parameter; "
+                    "run the plan with its model"
+                )
+            array = whole[constant.name]
+            if tuple(array.shape) != tuple(constant.shape):
+                raise TwofoldError(
+                    f"the value of {constant.name!r} has the shape {tuple(array.shape)}, the plan {constant.shape}"
+                )
+            region = tuple(slice(*ends) for ends in constant.layout.region(self.rank, constant.shape))
+            dtype = torch_dtype(self.group.values[constant.value].dtype)
+            part = torch.as_tensor(np.array(array[region])).to(self.device.torch_device, dtype)
+            self._env[self._slot(constant.value, 0)] = part
         self.progress.step = 0
 
     def kept(self, home: ParameterHome) -> Tensor:
-        """The tensor that is kept of a parameter between steps: its shard, or its whole local weight."""
-        tensor: Tensor = self._env[self._slot(home.shard or home.weight, 0)]
+        """The tensor that is kept of a parameter between steps: its shard, master weight or whole local weight."""
+        tensor: Tensor = self._env[self._slot(home.kept, 0)]
         return tensor
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -391,7 +409,7 @@ class Interpreter:
             shares=first.shares is not None, progress=self.progress, micro_batch=micro_batch * count + number,
             device=self.device.torch_device,
         )  # fmt: skip
-        if instruction.call == "accumulate":
+        if instruction.call in ("accumulate", "store"):  # change what is there
             reads = (*reads, *writes)
         if len(writes) > 1:
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from executor.alike import check_alike
 from executor.data import Prefetcher
 from executor.device import pick_device
 from executor.emulate import Emulation
@@ -69,9 +72,11 @@ def _run(task: Task, job: Job) -> None:
     else:
         per_epoch = task.steps
         whole = random_batches(graph, task.seed, task.steps)
-    parameters = (
-        InitialParameters(load_model(task.model)[0], task.seed) if task.model else random_parameters(graph, task.seed)
-    )
+    parameters: Mapping[str, Any] = random_parameters(graph, task.seed) if not task.model else {}
+    if task.model:
+        module = load_model(task.model, task.seed)[0]
+        check_alike(module, pick_device(job.device))
+        parameters = InitialParameters(module, task.seed)
     emulation = None
     if task.emulate is not None:
         emulation = _emulation(task, program.num_ranks)

@@ -74,7 +74,7 @@ def launch(
     machines, `master_addr` and `port` are those of node 0. On one machine the port is a free one unless stated.
 
     OMP_NUM_THREADS=1, TORCH_DEVICE_BACKEND_AUTOLOAD=0, PYTHONUNBUFFERED=1 and, on one machine, GLOO_SOCKET_IFNAME=lo
-    are set where the environment does not set them; `env` goes over everything.
+    are set where the environment does not set them, TWOFOLD_LOG_DIR to `log_dir`; `env` goes over everything.
 
     When it returns or raises, the ranks and everything they started (their process groups) have ended, also after
     KeyboardInterrupt, SIGTERM, SIGHUP and exceptions of `on_line`, which pass through. If this process is killed by
@@ -124,7 +124,8 @@ def launch(
                 *rendezvous,
             ]
             torchrun_args += _escaped([str(WORKER_MAIN), "rank", str(job.path.absolute()), kind, name, *args])
-            torchrun = _Torchrun(job, ranks, torchrun_args, _environment(env or {}, num_nodes))
+            own = {"TWOFOLD_LOG_DIR": str(job.log_dir.absolute())}
+            torchrun = _Torchrun(job, ranks, torchrun_args, _environment(own | dict(env or {}), num_nodes))
             try:
                 error = torchrun.watch(pass_lines, start_s, timeout_s)
             finally:
@@ -258,15 +259,22 @@ def _rendezvous(port: int | None, num_nodes: int, node_rank: int, master_addr: s
             raise TwofoldError(f"num_nodes is {num_nodes}: state the port that node 0 ({master_addr}) listens on")
         # The address is stated because looking up the machine's own name can fail or take seconds.
         return ["--nnodes=1", "--standalone", f"--local-addr={LOOPBACK}"]
-    if not 0 < port < 65536:
-        raise TwofoldError(f"port {port} must be in 1 to 65535")
     if node_rank == 0:
-        _check_port(port)
+        check_port(port)
     where = [f"--master-addr={master_addr}", f"--master-port={port}"]
     return [f"--nnodes={num_nodes}", f"--node-rank={node_rank}", "--rdzv-backend=static", *where]
 
 
-def _check_port(port: int) -> None:
+def check_port(port: int | None) -> None:
+    """Refuse a port that the ranks of this machine could not meet at now; None, a free one, is always fine.
+
+    Raises:
+        TwofoldError: out of range, in use, or not allowed for this user.
+    """
+    if port is None:
+        return
+    if not 0 < port < 65536:
+        raise TwofoldError(f"port {port} must be in 1 to 65535")
     way_out = "choose another port, or omit it on one machine to have a free one chosen"
     for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:

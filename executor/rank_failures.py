@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from executor.rank_logs import JobFolder, tail
 from plans.errors import TwofoldError
@@ -85,7 +86,7 @@ def first_failure(job: JobFolder, ranks: Sequence[int], exit_codes: Mapping[int,
     `exit_codes` are those that torchrun saw, once it has ended: they tell of a rank whose guard was itself killed and
     could not write anything down.
     """
-    found = [failure for rank in ranks if (failure := _read_failure(job, rank)) is not None]
+    found = [failure for rank in ranks if (failure := _read_failure(job, rank) or _lost_guard(job, rank)) is not None]
     for rank, code in (exit_codes or {}).items():
         if code != 0 and job.read(rank, "end.json") is None and job.read(rank, "error.json") is None:
             weight = Weight.TOLD_TO_END if code == -signal.SIGTERM else Weight.OWN_ERROR
@@ -122,6 +123,29 @@ def _read_failure(job: JobFolder, rank: int) -> Failure | None:
     # The rank could say nothing itself; faulthandler may have written its stack before it died.
     story = "\n".join(tail(job.stderr(rank), num_lines=NUM_LOG_LINES)) if end["code"] < 0 else ""
     return Failure(rank=rank, weight=weight, time_ns=end["time_ns"], headline=headline, story=story)
+
+
+def _lost_guard(job: JobFolder, rank: int) -> Failure | None:
+    """A rank whose guard has gone without a word: it was killed, and the rank with it."""
+    pids = job.read(rank, "pids.json")
+    if pids is None or is_running(pids["guard"]) or job.read(rank, "end.json") is not None:
+        return None
+    headline = f"was killed with its guard, process {pids['guard']} (by hand, or by the system when memory ran out)"
+    return Failure(rank=rank, weight=Weight.OWN_ERROR, time_ns=time.monotonic_ns(), headline=headline)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this user exists and has not ended; one that nobody has waited for yet has."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's: ours has gone, but then its number is taken and there is no telling
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return Path("/proc/self").exists() is False  # without /proc (not Linux) it counts as running until waited for
 
 
 def _how_it_ended(code: int) -> str:

@@ -11,8 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from executor.dropping import Dropping
 from executor.initial import initialised_copy
+from executor.rules.site import torch_dtype
 from plans.errors import TwofoldError
+from plans.graph import Graph
 from plans.plan import Optimizer
 
 __all__ = ["Difference", "Reference", "compare_losses", "compare_weights", "train_reference"]
@@ -42,20 +45,24 @@ def train_reference(
     num_steps: int,
     num_micro_batches: int = 1,
     seed: int | None = None,
+    graph: Graph | None = None,
 ) -> Reference:
     """Train a copy of `module` in this process on the CPU; the module stays as it is.
 
     Args:
         module: its forward returns the scalar loss, a mean over the batch.
         batches: one entry per step, each with the arrays or tensors of forward's arguments in order.
-        optimizer: kind and settings; how it is sharded has no meaning here.
+        optimizer: kind, settings, dtypes of gradients and master weights, clipping; how it is sharded and in which
+            dtypes it reduces and keeps states has no meaning here.
         num_steps: how many batches to train on.
         num_micro_batches: into how many equal parts each batch is cut; loss and gradients are the mean over them, the
             same function as the whole batch at once (1), summed in another order.
         seed: of the initial weights (`executor.initial`).
+        graph: of the module, to check that its dropouts are those of the graph. Dropout drops the elements that it
+            drops in a run of a plan (`executor.dropping`).
 
     Raises:
-        TwofoldError: too few batches, a batch that is not divisible.
+        TwofoldError: too few batches, a batch that is not divisible, dropouts that are not those of the graph.
 
     >>> from executor.losscell import MAELoss, WithLossCell
     >>> net = WithLossCell(nn.Linear(3, 1), MAELoss())
@@ -68,23 +75,72 @@ def train_reference(
             f"num_steps={num_steps} must be at least 0 and num_micro_batches={num_micro_batches} at least 1"
         )
     model = initialised_copy(module, seed)
-    update = _torch_optimizer(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
+    updates = _Updates(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
+    dropping = Dropping(graph)
     losses: list[float] = []
     source = iter(batches)
     while len(losses) < num_steps:
         batch = next(source, None)
         if batch is None:
             raise TwofoldError(f"{num_steps} steps need {num_steps} batches, got {len(losses)}")
-        update.zero_grad(set_to_none=True)
         total = 0.0
-        for micro_batch in _micro_batches(batch, num_micro_batches):
-            loss = model(*micro_batch)
+        for number, micro_batch in enumerate(_micro_batches(batch, num_micro_batches)):
+            with dropping.forward(step=len(losses) + 1, micro_batch=number):
+                loss = model(*micro_batch)
             (loss / num_micro_batches).backward()
+            updates.accumulate()
             total += loss.item()
-        update.step()
+        updates.step()
         losses.append(total / num_micro_batches)
-    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    weights = {name: updates.updated(parameter).clone() for name, parameter in model.named_parameters()}
     return Reference(losses=tuple(losses), weights=weights)
+
+
+class _Updates:
+    """Gradients added up in their dtype, clipped, and given to torch.optim on master weights where there are any."""
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        self.optimizer, self.parameters = optimizer, list(parameters)
+        self.sums: dict[nn.Parameter, torch.Tensor] = {}
+        self.masters = {parameter: self._master(parameter) for parameter in self.parameters}
+        self.update = _torch_optimizer(optimizer, list(self.masters.values()))
+
+    def _master(self, parameter: nn.Parameter) -> nn.Parameter:
+        dtype = torch_dtype(self.optimizer.updates_in(_dtype_of(parameter)))
+        return parameter if dtype == parameter.dtype else nn.Parameter(parameter.detach().to(dtype))
+
+    def accumulate(self) -> None:
+        """Take over what a backward has left."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                continue
+            if parameter in self.sums:
+                self.sums[parameter].add_(parameter.grad)
+            else:
+                dtype = torch_dtype(self.optimizer.accumulates_in(_dtype_of(parameter)))
+                self.sums[parameter] = parameter.grad.to(dtype, copy=True)
+            parameter.grad = None
+
+    def step(self) -> None:
+        """Clip, update, round."""
+        for parameter, master in self.masters.items():
+            total = self.sums.pop(parameter, None)
+            master.grad = None if total is None else total.to(master.dtype)
+        if self.optimizer.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.masters.values(), self.optimizer.clip_norm, foreach=False)
+        self.update.step()
+        for parameter, master in self.masters.items():
+            master.grad = None
+            if master is not parameter:
+                parameter.data.copy_(master.data)
+
+    def updated(self, parameter: nn.Parameter) -> torch.Tensor:
+        """The master weight of a parameter, or the weight itself."""
+        return self.masters.get(parameter, parameter).detach()
+
+
+def _dtype_of(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def compare_losses(actual: Sequence[float], expected: Sequence[float]) -> Difference:

@@ -118,6 +118,7 @@ class RankResult:
         dilate: by how much emulated time is stretched; 1 for measured.
         num_late: emulated instructions whose real work outlasted the modelled time.
         environment: versions and device.
+        plan_digest: of the plan that was run (`plans.plan.plan_digest`), "" where none was given.
         weights: the whole final parameters, on rank 0 only.
     """
 
@@ -136,6 +137,7 @@ class RankResult:
     dilate: float = 1.0
     num_late: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    plan_digest: str = ""
     weights: Mapping[str, npt.NDArray[Any]] | None = None
 
     @property
@@ -150,7 +152,7 @@ class RankResult:
             "peak_bytes": self.peak.peak_bytes,
             "by_role": dict(self.peak.by_role), "device_peak_bytes": self.device_peak_bytes, "names": self.spans.names,
             "differences": self.differences, "num_communications": self.num_communications, "dilate": self.dilate,
-            "num_late": self.num_late, "environment": dict(self.environment),
+            "num_late": self.num_late, "environment": dict(self.environment), "plan_digest": self.plan_digest,
         }  # fmt: skip
         columns = {f"spans_{name}": getattr(self.spans, name) for name in _COLUMNS}
         arrays = {"losses": self.losses, "step_start_ns": self.step_start_ns, "step_end_ns": self.step_end_ns}

@@ -25,7 +25,7 @@ from executor.interpreter import Batch, Interpreter, RecordedStep
 from executor.result import RankResult, spans_of, write_npz
 from executor.rules.site import torch_dtype
 from plans.errors import TwofoldError
-from plans.plan import Plan
+from plans.plan import Plan, plan_digest
 from plans.program import GroupProgram, ParameterHome, Program
 
 __all__ = ["gather_parameters", "run_rank"]
@@ -131,7 +131,7 @@ def run_rank(
         dilate=1.0 if emulation is None else emulation.dilate,
         num_late=interpreter.num_late if isinstance(interpreter, EmulatedInterpreter) else 0,
         environment=environment(device) | ({} if emulation is None else {"emulated_machine": emulation.machine}),
-        weights=weights,
+        plan_digest="" if plan is None else plan_digest(plan), weights=weights,
     )  # fmt: skip
     if groups is not None:
         dist.barrier()  # nobody closes a connection that another still reads from
@@ -157,7 +157,7 @@ def gather_parameters(program: Program, interpreter: Interpreter) -> dict[str, n
 
 def _gather_one(group: GroupProgram, home: ParameterHome, interpreter: Interpreter) -> np.ndarray[Any, Any] | None:
     rank, mesh = interpreter.rank, home.layout.mesh
-    kept = group.values[home.shard or home.weight]
+    kept = group.values[home.kept]
     owners: dict[tuple[Any, int], int] = {}
     for member in sorted(mesh.rank_list):
         owners.setdefault((home.layout.region(member, home.shape), mesh.index(member, home.shard_axes)), member)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -21,7 +21,7 @@ Attr = bool | int | float | str | tuple[int, ...]
 """A setting of an operator, such as the axis of a softmax."""
 
 TensorKind = str
-"""input (a batch comes in), parameter (trained), activation (made by an operator)."""
+"""input (a batch comes in), parameter (trained), constant (no step changes it), activation (made by an operator)."""
 
 _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 
@@ -47,8 +47,10 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kind: TensorKind = "activation"
 
     def __post_init__(self) -> None:
-        if self.kind not in ("input", "parameter", "activation"):
-            raise TwofoldError(f"tensor {self.name!r} has the kind {self.kind!r}; it is input, parameter or activation")
+        if self.kind not in ("input", "parameter", "constant", "activation"):
+            raise TwofoldError(
+                f"tensor {self.name!r} has the kind {self.kind!r}; it is input, parameter, constant or activation"
+            )
         if any(size < 1 for size in self.shape):
             raise TwofoldError(
                 f"tensor {self.name!r} has a dim of size 0 in {self.shape}; nothing can be planned for it"
@@ -85,7 +87,7 @@ class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return hash((self.name, self.kind, self.inputs, self.outputs, self.module))
 
 
-class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Operators in topological order, the tensors they read and write, and the name of the loss.
 
     Shapes are those of one whole batch of `batch_size` samples on one device; `with_batch` gives the same graph for
@@ -122,16 +124,40 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise TwofoldError(f"the loss {self.loss!r} must be a scalar tensor of the graph")
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # kept: graphs are keys of caches, and hashing thousands of operators each time is most of a look-up
         return hash((self.name, self.batch_size, self.operators, self.loss))
+
+    @cached_property
+    def _specs(self) -> dict[str, tuple[Operator, OperatorSpec]]:
+        return {}
 
     def spec(self, operator: Operator) -> OperatorSpec:
         """The declaration of one operator for its shapes in this graph."""
-        return _spec(self, operator)
+        known, found = self._specs.get(operator.name, (None, None))
+        if found is None or (known is not operator and known != operator):
+            found = declare(
+                operator.kind,
+                tuple(self.tensors[name].shape for name in operator.inputs),
+                tuple(self.tensors[name].shape for name in operator.outputs),
+                operator.attrs,
+                operator.name,
+            )
+            self._specs[operator.name] = operator, found
+        return found
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         """The trained tensors, in the order in which operators first read them."""
         return self._first_read("parameter")
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """Buffers and frozen parameters, in the order in which operators first read them."""
+        return self._first_read("constant")
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -180,22 +206,11 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return _resized(self, batch_size)
 
 
-@lru_cache(maxsize=65536)
-def _spec(graph: Graph, operator: Operator) -> OperatorSpec:
-    return declare(
-        operator.kind,
-        tuple(graph.tensors[name].shape for name in operator.inputs),
-        tuple(graph.tensors[name].shape for name in operator.outputs),
-        operator.attrs,
-        operator.name,
-    )
-
-
 @lru_cache(maxsize=256)
 def _needs_gradient(graph: Graph) -> frozenset[str]:
     needed = {tensor.name for tensor in graph.parameters}
     for operator in graph.operators:
-        if any(name in needed for name in operator.inputs):
+        if any(name in needed for name in operator.inputs) and not graph.spec(operator).blind:
             needed.update(name for name in operator.outputs if graph.tensors[name].differentiable)
     useful = {graph.loss}
     for operator in reversed(graph.operators):
@@ -204,7 +219,7 @@ def _needs_gradient(graph: Graph) -> frozenset[str]:
         for index, name in enumerate(operator.inputs):
             if index in graph.spec(operator).gradients:
                 useful.add(name)
-            elif name in needed:
+            elif name in needed and not graph.spec(operator).blind:
                 raise TwofoldError(
                     f"operator {operator.name!r} ({operator.kind}) computes no gradient for its input {name!r}, which "
                     "is trained or made from trained tensors; detach it"
@@ -221,7 +236,7 @@ def _resized(graph: Graph, batch_size: int) -> Graph:
                     f"input {name!r} {tensor.shape} does not have the batch {graph.batch_size} as its dim 0"
                 )
             shapes[name] = (batch_size, *tensor.shape[1:])
-        elif tensor.kind == "parameter":
+        elif tensor.kind in ("parameter", "constant"):
             shapes[name] = tensor.shape
     for operator in graph.operators:
         spec = graph.spec(operator)

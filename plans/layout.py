@@ -391,7 +391,9 @@ def _check_names(device_matrix: Sequence[int], names: object) -> None:
 
 
 def _checked_ranks(rank_list: object, count: int, device_matrix: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(rank_list, tuple | list):
+    if isinstance(rank_list, range) and len(rank_list) == count and min(rank_list[0], rank_list[-1]) >= 0:
+        return tuple(rank_list)  # whole numbers, each once: ten thousands of ranks need no look at each
+    if not isinstance(rank_list, tuple | list | range):
         raise TwofoldError(f"rank_list must be a list of ranks, not {rank_list!r}")
     for rank in rank_list:
         if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:

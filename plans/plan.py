@@ -6,6 +6,7 @@ atomically; unknown keys are refused with their path.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +14,24 @@ from typing import Any
 
 import msgspec
 
+from plans.chosen import Redistribution
 from plans.errors import TwofoldError
 from plans.files import write_atomically
-from plans.graph import Graph, Operator
+from plans.graph import Graph, Operator, itemsize
 from plans.layout import DimAxes, Layout, TensorLayout
 from plans.operators import OperatorSpec
 
-__all__ = ["PLAN_VERSION", "Optimizer", "Plan", "Prediction", "Stage", "Strategy", "load_plan", "save_plan"]
+__all__ = [
+    "PLAN_VERSION",
+    "Optimizer",
+    "Plan",
+    "Prediction",
+    "Stage",
+    "Strategy",
+    "load_plan",
+    "plan_digest",
+    "save_plan",
+]
 
 PLAN_VERSION = 1
 
@@ -68,19 +80,48 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The optimizer and how far it is sharded over the data-parallel group.
+    """The optimizer, how far it is sharded over the data-parallel group, and the dtypes that it works in.
 
     Args:
         kind: "sgd", "momentum" or "adamw".
         settings: learning rate and so on, e.g. {"lr": 0.01}.
-        parallel_level: 0 nothing sharded; 1 optimizer state and master weights (design table of levels).
+        parallel_level: 0 nothing sharded; 1 optimizer state and master weights; 2 gradients too; 3 weights between uses
+            too, gathered block by block (table in docs/optimizer-parallel.md).
         threshold_bytes: parameters smaller than this are not sharded.
+        bucket_bytes: parameters are reduced, and gathered, together until their gradients or weights have this size (25
+            MiB as in torch's DistributedDataParallel); at level 3 all those of a block. 0: each alone.
+        prefetch: level 3: by how many blocks the gather of a block is issued ahead of its compute.
+        reduce_every: levels 2 and 3: "micro_batch": reduce after each backward and accumulate shards; "step":
+            accumulate whole gradients and reduce them once.
+        gradient_dtype: in which gradients are accumulated; None is the weight's.
+        reduce_dtype: in which they are reduced over ranks; None is that of the accumulation.
+        master_dtype: of the weights that the optimizer updates, from which the weights of the graph are rounded; None:
+            it updates those of the graph.
+        state_dtype: of the optimizer's state; None is that of the weights it updates.
+        clip_norm: gradients are scaled down to this norm over all parameters; None leaves them.
+
+    Raises:
+        TwofoldError: a name, level or size that does not exist.
+
+    >>> megatron = Optimizer(kind="adamw", gradient_dtype="float32", master_dtype="float32")
+    >>> megatron.bytes_per_element("bfloat16")  # weight 2, gradient 4, master 4, states 8
+    18
+    >>> Optimizer(kind="adamw").bytes_per_element("bfloat16")
+    8
     """
 
     kind: str = "sgd"
     settings: dict[str, float] = msgspec.field(default_factory=lambda: {"lr": 0.01})
     parallel_level: int = 0
     threshold_bytes: int = 64 * 1024
+    bucket_bytes: int = 25 * 2**20
+    prefetch: int = 1
+    reduce_every: str = "micro_batch"
+    gradient_dtype: str | None = None
+    reduce_dtype: str | None = None
+    master_dtype: str | None = None
+    state_dtype: str | None = None
+    clip_norm: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("sgd", "momentum", "adamw"):
@@ -92,13 +133,58 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise TwofoldError(f"optimizer {self.kind!r} has no setting {sorted(unknown)}; it has {sorted(known)}")
         if "lr" not in self.settings:
             raise TwofoldError(f"optimizer {self.kind!r} needs a learning rate: settings {{'lr': 0.01}}")
-        if self.parallel_level not in (0, 1):
-            raise TwofoldError(f"optimizer parallel level {self.parallel_level} is not carried out; levels 0 and 1 are")
+        if self.parallel_level not in range(4):
+            raise TwofoldError(f"optimizer parallel level {self.parallel_level} is not known; levels are 0, 1, 2 and 3")
+        if self.bucket_bytes < 0 or self.prefetch < 0:
+            raise TwofoldError(
+                f"bucket_bytes={self.bucket_bytes} and prefetch={self.prefetch} must not be negative; 0 is none"
+            )
+        if self.reduce_every not in ("micro_batch", "step"):
+            raise TwofoldError(f"reduce_every {self.reduce_every!r} is not known: micro_batch or step")
+        for name in ("gradient_dtype", "reduce_dtype", "master_dtype", "state_dtype"):
+            if (dtype := getattr(self, name)) not in (None, *_FLOATS):
+                raise TwofoldError(f"{name} {dtype!r} is not known: {', '.join(_FLOATS)}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise TwofoldError(f"clip_norm is {self.clip_norm}; a norm to clip to is above 0, None is no clipping")
 
     @property
     def num_states(self) -> int:
         """State tensors per parameter."""
         return {"sgd": 0, "momentum": 1, "adamw": 2}[self.kind]
+
+    @property
+    def reduces_each(self) -> bool:
+        """Whether sharded gradients are reduced after each backward."""
+        return self.parallel_level >= 2 and self.reduce_every == "micro_batch"
+
+    def accumulates_in(self, dtype: str) -> str:
+        """The dtype in which the gradients of a weight of `dtype` are accumulated."""
+        return self.gradient_dtype or dtype
+
+    def reduces_in(self, dtype: str) -> str:
+        """The dtype in which they are reduced."""
+        return self.reduce_dtype or self.accumulates_in(dtype)
+
+    def updates_in(self, dtype: str) -> str:
+        """The dtype of the weight that is updated."""
+        return self.master_dtype or dtype
+
+    def keeps_states_in(self, dtype: str) -> str:
+        """The dtype of the states."""
+        return self.state_dtype or self.updates_in(dtype)
+
+    def bytes_per_element(self, dtype: str) -> int:
+        """Bytes of weight, accumulated gradient, master weight and states per element of a weight that is not cut."""
+        held = [dtype, self.accumulates_in(dtype)] + self.num_states * [self.keeps_states_in(dtype)]
+        held += [self.updates_in(dtype)] * self.has_master(dtype)
+        return sum(itemsize(each) for each in held)
+
+    def has_master(self, dtype: str) -> bool:
+        """Whether a weight of `dtype` has a master weight beside it."""
+        return self.updates_in(dtype) != dtype
+
+
+_FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,6 +214,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         interleave: slices of a micro-batch whose communication hides behind each other's compute; 1 is none.
         interleave_order: "interleaved", or "sequential": one slice after the other (to compare with).
         memory_limit_bytes: per rank, or None.
+        redistributions: steps chosen under a machine's price, where they are not those of least bytes.
         prediction: of the simulator, for information.
 
     Raises:
@@ -147,6 +234,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     interleave: int = 1
     interleave_order: str = "interleaved"
     memory_limit_bytes: int | None = None
+    redistributions: tuple[Redistribution, ...] = ()
     prediction: Prediction | None = None
 
     def __post_init__(self) -> None:
@@ -209,12 +297,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if len({stage.mesh.rank_list for stage in self.stages}) != len(groups):
             lists = [list(stage.mesh.rank_list) for stage in self.stages]
             raise TwofoldError(f"stages on the same ranks must list them in the same order; the stages have {lists}")
+        keys = [each.key for each in self.redistributions]
+        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
+            raise TwofoldError(f"the redistribution from {twice[0][0]} to {twice[0][1]} is stored more than once")
         part = self.slice_graph
         for operator in part.operators:
             strategy = self.strategy(operator)
             stage_mesh = self.stages[placed[operator.name]].mesh
             mesh = strategy.mesh or stage_mesh
-            if set(mesh.rank_list) != set(stage_mesh.rank_list):
+            if mesh is not stage_mesh and set(mesh.rank_list) != set(stage_mesh.rank_list):
                 raise TwofoldError(
                     f"the mesh of operator {operator.name!r} has the ranks {sorted(mesh.rank_list)}, its stage runs "
                     f"on {sorted(stage_mesh.rank_list)}; an operator's own mesh reorders the ranks of its stage"
@@ -270,6 +361,11 @@ def _decode(kind: type, value: Any) -> Any:
 def plan_to_json(plan: Plan) -> bytes:
     """The file form of a plan."""
     return msgspec.json.format(msgspec.json.encode(plan, enc_hook=_encode), indent=1)
+
+
+def plan_digest(plan: Plan) -> str:
+    """16 hexadecimal digits that tell plans apart: of everything in the plan's file."""
+    return hashlib.blake2b(plan_to_json(plan), digest_size=8).hexdigest()
 
 
 def plan_from_json(text: bytes, source: str = "plan") -> Plan:

@@ -4,9 +4,10 @@ A program is written once per group of equal ranks (a pipeline stage's devices) 
 the list of instructions of, say, "forward of chunk 1", a `Block` runs a body for one micro-batch. `walk` spells it out
 for one rank. Simulator and executor both read exactly this.
 
-Names of values are scoped: a "micro" value exists once per micro-batch (several are alive at a time), a "step" value
-once per step (gradient accumulators, tokens of gathers), a "kept" value lives on between steps (weights, optimizer
-state).
+Names of values are scoped: a "micro" value exists once per micro-batch (several are alive at a time), a "body" value
+within one block only, and is made again in the next block that needs it (a weight that is gathered for each use), a
+"step" value once per step (gradient accumulators, tokens of gathers), a "kept" value lives on between steps (weights,
+optimizer state).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "END",
     "Block",
     "Body",
+    "ConstantHome",
     "GroupProgram",
     "Instruction",
     "Kind",
@@ -53,6 +55,7 @@ class Scope(StrEnum):
     """How long a value lives (see the module)."""
 
     MICRO = "micro"
+    BODY = "body"
     STEP = "step"
     KEPT = "kept"
 
@@ -96,10 +99,11 @@ class Instruction:
         name: unique in its body, e.g. "layer1.linear.F".
         kind: what it needs.
         call: what is done. COMPUTE: "<operator kind>.forward", "<operator kind>.grad<i>", "slice", "sum", "accumulate",
-            "load", "<optimizer>.update", ...; COLLECTIVE: all_gather, reduce_scatter, all_reduce, all_to_all (of a
-            redistribution `step`), or all_gather_flat / reduce_scatter_flat (optimizer parallel: over flattened, padded
-            tensors); SEND / RECV: "transfer"; WAIT: "wait".
-        part: F forward, B input gradient, W weight gradient, R recompute, U update, C communication, L loading.
+            "load", "<optimizer>.update", "flat_pack", "flat_unpack", ...; COLLECTIVE: all_gather, reduce_scatter,
+            all_reduce, all_to_all (of a redistribution `step`), or all_gather_flat / reduce_scatter_flat (optimizer
+            parallel: over flattened, padded tensors); SEND / RECV: "transfer"; WAIT: "wait".
+        part: F forward, B input gradient, W weight gradient, R recompute, U update (and packing, unpacking and rounding
+            for it), C communication, L loading.
         operator: the operator of the graph it belongs to, or "".
         inputs: values read.
         outputs: values written (an update writes its input again: the name stands in both).
@@ -172,6 +176,8 @@ class ParameterHome:
         shard_axes: the axes over which it is cut, first is major.
         reduce_axes: the axes over which its gradient is summed.
         states: optimizer state values, of the shard's shape where there is one, else of the weight's; zero at first.
+        master: the value that holds the weight in more digits between steps, beside a whole weight; None where there is
+            none or where the shard is that value.
     """
 
     name: str
@@ -183,6 +189,29 @@ class ParameterHome:
     shard_axes: tuple[str, ...] = ()
     reduce_axes: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
+    master: str | None = None
+
+    @property
+    def kept(self) -> str:
+        """The value that is updated: the shard, the master weight or the weight."""
+        return self.shard or self.master or self.weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantHome:
+    """A tensor that no step changes (a buffer, a frozen parameter), as a group keeps it in one layout.
+
+    Args:
+        name: of the tensor in the graph.
+        shape: whole shape.
+        layout: of what a rank keeps.
+        value: the value that operators read; nothing makes it, the ranks fill it before the first step.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layout: TensorLayout
+    value: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +224,7 @@ class GroupProgram:
         blocks: in program order.
         parameters: where the trained tensors live.
         loss: the value that holds the step's mean loss when the step has ended, or None where it is not known.
+        constants: where the tensors live that no step changes, once per layout they are read in.
     """
 
     mesh: Layout
@@ -202,6 +232,7 @@ class GroupProgram:
     blocks: tuple[Block, ...]
     parameters: tuple[ParameterHome, ...] = ()
     loss: str | None = None
+    constants: tuple[ConstantHome, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:

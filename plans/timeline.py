@@ -13,12 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PS_PER_S", "STREAMS", "MemoryPeak", "Span", "Timeline"]
+__all__ = ["ALLOWANCES", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "Timeline"]
 
 PS_PER_S = 10**12
 
 STREAMS = ("host", "compute", "comm")
 """The resources of a rank: the host that issues work, the compute stream, the communication streams."""
+
+
+ALLOWANCES = ("fragmentation", "library")
+"""Roles of memory beside a program's values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +46,24 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPeak:
-    """The largest number of live bytes on one rank and what they are, by role (weight, gradient, ...)."""
+    """The largest number of live bytes on one rank and what they are, by role (weight, gradient, ...).
+
+    The roles of `ALLOWANCES` are no values of a program: what is added for the allocator and for the communication
+    library on the machine of a prediction.
+    """
 
     rank: int
     peak_bytes: int
     by_role: Mapping[str, int]
+
+    @property
+    def values_bytes(self) -> int:
+        """The peak of the program's values alone, which a run counts too.
+
+        >>> MemoryPeak(rank=0, peak_bytes=11, by_role={"weight": 10, "fragmentation": 1}).values_bytes
+        10
+        """
+        return self.peak_bytes - sum(self.by_role.get(role, 0) for role in ALLOWANCES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +78,7 @@ class Timeline:
         step_start_ps, step_end_ps: per step the first start and the last end over all ranks.
         memory: per rank the peak.
         memory_curve: rank -> (times_ps, live bytes) as a step function of the last step.
-        low_s, high_s: the 90 % interval of the step time, where one is known.
+        low_s, high_s: the 90 % interval of `step_interval_s`, where one is known.
         meta: machine, versions, date, command.
     """
 

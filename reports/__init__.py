@@ -14,8 +14,10 @@ from reports.layout_picture import layout_picture
 from reports.memory_picture import memory_picture
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import parameter_table, plan_table
+from reports.profiler_trace import read_rank_traces
 from reports.tables import Check, Table, verification_table
 from reports.time_tables import comparison_table, composition_table, timeline_table
+from reports.whatif_tables import sensitivity_table, tornado_picture, what_if_table
 
 __all__ = [
     "Check",
@@ -29,10 +31,14 @@ __all__ = [
     "parameter_table",
     "pipeline_picture",
     "plan_table",
+    "read_rank_traces",
     "read_trace",
     "save_graph",
+    "sensitivity_table",
     "timeline_table",
+    "tornado_picture",
     "verification_table",
+    "what_if_table",
     "write_rank_traces",
     "write_report",
     "write_trace",

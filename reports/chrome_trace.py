@@ -2,7 +2,8 @@
 
 `write_trace` puts several timelines side by side in one file: a process per timeline and rank, a track per stream, live
 memory as a counter, arrows for transfers. `write_rank_traces` writes one file per rank as torch's profiler does, for
-tools that analyse across ranks (HolisticTraceAnalysis). `read_trace` reads back what `write_trace` wrote.
+tools that analyse across ranks (HolisticTraceAnalysis). `read_trace` reads back what `write_trace` wrote; traces per
+rank, torch's own included, are read by `reports.profiler_trace`.
 
 Format: "Trace Event Format" (Google, 2016): complete events (ph X) with ts and dur in microseconds. Viewers count whole
 nanoseconds and need slices on a track not to overlap, so both ends are rounded to nanoseconds, and overlapping spans of
@@ -101,13 +102,18 @@ def write_rank_traces(
         OSError: the folder cannot be written to.
     """
     timeline, note = _limit(timeline, max_spans)
+    own = {
+        "kind": timeline.kind, "origin_ps": timeline.step_start_ps[0] if timeline.step_start_ps else 0,
+        "step_start_ps": list(timeline.step_start_ps), "step_end_ps": list(timeline.step_end_ps),
+        "low_s": timeline.low_s, "high_s": timeline.high_s,
+    }  # fmt: skip
     paths = []
     for rank in range(timeline.num_ranks):
         document = {
             "schemaVersion": 1,
             "distributedInfo": {"backend": backend, "rank": rank, "world_size": timeline.num_ranks},
             "displayTimeUnit": "ms",
-            "otherData": {"kind": timeline.kind, "note": note, **timeline.meta},
+            "otherData": {"kind": timeline.kind, "note": note, "twofold_rank_trace": own, **timeline.meta},
         }
         events = chain(_rank_events(rank, timeline, rank, kernel_names=True), _launches(rank, timeline))
         paths.append(write_atomically(Path(folder) / f"rank{rank}_trace.json.gz", _packed(document, events)))

@@ -91,7 +91,7 @@ def graph_data(graph: Graph, plan: Plan | None = None, *, max_nodes: int = MAX_N
     for operator in shown.operators:
         for index, name in enumerate(operator.inputs):
             tensor, maker = shown.tensors[name], producers.get(name)
-            if tensor.kind == "parameter":
+            if tensor.kind in ("parameter", "constant"):
                 continue
             source, target = name if maker is None else node_of[maker.name], node_of[operator.name]
             if source == target:

@@ -28,8 +28,8 @@ from reports.pipeline_picture import MAX_BOXES, pipeline_panel, pipeline_picture
 from reports.plan_tables import parameter_table, plan_table
 from reports.svg import Picture, style_sheet, template
 from reports.tables import Check, Table, verification_table
-from reports.time_tables import comparison_table, composition_table, timeline_table
-from simulator import composition
+from reports.time_tables import comparison_table, composition_table, critical_path_table, timeline_table
+from simulator import composition, critical_path
 
 __all__ = ["MAX_REPORT_BYTES", "report_html", "write_report"]
 
@@ -96,7 +96,7 @@ def report_html(
             _losses(losses),
             _step_times(step_times_s, predicted, measured),
             _memory(predicted, measured, program, limit),
-            _where_time_goes(timelines, predicted, measured, max_rows),
+            _where_time_goes(timelines, predicted, measured, program, max_rows),
             _plan(plan, max_rows),
             _further(tables, max_rows),
             _environment(machine, environment, command),
@@ -195,7 +195,7 @@ def _step_times(times_s: Sequence[float], predicted: Timeline | None, measured: 
     kind = "measured" if measured is None else measured.kind
     lines = [Line(name=kind, values=[1e3 * time for time in times_s])]
     if predicted is not None:
-        lines.append(Line(name="predicted", values=[1e3 * predicted.step_s] * len(times_s), dashed=True))
+        lines.append(Line(name="predicted", values=[1e3 * predicted.step_interval_s] * len(times_s), dashed=True))
     picture = line_picture(lines, title="Step time", x_name="step", y_name="step time (ms)", band=band)
     figure = _figure(picture, f"Every {kind} step; the prediction is for a typical one.")
     return _section("steps", f"Step times, {kind}", figure)
@@ -212,9 +212,18 @@ def _memory(predicted: Timeline | None, measured: Timeline | None, program: Prog
 
 
 def _where_time_goes(
-    timelines: Sequence[Timeline], predicted: Timeline | None, measured: Timeline | None, max_rows: int
+    timelines: Sequence[Timeline],
+    predicted: Timeline | None,
+    measured: Timeline | None,
+    program: Program | None,
+    max_rows: int,
 ) -> str:
-    body = [composition_table(each).html(max_rows) for each in timelines if len(each.rank)]
+    body = []
+    for each in timelines:
+        if len(each.rank):
+            body.append(composition_table(each, program).html(max_rows))
+            if program is not None:
+                body.append(critical_path_table(critical_path(each, program), each.kind).html(max_rows))
     if predicted is not None and measured is not None and len(predicted.rank) and len(measured.rank):
         body.append(comparison_table(predicted, measured).html(max_rows))
     return _folded("composition", "Where the time goes, rank by rank and call by call", *body) if body else ""

@@ -8,6 +8,7 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Scope
+from plans.schedules.registry import is_written
 from reports.spans import read_label
 from reports.tables import Table, format_axes, format_ranks
 from reports.units import format_bytes
@@ -38,7 +39,8 @@ def plan_table(plan: Plan) -> Table:
                 "; ".join(sorted(moved.get(operator.name, ()), key=lambda text: text[0] != "F")) or "none",
             )
         )
-    sizes = f"{plan.num_micro_batches} micro-batches of {micro.batch_size}, schedule {plan.schedule}"
+    schedule = "written by hand" if is_written(plan.schedule) else plan.schedule
+    sizes = f"{plan.num_micro_batches} micro-batches of {micro.batch_size}, schedule {schedule}"
     optimizer = f"{plan.optimizer.kind}, optimizer parallel level {plan.optimizer.parallel_level}"
     return Table(
         title=f"Plan of {plan.graph.name!r} on {plan.num_ranks} ranks: {sizes}, {optimizer}",
@@ -68,7 +70,8 @@ def parameter_table(plan: Plan) -> Table:
         per_step = _per_step(group)
         for home in group.parameters:
             local = group.values[home.weight]
-            named = {home.weight, home.shard, f"g:{home.name}", f"g:{home.name}#shard"}
+            own = f"g:{home.name}"
+            named = {home.weight, home.shard, own, f"{own}#sum", f"{own}#shard", f"{own}#view"}
             rows.append(
                 (
                     home.name,
@@ -146,10 +149,25 @@ def _neighbours(group: GroupProgram) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _per_step(group: GroupProgram) -> list[tuple[str, set[str]]]:
-    """What a group moves once a step, with the values each one touches."""
-    return [
-        (_describe(instruction), {*instruction.inputs, *instruction.outputs})
-        for _, instruction in group.walk()
-        if instruction.kind is Kind.COLLECTIVE
-        and any(group.values[name].scope is not Scope.MICRO for name in instruction.outputs)
-    ]
+    """What a group moves for its parameters in a step, with the values that each serves: what is unpacked of it too."""
+    handed_on: dict[str, set[str]] = {}
+    moves: dict[str, tuple[Instruction, int]] = {}
+    for _, instruction in group.walk():
+        if instruction.call in ("flat_unpack", "accumulate"):
+            for name in instruction.inputs:
+                handed_on.setdefault(name, set()).update(instruction.outputs)
+        if instruction.kind is Kind.COLLECTIVE and any(
+            group.values[name].scope is not Scope.MICRO for name in instruction.outputs
+        ):
+            _, count = moves.get(instruction.name, (instruction, 0))
+            moves[instruction.name] = (instruction, count + 1)
+    result = []
+    for instruction, count in moves.values():
+        served = {*instruction.inputs, *instruction.outputs}
+        reached = set(instruction.outputs)
+        while reached:
+            reached = {after for name in reached for after in handed_on.get(name, ())} - served
+            served |= reached
+        times = f", {count} times" if count > 1 else ""
+        result.append((f"{_describe(instruction)}{times}", served))
+    return result

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from plans.program import Program
 from plans.timeline import PS_PER_S, Timeline
 from reports.tables import Table
 from reports.units import format_bytes, format_seconds
-from simulator import composition
+from simulator import CriticalPath, composition
 
-__all__ = ["comparison_table", "composition_table", "timeline_table"]
+__all__ = ["comparison_table", "composition_table", "critical_path_table", "timeline_table"]
 
 
 def timeline_table(timelines: Sequence[Timeline]) -> Table:
@@ -41,7 +42,7 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
             else f"{format_seconds(each.low_s)} to {format_seconds(each.high_s)}"
             for each in timelines
         ]
-        rows.insert(1, ("90 % interval of the step", *spans, *([""] if compared else [])))
+        rows.insert(2, ("its 90 % interval", *spans, *([""] if compared else [])))
     columns = ("quantity", *(each.kind for each in timelines), *(["difference"] if compared else []))
     if len(set(columns)) < len(columns):  # two timelines of one kind
         numbered = (f"{each.kind} {number}" for number, each in enumerate(timelines, 1))
@@ -49,9 +50,13 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
     return Table(title="Step", columns=columns, rows=tuple(rows), right=frozenset(columns[1:]))
 
 
-def composition_table(timeline: Timeline) -> Table:
-    """Where the last step's time goes on every rank; the columns add up to the step (see `simulator.composition`)."""
-    parts = composition(timeline)
+def composition_table(timeline: Timeline, program: Program | None = None) -> Table:
+    """Where the last step's time goes on every rank; the columns add up to the step (see `simulator.composition`).
+
+    With the program of the timeline, waits in collectives for a late member are told apart from the bubble.
+    """
+    parts = composition(timeline, program)
+    waits = [sum(part.straggler_ps.values()) for part in parts]
     calls = sorted({call for part in parts for call in part.exposed_ps})
     rows = []
     for part in parts:
@@ -62,16 +67,46 @@ def composition_table(timeline: Timeline) -> Table:
             part.host_ps,
             part.bubble_ps,
         ]
-        rows.append((str(part.rank), *(format_seconds(cell / PS_PER_S) for cell in cells)))
+        shown = [format_seconds(cell / PS_PER_S) for cell in cells]
+        if any(waits):
+            longest = max(part.straggler_ps, key=lambda last: part.straggler_ps[last], default=None)
+            waited = format_seconds(sum(part.straggler_ps.values()) / PS_PER_S)
+            shown.append(waited if longest is None else f"{waited}, most for {longest}")
+        rows.append((str(part.rank), *shown))
     if parts:
         step = max(1, sum(part.step_ps for part in parts))
         sums = [sum(part.compute_ps for part in parts)]
         sums += [sum(part.exposed_ps.get(call, 0) for part in parts) for call in calls]
         sums += [sum(part.host_ps for part in parts), sum(part.bubble_ps for part in parts)]
+        sums += [sum(waits)] if any(waits) else []
         rows.append(("share", _percent(1.0), *(_percent(total / step) for total in sums)))
     columns = ("rank", "step", "compute", *(f"exposed {call}" for call in calls), "host", "bubble")
+    columns += ("wait for stragglers",) if any(waits) else ()
     title = f"Where the last step goes ({timeline.kind})"
     return Table(title=title, columns=columns, rows=tuple(rows), right=frozenset(columns[1:]))
+
+
+def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
+    """What the chain of spans that determines the step's end consists of, and whom it waited for."""
+    rows = [
+        (name, format_seconds(part / PS_PER_S), _percent(part / max(1, path.step_ps)))
+        for name, part in path.by_kind_ps.items()
+    ]
+    rows.append(("step", format_seconds(path.step_ps / PS_PER_S), _percent(1.0)))
+    longest = sorted(path.stragglers, key=lambda each: -each.waited_ps)[:3]
+    notes = [
+        f"In {each.id} rank {each.rank} waits {format_seconds(each.waited_ps / PS_PER_S)} for rank {each.last}."
+        for each in longest
+    ]
+    by_rank = [f"{rank}: {_percent(part / max(1, path.step_ps))}" for rank, part in path.by_rank_ps.items()]
+    notes.append(f"By rank: {', '.join(by_rank[:8])}{', ...' if len(by_rank) > 8 else ''}.")
+    return Table(
+        title=f"Critical path of the last step ({kind}), ending on rank {path.rank}",
+        columns=("part", "time", "share"),
+        rows=tuple(rows),
+        right=frozenset({"time", "share"}),
+        notes=tuple(notes),
+    )
 
 
 def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
@@ -119,10 +154,6 @@ def _time_by_call(timeline: Timeline) -> dict[str, float]:
         if call != "wait" and time_ps:
             result[call] = result.get(call, 0.0) + time_ps / PS_PER_S / timeline.num_ranks / max(1, len(steps))
     return result
-
-
-def _span(low_s: float | None, high_s: float | None) -> str:
-    return "" if low_s is None or high_s is None else f"{format_seconds(low_s)} to {format_seconds(high_s)}"
 
 
 def _percent(fraction: float, sign: bool = False) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from plans.graph import Graph, Operator
 from plans.layout import Layout, TensorLayout
+from plans.lower import Choice
 from plans.lower.chunk import LOSSES
 from plans.lower.emit import Emitter, ValueTable, channel_of
 from plans.lower.optimizer import padded_shard, shard_axes
@@ -47,6 +48,7 @@ class StageCosts:
         pinned: operator name -> strategy that must be kept.
         allowed: leaves only some strategies, where given.
         suggested: operator name -> strategies to choose from beside those on the stage's mesh.
+        choice: of the steps of redistributions; those of least bytes where it is None.
     """
 
     micro: Graph
@@ -59,6 +61,7 @@ class StageCosts:
     pinned: dict[str, Strategy] = field(default_factory=dict)
     allowed: Callable[[Operator, OperatorSpec, Strategy, Layout], bool] | None = None
     suggested: Mapping[str, Sequence[Strategy]] = field(default_factory=dict)
+    choice: Choice | None = None
     choices: list[list[Strategy]] = field(init=False)
     _moves: dict[tuple[TensorLayout, TensorLayout, str], float] = field(init=False, default_factory=dict)
 
@@ -147,7 +150,8 @@ class StageCosts:
         return self.num_micro_batches * (self._move_s(made, handed_on, name) + back)
 
     def step_s(self, operator: Operator, strategy: Strategy) -> float:
-        """Seconds per step for an operator's parameters: gather, reduction, update."""
+        """Seconds per step for an operator's parameters, each alone: gathers, reductions, update."""
+        again_s = 0.0
         spec, mesh = self.micro.spec(operator), self._mesh(strategy)
         table, emitter = self._scratch(mesh)
         for index, name in enumerate(operator.inputs):
@@ -159,7 +163,10 @@ class StageCosts:
             weight = kept = self._value(table, name, home)
             optimizer, full = self.optimizer, table[weight]
 
-            def collective(call: str, over: tuple[str, ...], other: str, full: Value = full, name: str = name) -> None:
+            def collective(
+                call: str, over: tuple[str, ...], other: str, times: int, full: Value = full, name: str = name
+            ) -> None:
+                nonlocal again_s
                 if mesh.size(over) > 1:
                     emitter.add(
                         Instruction(
@@ -168,19 +175,21 @@ class StageCosts:
                             shapes=(full.shape, table[other].shape),
                         )
                     )  # fmt: skip
+                    again_s += (times - 1) * self.cost(emitter.instructions[-1])
 
             if optimizer.parallel_level >= 1 and tensor.size_bytes >= optimizer.threshold_bytes:
                 over = shard_axes(home, axes)
                 part = (padded_shard(math.prod(full.shape), mesh.size(over)),)
                 kept = table.add(Value(name=f"{name}#shard", shape=part, dtype=tensor.dtype))
-                collective("all_gather_flat", over, kept)
-                collective("reduce_scatter_flat", axes, kept)
+                gathers = 2 * self.num_micro_batches if optimizer.parallel_level == 3 else 1
+                collective("all_gather_flat", over, kept, gathers)
+                collective("reduce_scatter_flat", axes, kept, self.num_micro_batches if optimizer.reduces_each else 1)
                 if mesh.size(over) > mesh.size(axes):
                     emitter.compute(f"{name}.slice", "flat_slice", "U", (weight,), (kept,))
             else:
-                collective("all_reduce", axes, weight)
+                collective("all_reduce", axes, weight, 1)
             emitter.compute(f"{name}.U", f"{self.optimizer.kind}.update", "U", (kept, kept), (kept,))
-        return self._total(emitter)
+        return again_s + self._total(emitter)
 
     # ------------------------------------------------------- tensors handed on
 
@@ -194,8 +203,9 @@ class StageCosts:
         ):
             readers = [operator for operator in consumers[name] if operator.name in position]
             maker = producers.get(name)
-            if not readers or (maker is None and self.full_batch and not self._is_parameter(name)):
-                continue  # nothing to move, or whole inputs, which every rank slices for itself
+            fed = self.full_batch and not self._is_parameter(name)
+            if not readers or (maker is None and (fed or self.micro.tensors[name].kind == "constant")):
+                continue  # nothing to move, or something whole, of which every rank takes its part
             inside = maker is not None and maker.name in position
             if not inside and len(readers) < 2:
                 continue  # arrives in its reader's layout
@@ -243,10 +253,14 @@ class StageCosts:
     def _move_s(self, source: TensorLayout, target: TensorLayout, name: str) -> float:
         key = (source, target, name)
         if key not in self._moves:
-            table, emitter = self._scratch(source.mesh)
-            emitter.move(self._value(table, name, source), name, source, target, self.micro.tensors[name].shape)
-            emitter.flush()
-            self._moves[key] = self._total(emitter)
+            tensor = self.micro.tensors[name]
+            if self.choice is not None:
+                self._moves[key] = self.choice.least_s(source, target, tensor.shape, tensor.dtype)[1]
+            else:
+                table, emitter = self._scratch(source.mesh)
+                emitter.move(self._value(table, name, source), name, source, target, tensor.shape)
+                emitter.flush()
+                self._moves[key] = self._total(emitter)
         return self._moves[key]
 
     # ----------------------------------------------------------------- helpers

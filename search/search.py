@@ -29,7 +29,7 @@ from search.fitting import leaner_plan, peaks, picks_that_may_fit
 from search.pinned import on_ranks, suggestions
 from search.planset import Alternative, PlanSet, Rejected
 from search.predicting import predicted
-from search.pricing import instruction_cost
+from search.pricing import instruction_cost, redistribution_choice
 from search.space import meshes
 from search.stages import balanced_cuts
 
@@ -190,6 +190,7 @@ class _Search:
             num_micro_batches=num_slices, optimizer=self.optimizer, full_batch=self.full_batch,
             cost=instruction_cost(self.machine, mesh, self.num_devices), pinned=pinned,
             suggested=suggestions(part, mine, pinned, mesh),
+            choice=redistribution_choice(self.machine, self.num_devices),
         )  # fmt: skip
 
     def _stage(
@@ -323,7 +324,7 @@ class _Search:
 
     def _predicted(self, plan: Plan) -> tuple[Plan, int]:
         """The plan with what the simulator says of it, and its peak memory."""
-        plan = predicted(plan, self.machine)
+        plan = predicted(plan, self.machine, self.limit_bytes)
         assert plan.prediction is not None
         return plan, plan.prediction.peak_bytes
 

@@ -1,14 +1,36 @@
 """A program in virtual time (floor 3).
 
-`simulate` predicts a plan on a machine. `run_program` is the reference engine, with SimPy under it, for any prices:
-hosts, compute and communication streams, shared cores, devices and links. `memory_timeline` and `peak_of_order` follow
-the memory, `composition` says what a step consists of. Inside, time is integer picoseconds, so that engines and closed
+`simulate` predicts a plan on a machine, maybe with a `WhatIf`; `outcome` adds what checkpoints and failures cost.
+`run_program` is the reference engine, with SimPy under it, for any prices: hosts, compute and communication streams,
+shared cores, devices and links. `memory_timeline` and `peak_of_order` follow the memory, `composition` says what a step
+consists of, `critical_path` what determines its end. Inside, time is integer picoseconds, so that engines and closed
 forms agree exactly. It imports `plans` and `costmodels` only.
 """
 
 from simulator.analysis import Composition, composition
+from simulator.critical_path import CriticalPath, critical_path
 from simulator.engine import run_program
+from simulator.goodput import Checkpoints, Failures, Goodput, goodput
+from simulator.link_change import LinkChange
 from simulator.memory import memory_timeline, peak_of_order
-from simulator.predict import simulate
+from simulator.predict import Outcome, outcome, simulate
+from simulator.whatif import WhatIf
 
-__all__ = ["Composition", "composition", "memory_timeline", "peak_of_order", "run_program", "simulate"]
+__all__ = [
+    "Checkpoints",
+    "Composition",
+    "CriticalPath",
+    "Failures",
+    "Goodput",
+    "LinkChange",
+    "Outcome",
+    "WhatIf",
+    "composition",
+    "critical_path",
+    "goodput",
+    "memory_timeline",
+    "outcome",
+    "peak_of_order",
+    "run_program",
+    "simulate",
+]

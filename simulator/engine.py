@@ -20,7 +20,7 @@ from plans.errors import TwofoldError
 from plans.program import Instruction, Program
 from plans.timeline import Timeline
 from simulator.deadlock import culprit
-from simulator.exchange import Communication, Exchange
+from simulator.exchange import Communication, Exchange, Wires
 from simulator.fluid import Cores, Fabric, Rates
 from simulator.matching import match
 from simulator.memory import memory_timeline
@@ -50,7 +50,8 @@ def run_program(
     cores_per_node: int | None = None,
     host_async: bool = True,
     overlap: Overlap | None = None,
-    share_links: bool = False,
+    wires: Wires | None = None,
+    cost_of_rank: Mapping[int, CostOf] | None = None,
     stretch: Stretch | None = None,
     with_memory: bool = True,
 ) -> Timeline:
@@ -66,7 +67,8 @@ def run_program(
             communication then run at min(1, cores / busy) each. Only with host_async=False.
         host_async: True: compute runs behind the host; False: the host computes, dispatch and work are one span.
         overlap: how compute and communication of a device slow each other. Only with host_async=True.
-        share_links: transfers that leave one rank at the same time, or enter one, share its link evenly.
+        wires: the links where they are shared or changed: `simulator.network.Network`, or `Ports` alone.
+        cost_of_rank: prices of ranks that are not like the others of their group.
         stretch: slower or jittering ranks.
         with_memory: whether to follow the memory too.
 
@@ -104,7 +106,7 @@ def run_program(
     links = match(orders)
     env = simpy.Environment(initial_time=0)
     recorder = Recorder()
-    fabric = Fabric(env, _checked(overlap)) if overlap is not None or share_links else None
+    fabric = Fabric(env, _checked(overlap)) if overlap is not None or wires is not None else None
     cores = _cores(env, program, node_of, cores_per_node)
 
     order_of = {rank: order for order in orders for rank in order.group.ranks}
@@ -112,10 +114,15 @@ def run_program(
     def finished(own: Communication) -> None:
         recorder.communication(own, order_of[own.rank].name[own.position])
 
-    exchange = Exchange(env, finished, cores, fabric, all_on_fabric=overlap is not None, share_links=share_links)
+    exchange = Exchange(env, finished, cores, fabric, all_on_fabric=overlap is not None, wires=wires)
     ranks: dict[int, Rank] = {}
-    for order, table in zip(orders, tables, strict=True):
+    special: dict[tuple[int, int], Table] = {}
+    for position, (order, of_group) in enumerate(zip(orders, tables, strict=True)):
         for number in order.group.ranks:
+            table = of_group
+            if (own_cost := (cost_of_rank or {}).get(number)) is not None:
+                key = (position, id(own_cost))
+                table = special[key] = special.get(key) or Table.priced(order, own_cost)
             ranks[number] = rank = Rank(
                 number, _table_of(number, table, stretch), links[number], env, exchange, recorder,
                 num_steps=num_steps, host_async=host_async,

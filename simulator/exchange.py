@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import simpy
 
 from plans.program import Instruction
-from simulator.fluid import Cores, Fabric
+from simulator.fluid import Claims, Cores, Fabric
 from simulator.matching import Links
 
-__all__ = ["Communication", "Exchange", "Meeting", "Over"]
+__all__ = ["Communication", "Exchange", "Meeting", "Over", "Wires"]
 
 
 class Over(simpy.Event):
@@ -61,14 +62,25 @@ class Communication:
 class Meeting:
     """An instance of a collective or of one pair of a transfer; `present` have arrived."""
 
-    __slots__ = ("cpu_left", "is_local", "members", "missing", "present", "start", "work_ps")
+    __slots__ = ("claims", "cpu_left", "is_local", "members", "missing", "present", "start", "work_ps")
 
     def __init__(self, members: tuple[int, ...], missing: int) -> None:
         self.members = members
         self.missing = missing
         self.present: list[Communication] = []
         self.start = self.work_ps = self.cpu_left = 0
+        self.claims: Claims = ()
         self.is_local = False
+
+
+class Wires(Protocol):
+    """What a meeting's links do to it: `simulator.network.Network`, or `Ports` alone."""
+
+    def work_ps(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> int:
+        """Its work alone, over the links that it takes."""
+
+    def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
+        """What it shares with others."""
 
 
 class Exchange:
@@ -79,8 +91,8 @@ class Exchange:
         finished: called with each communication when its end is known.
         cores: of the node of each rank, where cores are shared.
         fabric: devices and links, where they are shared.
-        all_on_fabric: whether collectives are worked off there too, not only transfers.
-        share_links: whether transfers share the links of the ranks they leave and enter.
+        all_on_fabric: whether everything is worked off there, not only what shares links.
+        wires: the links, where they are shared or changed.
     """
 
     def __init__(
@@ -91,14 +103,14 @@ class Exchange:
         fabric: Fabric | None,
         *,
         all_on_fabric: bool,
-        share_links: bool,
+        wires: Wires | None,
     ) -> None:
         self._env = env
         self._finished = finished
         self._cores = cores
         self._fabric = fabric
         self._all_on_fabric = all_on_fabric
-        self._share_links = share_links
+        self._wires = wires
         self._tails: dict[int, Communication] = {}
         self._meetings: dict[tuple[int, int], Meeting] = {}
         self._come: dict[int, int] = {}
@@ -155,6 +167,10 @@ class Exchange:
         if meeting.is_local:
             return meeting.start
         meeting.work_ps = max(own.work_ps for own in present)
+        if self._wires is not None:
+            instruction = present[0].instruction
+            meeting.work_ps = self._wires.work_ps(instruction, meeting.members, meeting.work_ps)
+            meeting.claims = self._wires.claims(instruction, meeting.members, meeting.work_ps)
         cpu = [self._cpu_share(own, meeting) for own in present]
         if self._cores is not None and any(cpu):
             self._at(meeting.start, partial(self._work_off_cpu, meeting, cpu))
@@ -179,7 +195,7 @@ class Exchange:
     def _on_fabric(self, meeting: Meeting) -> bool:
         if self._fabric is None or meeting.work_ps == 0:
             return False
-        return self._all_on_fabric or meeting.present[0].links.is_transfer
+        return self._all_on_fabric or bool(meeting.claims)
 
     def _work_off_cpu(self, meeting: Meeting, cpu: Sequence[int]) -> None:
         assert self._cores is not None
@@ -198,13 +214,9 @@ class Exchange:
 
     def _work_off(self, meeting: Meeting) -> None:
         assert self._fabric is not None
-        first = meeting.present[0]
-        links: tuple[tuple[str, int], ...] = ()
-        if self._share_links and first.links.is_transfer:
-            links = (("out", meeting.members[0]), ("in", meeting.members[1]))
         self._fabric.communicate(
-            meeting.members, first.instruction, meeting.work_ps,
-            lambda: self._end_at(meeting, int(self._env.now)), links,
+            meeting.members, meeting.present[0].instruction, meeting.work_ps,
+            lambda: self._end_at(meeting, int(self._env.now)), meeting.claims,
         )  # fmt: skip
 
     def _end_at(self, meeting: Meeting, end: int) -> None:

@@ -5,25 +5,30 @@ rate is constant, so what is left is known exactly: everything is integer arithm
 activity ends at the first whole picosecond at which its work is done, so each loses less than one picosecond.
 
 `Cores` shares the processor cores of a node evenly; `Fabric` slows the compute and the communication of one device by
-measured pairwise rates and lets transfers share the links they leave and enter by.
+measured pairwise rates and lets communication share the links that it claims.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import simpy
 
-__all__ = ["Activity", "Cores", "Fabric", "Rates"]
+__all__ = ["Activity", "Claims", "Cores", "Fabric", "Rates"]
 
 Rates = Callable[[Any, Any], tuple[Fraction, Fraction]]
 """(kind of compute, kind of communication) -> the rates of both while they run on one device, above 0."""
 
-_ONE = Fraction(1)
+Claims = Sequence[tuple[Hashable, Fraction]]
+"""(link, share of it that a communication needs to proceed as if alone), ..."""
+
+_ONE, _NONE = Fraction(1), Fraction(0)
+_FINEST, _COARSE = 2**192, 2**64
+"""Work is counted in parts of a picosecond no smaller than one in so many."""
 
 
 class Activity:
@@ -61,7 +66,7 @@ class Activity:
 
     def run_at(self, rate: Fraction) -> None:
         """Go on at this rate (above 0) from now, and end by an event of its own."""
-        if rate == self._rate:
+        if rate is self._rate or rate == self._rate:
             return
         ends_ps = self.ends_at(rate)
         self._version += 1
@@ -70,9 +75,13 @@ class Activity:
 
     def ends_at(self, rate: Fraction) -> int:
         """Go on at this rate (above 0) from now; returns when it will end if the rate stays: call `end` then."""
-        if rate != self._rate:
+        if rate is not self._rate and rate != self._rate:
             self._settle()
             self._rate = rate
+            if rate is _ONE:  # any unit will do
+                return self._since - (-self._left // self._unit)
+            if self._unit > _FINEST:  # after ever new rates: what is left, rounded up to a coarser unit
+                self._left, self._unit = -(-self._left * _COARSE // self._unit), _COARSE
             if self._unit % rate.denominator:
                 grow = rate.denominator // math.gcd(self._unit, rate.denominator)
                 self._unit *= grow
@@ -152,9 +161,7 @@ class _Load:
 
     __slots__ = ("activity", "devices", "is_compute", "kind", "links")
 
-    def __init__(
-        self, kind: Any, *, is_compute: bool, devices: Sequence[int], links: Sequence[tuple[str, int]]
-    ) -> None:
+    def __init__(self, kind: Any, *, is_compute: bool, devices: Sequence[int], links: Claims) -> None:
         self.kind = kind
         self.is_compute = is_compute
         self.devices = devices
@@ -167,8 +174,8 @@ class Fabric:
 
     While compute and communication run on one device, each proceeds at its rate of the pair. A collective proceeds as
     its slowest member does; compute beside several communications proceeds at the lowest of the pairs' rates
-    (an assumption: only pairs are measured). n transfers on one link get 1/n of it each, the slower of the link that
-    a transfer leaves by and the one it enters by counts.
+    (an assumption: only pairs are measured). Communications on one link that together claim more than all of it are
+    slowed by that sum, and each proceeds as its fullest link lets it: n transfers that need a whole link get 1/n each.
 
     Args:
         env: the environment.
@@ -179,7 +186,7 @@ class Fabric:
         self._env = env
         self._rates = rates
         self._on_device: dict[int, dict[_Load, None]] = {}
-        self._on_link: dict[tuple[str, int], dict[_Load, None]] = {}
+        self._on_link: dict[Hashable, dict[_Load, Fraction]] = {}
 
     def compute(self, device: int, kind: Any, work_ps: int, done: Callable[[], object]) -> None:
         """Start compute of a kind on a device now."""
@@ -191,9 +198,9 @@ class Fabric:
         kind: Any,
         work_ps: int,
         done: Callable[[], object],
-        links: Sequence[tuple[str, int]] = (),
+        links: Claims = (),
     ) -> None:
-        """Start a communication of a kind between devices now, over shared links such as ("out", 0) and ("in", 1)."""
+        """Start a communication of a kind between devices now, with its claims on shared links."""
         self._add(_Load(kind, is_compute=False, devices=devices, links=links), work_ps, done)
 
     def _add(self, load: _Load, work_ps: int, done: Callable[[], object]) -> None:
@@ -201,15 +208,15 @@ class Fabric:
         if self._rates is not None:
             for device in load.devices:
                 self._on_device.setdefault(device, {})[load] = None
-        for link in load.links:
-            self._on_link.setdefault(link, {})[load] = None
+        for link, share in load.links:
+            self._on_link.setdefault(link, {})[load] = share
         self._change(load)
 
     def _end(self, load: _Load, done: Callable[[], object]) -> None:
         if self._rates is not None:
             for device in load.devices:
                 del self._on_device[device][load]
-        for link in load.links:
+        for link, _ in load.links:
             del self._on_link[link][load]
         self._change(load, ended=True)
         done()
@@ -218,8 +225,8 @@ class Fabric:
         touched = {} if ended else {load: None}
         for device in load.devices:
             touched |= self._on_device.get(device, {})
-        for link in load.links:
-            touched |= self._on_link[link]
+        for link, _ in load.links:
+            touched |= dict.fromkeys(self._on_link[link])
         for other in touched:
             assert other.activity is not None
             other.activity.run_at(self._rate(other))
@@ -233,4 +240,7 @@ class Fabric:
                         rate = min(rate, self._rates(load.kind, other.kind)[0])
                     elif other.is_compute and not load.is_compute:
                         rate = min(rate, self._rates(other.kind, load.kind)[1])
-        return rate / max((len(self._on_link[link]) for link in load.links), default=1)
+        if not load.links:
+            return rate
+        fullest = max(sum(self._on_link[link].values(), _NONE) for link, _ in load.links)
+        return rate if fullest <= 1 else rate / fullest

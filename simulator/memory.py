@@ -4,6 +4,9 @@ A value takes its memory when the instruction that first writes it starts, and g
 lists it in `frees` has run; kept values (weights, optimizer state) always count. A value that shares another's memory
 costs nothing but keeps it alive. What a WAIT with attrs["micro_batch"] frees belongs to that micro-batch.
 
+The program's values are all that is counted so far: temporary buffers of communication are among them (the flattened
+tensors of the optimizer, role "buffer"). `with_allowance` adds what a program cannot know.
+
 An allocator that follows the order of the compute stream sees the sequence of the program, so the peak of a rank is
 known without times (`peak_of_order`). With times only asynchronous communication differs: what it frees is alive until
 it is over.
@@ -12,16 +15,18 @@ it is over.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from costmodels.machine import Machine
 from plans.errors import TwofoldError
 from plans.program import GroupProgram, Kind, Program, Scope
 from plans.timeline import STREAMS, MemoryPeak, Timeline
 from simulator.order import ISSUE, WAIT, Names, Order
 
-__all__ = ["memory_timeline", "peak_of_order"]
+__all__ = ["memory_timeline", "peak_of_order", "with_allowance"]
 
 _Curve = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -81,6 +86,45 @@ def memory_timeline(program: Program, timeline: Timeline) -> tuple[tuple[MemoryP
                 changes.kept + np.concatenate([[0], np.cumsum(changes.size[sequence])]),
             )
     return tuple(peaks[rank] for rank in sorted(peaks)), {rank: curves[rank] for rank in sorted(curves)}
+
+
+def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Timeline:
+    """The timeline with peaks that hold two more roles, each 0 where the machine file gives no figure.
+
+    "library" is what the communication library keeps for every group of ranks that a rank communicates in (one more
+    for all its transfers): `machine.communicator_bytes` each. "fragmentation" is `machine.memory_allowance` times the
+    peak of the values. Where the figures come from stands under `machine.provenance`. The curve stays that of the
+    values.
+    """
+    share, per_group = machine.memory_allowance, machine.communicator_bytes or 0
+    if not timeline.memory or (not share and not per_group):
+        return timeline
+    groups = _num_communicators(program) if per_group else {}
+    peaks = []
+    for each in timeline.memory:
+        more = {"fragmentation": round(share * each.peak_bytes), "library": per_group * groups.get(each.rank, 0)}
+        added = {role: size for role, size in more.items() if size}
+        by_role = dict(sorted({**each.by_role, **added}.items()))
+        peaks.append(replace(each, peak_bytes=each.peak_bytes + sum(added.values()), by_role=by_role))
+    return replace(timeline, memory=tuple(peaks))
+
+
+def _num_communicators(program: Program) -> dict[int, int]:
+    """rank -> how many groups of ranks it communicates in."""
+    found: dict[int, set[tuple[int, ...]]] = {}
+    for group in program.groups:
+        for body in {id(block.body): block.body for block in group.blocks}.values():
+            for instruction in body.instructions:
+                if instruction.kind is Kind.COLLECTIVE:
+                    for rank in group.ranks:
+                        members = group.members(instruction, rank)
+                        if len(members) > 1:
+                            found.setdefault(rank, set()).add(tuple(sorted(members)))
+                for piece in instruction.pieces:
+                    if not piece.is_local:
+                        for rank in (piece.src_rank, piece.dst_rank):
+                            found.setdefault(rank, set()).add(())
+    return {rank: len(groups) for rank, groups in found.items()}
 
 
 class _Changes:

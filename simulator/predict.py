@@ -1,23 +1,31 @@
-"""A plan or a program on a machine: prices, sharing and the interval of the prediction, put together."""
+"""A plan or a program on a machine: prices, sharing, what is changed and the interval of the prediction, together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from costmodels.interval import class_seconds, step_interval
 from costmodels.machine import Machine
 from costmodels.price import Cost, compute_class, price
 from costmodels.traffic import plain_call
 from plans.errors import TwofoldError
 from plans.plan import Plan
-from plans.program import GroupProgram, Instruction, Program
+from plans.program import GroupProgram, Instruction, Kind, Program
 from plans.timeline import Timeline
-from simulator.engine import Overlap, run_program
+from simulator.engine import Overlap, Stretch, run_program
+from simulator.goodput import Goodput, goodput
+from simulator.memory import with_allowance
+from simulator.network import Network
+from simulator.order import CostOf
+from simulator.whatif import WhatIf
 
-__all__ = ["simulate"]
+__all__ = ["Outcome", "outcome", "simulate"]
+
+_NOTHING = WhatIf()
 
 
 def simulate(
@@ -25,9 +33,8 @@ def simulate(
     machine: Machine,
     *,
     num_steps: int = 3,
-    seed: int | None = None,
-    jitter: float = 0.0,
-    slowdown: Mapping[int, float] | None = None,
+    what_if: WhatIf = _NOTHING,
+    with_memory: bool = True,
 ) -> Timeline:
     """Predict a few training steps of a plan on a machine.
 
@@ -35,16 +42,15 @@ def simulate(
         plan: a plan, which is lowered, or a program.
         machine: `costmodels.Machine`.
         num_steps: steps, back to back; step time, bubble and memory are those of the last.
-        seed: of the jitter.
-        jitter: standard deviation of the logarithm of a factor (median 1) on what a rank itself does for an instruction
-            (dispatch, compute, processor time of communication), drawn anew for every rank and step; 0 is none.
-        slowdown: rank -> factor on all that it does itself, of stragglers.
+        what_if: what is to be different; checkpoints and failures change no step (`outcome` says what they cost).
+        with_memory: whether to follow the memory too.
 
     Returns:
-        the timeline with memory; `low_s` and `high_s` from the machine's interval.
+        the timeline with memory; `low_s` and `high_s` are the machine's interval around `step_interval_s`. Peaks hold
+        the machine's allowance for fragmentation and what its communication library keeps (`memory.with_allowance`).
 
     Raises:
-        TwofoldError: more ranks than the machine has, a plan that cannot be lowered, a bad jitter or slowdown, and what
+        TwofoldError: more ranks than the machine has, a plan that cannot be lowered, changes that do not fit, and what
             `run_program` refuses.
 
     >>> from plans.layout import Layout
@@ -59,42 +65,121 @@ def simulate(
         raise TwofoldError(
             f"the program runs on {num_ranks} ranks, but machine {machine.name!r} has {machine.num_devices} devices"
         )
-    if not 0 <= jitter < 2:
-        raise TwofoldError(f"jitter is {jitter}; it is at least 0 and below 2 (0.05 is about 5 %)")
-    if jitter and seed is None:
-        raise TwofoldError(f"jitter = {jitter} needs a seed, so that the prediction can be repeated")
-    slowdown = slowdown or {}
-    for rank, factor in slowdown.items():
-        if not 0 <= rank < num_ranks or not 0 < factor < float("inf"):
-            raise TwofoldError(f"slowdown of rank {rank} is {factor}; ranks are 0 to {num_ranks - 1}, factors above 0")
-
-    def cost_of(instruction: Instruction, group: GroupProgram) -> Cost:
-        return price(instruction, group, machine, num_ranks)
-
-    def stretch(rank: int, step: int, size: int) -> npt.NDArray[np.float64] | float | None:
-        factor = slowdown.get(rank, 1.0)
-        if jitter and seed is not None:
-            return factor * np.exp(jitter * np.random.default_rng((seed, rank, step)).standard_normal(size))
-        return None if factor == 1.0 else factor
-
+    for what, ranks in (("slowdown", what_if.slowdown), ("another device", what_if.devices)):
+        if absent := [rank for rank in ranks if not 0 <= rank < num_ranks]:
+            raise TwofoldError(f"{what} of rank {absent[0]}: the program's ranks are 0 to {num_ranks - 1}")
+    machine = what_if.machine(machine)
+    network = Network(machine, program, what_if.links)
     timeline = run_program(
         program,
-        cost_of,
+        _cost_on(machine, machine, num_ranks),
         num_steps=num_steps,
         node_of=lambda rank: rank // machine.devices_per_node,
         cores_per_node=None if machine.host_async else machine.cores_per_node,
         host_async=machine.host_async,
         overlap=_overlap(machine) if machine.host_async else None,
-        share_links=machine.host_async,
-        stretch=stretch if jitter or slowdown else None,
+        wires=network if network.is_needed else None,
+        cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),
+        stretch=_stretch(what_if),
+        with_memory=with_memory,
     )
-    step_s = timeline.step_s
+    timeline = with_allowance(timeline, program, machine)
+    meta = {"machine": machine.name, "program": program.name}
+    by_class = class_seconds(program, machine) if machine.spreads else {}
+    low_s, high_s = step_interval(machine, timeline.step_interval_s, by_class)
     return replace(
         timeline,
-        low_s=step_s * machine.interval.low,
-        high_s=step_s * machine.interval.high,
-        meta={**timeline.meta, "machine": machine.name, "program": program.name},
+        low_s=low_s,
+        high_s=high_s,
+        meta={**timeline.meta, **meta, **({} if what_if.is_none else {"what_if": str(what_if)})},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a what-if comes to.
+
+    Args:
+        step_s: from step to step.
+        bubble_fraction, exposed_comm_s, peak_bytes: as of the timeline.
+        goodput: with checkpoints and failures.
+    """
+
+    step_s: float
+    bubble_fraction: float
+    exposed_comm_s: float
+    peak_bytes: int
+    goodput: Goodput
+
+
+def outcome(plan: Plan | Program, machine: Machine, what_if: WhatIf = _NOTHING, *, num_steps: int = 3) -> Outcome:
+    """Simulate, and say what checkpoints and failures leave of it.
+
+    A checkpoint has the weights and the optimizer state of the rank that holds most, unless `what_if` gives its size.
+
+    Raises:
+        TwofoldError: as `simulate` and `goodput`.
+    """
+    program = _lowered(plan) if isinstance(plan, Plan) else plan
+    timeline = simulate(program, machine, num_steps=num_steps, what_if=what_if)
+    held = max(
+        (sum(each.by_role.get(role, 0) for role in ("weight", "optimizer")) for each in timeline.memory), default=0
+    )
+    left = goodput(
+        timeline.step_interval_s, program.num_ranks, checkpoints=what_if.checkpoints, failures=what_if.failures,
+        checkpoint_bytes=held,
+    )  # fmt: skip
+    return Outcome(
+        step_s=timeline.step_interval_s,
+        bubble_fraction=timeline.bubble_fraction,
+        exposed_comm_s=timeline.exposed_comm_s,
+        peak_bytes=timeline.peak_bytes,
+        goodput=left,
+    )
+
+
+def _cost_on(device: Machine, machine: Machine, num_ranks: int) -> CostOf:
+    """Prices on `machine` for a rank whose device and host are those of `device`."""
+    if device is machine:
+        return lambda instruction, group: price(instruction, group, machine, num_ranks)
+
+    def cost_of(instruction: Instruction, group: GroupProgram) -> Cost:
+        if instruction.kind is Kind.COMPUTE:
+            return price(instruction, group, device, num_ranks)
+        return replace(
+            price(instruction, group, machine, num_ranks),
+            dispatch_ps=price(instruction, group, device, num_ranks).dispatch_ps,
+        )
+
+    return cost_of
+
+
+def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[int, CostOf]:
+    of_device: dict[str, CostOf] = {}
+    result = {}
+    for rank, given in what_if.devices.items():
+        device = what_if.device(rank, machine)
+        assert device is not None
+        # how many devices of it there are and how they are linked is a matter of the machine
+        device = msgspec.structs.replace(
+            device, num_devices=machine.num_devices, links=machine.links, devices_per_node=machine.devices_per_node
+        )
+        result[rank] = of_device.setdefault(given.name, _cost_on(device, machine, num_ranks))
+    return result
+
+
+def _stretch(what_if: WhatIf) -> Stretch | None:
+    if not what_if.jitter and not what_if.slowdown:
+        return None
+
+    def stretch(rank: int, step: int, size: int) -> npt.NDArray[np.float64] | float | None:
+        factor = what_if.slowdown.get(rank, 1.0)
+        if what_if.jitter and what_if.seed is not None:
+            draw = np.random.default_rng((what_if.seed, rank, step))
+            return factor * np.exp(what_if.jitter * draw.standard_normal(size))
+        return None if factor == 1.0 else factor
+
+    return stretch
 
 
 def _lowered(plan: Plan) -> Program:

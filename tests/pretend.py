@@ -4,7 +4,8 @@ It follows what `plans.program` says of a program and looks at nothing else: no 
 simulator. It is stricter than either, and an AssertionError says where:
 
 * a value is made once (a step's accumulator: changed in place), has the declared shape, is there when it is read and
-  freed once; nothing but kept values and the loss is left when a step has ended;
+  freed once; nothing but kept values and the loss is left when a step has ended; what lives within a body is freed in
+  the block that made it, before the next block begins;
 * what shares memory does not outlive the memory;
 * a token is issued before it is waited for, and waited for before the step ends; what an operation under way reads or
   writes is neither freed nor changed before its WAIT (a SEND keeps a copy of its own: its buffer may go);
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pretend_flat import clip_factor, pack, unpack
 from pretend_rules import RULES, UPDATES
 
 from plans.graph import itemsize
@@ -91,14 +93,20 @@ class Pretend:
         for rank in self.ranks.values():
             for home in rank.group.parameters:
                 part = _box(parameters[home.name].astype(np.float64), home.layout.region(rank.number, home.shape))
-                kept = rank.group.values[home.shard or home.weight]
+                kept = rank.group.values[home.kept]
                 assert kept.scope is Scope.KEPT, kept
+                if home.master:
+                    rank.env[home.weight, None] = part.copy()
                 if home.shard:
                     part = _flat_part(part, home.layout.mesh.index(rank.number, home.shard_axes), kept.shape[0])
                 assert part.shape == kept.shape, (home, part.shape)
                 rank.env[kept.name, None] = part
                 for state in home.states:
                     rank.env[state, None] = np.zeros(rank.group.values[state].shape)
+            for constant in rank.group.constants:
+                rank.env[constant.value, None] = _box(
+                    parameters[constant.name], constant.layout.region(rank.number, constant.shape)
+                ).copy()
 
     def step(self, feed: Callable[[int], Mapping[str, Array]]) -> dict[int, float | None]:
         """One step; `feed(rank)` is that rank's batch. Returns each rank's loss, None where it is not known."""
@@ -134,7 +142,9 @@ class Pretend:
 
     def _weight(self, home: ParameterHome, rank: int) -> Array:
         if home.shard is None:
-            return self.ranks[rank].env[home.weight, None]
+            weight = self.ranks[rank].env[home.weight, None]
+            assert np.array_equal(weight, self.ranks[rank].env[home.kept, None]), f"{home} on {rank}"
+            return weight
         shards = [
             self.ranks[member].env[home.shard, None] for member in home.layout.mesh.group_of(rank, home.shard_axes)
         ]
@@ -158,7 +168,10 @@ class Pretend:
                     rank.blocked = under_way
                 else:
                     token = _key(rank, block, instruction.token)
-                    assert token not in rank.tokens, f"{rank.place} issues {token} again"
+                    again = rank.group.values[token[0]].scope is Scope.BODY
+                    assert token not in rank.tokens or (again and rank.tokens[token].waited), (
+                        f"{rank.place} issues {token} again"
+                    )
                     rank.tokens[token] = under_way
             if rank.blocked is not None:
                 if not all(meeting.complete for meeting in rank.blocked.meetings):
@@ -168,6 +181,9 @@ class Pretend:
         for name in instruction.frees:
             self._free(rank, _key(rank, block, name), instruction)
         rank.at += 1
+        if rank.done or rank.todo[rank.at][0] is not block:
+            left = [key for key in rank.env if rank.group.values[key[0]].scope is Scope.BODY]
+            assert not left, f"rank {rank.number} keeps {left} after {block.label}"
         return True
 
     def _wait(self, rank: Rank, block: Block, instruction: Instruction) -> bool:
@@ -220,6 +236,8 @@ class Pretend:
             )
         rank.env.pop(key, None)
         rank.freed[key] += 1
+        if value.scope is Scope.BODY:  # the next body makes it again
+            rank.freed[key] = rank.made[key] = 0
 
     def _end(self, rank: Rank) -> float | None:
         """Check what is left, and drop what lives for a step."""
@@ -253,14 +271,32 @@ class Pretend:
             outputs = [sum(inputs[1:], inputs[0].copy())]
         elif instruction.call == "accumulate":
             outputs = [rank.env.get(keys[0], 0.0) + attrs.get("scale", 1.0) * inputs[0]]
+        elif instruction.call == "flat_pack":
+            over = attrs.get("axes", ())
+            index, count = mesh.index(rank.number, over), mesh.size(over)
+            outputs = [pack(inputs, attrs["rows"], attrs["sizes"], index, count)]
+        elif instruction.call == "flat_unpack":
+            outputs = unpack(inputs[0], attrs["rows"], attrs["sizes"], [values[key[0]].shape for key in keys])
+        elif instruction.call == "store":
+            outputs = [inputs[0].copy()]
+        elif instruction.call == "sum_squares":
+            counted = mesh.index(rank.number, attrs["axes"]) == 0
+            outputs = [np.array(sum((float((array**2).sum()) for array in inputs), 0.0) if counted else 0.0)]
+        elif instruction.call == "clip_scale":
+            outputs = [clip_factor(inputs[0], attrs["clip_norm"])]
+        elif instruction.call == "scale":
+            outputs = [inputs[0] * inputs[1]]
         elif instruction.call in UPDATES:
             assert instruction.outputs == (instruction.inputs[0], *instruction.inputs[2:]), instruction
+            weight, gradient = (values[name].dtype for name in instruction.inputs[:2])
+            assert weight == gradient, f"{rank.place}: the gradient is {gradient}, the weight {weight}"
             outputs = UPDATES[instruction.call](attrs, self.steps, *inputs)
         else:
             attrs = dict(attrs, shape=values[keys[0][0]].shape, dtype=values[keys[0][0]].dtype)
             attrs["first"] = mesh.index(rank.number, attrs.get("bias_axes", ())) == 0
             attrs["part"] = {dim: mesh.index(rank.number, axes) for dim, axes in attrs.get("split", {}).items()}
-            outputs = [RULES[instruction.call](attrs, *inputs)]
+            made = RULES[instruction.call](attrs, *inputs)
+            outputs = list(made) if isinstance(made, tuple) else [made]
         for key, array in zip(keys, outputs, strict=True):
             value, array = values[key[0]], np.asarray(array)
             assert array.shape == value.shape, f"{rank.place}: {key} comes as {array.shape}, not {value.shape}"
@@ -309,6 +345,8 @@ class Pretend:
         members = rank.group.members(instruction, rank.number)
         span = max(rank.group.values[name].span_bytes for name in (*instruction.inputs, *instruction.outputs))
         assert instruction.message_bytes == span, f"{rank.place}: {instruction.message_bytes} bytes, not {span}"
+        dtypes = {rank.group.values[name].dtype for name in (*instruction.inputs, *instruction.outputs)}
+        assert dtypes == {instruction.dtype}, f"{rank.place}: {dtypes}, not {instruction.dtype}"
         order = self.issued[instruction.channel, members]
         mine = f"{block.label}/{instruction.name}"
         order[rank.number].append(mine)

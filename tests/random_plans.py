@@ -134,17 +134,35 @@ def random_plan(seed: int) -> Plan:
                 num_micro_batches=num_micro_batches,
                 schedule=schedule,
                 recompute=tuple(name for name in names[:-1] if draw.random() < draw.choice((0.0, 0.5))),
-                optimizer=Optimizer(
-                    kind=kind,
-                    settings=SETTINGS[kind],
-                    parallel_level=draw.randint(0, 1),
-                    threshold_bytes=draw.choice((1, 100)),
-                ),
+                optimizer=_optimizer(seed, kind, draw.randint(0, 1), draw.choice((1, 100))),
                 full_batch=draw.random() < 0.6,
                 output_broadcast=draw.random() < 0.4,
             )
         except TwofoldError:
             continue
+
+
+def _optimizer(seed: int, kind: str, low_level: int, threshold_bytes: int) -> Optimizer:
+    """Any level with any buckets; drawn apart, so that the rest of a plan does not depend on it.
+
+    dtypes are given other names only: what computes with them is exact, and sees where something is not cast.
+    """
+    draw = random.Random(f"optimizer of {seed}")
+    master, states, gradients, reduced = (draw.choice((None, None, "float64", "bfloat16")) for _ in range(4))
+    return Optimizer(
+        kind=kind,
+        settings=SETTINGS[kind],
+        parallel_level=draw.choice((low_level, 2, 3)),
+        threshold_bytes=threshold_bytes,
+        bucket_bytes=draw.choice((0, 0, 200, 2**20)),
+        prefetch=draw.randint(0, 2),
+        reduce_every=draw.choice(("micro_batch", "step")),
+        master_dtype=master,
+        state_dtype=states,
+        gradient_dtype=gradients,
+        reduce_dtype=reduced,
+        clip_norm=draw.choice((None, None, 0.3)),
+    )
 
 
 def _stages(draw: random.Random, graph: Graph, num_micro_batches: int) -> tuple[tuple[Stage, ...], str]:

@@ -10,6 +10,7 @@ from benchmarks.redistribution_cases import random_layout
 from executor.comm import HandOver, HandOvers, collective_issue, transfer_issue
 from executor.device import Device, pick_device
 from executor.groups import Team, connect
+from executor.rules import Site, rule_of
 from plans.layout import Layout
 from plans.lower.emit import channel_of, transfer_pair
 from plans.program import Instruction, Kind, Value
@@ -43,8 +44,8 @@ def team_of(step: Step, rank: int) -> Team:
 
 def run(step: Step, part: torch.Tensor, shape: tuple[int, ...], rank: int, device: Device) -> torch.Tensor:
     if step.kind is StepKind.SLICE:
-        width = step.after.local_shape(shape)[step.dim]
-        return part.narrow(step.dim, step.before.mesh.index(rank, step.axes) * width, width)
+        site = Site(rank=rank, mesh=step.before.mesh, shape=step.after.local_shape(shape), dtype="float64")
+        return rule_of("slice")(site, {"step": step, "shape": shape}, part)
     if step.kind is StepKind.TRANSFER:
         pair = transfer_pair("move", "old", "new", step.before, step.after, shape, "float64", "channel")
         hand_overs = HandOvers(HandOver)
@@ -60,27 +61,39 @@ def run(step: Step, part: torch.Tensor, shape: tuple[int, ...], rank: int, devic
     return collective_issue(instruction, team_of(step, rank), output)(part.contiguous()).finish()[0]
 
 
-def main(num_cases: int) -> None:
+UNEVEN = ((13, 7), (5, 11), (3, 2), (1, 9))
+
+
+def few_transfers(step: Step, shape: tuple[int, ...], itemsize: int) -> float:
+    """A price that lets collectives win over transfers: uneven ones come to their turn."""
+    return 100.0 if step.kind is StepKind.TRANSFER else 1.0
+
+
+def main(num_even: int, num_uneven: int) -> None:
     device = pick_device("cpu")
     connect(device)
     rank, rng = dist.get_rank(), np.random.default_rng(0)
     kinds: dict[str, int] = {}
-    for at in range(num_cases):
+    for at in range(num_even + num_uneven):
         matrix, names = [((8,), ("a",)), ((4, 2), ("a", "b")), ((2, 2, 2), ("a", "b", "c"))][at % 3]
         mesh = Layout(matrix, names, [int(each) for each in rng.permutation(8)] if at % 2 else None)
         other = Layout((2, 4), ("x", "y"), mesh.rank_list) if at % 5 == 4 else mesh
-        source, target, shape = random_layout(rng, mesh, 2, 0.25), random_layout(rng, other, 2, 0.0), (16, 8)
+        source, target = random_layout(rng, mesh, 2, 0.25), random_layout(rng, other, 2, 0.0)
+        shape = (16, 8) if at < num_even else UNEVEN[at % len(UNEVEN)]
         terms = [rng.integers(-9, 9, shape).astype(float) for _ in range(mesh.size(source.partial))]
         part = torch.from_numpy(split(source, terms)[rank])
-        for step in redistribute(source, target, shape):
+        for step in redistribute(source, target, shape, price=None if at % 2 else few_transfers):
             kinds[str(step.kind)] = kinds.get(str(step.kind), 0) + 1
             part = run(step, part, shape, rank, device)
         wanted = split(target, [np.sum(terms, axis=0)])[rank]
-        np.testing.assert_array_equal(part.numpy(), wanted, err_msg=f"{source} -> {target} on rank {rank}")
-    print(f"right: {num_cases} {sorted(kinds)}", flush=True)
+        np.testing.assert_array_equal(part.numpy(), wanted, err_msg=f"{shape}: {source} -> {target} on rank {rank}")
+        if at == num_even - 1:
+            print(f"right: {num_even} even {sorted(kinds)}", flush=True)
+            kinds.clear()
+    print(f"right: {num_uneven} uneven {sorted(kinds)}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

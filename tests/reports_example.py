@@ -90,7 +90,12 @@ def cost(instruction: Instruction, group: GroupProgram) -> Cost:
 def predicted(num_steps: int = 1) -> Timeline:
     """The small program in virtual time, with an interval."""
     timeline = run_program(small_program(), cost, num_steps=num_steps)
-    return replace(timeline, low_s=0.8 * timeline.step_s, high_s=1.3 * timeline.step_s, meta={"machine": "made up"})
+    return replace(
+        timeline,
+        low_s=0.8 * timeline.step_interval_s,
+        high_s=1.3 * timeline.step_interval_s,
+        meta={"machine": "made up"},
+    )
 
 
 @cache

@@ -301,6 +301,14 @@ def cuts_its_own_gradient(m, x):
     return m.fc(m.fc(x).detach())
 
 
+def sets_a_buffer(m, x):
+    m.norm.running_mean = m.norm.running_mean * 0.9
+    return m.fc(x)
+
+
+OWN = torch.ones(6)
+
+
 def reads_after_change(m, x):
     y = m.fc(x)
     z = y + y
@@ -324,20 +332,19 @@ REFUSED = {
     "batch against batch": (mean_to(lambda m, x: m.fc(x) + m.fc(x).view(-1, 1, 6)), "mixes the batch|repeats"),
     "batch moved": (mean_to(lambda m, x: m.fc(x.view(2, -1, 6)).view(-1, 6)), "mixes the batch"),
     "dropout": (mean_to(lambda m, x: functional.alpha_dropout(m.fc(x), 0.1, True)), r"dropout with p=0\.1"),
-    "dropout in attention": (
-        mean_to(
-            lambda m, x: functional.scaled_dot_product_attention(
-                *3 * [m.fc(x).view(-1, 1, 2, 3)], dropout_p=0.1
-            ).flatten(1)
-        ),
-        r"dropout_p=0\.1 inside attention",
-    ),
     "detach": (mean_to(cuts_its_own_gradient), "cuts the gradient"),
     "cast to int": (mean_to(lambda m, x: m.fc(m.fc(x).long().float())), "cuts the gradient"),
     "changed in place, read again": (mean_to(reads_after_change), "read again later"),
     "alpha": (mean_to(lambda m, x: torch.add(x, m.fc(x), alpha=2)), "alpha=2"),
-    "buffer": (mean_to(lambda m, x: m.fc(x) + m.norm.running_mean), r"buffer 'norm\.running_mean'"),
-    "frozen": (mean_to(lambda m, x: m.fc(m.frozen(x))), r"'frozen\.weight' has requires_grad=False"),
+    "changing buffer": (
+        mean_to(lambda m, x: m.norm(m.fc(x))), r"in module 'norm' .*the buffer 'norm\.num_batches_tracked'.*LayerNorm",
+    ),
+    "buffer set anew": (mean_to(sets_a_buffer), r"BatchNorm1d 'norm' sets its buffer 'running_mean' in"),
+    "tensor of its own": (mean_to(lambda m, x: m.fc(x) * OWN), r"must be a parameter, a buffer"),
+    "tensor made in the forward": (mean_to(lambda m, x: m.fc(x) * torch.tensor([2.0])), r"self\.register_buffer"),
+    "class weights": (
+        lambda m, x, label: functional.cross_entropy(m.fc(x), label[:, 0].long(), weight=torch.ones(6)), "class weights"
+    ),
     "sum": (lambda m, x, label: functional.mse_loss(m.fc(x), label, reduction="sum"), "must be a mean"),
     "no loss": (lambda m, x, label: m.fc(x), "must return the scalar loss"),
     "two results": (lambda m, x, label: (m.fc(x), label), "returns 2 values"),

@@ -74,11 +74,17 @@ def test_older_form_says_the_same(cell: nn.Module) -> None:
     assert get_auto_parallel_context() is settings
 
 
-def test_optimizers_of_torch_are_read(cell: nn.Module) -> None:
+def test_optimizers_are_read(cell: nn.Module) -> None:
     def kind(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
         model = tf.Model(tf.AutoParallel(cell), optimizer=optimizer)
         return model.optimizer.kind, model.optimizer.settings
 
+    given = tf.Optimizer(gradient_dtype="float32", clip_norm=1.0, parallel_level=2)
+    net = tf.AutoParallel(cell)
+    net.hsdp(threshold=8, optimizer_level="level3")
+    taken = tf.Model(net, optimizer=given).optimizer
+    assert (taken.parallel_level, taken.threshold_bytes) == (3, 8192)  # the network says how it is sharded
+    assert (taken.gradient_dtype, taken.clip_norm) == ("float32", 1.0)
     parameters = list(cell.parameters())
     assert kind(torch.optim.SGD(parameters, 0.1)) == ("sgd", {"lr": 0.1, "weight_decay": 0.0})
     assert kind(torch.optim.SGD(parameters, 0.1, momentum=0.9))[0] == "momentum"

@@ -362,16 +362,35 @@ def test_one_rank_that_raises_ends_all_with_its_error(script, job, env):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("victim", ["os.getpid()", "os.getppid()"], ids=["rank", "guard"])
-def test_a_killed_rank_ends_all(victim, script, job, env):
+@pytest.mark.parametrize(
+    ("victim", "how"), [("os.getpid()", "by SIGKILL"), ("os.getppid()", r"with its guard, process \d+")],
+    ids=["rank", "guard"],
+)  # fmt: skip
+def test_a_killed_rank_ends_all(victim, how, script, job, env):
     body = f"""
         if rank == 2:
             os.kill({victim}, signal.SIGKILL)
         hang()
     """
-    with pytest.raises(RankFailed, match="rank 2 was killed by SIGKILL"):
+    with pytest.raises(RankFailed, match=f"rank 2 was killed {how}"):
         launch(script(body), num_ranks=3, log_dir=job.log_dir, env=env)
     assert processes_with(env[TOKEN]) == []
+
+
+@pytest.mark.ranks
+def test_a_killed_guard_is_named_although_others_lost_their_connection_first(script, job, env):
+    body = """
+        folder = sys.argv[1]
+        if rank == 2:
+            for other in (0, 1):
+                while not os.path.exists(f"{folder}/rank.{other}/error.json"):
+                    time.sleep(0.01)
+            os.kill(os.getppid(), signal.SIGKILL)
+            hang()
+        raise ConnectionResetError("reset by peer")
+    """
+    with pytest.raises(RankFailed, match="rank 2 was killed with its guard"):
+        launch(script(body), num_ranks=3, args=[str(job.path)], log_dir=job.log_dir, env=env)
 
 
 @pytest.mark.ranks

@@ -59,6 +59,8 @@ class OneDevice:
         leaves = {name: torch.tensor(value, requires_grad=True) for name, value in self.weights.items()}
         loss = torch_loss(self.graph, leaves | {name: torch.tensor(value) for name, value in batch.items()})
         loss.backward()
+        if self.optimizer.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(leaves.values(), self.optimizer.clip_norm)
         for name, leaf in leaves.items():
             self.weights[name], *self.states[name] = UPDATES[f"{self.optimizer.kind}.update"](
                 self.optimizer.settings, self.steps, self.weights[name], leaf.grad.numpy(), *self.states[name]
@@ -215,7 +217,7 @@ def test_two_readers_of_one_layout_share_a_redistribution():
 def test_a_sharded_parameter_is_gathered_and_scattered_once_a_step(schedule):
     graph = mlp_graph([7, 9, 4], 24)
     strategies = {operator.name: {"b0": ("dp",)} for operator in graph.operators if operator.kind == "linear"}
-    optimizer = Optimizer(kind="adamw", settings={"lr": 0.01}, parallel_level=1, threshold_bytes=100)
+    optimizer = Optimizer(kind="adamw", settings={"lr": 0.01}, parallel_level=1, threshold_bytes=100, bucket_bytes=0)
     mesh = Layout((3,), ("dp",))
     plan = plan_of(graph, mesh, strategies, num_micro_batches=4, optimizer=optimizer, schedule=schedule)
     found = Counter((each.call, each.outputs[0].split("#")[0]) for _, each in one_group(plan).walk() if each.axes)

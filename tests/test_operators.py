@@ -46,6 +46,11 @@ def numbers(high, *shape):
     return torch.from_numpy(np.random.default_rng(5).integers(0, high, shape))
 
 
+def some(ignored, labels):
+    """How many labels count."""
+    return (labels != ignored).sum().double()
+
+
 def mask(*shape):
     """A boolean input whose first column is always true."""
     chosen = torch.from_numpy(np.random.default_rng(6).random(shape) < 0.6)
@@ -64,11 +69,26 @@ def grouped(q, k, v, **settings):
     chosen = settings.get("mask")
     if chosen is not None:
         scores = scores.masked_fill(~chosen, -torch.inf) if chosen.dtype == torch.bool else scores + chosen
-    return scores.softmax(-1) @ v
+    weights = scores.softmax(-1)
+    if "p" in settings:
+        shape = tuple(weights.shape)
+        kept = kept_elements([(0, size) for size in shape], shape, settings["p"], settings["seed"], STEP, MICRO_BATCH)
+        weights = weights * kept / (1 - settings["p"])
+    return weights @ v
 
 
 def attending(**settings):
     return lambda q, k, v, *rest: grouped(q, k, v, mask=rest[0] if rest else None, **settings)
+
+
+def turned(x, rotary, frequencies, interleaved=False):
+    """Rotary embedding as a product of complex numbers, position by position."""
+    head, rest = x[..., :rotary], x[..., rotary:]
+    pairs = head.unflatten(-1, (-1, 2)) if interleaved else head.unflatten(-1, (2, -1)).transpose(-1, -2)
+    angles = torch.arange(x.shape[-3])[:, None, None] * torch.tensor(frequencies, dtype=torch.float64)
+    product = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.polar(angles.new_ones(()), angles))
+    head = product.flatten(-2) if interleaved else product.transpose(-1, -2).flatten(-2)
+    return torch.cat([head, rest], -1)
 
 
 def fixed(call):
@@ -81,6 +101,8 @@ WIDE = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}
 POOL = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1)}
 ODD = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 1), "ceil": True}
 DROP = {"p": 0.3, "seed": 11}
+IGNORE = {"ignore_index": 3}
+LLAMA3 = (200 / (20 * math.pi) - 1) / 7
 STEP, MICRO_BATCH = 3, 2
 
 # kind, inputs (shapes, or tensors that are not trained), attrs, the same in torch on whole tensors
@@ -119,6 +141,39 @@ CASES = {
     "attention with a mask, causal": (
         "attention", (*((2, 4, 6, 4),) * 3, mask(6, 6)), {"causal": True}, attending(causal=True),
     ),
+    "attention with dropout": ("attention", ((4, 6, 8, 4), (4, 6, 8, 4), (4, 6, 8, 2)), DROP, attending(**DROP)),
+    "attention with dropout, causal, grouped": (
+        "attention", ((2, 8, 12, 4), (2, 2, 4, 4), (2, 2, 4, 4)), DROP | {"causal": True},
+        attending(causal=True, **DROP),
+    ),
+    "attention with dropout, causal, square": (
+        "attention", ((2, 4, 12, 4),) * 3, DROP | {"causal": True}, attending(causal=True, **DROP),
+    ),
+    "attention with dropout and a mask": (
+        "attention", (*((2, 4, 6, 4),) * 3, mask(2, 1, 6, 6)), DROP | {"scale": 0.3}, attending(scale=0.3, **DROP),
+    ),
+    "attention with dropout of one sample": ("attention", ((4, 8, 4),) * 3, DROP, attending(**DROP)),
+    "attention, heads last": (
+        "attention", ((2, 12, 8, 4), (2, 12, 4, 4), (2, 12, 4, 2)), {"causal": True, "layout": "bshd"},
+        lambda q, k, v: grouped(*(each.transpose(1, 2) for each in (q, k, v)), causal=True).transpose(1, 2),
+    ),
+    "attention, heads last, with dropout": (
+        "attention", ((2, 12, 8, 4), (2, 4, 4, 4), (2, 4, 4, 2)), DROP | {"layout": "bshd"},
+        lambda q, k, v: grouped(*(each.transpose(1, 2) for each in (q, k, v)), **DROP).transpose(1, 2),
+    ),
+    "rope": ("rope", ((4, 12, 6, 8),), {"base": 100.0}, lambda x: turned(x, 8, [100.0 ** (-i / 4) for i in range(4)])),
+    "rope of neighbours": (
+        "rope", ((12, 4, 6),), {"base": 100.0, "rotary": 4, "interleaved": True, "scaling": "linear", "factor": 2.0},
+        lambda x: turned(x, 4, [0.5, 0.05], interleaved=True),
+    ),
+    # wavelengths 2 pi, 20 pi, 200 pi and 2000 pi of 200 positions: kept, (31.8 / 10 - 1) / 7 kept, divided, divided
+    "rope of Llama 3": (
+        "rope", ((2, 12, 4, 8),),
+        {
+            "base": 1e4, "scaling": "llama3", "factor": 4.0, "low_factor": 1.0, "high_factor": 8.0, "original_seq": 200,
+        },
+        lambda x: turned(x, 8, [1.0, 0.1 * (LLAMA3 + (1 - LLAMA3) / 4), 0.0025, 0.00025]),
+    ),
     "softmax": ("softmax", ((4, 6, 8),), {"dim": 1}, lambda x: x.softmax(1)),
     "log_softmax": ("log_softmax", ((4, 6, 8),), {"dim": -1}, lambda x: x.log_softmax(-1)),
     "layer_norm": (
@@ -140,6 +195,15 @@ CASES = {
         "cross_entropy", ((4, 6, 12), numbers(12, 4, 6)), {},
         lambda x, t: F.cross_entropy(x.flatten(0, 1), t.flatten()),
     ),
+    "cross_entropy, some ignored": (
+        "cross_entropy", ((4, 6, 12), numbers(12, 4, 6), some(3, numbers(12, 4, 6))), IGNORE,
+        lambda x, t, n: F.cross_entropy(x.flatten(0, 1), t.flatten(), ignore_index=3),
+    ),
+    "cross_entropy, some ignored below zero": (
+        "cross_entropy", ((12, 8), numbers(8, 12).masked_fill(numbers(8, 12) == 3, -1), some(3, numbers(8, 12))),
+        {"ignore_index": -1}, lambda x, t, n: F.cross_entropy(x, t, ignore_index=-1),
+    ),
+    "count_labels": ("count_labels", (numbers(12, 4, 6),), IGNORE, lambda t: (t != 3).sum().double()),
     "l1_loss": ("l1_loss", ((4, 6), torch.ones(4, 6, dtype=torch.float64)), {}, F.l1_loss),
     "mse_loss": ("mse_loss", ((4, 6), torch.ones(4, 6, dtype=torch.float64)), {}, F.mse_loss),
     "relu": ("relu", ((4, 6),), {}, torch.relu),
@@ -171,6 +235,18 @@ CASES = {
     "masked_fill": (
         "masked_fill", ((4, 6, 8), mask(6, 8)), {"value": -3.0}, lambda x, chosen: x.masked_fill(chosen, -3.0),
     ),
+    **{
+        f"{kind} of two": (
+            kind, (mask(4, 6, 8).double(), mask(6, 1).double()), {},
+            lambda a, b, kind=kind: getattr(torch, kind)(a, b).double(),
+        )
+        for kind in ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or")
+    },
+    "lt of a number": ("lt", ((4, 6),), {"number": 0.2}, lambda x: (x < 0.2).double()),
+    "eq of a number": ("eq", (numbers(4, 4, 6),), {"number": 2}, lambda x: (x == 2).double()),
+    "logical_not": ("logical_not", (mask(4, 6),), {}, lambda x: (~x).double()),
+    "where": ("where", (mask(6, 8), (4, 6, 8), (4, 1, 8)), {}, torch.where),
+    "where, narrow": ("where", (mask(4, 6, 8), (6, 1), ()), {}, torch.where),
     "expand": ("expand", ((4, 1, 8),), {}, lambda x: x.expand(2, 4, 6, 8)),
     "dropout": (
         "dropout", ((4, 6, 8),), DROP,
@@ -203,6 +279,7 @@ CASES = {
     ),
     "arange": ("arange", (), {"start": 3, "step": 2}, lambda: torch.arange(3, 27, 2).double()),
     "fill": ("fill", (), {"value": 1.5}, lambda: torch.full((4, 6), 1.5, dtype=torch.float64)),
+    "fill like": ("fill", (numbers(2, 4, 6),), {"value": 1.5}, lambda x: torch.full_like(x, 1.5, dtype=torch.float64)),
     "opaque": (
         "opaque", ((4, 6),), fixed(("aten.cumsum.default", '[[{"tensor": 0}, 1], {}]')), lambda x: x.cumsum(1),
     ),

@@ -1,4 +1,4 @@
-"""Language models under random plans on four gloo ranks train as the same plan's graph does on one rank."""
+"""Language models under random plans on four gloo ranks train as the module itself, dropout included."""
 
 import random
 
@@ -6,10 +6,22 @@ import numpy as np
 import pytest
 import torch
 from on_ranks import run_on_ranks
-from test_capture_blocks import BATCH, SGD, GPT2Block, LanguageModel, LlamaBlock, seeded, tokens, trained
+from test_capture_blocks import (
+    BATCH,
+    SGD,
+    GPT2Block,
+    Ignoring,
+    LanguageModel,
+    LlamaBlock,
+    Shifted,
+    padded,
+    seeded,
+    tokens,
+)
 
 from executor.capture import capture
-from executor.initial import initialised_copy
+from executor.feeding import InitialParameters
+from executor.reference import train_reference
 from executor.result import RankResult
 from executor.run import run_rank
 from plans.layout import Layout
@@ -24,12 +36,19 @@ MESHES = (Layout((2, 2), ("a", "b")), Layout((4,), ("a",), (1, 3, 0, 2)))
 MODELS = {
     "llama": lambda: LanguageModel(LlamaBlock()),
     "gpt-2": lambda: LanguageModel(GPT2Block(p=0.3), positions=True),
+    "masked": Shifted,
+    "padded": Ignoring,
 }
+INPUTS = {"padded": padded}
 
 
-def feed(graph):
+def inputs(model):
+    return INPUTS.get(model, tokens)()
+
+
+def feed(graph, model):
     names = [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"]
-    return [dict(zip(names, map(torch.Tensor.numpy, tokens()), strict=True))] * NUM_STEPS
+    return [dict(zip(names, map(torch.Tensor.numpy, inputs(model)), strict=True))] * NUM_STEPS
 
 
 def random_plan(graph, seed):
@@ -44,14 +63,14 @@ def random_plan(graph, seed):
             Stage(mesh=mesh, operators=tuple(part))
             for mesh, part in zip(halves, (names[:cut], names[cut:]), strict=True)
         )
-    num_micro_batches = draw.choice((1, 2))
-    micro = graph.with_batch(BATCH // num_micro_batches)
+    num_micro_batches, interleave = draw.choice(((1, 1), (2, 1), (1, 2)))
+    micro = graph.with_batch(BATCH // num_micro_batches // interleave)
     mesh_of = {name: stage.mesh for stage in stages for name in stage.operators}
     chosen = {each.name: draw.choice(strategies(micro.spec(each), mesh_of[each.name])) for each in micro.operators}
     recompute = tuple(draw.sample(names[:-1], len(names) // 5))
     return Plan(
         graph=graph, stages=stages, strategies=chosen, num_micro_batches=num_micro_batches, recompute=recompute,
-        optimizer=SGD, output_broadcast=True,
+        optimizer=SGD, output_broadcast=True, interleave=interleave,
     )  # fmt: skip
 
 
@@ -66,8 +85,8 @@ def work(rank, folder):
         plan = load_plan(path)
         model = path.stem.split(".")[0]
         run_rank(
-            lower(plan), plan, feed(plan.graph), parameters(folder, model), NUM_STEPS, device="cpu", record_steps=0,
-            weights_path=path.with_suffix(".weights.npz"),
+            lower(plan), plan, feed(plan.graph, model), parameters(folder, model), NUM_STEPS, device="cpu",
+            record_steps=0, weights_path=path.with_suffix(".weights.npz"),
         ).save(path.with_suffix(f".{rank}.npz"))  # fmt: skip
 
 
@@ -76,9 +95,9 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("operators")
     modules = {name: seeded(make) for name, make in MODELS.items()}
     for name, module in modules.items():
-        np.savez(folder / f"{name}.npz", **{key: each.detach().numpy() for key, each in module.named_parameters()})
+        np.savez(folder / f"{name}.npz", **InitialParameters(module, 0))
         with pytest.warns(UserWarning, match="aten.triu") if name == "gpt-2" else np.errstate():
-            graph = capture(module, tokens())
+            graph = capture(module, inputs(name))
         for seed in range(4):
             save_plan(random_plan(graph, seed), folder / f"{name}.{seed}.json")
     run_on_ranks(work, 4, folder)
@@ -90,8 +109,13 @@ def runs(tmp_path_factory):
 def test_random_plans_train_as_one_rank_does(runs, model, seed):
     folder, modules = runs
     path = folder / f"{model}.{seed}.json"
-    losses, weights = trained(load_plan(path).graph, initialised_copy(modules[model], None), [tokens()] * NUM_STEPS)
-    assert RankResult.load(path.with_suffix(".0.npz")).losses == pytest.approx(losses, rel=2e-6)
+    plan = load_plan(path)
+    expected = train_reference(
+        modules[model], [inputs(model)] * NUM_STEPS, optimizer=SGD, num_steps=NUM_STEPS,
+        num_micro_batches=plan.num_slices, graph=plan.graph,
+    )  # fmt: skip
+    assert RankResult.load(path.with_suffix(".0.npz")).losses == pytest.approx(expected.losses, rel=2e-6)
     with np.load(path.with_suffix(".weights.npz")) as found:
-        for name, weight in weights.items():
-            np.testing.assert_allclose(found[name], weight.numpy(), rtol=2e-4, atol=2e-6)
+        assert set(found) == {tensor.name for tensor in plan.graph.parameters}
+        for name in found:
+            np.testing.assert_allclose(found[name], expected.weights[name].numpy(), rtol=2e-4, atol=2e-6)

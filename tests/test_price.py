@@ -195,7 +195,7 @@ def test_adamw_costs_its_eight_kernels():
 
 def test_every_operator_has_a_class():
     calls = [f"{kind}.{part}" for kind in kinds() for part in ("forward", "grad0", "grad1")]
-    assert {compute_class(call) for call in calls} == {"matrix", "memory", "view"}
+    assert {compute_class(call) for call in calls} == {"attention", "matrix", "memory", "view"}
     assert compute_class("adamw.update") == "update"
 
 

@@ -237,7 +237,7 @@ def test_same_answer_whatever_the_hash_seed() -> None:
 
 def test_uniform_plan_follows_the_degrees(machine: Machine) -> None:
     graph = mlp_graph([64, 128, 64, 8], 32)
-    plan = uniform_plan(graph, machine, dp=2, tp=2, pp=2, micro_batch=8, zero=1)
+    plan = uniform_plan(graph, machine, dp=2, tp=2, pp=2, micro_batch=4, zero=1)
     assert plan.num_ranks == 8 and plan.num_micro_batches == 4 and plan.optimizer.parallel_level == 1
     for name, strategy in plan.strategies.items():
         if name.endswith("linear"):

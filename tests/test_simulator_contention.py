@@ -13,6 +13,7 @@ from test_simulator_longest_path import random_scripts
 from plans.errors import TwofoldError
 from plans.schedules import make_schedule
 from simulator import run_program
+from simulator.network import Ports
 
 
 def busy_ranks(num_ranks: int, works: list[int]) -> list[Script]:
@@ -75,7 +76,7 @@ def test_overlap_at_full_rates_is_no_overlap_cost(seed):
     assert columns(beside) == columns(alone)
 
 
-@pytest.mark.parametrize("settings", [{"host_async": False, "cores_per_node": 1}, {"share_links": True}])
+@pytest.mark.parametrize("settings", [{"host_async": False, "cores_per_node": 1}, {"wires": Ports()}])
 @pytest.mark.parametrize("seed", range(12))
 def test_cores_get_busier_never_faster(seed, settings):
     program = program_of(random_scripts(seed))
@@ -122,14 +123,14 @@ def test_bad_overlap_rates_are_refused(rate):
 
 
 def test_two_transfers_of_one_rank_share_its_link():
-    def end(share_links):
+    def end(wires):
         scripts = [Script(rank) for rank in range(3)]
         for target in (1, 2):
             scripts[0].send(f"x{target}", [(0, target)], (0, 30), f"t{target}")
             scripts[target].recv(f"x{target}", [(0, target)], (0, 30))
-        return run_program(program_of(scripts), written_price, share_links=share_links).step_end_ps[0]
+        return run_program(program_of(scripts), written_price, wires=wires).step_end_ps[0]
 
-    assert (end(False), end(True)) == (30, 60)
+    assert (end(None), end(Ports())) == (30, 60)
 
 
 def test_a_pipeline_on_as_many_cores_as_work_at_once_keeps_its_closed_form():
@@ -146,8 +147,9 @@ import sys
 from handmade import program_of, written_price
 from test_simulator_longest_path import random_scripts
 from simulator import run_program
+from simulator.network import Ports
 SETTINGS = [
-    {}, {"host_async": False, "cores_per_node": 2}, {"overlap": lambda *_: (0.7, 0.9)}, {"share_links": True}
+    {}, {"host_async": False, "cores_per_node": 2}, {"overlap": lambda *_: (0.7, 0.9)}, {"wires": Ports()}
 ]
 for seed in range(8):
     program = program_of(random_scripts(seed))

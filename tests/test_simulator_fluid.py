@@ -151,7 +151,7 @@ def test_transfers_share_the_link_they_leave_or_enter_by():
     for source, target in [(0, 1), (0, 2), (3, 2), (4, 5)]:
         fabric.communicate(
             (source, target), "transfer", 60, lambda pair=(source, target): ends.__setitem__(pair, env.now),
-            links=(("out", source), ("in", target)),
+            links=((("out", source), Fraction(1)), (("in", target), Fraction(1))),
         )  # fmt: skip
     env.run()
     assert ends == {(0, 1): 120, (0, 2): 120, (3, 2): 120, (4, 5): 60}

@@ -1,4 +1,8 @@
-"""Calibrate this machine: micro-benchmarks, then probe programs, both in one launch; a machine file comes out."""
+"""Calibrate this machine; a machine file comes out.
+
+On a CPU micro-benchmarks and then probe programs run in one launch; accelerators are measured by `executor.calibrate`
+(`twofold.accelerators`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from costmodels import Machine, price
 from plans.errors import TwofoldError
@@ -19,7 +24,10 @@ from simulator import simulate
 from twofold.probes import probe_plans
 from twofold.running import RunResult, read_result
 
-__all__ = ["CalibrationResult", "ProbeOutcome", "calibrate"]
+if TYPE_CHECKING:
+    from costmodels.fit_device import DeviceFit
+
+__all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu"]
 
 PROBE_STEPS = 24
 
@@ -35,14 +43,79 @@ class ProbeOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult:
-    """A calibrated machine, how well its forms explain the micro-benchmarks, and the probes behind its interval."""
+    """A calibrated machine, how well its forms explain the micro-benchmarks, and the probes behind its interval.
+
+    Of accelerators it has no probes, but the file of points and the fit, for the calibration report.
+    """
 
     machine: Machine
     residuals: tuple[str, ...]
-    probes: tuple[ProbeOutcome, ...]
+    probes: tuple[ProbeOutcome, ...] = ()
+    points: Path | None = None
+    fit: DeviceFit | None = None
 
 
 def calibrate(
+    num_ranks: int | None = None,
+    *,
+    device: str = "auto",
+    name: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    points: str | os.PathLike[str] | None = None,
+    base: str | None = None,
+    minutes: float | None = None,
+    quick: bool = False,
+    log_dir: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> CalibrationResult | None:
+    """Measure this machine, fit its model and write the machine file.
+
+    Args:
+        num_ranks: devices to measure together; on a CPU the gloo ranks that plans for it will use (8 when None), else
+            the accelerators of this host.
+        device: "auto", "cpu", "cuda" or "npu".
+        name: of the machine; "this-cpu", or that of the catalogue's device and their number, when None.
+        out: path of the machine file, which is replaced only when all went well; none is written when None.
+        points: accelerators: file of JSON lines that points are appended to as they are measured; what is there already
+            is not measured again. Beside `out` when None.
+        base: accelerators: device of the catalogue whose peaks and links are taken where nothing is measured.
+        minutes: accelerators: of measuring, under 5 when None.
+        quick: accelerators: only what tells most, in under a minute.
+        log_dir: where the ranks' output goes; a temporary folder when None.
+        on_progress: called with a line now and then.
+
+    Returns:
+        What was found; None on ranks other than 0 under torchrun.
+
+    Raises:
+        TwofoldError: fewer than 2 ranks on a CPU, a device that is not there or not in the catalogue;
+            `executor.launch.RankFailed` when a rank fails.
+    """
+    from executor.device import num_accelerators, pick_device
+
+    found = pick_device(device)
+    if not found.is_async:
+        if points or base or minutes or quick:
+            raise TwofoldError("points, base, minutes and quick are for accelerators; a CPU takes under a minute")
+        return calibrate_cpu(
+            8 if num_ranks is None else num_ranks, name=name or "this-cpu", out=out, log_dir=log_dir,
+            on_progress=on_progress,
+        )  # fmt: skip
+    from twofold.accelerators import calibrate_accelerators, spoken
+
+    ranks = int(os.environ.get("WORLD_SIZE", num_ranks or num_accelerators()))
+    beside = Path(out).with_suffix(".points.jsonl") if out is not None else Path("calibration.points.jsonl")
+    result = calibrate_accelerators(
+        ranks, kind=found.kind, device_name=found.name, memory_bytes=found.memory_bytes()[1], points=points or beside,
+        name=name, out=out, base=base, minutes=minutes, quick=quick, log_dir=log_dir, on_progress=on_progress,
+    )  # fmt: skip
+    if result is None:
+        return None
+    said = tuple(spoken(result.fit))
+    return CalibrationResult(machine=result.machine, residuals=said, points=result.points, fit=result.fit)
+
+
+def calibrate_cpu(
     num_ranks: int = 8,
     *,
     name: str = "this-cpu",
@@ -50,14 +123,7 @@ def calibrate(
     log_dir: str | os.PathLike[str] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> CalibrationResult:
-    """Measure this CPU machine with `num_ranks` gloo ranks, fit its model, run probes, and write the machine file.
-
-    Args:
-        num_ranks: ranks that plans for it will use.
-        name: of the machine.
-        out: path of the machine file, which is replaced only when all went well; none is written when None.
-        log_dir: where the ranks' output goes; a temporary folder when None.
-        on_progress: called with a line now and then.
+    """`calibrate` for the CPU, also where this host has accelerators.
 
     Raises:
         TwofoldError: fewer than 2 ranks; `executor.launch.RankFailed` when a rank fails.

@@ -1,4 +1,5 @@
-"""The command line: `twofold demo | plan | simulate | run | verify | calibrate`.
+"""The command line: `twofold demo | plan | simulate | run | verify | calibrate | whatif | predict |
+validate`.
 
 Each command reads and writes files. With `--json` it prints one JSON object on stdout and its progress on stderr. Exit
 codes: 0 done, 1 a run or a check failed, 2 bad input.

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from plans.errors import TwofoldError
 from twofold.cli import run_command
+from twofold.commands_predict import predict, validate
+from twofold.commands_simulate import schedule_argument, simulate, whatif
+
+if TYPE_CHECKING:
+    from plans.graph import Graph
 
 __all__ = ["COMMANDS"]
 
@@ -62,6 +67,8 @@ def plan(
     machine: str,
     devices: int | None = None,
     global_batch: int | None = None,
+    seq: int | None = None,
+    layers: int | None = None,
     stages: int = 1,
     micro_batches: int = 1,
     schedule: str = "1f1b",
@@ -76,13 +83,16 @@ def plan(
     """Search the best plans for a model on a machine and save the best one.
 
     Args:
-        model: package.module:function or file.py:function that gives (module with its loss, example inputs).
+        model: package.module:function or file.py:function that gives (module with its loss, example inputs); the name
+            of a transformer, such as llama-3-8b; or a Hugging Face config.json.
         machine: shipped machine or machine file.
         devices: ranks to use; all of the machine's otherwise.
-        global_batch: samples of a step; that of the example inputs otherwise.
+        global_batch: samples of a step; that of the example inputs otherwise, for a transformer one per device.
+        seq: tokens of a sample, instead of the transformer's own.
+        layers: blocks, instead of the transformer's own.
         stages: pipeline stages, balanced by compute.
         micro_batches: into which the batch is cut.
-        schedule: of the pipeline.
+        schedule: of the pipeline: a name, or a file (.csv, .txt) with a row of actions for every pipeline rank.
         zero: optimizer-parallel level.
         lr: learning rate (SGD).
         memory: limit per device, such as 25GB.
@@ -95,9 +105,6 @@ def plan(
 
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
-        from executor.capture import capture
-        from executor.feeding import load_model
-        from executor.recompute import marked_operators
         from plans.plan import Optimizer, save_plan
         from reports import plan_table
         from search import search
@@ -105,11 +112,10 @@ def plan(
 
         say = Console(json=json)
         target = Machine.load(machine)
-        module, examples = load_model(model)
-        graph = capture(module, examples)
+        graph, recompute = _graph_of(model, global_batch or devices or target.num_devices, seq, layers)
         found = search(
-            graph, target, num_devices=devices, num_stages=stages, num_micro_batches=micro_batches, schedule=schedule,
-            recompute=marked_operators(graph, module), global_batch=global_batch, top_k=top_k,
+            graph, target, num_devices=devices, num_stages=stages, num_micro_batches=micro_batches,
+            schedule=schedule_argument(schedule), recompute=recompute, global_batch=global_batch, top_k=top_k,
             optimizer=Optimizer(settings={"lr": lr}, parallel_level=zero),
             memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory"),
         )  # fmt: skip
@@ -127,57 +133,21 @@ def plan(
     return run_command(work, json)
 
 
-def simulate(
-    plan: Word,
-    machine: str,
-    trace: str | None = None,
-    steps: int = 3,
-    json: bool = False,
-) -> int:
-    """Predict a plan on a machine: step time with its interval, bubble, exposed communication, memory.
+def _graph_of(model: str, batch: int, seq: int | None, layers: int | None) -> tuple[Graph, tuple[str, ...]]:
+    """The graph that a model on the command line stands for, and its operators that are marked to be recomputed."""
+    if ":" not in model:
+        from plans.transformer import transformer
 
-    Args:
-        plan: plan file.
-        machine: shipped machine or machine file.
-        trace: write the timeline there, to open in https://ui.perfetto.dev.
-        steps: back to back; the last is reported.
-        json: print one JSON object on stdout, progress on stderr.
-    """
-    from twofold.console import Console
+        return transformer(model, batch_size=batch, seq=seq, num_layers=layers), ()
+    if seq is not None or layers is not None:
+        raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {model!r}")
+    from executor.capture import capture
+    from executor.feeding import load_model
+    from executor.recompute import marked_operators
 
-    def work() -> tuple[Any, bool]:
-        from costmodels import Machine
-        from plans.plan import load_plan
-        from reports import composition_table, write_trace
-        from simulator import simulate as predict
-
-        if steps < 1:
-            raise TwofoldError(f"--steps {steps}: it is at least 1")
-        loaded = load_plan(plan)
-        timeline = predict(loaded, Machine.load(machine), num_steps=steps)
-        limit = loaded.memory_limit_bytes
-        if limit is not None and timeline.peak_bytes > limit:
-            raise TwofoldError(
-                f"{plan} needs {timeline.peak_bytes:,} bytes per rank, its memory limit is {limit:,}; plan again "
-                "with one that fits, or raise memory_limit_bytes in the file"
-            )
-        say = Console(json=json)
-        say.say(
-            f"step {timeline.step_interval_s * 1e3:.3f} ms, peak memory {timeline.peak_bytes / 2**20:.2f} MiB per rank"
-        )
-        say.say(composition_table(timeline).text())
-        if trace is not None:
-            say.say(f"saved {write_trace(trace, [timeline])}")
-        return {
-            "step_s": timeline.step_interval_s,
-            "step_low_s": timeline.low_s,
-            "step_high_s": timeline.high_s,
-            "peak_bytes": timeline.peak_bytes,
-            "bubble_fraction": timeline.bubble_fraction,
-            "exposed_comm_s": timeline.exposed_comm_s,
-        }, True
-
-    return run_command(work, json)
+    module, examples = load_model(model)
+    graph = capture(module, examples)
+    return graph, tuple(marked_operators(graph, module))
 
 
 def run(
@@ -243,13 +213,14 @@ def run(
             print_every=max(1, steps // 10), on_line=lambda rank, line: say.say(line),
         )  # fmt: skip
         kind = result.timeline.kind
-        say.say(f"{kind} step {result.step_s * 1e3:.3f} ms (median), loss {result.losses[-1]:.6g}, peak "
-                f"{max(result.peak_bytes) / 2**20:.2f} MiB per rank")  # fmt: skip
+        say.say(f"{kind} step {result.step_s * 1e3:.3f} ms (median), loss {result.losses[-1]:.6g}, {result.peak_text}")
         return {
             "kind": kind,
             "step_s": result.step_s,
             "losses": [float(loss) for loss in result.losses],
             "peak_bytes": max(result.peak_bytes),
+            "device_peak_bytes": max(result.device_peak_bytes),
+            "plan_digest": result.plan_digest,
             "collectives_match": result.collectives_match,
         }, result.collectives_match is not False
 
@@ -290,11 +261,13 @@ def verify(
 
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
+        from executor.launch import check_port
         from plans.plan import load_plan
         from reports import verification_table
         from simulator import simulate as predict
         from twofold.verification import verify as verify_plan
 
+        check_port(port)
         say = Console(json=json)
         loaded, source = load_plan(plan), machine or emulate
         predicted = None if source is None else predict(loaded, Machine.load(source))
@@ -309,13 +282,33 @@ def verify(
     return run_command(work, json)
 
 
-def calibrate(devices: int = 8, out: str = "machine.json", name: str = "this-cpu", json: bool = False) -> int:
-    """Measure this machine's CPU ranks, fit its model and write a machine file (under a minute).
+def calibrate(
+    devices: int | None = None,
+    out: str = "machine.json",
+    name: str | None = None,
+    device: str = "auto",
+    points: str | None = None,
+    base: str | None = None,
+    minutes: float | None = None,
+    quick: bool = False,
+    report: str | None = None,
+    json: bool = False,
+) -> int:
+    """Measure this machine (CPU ranks, or its accelerators), fit its model and write a machine file.
+
+    A CPU takes under a minute, accelerators under 5 (under one with --quick). Under torchrun it measures the devices of
+    all its ranks. A second run with the same points goes on where the first one ended.
 
     Args:
-        devices: ranks that plans for it will use.
+        devices: to measure together; all accelerators of this host, or 8 ranks of a CPU, unless stated.
         out: machine file; replaced only when all went well.
         name: of the machine.
+        device: auto, cpu, cuda or npu.
+        points: accelerators: file of measured points, appended to; OUT with the ending .points.jsonl unless stated.
+        base: accelerators: device of the catalogue to start from, where the driver's name does not tell.
+        minutes: accelerators: of measuring.
+        quick: accelerators: only what tells most.
+        report: accelerators: write the calibration report to this HTML file.
         json: print one JSON object on stdout, progress on stderr.
     """
     from twofold.console import Console
@@ -324,13 +317,22 @@ def calibrate(devices: int = 8, out: str = "machine.json", name: str = "this-cpu
         from twofold.calibration import calibrate as measure
 
         say = Console(json=json)
-        found = measure(devices, name=name, out=out, on_progress=say.say)
+        found = measure(
+            devices, device=device, name=name, out=out, points=points, base=base, minutes=minutes, quick=quick,
+            on_progress=say.say,
+        )  # fmt: skip
+        if found is None:  # rank 0 speaks for all
+            return {}, True
         for line in found.residuals:
             say.say(line)
         for probe in found.probes:
             say.say(
                 f"{probe.name}: predicted {probe.predicted_s * 1e3:.2f} ms, measured {probe.measured_s * 1e3:.2f} ms"
             )
+        if report is not None and found.fit is not None:
+            from reports.calibration import write_calibration_report
+
+            say.say(f"saved {write_calibration_report(report, found.fit)}")
         interval = found.machine.interval
         say.say(f"saved {Path(out)}; 90 % interval of a step time {interval.low - 1:+.0%} to {interval.high - 1:+.0%}")
         return {
@@ -340,6 +342,7 @@ def calibrate(devices: int = 8, out: str = "machine.json", name: str = "this-cpu
             "interval_high": interval.high,
             "residuals": list(found.residuals),
             "probes": [asdict(probe) for probe in found.probes],
+            "points": None if found.points is None else str(found.points),
         }, True
 
     return run_command(work, json)
@@ -359,8 +362,11 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "demo": demo,
     "plan": plan,
     "simulate": simulate,
+    "whatif": whatif,
     "run": run,
     "verify": verify,
     "calibrate": calibrate,
+    "predict": predict,
+    "validate": validate,
 }
 """Name of a command -> what runs it."""

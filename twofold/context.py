@@ -47,7 +47,7 @@ class ParallelSettings:
         num_stages: pipeline stages.
         schedule: of the pipeline.
         output_broadcast: whether every stage learns the loss.
-        optimizer_level: 0, or 1 for sharded optimizer state and master weights.
+        optimizer_level: how far the optimizer is sharded, 0 to 3 (docs/optimizer-parallel.md).
         threshold_bytes: parameters smaller than this are not sharded.
         full_batch: every rank is fed the whole batch (True) or its own part (False).
         memory_limit_bytes: per device, or None.

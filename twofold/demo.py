@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,9 @@ def demo(
         raise TwofoldError(f"case {case!r} is not known; known: {', '.join(CASES)}")
     if steps < 1 or (epochs is not None and epochs < 1):
         raise TwofoldError(f"steps={steps}, epochs={epochs}: both are at least 1")
+    from executor.launch import check_port
+
+    check_port(port)
     chosen, say = CASES[case], console or Console(num_steps=8)
     folder = Path(out) / case
     say.say(f"{case}: {chosen.title}")
@@ -186,6 +190,8 @@ def demo(
     notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0] + "."]
     notes += [] if calibrated is None else [f"Calibration, {line}." for line in calibrated.residuals]
     command = f"twofold demo --case {case} --steps {steps} --seed {seed}"
+    for option, value in (("data", data), ("machine", machine)):
+        command += "" if value is None else f" --{option} {shlex.quote(value)}"
     files |= _report(folder, case, command, plans, predicted, verification, target, notes)
     say.note("\n".join(f"{name:<8} {path}" for name, path in files.items()))
     outcome = DemoResult(

@@ -6,14 +6,17 @@ is the stack they run on: dispatch, collectives, the operating system with many 
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from costmodels import Machine
 from plans.mlp import mlp_graph
-from plans.plan import Plan
+from plans.plan import Optimizer, Plan
+from plans.transformer import TransformerConfig, transformer
 from search import uniform_plan
 
-__all__ = ["probe_plans"]
+__all__ = ["dispatch_plans", "probe_plans"]
 
 # sizes, batch, dp, tp, pp per eight ranks, micro-batches, optimizer-parallel level, last stage replicated
 _PROBES = (
@@ -39,10 +42,38 @@ def probe_plans(num_ranks: int, machine: Machine) -> list[Plan]:
         if dp * tp * pp == num_ranks:
             name = f"probe-dp{dp}-tp{tp}-pp{pp}" + ("-replicated-end" if replicated else "")
             graph = mlp_graph(sizes, batch, name=name)
-            plan = uniform_plan(graph, machine, dp=dp, tp=tp, pp=pp, micro_batch=batch // count, zero=level)
+            plan = uniform_plan(graph, machine, dp=dp, tp=tp, pp=pp, micro_batch=batch // (count * dp), zero=level)
             if replicated:
                 kept = set(plan.strategies) - set(plan.stages[-1].operators)
                 strategies = {name: plan.strategies[name] for name in plan.strategies if name in kept}
                 plan = msgspec.structs.replace(plan, strategies=strategies)
             plans.append(plan)
+    return plans
+
+
+_TINY = TransformerConfig(name="tiny", num_layers=2, hidden=64, num_heads=4, ffn=128, vocab=128, seq=16)
+
+
+def dispatch_plans(num_ranks: int) -> dict[str, Plan]:
+    """Plans for `num_ranks` ranks of a transformer so small that the host's time to issue is all there is.
+
+    >>> sorted(dispatch_plans(2))
+    ['tiny-dp2', 'tiny-dp2-zero3', 'tiny-pp2', 'tiny-tp2']
+    """
+    machine, adamw = Machine.load("h200-x8"), Optimizer(kind="adamw", settings={"lr": 1e-4})
+    ways: list[dict[str, Any]] = [{"dp": 2}, {"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2}]
+    if num_ranks == 1:
+        ways = [{}]
+    elif num_ranks % 4 == 0:
+        ways = [{"tp": 4}, {"dp": 2, "tp": 2, "zero": 1}, {"pp": 2, "tp": 2}]
+    plans = {}
+    for degrees in ways:
+        used = degrees.get("dp", 1) * degrees.get("tp", 1) * degrees.get("pp", 1)
+        if num_ranks % used:
+            continue
+        stated = degrees | ({"dp": degrees.get("dp", 1) * (num_ranks // used)} if num_ranks > used else {})
+        micro_batch = 4 // max(1, degrees.get("pp", 1))
+        graph = transformer(_TINY, batch_size=8 * max(1, stated.get("dp", 1)))
+        name = "-".join(["tiny", *(f"{axis}{count}" for axis, count in stated.items())])
+        plans[name] = uniform_plan(graph, machine, micro_batch=micro_batch, optimizer=adamw, **stated)
     return plans

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodels import Machine, price
+from plans.errors import TwofoldError
 from plans.lower import lower
-from plans.plan import Plan, save_plan
+from plans.plan import Plan, plan_digest, save_plan
 from plans.timeline import PS_PER_S, Timeline
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class RunResult:
         differences: what did not match, in words.
         num_communications: executed per step, per rank.
         cpu_s: processor seconds per step, per rank.
-        peak_bytes: per rank.
+        peak_bytes: per rank, of the program's values added up.
+        device_peak_bytes: per rank, what torch's allocator gave out at most on an accelerator (buffers of communication
+            and workspaces included); 0 on a CPU. Not run on GPU.
         log_dir: where `1/rank.N/stdout` lies.
         launch_s: seconds of the whole launch, start-up included.
     """
@@ -54,8 +57,21 @@ class RunResult:
     num_communications: tuple[int, ...]
     cpu_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
+    device_peak_bytes: tuple[int, ...]
     log_dir: Path
     launch_s: float
+
+    @property
+    def plan_digest(self) -> str:
+        """Which plan was run; the files of the ranks carry it too."""
+        return plan_digest(self.plan)
+
+    @property
+    def peak_text(self) -> str:
+        """The peak memory of the rank that needs most, as measured too where a device says so."""
+        text = f"peak {max(self.peak_bytes) / 2**20:.2f} MiB per rank"
+        measured = max(self.device_peak_bytes)
+        return f"{text} (the device's allocator: {measured / 2**20:.2f} MiB)" if measured else text
 
     @property
     def step_s(self) -> float:
@@ -164,10 +180,20 @@ def _run(
 
 
 def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> RunResult:
-    """The result of a run from the files of its ranks."""
+    """The result of a run from the files of its ranks.
+
+    Raises:
+        TwofoldError: files that are not there, or that another plan's run has left there.
+    """
     from executor.result import RankResult, merged_timeline
 
     ranks = [RankResult.load(folder / f"rank.{rank}.npz") for rank in range(plan.num_ranks)]
+    for rank in ranks:
+        if rank.plan_digest != plan_digest(plan):
+            raise TwofoldError(
+                f"rank.{rank.rank}.npz in {os.fspath(folder)!r} is of the plan {rank.plan_digest}, not of "
+                f"{plan_digest(plan)}; run again, into a folder of its own"
+            )
     with np.load(folder / "weights.npz", allow_pickle=False) as file:
         weights = {name: file[name] for name in file.files}
     ends = np.max([rank.step_end_ns for rank in ranks], axis=0)
@@ -187,6 +213,7 @@ def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> Run
         num_communications=tuple(rank.num_communications for rank in ranks),
         cpu_s=tuple(rank.cpu_s for rank in ranks),
         peak_bytes=tuple(rank.peak.peak_bytes for rank in ranks),
+        device_peak_bytes=tuple(rank.device_peak_bytes for rank in ranks),
         log_dir=log_dir,
         launch_s=launch_s,
     )

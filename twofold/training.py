@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from plans.errors import TwofoldError
 from plans.graph import Graph
 from plans.plan import Optimizer, Plan, Strategy, plan_from_json, plan_to_json
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LossMonitor", "Model", "RunContext"]
 
-MACHINE_VARIABLE, GRAPHS_VARIABLE = "TWOFOLD_MACHINE", "TWOFOLD_SAVE_GRAPHS"
+MACHINE_VARIABLE, GRAPHS_VARIABLE, LOGS_VARIABLE = "TWOFOLD_MACHINE", "TWOFOLD_SAVE_GRAPHS", "TWOFOLD_LOG_DIR"
 PLANNING_TIMEOUT_S = 900.0  # the other ranks wait while rank 0 plans; a rank that fails is noticed by the launcher
 
 
@@ -111,6 +113,7 @@ class Model:
             TwofoldError: not inside launched ranks, a stage configuration that does not fit, no plan that fits the
                 memory, and what the search refuses.
         """
+        from executor.alike import check_alike
         from executor.data import Prefetcher
         from executor.device import pick_device
         from executor.feeding import InitialParameters, batches_of, placed
@@ -142,6 +145,7 @@ class Model:
             for callback in told:
                 callback(context)
 
+        check_alike(self.wrapped.module, device)
         fed = _fed_graph(self.plan)
         feed: Iterable[dict[str, Any]] = batches_of(fed, _epochs(train_dataset, epoch))
         ahead = Prefetcher(placed(feed, device)) if dataset_sink_mode else None
@@ -230,7 +234,7 @@ def _epochs(dataset: Any, epochs: int) -> Iterator[Sequence[Any]]:
 def _save_graphs(graph: Graph, plan: Plan) -> None:
     from reports import save_graph
 
-    folder = Path("log_output") / "graphs"
+    folder = Path(os.environ.get(LOGS_VARIABLE, "log_output")) / "graphs"
     save_graph(folder, graph)
     save_graph(folder, graph, plan)
 
@@ -240,10 +244,9 @@ def _optimizer(given: Any, wrapped: Wrapped) -> Optimizer:
     level, threshold = settings.optimizer_level, settings.threshold_bytes
     if given is None:
         raise TwofoldError("Model needs an optimizer, e.g. torch.optim.SGD(net.parameters(), lr=1e-2)")
-    if isinstance(given, Optimizer):
-        kind, values = given.kind, dict(given.settings)
-    else:
-        kind, values = _of_torch(given)
+    if isinstance(given, Optimizer):  # with its buckets, dtypes and clipping
+        return msgspec.structs.replace(given, parallel_level=level, threshold_bytes=threshold)
+    kind, values = _of_torch(given)
     return Optimizer(kind=kind, settings=values, parallel_level=level, threshold_bytes=threshold)
 
 

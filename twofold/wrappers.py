@@ -114,7 +114,8 @@ class AutoParallel:
         Args:
             shard_size: -1, the whole group.
             threshold: KiB; smaller parameters are not sharded.
-            optimizer_level: "level1": optimizer state and master weights.
+            optimizer_level: "level1": optimizer state and weights between steps; "level2": gradients too; "level3":
+                weights between uses too (docs/optimizer-parallel.md).
 
         Raises:
             TwofoldError: another shard size or level, a negative threshold.
@@ -123,10 +124,10 @@ class AutoParallel:
             raise TwofoldError(
                 f"hsdp(shard_size={shard_size!r}): only -1, the whole data-parallel group, is carried out"
             )
-        check_choice("hsdp(optimizer_level=)", optimizer_level, ("level1",))
+        check_choice("hsdp(optimizer_level=)", optimizer_level, ("level1", "level2", "level3"))
         if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
             raise TwofoldError(f"hsdp(threshold={threshold!r}): it is a number of KiB of at least 0")
-        self._set(optimizer_level=1, threshold_bytes=threshold * 1024)
+        self._set(optimizer_level=int(optimizer_level[-1]), threshold_bytes=threshold * 1024)
 
     def pipeline(self, stages: int = 1, output_broadcast: bool = False, scheduler: str = "1f1b") -> None:
         """Split the network into pipeline stages.

@@ -2,19 +2,21 @@
 
 A rule is a function `(site, attrs, *inputs) -> tensor` (a tuple of tensors for an update) of one or two torch calls. It
 reads its inputs, and returns memory of its own unless the program says that the value shares an input's memory; only
-`accumulate` and the updates write into what they are given. Rules run without autograd.
+`accumulate`, `scale`, `store` and the updates write into what they are given. Rules run without autograd.
 
 * `site`: what a rule knows about the rank and the value it makes.
 * `operators`: forward and gradients of the operators, collected from `attention`, `elementwise`, `images`, `lookup`,
-  `matrix`, `normalisation`, `random`, `reductions`, `shapes` and `sources`.
+  `matrix`, `normalisation`, `positions`, `random`, `reductions`, `shapes` and `sources`.
 * `place`: where a rank's part of a split dim lies; gradients by autograd of one operator alone.
 * `losses`: the losses, as means over a whole micro-batch whose parts add up.
 * `movement`: slices, sums, accumulation, parts of flattened tensors.
+* `flat`: flat buffers of several parameters, clipping by the global norm, master weights.
 * `optimizers`: the updates, with the arithmetic of torch.optim.
 """
 
 from collections.abc import Mapping
 
+from executor.rules.flat import FLAT_RULES
 from executor.rules.losses import LOSS_RULES
 from executor.rules.movement import MOVEMENT_RULES
 from executor.rules.operators import OPERATOR_RULES
@@ -24,7 +26,7 @@ from plans.errors import TwofoldError
 
 __all__ = ["RULES", "Progress", "Rule", "Site", "rule_of"]
 
-RULES: Mapping[str, Rule] = {**OPERATOR_RULES, **LOSS_RULES, **MOVEMENT_RULES, **UPDATE_RULES}
+RULES: Mapping[str, Rule] = {**OPERATOR_RULES, **LOSS_RULES, **MOVEMENT_RULES, **FLAT_RULES, **UPDATE_RULES}
 
 
 def rule_of(call: str) -> Rule:

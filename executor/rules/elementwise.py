@@ -1,8 +1,8 @@
-"""Element by element: activations, arithmetic with broadcasting or with a number, casts, masks."""
+"""Element by element: activations, arithmetic with broadcasting or with a number, comparisons, casts, masks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -228,6 +228,33 @@ def div_grad_b(site: Site, attrs: Attrs, g: Tensor, a: Tensor, b: Tensor) -> Ten
     return (g * a / b).div_(b).neg_().sum_to_size(site.shape)
 
 
+def _comparing(compare: Callable[[Any, Any], Tensor]) -> Rule:
+    def one(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+        return compare(a, number(attrs, "number") if b is None else b)
+
+    return one
+
+
+def logical_not(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """Whether x is false."""
+    return torch.logical_not(x)
+
+
+def where(site: Site, attrs: Attrs, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a where the condition is true, else b."""
+    return torch.where(condition, a, b)
+
+
+def where_grad_a(site: Site, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
+    """g where the condition is true, summed over the dims along which the operand was repeated."""
+    return torch.where(condition, g, 0).sum_to_size(site.shape)
+
+
+def where_grad_b(site: Site, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
+    """g where the condition is false, summed likewise."""
+    return torch.where(condition, 0, g).sum_to_size(site.shape)
+
+
 def masked_fill(site: Site, attrs: Attrs, x: Tensor, mask: Tensor) -> Tensor:
     """attrs "value" where the mask is true."""
     return torch.masked_fill(x.expand(site.shape), mask, number(attrs, "value"))
@@ -286,6 +313,18 @@ ELEMENTWISE_RULES: Mapping[str, Rule] = {
     "div.forward": div,
     "div.grad0": div_grad_a,
     "div.grad1": div_grad_b,
+    "eq.forward": _comparing(torch.eq),
+    "ne.forward": _comparing(torch.ne),
+    "lt.forward": _comparing(torch.lt),
+    "le.forward": _comparing(torch.le),
+    "gt.forward": _comparing(torch.gt),
+    "ge.forward": _comparing(torch.ge),
+    "logical_and.forward": _comparing(torch.logical_and),
+    "logical_or.forward": _comparing(torch.logical_or),
+    "logical_not.forward": logical_not,
+    "where.forward": where,
+    "where.grad1": where_grad_a,
+    "where.grad2": where_grad_b,
     "masked_fill.forward": masked_fill,
     "masked_fill.grad0": masked_fill_grad,
     "expand.forward": expand,

@@ -21,8 +21,13 @@ def slice_part(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
     """This rank's chunk of one dim: the slice step of a redistribution (attrs "step")."""
     step: Step = attrs["step"]
     assert step.dim is not None
-    width = site.shape[step.dim]
-    part = x.narrow(step.dim, site.mesh.index(site.rank, step.axes) * width, width)
+    width, num_parts = site.shape[step.dim], site.mesh.size(step.axes)
+    if width * num_parts == x.shape[step.dim]:
+        start = site.mesh.index(site.rank, step.axes) * width
+    else:  # an uneven dim: cut by one axis after the other
+        before, after = (layout.region(site.rank, attrs["shape"])[step.dim] for layout in (step.before, step.after))
+        start, width = after[0] - before[0], after[1] - after[0]
+    part = x.narrow(step.dim, start, width)
     return part if site.shares else part.clone(memory_format=torch.contiguous_format)
 
 
@@ -40,7 +45,7 @@ def accumulate(site: Site, attrs: Attrs, new: Tensor, old: Tensor | None) -> Ten
     """Add attrs "scale" (default 1) times `new` to `old` in place; the first of a step makes a copy."""
     scale = attrs.get("scale", 1.0)
     if old is None:
-        return new.clone() if scale == 1.0 else new * scale
+        return new.to(site.torch_dtype, copy=True) if scale == 1.0 else (new * scale).to(site.torch_dtype)
     return old.add_(new, alpha=scale)
 
 

@@ -13,6 +13,7 @@ from executor.rules.images import IMAGE_RULES
 from executor.rules.lookup import LOOKUP_RULES
 from executor.rules.matrix import MATRIX_RULES
 from executor.rules.normalisation import NORMALISATION_RULES
+from executor.rules.positions import POSITION_RULES
 from executor.rules.random import RANDOM_RULES
 from executor.rules.reductions import REDUCTION_RULES
 from executor.rules.shapes import SHAPE_RULES
@@ -28,6 +29,7 @@ OPERATOR_RULES: Mapping[str, Rule] = {
     **LOOKUP_RULES,
     **MATRIX_RULES,
     **NORMALISATION_RULES,
+    **POSITION_RULES,
     **RANDOM_RULES,
     **REDUCTION_RULES,
     **SHAPE_RULES,

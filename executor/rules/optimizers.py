@@ -1,7 +1,8 @@
 """Optimizer updates in place, with the arithmetic and the defaults of torch.optim (its single-tensor forms).
 
 attrs are the settings of `plans.plan.Optimizer`: lr, weight_decay; momentum, dampening, nesterov; beta1, beta2, eps.
-States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...).
+States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is that of the
+weight's dtype; states that are kept in another one are read into it and rounded back.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def sgd(site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
 def momentum(site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
     """torch.optim.SGD with momentum (0.9 unless stated); its buffer begins as the first gradient."""
     gradient = _decayed(attrs, weight, gradient)
-    factor = attrs.get("momentum", 0.9)
+    factor, own = attrs.get("momentum", 0.9), buffer.to(weight.dtype)
     if site.progress.step == 1:
-        buffer.copy_(gradient)
+        own.copy_(gradient)
     else:
-        buffer.mul_(factor).add_(gradient, alpha=1 - attrs.get("dampening", 0.0))
-    step = gradient.add(buffer, alpha=factor) if attrs.get("nesterov", 0.0) else buffer
-    return weight.add_(step, alpha=-attrs.get("lr", 1e-3)), buffer
+        own.mul_(factor).add_(gradient, alpha=1 - attrs.get("dampening", 0.0))
+    step = gradient.add(own, alpha=factor) if attrs.get("nesterov", 0.0) else own
+    return weight.add_(step, alpha=-attrs.get("lr", 1e-3)), _rounded(buffer, own)
 
 
 def adamw(
@@ -44,15 +45,22 @@ def adamw(
     decay, step = attrs.get("weight_decay", 1e-2), site.progress.step
     if decay:
         weight.mul_(1 - lr * decay)
-    mean.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    root = (square.sqrt() / math.sqrt(1 - beta2**step)).add_(attrs.get("eps", 1e-8))
-    return weight.addcdiv_(mean, root, value=-(lr / (1 - beta1**step))), mean, square
+    first, second = mean.to(weight.dtype), square.to(weight.dtype)
+    first.lerp_(gradient, 1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    root = (second.sqrt() / math.sqrt(1 - beta2**step)).add_(attrs.get("eps", 1e-8))
+    weight.addcdiv_(first, root, value=-(lr / (1 - beta1**step)))
+    return weight, _rounded(mean, first), _rounded(square, second)
 
 
 def _decayed(attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
     decay = attrs.get("weight_decay", 0.0)
     return gradient.add(weight, alpha=decay) if decay else gradient
+
+
+def _rounded(state: Tensor, own: Tensor) -> Tensor:
+    """The state with the value that was computed, in its own memory."""
+    return state if own is state else state.copy_(own)
 
 
 UPDATE_RULES: Mapping[str, Rule] = {"sgd.update": sgd, "momentum.update": momentum, "adamw.update": adamw}

@@ -8,6 +8,7 @@ finds the same numbers without talking to anybody.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from executor.rules.place import num_parts, offset
 from executor.rules.site import Rule, Site
 
-__all__ = ["RANDOM_RULES", "kept_elements"]
+__all__ = ["RANDOM_RULES", "kept_elements", "seed_of"]
 
 Attrs = Mapping[str, Any]
 
@@ -57,6 +58,11 @@ def kept_elements(
         counter = counter + own.view([-1 if at == dim else 1 for at in range(len(shape))])
     bits = _mix(counter)
     return _shifted(bits, 64 - _BITS) >= int(p * 2**_BITS)
+
+
+def seed_of(number: int) -> int:
+    """The seed of the operator that is the `number`-th of a forward to draw random numbers, from 1."""
+    return zlib.crc32(f"dropout {number}".encode())
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ def arange(site: Site, attrs: Attrs) -> Tensor:
     return numbers.to(site.torch_dtype)
 
 
-def fill(site: Site, attrs: Attrs) -> Tensor:
-    """attrs "value" everywhere."""
+def fill(site: Site, attrs: Attrs, *like: Tensor) -> Tensor:
+    """attrs "value" everywhere; an input has the same local shape."""
     return torch.full(site.shape, number(attrs, "value"), dtype=site.torch_dtype, device=site.device)
 
 

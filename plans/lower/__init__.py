@@ -1,6 +1,7 @@
 """Lowering: a plan becomes the program of one training step.
 
 * `emit`: instructions, values, redistribution steps and lazy waits.
+* `choose`: the steps of redistributions: those that the plan stores, those of least bytes, or those of a price.
 * `chunk`: one stage's forward and backward.
 * `optimizer`: weight gathers, gradient reductions, updates.
 * `slices`: a body written out for the slices of a micro-batch, communication of one beside compute of the others.
@@ -8,6 +9,7 @@
 * `lower`: everything put in the order of the schedule.
 """
 
-from plans.lower.lower import lower, schedule_of
+from plans.lower.choose import Choice
+from plans.lower.lower import lower, lower_by, schedule_of
 
-__all__ = ["lower", "schedule_of"]
+__all__ = ["Choice", "lower", "lower_by", "schedule_of"]

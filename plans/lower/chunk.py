@@ -15,10 +15,11 @@ from functools import lru_cache
 from plans.graph import Graph, Operator
 from plans.layout import Layout, TensorLayout
 from plans.lower.emit import Emitter, ValueTable, value_name
+from plans.lower.reduction import Reduction
 from plans.lower.statistic import gather_statistic
 from plans.operators import OperatorSpec
 from plans.plan import Plan
-from plans.program import Instruction, Kind, Scope, Value
+from plans.program import ConstantHome, Instruction, Kind, Scope, Value
 
 __all__ = ["LOSSES", "Border", "ChunkLowering"]
 
@@ -49,7 +50,8 @@ class ChunkLowering:
     """Lowers stage `number` of `plan`; `micro` is the graph of one micro-batch.
 
     `arriving` and `leaving` are the borders whose reading and making stage this is; `homes` gives each parameter's
-    layout, `reduced` the partial axes that its gradient keeps until the end of the step.
+    layout, `reduced` the partial axes that its gradient keeps until it is reduced, `accumulators` the value that it is
+    accumulated in.
     """
 
     plan: Plan
@@ -60,6 +62,7 @@ class ChunkLowering:
     leaving: tuple[Border, ...]
     homes: Mapping[str, TensorLayout]
     reduced: Mapping[str, TensorLayout]
+    accumulators: Mapping[str, Value]
     placed: dict[str, list[Placed]] = field(default_factory=dict)
     makers: dict[str, Instruction] = field(default_factory=dict)
     senders: dict[str, Instruction] = field(default_factory=dict)
@@ -122,15 +125,21 @@ class ChunkLowering:
         return emitter.instructions
 
     def _note_makers(self, instructions: Sequence[Instruction]) -> None:
-        """Note what made each value, and what is dropped: made by a recomputed operator, or from such a value."""
+        """Note what made each value, and what is dropped: made by a recomputed operator, or from what is dropped.
+
+        So is what is made from a weight that lives within a body.
+        """
         self.senders.update((each.name, each) for each in instructions if each.kind is Kind.SEND)
         for each in instructions:
             again = each.operator in self.plan.recompute if each.part == "F" else False
-            again = again or (each.part == "C" and any(name in self.dropped for name in self.sources(each)))
+            again = again or (each.part == "C" and any(self._is_dropped(name) for name in self.sources(each)))
             for name in each.outputs:
                 self.makers[name] = each
                 if again:
                     self.dropped.add(name)
+
+    def _is_dropped(self, name: str) -> bool:
+        return name in self.dropped or self.table[name].scope is Scope.BODY
 
     def sources(self, instruction: Instruction) -> tuple[str, ...]:
         """What an instruction of the forward makes its outputs from; a transfer inside the stage reads in its SEND."""
@@ -190,11 +199,25 @@ class ChunkLowering:
         elif tensor.kind == "parameter" and not found:
             found.append((self.homes[name], name))
             return self.obtain(emitter, name, target)
+        elif tensor.kind == "constant":
+            value = self._keep(name, target)
         else:
             made, source = found[0]
             role = {"input": "input", "parameter": "weight"}.get(tensor.kind, "activation")
             value = emitter.move(source, self.label(name), made, target, tensor.shape, role=role)
         found.append((target, value))
+        return value
+
+    def _keep(self, name: str, target: TensorLayout) -> str:
+        """A constant: every rank can cut its part out of the whole value, so each layout of it is kept."""
+        tensor = self.micro.tensors[name]
+        value = self.table.add(
+            Value(
+                name=self.name_of(name, target), shape=target.local_shape(tensor.shape), dtype=tensor.dtype,
+                scope=Scope.KEPT, role="weight",
+            )
+        )  # fmt: skip
+        self.table.constants[value] = ConstantHome(name=name, shape=tensor.shape, layout=target, value=value)
         return value
 
     def _load(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
@@ -221,16 +244,29 @@ class ChunkLowering:
     def backward(
         self,
         send: Callable[[Emitter, Border, str], None],
-        reduce: Callable[[Emitter, str], None] | None = None,
+        reduction: Reduction,
         *,
         split: bool = False,
     ) -> tuple[list[Instruction], list[Instruction]]:
         """The backward body (or, `split`, the input-gradient and the weight-gradient body).
 
-        `send` writes the SEND of a border tensor's gradient; `reduce`, given for the last micro-batch, starts the
-        reduction of a parameter's gradient as soon as it is whole.
+        `send` writes the SEND of a border tensor's gradient; `reduction` is told when a parameter's gradient is whole.
         """
-        return _Backward(chunk=self, send=send, reduce=reduce, split=split).run()
+        return _Backward(chunk=self, send=send, reduction=reduction, split=split).run()
+
+    def completed(self) -> list[tuple[str, str]]:
+        """(parameter, operator whose gradient makes the parameter's gradient whole), in the order of the backward."""
+        found: dict[str, str] = {}
+        for operator in reversed(self.operators()):
+            spec, trained = self.micro.spec(operator), self.micro.trained_inputs(operator)
+            for group in spec.gradient_groups(index for index in trained if self._is_parameter(operator.inputs[index])):
+                for name in (operator.inputs[index] for index in group):
+                    found.pop(name, None)
+                    found[name] = operator.name
+        return list(found.items())
+
+    def _is_parameter(self, name: str) -> bool:
+        return self.micro.tensors[name].kind == "parameter"
 
     def crossing(self, border: Border, gradient: bool = False) -> str:
         """The name of a border's transfer."""
@@ -242,13 +278,14 @@ class ChunkLowering:
 class _Backward:
     chunk: ChunkLowering
     send: Callable[[Emitter, Border, str], None]
-    reduce: Callable[[Emitter, str], None] | None
+    reduction: Reduction
     split: bool
     contributions: dict[str, list[Placed]] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
     uses: dict[str, int] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)
     final: dict[str, list[Placed]] = field(default_factory=dict)
+    added: set[str] = field(default_factory=set)
 
     def run(self) -> tuple[list[Instruction], list[Instruction]]:
         chunk = self.chunk
@@ -263,19 +300,20 @@ class _Backward:
         for operator in operators:
             for index in chunk.micro.trained_inputs(operator):
                 name = operator.inputs[index]
-                table = self.uses if chunk.micro.tensors[name].kind == "parameter" else self.waiting
+                table = self.uses if chunk._is_parameter(name) else self.waiting
                 table[name] = table.get(name, 0) + 1
         later = []
         for operator in reversed(operators):
             spec = chunk.micro.spec(operator)
             trained = chunk.micro.trained_inputs(operator)
-            weights = [index for index in trained if chunk.micro.tensors[operator.inputs[index]].kind == "parameter"]
+            weights = [index for index in trained if chunk._is_parameter(operator.inputs[index])]
             for group in spec.gradient_groups(index for index in trained if index not in weights):
                 self._gradients(main, operator, spec, group, "B")
             later += [(operator, spec, group) for group in spec.gradient_groups(weights)]
             if not self.split:
                 self._weight_gradients(late, later)
         self._weight_gradients(late, later)  # last, so that they find what the input gradients have made again
+        self.reduction.finish(late)
         main.flush()
         late.flush()
         return main.instructions, late.instructions if self.split else []
@@ -407,19 +445,15 @@ class _Backward:
         tensor = chunk.micro.tensors[name]
         count = self.uses[name]
         value = emitter.move(value, f"d:{chunk.label(name)}.use{count}", layout, target, tensor.shape, role="gradient")
-        total = chunk.table.add(
-            Value(
-                name=f"g:{name}",
-                shape=target.local_shape(tensor.shape),
-                dtype=tensor.dtype,
-                scope=Scope.STEP,
-                role="gradient",
-            )
-        )
-        emitter.compute(f"g:{name}.use{count}", "accumulate", "W", (value,), (total,))
+        like = chunk.accumulators[name]
+        if like.scope is not Scope.BODY or chunk.plan.interleave > 1 or count > 1 or name in self.added:
+            total = chunk.table.add(like)  # the only gradient of a body is reduced as it is
+            emitter.compute(f"{total}.use{count}", "accumulate", "W", (value,), (total,))
+            self.added.add(name)
+            value = total
         self.uses[name] -= 1
-        if not self.uses[name] and self.reduce is not None:
-            self.reduce(emitter, name)
+        if not self.uses[name]:
+            self.reduction.add(emitter, name, value)
 
 
 def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:

@@ -7,21 +7,44 @@ instruction that reads what it brings, so that whatever stands between overlaps 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from plans.graph import itemsize
 from plans.layout import Layout, TensorLayout
-from plans.program import Instruction, Kind, Scope, Value
-from plans.redistribution import Step, StepKind, max_received_bytes, pieces, redistribute
+from plans.program import ConstantHome, Instruction, Kind, Scope, Value
+from plans.redistribution import Step, StepKind, pieces, redistribute
 
-__all__ = ["Emitter", "ValueTable", "channel_of", "transfer_pair", "value_name"]
+__all__ = [
+    "Emitter",
+    "ValueTable",
+    "Ways",
+    "channel_of",
+    "least_bytes",
+    "step_instructions",
+    "transfer_pair",
+    "value_name",
+]
+
+Ways = Callable[[TensorLayout, TensorLayout, tuple[int, ...], str], tuple[Step, ...]]
+"""The steps from a source to a target layout, for a whole shape and a dtype; all layouts on the way are even."""
+
+
+def least_bytes(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> tuple[Step, ...]:
+    """The steps of least bytes on whose way every rank's part has the same shape, as a `Value` must."""
+    return redistribute(source, target, shape, itemsize=itemsize(dtype), even=True)
 
 
 @dataclass(slots=True)
 class ValueTable:
-    """The values of one group, entered once each."""
+    """The values of one group, entered once each; `constants` are those that no instruction makes.
+
+    `ways` says by which steps a tensor gets from one layout to another.
+    """
 
     values: dict[str, Value] = field(default_factory=dict)
+    constants: dict[str, ConstantHome] = field(default_factory=dict)
+    ways: Ways = least_bytes
 
     def add(self, value: Value) -> str:
         """Enter a value; a second entry of the same name must be equal."""
@@ -111,15 +134,16 @@ class Emitter:
         `tensor` names it in instruction and value names.
         """
         dtype = self.table[value].dtype
-        for step in _even_steps(source, target, shape, itemsize(dtype)):
+        for step in self.table.ways(source, target, shape, dtype):
             name = value_name(tensor, step.after, self.mesh)
             result = self.table.add(Value(name=name, shape=step.after.local_shape(shape), dtype=dtype, role=role))
             if result not in self.made:  # another target may have passed through here
-                self._step(f"{name}.{step.kind}", step, value, result, shape, operator)
+                self.step(f"{name}.{step.kind}", step, value, result, shape, operator)
             value = result
         return value
 
-    def _step(self, name: str, step: Step, value: str, result: str, shape: tuple[int, ...], operator: str) -> None:
+    def step(self, name: str, step: Step, value: str, result: str, shape: tuple[int, ...], operator: str = "") -> None:
+        """Append what one step of a redistribution takes."""
         before, after, dtype = self.table[value], self.table[result], self.table[value].dtype
         attrs = {"step": step, "shape": shape}
         shapes = (before.shape, after.shape)
@@ -160,16 +184,17 @@ class Emitter:
         self.sent.append(str(send.token))
 
 
-def _even_steps(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], size: int) -> tuple[Step, ...]:
-    """The cheapest steps on whose way every rank's part has the same shape, as a `Value` must."""
-    steps = redistribute(source, target, shape, itemsize=size)
-    if all(step.after.is_even(shape) for step in steps):
-        return steps
-    return redistribute(source, target, shape, itemsize=size, price=_bytes_if_even)
-
-
-def _bytes_if_even(step: Step, shape: tuple[int, ...], size: int) -> float:
-    return max_received_bytes(step, shape, size) if step.after.is_even(shape) else math.inf
+def step_instructions(step: Step, shape: tuple[int, ...], dtype: str) -> list[Instruction]:
+    """The instructions of one step by itself, its waits included: what it is priced by."""
+    table = ValueTable()
+    emitter = Emitter(mesh=step.before.mesh, table=table)
+    value, result = (
+        table.add(Value(name=name, shape=layout.local_shape(shape), dtype=dtype))
+        for name, layout in (("before", step.before), ("after", step.after))
+    )
+    emitter.step("step", step, value, result, shape)
+    emitter.flush()
+    return emitter.instructions
 
 
 def value_name(tensor: str, layout: TensorLayout, mesh: Layout) -> str:

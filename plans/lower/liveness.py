@@ -1,7 +1,7 @@
 """When a value dies: the last instruction that reads it frees it.
 
 Bodies run in a known order for one micro-batch (receive, forward, receive, backward), so the last use of a value is
-found by walking that sequence once.
+found by walking that sequence once. A value that lives within a body dies in the body that made it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ __all__ = ["with_frees"]
 
 
 def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Value]) -> list[list[Instruction]]:
-    """The same bodies with `frees` filled in for micro-batch values.
+    """The same bodies with `frees` filled in for values of a micro-batch, and for those that live within a body.
 
     A value that shares another's memory keeps that one alive; what a communication reads stays alive until its
-    WAIT, if that is in one of the bodies (what is sent to another stage is waited for at the end of the step).
+    WAIT, if that is in one of the bodies (what is sent to another stage is waited for at the end of the step). What an
+    instruction frees already, of values that live for the step, it frees still.
     """
     flat = [instruction for body in bodies for instruction in body]
     reads_of_token = {instruction.token: instruction.inputs for instruction in flat if instruction.token is not None}
-    last: dict[str, int] = {}
+    number_of = [number for number, body in enumerate(bodies) for _ in body]
+    last: dict[tuple[str, int | None], int] = {}
     for position, instruction in enumerate(flat):
         used = (*instruction.inputs, *instruction.outputs, *reads_of_token.get(instruction.waits or "", ()))
         for name in used:
             for owner in _owners(name, values):
-                last[owner] = position
+                last[owner, number_of[position] if values[owner].scope is Scope.BODY else None] = position
     frees: dict[int, list[str]] = {}
-    for name, position in last.items():
-        if values[name].scope is Scope.MICRO:
+    for (name, _), position in last.items():
+        if values[name].scope in (Scope.MICRO, Scope.BODY):
             frees.setdefault(position, []).append(name)
     result, position = [], 0
     for body in bodies:
         lines = []
         for instruction in body:
-            lines.append(replace(instruction, frees=tuple(frees.get(position, ()))))
+            lines.append(replace(instruction, frees=(*instruction.frees, *frees.get(position, ()))))
             position += 1
         result.append(lines)
     return result

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from plans.errors import TwofoldError
 from plans.graph import Graph
 from plans.layout import Layout, TensorLayout
+from plans.lower.choose import stored_ways
 from plans.lower.chunk import LOSSES, Border, ChunkLowering
-from plans.lower.emit import Emitter, ValueTable, channel_of, transfer_pair, value_name
+from plans.lower.emit import Emitter, ValueTable, Ways, channel_of, transfer_pair, value_name
+from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.liveness import with_frees
 from plans.lower.optimizer import OptimizerLowering
 from plans.lower.slices import Slices
@@ -18,7 +20,7 @@ from plans.plan import Plan
 from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from plans.schedules import Action, Schedule, make_schedule
 
-__all__ = ["lower", "schedule_of"]
+__all__ = ["lower", "lower_by", "schedule_of"]
 
 
 @lru_cache(maxsize=64)
@@ -29,7 +31,12 @@ def lower(plan: Plan) -> Program:
         TwofoldError: a layout that does not divide a shape, a parameter that two groups of ranks read, a schedule that
             does not fit the stages.
     """
-    return _Lowering(plan).run()
+    return lower_by(plan, stored_ways(plan))
+
+
+def lower_by(plan: Plan, ways: Ways) -> Program:
+    """The program of a plan whose tensors are redistributed by the steps that `ways` says."""
+    return _Lowering(plan, ways).run()
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -75,6 +82,7 @@ class _Bodies:
 @dataclass(slots=True)
 class _Lowering:
     plan: Plan
+    ways: Ways
     micro: Graph = field(init=False)
     borders: list[Border] = field(init=False)
     group_of_stage: list[int] = field(init=False)
@@ -134,23 +142,38 @@ class _Lowering:
                     )
 
     def _group(self, number: int, mesh: Layout, order: Sequence[Action]) -> GroupProgram:
-        table = ValueTable()
+        table = ValueTable(ways=self.ways)
         stages = [stage for stage, group in enumerate(self.group_of_stage) if group == number]
         homes, reduced = self._parameter_layouts(stages)
         tensors = {tensor.name: tensor for tensor in self.micro.parameters if tensor.name in homes}
         optimizer = OptimizerLowering(
-            optimizer=self.plan.optimizer, mesh=mesh, table=table, parameters=tensors, homes=homes, reduced=reduced
-        )
-        places = optimizer.places()
+            optimizer=self.plan.optimizer, mesh=mesh, table=table, parameters=tensors, homes=homes, reduced=reduced,
+            num_ranks=self.plan.num_ranks,
+        )  # fmt: skip
+        places, accumulators = optimizer.places(), optimizer.accumulators()
+        chunks = {
+            stage: ChunkLowering(
+                plan=self.plan, micro=self.micro, number=stage, table=table, homes=homes, reduced=reduced,
+                arriving=tuple(border for border in self.borders if border.to_stage == stage),
+                leaving=tuple(border for border in self.borders if border.from_stage == stage),
+                accumulators=accumulators,
+            )
+            for stage in stages
+        }  # fmt: skip
+        for stage, chunk in chunks.items():
+            optimizer.arrange(stage, chunk.operators(), chunk.completed(), self._read_elsewhere(stage))
         gathers, gathered = optimizer.gathers()
         slices = Slices(self.plan.interleave, table, self.plan.interleave_order == "interleaved")
-        bodies = {stage: self._chunk(stage, table, homes, reduced, optimizer, gathered, slices) for stage in stages}
+        bodies = {stage: self._chunk(chunk, optimizer, gathered, slices) for stage, chunk in chunks.items()}
         loss = self._loss_value(table, stages)
         blocks = self._order(order, bodies, gathers)
         blocks.append(
             Block(label="end", micro_batch=END, body=self._end(mesh, table, optimizer, places, blocks, bodies, loss))
         )
-        return GroupProgram(mesh=mesh, values=dict(slices.values()), blocks=tuple(blocks), parameters=places, loss=loss)
+        return GroupProgram(
+            mesh=mesh, values=dict(slices.values()), blocks=tuple(blocks), parameters=places, loss=loss,
+            constants=tuple(table.constants.values()),
+        )  # fmt: skip
 
     def _parameter_layouts(self, stages: Sequence[int]) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
         """Where each parameter lives (as its first reader wants it), and the layout of its accumulated gradient."""
@@ -186,20 +209,12 @@ class _Lowering:
 
     def _chunk(
         self,
-        stage: int,
-        table: ValueTable,
-        homes: Mapping[str, TensorLayout],
-        reduced: Mapping[str, TensorLayout],
+        chunk: ChunkLowering,
         optimizer: OptimizerLowering,
-        gathered: Mapping[str, str],
+        gathered: Mapping[str, Arrival],
         slices: Slices,
     ) -> _Bodies:
-        arriving = tuple(border for border in self.borders if border.to_stage == stage)
-        leaving = tuple(border for border in self.borders if border.from_stage == stage)
-        chunk = ChunkLowering(
-            plan=self.plan, micro=self.micro, number=stage, table=table, arriving=arriving, leaving=leaving,
-            homes=homes, reduced=reduced,
-        )  # fmt: skip
+        stage, table, arriving, leaving = chunk.number, chunk.table, chunk.arriving, chunk.leaving
 
         def crossing(
             border: Border, gradient: bool, value: str = "", result: str = ""
@@ -235,14 +250,14 @@ class _Lowering:
         def back(emitter: Emitter, border: Border, value: str) -> None:
             send(emitter, border, value, True)
 
-        whole, _ = chunk.backward(back)
-        reduce = self._reduce_in(stage, optimizer)
-        whole_last, _ = chunk.backward(back, reduce)
-        first, second = chunk.backward(back, split=True)
-        first_last, second_last = chunk.backward(back, reduce, split=True)
+        whole, _ = chunk.backward(back, optimizer.reduction(stage, is_last=False))
+        whole_last, _ = chunk.backward(back, optimizer.reduction(stage, is_last=True))
+        first, second = chunk.backward(back, optimizer.reduction(stage, is_last=False), split=True)
+        first_last, second_last = chunk.backward(back, optimizer.reduction(stage, is_last=True), split=True)
 
         def spread(*backward: list[Instruction]) -> list[list[Instruction]]:
-            return with_frees(slices.spread([incoming, forward, returning, *backward]), table.values)
+            bodies = slices.spread([incoming, forward, returning, *backward])
+            return with_frees([optimizer.with_gathers(stage, body) for body in bodies], table.values)
 
         incoming_, forward_, returning_, whole_ = spread(whole)
         *_, whole_last_ = spread(whole_last)
@@ -250,7 +265,7 @@ class _Lowering:
         *_, first_last_, second_last_ = spread(first_last, second_last)
         return _Bodies(
             forward=Body(name=f"{stage}F", instructions=tuple(forward_)),
-            first=Body(name=f"{stage}F.first", instructions=tuple(_with_waits(forward_, gathered))),
+            first=Body(name=f"{stage}F.first", instructions=tuple(with_arrivals(forward_, gathered))),
             backward={
                 ("B", False): Body(name=f"{stage}B", instructions=tuple(whole_)),
                 ("B", True): Body(name=f"{stage}B.last", instructions=tuple(whole_last_)),
@@ -263,24 +278,10 @@ class _Lowering:
             receive_backward=Body(name=f"{stage}B.recv", instructions=tuple(returning_)) if returning_ else None,
         )
 
-    def _reduce_in(self, stage: int, optimizer: OptimizerLowering) -> Callable[[Emitter, str], None]:
-        """Reduce in the last backward of the only chunk that reads a parameter; otherwise at the end of the step."""
+    def _read_elsewhere(self, stage: int) -> set[str]:
+        """What other stages read: a parameter among it gets gradients from several chunks."""
         mine = set(self.plan.stages[stage].operators)
-        shared = {
-            name
-            for operator in self.micro.operators
-            if operator.name not in mine
-            for name in operator.inputs
-            if self.micro.tensors[name].kind == "parameter"
-        }
-
-        def reduce(emitter: Emitter, name: str) -> None:
-            if name not in shared:
-                pending = dict(emitter.pending)
-                optimizer.reduce(emitter, name)
-                emitter.pending.update(pending)
-
-        return reduce
+        return {name for operator in self.micro.operators if operator.name not in mine for name in operator.inputs}
 
     def _is_last(self, stage: int) -> bool:
         return self._loss_operator().name in self.plan.stages[stage].operators
@@ -357,9 +358,7 @@ class _Lowering:
         loss: str | None,
     ) -> Body:
         emitter = Emitter(mesh=mesh, table=table)
-        for name in optimizer.parameters:
-            if name not in optimizer.reducing:
-                optimizer.reduce(emitter, name)
+        optimizer.reduce_rest(emitter)
         if loss is not None:
             self._share_loss(emitter, table, mesh)
         instructions = emitter.instructions + optimizer.updates(places)  # type: ignore[arg-type]
@@ -410,20 +409,3 @@ class _Lowering:
                 emitter.add(mine)
                 if mine is send:
                     emitter.sent.append(str(send.token))
-
-
-def _with_waits(instructions: Sequence[Instruction], gathered: Mapping[str, str]) -> list[Instruction]:
-    """The same body with a WAIT before the first use of each gathered weight."""
-    result, waited = [], set()
-    for instruction in instructions:
-        for name in instruction.inputs:
-            if name in gathered and name not in waited:
-                waited.add(name)
-                token = gathered[name]
-                result.append(
-                    Instruction(
-                        name=f"{token}.wait", kind=Kind.WAIT, call="wait", part="C", inputs=(name,), waits=token
-                    )
-                )
-        result.append(replace(instruction))
-    return result

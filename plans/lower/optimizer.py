@@ -1,37 +1,59 @@
-"""The start and the end of a step: gathering weights, reducing gradients, updating.
+"""The optimizer of one group of ranks: where its parameters live, what is gathered and reduced when, the updates.
 
-At optimizer-parallel level 1 a parameter that is large enough lives as a shard of its flattened local weight, cut over
-all axes along which ranks hold the same weight. The weight is gathered once at the start of the step, and the update
-touches the shard only. Its gradient is reduce-scattered once over those of the axes along which it is a partial sum
-(the batch is split there); along the others every rank has the same gradient already and keeps its part of it. Other
-parameters are kept whole and their gradients are all-reduced.
+* Level 0: weights, gradients and states are whole on every rank that reads them; gradients are all-reduced once a step.
+* Level 1: a parameter that is large enough lives as a shard of its flattened local weight, cut over all axes along
+  which ranks hold the same weight. It is gathered once at the start of the step, and the update touches the shard only.
+  Its gradient is reduce-scattered once over those of the axes along which it is a partial sum (the batch is split
+  there); along the others every rank has the same gradient already and keeps its part of it.
+* Level 2: gradients are kept as shards too (`plans.lower.reduction`).
+* Level 3: weights too; they are gathered block by block in every body that reads them (`plans.lower.gathering`).
+
+With `master_dtype` the update works on a master weight: the shard, or one beside the whole weight, which is then
+rounded from it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from plans.graph import Tensor
+from plans.blocks import block_of
+from plans.graph import Operator, Tensor
 from plans.layout import Layout, TensorLayout
-from plans.lower.emit import Emitter, ValueTable, channel_of
+from plans.lower.buckets import Bucket, LocalParameter, filled, padded_shard, shard_axes
+from plans.lower.emit import Emitter, ValueTable
+from plans.lower.gathering import Arrival, collective, gather, wait, with_gathers
+from plans.lower.reduction import Reduced, Reduction
 from plans.plan import Optimizer
-from plans.program import Instruction, Kind, ParameterHome, Scope, Value
+from plans.program import Instruction, ParameterHome, Scope, Value
 
-__all__ = ["OptimizerLowering", "padded_shard", "shard_axes"]
+__all__ = ["ChunkParameters", "OptimizerLowering", "padded_shard", "shard_axes"]
 
 
-def padded_shard(num_elements: int, num_shards: int) -> int:
-    """Elements of one shard of a flattened tensor that is padded with zeros to a multiple of the number of shards."""
-    return -(-num_elements // num_shards)
+@dataclass(slots=True, kw_only=True)
+class ChunkParameters:
+    """The parameters of one chunk that only it reads.
+
+    Args:
+        gathers: buckets that are gathered once a step, in the order of reading.
+        blocks: block -> buckets that are gathered for each use.
+        reductions: parameter -> the bucket in which its gradient is reduced.
+        block_of: operator -> its block.
+    """
+
+    gathers: list[Bucket]
+    blocks: dict[str, list[Bucket]]
+    reductions: dict[str, Bucket]
+    block_of: dict[str, str]
 
 
 @dataclass(slots=True)
 class OptimizerLowering:
     """Gathers, reductions and updates of the parameters of one group.
 
-    `homes` gives each parameter's layout and `reduced` the layout of its accumulated gradient.
+    `homes` gives each parameter's layout, `reduced` the layout of its accumulated gradient, `num_ranks` the ranks of
+    the program, over which the norm of all gradients is summed. Call `places` and, for each chunk, `arrange` first.
     """
 
     optimizer: Optimizer
@@ -40,128 +62,294 @@ class OptimizerLowering:
     parameters: Mapping[str, Tensor]
     homes: Mapping[str, TensorLayout]
     reduced: Mapping[str, TensorLayout]
-    reducing: dict[str, Instruction] = field(default_factory=dict)
+    num_ranks: int = 1
+    local: dict[str, LocalParameter] = field(init=False)
+    chunks: dict[int, ChunkParameters] = field(default_factory=dict)
+    found: dict[str, Reduced] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.local = {
+            name: LocalParameter(
+                tensor=tensor, home=self.homes[name], summed=self.reduced[name].partial, optimizer=self.optimizer
+            )
+            for name, tensor in self.parameters.items()
+        }
+
+    # ------------------------------------------------------------------- places
 
     def places(self) -> tuple[ParameterHome, ...]:
-        """Enter the weights, shards and states, and say where they are."""
-        return tuple(self._place(tensor) for tensor in self.parameters.values())
+        """Enter the weights, shards, master weights and states, and say where they are."""
+        return tuple(self._place(parameter) for parameter in self.local.values())
 
-    def _place(self, tensor: Tensor) -> ParameterHome:
-        home = self.homes[tensor.name]
-        shape = home.local_shape(tensor.shape)
-        axes = self._shard_axes(tensor)
-        shard, kept_shape = None, shape
+    def _place(self, parameter: LocalParameter) -> ParameterHome:
+        optimizer, name, dtype, axes = self.optimizer, parameter.name, parameter.tensor.dtype, parameter.axes
+        kept_shape = (parameter.shard_size,) if axes else parameter.shape
+        shard = master = None
         if axes:
-            kept_shape = (padded_shard(math.prod(shape), home.mesh.size(axes)),)
-            shard = self.table.add(
-                Value(
-                    name=f"{tensor.name}#shard", shape=kept_shape, dtype=tensor.dtype, scope=Scope.KEPT, role="weight"
-                )
-            )
-        scope = Scope.STEP if shard else Scope.KEPT
-        self.table.add(Value(name=tensor.name, shape=shape, dtype=tensor.dtype, scope=scope, role="weight"))
+            shard = self._keep(f"{name}#shard", kept_shape, optimizer.updates_in(dtype), "weight")
+        scope = Scope.KEPT if not axes else Scope.BODY if parameter.is_fleeting else Scope.STEP
+        self.table.add(Value(name=name, shape=parameter.shape, dtype=dtype, scope=scope, role="weight"))
+        if optimizer.has_master(dtype) and not axes:
+            master = self._keep(f"{name}#master", kept_shape, optimizer.updates_in(dtype), "optimizer")
         states = tuple(
-            self.table.add(
-                Value(
-                    name=f"{tensor.name}#state{number}",
-                    shape=kept_shape,
-                    dtype=tensor.dtype,
-                    scope=Scope.KEPT,
-                    role="optimizer",
-                )
-            )
-            for number in range(self.optimizer.num_states)
+            self._keep(f"{name}#state{number}", kept_shape, optimizer.keeps_states_in(dtype), "optimizer")
+            for number in range(optimizer.num_states)
         )
         return ParameterHome(
-            name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, layout=home, weight=tensor.name, shard=shard,
-            shard_axes=axes, reduce_axes=self.reduced[tensor.name].partial, states=states,
+            name=name, shape=parameter.tensor.shape, dtype=dtype, layout=parameter.home, weight=name, shard=shard,
+            shard_axes=axes, reduce_axes=parameter.summed, states=states, master=master,
         )  # fmt: skip
 
-    def _shard_axes(self, tensor: Tensor) -> tuple[str, ...]:
-        """The axes over which a parameter is sharded, those of its gradient's partial sums first; () for none."""
-        if self.optimizer.parallel_level < 1 or tensor.size_bytes < self.optimizer.threshold_bytes:
-            return ()
-        return shard_axes(self.homes[tensor.name], self.reduced[tensor.name].partial)
+    def _keep(self, name: str, shape: tuple[int, ...], dtype: str, role: str) -> str:
+        return self.table.add(Value(name=name, shape=shape, dtype=dtype, scope=Scope.KEPT, role=role))
 
-    def gathers(self) -> tuple[list[Instruction], dict[str, str]]:
-        """The gathers at the start of a step, and for each gathered weight its token."""
-        emitter = Emitter(mesh=self.mesh, table=self.table)
-        for tensor in self.parameters.values():
-            if axes := self._shard_axes(tensor):
-                self._collective(emitter, tensor, "all_gather_flat", f"{tensor.name}#shard", tensor.name, axes)
-        return emitter.instructions, dict(emitter.pending)
-
-    def reduce(self, emitter: Emitter, name: str) -> None:
-        """Start the reduction of the accumulated gradient of parameter `name`, where one is due."""
-        tensor, reduced = self.parameters[name], self.reduced[name]
-        summed, gradient = reduced.partial, f"g:{name}"
-        if reduced.mesh.size(summed) <= 1:
-            return
-        if axes := self._shard_axes(tensor):
-            result = self._flat_gradient(name, f"g:{name}#sum", _left(reduced.mesh, axes, summed))
-            self._collective(emitter, tensor, "reduce_scatter_flat", gradient, result, summed)
-        else:
-            self._collective(emitter, tensor, "all_reduce", gradient, gradient, summed)
-        self.reducing[name] = emitter.instructions[-1]
-        emitter.pending.clear()  # waited for in the closing block
-
-    def _flat_gradient(self, name: str, label: str, num_shards: int) -> str:
-        """Enter a flat value that holds `num_shards` shards of a gradient."""
-        shard = self.table[f"{name}#shard"]
-        shape = (num_shards * shard.shape[0],)
-        return self.table.add(replace(shard, name=label, shape=shape, scope=Scope.STEP, role="gradient"))
-
-    def _collective(
-        self, emitter: Emitter, tensor: Tensor, call: str, value: str, result: str, axes: tuple[str, ...]
-    ) -> None:
-        mesh = self.homes[tensor.name].mesh
-        before, after = self.table[value], self.table[result]
-        name = f"{result}.{call}"
-        emitter.add(
-            Instruction(
-                name=name, kind=Kind.COLLECTIVE, call=call, part="C", inputs=(value,), outputs=(result,), mesh=mesh,
-                axes=axes, channel=channel_of(mesh, axes), message_bytes=max(before.span_bytes, after.span_bytes),
-                token=emitter.token(name, Scope.STEP), shapes=(before.shape, after.shape), dtype=tensor.dtype,
+    def accumulators(self) -> dict[str, Value]:
+        """Parameter -> the value that its gradient is accumulated in: for the step, or for one body."""
+        return {
+            name: Value(
+                name=f"g:{name}", shape=self.reduced[name].local_shape(parameter.tensor.shape), role="gradient",
+                dtype=self.optimizer.accumulates_in(parameter.tensor.dtype),
+                scope=Scope.BODY if parameter.reduces_each else Scope.STEP,
             )
-        )  # fmt: skip
+            for name, parameter in self.local.items()
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------ buckets
+
+    def arrange(
+        self, chunk: int, operators: Sequence[Operator], completed: Sequence[tuple[str, str]], shared: Iterable[str]
+    ) -> None:
+        """Put the parameters of a chunk into buckets.
+
+        Args:
+            chunk: its number.
+            operators: of the chunk, in order.
+            completed: (parameter, the operator whose gradient makes its gradient whole), in that order.
+            shared: parameters that other chunks read as well; each is alone, and reduced at the end of the step.
+        """
+        limit, others = self.optimizer.bucket_bytes, set(shared)
+        blocks = {operator.name: block_of(operator) for operator in operators}
+        readers = {name: operator.name for operator in reversed(operators) for name in operator.inputs}
+        read = [name for operator in operators for name in operator.inputs if name in self.local]
+        mine = [self.local[name] for name in dict.fromkeys(read) if self.local[name].axes]
+        once = [each for each in mine if not each.is_fleeting and each.name not in others]
+        fleeting = [each for each in mine if each.is_fleeting]
+        makers = dict(completed)
+        due = [self.local[name] for name, _ in completed if name not in others or self.local[name].reduces_each]
+        due = [each for each in due if each.needs_reduction]
+        gathers = self._filled(once, set(), False, limit)
+        reductions = self._filled([each for each in due if not each.is_fleeting], others, True, limit)
+        reductions += self._filled([each for each in due if each.is_fleeting], others, True, limit, makers, blocks)
+        in_blocks: dict[str, list[Bucket]] = {}
+        for bucket in self._filled(fleeting, others, False, limit, readers, blocks):
+            in_blocks.setdefault(blocks[readers[bucket.first.name]], []).append(bucket)
+        of = {name: bucket for bucket in reductions for name in bucket.names}
+        self.chunks[chunk] = ChunkParameters(gathers=gathers, blocks=in_blocks, reductions=of, block_of=blocks)
+
+    def _filled(
+        self,
+        parameters: Sequence[LocalParameter],
+        alone: set[str],
+        gradients: bool,
+        limit: int,
+        operator_of: Mapping[str, str] | None = None,
+        blocks: Mapping[str, str] | None = None,
+    ) -> list[Bucket]:
+        def key_of(parameter: LocalParameter) -> object:
+            own = parameter.name if parameter.name in alone else ""
+            return parameter.mesh, parameter.axes, parameter.summed, parameter.tensor.dtype, own
+
+        def dtype_of(parameter: LocalParameter) -> str:
+            dtype = parameter.tensor.dtype
+            return self.optimizer.reduces_in(dtype) if gradients else dtype
+
+        def block(parameter: LocalParameter) -> str:
+            assert operator_of is not None and blocks is not None
+            return blocks[operator_of[parameter.name]]
+
+        return filled(parameters, key_of, dtype_of, limit, block if operator_of is not None else None)
+
+    # ------------------------------------------------------------------ weights
+
+    def gathers(self) -> tuple[list[Instruction], dict[str, Arrival]]:
+        """The gathers at the start of a step, and what makes each gathered weight usable (`with_arrivals`)."""
+        emitter = Emitter(mesh=self.mesh, table=self.table)
+        buckets = {name: bucket for chunk in self.chunks.values() for bucket in chunk.gathers for name in bucket.names}
+        arrivals: dict[str, Arrival] = {}
+        for name, parameter in self.local.items():
+            if not parameter.axes or parameter.is_fleeting or name in arrivals:
+                continue
+            alone = name not in buckets  # several chunks wait for it: none can free what it was rounded into
+            bucket = buckets.get(name, Bucket(parameters=(parameter,)))
+            blocking = alone and self.optimizer.has_master(parameter.tensor.dtype)
+            arrival = gather(emitter, bucket, Scope.STEP, blocking=blocking)
+            arrivals |= dict.fromkeys(bucket.names, arrival)
+        return emitter.instructions, arrivals
+
+    def with_gathers(self, chunk: int, body: Sequence[Instruction]) -> list[Instruction]:
+        """The same body of a chunk with the gathers of weights that do not outlive it (level 3)."""
+        mine = self.chunks[chunk]
+        if not mine.blocks:
+            return list(body)
+        return with_gathers(body, mine.blocks, mine.block_of, self.optimizer.prefetch, self.mesh, self.table)
+
+    # ---------------------------------------------------------------- gradients
+
+    def reduction(self, chunk: int, *, is_last: bool) -> Reduction:
+        """The reductions of one backward body of a chunk."""
+        return Reduction(self.chunks[chunk].reductions, self.table, self.found, is_last)
+
+    def reduce_rest(self, emitter: Emitter) -> None:
+        """Reduce, at the end of the step, what no backward has reduced."""
+        rest = [each for name, each in self.local.items() if name not in self.found and each.needs_reduction]
+        buckets = self._filled(
+            [each for each in rest if not each.reduces_each], set(), True, self.optimizer.bucket_bytes
+        )
+        late = Reduction({}, self.table, self.found, True)
+        for bucket in buckets:
+            late.start(emitter, bucket, {name: f"g:{name}" for name in bucket.names})
+        late.finish(emitter)
+
+    # ------------------------------------------------------------------ updates
 
     def updates(self, homes: Iterable[ParameterHome]) -> list[Instruction]:
-        """The end of a step: wait for each gradient, update, free."""
+        """The end of a step: wait for each gradient, update, free. Those that were reduced first come first."""
         emitter = Emitter(mesh=self.mesh, table=self.table)
-        for home in homes:
-            name, gradient = home.name, f"g:{home.name}"
-            freed = [gradient]
-            if (instruction := self.reducing.get(name)) is not None:
-                gradient = instruction.outputs[0]
-                emitter.pending[gradient] = str(instruction.token)
-                freed.append(gradient)
-            same = tuple(axis for axis in home.shard_axes if axis not in home.reduce_axes)
-            if same:
-                part = self._flat_gradient(name, f"g:{name}#part", 1)
-                attrs = {"axes": same}
+        ordered = list(homes)
+        if self.optimizer.bucket_bytes:
+            turn = {name: number for number, name in enumerate(self.found)}
+            ordered.sort(key=lambda home: turn.get(home.name, len(turn)))
+        gradients = _Gradients(emitter, self.found)
+        if self.optimizer.clip_norm is not None:
+            prepared = {home.name: gradients.of(self.local[home.name], home) for home in ordered}
+            scale = self._norm(emitter, {name: gradient for name, (gradient, _) in prepared.items()})
+            for number, home in enumerate(ordered):
+                gradient, freed = prepared[home.name]
                 emitter.compute(
-                    f"{part}.slice", "flat_slice", "U", (gradient,), (part,), mesh=home.layout.mesh, attrs=attrs
-                )
-                gradient = part
-                freed.append(part)
-            if home.shard is not None:
-                freed.append(home.weight)
-            kept = (home.shard or home.weight, *home.states)
-            emitter.compute(
-                f"{name}.U", f"{self.optimizer.kind}.update", "U", (kept[0], gradient, *home.states), kept,
-                attrs=dict(self.optimizer.settings),
-                flops=2 * (1 + len(home.states)) * math.prod(self.table[kept[0]].shape),
-                frees=tuple(dict.fromkeys(freed)),
-            )  # fmt: skip
+                    f"{gradient}.clip", "scale", "U", (gradient, scale), (gradient,),
+                    frees=(scale,) if number == len(ordered) - 1 else (),
+                )  # fmt: skip
+                self._update(emitter, home, gradient, freed)
+        else:
+            for home in ordered:
+                self._update(emitter, home, *gradients.of(self.local[home.name], home))
         return emitter.instructions
 
+    def _update(self, emitter: Emitter, home: ParameterHome, gradient: str, freed: list[str]) -> None:
+        kept = self.table[home.kept]
+        if self.table[gradient].dtype != kept.dtype:
+            like = self.table[gradient]
+            cast = self.table.add(
+                Value(
+                    name=f"g:{home.name}#update", shape=like.shape, dtype=kept.dtype, scope=Scope.STEP, role="gradient"
+                )
+            )
+            emitter.compute(
+                f"{cast}.make", "cast.forward", "U", (gradient,), (cast,), frees=tuple(dict.fromkeys(freed))
+            )
+            gradient, freed = cast, [cast]
+        if home.shard is not None and not self.local[home.name].is_fleeting:
+            freed = [*freed, home.weight]
+        outputs = (home.kept, *home.states)
+        emitter.compute(
+            f"{home.name}.U", f"{self.optimizer.kind}.update", "U", (home.kept, gradient, *home.states), outputs,
+            attrs=dict(self.optimizer.settings), flops=2 * (1 + len(home.states)) * math.prod(kept.shape),
+            frees=tuple(dict.fromkeys(freed)),
+        )  # fmt: skip
+        if home.master is not None:
+            emitter.compute(f"{home.name}.store", "store", "U", (home.master,), (home.weight,))
 
-def shard_axes(home: TensorLayout, partial: tuple[str, ...]) -> tuple[str, ...]:
-    """All axes along which ranks hold the same weight, those in `partial` first; () when there are none."""
-    same = tuple(axis for axis in home.replicated if axis not in partial and home.mesh.size((axis,)) > 1)
-    axes = (*partial, *same)
-    return axes if home.mesh.size(axes) > 1 else ()
+    def _norm(self, emitter: Emitter, gradients: Mapping[str, str]) -> str:
+        """The factor that clips all gradients of the program; each element is counted on one of its ranks.
+
+        With no parameter of its own a group adds nothing.
+        """
+        table, groups = self.table, dict[tuple[Layout, tuple[str, ...]], list[str]]()
+        for name, gradient in gradients.items():
+            parameter = self.local[name]
+            groups.setdefault((parameter.mesh, parameter.repeated), []).append(gradient)
+        dtype = "float64" if any(table[each].dtype == "float64" for each in gradients.values()) else "float32"
+
+        def scalar(name: str) -> str:
+            return table.add(Value(name=name, shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
+
+        total, parts = scalar("gradients.square"), []  # the same name in every group: one collective
+        for number, ((mesh, repeated), names) in enumerate(groups.items() or [((self.mesh, ()), [])]):
+            parts.append(scalar(f"gradients.square{number}") if len(groups) > 1 else total)
+            emitter.compute(
+                f"{parts[-1]}.make", "sum_squares", "U", tuple(names), (parts[-1],), mesh=mesh, attrs={"axes": repeated}
+            )
+        if len(parts) > 1:
+            emitter.compute(f"{total}.make", "sum", "U", tuple(parts), (total,), frees=tuple(parts))
+        if self.num_ranks > 1:
+            everyone = Layout((self.num_ranks,), ("rank",))
+            line = collective(emitter, "all_reduce", total, total, everyone, everyone.alias_name, Scope.STEP)
+            emitter.pending.pop(total)
+            wait(emitter, total, str(line.token))
+        scale = scalar("gradients.scale")
+        emitter.compute(
+            f"{scale}.make", "clip_scale", "U", (total,), (scale,), attrs={"clip_norm": self.optimizer.clip_norm},
+            frees=(total,) if gradients else (total, scale),
+        )  # fmt: skip
+        return scale
 
 
-def _left(mesh: Layout, axes: tuple[str, ...], without: tuple[str, ...]) -> int:
-    return mesh.size(axis for axis in axes if axis not in without)
+@dataclass(slots=True)
+class _Gradients:
+    """What the updates read, brought into being one after the other."""
+
+    emitter: Emitter
+    found: Mapping[str, Reduced]
+    left: dict[Reduced, int] = field(default_factory=dict)
+
+    def of(self, parameter: LocalParameter, home: ParameterHome) -> tuple[str, list[str]]:
+        """The gradient of what is updated, and what is to be freed with it."""
+        name, reduced = parameter.name, self.found.get(parameter.name)
+        gradient = f"g:{name}"
+        if reduced is None or not reduced.is_flat:
+            freed = [gradient]
+            if reduced is not None:
+                gradient = reduced.value
+                wait(self.emitter, gradient, str(reduced.token))
+                freed.append(gradient)
+            if not parameter.same:
+                return gradient, freed
+            part = self._enter(f"g:{name}#part", (parameter.shard_size,), gradient)
+            self.emitter.compute(
+                f"{part}.slice", "flat_slice", "U", (gradient,), (part,), mesh=parameter.mesh,
+                attrs={"axes": parameter.same},
+            )  # fmt: skip
+            return part, [*freed, part]
+        bucket = reduced.bucket
+        if reduced not in self.left:
+            self.left[reduced] = len(bucket.parameters)
+            if reduced.token is not None:
+                wait(self.emitter, reduced.value, reduced.token, reduced.frees)
+            if self._is_viewed(reduced):
+                views = tuple(self._view(each, reduced.value) for each in bucket.parameters)
+                self.emitter.compute(
+                    f"{reduced.value}.unpack", "flat_unpack", "U", (reduced.value,), views,
+                    attrs={
+                        "rows": 1,
+                        "sizes": bucket.sizes,
+                        "shapes": tuple(self.emitter.table[view].shape for view in views),
+                    },
+                )  # fmt: skip
+        self.left[reduced] -= 1
+        gradient = f"g:{name}#view" if self._is_viewed(reduced) else reduced.value
+        return gradient, [gradient] if self.left[reduced] else [gradient, reduced.value]
+
+    def _is_viewed(self, reduced: Reduced) -> bool:
+        return not reduced.bucket.is_single or not reduced.bucket.first.axes
+
+    def _view(self, parameter: LocalParameter, flat: str) -> str:
+        shape = (parameter.shard_size,) if parameter.axes else parameter.shape
+        return self._enter(f"g:{parameter.name}#view", shape, flat, shares=flat)
+
+    def _enter(self, name: str, shape: tuple[int, ...], like: str, shares: str | None = None) -> str:
+        table = self.emitter.table
+        return table.add(
+            Value(
+                name=name, shape=shape, dtype=table[like].dtype, scope=Scope.STEP, role="gradient", shares=shares
+            )
+        )  # fmt: skip

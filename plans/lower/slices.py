@@ -57,7 +57,11 @@ class Slices:
     def _is_single(self, instruction: Instruction, body: Sequence[Instruction]) -> int | None:
         """The slice that does an instruction for all: the first what is made of weights alone, the last a reduction."""
         if instruction.kind is Kind.WAIT:
+            if self._outlives(str(instruction.waits)):
+                return self.count - 1
             return 0 if instruction.waits in self.shared else None
+        if instruction.kind is Kind.SEND and ":within" not in instruction.channel:
+            return None  # the stage that receives does not know that all slices would get the same
         reads = instruction.inputs
         if instruction.kind is Kind.RECV:  # of a transfer inside the stage: its SEND reads
             own = [each for each in body if each.kind is Kind.SEND and each.name == instruction.name]
@@ -75,7 +79,7 @@ class Slices:
 
     def _of_slice(self, instruction: Instruction, number: int) -> Instruction:
         attrs = dict(instruction.attrs)
-        if instruction.call.partition(".")[0] in ("load", "dropout"):  # the slice decides their rows and random numbers
+        if instruction.call == "load" or "seed" in attrs:  # the slice decides their rows and random numbers
             attrs["slice"] = (number, self.count)
         if "transfer" in attrs:
             attrs["transfer"] = f"{attrs['transfer']}[{number}]"

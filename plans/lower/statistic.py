@@ -42,6 +42,7 @@ def gather_statistic(
     )
     emitter.compute(
         name, f"{operator.kind}.statistic", "F", tuple(inputs), (own,), operator=operator.name, mesh=mesh,
-        attrs=spec.local_attrs(assignment), flops=spec.flops // spec.local_fraction(mesh, assignment),
+        attrs=dict(operator.attrs) | spec.local_attrs(assignment),
+        flops=spec.flops // spec.local_fraction(mesh, assignment),
     )  # fmt: skip
     return emitter.move(own, name, source, target, shape, operator=operator.name)

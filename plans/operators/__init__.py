@@ -1,8 +1,8 @@
 """Operators: each declares its named dims once; layouts, partial sums, gradients and FLOPs follow from that.
 
 `spec` holds the rules and `registry` the table of kinds; the declarations stand by family in `elementwise`, `matrix`,
-`attention`, `normalisation`, `reductions`, `shapes`, `images`, `lookup`, `losses` and `sources`. No tensor values live
-here: the executor has the matching torch calls.
+`attention`, `positions`, `normalisation`, `reductions`, `shapes`, `images`, `lookup`, `losses` and `sources`. No tensor
+values live here: the executor has the matching torch calls.
 """
 
 from plans.operators import (  # noqa: F401  (each enters its kinds)
@@ -13,6 +13,7 @@ from plans.operators import (  # noqa: F401  (each enters its kinds)
     losses,
     matrix,
     normalisation,
+    positions,
     reductions,
     shapes,
     sources,

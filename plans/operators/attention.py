@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from plans.errors import TwofoldError
 from plans.operators.registry import Attrs, Shapes, declares
-from plans.operators.spec import Dim, Gradient, OperatorSpec
+from plans.operators.spec import Dim, Gradient, OperatorSpec, factors
 
-__all__: list[str] = []
+__all__ = ["heads_first"]
 
 
 @declares("attention")
@@ -20,8 +22,13 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
     and v than of q, each serves r heads in a row: the heads of q are (h, r), those of k and v are h.
 
     A part of a causal s reads keys only as far as its last row. Parts do not cost the same then; prices take the mean.
+
+    With attrs "layout" "bshd" the heads stand after the lengths: q[b.., s, heads, d] and so on, the mask as before.
+
+    With attrs "p" and "seed" the weights of the softmax are dropped as `dropout` drops: by their position among those
+    of the whole batch, [b.., heads, s, t].
     """
-    q, k, v = inputs[:3]
+    q, k, v = heads_first(inputs[:3], attrs)
     if len(q) < 3 or len(q) != len(k) or k[:-1] != v[:-1] or q[:-3] != k[:-3] or q[-1] != k[-1] or q[-3] % k[-3]:
         raise TwofoldError(f"attention takes q, k, v of fitting shapes [.., heads, length, size], not {q}, {k} and {v}")
     repeats = q[-3] // k[-3]
@@ -31,6 +38,7 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
     if repeats > 1:
         heads, sizes["r"] = ("h", "r"), repeats
     operands: list[tuple[Dim, ...]] = [(*batch, heads, "s", "_d"), (*batch, "h", "_t", "_d"), (*batch, "h", "_t", "_e")]
+    operands, (output,) = heads_first(operands, attrs), heads_first([(*batch, heads, "s", "_e")], attrs)
     if len(inputs) == 4:
         operands.append(_mask(inputs[3], (*batch, heads, "s", "_t"), sizes))
     scores = math.prod(q[:-1]) * k[-2]
@@ -40,14 +48,27 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
     needs = tuple(f"x{index}" for index in range(len(inputs)))
     # the forward is made again; then the gradients of the scores (e), q (d), k (d) and v (e)
     return OperatorSpec(
-        kind=kind, sizes=sizes, inputs=tuple(operands), outputs=((*batch, heads, "s", "_e"),), flops=forward,
+        kind=kind, sizes=sizes, inputs=tuple(operands), outputs=(output,), flops=forward,
         splittable=frozenset(dim for dim in sizes if not dim.startswith("_")),
         gradients={
             0: Gradient(needs=needs, flops=forward + sum(product)), 1: Gradient(needs=needs, flops=product[0]),
             2: Gradient(needs=needs, flops=product[1]),
         },
-        located=("s",), joint=(0, 1, 2),
+        located=(*batch, *factors(heads), "s") if "p" in attrs else ("s",), joint=(0, 1, 2),
     )  # fmt: skip
+
+
+def heads_first(shapes: Sequence[tuple[Any, ...]], attrs: Attrs) -> list[tuple[Any, ...]]:
+    """Shapes (or dims) of q, k, v or of the output as [.., heads, length, size], whatever attrs "layout" says.
+
+    >>> heads_first([(2, 64, 8, 16)], {"layout": "bshd"})
+    [(2, 8, 64, 16)]
+    """
+    if attrs.get("layout", "bhsd") == "bhsd":
+        return list(shapes)
+    if attrs["layout"] != "bshd":
+        raise TwofoldError(f"attention has no layout {attrs['layout']!r}; it has bhsd and bshd")
+    return [(*shape[:-3], shape[-2], shape[-3], shape[-1]) for shape in shapes]
 
 
 def _mask(shape: tuple[int, ...], against: tuple[Dim, ...], sizes: dict[str, int]) -> tuple[Dim, ...]:

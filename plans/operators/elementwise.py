@@ -1,4 +1,4 @@
-"""Element by element: activations, arithmetic with broadcasting or with a number, casts, masks, dropout."""
+"""Element by element: activations, arithmetic (broadcasting, or with a number), comparisons, casts, masks, dropout."""
 
 from __future__ import annotations
 
@@ -61,6 +61,32 @@ def _binary(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=flops,
         gradients={index: Gradient(needs=needs_of[index], flops=flops) for index in (0, 1)},
+    )  # fmt: skip
+
+
+@declares("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not")
+def _truth(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """True or false: two operands with broadcasting, or one compared with the number attrs "number"; no gradient."""
+    if len(inputs) == 1:
+        return unary(kind, inputs[0], None)
+    out = named("d", outputs[0])
+    sizes = dict(zip(out, outputs[0], strict=True))
+    operands = tuple(aligned(shape, out, sizes, which) for which, shape in enumerate(inputs))
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=math.prod(outputs[0])
+    )
+
+
+@declares("where")
+def _where(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """x1 where the condition x0 is true, else x2; all three are broadcast."""
+    out = named("d", outputs[0])
+    sizes = dict(zip(out, outputs[0], strict=True))
+    operands = tuple(aligned(shape, out, sizes, which) for which, shape in enumerate(inputs))
+    flops = math.prod(outputs[0])
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=flops,
+        gradients={index: Gradient(needs=("x0",), flops=flops) for index in (1, 2)},
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import math
 
 from plans.errors import TwofoldError
 from plans.operators.registry import Attrs, Shapes, declares, named
-from plans.operators.spec import Gradient, OperatorSpec, Statistic
+from plans.operators.spec import Dim, Gradient, OperatorSpec, Statistic
 
 __all__: list[str] = []
 
@@ -34,12 +34,28 @@ def _cross_entropy(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> 
     Where the classes c are split, each shard makes the logarithm of its sum of exponentials and its share of the
     label's logit; gathered over the shards (one small all-gather instead of a maximum and a sum), they give the loss
     on every rank, so that c leaves no partial sums.
+
+    With attrs "ignore_index" labels of that number count for nothing, and the mean is over the others: how many there
+    are is a third input, the sum that `count_labels` makes.
     """
     batch = named("b", inputs[0][:-1])
     sizes = dict(zip(batch, inputs[0][:-1], strict=True)) | {"c": inputs[0][-1]}
-    flops = 5 * math.prod(inputs[0])
+    if (len(inputs) == 3) != ("ignore_index" in attrs):
+        raise TwofoldError("a cross_entropy with ignore_index reads how many labels count, one without does not")
+    counted: tuple[tuple[Dim, ...], ...] = ((),) * (len(inputs) - 2)
+    flops, needs = 5 * math.prod(inputs[0]), ("x0", "x1", "x2")[: len(inputs)]
     return OperatorSpec(
-        kind=kind, sizes=sizes, inputs=((*batch, "c"), batch), outputs=((),), splittable=frozenset(sizes),
-        flops=flops, gradients={0: Gradient(needs=("x0", "x1", "s0"), flops=flops)}, located=("c",),
+        kind=kind, sizes=sizes, inputs=((*batch, "c"), batch, *counted), outputs=((),), splittable=frozenset(sizes),
+        flops=flops, gradients={0: Gradient(needs=(*needs, "s0"), flops=flops)}, located=("c",),
         statistic=Statistic(over="c", width=2, dims=batch),
+    )  # fmt: skip
+
+
+@declares("count_labels")
+def _count_labels(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """How many labels are not attrs "ignore_index": each rank counts its own, and the counts are summed."""
+    dims = named("b", inputs[0])
+    return OperatorSpec(
+        kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,), outputs=((),),
+        splittable=frozenset(dims), flops=math.prod(inputs[0]),
     )  # fmt: skip

@@ -7,6 +7,7 @@ multiply-add as two. Dims named `_...` are never split.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from plans.errors import TwofoldError
@@ -53,9 +54,22 @@ def declare(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs, name: str)
             f"operator {name!r} is of the kind {kind!r}, which is not known; known: {', '.join(kinds())}"
         )
     try:
-        return _DECLARATIONS[kind](kind, inputs, outputs, attrs)
+        return _declared(kind, tuple(map(tuple, inputs)), tuple(map(tuple, outputs)), _frozen(attrs))
     except TwofoldError as error:
         raise TwofoldError(f"operator {name!r}: {error}") from None
+
+
+def _frozen(attrs: Attrs) -> tuple[tuple[str, type, Any], ...]:
+    """Attrs as a key: with types, as True, 1 and 1.0 are equal."""
+    return tuple((name, type(value), tuple(value) if type(value) is list else value) for name, value in attrs.items())
+
+
+@lru_cache(maxsize=16_384)
+def _declared(
+    kind: str, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...], attrs: tuple[tuple[str, type, Any], ...]
+) -> OperatorSpec:
+    """Operators of equal blocks share one spec."""
+    return _DECLARATIONS[kind](kind, inputs, outputs, {name: value for name, _, value in attrs})
 
 
 def named(prefix: str, shape: Shape) -> tuple[str, ...]:

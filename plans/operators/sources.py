@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from plans.errors import TwofoldError
 from plans.operators.registry import Attrs, Shapes, declares, named
 from plans.operators.spec import Gradient, OperatorSpec
 
@@ -25,11 +26,13 @@ def _arange(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
 
 @declares("fill")
 def _fill(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """Every element is attrs "value"; reads nothing and has no gradient."""
+    """Every element is attrs "value"; reads nothing, or an input for its shape alone, and has no gradient."""
+    if inputs and tuple(inputs[0]) != tuple(outputs[0]):
+        raise TwofoldError(f"a fill of the shape {outputs[0]} cannot be like {inputs[0]}")
     dims = named("d", outputs[0])
     return OperatorSpec(
-        kind=kind, sizes=dict(zip(dims, outputs[0], strict=True)), inputs=(), outputs=(dims,),
-        splittable=frozenset(dims), flops=math.prod(outputs[0]),
+        kind=kind, sizes=dict(zip(dims, outputs[0], strict=True)), inputs=(dims,) * len(inputs), outputs=(dims,),
+        splittable=frozenset(dims), flops=math.prod(outputs[0]), blind=True,
     )  # fmt: skip
 
 

@@ -87,6 +87,7 @@ class OperatorSpec:
             that split them are handed to the call as attrs "split".
         statistic: see the module; its dim counts as summed within the operator, it leaves no partial sums.
         joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
+        blind: whether only the shape of its inputs matters, so that no gradient goes to them.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class OperatorSpec:
     located: tuple[str, ...] = ()
     statistic: Statistic | None = None
     joint: tuple[int, ...] = ()
+    blind: bool = False
 
     @property
     def contracted(self) -> tuple[str, ...]:

@@ -7,16 +7,17 @@ work is done per element. The cost is proportional to the number of pieces.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
 from plans.errors import TwofoldError
 from plans.layout import Region, TensorLayout
+from plans.redistribution.cuts import cut
 
-__all__ = ["Piece", "pieces"]
+__all__ = ["Load", "Piece", "load", "pieces"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,42 +62,112 @@ def pieces(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> 
     return _pieces(source, target, tuple(shape))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the busiest rank of a transfer has to do.
+
+    Args:
+        num_peers: the most ranks that one rank sends to, or receives from.
+        num_elements: the most elements that one rank sends, or receives.
+        pairs: (sender, receiver) of all that is sent between ranks.
+    """
+
+    num_peers: int
+    num_elements: int
+    pairs: frozenset[tuple[int, int]]
+
+
+def load(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> Load:
+    """The load of the busiest rank when `pieces` move, found without making them.
+
+    >>> from plans.layout import Layout
+    >>> mesh = Layout((2,), ("dp",))
+    >>> busiest = load(mesh("dp"), mesh("None"), (4,))
+    >>> busiest.num_peers, busiest.num_elements, sorted(busiest.pairs)
+    (1, 2, [(0, 1), (1, 0)])
+    """
+    return _load(source, target, tuple(shape))
+
+
+@lru_cache(maxsize=16384)
+def _load(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]) -> Load:
+    pairs: set[tuple[int, int]] = set()
+    sent: dict[int, int] = defaultdict(int)
+    got: dict[int, int] = defaultdict(int)
+    senders, receivers = source.mesh.rank_list, target.mesh.rank_list
+    for here, there, size, _ in _hand_overs(source, target, shape):
+        sender, receiver = senders[here], receivers[there]
+        if sender != receiver:
+            sent[sender] += size
+            got[receiver] += size
+            pairs.add((sender, receiver))
+    peers = Counter(("from", sender) for sender, _ in pairs) + Counter(("to", receiver) for _, receiver in pairs)
+    return Load(
+        num_peers=max(peers.values(), default=0),
+        num_elements=max([*sent.values(), *got.values()], default=0),
+        pairs=frozenset(pairs),
+    )
+
+
 @lru_cache(maxsize=1024)
 def _pieces(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]) -> tuple[Piece, ...]:
+    senders, receivers = source.mesh.rank_list, target.mesh.rank_list
+    return tuple(
+        Piece(src_rank=senders[here], dst_rank=receivers[there], region=tuple(part[0] for part in parts))
+        for here, there, _, parts in _hand_overs(source, target, shape)
+    )
+
+
+_Part = tuple[tuple[int, int], int, int]
+"""Of one dim: the range that is handed over, its length, and the number of the source's cut that holds it."""
+
+
+def _hand_overs(
+    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]
+) -> Iterator[tuple[int, int, int, tuple[_Part, ...]]]:
+    """Per piece: positions of the sending and of the receiving rank in their meshes, its elements, its parts by dim."""
     if not len(source.dims) == len(target.dims) == len(shape):
         raise TwofoldError(f"a tensor of shape {shape} cannot go from {source} to {target}: the numbers of dims differ")
     if source.mesh.size(source.partial) != target.mesh.size(target.partial):
         raise TwofoldError(
             f"{source} cannot be transferred to {target}: reduce the partial sums first, a transfer only moves values"
         )
-    # a source box is known by its interval in every dim and its partial term; replicas own the same box
-    owners: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
-    intervals: list[set[tuple[int, int]]] = [set() for _ in shape]
-    for rank in source.mesh.rank_list:
-        region = source.region(rank, shape)
-        owners[((source.mesh.index(rank, source.partial), 0), *region)].append(rank)
-        for seen, interval in zip(intervals, region, strict=True):
-            seen.add(interval)
-    ordered = [sorted(interval for interval in seen if interval[0] < interval[1]) for seen in intervals]
-    position = {rank: at for at, rank in enumerate(source.mesh.rank_list)}
-    owned = {key: set(ranks) for key, ranks in owners.items()}
-    sent: dict[int, int] = defaultdict(int)
-    found: list[Piece] = []
+    # a source box is known by the numbers of its cuts and its partial term; replicas own the same box
+    owners: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    terms = [source.mesh.index(rank, source.partial) for rank in source.mesh.rank_list]
+    numbers, meets = [terms], []
+    for size, old, new in zip(shape, source.dims, target.dims, strict=True):
+        low, high = cut(source.mesh, old, size)
+        held = list(zip(low.tolist(), high.tolist(), strict=True))
+        distinct = sorted(set(held))
+        number_of = {each: number for number, each in enumerate(distinct)}
+        numbers.append([number_of[each] for each in held])
+        low, high = cut(target.mesh, new, size)
+        known: dict[tuple[int, int], list[_Part]] = {}
+        for start, stop in set(zip(low.tolist(), high.tolist(), strict=True)):
+            common = [
+                ((max(first, start), min(last, stop)), min(last, stop) - max(first, start), number)
+                for number, (first, last) in enumerate(distinct)
+            ]
+            known[start, stop] = [part for part in common if part[1] > 0]
+        meets.append([known[each] for each in zip(low.tolist(), high.tolist(), strict=True)])
+    for at, key in enumerate(zip(*numbers, strict=True)):
+        owners[key].append(at)
+    own = list(zip(*numbers, strict=True))
+    place = {rank: at for at, rank in enumerate(source.mesh.rank_list)}
+    sent = [0] * source.mesh.num_ranks
     for at, rank in enumerate(target.mesh.rank_list):
-        region = target.region(rank, shape)
-        term = (target.mesh.index(rank, target.partial), 0)
-        meets = [
-            [(cut, (max(cut[0], start), min(cut[1], stop))) for cut in cuts if cut[0] < stop and start < cut[1]]
-            for cuts, (start, stop) in zip(ordered, region, strict=True)
-        ]
-        for cell in product(*meets):
-            key = (term, *(cut for cut, _ in cell))
-            part = tuple(common for _, common in cell)
-            # dims are cut independently of each other, so every combination of intervals is somebody's box
-            if rank in owned[key]:
-                found.append(Piece(src_rank=rank, dst_rank=rank, region=part))
+        term, mine = target.mesh.index(rank, target.partial), place.get(rank, -1)
+        # dims are cut independently of each other, so every combination of cuts is somebody's box
+        for parts in product(*(meet[at] for meet in meets)):
+            box = (term, *(number for _, _, number in parts))
+            elements = math.prod(length for _, length, _ in parts)
+            if mine >= 0 and own[mine] == box:
+                yield mine, at, elements, parts
                 continue
-            near = min(owners[key], key=lambda owner: (sent[owner], abs(position[owner] - at), position[owner]))
-            sent[near] += math.prod(stop - start for start, stop in part)
-            found.append(Piece(src_rank=near, dst_rank=rank, region=part))
-    return tuple(found)
+            candidates = owners[box]
+            near = candidates[0]
+            if len(candidates) > 1:
+                near = min(candidates, key=lambda owner: (sent[owner], abs(owner - at), owner))
+            sent[near] += elements
+            yield near, at, elements, parts

@@ -7,13 +7,17 @@ the target or to a layout one collective away from it. A* finds the cheapest pat
 * **Least bytes** (`price=None`): the sum over steps of the bytes received by the rank that receives most. The bound
   on what is left is what the worst rank still lacks of its target region, so almost nothing is expanded. Ties go to
   fewer communicating steps, then fewer transfers (a collective is one library call), then fewer slices.
-* **Least time**: `price` gives the seconds of a step. If it has a method `floor_s(num_bytes)`, the least seconds of any
-  step that brings that many bytes to some rank, the search leaves out what cannot win (floor_s must be subadditive, as
-  latency + bytes / bandwidth is, with floor_s(0) = 0); otherwise it expands every state cheaper than the target.
+* **Least time**: `price` gives the seconds of a step. One that says more about itself (`fastest.LocalPrice`) is
+  searched over arrays on up to three axes, transfers between any two layouts included. Any other callable is asked
+  for every step; if it has a method `floor_s(num_bytes)`, the least seconds of any step that brings that many bytes to
+  some rank, the search leaves out what cannot win (floor_s must be subadditive, as latency + bytes / bandwidth is, with
+  floor_s(0) = 0); otherwise it expands every state cheaper than the target.
 
 On up to three axes of more than one rank the answer is the cheapest path over these edges. On more axes slices and
 reductions are tried axis by axis and in the target's own runs, and the search stops after a number of states; it starts
 from the sequences of `greedy` and never ends above them.
+
+With `even` only layouts count that cut every dim evenly, as the values of a program must.
 
 Two different meshes over the same ranks are refined to their atomic mesh (`atomic`; one of the two where possible), and
 all layouts of the steps lie on it; so the first step's `before` and the last step's `after` are placed like source and
@@ -29,12 +33,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import cast
 
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
 from plans.redistribution.atomic import refine, rewrite
+from plans.redistribution.fastest import MAX_AXES, LocalPrice, fastest
 from plans.redistribution.greedy import by_gathering, by_moving, by_transfer
 from plans.redistribution.space import Move, Space, State
 from plans.redistribution.step import Step, StepKind
@@ -62,6 +69,7 @@ def redistribute(
     *,
     itemsize: int = 4,
     price: StepPrice | None = None,
+    even: bool = False,
 ) -> tuple[Step, ...]:
     """The cheapest steps from `source` to `target`; empty if every rank holds the right part already.
 
@@ -71,6 +79,7 @@ def redistribute(
         shape: the global shape.
         itemsize: bytes per element.
         price: seconds of a step; by default the bytes received count.
+        even: go only through layouts that cut every dim evenly; source and target do.
 
     Raises:
         TwofoldError: the dims do not fit the shape, or the target is partial where the source is not.
@@ -81,32 +90,44 @@ def redistribute(
     ...     print(step)
     all_to_all over dp dim 0 to 1: (dp, mp) -> (None, (mp, dp))
     """
+    if even and not (source.is_even(shape) and target.is_even(shape)):
+        raise TwofoldError(f"{source} or {target} does not cut a tensor of shape {tuple(shape)} evenly")
     try:
         hash(price)
     except TypeError:
-        return _cached.__wrapped__(source, target, tuple(shape), itemsize, price)
-    return _cached(source, target, tuple(shape), itemsize, price)
+        return _cached.__wrapped__(source, target, tuple(shape), itemsize, price, even)
+    return _cached(source, target, tuple(shape), itemsize, price, even)
 
 
 @lru_cache(maxsize=8192)
 def _cached(
-    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: StepPrice | None
+    source: TensorLayout,
+    target: TensorLayout,
+    shape: tuple[int, ...],
+    itemsize: int,
+    price: StepPrice | None,
+    even: bool,
 ) -> tuple[Step, ...]:
     if not len(source.dims) == len(target.dims) == len(shape):
         raise TwofoldError(f"a tensor of shape {shape} cannot go from {source} to {target}: the numbers of dims differ")
     if source.mesh == target.mesh:
-        return _on_one_mesh(source, target, shape, itemsize, price)
+        return _on_one_mesh(source, target, shape, itemsize, price, even)
     if source.is_even(shape) and source.same_placement(target):
         return ()
     refined = refine(source.mesh, target.mesh) if source.is_even(shape) and target.is_even(shape) else None
     if refined is None:
-        return _across(source, target, shape, itemsize, price)
+        return _across(source, target, shape, itemsize, price, even)
     mesh, mine, theirs = refined
-    return _on_one_mesh(rewrite(source, mesh, mine), rewrite(target, mesh, theirs), shape, itemsize, price)
+    return _on_one_mesh(rewrite(source, mesh, mine), rewrite(target, mesh, theirs), shape, itemsize, price, even)
 
 
 def _on_one_mesh(
-    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: StepPrice | None
+    source: TensorLayout,
+    target: TensorLayout,
+    shape: tuple[int, ...],
+    itemsize: int,
+    price: StepPrice | None,
+    even: bool,
 ) -> tuple[Step, ...]:
     space = Space(source.mesh, target, shape)
     start, goal = space.state(source), space.state(target)
@@ -117,7 +138,10 @@ def _on_one_mesh(
         )
     if start == goal or (start[1] == goal[1] and space.lacking(start) == 0 and space.lacking(goal, start) == 0):
         return ()
-    moves = _search(space, start, goal, itemsize, price)
+    if hasattr(price, "local_s") and len(space.axes) <= MAX_AXES:
+        moves = fastest(space, start, goal, itemsize, cast(LocalPrice, price), even)
+    else:
+        moves = _search(space, start, goal, itemsize, price, even)
     steps = [space.step(move) for move in moves]
     first, last = steps[0], steps[-1]
     if last is first:
@@ -130,7 +154,7 @@ def _with(step: Step, before: TensorLayout, after: TensorLayout) -> Step:
     return Step(kind=step.kind, axes=step.axes, dim=step.dim, to_dim=step.to_dim, before=before, after=after)
 
 
-def _search(space: Space, start: State, goal: State, itemsize: int, price: StepPrice | None) -> list[Move]:
+def _search(space: Space, start: State, goal: State, itemsize: int, price: StepPrice | None, even: bool) -> list[Move]:
     floor: Callable[[int], float] | None = getattr(price, "floor_s", None)
 
     def bound(state: State) -> float:
@@ -150,6 +174,8 @@ def _search(space: Space, start: State, goal: State, itemsize: int, price: StepP
 
     space.drop_spare_dims(start, goal)
     landings = [goal] if price is None else [goal, *(move.before for move in space.closing(goal))]
+    if even:
+        landings = [landing for landing in landings if space.is_even(landing)]
     best: dict[State, _Cost] = {start: (0, 0, 0, 0)}
     came: dict[State, Move] = {}
     count = itertools.count()
@@ -169,7 +195,7 @@ def _search(space: Space, start: State, goal: State, itemsize: int, price: StepP
         paid = best[state][0]
         fetches = _transfers(state, landings) if state not in came or came[state].kind in _BEFORE_TRANSFER else ()
         for move in itertools.chain(fetches, space.moves(state, goal)):
-            if move.after in closed:
+            if move.after in closed or (even and not space.is_even(move.after)):
                 continue
             step_least = least(move)
             if goal in best and paid + step_least > best[goal][0]:
@@ -211,7 +237,12 @@ def _transfers(state: State, landings: list[State]) -> Iterator[Move]:
 
 
 def _across(
-    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: StepPrice | None
+    source: TensorLayout,
+    target: TensorLayout,
+    shape: tuple[int, ...],
+    itemsize: int,
+    price: StepPrice | None,
+    even: bool,
 ) -> tuple[Step, ...]:
     """Reduce the sums on the source's mesh, then transfer; under a price maybe to one collective before the target."""
 
@@ -226,17 +257,31 @@ def _across(
             return ()
     if target.partial and source.mesh.size(source.partial) != target.mesh.size(target.partial):
         raise TwofoldError(f"{source} cannot become {target} on another mesh: its partial sums are spread otherwise")
-    candidates: list[tuple[Step, ...]] = []
+    floor: Callable[[float], float] | None = None if price is None else getattr(price, "floor_s", None)
     endings: list[tuple[TensorLayout, tuple[Step, ...]]] = [(target, ())]
     if price is not None:
         space = Space(target.mesh, target, shape)
-        closing = [space.step(move) for move in space.closing(space.goal)]
+        closing = [space.step(move) for move in space.closing(space.goal) if not even or space.is_even(move.before)]
         endings += [(step.before, (_with(step, step.before, target),)) for step in closing]
+    ways: list[
+        tuple[float, int, tuple[Step, ...]]
+    ] = []  # what is left of a sequence's cost without its transfer, the order of making, the sequence
     for reduced in [source] if target.partial else _reduced(source):
-        before = redistribute(source, reduced, shape, itemsize=itemsize, price=price)
+        if even and not reduced.is_even(shape):
+            continue
+        before = redistribute(source, reduced, shape, itemsize=itemsize, price=price, even=even)
         for landing, ending in endings:
-            candidates.append((*before, Step(kind=StepKind.TRANSFER, before=reduced, after=landing), *ending))
-    return min(candidates, key=cost)
+            transfer = Step(kind=StepKind.TRANSFER, before=reduced, after=landing)
+            least = max_received_bytes(transfer, shape, itemsize)
+            least_cost = least if price is None else 0.0 if floor is None else floor(least)
+            ways.append((cost((*before, *ending))[0] + least_cost, len(ways), (*before, transfer, *ending)))
+    best, chosen = (math.inf, 0), ways[0][2]
+    for bound, _, steps in sorted(ways, key=lambda way: way[:2]):
+        if bound > best[0]:
+            break
+        if (now := cost(steps)) < best:
+            best, chosen = now, steps
+    return chosen
 
 
 def _reduced(source: TensorLayout) -> list[TensorLayout]:

@@ -157,6 +157,13 @@ class Space:
             self._local[state] = math.prod(self.part(axes, dim) for dim, axes in enumerate(state[0]))
         return self._local[state]
 
+    def is_even(self, state: State) -> bool:
+        """Whether every dim is cut into parts of one size."""
+        return all(
+            size % math.prod(self.sizes[axis] for axis in axes) == 0
+            for size, axes in zip(self.shape, state[0], strict=True)
+        )
+
     def received(self, move: Move) -> int:
         """The elements that the rank which receives most gets; agrees with `traffic.max_received_bytes`."""
         if move.kind is StepKind.SLICE:

@@ -82,6 +82,40 @@ class Step:
         over = f" over {','.join(self.axes)}" if self.axes else ""
         return f"{self.kind}{over}{where}: {self.before} -> {self.after}"
 
+    def is_consistent(self) -> bool:
+        """Whether `after` is what the step makes of `before`; axes of a single rank may be written or not."""
+        if self.kind is StepKind.TRANSFER:
+            kept = self.before.mesh.size(self.before.partial) == self.after.mesh.size(self.after.partial)
+            return kept and len(self.before.dims) == len(self.after.dims)
+        if self.before.mesh != self.after.mesh or not set(self.axes) <= set(self.before.mesh.alias_name):
+            return False
+        dims, partial = (
+            [list(self._counted(axes)) for axes in self.before.dims],
+            set(self._counted(self.before.partial)),
+        )
+        moved = list(self._counted(self.axes))
+        places = [dim for dim in (self.dim, self.to_dim) if dim is not None]
+        if len(set(self.axes)) != len(self.axes) or not all(0 <= dim < len(dims) for dim in places):
+            return False
+        if self.kind in (StepKind.ALL_REDUCE, StepKind.REDUCE_SCATTER):
+            if not set(moved) <= partial:
+                return False
+            partial -= set(moved)
+        if self.kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL):
+            assert self.dim is not None
+            kept_axes = dims[self.dim][: len(dims[self.dim]) - len(moved)]
+            if kept_axes + moved != dims[self.dim]:
+                return False
+            dims[self.dim] = kept_axes
+        gaining = {StepKind.SLICE: self.dim, StepKind.REDUCE_SCATTER: self.dim, StepKind.ALL_TO_ALL: self.to_dim}
+        if (dim := gaining.get(self.kind)) is not None:
+            dims[dim] = dims[dim] + moved
+        made = [list(self._counted(axes)) for axes in self.after.dims]
+        return made == dims and set(self._counted(self.after.partial)) == partial
+
+    def _counted(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if self.before.mesh.size((axis,)) > 1)
+
     @property
     def communicates(self) -> bool:
         """Whether anything is sent."""

@@ -11,7 +11,7 @@ A schedule is an order without times and without communication: both follow from
 from plans.schedules.action import Action, ActionKind
 from plans.schedules.errors import ScheduleError
 from plans.schedules.in_flight import peak_in_flight
-from plans.schedules.registry import make_schedule, schedule_names
+from plans.schedules.registry import chunks_per_rank, make_schedule, schedule_names
 from plans.schedules.schedule import Schedule, ScheduleTable
 from plans.schedules.validate import validate
 
@@ -21,6 +21,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "ScheduleTable",
+    "chunks_per_rank",
     "make_schedule",
     "peak_in_flight",
     "schedule_names",

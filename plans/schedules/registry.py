@@ -18,11 +18,12 @@ from plans.schedules.phases import MAX_CHUNKS
 from plans.schedules.schedule import Schedule
 from plans.schedules.v_half import v_half
 from plans.schedules.v_min import v_min
+from plans.schedules.validate import validate
 from plans.schedules.zb_h1 import zb_h1
 from plans.schedules.zb_h2 import zb_h2
 from plans.schedules.zb_v import zb_v
 
-__all__ = ["make_schedule", "schedule_names"]
+__all__ = ["chunks_per_rank", "is_written", "make_schedule", "schedule_names"]
 
 
 class _Entry(NamedTuple):
@@ -60,26 +61,65 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(sorted(_SCHEDULES))
 
 
+def chunks_per_rank(name: str) -> int | None:
+    """How many chunks of the model a rank has in the named schedule; None if the caller chooses, or a text says.
+
+    Raises:
+        ScheduleError: an unknown name.
+
+    >>> chunks_per_rank("1f1b"), chunks_per_rank("ZB-V"), chunks_per_rank("interleaved_1f1b")
+    (1, 2, None)
+    """
+    return None if is_written(name) else _SCHEDULES[_known_name(name)].num_chunks
+
+
 def make_schedule(name: str, num_ranks: int, num_micro_batches: int, *, virtual: int | None = None) -> Schedule:
-    """The named schedule. Equal arguments give the same object: schedules are values and are kept.
+    """The named or written schedule. Equal arguments give the same object: schedules are values and are kept.
 
     Args:
         name: one of `schedule_names()`; case, "-" and "_" do not matter, and the names of the classes of
-            torch.distributed.pipelining mean the same.
+            torch.distributed.pipelining mean the same. Or the text of a schedule (`Schedule.from_text`), which is
+            validated.
         num_ranks: pipeline ranks (groups of devices), p.
         num_micro_batches: m.
         virtual: chunks per rank, v. Must be given for schedules that take any number of them; the others have
             one, or two if V-shaped, and refuse another number.
 
     Raises:
-        ScheduleError: an unknown name, or a combination that the schedule cannot do; the message says what would do.
+        ScheduleError: an unknown name, or a combination that the schedule cannot do; the message says what would do. A
+            text that is no schedule, cannot run, or is for other ranks, micro-batches or chunks.
 
     >>> make_schedule("1F1B", 2, 4).placement
     (0, 1)
     >>> make_schedule("interleaved_1f1b", 2, 4, virtual=2).placement
     (0, 1, 0, 1)
     """
+    if is_written(name):
+        return _written(name, num_ranks, num_micro_batches, virtual)
     return _make(_known_name(name), num_ranks, num_micro_batches, virtual)
+
+
+def is_written(name: str) -> bool:
+    """Whether this is the text of a schedule rather than the name of one.
+
+    >>> is_written("1f1b"), is_written("0F0,0B0")
+    (False, True)
+    """
+    return "," in name or "\n" in name
+
+
+@lru_cache(maxsize=64)
+def _written(text: str, num_ranks: int, num_micro_batches: int, virtual: int | None) -> Schedule:
+    schedule = Schedule.from_text(text)
+    validate(schedule)
+    wanted = (num_ranks, num_micro_batches, num_ranks * (virtual or schedule.num_stages // num_ranks))
+    found = (schedule.num_ranks, schedule.num_micro_batches, schedule.num_stages)
+    if found != wanted:
+        said = "{} pipeline ranks, {} micro-batches and {} stages"
+        raise ScheduleError(
+            f"the written schedule {schedule.name!r} is for {said.format(*found)}; the plan has {said.format(*wanted)}"
+        )
+    return schedule
 
 
 @lru_cache(maxsize=256)

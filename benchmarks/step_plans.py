@@ -1,0 +1,113 @@
+"""Plans of transformers for measuring whole steps on 1, 2 and 4 devices, and tiny ones for the host's time.
+
+    python -m benchmarks.step_plans FOLDER            # plan files
+    python -m executor.calibrate.steps POINTS.jsonl FOLDER/*.json        # under torchrun, per number of devices
+
+The shapes were chosen before anything was measured on them, and no machine file is fitted to their step times.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from costmodels import Machine
+from plans.plan import Optimizer, Plan, save_plan
+from plans.transformer import TransformerConfig, transformer
+from search import uniform_plan
+
+__all__ = ["main", "step_plans", "tiny_plans"]
+
+MACHINE = "h200-x4"
+ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
+MODELS = {
+    "1b": TransformerConfig(
+        name="1b", num_layers=12, hidden=2048, num_heads=16, ffn=5632, vocab=32000, seq=2048, dtype="bfloat16"
+    ),
+    "wide": TransformerConfig(
+        name="wide", num_layers=4, hidden=5120, num_heads=40, num_kv_heads=8, ffn=13824, vocab=50304, seq=2048,
+        dtype="bfloat16",
+    ),
+    "gpt": TransformerConfig(
+        name="gpt", num_layers=12, hidden=1024, num_heads=16, vocab=50304, seq=1024, dtype="bfloat16", gated=False,
+        norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+    ),
+}  # fmt: skip
+TINY = TransformerConfig(name="tiny", num_layers=2, hidden=64, num_heads=4, ffn=128, vocab=128, seq=16)
+
+# model, batch, degrees
+_STEPS: tuple[tuple[str, int, dict[str, Any]], ...] = (
+    ("1b", 8, {"micro_batch": 4}),
+    ("1b", 8, {"micro_batch": 4, "recompute": "full"}),
+    ("wide", 8, {"micro_batch": 2}),
+    ("gpt", 32, {"micro_batch": 8}),
+    ("1b", 16, {"dp": 2, "micro_batch": 4}),
+    ("1b", 16, {"dp": 2, "micro_batch": 4, "zero": 1}),
+    ("1b", 16, {"dp": 2, "micro_batch": 4, "zero": 3}),
+    ("1b", 8, {"tp": 2, "micro_batch": 4}),
+    ("1b", 8, {"tp": 2, "micro_batch": 4, "sequence_parallel": True}),
+    ("1b", 16, {"pp": 2, "micro_batch": 2}),
+    ("wide", 8, {"tp": 2, "micro_batch": 4}),
+    ("wide", 8, {"pp": 2, "micro_batch": 1}),
+    ("gpt", 32, {"dp": 2, "micro_batch": 16}),
+    ("gpt", 32, {"tp": 2, "micro_batch": 16}),
+    ("1b", 8, {"tp": 4, "micro_batch": 4}),
+    ("1b", 16, {"dp": 2, "tp": 2, "micro_batch": 4, "zero": 1}),
+    ("1b", 32, {"dp": 4, "micro_batch": 4, "zero": 2}),
+    ("1b", 32, {"pp": 4, "micro_batch": 2}),
+    ("1b", 32, {"pp": 4, "micro_batch": 2, "schedule": "zb_h1"}),
+    ("1b", 32, {"pp": 2, "dp": 2, "micro_batch": 2, "zero": 1}),
+    ("wide", 8, {"tp": 4, "micro_batch": 4, "sequence_parallel": True}),
+    ("wide", 16, {"pp": 2, "tp": 2, "micro_batch": 2}),
+    ("gpt", 64, {"pp": 2, "dp": 2, "micro_batch": 4}),
+)
+_TINY: tuple[dict[str, Any], ...] = (
+    {"micro_batch": 4},
+    {"dp": 2, "micro_batch": 4},
+    {"dp": 2, "micro_batch": 4, "zero": 3},
+    {"tp": 2, "micro_batch": 4},
+    {"pp": 2, "micro_batch": 2},
+    {"tp": 4, "micro_batch": 4},
+    {"dp": 2, "tp": 2, "micro_batch": 4, "zero": 1},
+    {"pp": 2, "tp": 2, "micro_batch": 2},
+)
+
+
+def step_plans() -> dict[str, Plan]:
+    """Name -> plan."""
+    machine = Machine.load(MACHINE)
+    return {
+        _name(model, batch, degrees): _plan(MODELS[model], batch, degrees, machine) for model, batch, degrees in _STEPS
+    }
+
+
+def tiny_plans() -> dict[str, Plan]:
+    """Plans whose tensors are so small that the host's time is all there is."""
+    machine = Machine.load(MACHINE)
+    return {_name("tiny", 8, degrees): _plan(TINY, 8, degrees, machine) for degrees in _TINY}
+
+
+def _plan(config: TransformerConfig, batch: int, degrees: dict[str, Any], machine: Machine) -> Plan:
+    plan = uniform_plan(transformer(config, batch_size=batch), machine, optimizer=ADAMW, **degrees)
+    return msgspec.structs.replace(plan, prediction=None)
+
+
+def _name(model: str, batch: int, degrees: dict[str, Any]) -> str:
+    short = {"micro_batch": "mb", "sequence_parallel": "sp", "recompute": "recompute-", "schedule": ""}
+    said = (f"{short.get(key, key)}{'' if value is True else value}" for key, value in degrees.items())
+    return "-".join([model, f"b{batch}", *said])
+
+
+def main() -> int:
+    """Write the plan files."""
+    folder = Path(sys.argv[1])
+    for name, plan in (step_plans() | tiny_plans()).items():
+        print(save_plan(plan, folder / f"{name}.json"), plan.num_ranks, "devices")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Figures of a calibrated device carried over to one that was never measured, by what is dimensionless in them.
+
+Equal for both: shares of a peak, tiles, quantisation, sharpness, the bytes a kernel needs, seconds of latency, the
+share of the link a collective reaches. The depth at which a product reaches half of its rate stands for a latency that
+a core fills with work: it grows with the rate of one core. Where a figure of the new device is cited (a best matrix
+product, an attention rate, a measured bus bandwidth), the efficiency is chosen so that the form gives it; of the best
+products found by search the form gives the share that it gives of those of the calibrated device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from costmodels.catalogue import Device
+from costmodels.compute import Compute, matrix_s
+from costmodels.sections import Collective, Provenance
+
+__all__ = ["anchored", "carried"]
+
+WIDER = 2.5
+"""By how much the spreads of figures carried over are taken wider than those of the device they come from (assumed)."""
+
+LEAST_SPREAD = 0.06
+
+
+def carried(device: Device, source: Device, *, date: str) -> Device:
+    """`device` with its uncited efficiencies taken from `source`; what is cited, derived or measured there stays.
+
+    Args:
+        device: with cited peaks; its provenance says which entries are its own.
+        source: a calibrated device.
+        date: of the carrying.
+    """
+    own = {entry for entry, says in device.provenance.items() if "carried over" not in says.source}
+    reason = f"carried over from {source.name}: "
+    provenance = {entry: says for entry, says in device.provenance.items() if entry in own}
+
+    def assume(entry: str, what: str) -> None:
+        text = reason + what + ("; not run on Ascend" if device.device == "npu" else "")
+        provenance[entry] = Provenance(status="assumed", source=text, date=date)
+
+    values = {}
+    for name, what in _EQUAL.items():
+        if f"compute.{name}" not in own:
+            values[name] = getattr(source.compute, name)
+            assume(f"compute.{name}", what)
+    if "compute.half_depth" not in own:
+        values["half_depth"] = source.compute.half_depth * _core_rate(device.compute) / _core_rate(source.compute)
+        assume("compute.half_depth", "a latency that the rate of a core turns into depth")
+    if "compute.attention" not in own:
+        values["attention"] = source.compute.attention
+        assume("compute.attention", "share of the peak")
+    compute = msgspec.structs.replace(device.compute, **values)
+    if device.best_product is not None:
+        ordinary = 1.0 if source.best_product is None else _form_rate(source) / source.best_product.flops_per_s
+        best = device.best_product
+        compute = anchored(compute, best.shape, best.dtype, ordinary * best.flops_per_s)
+        assume("compute.matrix_efficiency", f"so that the form gives {ordinary:.2f} of best_product, as there")
+    collectives = dict(device.collectives)
+    for call, model in source.collectives.items():
+        if not {f"collectives.{call}", "collectives"} & own:
+            is_cited = f"collectives.{call}.link_fraction" in own
+            collectives[call] = _scaled(model, device.collectives[call], keep_fraction=is_cited)
+            assume(f"collectives.{call}", "latencies; the share of its links unless cited")
+    overlap = device.overlap
+    if "overlap" not in own:
+        overlap = source.overlap
+        assume("overlap", "rates of pairs")
+    dispatch = device.dispatch_s
+    if "dispatch_s" not in own:
+        dispatch = source.dispatch_s
+        assume("dispatch_s", "the host's")
+    spreads = device.spreads
+    if "spreads" not in own:
+        spreads = {name: round(max(LEAST_SPREAD, WIDER * spread), 4) for name, spread in source.spreads.items()}
+        assume("spreads", f"{WIDER} times as wide, at least {LEAST_SPREAD}")
+    return msgspec.structs.replace(
+        device, compute=compute, collectives=collectives, overlap=overlap, dispatch_s=dispatch, spreads=spreads,
+        provenance=provenance,
+    )  # fmt: skip
+
+
+def anchored(compute: Compute, shape: tuple[int, int, int], dtype: str, flops_per_s: float) -> Compute:
+    """`compute` with the matrix efficiency at which a 16-bit product (m, n, k) reaches the cited rate."""
+    m, n, k = shape
+    seconds = 2 * m * n * k / flops_per_s
+    touched = 2 * (m * k + n * k + m * n)
+    low, high = 0.05, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        tried = msgspec.structs.replace(compute, matrix_efficiency=middle)
+        if matrix_s(tried, shape, compute.matrix_flops_per_s[dtype], touched) > seconds:
+            low = middle
+        else:
+            high = middle
+    return msgspec.structs.replace(compute, matrix_efficiency=high)
+
+
+_EQUAL: Mapping[str, str] = {
+    "matrix_efficiency": "share of the peak",
+    "memory_efficiency": "share of the peak",
+    "tiles": "tiles of the library",
+    "half_tile": "operand traffic of a tile",
+    "quantisation": "waves",
+    "sharpness": "how arithmetic and traffic overlap",
+    "warm_share": "how much the clock falls under load",
+    "warm_s": "how soon",
+    "form_cost": "storage of the operands",
+    "kernel_cost": "bytes beyond the least",
+    "kernel_s": "launch and drain",
+}
+
+
+def _core_rate(compute: Compute) -> float:
+    return max(compute.matrix_flops_per_s.values()) / compute.num_cores
+
+
+def _form_rate(device: Device) -> float:
+    """What the form gives for the product that was the fastest to be reported."""
+    best = device.best_product
+    assert best is not None
+    m, n, k = best.shape
+    peak = device.compute.matrix_flops_per_s[best.dtype]
+    return 2 * m * n * k / matrix_s(device.compute, best.shape, peak, 2 * (m * k + n * k + m * n))
+
+
+def _scaled(model: Collective, own: Collective, *, keep_fraction: bool) -> Collective:
+    """Latencies of `model`, with what the switch of `own` can do, and its share of the link where that is cited."""
+    protocols = [protocol for protocol in model.protocols if protocol.algorithm != "switch"]
+    protocols += [protocol for protocol in own.protocols if protocol.algorithm == "switch"]
+    scaled = msgspec.structs.replace(model, protocols=tuple(protocols))
+    if keep_fraction:
+        scaled = msgspec.structs.replace(scaled, link_fraction=own.link_fraction, gap=own.gap)
+    return scaled

@@ -1,0 +1,229 @@
+"""A device of the catalogue from measured points: kernels, links, contention, dispatch, and how well they are known.
+
+Points that are held out are never fitted; `held_out` reports on them. What was not measured keeps the figures of the
+device it starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from costmodels.catalogue import Device
+from costmodels.compute import Compute
+from costmodels.fit import Residuals, residuals
+from costmodels.fit_kernels import fit_attention, fit_matrix, fit_memory, predicted_s
+from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overlap_s
+from costmodels.machine import DISPATCH_CLASSES
+from costmodels.points import Point
+from costmodels.sections import COLLECTIVES, Link, Overlap, Provenance
+from plans.errors import TwofoldError
+
+__all__ = ["TARGETS", "DeviceFit", "Predicted", "fit_device", "predict_points", "scoreboard"]
+
+SIXTEEN = ("bfloat16", "float16")
+"""Dtypes of the products that are fitted; wider ones are only predicted, at their peak's share (section matrix32)."""
+
+LEAST_S = 5e-9
+"""Points below this are not times of anything."""
+
+TARGETS: Mapping[str, tuple[float, float | None]] = {
+    "matrix": (0.04, 0.10), "attention": (0.06, None), "memory": (0.05, None), "collective": (0.07, None),
+    "transfer": (0.07, None), "overlap": (0.08, None), "matrix32": (0.04, 0.10),
+}  # fmt: skip
+"""Section -> error that the median and the 95th percentile of held-out points should stay below."""
+
+_SPREAD_OF = {"matrix": "matrix", "attention": "attention", "memory": "memory", "collective": "collective",
+              "transfer": "transfer"}  # fmt: skip
+
+SMALLEST_SPREAD = 0.02
+"""Chips of one kind differ by this much, however well one of them was measured (assumed)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """A measured point and what the model says of it."""
+
+    point: Point
+    section: str
+    seconds: float
+
+    @property
+    def error(self) -> float:
+        """predicted / measured - 1."""
+        return self.seconds / self.point.seconds - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFit:
+    """A calibrated device, the forms that were chosen, and its predictions of all points, held out or not."""
+
+    device: Device
+    forms: Mapping[str, str]
+    predicted: tuple[Predicted, ...]
+
+    @property
+    def residuals(self) -> tuple[Residuals, ...]:
+        """Of the points that were fitted, by section."""
+        return scoreboard([entry for entry in self.predicted if not entry.point.held_out])
+
+    @property
+    def held_out(self) -> tuple[Residuals, ...]:
+        """Of the points that were not, by section."""
+        return scoreboard([entry for entry in self.predicted if entry.point.held_out])
+
+
+def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: Device) -> DeviceFit:
+    """The device that `points` were measured on.
+
+    Args:
+        points: of calibration runs, of any number of ranks of one node; kinds that no form is for are left alone.
+        environment: of the points: date, torch, and so on.
+        base: peaks and what is not measured.
+
+    Raises:
+        TwofoldError: too few points of a kind that was measured.
+    """
+    points = [point for point in points if point.seconds > LEAST_S]
+    fitted = [point for point in points if not point.held_out]
+    said = ", ".join(f"{name} {environment[name]}" for name in ("torch", "nccl", "driver") if environment.get(name))
+    source = f"measured on {environment.get('device', base.name)}" + (f", {said}" if said else "")
+    date = environment.get("date", "")
+    provenance, forms, compute = dict(base.provenance), {}, base.compute
+
+    def of(kind: str) -> list[Point]:
+        return [point for point in fitted if point.kind == kind and _priced(point, compute)]
+
+    def says(entry: str, what: str, status: str = "measured") -> None:
+        for known in [known for known in provenance if known.startswith(f"{entry}.")]:
+            del provenance[known]
+        text = f"{source}: {what}"
+        provenance[entry] = Provenance(status=status, source=text, date=date)  # type: ignore[arg-type]
+
+    if memory := of("memory"):
+        fit = fit_memory(memory, compute)
+        compute, forms["memory"] = fit.compute, fit.form
+        for name in ("memory_efficiency", "kernel_s", "kernel_cost"):
+            says(f"compute.{name}", f"{len(memory)} memory-bound kernels")
+    if matrix := [point for point in of("matrix") if point.dtype in SIXTEEN]:
+        fit = fit_matrix(matrix, compute, kernel_s=compute.kernel_s if memory else None)
+        # the least time of a kernel is that of memory-bound ones where both were measured: products hide it
+        compute, forms["matrix"] = fit.compute, fit.form
+        for name in ("matrix_efficiency", "half_depth", "half_tile", "quantisation", "sharpness", "warm_share",
+                     "warm_s", "form_cost"):  # fmt: skip
+            says(f"compute.{name}", f"{len(matrix)} matrix products, form: {fit.form}")
+    if attention := of("attention"):
+        fit = fit_attention(attention, compute)
+        compute, forms["attention"] = fit.compute, fit.form
+        says("compute.attention", f"{len(attention)} attention kernels")
+    collectives = dict(base.collectives)
+    library = {"cuda": "nccl", "npu": "hccl"}[base.device]
+    for call in COLLECTIVES:
+        kind = "transfer" if call == "transfer" else "collective"
+        own = [point for point in fitted if point.kind == kind and point.call == call and _alone(point)]
+        if len(own) >= 3:
+            link_fit = fit_links(own, base.node, library)
+            switched = [protocol for protocol in collectives[call].protocols if protocol.algorithm == "switch"]
+            model = link_fit.collective
+            collectives[call] = msgspec.structs.replace(model, protocols=(*model.protocols, *switched))
+            forms[call] = link_fit.form
+            most = max(point.ranks for point in own)
+            says(f"collectives.{call}", f"{len(own)} points of 2 to {most} ranks, {link_fit.form}")
+    overlaps, overlap_points = base.overlap, [point for point in fitted if point.kind == "overlap"]
+    if overlap_points:
+        new = fit_overlaps(overlap_points)
+        pairs = {(entry.compute, entry.collective) for entry in new}
+        overlaps = (*(entry for entry in base.overlap if (entry.compute, entry.collective) not in pairs), *new)
+        says("overlap", f"{len(overlap_points)} pairs; those not measured as the nearest pair")
+        overlaps = _completed(overlaps)
+    dispatch = dict(base.dispatch_s)
+    for name in DISPATCH_CLASSES:
+        own = [point for point in fitted if point.kind == "dispatch" and point.call == name and not point.options
+               and point.stack in ("", "twofold")]  # fmt: skip
+        if own:
+            dispatch[name] = float(np.median([point.seconds for point in own]))
+            says(f"dispatch_s.{name}", "host time to issue one")
+    device = msgspec.structs.replace(
+        base, compute=compute, collectives=collectives, overlap=overlaps, dispatch_s=dispatch, provenance=provenance
+    )
+    predicted = predict_points(points, device)
+    spreads = dict(device.spreads)
+    for section, name in _SPREAD_OF.items():
+        errors = [np.log1p(entry.error) for entry in predicted if entry.section == section]
+        if len(errors) >= 6:
+            # robust: 1.4826 times the median of absolute errors is the deviation of a normal distribution
+            spreads[name] = max(SMALLEST_SPREAD, round(float(1.4826 * np.median(np.abs(errors))), 4))
+            says(f"spreads.{name}", f"median size of the errors of {len(errors)} points")
+    device = msgspec.structs.replace(device, spreads=spreads, provenance=provenance)
+    return DeviceFit(device=device, forms=forms, predicted=tuple(predicted))
+
+
+def predict_points(points: Iterable[Point], device: Device) -> list[Predicted]:
+    """What a device's forms say of measured points; points of kinds without a form are left out."""
+    library = {"cuda": "nccl", "npu": "hccl"}[device.device]
+    forms: Mapping[str, Callable[[Point], float]] = {
+        "matrix": lambda point: predicted_s(point, device.compute),
+        "memory": lambda point: predicted_s(point, device.compute),
+        "attention": lambda point: predicted_s(point, device.compute),
+        "collective": lambda point: communication_s(point, device.collectives[point.call], device.node, library),
+        "transfer": lambda point: communication_s(point, device.collectives["transfer"], device.node, library),
+        "overlap": lambda point: overlap_s(point, device.overlap),
+    }
+    found = []
+    for point in points:
+        if point.kind in forms and _priced(point, device.compute) and _alone(point):
+            if point.kind == "collective" and point.call not in device.collectives:
+                continue
+            section = "matrix32" if point.kind == "matrix" and point.dtype not in SIXTEEN else point.kind
+            found.append(Predicted(point=point, section=section, seconds=forms[point.kind](point)))
+    return found
+
+
+def scoreboard(predicted: Sequence[Predicted]) -> tuple[Residuals, ...]:
+    """Relative errors by section."""
+    return tuple(
+        residuals(section, [entry.seconds for entry in own], [entry.point.seconds for entry in own])
+        for section in TARGETS
+        if (own := [entry for entry in predicted if entry.section == section])
+    )
+
+
+def _completed(overlaps: Sequence[Overlap]) -> tuple[Overlap, ...]:
+    """Pairs that were not measured take the rates of the same compute beside an all-reduce, or of a matrix product."""
+    known = {(entry.compute, entry.collective): entry for entry in overlaps}
+    entries = []
+    for compute in ("matrix", "attention", "memory"):
+        for collective in COLLECTIVES:
+            like = [(compute, collective), (compute, "all_reduce"), ("matrix", collective), ("matrix", "all_reduce")]
+            found = next((known[key] for key in like if key in known), None)
+            if found is not None:
+                entries.append(msgspec.structs.replace(found, compute=compute, collective=collective))
+    return tuple(entries)
+
+
+def _alone(point: Point) -> bool:
+    """Whether a communication was measured as one group, one way."""
+    if point.kind == "transfer":
+        return point.options.get("pattern", "one_way") == "one_way"
+    return point.kind != "collective" or point.options.get("groups", 1) == 1
+
+
+def _priced(point: Point, compute: Compute) -> bool:
+    """Whether there is a rate for the point's dtype, and it is no measurement of warm caches."""
+    if point.options.get("warm"):
+        return False
+    return point.kind not in ("matrix", "attention") or point.dtype in compute.matrix_flops_per_s
+
+
+def node_links(device: Device, ranks: int) -> tuple[Link, ...]:
+    """The links of a part of a node.
+
+    Raises:
+        TwofoldError: more ranks than the node has.
+    """
+    if ranks > device.per_node:
+        raise TwofoldError(f"{ranks} ranks were measured, but a node of {device.name} has {device.per_node} devices")
+    return device.node

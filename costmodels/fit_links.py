@@ -1,0 +1,161 @@
+"""What collectives cost on links alone (NCCL, HCCL): latencies, bandwidth by group size; and contention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from costmodels.communication import route, wire_s
+from costmodels.fit import Floats, fit_overlap, log_ratio, overlapped_s, solve
+from costmodels.points import Point
+from costmodels.sections import COLLECTIVES, Collective, Link, Overlap, Protocol
+from costmodels.traffic import Traffic, collective_traffic
+from plans.errors import TwofoldError
+from plans.graph import itemsize
+
+__all__ = ["NCCL_PROTOCOLS", "LinkFit", "communication_s", "fit_links", "fit_overlaps", "overlap_s"]
+
+MICRO = 1e-6
+
+NCCL_PROTOCOLS = {
+    "all_reduce": (
+        Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37),
+        Protocol(name="ring LL128", start_s=14.0 * MICRO, hop_s=1.9 * MICRO, cross_s=4.0 * MICRO, share=0.92),
+        Protocol(name="ring Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),
+        Protocol(name="tree LL", algorithm="tree", start_s=6.8 * MICRO, hop_s=0.6 * MICRO, cross_s=5.0 * MICRO,
+                 share=0.24),
+        Protocol(name="tree LL128", algorithm="tree", start_s=14.0 * MICRO, hop_s=1.25 * MICRO, cross_s=8.5 * MICRO,
+                 share=0.72),
+        Protocol(name="tree Simple", algorithm="tree", start_s=8.4 * MICRO, hop_s=4.0 * MICRO, cross_s=14.0 * MICRO,
+                 share=0.92),
+    ),
+    "ring": (
+        Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37),
+        Protocol(name="ring LL128", start_s=14.0 * MICRO, hop_s=1.9 * MICRO, cross_s=4.0 * MICRO, share=0.92),
+        Protocol(name="ring Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),
+    ),
+    "direct": (Protocol(name="Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),),
+}  # fmt: skip
+"""Base latencies, hop latencies over NVLink and network, and bandwidth shares of NCCL's own model.
+
+From NCCL 2.28.3, src/graph/tuning.cc (ncclTunerConstantsDefaults): LL at most half of the bus bandwidth and at most
+141 GB/s (Hopper) or 87.7 (Ampere), which is 0.37 of what rings reach on both; LL128 120/128, rounded there to 0.92;
+trees 0.92 of it, LL at most 1/3.8, LL128 7/9 inside a node.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFit:
+    """A fitted kind of communication, and its predictions of the points it was fitted to."""
+
+    collective: Collective
+    form: str
+    predicted_s: tuple[float, ...]
+
+
+def protocols_of(call: str, library: str) -> tuple[Protocol, ...]:
+    """The protocols a kind of communication is fitted with; HCCL's are not published: one, fitted."""
+    if library != "nccl":
+        return ()
+    return NCCL_PROTOCOLS["all_reduce" if call == "all_reduce" else "ring" if call in _RINGS else "direct"]
+
+
+_RINGS = ("all_gather", "reduce_scatter")
+
+
+def communication_s(point: Point, model: Collective, links: Sequence[Link], library: str) -> float:
+    """Seconds of a measured collective or transfer by the form, on the tier that a group of its size needs."""
+    if point.kind == "transfer":
+        traffic = Traffic(messages=1, hops=1, moved_bytes=point.size_bytes, size_bytes=point.size_bytes)
+        ranks, peers = 2, 1
+    else:
+        traffic = collective_traffic(point.call, point.ranks, point.size_bytes, itemsize(point.dtype), library)
+        ranks, peers = point.ranks, point.ranks - 1
+    tier = next(number for number, link in enumerate(links) if link.ranks >= ranks)
+    together = 1 if tier == 0 else links[tier - 1].ranks
+    return wire_s(model, traffic, ranks, route(tuple(links), tier, together, ranks, peers))
+
+
+def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> LinkFit:
+    """What one kind of communication costs on its links.
+
+    Args:
+        points: of one call, device times, none of them held out.
+        links: tiers of the machine.
+        library: nccl or hccl.
+
+    Raises:
+        TwofoldError: fewer than 3 points.
+    """
+    if len(points) < 3:
+        call = points[0].call if points else "a collective"
+        raise TwofoldError(f"{call} was measured {len(points)} times; the fit needs at least 3 points: measure again")
+    call, seconds = points[0].call, np.array([point.seconds for point in points])
+    protocols = protocols_of(call, library)
+    several = len({point.ranks for point in points}) > 1
+
+    def model_of(q: Floats) -> Collective:
+        start_s, latency, fraction, gap, slow = (float(value) for value in q)
+        scaled = tuple(
+            msgspec.structs.replace(
+                protocol, start_s=protocol.start_s * latency, hop_s=protocol.hop_s * latency,
+                cross_s=protocol.cross_s, share=min(1.0, protocol.share * (slow if "LL" in protocol.name else 1.0)),
+            )
+            for protocol in protocols
+        )  # fmt: skip
+        return Collective(start_s=start_s * MICRO, link_fraction=fraction, gap=gap, protocols=scaled)
+
+    def predict(q: Floats) -> Floats:
+        model = model_of(q)
+        return np.array([communication_s(point, model, links, library) for point in points])
+
+    # a factor of e in the latencies or in the share of LL counts as an error of 10 %
+    def misfit(u: Floats) -> Floats:
+        q = whole(u)
+        return np.concatenate([log_ratio(predict(q), seconds), 0.1 * np.log(q[[1, 4]]), [0.005 * q[0], 0.02 * q[3]]])
+
+    free = np.array([True, True, True, several, bool(protocols)])
+
+    def whole(u: Floats) -> Floats:
+        q = np.array([2.0, 1.0, 0.8, 0.0, 1.0])
+        q[free] = u
+        return q
+
+    lower, upper = np.array([0.0, 0.1, 0.02, 0.0, 0.2]), np.array([100.0, 3.0, 1.0, 1.2, 2.0])
+    best, least = None, np.inf
+    for start in (np.array([2.0, 0.8, 0.8, 0.2, 1.0]), np.array([8.0, 0.4, 0.9, 0.5, 0.7])):
+        found = whole(solve(misfit, start[free], lower[free], upper[free]))
+        error = float(np.sum(np.abs(log_ratio(predict(found), seconds))))
+        if error < least:
+            best, least = found, error
+    assert best is not None
+    form = "protocols of NCCL" if protocols else "one protocol"
+    return LinkFit(collective=model_of(best), form=form, predicted_s=tuple(map(float, predict(best))))
+
+
+def fit_overlaps(points: Sequence[Point]) -> tuple[Overlap, ...]:
+    """The pairwise rates of every measured pair of a kind of compute and a collective."""
+    pairs: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        if point.beside in COLLECTIVES:
+            pairs.setdefault((point.call, point.beside), []).append(point)
+    entries = []
+    for (compute, collective), own in sorted(pairs.items()):
+        alone, comm = ([point.figures[name] for point in own] for name in ("compute_s", "comm_s"))
+        compute_rate, comm_rate = fit_overlap(alone, comm, [point.seconds for point in own])
+        entries.append(
+            Overlap(compute=compute, collective=collective, compute_rate=compute_rate, comm_rate=comm_rate)  # type: ignore[arg-type]
+        )
+    return tuple(entries)
+
+
+def overlap_s(point: Point, overlaps: Sequence[Overlap]) -> float:
+    """Seconds of a measured pair by its rates and its two times alone."""
+    rates: Mapping[tuple[str, str], Overlap] = {(entry.compute, entry.collective): entry for entry in overlaps}
+    entry = rates.get((point.call, point.beside))
+    compute_rate, comm_rate = (entry.compute_rate, entry.comm_rate) if entry else (1.0, 1.0)
+    alone = (np.array([point.figures["compute_s"]]), np.array([point.figures["comm_s"]]))
+    return float(overlapped_s(*alone, compute_rate, comm_rate)[0])

@@ -1,0 +1,71 @@
+"""From the errors of single prices to the interval of a whole step.
+
+Prices of one class of instructions (matrix products, say) err together: they share their parameters and the chip they
+were measured on. Prices of different classes err independently. So if a class takes a share f of the step and the
+logarithm of its prices is off by s (standard deviation), the logarithm of the step is off by f s for that class, and
+by sqrt(sum (f s)^2 + b^2) in all, where b is what no instruction explains (`Machine.interval`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from costmodels.machine import SPREAD_CLASSES, Machine
+from costmodels.price import PS_PER_S, compute_class, price
+from costmodels.sections import check_known
+from plans.program import Kind, Program
+
+__all__ = ["class_seconds", "step_interval"]
+
+NINETY = 1.6449
+"""Standard normal quantile at 95 %: 90 % of the probability lies within plus and minus this."""
+
+
+def step_interval(machine: Machine, step_s: float, seconds_by_class: Mapping[str, float]) -> tuple[float, float]:
+    """The 90 % interval of a step time, in seconds.
+
+    Args:
+        machine: whose `spreads` are the standard deviations by class, and whose `interval` is what is left.
+        step_s: the prediction.
+        seconds_by_class: class -> its seconds on the critical path, or of the busiest rank; what another class hides
+            counts less than its full length. Classes are `costmodels.machine.SPREAD_CLASSES`.
+
+    Raises:
+        TwofoldError: an unknown class.
+
+    >>> machine = Machine.load("h200-x8")
+    >>> low, high = step_interval(machine, 1.0, {"matrix": 0.6, "collective": 0.2})
+    >>> low < 1.0 < high
+    True
+    """
+    squares = 0.0
+    for name, seconds in seconds_by_class.items():
+        check_known("class of instructions", name, SPREAD_CLASSES)
+        share = min(1.0, seconds / step_s) if step_s > 0 else 0.0
+        squares += (NINETY * share * machine.spreads.get(name, 0.0)) ** 2
+    below = math.sqrt(math.log(machine.interval.low) ** 2 + squares)
+    above = math.sqrt(math.log(machine.interval.high) ** 2 + squares)
+    return step_s * math.exp(-below), step_s * math.exp(above)
+
+
+def class_seconds(program: Program, machine: Machine) -> dict[str, float]:
+    """Seconds of one step by class of instructions, on the ranks that have most of them; what overlaps counts in full.
+
+    Only device time counts: the host's is hidden or not, which a sum cannot tell. Views and waits have none.
+    """
+    most: Counter[str] = Counter()
+    for group in program.groups:
+        own: Counter[str] = Counter()
+        for _, instruction in group.walk():
+            if instruction.kind is Kind.WAIT:
+                continue
+            if instruction.kind is Kind.COMPUTE:
+                name = compute_class(instruction.call)
+            else:
+                name = "collective" if instruction.kind is Kind.COLLECTIVE else "transfer"
+            if name != "view":
+                own[name] += price(instruction, group, machine, program.num_ranks).work_ps
+        most = max(most, own, key=lambda each: each.total())
+    return {name: picoseconds / PS_PER_S for name, picoseconds in most.items()}

@@ -1,0 +1,67 @@
+"""Whether all ranks hold the same initial values, where a module was built with values on each of them.
+
+What `no_init_parameters` leaves without data follows from the seed and a tensor's name alone. Values that a script or a
+model function drew itself are every process's own: one forgotten seed, and the parts of a tensor that the ranks keep
+belong to different tensors. Nothing would look wrong but the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from executor.device import Device
+from plans.errors import TwofoldError
+
+__all__ = ["check_alike"]
+
+
+def check_alike(module: nn.Module, device: Device) -> None:
+    """Compare the values that `module` holds on all ranks of the default process group; every rank must call it.
+
+    Tensors without data (on the meta device) are not looked at: they hold no values yet. The others are hashed, about
+    a second per GB.
+
+    Raises:
+        TwofoldError: ranks hold different values, or different tensors; every rank raises the same.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    named = [*module.named_parameters(), *module.named_buffers()]
+    names = [name for name, tensor in named if not tensor.is_meta]
+    mine = [_digest("\0".join(names).encode()), *(_of_tensor(tensor) for _, tensor in named if not tensor.is_meta)]
+    lengths = _gathered([len(mine), mine[0]], device)
+    if len({tuple(each) for each in lengths}) > 1:
+        odd = next(rank for rank, each in enumerate(lengths) if each != lengths[0])
+        raise TwofoldError(
+            f"{type(module).__name__} holds values of other tensors on rank {odd} than on rank 0; all ranks must build "
+            f"the same module"
+        )
+    found = _gathered(mine, device)
+    for at, name in enumerate(names, start=1):
+        odd_ranks = [rank for rank, each in enumerate(found) if each[at] != found[0][at]]
+        if odd_ranks:
+            raise TwofoldError(
+                f"{name!r} of {type(module).__name__} has other initial values on rank {odd_ranks[0]} than on rank 0: "
+                f"call set_seed(...) before the network is built, or build it inside of no_init_parameters()"
+            )
+
+
+def _gathered(numbers: list[int], device: Device) -> list[list[int]]:
+    own = torch.tensor(numbers, dtype=torch.int64, device=device.torch_device)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    return [each.tolist() for each in found]
+
+
+def _of_tensor(tensor: torch.Tensor) -> int:
+    plain = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return _digest(plain.view(torch.uint8).numpy().data if plain.numel() else b"")
+
+
+def _digest(data: bytes | memoryview) -> int:
+    """63 bits of a hash."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1

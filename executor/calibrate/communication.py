@@ -1,0 +1,218 @@
+"""The grid of collectives and transfers: sizes, group sizes, one group or all groups at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from costmodels.points import Point
+from executor.calibrate.meeting import Meeting
+from executor.calibrate.timing import Call, Sample, Timer, sampled
+from executor.device import now_ns
+
+__all__ = [
+    "COLLECTIVES",
+    "CommJob",
+    "collective_call",
+    "communication_jobs",
+    "make_call",
+    "recorded_together",
+    "timed_together",
+]
+
+# 2.13 renames two functions and warns about the old names, which are the only ones in 2.11
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+PATTERNS = ("one_way", "both_ways", "ring")
+LEAST, MOST = 2**10, 2**30
+HELD_OUT_EACH = 3
+FIRST_CALLS = 3
+RECORDED_CALLS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommJob:
+    """One point of communication: what it is, and how early it is taken."""
+
+    point: Point
+    tier: int
+
+
+def communication_jobs(group_sizes: tuple[int, ...], num_ranks: int, *, seed: int = 20_29) -> list[CommJob]:
+    """All of them; held-out ones have odd sizes chosen by `seed`.
+
+    Args:
+        group_sizes: that divide the ranks.
+        num_ranks: of this job.
+    """
+    rng = random.Random(seed)
+    jobs: list[CommJob] = []
+    for call in (*COLLECTIVES, "transfer"):
+        for size in (2,) if call == "transfer" else group_sizes:
+            for groups in sorted({1, num_ranks // size}):
+                options: list[dict[str, int | float | str]] = [{"groups": groups}]
+                if call == "transfer":
+                    options = [{"groups": groups, "pattern": pattern} for pattern in PATTERNS[:2]]
+                    if groups == num_ranks // 2:
+                        options.append({"groups": 1, "pattern": "ring"})
+                for option in options:
+                    jobs += _sizes(call, size, num_ranks, option, rng)
+    return jobs
+
+
+def _sizes(
+    call: str, ranks: int, num_ranks: int, options: dict[str, int | float | str], rng: random.Random
+) -> Iterator[CommJob]:
+    ring = options.get("pattern") == "ring"
+    active = num_ranks if ring else ranks * int(options["groups"])
+    alone = active == ranks or ring
+
+    def job(size_bytes: int, tier: int, held_out: bool = False) -> CommJob:
+        point = Point(
+            kind="transfer" if call == "transfer" else "collective", call=call, size_bytes=size_bytes, ranks=ranks,
+            active_ranks=active, dtype="bfloat16", options=options, held_out=held_out, seconds=0.0,
+        )  # fmt: skip
+        return CommJob(point=point, tier=tier)
+
+    for number in range(HELD_OUT_EACH):
+        size = round(LEAST * (MOST / LEAST) ** rng.uniform(0.15, 0.95)) // 256 * 256
+        yield job(size, tier=number, held_out=True)
+    for power in range(10, 31):
+        if power >= 16 or power % 2 == 0:
+            yield job(2**power, tier=(power % 3 != 1) + (power % 2) + (0 if alone else 1) + (call == "broadcast"))
+
+
+def make_call(point: Point, meeting: Meeting, place: Any) -> Call | None:
+    """What this rank does for the point; None where it has no part.
+
+    Args:
+        point: of kind collective or transfer.
+        meeting: whose groups are used.
+        place: where tensors live.
+    """
+    if meeting.rank >= point.active_ranks:
+        return None
+    elements = max(point.ranks, point.size_bytes // 2)
+    if point.kind == "transfer":
+        return _transfer(point, meeting, torch.randn(elements, device=place).bfloat16())
+    return collective_call(point.call, meeting.groups[point.ranks], point.ranks, elements, place)
+
+
+def collective_call(call: str, group: Any, ranks: int, elements: int, place: Any) -> Call:
+    """A collective over `group` on bfloat16, issued and waited for as the executor does it."""
+    part = max(1, elements // ranks)
+    whole, chunk = (torch.randn(count, device=place).bfloat16() for count in (part * ranks, part))
+    other = torch.empty_like(whole)
+
+    def all_reduce() -> Any:  # the greatest, not the sum, which would grow out of range
+        return dist.all_reduce(whole, op=dist.ReduceOp.MAX, group=group, async_op=True)
+
+    first = dist.get_process_group_ranks(group)[0]
+    issue: dict[str, Callable[[], Any]] = {
+        "all_reduce": all_reduce,
+        "all_gather": lambda: _all_gather(whole, chunk, group=group, async_op=True),
+        "reduce_scatter": lambda: _reduce_scatter(chunk, whole, group=group, async_op=True),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group, async_op=True),
+        "broadcast": lambda: dist.broadcast(whole, first, group=group, async_op=True),
+    }
+    start = issue[call]
+    return lambda: start().wait()
+
+
+def _transfer(point: Point, meeting: Meeting, tensor: Tensor) -> Call:
+    rank, peer, other = meeting.rank, meeting.rank ^ 1, torch.empty_like(tensor)
+    pattern = point.options["pattern"]
+    if pattern == "one_way":
+        group = meeting.groups[2]
+        send = rank % 2 == 0
+
+        def one_way() -> None:
+            work = dist.isend(tensor, peer, group=group) if send else dist.irecv(other, peer, group=group)
+            assert work is not None
+            work.wait()
+
+        return one_way
+    to, source = (peer, peer) if pattern == "both_ways" else ((rank + 1) % meeting.size, (rank - 1) % meeting.size)
+    ring = None if pattern == "ring" else meeting.groups[2]
+
+    def exchange() -> None:
+        operations = [dist.P2POp(dist.isend, tensor, to, ring), dist.P2POp(dist.irecv, other, source, ring)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    return exchange
+
+
+def recorded_together(timer: Timer, meeting: Meeting, call: Call | None) -> float | None:
+    """Seconds of one call in one recorded launch of many, of the slowest rank: no host time is in it.
+
+    None where calls cannot be recorded.
+    """
+    replay = None
+    if call is not None:
+        call()
+        with contextlib.suppress(RuntimeError):
+            replay = timer.device.capture(lambda: [call() for _ in range(RECORDED_CALLS)])
+    if not meeting.all_say(call is None or replay is not None):
+        return None
+    times = []
+    for _ in range(timer.repeats + 1):
+        timer.device.synchronize()
+        meeting.barrier()
+        taken = 0.0
+        if replay is not None:
+            first = timer.mark()
+            replay()
+            last = timer.mark()
+            timer.device.synchronize()
+            taken = timer.between_s(first, last)
+        times.append(meeting.most([taken])[0] / RECORDED_CALLS)
+    return statistics.median(times[1:])
+
+
+def timed_together(
+    timer: Timer, meeting: Meeting, call: Call | None, *, window_s: float | None = None
+) -> tuple[Sample, float]:
+    """Seconds of one call, of the slowest rank in each repeat, and the median start skew between ranks, apart.
+
+    A call before the first mark lets the ranks begin together; calls then follow each other.
+    """
+    device, window_s = timer.device, window_s or timer.window_s
+
+    def run(count: int) -> float:
+        if call is None:
+            return 0.0
+        call()
+        first = timer.mark()
+        for _ in range(count):
+            call()
+        last = timer.mark()
+        device.synchronize()
+        return timer.between_s(first, last)
+
+    meeting.barrier()
+    run(1)
+    once_s = max(1e-7, *meeting.most([run(FIRST_CALLS) / FIRST_CALLS]))
+    count = max(2, min(500, round(window_s / once_s)))
+    if call is not None:
+        timer.keep_busy(0.003)
+    times, skews = [], []
+    for _ in range(timer.repeats):
+        device.synchronize()
+        meeting.barrier()
+        start = now_ns() / 1e9
+        taken = run(count)
+        end, latest, earliest = meeting.most([taken, start if call else -1e30, -start if call else -1e30])
+        times.append(end)
+        skews.append(latest + earliest)
+    return sampled([max(time, 1e-9) for time in times], count), statistics.median(skews)

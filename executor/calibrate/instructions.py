@@ -1,0 +1,103 @@
+"""Host time of the executor itself: what each instruction of a program takes to issue, on plans given as files."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from costmodels.points import Point
+from costmodels.price import compute_class
+from executor.calibrate.timing import Timer, sampled
+from executor.feeding import own_rows, random_batches, random_parameters
+from executor.groups import Groups
+from executor.interpreter import Interpreter
+from plans.lower import lower
+from plans.plan import load_plan
+from plans.program import Instruction, Kind
+
+__all__ = ["dispatch_class", "instruction_points"]
+
+WARM_STEPS = 3
+STEPS = 12
+MOST_PARAMETERS = 4_000_000
+"""Larger plans keep the device busy, so that their host times say less."""
+
+
+def dispatch_class(instruction: Instruction) -> str:
+    """One of `costmodels.machine.DISPATCH_CLASSES`."""
+    if instruction.kind is Kind.COMPUTE:
+        return compute_class(instruction.call)
+    if instruction.kind is Kind.COLLECTIVE:
+        return "collective"
+    return "wait" if instruction.kind is Kind.WAIT else "transfer"
+
+
+def instruction_points(timer: Timer, plans: Sequence[Path]) -> Iterator[Point]:
+    """Run the plans for as many ranks as this job has, and tell what instructions took, by call and by class.
+
+    Their tensors should be tiny, so that the host is what takes the time.
+    """
+    by_call: dict[tuple[str, str], list[float]] = defaultdict(list)
+    by_class: dict[str, list[float]] = defaultdict(list)
+    between: list[float] = []
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    for path in plans:
+        plan = load_plan(path)
+        if plan.num_ranks != world or _num_parameters(plan) > MOST_PARAMETERS:
+            continue
+        for instruction, taken_s in _run(timer, plan, between):
+            which = dispatch_class(instruction)
+            by_call[instruction.call or str(instruction.kind), which].append(taken_s)
+            by_class[which].append(taken_s)
+    common: dict[str, Any] = {"kind": "dispatch", "stack": "twofold", "ranks": world, "active_ranks": world}
+    for (call, which), seconds in sorted(by_call.items()):
+        yield Point(call=call, options={"class": which}, **common, **_summary(seconds))
+    for which, seconds in sorted(by_class.items()):
+        yield Point(call=which, **common, **_summary(seconds))
+    if between:
+        yield Point(call="between", **common, **_summary(between))
+
+
+def _num_parameters(plan: Any) -> int:
+    return sum(math.prod(tensor.shape) for tensor in plan.graph.parameters)
+
+
+def _run(timer: Timer, plan: Any, between: list[float]) -> Iterator[tuple[Instruction, float]]:
+    device, program = timer.device, lower(plan)
+    alone = program.num_ranks == 1
+    rank = 0 if alone else dist.get_rank()
+    with contextlib.ExitStack() as stack:
+        groups = None if alone else Groups(program, device)
+        if groups is not None:
+            stack.callback(groups.close)
+        interpreter = Interpreter(program, rank, device, groups)
+        interpreter.set_parameters(random_parameters(plan.graph, 0))
+        feed = own_rows(plan, rank, random_batches(plan.graph, 0, WARM_STEPS + STEPS))
+        for step, batch in enumerate(feed):
+            if step < WARM_STEPS:
+                interpreter.step(batch)
+                continue
+            _, recorded = interpreter.record(batch)
+            for code, (start_ns, end_ns) in zip(interpreter.codes, recorded.host_ns, strict=True):
+                yield code.instruction, (end_ns - start_ns) / 1e9
+            if not device.is_async:  # with marks on the device between instructions the loop is not what it is without
+                ends = zip(recorded.host_ns, recorded.host_ns[1:], strict=False)
+                between.append(statistics.median((after[0] - before[1]) / 1e9 for before, after in ends))
+        device.synchronize()
+        if groups is not None:
+            dist.barrier()
+
+
+def _summary(seconds: list[float]) -> dict[str, Any]:
+    """Single calls have a long tail of interrupts: the ends are the 5th and 95th percentile."""
+    ordered = sorted(max(1e-9, second) for second in seconds)
+    fields = sampled(ordered, 1).fields
+    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.05, 0.95))
+    return fields | {"low_s": low, "high_s": high, "flag": ""}

@@ -1,0 +1,253 @@
+"""The grid of kernels bound by memory: forward and gradients of what transformers are made of.
+
+`size_bytes` is what must move at least: each input read once, each output written once. Gradients are taken by autograd
+of the one operator, so that they are the kernels a training step launches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from costmodels.points import Point
+from executor.calibrate.bench import DTYPES, Bench, Job, bytes_of
+from executor.calibrate.timing import Call
+
+__all__ = ["gradient", "kernel_jobs"]
+
+_ELEMENTS = (2**12, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28)
+_ROWS = ((512, 1024), (2048, 4096), (8192, 768), (8192, 4096), (16384, 8192), (32768, 2048))  # (rows, features)
+_LOGITS = ((512, 32000), (2048, 32000), (8192, 32000), (4096, 50257), (2048, 128256))
+_TABLES = ((2048, 32000, 4096), (8192, 32000, 4096), (8192, 50257, 2048), (8192, 128256, 8192))
+_HELD_OUT_KERNELS = 45
+
+Make = Callable[[Bench], Call]
+
+
+# -- element-wise ------------------------------------------------------------------------------------------------------
+
+
+def _elementwise() -> dict[str, tuple[int, int, Callable[..., Any]]]:
+    """Name -> (inputs, outputs in units of the input's size, call on the inputs)."""
+    gelu_back = torch.ops.aten.gelu_backward
+    silu_back = torch.ops.aten.silu_backward
+    relu_back = torch.ops.aten.threshold_backward
+    return {
+        "add": (2, 1, torch.add),
+        "mul": (2, 1, torch.mul),
+        "relu": (1, 1, torch.relu),
+        "gelu": (1, 1, F.gelu),
+        "silu": (1, 1, F.silu),
+        "copy": (1, 1, torch.clone),
+        "add_": (2, 1, lambda a, b: a.add_(b, alpha=1e-3)),
+        "zero_": (0, 1, torch.zero_),
+        "relu_backward": (2, 1, lambda a, b: relu_back(a, b, 0)),
+        "gelu_backward": (2, 1, gelu_back),
+        "silu_backward": (2, 1, silu_back),
+        "dropout": (1, 1, lambda a: F.dropout(a, 0.1, training=True)),
+        "silu_mul": (2, 1, lambda a, b: F.silu(a) * b),
+        "sum": (1, 0, torch.sum),
+    }
+
+
+def _elementwise_job(name: str, shape: Sequence[int], dtype: str, tier: int, held_out: bool = False) -> Job:
+    inputs, outputs, call = _elementwise()[name]
+    size = bytes_of(dtype, shape)
+
+    def make(bench: Bench) -> Call:
+        given = [bench.tensor(*shape, dtype=dtype) for _ in range(max(1, inputs))]
+        if name == "zero_":
+            given = [given[0].clone()]  # the block of random numbers stays random
+        if name == "dropout":
+            return lambda: call(given[0])
+        return lambda: call(*given)
+
+    moved = size * (inputs + outputs)
+    return _job(name, shape, dtype, moved, make, tier=tier, held_out=held_out)
+
+
+def _cast_job(name: str, source: str, target: str, elements: int, tier: int) -> Job:
+    kind = DTYPES[target]
+
+    def make(bench: Bench) -> Call:
+        x = bench.tensor(elements, dtype=source)
+        return lambda: x.to(kind)
+
+    moved = bytes_of(source, (elements,)) + bytes_of(target, (elements,))
+    return _job(name, (elements,), source, moved, make, tier=tier)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _rms_by_hand(x: Tensor, weight: Tensor) -> Tensor:
+    """As models of libraries write it: in float, with casts around."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * wide.to(x.dtype)
+
+
+def _row_calls() -> dict[str, Callable[..., Tensor]]:
+    return {
+        "layer_norm": lambda x, w: F.layer_norm(x, x.shape[-1:], w, w, 1e-5),
+        "rms_norm": lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-6),
+        "rms_norm_by_hand": _rms_by_hand,
+        "softmax": lambda x, w: torch.softmax(x, -1),
+    }
+
+
+def _row_job(name: str, shape: tuple[int, int], dtype: str, tier: int, held_out: bool = False) -> Job:
+    """A forward, or with "_backward" its gradients (of the input, and of the weight where it has one)."""
+    kind, backward = name.removesuffix("_backward"), name.endswith("_backward")
+    call, size = _row_calls()[kind], bytes_of(dtype, shape)
+
+    def make(bench: Bench) -> Call:
+        x, weight = bench.tensor(*shape, dtype=dtype), bench.tensor(shape[-1], dtype=dtype)
+        if not backward:
+            return lambda: call(x, weight)
+        wanted = [x] if kind == "softmax" else [x, weight]
+        return gradient(lambda *fresh: call(fresh[0], fresh[-1]), wanted, bench.tensor(*shape, dtype=dtype))
+
+    return _job(name, shape, dtype, size * (3 if backward else 2), make, tier=tier, held_out=held_out)
+
+
+def _loss_job(name: str, shape: tuple[int, int], tier: int, held_out: bool = False) -> Job:
+    """Cross entropy in float of bfloat16 logits, as training loops write it."""
+    rows, classes = shape
+    backward = name.endswith("_backward")
+
+    def make(bench: Bench) -> Call:
+        logits, labels = bench.tensor(rows, classes), bench.ids(rows, below=classes)
+
+        def loss(x: Tensor) -> Tensor:
+            return F.cross_entropy(x.float(), labels)
+
+        if not backward:
+            return lambda: loss(logits)
+        return gradient(loss, [logits], torch.ones((), device=logits.device))
+
+    size = bytes_of("bfloat16", shape)
+    return _job(name, shape, "bfloat16", size * (2 if backward else 1), make, tier=tier, held_out=held_out, needs=8)
+
+
+def _embedding_job(name: str, shape: tuple[int, int, int], tier: int, held_out: bool = False) -> Job:
+    tokens, rows, features = shape
+    backward = name.endswith("_backward")
+
+    def make(bench: Bench) -> Call:
+        table, ids = bench.tensor(rows, features), bench.ids(tokens, below=rows)
+        if not backward:
+            return lambda: F.embedding(ids, table)
+        return gradient(lambda w: F.embedding(ids, w), [table], bench.tensor(tokens, features))
+
+    moved = 2 * bytes_of("bfloat16", (tokens, features))
+    if backward:  # the gradient of the whole table is written
+        moved = bytes_of("bfloat16", (tokens, features), (rows, features))
+    return _job(name, shape, "bfloat16", moved, make, tier=tier, held_out=held_out, needs=4)
+
+
+def _update_job(kind: str, elements: int, tensors: int, dtype: str, tier: int) -> Job:
+    """AdamW over `tensors` equal tensors: reads weight, gradient and two states, writes three of them."""
+
+    def make(bench: Bench) -> Call:
+        weights = [bench.tensor(elements // tensors, dtype=dtype).clone().requires_grad_() for _ in range(tensors)]
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        fused = kind == "fused"
+        recordable = fused and bench.device.is_async  # the same kernels, and they can be recorded
+        optimizer = torch.optim.AdamW(weights, lr=1e-6, fused=fused, foreach=not fused, capturable=recordable)
+        optimizer.step()
+        return optimizer.step
+
+    size = bytes_of(dtype, (elements,))
+    return _job(f"adamw_{kind}", (elements,), dtype, 7 * size, make, tier=tier, options={"tensors": tensors}, once=True)
+
+
+def gradient(call: Callable[..., Tensor], wanted: list[Tensor], g: Tensor) -> Call:
+    """Autograd of `call` alone, whose forward has run: gradients of `wanted` for the gradient `g` of its output."""
+    fresh = [tensor.detach().requires_grad_() for tensor in wanted]
+    made = call(*fresh)
+    return lambda: torch.autograd.grad(made, fresh, g, retain_graph=True)
+
+
+def _job(
+    name: str,
+    shape: Sequence[int],
+    dtype: str,
+    moved: int,
+    make: Make,
+    *,
+    tier: int = 1,
+    held_out: bool = False,
+    options: dict[str, int | float | str] | None = None,
+    once: bool = False,
+    needs: int = 3,
+) -> Job:
+    point = Point(
+        kind="memory", call=name, shape=tuple(shape), size_bytes=moved, dtype=dtype, held_out=held_out,
+        options=options or {}, seconds=0.0,
+    )  # fmt: skip
+
+    def make_all(bench: Bench) -> list[Call]:
+        return [make(bench) for _ in (range(1) if once else bench.sets(moved))]
+
+    return Job(point=point, make=make_all, tier=tier, needs_bytes=needs * moved, work=1.0 * moved)
+
+
+def kernel_jobs(*, seed: int = 20_27) -> list[Job]:
+    """All kernels bound by memory; held-out ones chosen by `seed`."""
+    jobs = _held_out(random.Random(seed))
+    for (name, (_, outputs, _)), elements in itertools.product(_elementwise().items(), _ELEMENTS):
+        if outputs or elements >= 2**20:
+            common = name in ("add", "mul", "silu", "gelu", "relu", "copy")
+            jobs.append(_elementwise_job(name, (elements,), "bfloat16", tier=0 if common and elements > 2**20 else 1))
+            if name in ("add", "relu", "copy") and elements >= 2**20:
+                jobs.append(_elementwise_job(name, (elements,), "float32", tier=2))
+    for elements in (2**16, 2**20, 2**24, 2**26, 2**28):
+        jobs.append(_cast_job("cast_down", "float32", "bfloat16", elements, 1))
+        jobs.append(_cast_job("cast_up", "bfloat16", "float32", elements, 1))
+    for name, shape in itertools.product(_row_calls(), _ROWS):
+        for part in ("", "_backward"):
+            jobs.append(_row_job(name + part, shape, "bfloat16", tier=1 if "softmax" in name else 0))
+            if shape == (8192, 4096) and "by_hand" not in name:
+                jobs.append(_row_job(name + part, shape, "float32", tier=2))
+    for shape in _LOGITS:
+        jobs += [_loss_job("cross_entropy", shape, 0), _loss_job("cross_entropy_backward", shape, 0)]
+    for table in _TABLES:
+        jobs += [_embedding_job("embedding", table, 1), _embedding_job("embedding_backward", table, 1)]
+    for elements, tensors in itertools.product((2**20, 2**24, 2**27, 2**29), (1, 16, 128)):
+        if elements // tensors >= 2**13:
+            jobs.append(_update_job("fused", elements, tensors, "bfloat16", 0 if tensors == 16 else 1))
+            if elements < 2**29:
+                jobs.append(_update_job("fused", elements, tensors, "float32", 2))
+                jobs.append(_update_job("foreach", elements, tensors, "bfloat16", 1 if tensors == 16 else 2))
+    first: dict[Any, Job] = {}
+    for job in jobs:
+        first.setdefault(job.point.key, job)
+    return list(first.values())
+
+
+def _held_out(rng: random.Random) -> list[Job]:
+    jobs = []
+    for number in range(_HELD_OUT_KERNELS):
+        tier = number % 3
+        rows, features = 64 * rng.randint(2, 300), 64 * rng.randint(8, 190)
+        which = number % 5
+        if which < 2:
+            names = [name for name, (_, outputs, _) in _elementwise().items() if outputs]
+            elements = round(2 ** rng.uniform(14, 28)) // 256 * 256
+            jobs.append(_elementwise_job(rng.choice(names), (elements,), "bfloat16", tier, held_out=True))
+        elif which < 4:
+            name = rng.choice(list(_row_calls())) + rng.choice(("", "_backward"))
+            jobs.append(_row_job(name, (rows, features), "bfloat16", tier, held_out=True))
+        else:
+            name = "cross_entropy" + rng.choice(("", "_backward"))
+            classes = rng.choice((32000, 49152, 50304, 100_352, 151_936))
+            jobs.append(_loss_job(name, (64 * rng.randint(4, 96), classes), tier, held_out=True))
+    return jobs

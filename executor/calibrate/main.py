@@ -1,0 +1,119 @@
+"""What every rank of a calibration runs: `python -m executor.calibrate.main POINTS.jsonl`, alone or under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from costmodels.points import Point, PointLog
+from executor.calibrate.meeting import Meeting
+from executor.calibrate.session import SECTIONS, Session
+from executor.calibrate.timing import Timer
+from executor.device import Device, environment, pick_device
+from executor.groups import connect
+from plans.errors import TwofoldError
+
+__all__ = ["main", "surroundings"]
+
+MINUTES = 4.5
+QUICK_MINUTES = 0.75
+VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS")
+PREFIXES = ("NCCL_", "TORCH_NCCL_", "HCCL_")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and append to the file of points; a second call with the same file skips what is there."""
+    options = _options(arguments)
+    device = pick_device(options.device)
+    device.use()
+    if not device.is_async:
+        torch.set_num_threads(1)
+    joined = int(os.environ.get("WORLD_SIZE", "1")) > 1 and connect(device, options.timeout)
+    try:
+        return _measure(options, device)
+    except TwofoldError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        if joined:
+            dist.destroy_process_group()
+
+
+def _measure(options: argparse.Namespace, device: Device) -> int:
+    start = time.monotonic()
+    device.use_own_stream()
+    meeting = Meeting(device, options.timeout)
+    path = Path(options.points)
+    if path.suffix != ".jsonl":
+        raise TwofoldError(f"the points go to a file of JSON lines, such as points.jsonl, not {path.name!r}")
+    log = PointLog(path if meeting.rank == 0 else path.with_suffix(f".rank{meeting.rank}.jsonl"))
+    log.begin(surroundings(device, meeting.size))
+    small = not device.is_async
+    timer = Timer(device, repeats=3 if small else 5, window_s=5e-4 if small else 2e-3)
+    minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
+    session = Session(
+        timer, meeting, log, minutes=minutes, quick=options.quick, plans=[Path(plan) for plan in options.plans],
+        sections=options.sections.split(",") if options.sections else (), say=lambda line: print(line, flush=True),
+    )  # fmt: skip
+    session.run()
+    if meeting.rank == 0:
+        print(_table(log.points))
+        for failure in session.failures:
+            print(f"failed: {failure}")
+        print(f"{len(log.points)} points in {path}, {time.monotonic() - start:.0f} s", flush=True)
+    meeting.barrier()
+    if meeting.rank:
+        log.path.unlink(missing_ok=True)  # its points are in the file of rank 0
+    return 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="executor.calibrate.main", description=__doc__)
+    parser.add_argument("points", help="file of JSON lines, appended to")
+    parser.add_argument("--minutes", type=float, default=None, help=f"budget; {MINUTES:g} unless stated")
+    parser.add_argument("--quick", action="store_true", help="only what tells most, in under a minute")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or npu")
+    parser.add_argument("--sections", default="", help=f"some of {','.join(SECTIONS)}")
+    parser.add_argument("--plans", nargs="*", default=[], help="plan files whose instructions are timed on the host")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a measurement counts as hung")
+    return parser.parse_args(arguments)
+
+
+def surroundings(device: Device, num_ranks: int) -> dict[str, str]:
+    """Versions, machine, settings, date and command that belong to the points."""
+    _, total = device.memory_bytes()
+    names = sorted(name for name in os.environ if name in VARIABLES or name.startswith(PREFIXES))
+    return environment(device) | {
+        "date": datetime.date.today().isoformat(),
+        "command": "python -m executor.calibrate.main " + " ".join(sys.argv[1:]),
+        "ranks": str(num_ranks),
+        "memory_bytes": str(total),
+        "processors": str(device.num_processors),
+        "cache_bytes": str(device.cache_bytes),
+        **{name: os.environ[name] for name in names},
+    }
+
+
+def _table(points: list[Point]) -> str:
+    """How many points of each kind, and how steady they are."""
+    lines = []
+    for kind, count in sorted(Counter(point.kind for point in points).items()):
+        own = [point for point in points if point.kind == kind]
+        spread = sorted(point.high_s / point.low_s - 1 for point in own if point.low_s > 0)
+        middle = f", median spread of repeats {spread[len(spread) // 2]:.1%}" if spread else ""
+        flags = Counter(point.flag for point in own if point.flag)
+        said = "".join(f", {number} {flag}" for flag, number in flags.items())
+        lines.append(f"{kind:14s} {count:5d} points, {sum(point.held_out for point in own)} held out{middle}{said}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""How the ranks of a calibration keep in step, and what happens when one of them does not come.
+
+Words about the measuring (who is ready, what took how long) go over gloo on the host, never over what is measured. A
+watch on every rank ends its process when a measurement hangs, after saying which ranks came and which did not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from executor.device import Device
+from plans.errors import TwofoldError
+
+__all__ = ["HUNG_EXIT_CODE", "Meeting"]
+
+HUNG_EXIT_CODE = 75
+ANSWER_S = 2.0
+"""How long the watch waits for a rank's last word."""
+
+
+@dataclass(slots=True)
+class Meeting:
+    """The ranks of a calibration. Every rank makes one, at the same point.
+
+    Args:
+        device: of this rank.
+        timeout_s: after which a measurement counts as hung.
+        leave: what ends this process then (for tests).
+    """
+
+    device: Device
+    timeout_s: float = 30.0
+    leave: Callable[[int], Any] = os._exit
+    rank: int = field(init=False, default=0)
+    size: int = field(init=False, default=1)
+    groups: dict[int, Any] = field(init=False, default_factory=dict)
+    pair: Any = field(init=False, default=None)
+    _control: Any = field(init=False, default=None)
+    _store: Any = field(init=False, default=None)
+    _number: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        limit = datetime.timedelta(seconds=self.timeout_s)
+        self._control = dist.new_group(backend="gloo", timeout=limit)
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        port = [0]
+        if self.rank == 0:
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
+            port = [self._store.port]
+        dist.broadcast_object_list(port, src=0, group=self._control)
+        if self.rank != 0:
+            self._store = TCPStore(host, port[0], is_master=False, wait_for_workers=False, timeout=limit)
+        for size in sorted({2, 4, 8, self.size}):
+            if size <= self.size and self.size % size == 0:
+                made = [self._group(range(i, i + size)) for i in range(0, self.size, size)]
+                self.groups[size] = made[self.rank // size]
+
+    def _group(self, ranks: Sequence[int]) -> Any:
+        return dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=4 * self.timeout_s))
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Wait on the host for every rank."""
+        self._talk(lambda: dist.monitored_barrier(self._control, timeout=self._limit(timeout_s)))
+
+    def barrier_until(self, left_s: float) -> None:
+        """As `barrier`, where another rank may still have `left_s` seconds to do."""
+        self.barrier(max(0.0, left_s) + self.timeout_s)
+
+    def all_say(self, yes: bool) -> bool:
+        """Whether every rank says yes."""
+        return self.most([0.0 if yes else 1.0])[0] == 0.0
+
+    def most(self, values: Sequence[float]) -> list[float]:
+        """The largest of every value over the ranks."""
+        told = torch.tensor(list(values), dtype=torch.float64)
+        self._talk(lambda: dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._control))
+        return [float(value) for value in told]
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What every rank has, on rank 0; nothing elsewhere."""
+        everywhere = [mine] * self.size if self.rank == 0 else None
+        self._talk(lambda: dist.gather_object(mine, everywhere, group=self._control))
+        return everywhere or []
+
+    def told(self, mine: Any) -> Any:
+        """What rank 0 has, everywhere."""
+        held = [mine]
+        self._talk(lambda: dist.broadcast_object_list(held, src=0, group=self._control))
+        return held[0]
+
+    def _limit(self, seconds: float | None) -> datetime.timedelta:
+        return datetime.timedelta(seconds=self.timeout_s if seconds is None else seconds)
+
+    def _talk(self, words: Callable[[], object]) -> None:
+        """Speak with the other ranks, if there are any."""
+        if self.size == 1:
+            return
+        try:
+            words()
+        except RuntimeError as error:
+            said = str(error).strip().splitlines()[0]
+            raise TwofoldError(
+                f"rank {self.rank} hears nothing from another rank: {said}. What was measured is kept: run the same "
+                "command again to go on"
+            ) from error
+
+    @contextlib.contextmanager
+    def watch(self, what: str, ranks: Sequence[int] | None = None, timeout_s: float | None = None) -> Iterator[None]:
+        """Around a measurement that all ranks make together: if it hangs, say who is missing and leave.
+
+        Args:
+            what: in words.
+            ranks: that take part; all when None.
+            timeout_s: other than usual.
+        """
+        if self.size == 1:
+            yield
+            return
+        self._number += 1
+        number, limit_s = self._number, timeout_s or self.timeout_s
+        members = range(self.size) if ranks is None else ranks
+        self._store.set(f"at/{self.rank}", f"{number} {what}")
+        done = threading.Event()
+
+        def look() -> None:
+            if done.wait(limit_s):
+                return
+            print(self._who_is_missing(number, what, members, limit_s), file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            self.leave(HUNG_EXIT_CODE)
+
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        try:
+            yield
+            self._store.set(f"done/{self.rank}", str(number))
+        finally:
+            done.set()
+
+    def _who_is_missing(self, number: int, what: str, members: Sequence[int], limit_s: float) -> str:
+        """In words: who still is in it, who is through, who never came."""
+        inside, through, missing = [], [], []
+        for rank in members:
+            at = self._said(f"at/{rank}")
+            if at is None or int(at.split()[0]) < number:
+                where = f", which is at {at.split(maxsplit=1)[1]!r}" if at else ""
+                missing.append(f"{rank}{where}")
+            elif int(self._said(f"done/{rank}") or 0) >= number:
+                through.append(str(rank))
+            else:
+                inside.append(str(rank))
+        parts = [f"{what} did not end within {limit_s:g} s"]
+        if missing:
+            parts.append(f"missing: rank {'; rank '.join(missing)}")
+        if inside:
+            parts.append(f"waiting in it: rank {', '.join(inside)}")
+        if through:
+            parts.append(f"through: rank {', '.join(through)}")
+        return "; ".join(parts) + ". What was measured is kept: run the same command again to go on"
+
+    def _said(self, key: str) -> str | None:
+        start = time.monotonic()
+        while time.monotonic() - start < ANSWER_S:
+            try:
+                if self._store.check([key]):
+                    return str(self._store.get(key).decode())
+            except RuntimeError:  # rank 0, which keeps the words, has gone
+                return None
+            time.sleep(0.1)
+        return None

@@ -1,0 +1,115 @@
+"""Device time of the executor's own instructions, each alone: every distinct COMPUTE call and shape of given plans.
+
+Several kernels make up some of them (a norm's gradient, rotary positions, a loss), so that they take longer than their
+bytes say. Matrix products are left to their own grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from costmodels.points import Point
+from executor.calibrate.bench import DTYPES, Bench, Job
+from executor.calibrate.instructions import dispatch_class
+from executor.calibrate.timing import Call
+from executor.rules import rule_of
+from executor.rules.site import Progress, Site, torch_dtype
+from plans.lower import lower
+from plans.plan import load_plan
+from plans.program import GroupProgram, Instruction, Kind, Value
+
+__all__ = ["rule_jobs"]
+
+_SKIPPED = ("load",)
+_HELD_OUT = "wide"
+"""Plans with this in the name of their file are to report on, not to fit."""
+
+
+def rule_jobs(plans: Sequence[Path]) -> list[Job]:
+    """A job per distinct call, shapes and attributes; kind "rule", `shape` that of the first output."""
+    jobs: dict[Any, Job] = {}
+    for path in plans:
+        program = lower(load_plan(path))
+        held_out = _HELD_OUT in Path(path).stem
+        for group in program.groups:
+            for instruction in _distinct(group):
+                job = _job(instruction, group, program.num_ranks, held_out)
+                if job is not None:
+                    jobs.setdefault(job.point.key, job)
+    return list(jobs.values())
+
+
+def _distinct(group: GroupProgram) -> Iterator[Instruction]:
+    bodies = {id(block.body): block.body for block in group.blocks}
+    for body in bodies.values():
+        for instruction in body.instructions:
+            known = all(name in group.values for name in (*instruction.inputs, *instruction.outputs))
+            if instruction.kind is Kind.COMPUTE and known and instruction.call not in _SKIPPED:
+                yield instruction
+
+
+def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out: bool) -> Job | None:
+    which = dispatch_class(instruction)
+    if which in ("matrix", "view"):
+        return None
+    reads = [group.values[name] for name in instruction.inputs]
+    writes = [group.values[name] for name in instruction.outputs]
+    if instruction.call in ("accumulate", "store"):
+        reads += writes
+    moved = sum(value.span_bytes for value in (*reads, *writes))
+    if not moved or not writes:
+        return None
+    inputs = ";".join("x".join(map(str, value.shape)) for value in reads)
+    options: dict[str, int | float | str] = {"class": which, "inputs": inputs}
+    options |= {f"dtype{number}": value.dtype for number, value in enumerate(reads) if value.dtype != writes[0].dtype}
+    if "causal" in instruction.attrs:
+        options["causal"] = int(instruction.attrs["causal"])
+    point = Point(
+        kind="rule", call=instruction.call, shape=tuple(writes[0].shape), size_bytes=moved, dtype=writes[0].dtype,
+        stack="twofold", options=options, held_out=held_out, seconds=0.0,
+    )  # fmt: skip
+    work = float(instruction.flops) if which == "attention" else 0.0
+    return Job(point=point, make=_calls(instruction, group, reads, writes), tier=0, needs_bytes=6 * moved, work=work)
+
+
+def _calls(
+    instruction: Instruction, group: GroupProgram, reads: list[Value], writes: list[Value]
+) -> Callable[[Bench], list[Call]]:
+    rule, first = rule_of(instruction.call), writes[0]
+
+    def make(bench: Bench) -> list[Call]:
+        site = Site(
+            rank=group.ranks[0], mesh=instruction.mesh or group.mesh, shape=first.shape, dtype=first.dtype,
+            shares=first.shares is not None, progress=Progress(step=2), device=bench.device.torch_device,
+        )  # fmt: skip
+
+        def one() -> Call:
+            inputs = [_operand(bench, value, instruction.call) for value in reads]
+            return lambda: _without_autograd(rule, site, instruction.attrs, inputs)
+
+        sizes = sum(value.span_bytes for value in (*reads, *writes))
+        return [one() for _ in bench.sets(sizes)]
+
+    return make
+
+
+def _without_autograd(rule: Callable[..., Any], site: Site, attrs: Any, inputs: list[Tensor]) -> Any:
+    with torch.inference_mode():
+        return rule(site, attrs, *inputs)
+
+
+def _operand(bench: Bench, value: Value, call: str) -> Tensor:
+    if value.dtype in DTYPES:
+        made = bench.tensor(*value.shape, dtype=value.dtype)
+        # what is changed in place, over and over, is a copy, so that the random numbers stay what they are
+        return made.clone().abs_() if call.endswith(".update") or call in ("accumulate", "store") else made
+    kind, place = torch_dtype(value.dtype), bench.device.torch_device
+    if not math.prod(value.shape):
+        return torch.zeros(value.shape, dtype=kind, device=place)
+    return torch.randint(2, value.shape, device=place).to(kind)

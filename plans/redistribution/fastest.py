@@ -1,0 +1,432 @@
+"""The sequence of least time on a mesh of up to three axes, exactly, over the arrays of `table`.
+
+Steps other than transfers form a graph of a few hundred states whose costs depend on little: the kind, the axes and the
+bytes of a rank's part before and after. Each distinct one is priced once, and shortest paths from the start and to the
+goal are found by relaxing all steps at once (Bellman 1958). A transfer may lead from any state to any other, so there
+are very many; those are left out whose least conceivable time, between the shortest paths on both sides, is not below
+the best sequence known, and of the rest the most promising is priced first. By rule a sequence has one transfer at
+most, and one that moves nothing between ranks is none: a slice does that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.layout import DimAxes, Layout, TensorLayout
+from plans.redistribution.pieces import load
+from plans.redistribution.space import Move, Space, State
+from plans.redistribution.step import Step, StepKind
+from plans.redistribution.table import KINDS, Array, code, sequences, step_table
+
+__all__ = ["MAX_AXES", "LocalPrice", "fastest"]
+
+MAX_AXES = 3
+"""Axes of more than one rank up to which all states are looked at."""
+
+_STEP_S = 1e-15
+"""Added to every step, so that of equals the shorter sequence wins and nothing goes round in circles."""
+
+_NAMES = ("0", "1", "2")
+
+Seconds = npt.NDArray[np.float64]
+
+
+class LocalPrice(Protocol):
+    """A price of steps that says more about itself, so that a search may leave out what cannot win.
+
+    The object is hashable (what was found is kept), and equal prices are equal objects.
+    """
+
+    def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
+        """Seconds of any step."""
+
+    def local_s(
+        self, kind: StepKind, mesh: Layout, axes: frozenset[str], before_bytes: int, after_bytes: int, itemsize: int
+    ) -> float:
+        """Seconds of a slice or a collective, from the largest local parts before and after; as `__call__` says."""
+
+    def transfer_s(
+        self, num_peers: int, size_bytes: int, pairs: frozenset[tuple[int, int]], ranks: Sequence[int]
+    ) -> float:
+        """Seconds of a transfer from the load of its busiest rank; `pairs` are positions in `ranks`."""
+
+    def transfer_floor_s(self, size_bytes: int, least_peers: int, most_peers: int, leaves_domain: bool) -> float:
+        """No transfer takes less whose busiest rank has at least so many bytes, and so many peers; grows with bytes.
+
+        `leaves_domain`: something goes from one of the `domains` to another.
+        """
+
+    def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
+        """For each rank the number of the domain that the fastest links join; None where that is all of them."""
+
+
+def fastest(space: Space, start: State, goal: State, itemsize: int, price: LocalPrice, even: bool) -> list[Move]:
+    """The moves of least time from `start` to `goal`.
+
+    Args:
+        space: of the tensor, with at most `MAX_AXES` axes.
+        start, goal: different states; the goal's partial axes are among the start's.
+        itemsize: bytes per element.
+        price: seconds of a step.
+        even: whether all layouts on the way must cut every dim evenly.
+    """
+    return _Fastest(space, itemsize, price, even, start, goal).run()
+
+
+class _Fastest:
+    def __init__(self, space: Space, itemsize: int, price: LocalPrice, even: bool, start: State, goal: State) -> None:
+        self.space, self.itemsize, self.price = space, itemsize, price
+        self.axes = space.axes
+        self.sequences = sequences(len(self.axes))
+        self.number = {tuple(self.axes[axis] for axis in order): at for at, order in enumerate(self.sequences)}
+        self.dims = _worth_splitting(space, start, goal)
+        self.table = step_table(len(self.axes), len(self.dims), self._bits(start[1]), self._bits(goal[1]))
+        self.template = start[0]
+        self.start, self.goal = self._index(start), self._index(goal)
+        self.sizes = tuple(space.sizes[axis] for axis in self.axes)
+        self.num_ranks = math.prod(self.sizes)
+        self._least_transfer_s = price.transfer_floor_s(0, 1, self.num_ranks - 1, False)
+        self._measure(even)
+
+    def run(self) -> list[Move]:
+        """Shortest paths without transfers, from the start and to the goal; then with one where that is faster."""
+        num_states = len(self.table.ids)
+        self.paid, self.left = np.full(num_states, np.inf), np.full(num_states, np.inf)
+        self.paid[self.start] = self.left[self.goal] = 0.0
+        self._relax()
+        self._relax_back()
+        if (transfer := self._transfer()) is None:
+            return self._to(self.goal)
+        before, after = (self._state(index) for index in transfer)
+        fetch = Move(StepKind.TRANSFER, (), None, None, before, after)
+        return [*self._to(transfer[0]), fetch, *self._from(transfer[1])]
+
+    # ------------------------------------------------------------------ states
+
+    def _bits(self, axes: DimAxes) -> int:
+        return sum(1 << self.axes.index(axis) for axis in axes)
+
+    def _index(self, state: State) -> int:
+        return self.table.index[code(tuple(self.number[state[0][dim]] for dim in self.dims), self._bits(state[1]))]
+
+    def _state(self, index: int) -> State:
+        dims = list(self.template)
+        for dim, number in zip(self.dims, self.table.ids[index].tolist(), strict=True):
+            dims[dim] = self._names(number)
+        bits = int(self.table.partial[index])
+        return tuple(dims), tuple(axis for at, axis in enumerate(self.axes) if bits >> at & 1)
+
+    def _names(self, number: int) -> DimAxes:
+        return tuple(self.axes[axis] for axis in self.sequences[number])
+
+    def _measure(self, even: bool) -> None:
+        """Local sizes of all states and seconds of all steps."""
+        table, space = self.table, self.space
+        parts = np.array(
+            [[space.part(self._names(number), dim) for number in range(len(self.sequences))] for dim in self.dims],
+            dtype=np.int64,
+        ).reshape(len(self.dims), len(self.sequences))
+        columns = range(len(self.dims))
+        sizes = np.array(self.sizes, dtype=np.int64)
+        shares = np.array([np.prod(sizes[list(order)], dtype=np.int64) for order in self.sequences])
+        whole = np.array([space.shape[dim] for dim in self.dims], dtype=np.int64)
+        is_even = whole[:, None] % shares[None, :] == 0
+        rest = math.prod(size for dim, size in enumerate(space.shape) if dim not in self.dims)
+        local = np.full(len(table.ids), rest, dtype=np.int64)
+        allowed = np.ones(len(table.ids), dtype=bool)
+        for column in columns:
+            local *= parts[column, table.ids[:, column]]
+            allowed &= is_even[column, table.ids[:, column]]
+        all_even = bool(allowed.all())
+        self.allowed = allowed if even else np.ones(len(table.ids), dtype=bool)
+        # what moves between ranks is measured on `units`, elements are units x rest / scale: where all is even, every
+        # dim has as many units as there are ranks, so that what is found serves other shapes too
+        self.local, self.same_units = local, even or all_even
+        if self.same_units:
+            self.units, self.rest = (self.num_ranks,) * len(self.dims), math.prod(space.shape)
+            self.scale = self.num_ranks ** len(self.dims)
+            total = math.prod(space.shape)
+            by_used = [total // int(np.prod([s for at, s in enumerate(sizes) if bits >> at & 1] or [1]))
+                       for bits in range(1 << len(self.axes))]  # fmt: skip
+            classes, class_of = table.classes, table.class_of
+            prices = [self._price(kind, bits, by_used[one], by_used[two]) for kind, bits, one, two in classes.tolist()]
+        else:
+            self.units, self.rest, self.scale = tuple(whole.tolist()), rest, 1
+            values, number = np.unique(local, return_inverse=True)
+            number = number.reshape(-1)
+            masks = np.array([sum(1 << axis for axis in order) for order in self.sequences], dtype=np.int64)
+            keys = table.kind * 8 + masks[table.moved]
+            keys = (keys * len(values) + number[table.source]) * len(values) + number[table.target]
+            found, class_of = np.unique(keys, return_inverse=True)
+            class_of, count, prices = class_of.reshape(-1), len(values), []
+            for key in found.tolist():
+                what, one, two = key // count // count, key // count % count, key % count
+                prices.append(self._price(what // 8, what % 8, int(values[one]), int(values[two])))
+        self.cost = np.array(prices, dtype=np.float64)[class_of] + _STEP_S if len(table.kind) else np.zeros(0)
+        if even and not all_even:
+            self.cost[~(allowed[table.source] & allowed[table.target])] = np.inf
+
+    def _price(self, kind: int, bits: int, before: int, after: int) -> float:
+        axes = frozenset(axis for at, axis in enumerate(self.axes) if bits >> at & 1)
+        size = self.itemsize
+        return self.price.local_s(KINDS[kind], self.space.mesh, axes, before * size, after * size, size)
+
+    # ----------------------------------------------------------- shortest paths
+
+    def _relax(self) -> None:
+        table, paid = self.table, self.paid
+        while len(table.source):
+            least = np.minimum.reduceat(paid[table.source] + self.cost, table.starts)
+            better = least < paid[table.reached]
+            if not better.any():
+                return
+            paid[table.reached[better]] = least[better]
+
+    def _relax_back(self) -> None:
+        table, left = self.table, self.left
+        order = table.leaving
+        cost, goals = self.cost[order], table.target[order]
+        while len(order):
+            least = np.minimum.reduceat(left[goals] + cost, table.leaving_starts)
+            better = least < left[table.left]
+            if not better.any():
+                return
+            left[table.left[better]] = least[better]
+
+    def _transfer(self) -> tuple[int, int] | None:
+        """The transfer (between two states) that makes the fastest sequence together with the paths on both sides.
+
+        None where the best sequence does without. Transfers to the goal and from the start come first: they are mostly
+        among the best, and rule out the others.
+        """
+        self.best = float(self.paid[self.goal])
+        self.chosen: tuple[int, int] | None = None
+        least_s = self._least_transfer_s
+        sources = np.flatnonzero(self.allowed & (self.paid + least_s < self.best))
+        targets = np.flatnonzero(self.allowed & (self.left + least_s < self.best))
+        if len(sources) and len(targets):
+            self._consider(sources, np.array([self.goal]))
+            self._consider(np.array([self.start]), targets)
+            self._consider(sources, targets)
+        return self.chosen
+
+    def _consider(self, sources: Array, targets: Array) -> None:
+        """Look for something better among the transfers from one of `sources` to one of `targets`."""
+        table, paid, left = self.table, self.paid, self.left
+        around = paid[sources][:, None] + left[targets][None, :]
+        pairs = (around + self._least_transfer_s < self.best) & (sources[:, None] != targets[None, :])
+        pairs &= table.partial[sources][:, None] == table.partial[targets][None, :]
+        rows, columns = np.nonzero(pairs)
+        one, two, around = sources[rows], targets[columns], around[rows, columns]
+        if self.same_units:  # weaker, but for less: a rank lacks at least what its new part is larger than its old one
+            grown = np.maximum(self.local[two] - self.local[one], 0)
+            near = around + self._floors(grown, np.ones_like(grown), False) < self.best
+            one, two, around = one[near], two[near], around[near]
+        if not len(one):
+            return
+        lacking, peers = self._lacking(one, two)
+        bounds = np.where(lacking > 0, around + self._floors(lacking, peers, False), np.inf)
+        if (domains := self.price.domains(self.space.mesh.rank_list)) is not None:
+            near = np.flatnonzero(bounds < self.best)
+            near = near[self._leaves_domain(one[near], two[near], np.array(domains))]
+            bounds[near] = around[near] + self._floors(lacking[near], peers[near], True)
+        order = np.flatnonzero(bounds < self.best)
+        for at in order[np.argsort(bounds[order], kind="stable")].tolist():
+            if bounds[at] >= self.best:
+                break
+            now = float(around[at]) + self._transfer_s(int(one[at]), int(two[at])) + _STEP_S
+            if now < self.best:
+                self.best, self.chosen = now, (int(one[at]), int(two[at]))
+
+    def _lacking(self, one: Array, two: Array) -> tuple[Array, Array]:
+        """Of the ranks the most elements that one lacks, and the most others that one fetches from."""
+        lacking, peers = np.empty(len(one), dtype=np.int64), np.empty(len(one), dtype=np.int64)
+        parts = [meetings(self.sizes, unit) for unit in self.units]
+        for low in range(0, len(one), 8192):
+            here, there = one[low : low + 8192], two[low : low + 8192]
+            held: Array | int = 1
+            wanted: Array | int = 1
+            boxes: Array | int = 1
+            for column, (common, count) in enumerate(parts):
+                mine, theirs = self.table.ids[here, column], self.table.ids[there, column]
+                held = held * common[mine, theirs]
+                wanted = wanted * common[theirs, theirs]
+                boxes = boxes * count[mine, theirs]
+            lacking[low : low + 8192] = np.max(np.asarray(wanted - held), axis=1)
+            peers[low : low + 8192] = np.max(np.asarray(boxes) - (np.asarray(held) > 0), axis=1)
+        return lacking * self.rest // self.scale, peers
+
+    def _floors(self, lacking: Array, peers: Array, leaves_domain: bool) -> Seconds:
+        if not len(lacking):
+            return np.zeros(0)
+        keys, number = np.unique(lacking * self.num_ranks + peers, return_inverse=True)
+        most = self.num_ranks - 1
+        floors = []
+        for key in keys.tolist():
+            size = key // self.num_ranks * self.itemsize
+            floors.append(self.price.transfer_floor_s(size, max(1, key % self.num_ranks), most, leaves_domain))
+        return np.array(floors, dtype=np.float64)[number.reshape(-1)]
+
+    def _leaves_domain(self, one: Array, two: Array, domains: Array) -> npt.NDArray[np.bool_]:
+        """Whether some rank needs what no rank of its domain holds.
+
+        What a domain holds of a rank's new part: over its ranks the sum of what each holds of it, divided by how many
+        of them hold the same.
+        """
+        table, positions = self.table, _positions(self.sizes)[0]
+        order = np.argsort(domains, kind="stable")
+        width = int(np.bincount(np.unique(domains, return_inverse=True)[1].reshape(-1)).max())
+        beside = np.full((self.num_ranks, width), -1, dtype=np.int64)  # the ranks of the same domain
+        for rank in range(self.num_ranks):
+            same = order[domains[order] == domains[rank]]
+            beside[rank, : len(same)] = same
+        exists = beside >= 0
+        index = np.indices(self.sizes).reshape(len(self.sizes), -1)
+        found = np.zeros(len(one), dtype=bool)
+        for low in range(0, len(one), 1024):
+            here, there = one[low : low + 1024], two[low : low + 1024]
+            term = np.zeros((len(here), self.num_ranks), dtype=np.int64)
+            for axis, size in enumerate(self.sizes):
+                partial = (table.partial[here] >> axis & 1)[:, None]
+                term = term * np.where(partial, size, 1) + np.where(partial, index[axis], 0)
+            box = term
+            mine, theirs = [], []
+            for column in range(len(self.units)):
+                mine.append(positions[table.ids[here, column]])
+                theirs.append(positions[table.ids[there, column]])
+                box = box * (int(positions.max()) + 1) + mine[-1]
+            near = box[:, beside]
+            alike = ((near[:, :, :, None] == near[:, :, None, :]) & exists[:, None, :]).sum(axis=3)
+            held = (term[:, beside] == term[:, :, None]) & exists
+            share = held / np.maximum(alike, 1)
+            wanted = np.ones((len(here), self.num_ranks))
+            for column, unit in enumerate(self.units):
+                both = _parts(self.sizes, unit)
+                share = share * both[mine[column][:, beside], theirs[column][:, :, None]]
+                wanted = wanted * both[theirs[column], theirs[column]]
+            found[low : low + 1024] = (share.sum(axis=2) < wanted * (1 - 1e-9)).any(axis=1)
+        return found
+
+    def _transfer_s(self, source: int, target: int) -> float:
+        """Seconds of the transfer between two states, from the load of its busiest rank."""
+        mesh = Layout(self.sizes, _NAMES[: len(self.sizes)])
+        layouts = [self._plain(mesh, state) for state in (source, target)]
+        busiest = load(layouts[0], layouts[1], self.units)
+        size = busiest.num_elements * self.rest // self.scale * self.itemsize
+        return self.price.transfer_s(busiest.num_peers, size, busiest.pairs, self.space.mesh.rank_list)
+
+    def _plain(self, mesh: Layout, index: int) -> TensorLayout:
+        """A state on a mesh that has no more than the sizes of the axes, so that other meshes find what was found."""
+        bits = int(self.table.partial[index])
+        dims = tuple(
+            tuple(_NAMES[axis] for axis in self.sequences[number]) for number in self.table.ids[index].tolist()
+        )
+        return TensorLayout(
+            mesh=mesh, dims=dims, partial=tuple(name for at, name in enumerate(mesh.alias_name) if bits >> at & 1)
+        )
+
+    # ---------------------------------------------------------------- the answer
+
+    def _to(self, index: int) -> list[Move]:
+        """The steps of the shortest path from the start to a state."""
+        table, moves = self.table, []
+        while index != self.start:
+            at = int(np.searchsorted(table.reached, index))
+            low, high = int(table.starts[at]), int(table.starts[at + 1]) if at + 1 < len(table.starts) else None
+            step = low + int(np.argmin(self.paid[table.source[low:high]] + self.cost[low:high]))
+            moves.append(self._move(step))
+            index = int(table.source[step])
+        return moves[::-1]
+
+    def _from(self, index: int) -> list[Move]:
+        """The steps of the shortest path from a state to the goal."""
+        table, moves = self.table, []
+        while index != self.goal:
+            at = int(np.searchsorted(table.left, index))
+            low = int(table.leaving_starts[at])
+            high = int(table.leaving_starts[at + 1]) if at + 1 < len(table.leaving_starts) else None
+            steps = table.leaving[low:high]
+            step = int(steps[np.argmin(self.left[table.target[steps]] + self.cost[steps])])
+            moves.append(self._move(step))
+            index = int(table.target[step])
+        return moves
+
+    def _move(self, at: int) -> Move:
+        table = self.table
+        axes = self._names(int(table.moved[at]))
+        before, after = self._state(int(table.source[at])), self._state(int(table.target[at]))
+        dim, to_dim = int(table.dim[at]), int(table.to_dim[at])
+        return Move(
+            KINDS[int(table.kind[at])], axes, None if dim < 0 else self.dims[dim],
+            None if to_dim < 0 else self.dims[to_dim], before, after,
+        )  # fmt: skip
+
+
+def _worth_splitting(space: Space, start: State, goal: State) -> tuple[int, ...]:
+    """The dims that start or goal split, and of the others as many as can be of use.
+
+    Dims that neither splits and that all axes together cut evenly are alike, and no more of them than there are axes
+    are ever split at a time; so further ones, and dims of size 1, need not be looked at.
+    """
+    whole = int(np.prod([space.sizes[axis] for axis in space.axes], dtype=np.int64))
+    spare = [dim for dim, axes in enumerate(zip(start[0], goal[0], strict=True)) if axes == ((), ())]
+    alike = [dim for dim in spare if space.shape[dim] % whole == 0]
+    left_out = {*alike[len(space.axes) :], *(dim for dim in spare if space.shape[dim] == 1)}
+    return tuple(dim for dim in range(len(space.shape)) if dim not in left_out)
+
+
+@lru_cache(maxsize=1024)
+def meetings(sizes: tuple[int, ...], size: int) -> tuple[Array, Array]:
+    """How the cuts of a dim of `size` meet, on a mesh whose axes have `sizes`.
+
+    Returns:
+        [sequences, sequences, ranks]: how much of the dim a rank has under both cuts; and how many different parts of
+        the first cut its part of the second meets.
+
+    >>> common, count = meetings((2, 2), 4)
+    >>> common[1, 2], count[0, 1], count[3, 0]
+    (array([2, 0, 0, 2]), array([1, 1, 1, 1]), array([4, 4, 4, 4]))
+    """
+    position, beginnings = _positions(sizes)
+    both = _parts(sizes, size)
+    counts = np.add.reduceat((both > 0).astype(np.int64), beginnings, axis=1)
+    return both[position[:, None, :], position[None, :, :]], counts.T[:, position]
+
+
+@lru_cache(maxsize=1024)
+def _parts(sizes: tuple[int, ...], size: int) -> Array:
+    """How much any two parts of all cuts of a dim have in common, in the order of `_positions`."""
+    low, length = [], []
+    for order in sequences(len(sizes)):
+        start, long = np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)
+        for axis in order:
+            part = -(-long // sizes[axis])
+            offset = np.minimum(part[:, None] * np.arange(sizes[axis]), long[:, None])
+            start = (start[:, None] + offset).ravel()
+            long = np.minimum(part[:, None], long[:, None] - offset).ravel()
+        low.append(start)
+        length.append(long)
+    start = np.concatenate(low)
+    stop = start + np.concatenate(length)
+    return np.maximum(np.minimum(stop[:, None], stop) - np.maximum(start[:, None], start), 0)
+
+
+@lru_cache(maxsize=64)
+def _positions(sizes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Parts of all cuts in one row: [sequences, ranks] which of them a rank has, and where each cut begins."""
+    index = np.indices(sizes).reshape(len(sizes), -1)
+    position, beginnings, count = [], [], 0
+    for order in sequences(len(sizes)):
+        place = np.zeros(index.shape[1], dtype=np.int64)
+        for axis in order:
+            place = place * sizes[axis] + index[axis]
+        position.append(place + count)
+        beginnings.append(count)
+        count += math.prod(sizes[axis] for axis in order)
+    return np.array(position), np.array(beginnings)

@@ -1,0 +1,122 @@
+"""How a model is spread, in the usual degrees."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from plans.errors import TwofoldError
+from plans.plan import Optimizer
+from plans.schedules import Schedule, make_schedule
+from plans.transformer.recompute import RECOMPUTE_MODES
+
+__all__ = ["Degrees"]
+
+_ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """A parallel layout in degrees.
+
+    Args:
+        dp, tp, pp, cp: data-, tensor-, pipeline- and context-parallel degree. Ranks count with tp innermost, then cp,
+            dp and pp.
+        micro_batch: sequences of one micro-batch on one data-parallel rank.
+        global_batch: sequences of one step over all ranks.
+        schedule: of the pipeline.
+        virtual: chunks per pipeline rank.
+        recompute: "none", "selective" (the attention core), "selective_op" (torchtitan's, by operator) or "full" (a
+            block but its input).
+        optimizer: its kind, sharding and dtypes.
+        sequence_parallel: between the tensor-parallel products the sequence is split over tp.
+        layers: per chunk of the pipeline, in the order of the model; spread evenly when absent.
+
+    Raises:
+        TwofoldError: a degree below 1, a batch that does not divide, a schedule that cannot be.
+
+    >>> Degrees(dp=2, tp=4, pp=2, micro_batch=1, global_batch=16).num_micro_batches
+    8
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    micro_batch: int = 1
+    global_batch: int = 1
+    schedule: str = "1f1b"
+    virtual: int = 1
+    recompute: str = "none"
+    optimizer: Optimizer = _ADAMW
+    sequence_parallel: bool = False
+    layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "cp", "micro_batch", "global_batch", "virtual"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise TwofoldError(f"{name} is {value!r}; it is a whole number of at least 1")
+        if self.recompute not in RECOMPUTE_MODES:
+            raise TwofoldError(f"recompute is {self.recompute!r}; it is one of {', '.join(RECOMPUTE_MODES)}")
+        per_step = self.dp * self.micro_batch
+        if self.global_batch % per_step:
+            raise TwofoldError(
+                f"a global batch of {self.global_batch} does not divide by dp({self.dp}) * "
+                f"micro_batch({self.micro_batch}) = {per_step}; the next that does is "
+                f"{math.ceil(self.global_batch / per_step) * per_step}"
+            )
+        if self.layers is not None and (len(self.layers) != self.num_chunks or min(self.layers) < 0):
+            raise TwofoldError(f"layers {self.layers} must give one count for each of the {self.num_chunks} chunks")
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def width(self) -> int:
+        """Ranks of one pipeline rank's group."""
+        return self.dp * self.tp * self.cp
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one step."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @cached_property
+    def pipeline(self) -> Schedule:
+        """The schedule.
+
+        Raises:
+            TwofoldError: it cannot be made for these ranks, micro-batches and chunks.
+        """
+        given = None if self.virtual == 1 and self.schedule not in _ANY_CHUNKS else self.virtual
+        return make_schedule(self.schedule, self.pp, self.num_micro_batches, virtual=given)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the whole model."""
+        return self.pipeline.num_stages
+
+    def layers_of(self, num_layers: int) -> tuple[int, ...]:
+        """Blocks of every chunk; the first chunks take what does not divide.
+
+        Raises:
+            TwofoldError: fewer layers than chunks, or given counts that do not add up.
+        """
+        if self.layers is not None:
+            if sum(self.layers) != num_layers:
+                raise TwofoldError(
+                    f"layers {self.layers} add up to {sum(self.layers)}; the model has {num_layers} layers"
+                )
+            return self.layers
+        count = self.num_chunks
+        if num_layers < count:
+            raise TwofoldError(f"{num_layers} layers cannot fill {count} chunks (pp = {self.pp} x {count // self.pp})")
+        whole, rest = divmod(num_layers, count)
+        return tuple(whole + (chunk < rest) for chunk in range(count))
+
+
+_ANY_CHUNKS = ("interleaved_1f1b", "interleaved_zb", "looped_bfs")

@@ -1,0 +1,179 @@
+"""Bodies of a piece of a model as rows of symbolic sizes.
+
+A piece is what a model consists of many times or once: the embedding, one block, the head with the loss. A template is
+made from the lowered program of a small plan in which every piece is a stage of its own; what crosses between stages
+there is dropped, because pieces of one stage hand over in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plans.operators.attention import heads_first
+from plans.program import Body, GroupProgram, Instruction, Kind, Scope, Value
+from plans.scale.symbols import Monomials
+
+__all__ = ["Cell", "ParameterTemplate", "PartTemplate", "PieceTemplate", "piece_template"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One instruction; every `int` that is a size is a place in the template's `Monomials`.
+
+    Args:
+        kind: COMPUTE, COLLECTIVE or WAIT.
+        call, part, operator, dtype: as of `Instruction`.
+        shapes: the local shapes that the price depends on.
+        touched: bytes of every operand, whose sum is read and written.
+        message: bytes of a collective's larger end, or -1.
+        axes: mesh axes of a collective.
+        token: numbers the collectives of a body; a WAIT bears the number of what it waits for; -1 for compute.
+        whole: an attention's whole lengths of queries and keys (places), and whether it is causal.
+    """
+
+    kind: Kind
+    call: str
+    part: str
+    operator: str
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...] = ()
+    touched: tuple[int, ...] = ()
+    message: int = -1
+    axes: tuple[str, ...] = ()
+    token: int = -1
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTemplate:
+    """One body: forward, whole backward, input-gradient or weight-gradient part.
+
+    Args:
+        cells: in program order.
+        memory: (number of the cell, +1 or -1, place of the bytes): allocated before the cell, released after it; cell
+            -1 is what arrives from the piece before.
+    """
+
+    cells: tuple[Cell, ...]
+    memory: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterTemplate:
+    """A parameter: its local elements (a place), the number of axes of size > 1 that split it, its dtype and name."""
+
+    name: str
+    elements: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceTemplate:
+    """A piece: its bodies by "F", "B", "I", "W", its parameters, and the bytes it hands on."""
+
+    parts: Mapping[str, PartTemplate]
+    parameters: tuple[ParameterTemplate, ...]
+    leaves: int = -1
+
+
+def piece_template(group: GroupProgram, monomials: Monomials) -> PieceTemplate:
+    """The template of the piece that is the only chunk of `group`; bodies of micro-batch 0 are taken."""
+    parts: dict[str, PartTemplate] = {}
+    values = group.values
+    leaves = -1
+    arrived: set[str] = set()
+    for block in group.blocks:
+        if block.micro_batch != 0:
+            continue
+        if block.label.endswith(".recv"):
+            arrived.update(name for line in block.body.instructions for name in line.outputs)
+            continue
+        letter = block.label[: -len("0")][-1]
+        parts[letter] = _part(block.body, group, monomials, arrived)
+        for line in block.body.instructions:
+            if letter == "F" and line.kind is Kind.SEND and not line.channel.endswith(":within"):
+                value = values[line.inputs[0]]
+                leaves = monomials.enter(value.span_bytes)
+    parameters = tuple(
+        ParameterTemplate(
+            name=home.name, elements=monomials.enter(math.prod(values[home.weight].shape)), dtype=home.dtype
+        )
+        for home in group.parameters
+    )
+    return PieceTemplate(parts=parts, parameters=parameters, leaves=leaves)
+
+
+def _part(body: Body, group: GroupProgram, monomials: Monomials, arrived: set[str]) -> PartTemplate:
+    values = group.values
+    cells: list[Cell] = []
+    memory: list[tuple[int, int, int]] = []
+    tokens: dict[str, int] = {}
+    alive: set[str] = set()
+    roots = {name: _root(values, name) for name in values}
+    for line in body.instructions:
+        border = line.kind in (Kind.SEND, Kind.RECV) and not line.channel.endswith(":within")
+        if line.kind is Kind.WAIT and line.waits not in tokens:
+            border = True
+        assert line.kind not in (Kind.SEND, Kind.RECV) or border, f"{line.name}: transfers inside a stage do not fold"
+        if not border:
+            cells.append(_cell(line, group, monomials, tokens))
+        at = len(cells) - 1
+        for name in line.outputs:
+            _note(memory, alive, values, roots, name, at, +1, monomials)
+        for name in line.frees:
+            _note(memory, alive, values, roots, name, at, -1, monomials)
+    return PartTemplate(cells=tuple(cells), memory=tuple(memory))
+
+
+def _root(values: Mapping[str, Value], name: str) -> Value:
+    value = values[name]
+    while value.shares is not None:
+        value = values[value.shares]
+    return value
+
+
+def _note(
+    memory: list[tuple[int, int, int]],
+    alive: set[str],
+    values: Mapping[str, Value],
+    roots: Mapping[str, Value],
+    name: str,
+    at: int,
+    sign: int,
+    monomials: Monomials,
+) -> None:
+    """A value of its own memory comes or goes; what shares another's memory is counted with that one."""
+    value = values[name]
+    if value.scope is not Scope.MICRO or value.shares is not None or not value.size_bytes:
+        return
+    if sign > 0 and name in alive:
+        return  # written in place
+    (alive.add if sign > 0 else alive.discard)(name)
+    memory.append((at, sign, monomials.enter(value.size_bytes)))
+
+
+def _cell(line: Instruction, group: GroupProgram, monomials: Monomials, tokens: dict[str, int]) -> Cell:
+    common: dict[str, Any] = {
+        "call": line.call, "part": line.part, "operator": line.operator, "dtype": line.dtype
+    }  # fmt: skip
+    if line.kind is Kind.WAIT:
+        return Cell(kind=Kind.WAIT, token=tokens[str(line.waits)], **common)
+    if line.kind is Kind.COLLECTIVE:
+        if line.token is not None:
+            tokens[line.token] = len(tokens)
+        return Cell(
+            kind=Kind.COLLECTIVE, message=monomials.enter(line.message_bytes), axes=line.axes,
+            token=-1 if line.token is None else tokens[line.token], **common,
+        )  # fmt: skip
+    shapes = heads_first(line.shapes, line.attrs) if line.call.startswith("attention.") else line.shapes
+    operands = [group.values[name].span_bytes for name in (*line.inputs, *line.outputs) if name in group.values]
+    return Cell(
+        kind=Kind.COMPUTE,
+        shapes=tuple(tuple(monomials.enter(size) for size in shape) for shape in shapes),
+        touched=tuple(monomials.enter(size) for size in operands if size),
+        causal=bool(line.attrs.get("causal", False)),
+        **common,
+    )

@@ -1,0 +1,148 @@
+"""Templates of transformers: one for every structure, whatever the sizes.
+
+The structure is what changes the instructions themselves: the kind of norm, biases, whether tensor parallelism is more
+than one, what is recomputed. The sizes (hidden, heads, sequence, degrees) only change numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.lower import lower
+from plans.plan import Plan, Stage
+from plans.scale.symbols import Monomials, Symbols
+from plans.scale.template import PieceTemplate, piece_template
+from plans.transformer import TransformerConfig, block_strategies, mesh_axes, parts_of, recompute_set
+from plans.transformer.builder import build_graph
+
+__all__ = ["ModelTemplate", "model_sizes", "model_template"]
+
+_TP, _TP_Q, _CP = 11, 17, 13
+_BATCH, _SEQ, _HIDDEN, _KV, _GROUP, _HEAD, _FFN, _VOCAB, _ROWS = 43, 47, 53, 19, 23, 29, 31, 37, 10_007
+_MICRO_BATCHES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTemplate:
+    """The pieces of a transformer with symbolic sizes: "embedding", "block" and "head"."""
+
+    monomials: Monomials
+    pieces: Mapping[str, PieceTemplate]
+
+
+def model_template(
+    config: TransformerConfig,
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+    split_backward: bool = False,
+) -> ModelTemplate:
+    """The template of a configuration's structure; equal structures give the same object.
+
+    Args:
+        config: of a dense transformer.
+        tp, cp: degrees.
+        sequence_parallel: see `plans.transformer.block_strategies`.
+        recompute: "none", "selective" or "full".
+        split_backward: whether input-gradient and weight-gradient parts are bodies of their own.
+
+    Raises:
+        TwofoldError: a mixture of experts.
+    """
+    if config.experts is not None:
+        raise TwofoldError(f"{config.name}: mixtures of experts cannot be folded yet; give a dense model")
+    structure = replace(
+        config,
+        name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, head_dim=2, ffn=1, vocab=1, seq=1,
+        dropout=0.1 if config.dropout else 0.0, attention_dropout=0.1 if config.attention_dropout else 0.0,
+        norm_eps=1e-5, tied=False, source="",
+    )  # fmt: skip
+    grouping = _grouping(config, tp)
+    return _template(structure, grouping, tp > 1, cp > 1, sequence_parallel and tp > 1, recompute, split_backward)
+
+
+def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int) -> dict[str, int]:
+    """The sizes of a template's symbols.
+
+    Args:
+        config: see `model_template`.
+        micro_batch: samples of one micro-batch on one rank of the data-parallel group.
+        tp, cp: degrees.
+    """
+    sizes = {
+        "rows": config.seq, "seq": config.seq, "batch": micro_batch, "hidden": config.hidden,
+        "kv_heads": config.kv_heads, "group": config.num_heads // config.kv_heads, "head_dim": config.head_size,
+        "ffn": config.inner, "vocab": config.vocab, "cp": cp,
+    }  # fmt: skip
+    if _grouping(config, tp) == "spread":
+        return sizes | {"tp_kv": config.kv_heads, "tp_q": tp // config.kv_heads}
+    return sizes | {"tp": tp}
+
+
+def _grouping(config: TransformerConfig, tp: int) -> str:
+    """How heads of keys and values are shared and split: it decides which sizes are independent."""
+    if config.kv_heads == 1 and config.num_heads > 1:
+        return "single"
+    if tp > config.kv_heads:
+        return "spread"
+    return "each" if config.kv_heads == config.num_heads else "grouped"
+
+
+@lru_cache(maxsize=512)
+def _template(
+    structure: TransformerConfig, grouping: str, tp: bool, cp: bool, sp: bool, recompute: str, split: bool
+) -> ModelTemplate:
+    tensor = (_TP * _TP_Q if grouping == "spread" else _TP) if tp else 1
+    context = _CP if cp else 1
+    kv = {"single": 1, "spread": _TP}.get(grouping, tensor * _KV)
+    group = {"each": 1, "single": tensor * _GROUP, "spread": _TP_Q * _GROUP}.get(grouping, _GROUP)
+    seq = tensor * context * _SEQ
+    config = replace(
+        structure,
+        hidden=_HIDDEN, num_heads=kv * group, num_kv_heads=kv, head_dim=2 * _HEAD, ffn=tensor * _FFN,
+        vocab=tensor * _VOCAB, seq=_ROWS if structure.position == "learned" else seq,
+    )  # fmt: skip
+    sizes = {
+        "rows": (_ROWS, _ROWS), "seq": (seq, _SEQ), "ffn": (config.inner, _FFN), "vocab": (config.vocab, _VOCAB),
+        "kv_heads": (kv, _KV), "group": (group, _GROUP), "head_dim": (2 * _HEAD, _HEAD), "batch": (_BATCH, _BATCH),
+        "hidden": (_HIDDEN, _HIDDEN), "cp": (_CP, _CP),
+    }  # fmt: skip
+    if grouping in ("single", "spread"):
+        del sizes["kv_heads"]
+    if grouping == "each":
+        del sizes["group"]
+    sizes |= {"tp_kv": (_TP, _TP), "tp_q": (_TP_Q, _TP_Q)} if grouping == "spread" else {"tp": (_TP, _TP)}
+    symbols = Symbols(
+        sizes={symbol: size for symbol, (size, _) in sizes.items()},
+        marks={symbol: mark for symbol, (_, mark) in sizes.items()},
+    )
+    plan = _plan(config, seq, tensor, context, sp, recompute, "zb_h1" if split else "1f1b")
+    monomials = Monomials(symbols)
+    program = lower.__wrapped__(plan)
+    names = ("embedding", "block", "head")
+    pieces = {name: piece_template(group, monomials) for name, group in zip(names, program.groups, strict=True)}
+    return ModelTemplate(monomials=monomials, pieces=pieces)
+
+
+def _plan(config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, recompute: str, schedule: str) -> Plan:
+    graph = build_graph(config, _MICRO_BATCHES * _BATCH, seq)
+    axes = mesh_axes(cp=cp, tp=tp, num_kv_heads=config.kv_heads)
+    parts = parts_of(graph)
+    width = math.prod(axes.sizes)
+    stages = tuple(
+        Stage(
+            mesh=Layout(axes.sizes, axes.names, list(range(number * width, (number + 1) * width))), operators=operators
+        )
+        for number, operators in enumerate((parts.embedding, parts.blocks[0], parts.head))
+    )
+    return Plan(
+        graph=graph, stages=stages, strategies=block_strategies(graph, axes, sequence_parallel=sp),
+        num_micro_batches=_MICRO_BATCHES, schedule=schedule, recompute=recompute_set(graph, recompute),
+    )  # fmt: skip

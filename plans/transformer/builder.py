@@ -1,0 +1,180 @@
+"""The operator graph of a transformer, written down operator by operator from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plans.graph import Attr, Graph, Operator, Tensor
+from plans.transformer.config import TransformerConfig
+
+__all__ = ["build_graph"]
+
+
+def build_graph(config: TransformerConfig, batch_size: int, seq: int) -> Graph:
+    """The training step of `config` on `batch_size` samples of `seq` tokens: inputs "tokens" and "labels" [b, s].
+
+    Modules are named as in Meta's Llama code: tok_embeddings, layers.3.attention.wq, layers.3.feed_forward.w1, norm,
+    output; an operator is called like its module, or like the module and what it does there.
+    """
+    return _Builder(config=config, batch=batch_size, seq=seq).run()
+
+
+@dataclass(slots=True)
+class _Builder:
+    config: TransformerConfig
+    batch: int
+    seq: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list)
+
+    def run(self) -> Graph:
+        config = self.config
+        for name in ("tokens", "labels"):
+            self._tensor(name, (self.batch, self.seq), "int64", "input")
+        x = self._embedding()
+        for layer in range(config.num_layers):
+            x = self._block(x, layer)
+        x = self._norm("norm", x)
+        table = "tok_embeddings.weight"
+        if not config.tied:
+            table = self._parameter("output.weight", (config.vocab, config.hidden))
+        logits = self._add("output", "linear", (self.batch, self.seq, config.vocab), (x, table))
+        if config.dtype not in ("float32", "float64"):
+            # as Megatron-LM and Meta's Llama do: a sum over the vocabulary needs more than half precision
+            logits = self._add("output.cast", "cast", (self.batch, self.seq, config.vocab), (logits,), dtype="float32")
+        wide = self.tensors[logits].dtype
+        loss = self._add("loss", "cross_entropy", (), (logits, "labels"), dtype=wide)
+        return Graph(
+            name=config.name, batch_size=self.batch, tensors=self.tensors, operators=tuple(self.operators), loss=loss
+        )
+
+    # ------------------------------------------------------------------------------------------------------- parts
+
+    def _embedding(self) -> str:
+        config, shape = self.config, (self.batch, self.seq, self.config.hidden)
+        table = self._parameter("tok_embeddings.weight", (config.vocab, config.hidden))
+        x = self._add("tok_embeddings", "embedding", shape, ("tokens", table))
+        if config.position == "learned":
+            module = "pos_embeddings"
+            rows = self._parameter(f"{module}.weight", (config.seq, config.hidden))
+            numbers = self._add(
+                f"{module}.positions", "arange", (self.seq,), (), module, {"start": 0, "step": 1}, dtype="int64"
+            )
+            positions = self._add(module, "embedding", shape[1:], (numbers, rows))
+            x = self._add(f"{module}.add", "add", shape, (x, positions), module)
+        return self._dropout("embeddings.dropout", x)
+
+    def _block(self, x: str, layer: int) -> str:
+        module = f"layers.{layer}"
+        normed = self._norm(f"{module}.attention_norm", x)
+        attended = self._attention(f"{module}.attention", normed, layer)
+        if self.config.parallel_residual:
+            made = self._mlp(module, self._norm(f"{module}.ffn_norm", x), layer)
+            attended = self._residual(f"{module}.attention_residual", module, x, attended)
+            return self._residual(f"{module}.residual", module, attended, made)
+        x = self._residual(f"{module}.attention_residual", module, x, attended)
+        made = self._mlp(module, self._norm(f"{module}.ffn_norm", x), layer)
+        return self._residual(f"{module}.residual", module, x, made)
+
+    def _attention(self, module: str, x: str, layer: int) -> str:
+        config = self.config
+        wide, narrow = config.num_heads * config.head_size, config.kv_heads * config.head_size
+        parts = []
+        for name, width, num_heads in (
+            ("q", wide, config.num_heads), ("k", narrow, config.kv_heads), ("v", narrow, config.kv_heads)
+        ):  # fmt: skip
+            flat = self._linear(f"{module}.w{name}", x, width, config.qkv_bias)
+            heads = (self.batch, self.seq, num_heads, config.head_size)
+            part = self._add(f"{module}.{name}_heads", "reshape", heads, (flat,), module)
+            if config.position == "rope" and name != "v":
+                part = self._add(f"{module}.{name}_rope", "rope", heads, (part,), module, self._rope_attrs())
+            parts.append(part)
+        attrs: dict[str, Attr] = {"layout": "bshd"}
+        if config.causal:
+            attrs["causal"] = True
+        if config.attention_dropout:
+            attrs |= {"p": config.attention_dropout, "seed": 1000 + layer}
+        heads = (self.batch, self.seq, config.num_heads, config.head_size)
+        core = self._add(f"{module}.core", "attention", heads, tuple(parts), module, attrs)
+        flat = self._add(f"{module}.merge", "reshape", (self.batch, self.seq, wide), (core,), module)
+        made = self._linear(f"{module}.wo", flat, config.hidden, config.out_bias)
+        return self._dropout(f"{module}.dropout", made, 2000 + layer)
+
+    def _rope_attrs(self) -> dict[str, Attr]:
+        rope = self.config.rope
+        attrs: dict[str, Attr] = {"base": rope.base}
+        if rope.fraction < 1:
+            attrs["rotary"] = self.config.rotary_dim
+        if rope.interleaved:
+            attrs["interleaved"] = True
+        if rope.scaling != "none":
+            attrs |= {"scaling": rope.scaling, "factor": rope.factor}
+        if rope.scaling == "llama3":
+            attrs |= {
+                "low_factor": rope.low_factor, "high_factor": rope.high_factor, "original_seq": rope.original_seq
+            }  # fmt: skip
+        return attrs
+
+    def _mlp(self, block: str, x: str, layer: int) -> str:
+        module, config = f"{block}.feed_forward", self.config
+        shape = (self.batch, self.seq, config.inner)
+        inner = self._linear(f"{module}.w1", x, config.inner, config.mlp_bias)
+        inner = self._add(f"{module}.act", "silu" if config.gated else "gelu", shape, (inner,), module)
+        if config.gated:
+            other = self._linear(f"{module}.w3", x, config.inner, config.mlp_bias)
+            inner = self._add(f"{module}.mul", "mul", shape, (inner, other), module)
+        made = self._linear(f"{module}.w2", inner, config.hidden, config.mlp_bias)
+        return self._dropout(f"{module}.dropout", made, 3000 + layer)
+
+    # ---------------------------------------------------------------------------------------------------- operators
+
+    def _linear(self, module: str, x: str, width: int, bias: bool) -> str:
+        before = self.tensors[x].shape
+        weights = [self._parameter(f"{module}.weight", (width, before[-1]))]
+        if bias:
+            weights.append(self._parameter(f"{module}.bias", (width,)))
+        return self._add(module, "linear", (*before[:-1], width), (x, *weights))
+
+    def _norm(self, module: str, x: str) -> str:
+        hidden = (self.config.hidden,)
+        weights = [self._parameter(f"{module}.weight", hidden)]
+        if self.config.norm == "layer":
+            weights.append(self._parameter(f"{module}.bias", hidden))
+        attrs: dict[str, Attr] = {"eps": self.config.norm_eps}
+        return self._add(module, f"{self.config.norm}_norm", self.tensors[x].shape, (x, *weights), module, attrs)
+
+    def _residual(self, name: str, module: str, x: str, made: str) -> str:
+        return self._add(name, "add", self.tensors[x].shape, (x, made), module)
+
+    def _dropout(self, name: str, x: str, seed: int = 1) -> str:
+        if not self.config.dropout:
+            return x
+        attrs: dict[str, Attr] = {"p": self.config.dropout, "seed": seed}
+        return self._add(name, "dropout", self.tensors[x].shape, (x,), name.rpartition(".")[0], attrs)
+
+    def _parameter(self, name: str, shape: tuple[int, ...]) -> str:
+        return self._tensor(name, shape, self.config.dtype, "parameter")
+
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: str, kind: str) -> str:
+        self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype, kind=kind)
+        return name
+
+    def _add(
+        self,
+        name: str,
+        kind: str,
+        shape: tuple[int, ...],
+        inputs: tuple[str, ...],
+        module: str = "",
+        attrs: dict[str, Attr] | None = None,
+        dtype: str = "",
+    ) -> str:
+        made = self._tensor(
+            "loss" if name == "loss" else f"{name}.out", shape, dtype or self.config.dtype, "activation"
+        )
+        self.operators.append(
+            Operator(
+                name=name, kind=kind, inputs=inputs, outputs=(made,), attrs=attrs or {}, module=module or name
+            )
+        )  # fmt: skip
+        return made

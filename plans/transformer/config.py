@@ -1,0 +1,230 @@
+"""What a decoder-only (or encoder-only) transformer consists of, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from plans.errors import TwofoldError
+
+__all__ = ["Experts", "Rope", "TransformerConfig"]
+
+Norm = Literal["rms", "layer"]
+Position = Literal["rope", "learned", "none"]
+Float = Literal["bfloat16", "float16", "float32", "float64"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary position embedding (Su et al. 2021, arXiv 2104.09864).
+
+    Args:
+        base: of the geometric row of angles ("theta").
+        fraction: of a head's elements that are rotated, the first ones.
+        interleaved: pairs are neighbours (2i, 2i + 1), as in Llama's own code; else halves (i, i + d / 2), as in
+            Hugging Face's, which permutes the weights to match.
+        scaling: "none"; "linear" divides positions by `factor`; "llama3" divides low frequencies by it (Llama 3.1:
+            wavelengths above `original_seq / low_factor` entirely, below `original_seq / high_factor` not at all).
+        factor, low_factor, high_factor, original_seq: of the scaling.
+    """
+
+    base: float = 10_000.0
+    fraction: float = 1.0
+    interleaved: bool = False
+    scaling: Literal["none", "linear", "llama3"] = "none"
+    factor: float = 1.0
+    low_factor: float = 1.0
+    high_factor: float = 4.0
+    original_seq: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.base <= 0 or not 0 < self.fraction <= 1 or self.factor <= 0 or self.original_seq < 1:
+            raise TwofoldError(f"{self}: base and factor are positive, fraction lies above 0 and is at most 1")
+        if self.scaling not in ("none", "linear", "llama3"):
+            raise TwofoldError(f"rope scaling {self.scaling!r} is not known; known: none, linear, llama3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of the MLP.
+
+    Args:
+        num_experts: routed ones.
+        top_k: of them that each token goes to.
+        ffn: inner size of one expert.
+        num_shared: experts of the same size that every token goes to.
+        num_dense_layers: first layers that keep the plain MLP.
+    """
+
+    num_experts: int
+    top_k: int
+    ffn: int
+    num_shared: int = 0
+    num_dense_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.num_experts, self.top_k, self.ffn) < 1 or min(self.num_shared, self.num_dense_layers) < 0:
+            raise TwofoldError(f"{self}: num_experts, top_k and ffn are at least 1, the others at least 0")
+        if self.top_k > self.num_experts:
+            raise TwofoldError(f"top_k {self.top_k} of {self.num_experts} experts: there are not that many")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig:
+    """The shape of a transformer.
+
+    Args:
+        name: for messages and reports.
+        num_layers: blocks.
+        hidden: width of the residual stream.
+        num_heads: of the queries.
+        num_kv_heads: of keys and values; `num_heads` when None. They divide the query heads.
+        head_dim: elements of one head; hidden / num_heads when None.
+        ffn: inner size of the MLP; 4 x hidden when None.
+        vocab: rows of the table of embeddings.
+        seq: tokens of a sample, and rows of a learned table of positions.
+        gated: three matrices, w2(silu(w1 x) * w3 x); else two, w2(gelu(w1 x)).
+        norm: "rms" (a weight) or "layer" (a weight and a bias), before attention, before the MLP and at the end.
+        norm_eps: added to the variance.
+        qkv_bias, out_bias, mlp_bias: which linear layers add a bias; the head never does.
+        tied: whether the head's matrix is the table of embeddings.
+        position: "rope", "learned" (a table with a row per position) or "none".
+        rope: its angles.
+        causal: whether a token sees itself and the tokens before it only.
+        parallel_residual: x + attention(norm(x)) + mlp(norm(x)), as in GPT-NeoX; else one after the other.
+        dropout: probability after the embedding, the attention and the MLP.
+        attention_dropout: probability of the attention's weights.
+        dtype: of parameters and activations; the loss is taken in float32.
+        experts: None for a dense model.
+        source: where the figures were published.
+
+    Raises:
+        TwofoldError: sizes below 1, heads that do not divide, an unknown norm, position or dtype.
+
+    >>> TransformerConfig(num_layers=2, hidden=64, num_heads=4, vocab=256, seq=32).num_parameters
+    164160
+    """
+
+    name: str = "transformer"
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn: int | None = None
+    vocab: int
+    seq: int
+    gated: bool = True
+    norm: Norm = "rms"
+    norm_eps: float = 1e-5
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    tied: bool = False
+    position: Position = "rope"
+    rope: Rope = Rope()
+    causal: bool = True
+    parallel_residual: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    dtype: str = "bfloat16"
+    experts: Experts | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("num_layers", "hidden", "num_heads", "vocab", "seq"):
+            self._check_count(field)
+        derived = {"num_kv_heads": self.num_heads, "ffn": 4 * self.hidden}
+        if self.head_dim is None and self.hidden % self.num_heads:
+            raise TwofoldError(
+                f"{self.name}: hidden {self.hidden} is not a multiple of num_heads {self.num_heads} "
+                f"({self.hidden} % {self.num_heads} = {self.hidden % self.num_heads}); give head_dim"
+            )
+        derived["head_dim"] = self.hidden // self.num_heads
+        for field, value in derived.items():
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, value)
+            self._check_count(field)
+        if self.num_heads % self.kv_heads:
+            raise TwofoldError(
+                f"{self.name}: num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        for field, known in (("norm", get_args(Norm)), ("position", get_args(Position))):
+            if getattr(self, field) not in known:
+                raise TwofoldError(f"{self.name}: {field} {getattr(self, field)!r} is not known; known: {known}")
+        for field in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, field) < 1:
+                raise TwofoldError(f"{self.name}: {field} {getattr(self, field)} is a probability below 1")
+        if self.dtype not in get_args(Float):
+            raise TwofoldError(f"{self.name}: dtype {self.dtype!r} is no float; known: {', '.join(get_args(Float))}")
+        if self.position == "rope" and self.rotary_dim % 2:
+            raise TwofoldError(
+                f"{self.name}: rope turns pairs, so {self.rotary_dim} elements of a head cannot be turned"
+            )
+
+    def _check_count(self, field: str) -> None:
+        value = getattr(self, field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise TwofoldError(f"{self.name}: {field} is a whole number of at least 1, not {value!r}")
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        assert self.num_kv_heads is not None
+        return self.num_kv_heads
+
+    @property
+    def head_size(self) -> int:
+        """Elements of one head."""
+        assert self.head_dim is not None
+        return self.head_dim
+
+    @property
+    def inner(self) -> int:
+        """Inner size of the MLP."""
+        assert self.ffn is not None
+        return self.ffn
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that rope turns."""
+        return int(self.head_size * self.rope.fraction)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's MLP is a mixture of experts."""
+        return self.experts is not None and layer >= self.experts.num_dense_layers
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained numbers of the whole model, a tied table counted once."""
+        layers = sum(self.block_parameters(layer) for layer in range(self.num_layers))
+        tables = self.vocab * self.hidden * (1 if self.tied else 2)
+        positions = self.seq * self.hidden if self.position == "learned" else 0
+        return layers + tables + positions + self._norm_parameters
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Those that one token meets: of the experts only the chosen and the shared ones."""
+        if self.experts is None:
+            return self.num_parameters
+        idle = self.experts.num_experts - self.experts.top_k
+        num_moe = sum(self.has_experts(layer) for layer in range(self.num_layers))
+        return self.num_parameters - num_moe * idle * self._mlp_parameters(self.experts.ffn)
+
+    @property
+    def _norm_parameters(self) -> int:
+        return self.hidden * (1 if self.norm == "rms" else 2)
+
+    def _mlp_parameters(self, inner: int) -> int:
+        matrices = (3 if self.gated else 2) * self.hidden * inner
+        return matrices + (((2 if self.gated else 1) * inner + self.hidden) if self.mlp_bias else 0)
+
+    def block_parameters(self, layer: int = 0) -> int:
+        """Trained numbers of one block."""
+        q, kv = self.num_heads * self.head_size, self.kv_heads * self.head_size
+        attention = self.hidden * (2 * q + 2 * kv)
+        attention += (q + 2 * kv if self.qkv_bias else 0) + (self.hidden if self.out_bias else 0)
+        if self.experts is None or not self.has_experts(layer):
+            return attention + 2 * self._norm_parameters + self._mlp_parameters(self.inner)
+        mlps = (self.experts.num_experts + self.experts.num_shared) * self._mlp_parameters(self.experts.ffn)
+        return attention + 2 * self._norm_parameters + mlps + self.experts.num_experts * self.hidden

@@ -1,0 +1,55 @@
+"""Which operators of a transformer are made again in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plans.errors import TwofoldError
+from plans.graph import Graph
+from plans.transformer.parts import parts_of
+
+__all__ = ["RECOMPUTE_MODES", "recompute_set"]
+
+RECOMPUTE_MODES = ("none", "selective", "selective_op", "full")
+
+_KEPT_BY_OPERATOR = ("attention.wq", "attention.wv", "attention.core", "feed_forward.w1", "feed_forward.w2")
+"""Outputs that selection by operator keeps: attention, and every second matrix product in the order of the code."""
+
+
+def recompute_set(graph: Graph, mode: str | Sequence[str]) -> tuple[str, ...]:
+    """The operators to recompute, in graph order.
+
+    Args:
+        graph: of a transformer; with names, any graph.
+        mode: "none"; "selective": the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section 5);
+            "selective_op": as torchtitan's selective checkpointing by operator, the attention and every second product
+            of a block are kept, all else is made again; "full": every operator of a block but the last sum, which is
+            the next block's input and is kept; or names of operators, or of modules, of which every operator is
+            recomputed.
+
+    Raises:
+        TwofoldError: an unknown mode or name.
+    """
+    if isinstance(mode, str):
+        if mode not in RECOMPUTE_MODES:
+            raise TwofoldError(
+                f"recompute {mode!r} is not known; known: {', '.join(RECOMPUTE_MODES)}, or a list of operators"
+            )
+        if mode == "none":
+            return ()
+        blocks = parts_of(graph).blocks
+        if mode == "full":
+            return tuple(name for block in blocks for name in block[:-1])
+        if mode == "selective_op":
+            return tuple(name for block in blocks for name in block[:-1] if not name.endswith(_KEPT_BY_OPERATOR))
+        return tuple(name for block in blocks for name in block if name.endswith(".attention.core"))
+    found: set[str] = set()
+    known = {operator.name for operator in graph.operators}
+    for name in mode:
+        inside = [name] if name in known else [
+            operator.name for operator in graph.operators if f"{operator.module}.".startswith(f"{name}.")
+        ]  # fmt: skip
+        if not inside:
+            raise TwofoldError(f"recompute names {name!r}, which is no operator or module of graph {graph.name!r}")
+        found.update(inside)
+    return tuple(operator.name for operator in graph.operators if operator.name in found)

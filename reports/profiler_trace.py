@@ -1,0 +1,241 @@
+"""Traces of torch's profiler, a file per rank, as one timeline.
+
+The format is that of Kineto: device events ("kernel", "gpu_memcpy", "gpu_memset") on streams, launches of the same
+correlation on the host ("cuda_runtime"), steps as annotations "ProfilerStep#n". A device event belongs to the step in
+which it was launched. What communicates is told by the kernel's name (NCCL, HCCL), which also says which collective.
+A trace without device events is one of a CPU run: its outermost operators compute, those of c10d communicate.
+
+Such a trace knows no instruction ids: spans carry the kernel's name instead, and no part. Files that
+`write_rank_traces` wrote come back as the timeline that they were made of, memory aside.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from plans.errors import TwofoldError
+from plans.timeline import STREAMS, Span, Timeline
+
+__all__ = ["kernel_call", "read_rank_traces"]
+
+_COLLECTIVES = (
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("reducescatter", "reduce_scatter"),
+    ("alltoall", "all_to_all"),
+    ("sendrecv", "transfer"),
+    ("broadcast", "broadcast"),
+    ("reduce", "reduce"),
+)
+_COMPUTE = (
+    ("attention", re.compile(r"flash|fmha|attention|sdpa", re.IGNORECASE)),
+    ("matmul", re.compile(r"gemm|cutlass|nvjet|cublas|xmma|gemv|matmul|::(addmm|mm|bmm|linear)\b", re.IGNORECASE)),
+    ("copy", re.compile(r"memcpy|memset|::copy_", re.IGNORECASE)),
+)
+_COMMUNICATES = re.compile(r"^(nccl|hccl|hcom|c10d::|gloo:|nccl:|record_param_comms)", re.IGNORECASE)
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_PS_PER_US = 10**6
+
+
+def kernel_call(name: str) -> tuple[str, str]:
+    """The stream that a kernel or operator of this name runs on, and what it does.
+
+    >>> kernel_call("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    ('comm', 'all_reduce')
+    >>> kernel_call("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64")
+    ('compute', 'matmul')
+    >>> kernel_call("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>")
+    ('compute', 'kernel')
+    """
+    if _COMMUNICATES.match(name):
+        plain = name.lower().replace("_", "")
+        return "comm", next((call for word, call in _COLLECTIVES if word in plain), "communication")
+    return "compute", next((call for call, words in _COMPUTE if words.search(name)), "kernel")
+
+
+def read_rank_traces(paths: Sequence[str | os.PathLike[str]], *, align: str = "clock") -> Timeline:
+    """One timeline of the trace files of all ranks (.json or .json.gz).
+
+    Args:
+        paths: a file per rank, in any order; the rank stands in the file (distributedInfo) or in its name ("rank3").
+        align: "clock": the ranks' clocks agree, as on one host. "step": every rank's first step is taken to begin at
+            the same time, where they do not.
+
+    Raises:
+        TwofoldError: no files, a file that is missing, truncated or no trace, two files of one rank, a rank without a
+            file, ranks with unequal steps, nothing to show.
+    """
+    if align not in ("clock", "step"):
+        raise TwofoldError(f"align is {align!r}; it is 'clock' or 'step'")
+    if not paths:
+        raise TwofoldError("no trace files to read; torch's profiler writes one per rank")
+    ranks: dict[int, _Trace] = {}
+    for path in paths:
+        trace = _load(Path(path))
+        if trace.rank in ranks:
+            raise TwofoldError(f"{ranks[trace.rank].path} and {trace.path} are both of rank {trace.rank}")
+        ranks[trace.rank] = trace
+    if missing := sorted(set(range(max(ranks) + 1)) - set(ranks)):
+        raise TwofoldError(f"no trace file of rank {missing[0]}; there are files of the ranks {sorted(ranks)}")
+    own = [ranks[rank].own for rank in sorted(ranks)]
+    if all(own):
+        return _written_by_twofold([ranks[rank] for rank in sorted(ranks)])
+    counts = {rank: len(trace.steps) for rank, trace in ranks.items()}
+    if len(set(counts.values())) > 1:
+        raise TwofoldError(f"the ranks have unequal numbers of steps: {counts}; record the same steps on all of them")
+    first = {rank: trace.steps[0][0] if trace.steps else trace.begin_ps for rank, trace in ranks.items()}
+    earliest = min(first.values())
+    spans: list[Span] = []
+    for rank in sorted(ranks):
+        origin = first[rank] if align == "step" else earliest
+        spans += (
+            replace(span, start_ps=span.start_ps - origin, end_ps=span.end_ps - origin) for span in _spans(ranks[rank])
+        )
+    if not spans:
+        raise TwofoldError(f"{ranks[0].path}: no kernels or operators inside its steps")
+    timeline = Timeline.from_spans(
+        spans, kind="measured", num_ranks=len(ranks), meta={"source": "torch profiler", "align": align}
+    )
+    return timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trace:
+    """One file: its complete events with times in picoseconds, and its steps as (start, end)."""
+
+    path: Path
+    rank: int
+    events: list[dict[str, Any]]
+    steps: tuple[tuple[int, int], ...]
+    own: Mapping[str, Any] | None
+    meta: Mapping[str, Any]
+
+    @property
+    def begin_ps(self) -> int:
+        """The first start."""
+        return min((event["start_ps"] for event in self.events), default=0)
+
+    def step_at(self, time_ps: int) -> int | None:
+        """The number of the step at a time, from 0; all is one step where none is marked."""
+        if not self.steps:
+            return 0
+        at = bisect_right(self.steps, time_ps, key=lambda step: step[0]) - 1
+        return at if at >= 0 and time_ps <= self.steps[at][1] else None
+
+
+def _load(path: Path) -> _Trace:
+    try:
+        content = path.read_bytes()
+        text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        # times are microseconds since 1970 in some versions: more digits than a float has
+        document = json.loads(text, parse_float=Decimal)
+        events = [_timed(event, document) for event in document["traceEvents"] if event.get("ph") == "X"]
+    except OSError as error:
+        if isinstance(error, gzip.BadGzipFile):
+            raise TwofoldError(f"{path}: the trace file is damaged: {error}") from None
+        raise TwofoldError(f"cannot read the trace file {str(path)!r}: {error.strerror}") from None
+    except EOFError:
+        raise TwofoldError(f"{path}: the trace file is truncated") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise TwofoldError(f"{path}: not a trace of torch's profiler (JSON with traceEvents)") from None
+    found = document.get("distributedInfo", {}).get("rank")
+    named = re.search(r"rank[-_]?(\d+)", path.name)
+    if found is None and named is None:
+        raise TwofoldError(f"{path}: neither the file (distributedInfo.rank) nor its name says of which rank it is")
+    steps = {}
+    for event in events:
+        match = _STEP.fullmatch(str(event.get("name")))
+        if match and event.get("cat") == "user_annotation":
+            steps[int(match[1])] = (event["start_ps"], event["end_ps"])
+    other = document.get("otherData", {})
+    return _Trace(
+        path=path,
+        rank=int(found if found is not None else named[1]),  # type: ignore[index]
+        events=events,
+        steps=tuple(sorted(steps.values())),
+        own=other.get("twofold_rank_trace"),
+        meta={name: value for name, value in other.items() if name not in ("twofold_rank_trace", "kind", "note")},
+    )
+
+
+def _timed(event: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    base = int(document.get("baseTimeNanoseconds", 0)) * 1000
+    start = base + round(event["ts"] * _PS_PER_US)
+    return {**event, "start_ps": start, "end_ps": start + round(event.get("dur", 0) * _PS_PER_US)}
+
+
+def _spans(trace: _Trace) -> Iterator[Span]:
+    launched = {
+        event["args"]["correlation"]: event["start_ps"]
+        for event in trace.events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver", "privateuse1_runtime")
+        and "correlation" in event.get("args", {})
+    }
+    on_device = [event for event in trace.events if event.get("cat") in _DEVICE]
+    shown = [(event, *kernel_call(event["name"])) for event in on_device or _outermost(trace.events)]
+    shown += [
+        (event, "host", "launch")
+        for event in trace.events
+        if on_device and event.get("cat") in ("cuda_runtime", "cuda_driver") and event["end_ps"] > event["start_ps"]
+    ]
+    for event, stream, call in shown:
+        step = trace.step_at(launched.get(event.get("args", {}).get("correlation"), event["start_ps"]))
+        if step is not None:
+            yield Span(
+                rank=trace.rank, stream=stream, start_ps=event["start_ps"], end_ps=event["end_ps"], step=step,
+                id=event["name"], call=call, part="",
+            )  # fmt: skip
+
+
+def _outermost(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Operators that no other operator of their thread called."""
+    found, until = [], dict[Any, int]()
+    operators = [event for event in events if event.get("cat") == "cpu_op"]
+    for event in sorted(operators, key=lambda event: (event["start_ps"], -event["end_ps"])):
+        thread = (event.get("pid"), event.get("tid"))
+        if event["start_ps"] >= until.get(thread, -1):
+            found.append(event)
+            until[thread] = event["end_ps"]
+    return found
+
+
+def _written_by_twofold(traces: Sequence[_Trace]) -> Timeline:
+    """The timeline that `write_rank_traces` wrote: every event carries its instruction."""
+    own = traces[0].own
+    assert own is not None
+    origin = int(own["origin_ps"])
+    spans = []
+    for trace in traces:
+        for event in trace.events:
+            args = event.get("args", {})
+            if "instruction" not in args:
+                continue
+            start, end = args.get("ps", (event["start_ps"] + origin, event["end_ps"] + origin))
+            stream = "host" if event["cat"] == "cpu_op" else STREAMS[2 if _COMMUNICATES.match(event["name"]) else 1]
+            spans.append(
+                Span(
+                    rank=trace.rank, stream=stream, start_ps=start, end_ps=end, step=args["step"],
+                    id=args["instruction"], call=args["call"], part=args["part"],
+                )
+            )  # fmt: skip
+    timeline = Timeline.from_spans(
+        spans, kind=own["kind"], num_ranks=len(traces), low_s=_seconds(own["low_s"]), high_s=_seconds(own["high_s"]),
+        meta=traces[0].meta,
+    )  # fmt: skip
+    return replace(
+        timeline, step_start_ps=tuple(map(int, own["step_start_ps"])), step_end_ps=tuple(map(int, own["step_end_ps"]))
+    )
+
+
+def _seconds(value: Decimal | int | None) -> float | None:
+    return None if value is None else float(value)

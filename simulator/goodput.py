@@ -1,0 +1,222 @@
+"""Checkpoints and failures: how much of the time is progress that lasts.
+
+Failures come at a constant rate (exponential times between them, mean M for the whole machine), also while a checkpoint
+is written and while a failed run restarts. With work w between checkpoints, a blocking write d and a restart R the
+expected time from one checkpoint to the next is
+
+    M exp(R / M) (exp((w + d) / M) - 1)
+
+(J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+Systems 22, 2006). To first order the best w is sqrt(2 d M) (J. W. Young, "A first order approximation to the
+optimum checkpoint interval", Communications of the ACM 17, 1974); Daly's higher order estimate adds two terms.
+
+An asynchronous write of length d goes on beside the next work; until it ends a failure falls back to the checkpoint
+before. From one durable checkpoint to the next a = max(w, d) passes without a failure; with one, what is lost is R,
+the work w from the durable checkpoint on and the write behind it, d. The same renewal argument gives
+
+    M exp((R + w + d) / M) (1 - exp(-a / M)),
+
+which for d = 0 is the formula above. `sampled_goodput` plays both out with a seed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from plans.errors import TwofoldError
+
+__all__ = ["Checkpoints", "Failures", "Goodput", "best_interval_s", "goodput", "sampled_goodput"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """A checkpoint every `every_steps` steps; each rank writes the weights and the optimizer state that it holds.
+
+    Args:
+        every_steps: steps from one to the next.
+        write_Bps: of one rank.
+        blocking: whether training stands still meanwhile. If not, the copy that is written from is taken to cost
+            nothing, and a checkpoint that comes due before the last one is written waits for it.
+        size_bytes: written by the rank that writes most; None: what the simulation says.
+
+    Raises:
+        TwofoldError: figures that are not above 0.
+    """
+
+    every_steps: int
+    write_Bps: float
+    blocking: bool = True
+    size_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise TwofoldError(f"a checkpoint every {self.every_steps} steps; it is at least 1")
+        if not 0 < self.write_Bps < math.inf:
+            raise TwofoldError(f"checkpoints are written with {self.write_Bps} bytes a second; it is above 0")
+        if self.size_bytes is not None and self.size_bytes < 0:
+            raise TwofoldError(f"a checkpoint of {self.size_bytes} bytes; it is at least 0")
+
+    def __str__(self) -> str:
+        how = "blocking" if self.blocking else "asynchronous"
+        return f"checkpoint every {self.every_steps} steps ({how}, {self.write_Bps / 1e9:g} GB/s a rank)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """Failures of devices, each of which stops all ranks.
+
+    Args:
+        device_mtbf_s: mean time between failures of one device; n devices fail n times as often.
+        restart_s: from a failure to the first step after it, loading the checkpoint included.
+
+    Raises:
+        TwofoldError: a mean time that is not above 0, a restart below 0.
+    """
+
+    device_mtbf_s: float
+    restart_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.device_mtbf_s < math.inf:
+            raise TwofoldError(f"the mean time between failures is {self.device_mtbf_s} s; it is above 0")
+        if not 0 <= self.restart_s < math.inf:
+            raise TwofoldError(f"a restart takes {self.restart_s} s; it is at least 0")
+
+    def __str__(self) -> str:
+        return f"a device fails every {self.device_mtbf_s / 3600:g} h, restart {self.restart_s:g} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """What is left of the time.
+
+    Args:
+        step_s: of a step when nothing fails and nothing is written.
+        effective_step_s: mean time per step that lasts: checkpoints, lost work and restarts included.
+        checkpoint_s: of writing one.
+        best_every_steps: Daly's best number of steps between blocking checkpoints, where there are failures.
+    """
+
+    step_s: float
+    effective_step_s: float
+    checkpoint_s: float = 0.0
+    best_every_steps: int | None = None
+
+    @property
+    def fraction(self) -> float:
+        """Step time over effective step time: 1 is the best."""
+        return self.step_s / self.effective_step_s if self.effective_step_s else 1.0
+
+
+def goodput(
+    step_s: float,
+    num_devices: int,
+    *,
+    checkpoints: Checkpoints | None,
+    failures: Failures | None,
+    checkpoint_bytes: int = 0,
+) -> Goodput:
+    """The expected goodput of endless training, in closed form (see the module).
+
+    Args:
+        step_s: of one step, from one to the next.
+        num_devices: that can fail.
+        checkpoints: when and how they are written.
+        failures: how often and with which restart.
+        checkpoint_bytes: of the rank that writes most, where `checkpoints` does not say.
+
+    Raises:
+        TwofoldError: failures without checkpoints: no work would ever last; failures so frequent that none lasts.
+
+    >>> found = goodput(
+    ...     2.0, 100, checkpoints=Checkpoints(every_steps=300, write_Bps=1e9),
+    ...     failures=Failures(device_mtbf_s=100 * 86400.0, restart_s=300.0), checkpoint_bytes=30 * 10**9,
+    ... )
+    >>> round(found.fraction, 4), found.best_every_steps
+    (0.9456, 1128)
+    """
+    if checkpoints is None:
+        if failures is not None:
+            raise TwofoldError(
+                "with failures and no checkpoints no work lasts; say how often one is written and how fast"
+            )
+        return Goodput(step_s=step_s, effective_step_s=step_s)
+    size = checkpoint_bytes if checkpoints.size_bytes is None else checkpoints.size_bytes
+    write_s, steps = size / checkpoints.write_Bps, checkpoints.every_steps
+    work_s = steps * step_s
+    if failures is None:
+        passed_s = work_s + write_s if checkpoints.blocking else max(work_s, write_s)
+        return Goodput(step_s=step_s, effective_step_s=passed_s / steps, checkpoint_s=write_s)
+    mean_s = failures.device_mtbf_s / num_devices
+    try:
+        if checkpoints.blocking:
+            passed_s = mean_s * math.exp(failures.restart_s / mean_s) * math.expm1((work_s + write_s) / mean_s)
+        else:
+            lost = math.exp((failures.restart_s + work_s + write_s) / mean_s)
+            passed_s = -mean_s * lost * math.expm1(-max(work_s, write_s) / mean_s)
+    except OverflowError:
+        raise TwofoldError(
+            f"{num_devices} devices fail every {mean_s:.3g} s, but {work_s + write_s:.3g} s pass from one checkpoint "
+            f"to the next and {failures.restart_s:.3g} s in a restart: hardly any work lasts; write more often"
+        ) from None
+    best = None if step_s == 0 or not checkpoints.blocking else max(1, round(best_interval_s(write_s, mean_s) / step_s))
+    return Goodput(
+        step_s=step_s, effective_step_s=passed_s / steps, checkpoint_s=write_s, best_every_steps=best
+    )  # fmt: skip
+
+
+def best_interval_s(write_s: float, mean_s: float) -> float:
+    """The work between blocking checkpoints that wastes least (Daly's higher order estimate, 2006).
+
+    Args:
+        write_s: of one checkpoint.
+        mean_s: between failures of the whole machine.
+
+    >>> round(best_interval_s(60.0, 86400.0) / 60)
+    53
+    """
+    if write_s >= 2 * mean_s:
+        return mean_s
+    part = write_s / (2 * mean_s)
+    return math.sqrt(2 * write_s * mean_s) * (1 + math.sqrt(part) / 3 + part / 9) - write_s
+
+
+def sampled_goodput(
+    step_s: float,
+    num_devices: int,
+    *,
+    checkpoints: Checkpoints,
+    failures: Failures,
+    checkpoint_bytes: int = 0,
+    num_checkpoints: int = 10_000,
+    seed: int,
+) -> Goodput:
+    """The same played out failure by failure until so many checkpoints are durable; equal seeds give equal results."""
+    size = checkpoint_bytes if checkpoints.size_bytes is None else checkpoints.size_bytes
+    write_s, work_s = size / checkpoints.write_Bps, checkpoints.every_steps * step_s
+    mean_s = failures.device_mtbf_s / num_devices
+    draw = np.random.default_rng(seed)
+    passed_s, durable = 0.0, 0
+    while durable < num_checkpoints:  # from a (re)start at the last durable checkpoint to the next failure
+        failure_s = float(draw.exponential(mean_s))
+        now_s, written_s = 0.0, None  # when work goes on, and when the checkpoint under way is durable
+        while True:
+            begin_s = now_s + work_s if written_s is None else max(now_s + work_s, written_s)
+            if written_s is not None and written_s <= failure_s:
+                durable += 1
+                if durable == num_checkpoints:
+                    passed_s += written_s
+                    break
+            if failure_s < begin_s or (written_s is not None and failure_s < written_s):
+                passed_s += failure_s
+                while (again_s := float(draw.exponential(mean_s))) < failures.restart_s:  # fails while it restarts
+                    passed_s += again_s
+                passed_s += failures.restart_s
+                break
+            written_s = begin_s + write_s
+            now_s = written_s if checkpoints.blocking else begin_s
+    num_steps = num_checkpoints * checkpoints.every_steps
+    return Goodput(step_s=step_s, effective_step_s=passed_s / num_steps, checkpoint_s=write_s)

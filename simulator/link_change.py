@@ -1,0 +1,100 @@
+"""A change of links, as a value and as text on a command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plans.errors import TwofoldError
+
+__all__ = ["LinkChange", "read_ranks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkChange:
+    """Links that are slower than the machine says, or gone.
+
+    Args:
+        tier: name or number of the tier; None is every tier.
+        ranks: whose ports: every communication of such a rank over the tier is changed, a collective as a whole (it is
+            as slow as its slowest member). Of two ranks with `pair` only what both take part in. () is all ranks.
+        pair: whether `ranks` are the two ends of one link rather than ports.
+        bandwidth: factor.
+        latency: factor.
+        failed: nothing passes: communication takes the next slower tier, where there is one.
+
+    Raises:
+        TwofoldError: factors that are not above 0 and finite, a pair that is not two ranks, no change at all.
+
+    >>> LinkChange.parse("NVLink:0-3:bandwidth=0.5")
+    LinkChange(tier='NVLink', ranks=(0, 1, 2, 3), pair=False, bandwidth=0.5, latency=1.0, failed=False)
+    >>> LinkChange.parse("0:2~5:failed").pair
+    True
+    """
+
+    tier: str | int | None = None
+    ranks: tuple[int, ...] = ()
+    pair: bool = False
+    bandwidth: float = 1.0
+    latency: float = 1.0
+    failed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth", "latency"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise TwofoldError(f"the {name} factor of a link change is {getattr(self, name)}; it is above 0")
+        if self.pair and len(set(self.ranks)) != 2:
+            raise TwofoldError(f"a link between a pair of ranks has two of them, not {self.ranks}")
+        if not self.failed and self.bandwidth == self.latency == 1.0:
+            raise TwofoldError("a link change changes nothing; give a bandwidth or latency factor, or failed")
+
+    @classmethod
+    def parse(cls, text: str) -> LinkChange:
+        """The change of "TIER[:RANKS]:CHANGES".
+
+        TIER is a name, a number or "*"; RANKS are "3", "0-3", "0,4" or "2~5" for the link between two ranks; CHANGES
+        are "failed", "bandwidth=0.5", "latency=2", or several joined by commas.
+
+        Raises:
+            TwofoldError: text of another form.
+        """
+        tier, _, rest = text.partition(":")
+        ranks, _, changes = rest.rpartition(":")
+        settings: dict[str, float] = {}
+        failed = False
+        try:
+            for change in changes.split(","):
+                name, _, factor = change.strip().partition("=")
+                if name == "failed" and not factor:
+                    failed = True
+                elif name in ("bandwidth", "latency"):
+                    settings[name] = float(factor)
+                else:
+                    raise ValueError(name)
+            numbers = read_ranks(ranks) if ranks else ()
+        except ValueError:
+            raise TwofoldError(
+                f"cannot read the link change {text!r}; it looks like 'NVLink:bandwidth=0.5', 'IB:0-7:latency=2,"
+                "bandwidth=0.8' or '0:2~5:failed'"
+            ) from None
+        where: str | int | None = None if tier in ("", "*") else int(tier) if tier.isdigit() else tier
+        return cls(tier=where, ranks=numbers, pair="~" in ranks, failed=failed, **settings)
+
+    def __str__(self) -> str:
+        ranks = ("~" if self.pair else ",").join(map(str, self.ranks))
+        changes = [f"{name}={getattr(self, name):g}" for name in ("bandwidth", "latency") if getattr(self, name) != 1.0]
+        changes += ["failed"] if self.failed else []
+        tier = "*" if self.tier is None else str(self.tier)
+        return ":".join(part for part in (tier, ranks, ",".join(changes)) if part)
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """The ranks of "3", "0-3", "0,4" or "2~5".
+
+    Raises:
+        ValueError: text of another form.
+    """
+    result: list[int] = []
+    for part in text.replace("~", ",").split(","):
+        low, _, high = part.partition("-")
+        result += range(int(low), int(high or low) + 1)
+    return tuple(dict.fromkeys(result))

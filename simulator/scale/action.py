@@ -1,0 +1,288 @@
+"""What a sequence of instructions does to a rank's clocks, as a map that composes.
+
+Where compute runs behind the host, a sequence of instructions takes a rank whose host is free at h and whose compute
+stream is free at c to h + dispatch and max(c + work, h + lead): along the one path the stream is never short of work,
+along the other the host is late (Heidergott, Olsder and van der Woude, Max Plus at Work, 2006, chapter 1: such maps
+compose as matrices do, with max for the sum and + for the product). n equal sequences in a row are one map again.
+
+`work` is found by walking the instructions once, with collectives on their channels beside the compute: while both
+run, each proceeds at the rate of the pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Line", "Stretch", "measure"]
+
+COMPUTE, COLLECTIVE, WAIT = range(3)
+
+Rates = Callable[[str, str], tuple[float, float]]
+"""(class of compute, collective) -> the rates of both while both run; 1 is alone."""
+
+
+class Line(NamedTuple):
+    """One priced instruction.
+
+    Args:
+        kind: COMPUTE, COLLECTIVE (issued asynchronously) or WAIT.
+        dispatch_ps: host time to issue it.
+        work_ps: on the compute stream, or of the collective alone.
+        name: class of compute for the rates ("matrix", "memory", "attention"), or the collective's call.
+        channel: of a collective.
+        token: number of a collective in its sequence; a WAIT bears that of what it waits for.
+    """
+
+    kind: int
+    dispatch_ps: int
+    work_ps: int
+    name: str = ""
+    channel: str = ""
+    token: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A sequence of instructions as a map of clocks (see the module), and what its stream path consists of.
+
+    Args:
+        work_ps: the stream's time where it is never short of work.
+        lead_ps: from the host's start to the end on the stream where the stream is idle at first.
+        dispatch_ps: the host's time.
+        compute_ps: the part of `work_ps` in which compute runs.
+        exposed_ps: call of a collective -> the part of `work_ps` in which the stream waits for it.
+        trailing_ps: how long after the end its collectives that nothing waits for still run.
+        lag_ps: by how much `trailing_ps` grows with every repetition, where the channel is slower than the stream.
+    """
+
+    work_ps: float = 0.0
+    lead_ps: float = 0.0
+    dispatch_ps: float = 0.0
+    compute_ps: float = 0.0
+    exposed_ps: Mapping[str, float] = field(default_factory=dict)
+    trailing_ps: float = 0.0
+    lag_ps: float = 0.0
+
+    def then(self, other: Stretch) -> Stretch:
+        """This sequence and `other` after it.
+
+        >>> first, second = Stretch(work_ps=5, lead_ps=6, dispatch_ps=2), Stretch(work_ps=1, lead_ps=9, dispatch_ps=8)
+        >>> both = first.then(second)
+        >>> both.work_ps, both.lead_ps, both.dispatch_ps
+        (6, 11, 10)
+        """
+        exposed = dict(self.exposed_ps)
+        for call, time in other.exposed_ps.items():
+            exposed[call] = exposed.get(call, 0) + time
+        return Stretch(
+            work_ps=self.work_ps + other.work_ps,
+            lead_ps=max(self.lead_ps + other.work_ps, self.dispatch_ps + other.lead_ps),
+            dispatch_ps=self.dispatch_ps + other.dispatch_ps,
+            compute_ps=self.compute_ps + other.compute_ps,
+            exposed_ps=exposed,
+            trailing_ps=max(self.trailing_ps - other.work_ps, other.trailing_ps, 0),
+        )
+
+    def times(self, count: int) -> Stretch:
+        """The sequence `count` times in a row.
+
+        The late host: it is last late in some repetition j, and the others behind j are stream's work, those before it
+        dispatch: h + (j - 1) dispatch + lead + (count - j) work, largest for the first or the last j.
+
+        >>> Stretch(work_ps=5, lead_ps=6, dispatch_ps=2).times(3).lead_ps
+        16
+        """
+        if count == 0:
+            return Stretch()
+        return Stretch(
+            work_ps=count * self.work_ps,
+            lead_ps=self.lead_ps + (count - 1) * max(self.work_ps, self.dispatch_ps),
+            dispatch_ps=count * self.dispatch_ps,
+            compute_ps=count * self.compute_ps,
+            exposed_ps={call: count * time for call, time in self.exposed_ps.items()},
+            trailing_ps=max(0.0, self.trailing_ps + (count - _SETTLED) * self.lag_ps)
+            if self.lag_ps
+            else self.trailing_ps,
+        )
+
+
+_SETTLED = 4
+"""Repetitions after which a sequence beside the communication of its neighbours is taken as steady."""
+
+
+def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool = False) -> Stretch:
+    """The map of a sequence.
+
+    Args:
+        lines: in program order.
+        rates: of pairs of compute and collective; None: overlap costs nothing.
+        steady: the sequence is one of many in a row, and what its collectives leave running slows the next: walk it
+            several times and take the last.
+
+    >>> reduce = Line(COLLECTIVE, 1, 6, "all_reduce", "tp", 0)
+    >>> stretch = measure([Line(COMPUTE, 1, 10, "matrix"), reduce, Line(WAIT, 1, 0, token=0)])
+    >>> stretch.work_ps, stretch.lead_ps, stretch.dispatch_ps, dict(stretch.exposed_ps)
+    (16.0, 17.0, 3.0, {'all_reduce': 6.0})
+    """
+    walk = _Walk(rates)
+    begin = busy = 0.0
+    before: dict[str, float] = {}
+    trailing: list[float] = []
+    for _ in range(_SETTLED if steady else 1):
+        begin, before, busy = walk.stream, dict(walk.exposed), walk.compute
+        walk.run(lines)
+        trailing.append(max(0.0, walk.last_end() - walk.stream))
+    late = _Walk(rates)
+    late.run(lines, late=True)
+    return Stretch(
+        work_ps=walk.stream - begin,
+        lead_ps=late.stream,
+        dispatch_ps=float(sum(line.dispatch_ps for line in lines)),
+        compute_ps=walk.compute - busy,
+        exposed_ps={
+            call: time - before.get(call, 0.0) for call, time in walk.exposed.items() if time > before.get(call, 0.0)
+        },
+        trailing_ps=trailing[-1],
+        lag_ps=max(0.0, trailing[-1] - trailing[-2]) if steady else 0.0,
+    )
+
+
+_LEAST_PS = 0.5
+"""Less work than this is done: clocks of hours are exact to a thousandth of it."""
+
+
+class _Flow:
+    """A collective under way."""
+
+    __slots__ = ("call", "end", "left", "start", "token")
+
+    def __init__(self, call: str, token: int, start: float, work: float) -> None:
+        self.call = call
+        self.token = token
+        self.start = start  # earliest; it may have to wait for the one before it on its channel
+        self.left = work
+        self.end = -1.0
+
+
+class _Walk:
+    """One rank's stream and its channels."""
+
+    def __init__(self, rates: Rates | None) -> None:
+        self.stream = 0.0
+        self.compute = 0.0
+        self.exposed: dict[str, float] = {}
+        self._rates = rates
+        self._channels: dict[str, list[_Flow]] = {}
+        self._clock = 0.0  # up to where the channels have been followed
+        self._tail: dict[str, float] = {}
+
+    def run(self, lines: Sequence[Line], *, late: bool = False) -> None:
+        """Walk the lines; `late`: the host starts at 0 with the stream idle, else it is far ahead."""
+        host = 0.0
+        tokens: dict[int, _Flow] = {}
+        for kind, dispatch, work, name, channel, token in lines:
+            if late:
+                host += dispatch
+            ready = max(self.stream, host)
+            if kind == COMPUTE:
+                if work:
+                    self.stream = self._compute(ready, float(work), name)
+                    self.compute += self.stream - ready
+                else:
+                    self.stream = ready
+            elif kind == COLLECTIVE:
+                queue = self._channels.setdefault(channel, [])
+                tokens[token] = flow = _Flow(name, token, ready, float(work))
+                queue.append(flow)
+                if token < 0:
+                    self._wait(flow, ready)
+            elif (waited := tokens.get(token)) is not None:
+                self._wait(waited, ready)
+            else:
+                self.stream = ready
+
+    def last_end(self) -> float:
+        """When the last collective ends if nothing computes from now on."""
+        ends = list(self._tail.values())
+        for queue in self._channels.values():
+            end = self._clock
+            for flow in queue:
+                end = max(end, flow.start) + flow.left
+            ends.append(end)
+        return max(ends, default=0.0)
+
+    def _wait(self, flow: _Flow, ready: float) -> None:
+        self._idle_until(ready)
+        end = flow.end
+        if end < 0:
+            end = self._idle_for(flow)
+        if end > ready:
+            self.exposed[flow.call] = self.exposed.get(flow.call, 0.0) + end - ready
+        self.stream = max(ready, end)
+
+    def _heads(self) -> list[tuple[str, _Flow]]:
+        return [(channel, queue[0]) for channel, queue in self._channels.items() if queue]
+
+    def _finish(self, channel: str, flow: _Flow, at: float) -> None:
+        flow.end = at
+        queue = self._channels[channel]
+        queue.pop(0)
+        self._tail[channel] = at
+        if queue:
+            queue[0].start = max(queue[0].start, at)
+
+    def _idle_until(self, time: float) -> None:
+        """Follow the channels up to a time with nothing computing."""
+        for channel, queue in self._channels.items():
+            while queue:
+                flow = queue[0]
+                begin = max(flow.start, self._clock)
+                if begin + flow.left > time:
+                    if time > begin:
+                        flow.left -= time - begin
+                    break
+                self._finish(channel, flow, begin + flow.left)
+        self._clock = max(self._clock, time)
+
+    def _idle_for(self, flow: _Flow) -> float:
+        for channel, queue in self._channels.items():
+            if flow in queue:
+                clock, end = self._clock, -1.0
+                for each in list(queue):
+                    end = max(each.start, clock) + each.left
+                    clock = end
+                    self._finish(channel, each, end)
+                    if each is flow:
+                        break
+                return end
+        raise AssertionError("the collective is on no channel")
+
+    def _compute(self, start: float, work: float, kind: str) -> float:
+        self._idle_until(start)
+        time, left = start, work
+        while True:
+            heads = [(channel, flow) for channel, flow in self._heads()]
+            running = [(channel, flow) for channel, flow in heads if flow.start <= time]
+            later = min((flow.start for _, flow in heads if flow.start > time), default=float("inf"))
+            speed = 1.0
+            speeds: list[float] = []
+            for _, flow in running:
+                mine, theirs = self._rates(kind, flow.call) if self._rates is not None else (1.0, 1.0)
+                speed = min(speed, mine)
+                speeds.append(theirs)
+            first = min(
+                (flow.left / rate for (_, flow), rate in zip(running, speeds, strict=True)), default=float("inf")
+            )
+            until = min(time + left / speed, time + first, later)
+            passed = until - time
+            for (channel, flow), rate in zip(running, speeds, strict=True):
+                flow.left -= passed * rate
+                if flow.left < _LEAST_PS:
+                    self._finish(channel, flow, until)
+            left -= passed * speed
+            time = until
+            if left < _LEAST_PS:
+                self._clock = time
+                return time

@@ -1,0 +1,216 @@
+"""What the chunks of a pipeline cost: pieces priced once, counted, joined.
+
+The reduction of gradients and the gathering of sharded weights run on a channel of their own beside the compute; they
+are woven into the blocks: a block's gradients are reduced while the block before it computes its own, a block's weights
+are gathered while the block before it computes (`plans.lower.optimizer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from costmodels import Machine
+from costmodels.price import price_collective, price_wait
+from costmodels.tiers import group_tiers
+from plans.graph import itemsize
+from plans.scale import Degrees, ModelTemplate, ParameterTemplate, model_sizes, model_template
+from plans.transformer import TransformerConfig
+from simulator.scale.action import COLLECTIVE, WAIT, Line, Rates, Stretch, measure
+from simulator.scale.memory import Footprint, footprint, parameter_bytes
+from simulator.scale.pricing import Groups, priced_lines
+from simulator.scale.stacks import Stack
+
+__all__ = ["Chunk", "Chunks"]
+
+_CHANNEL = "dp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What one virtual stage consists of: the number of blocks, and whether the embedding and the head are there."""
+
+    num_blocks: int
+    has_embedding: bool
+    has_head: bool
+
+    @property
+    def pieces(self) -> tuple[tuple[str, int], ...]:
+        """(piece, how often), in the order of the forward."""
+        counts = (("embedding", int(self.has_embedding)), ("block", self.num_blocks), ("head", int(self.has_head)))
+        return tuple((name, count) for name, count in counts if count)
+
+
+@dataclass(kw_only=True)
+class Chunks:
+    """The costs of a transformer's chunks in one layout on one machine, as a stack runs it."""
+
+    config: TransformerConfig
+    degrees: Degrees
+    machine: Machine
+    stack: Stack
+    rates: Rates | None
+    split_backward: bool
+    _stretches: dict[tuple[str, ...], Stretch] = field(default_factory=dict)
+
+    @cached_property
+    def template(self) -> ModelTemplate:
+        """The pieces with symbolic sizes."""
+        degrees = self.degrees
+        return model_template(
+            self.config, tp=degrees.tp, cp=degrees.cp, sequence_parallel=degrees.sequence_parallel,
+            recompute=degrees.recompute, split_backward=self.split_backward,
+        )  # fmt: skip
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The values of the template's monomials."""
+        degrees = self.degrees
+        return self.template.monomials.values(
+            model_sizes(self.config, micro_batch=degrees.micro_batch, tp=degrees.tp, cp=degrees.cp)
+        )
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Members and tiers of the groups inside a stage, of the stage where they are slowest."""
+        degrees, ranks = self.degrees, self.degrees.num_ranks
+        found: dict[str, tuple[int, tuple[int, int]]] = {
+            "tp": (degrees.tp, group_tiers(self.machine, degrees.tp, 1, ranks)),
+            "cp": (degrees.cp, group_tiers(self.machine, degrees.cp, degrees.tp, ranks)),
+            "dp": (degrees.dp * degrees.cp, group_tiers(self.machine, degrees.dp * degrees.cp, degrees.tp, ranks)),
+        }
+        return found
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold the same weights."""
+        return self.groups["dp"][0]
+
+    # ------------------------------------------------------------------- pieces
+
+    def lines(self, piece: str, part: str) -> list[Line]:
+        """A body, priced."""
+        return priced_lines(
+            self.template.pieces[piece].parts[part], self.numbers, self.groups, self.machine, self.stack
+        )
+
+    def footprint(self, piece: str) -> Footprint:
+        """A piece's activations."""
+        return footprint(self.template.pieces[piece], self.numbers)
+
+    def parameters(self, piece: str) -> Sequence[ParameterTemplate]:
+        """A piece's parameters."""
+        return self.template.pieces[piece].parameters
+
+    def static_bytes(self, chunk: Chunk) -> dict[str, int]:
+        """Weights, gradients and optimizer states of a chunk, by role."""
+        total = {"weight": 0, "gradient": 0, "optimizer": 0}
+        for piece, count in chunk.pieces:
+            own = parameter_bytes(self.parameters(piece), self.numbers, self.degrees.optimizer, self.shards)
+            for role, size in own.items():
+                total[role] += count * size
+        return total
+
+    def weight_bytes(self, piece: str) -> int:
+        """Bytes of a piece's whole weights on one rank."""
+        return sum(self.numbers[each.elements] * itemsize(each.dtype) for each in self.parameters(piece))
+
+    def reduced_bytes(self, piece: str) -> int:
+        """Bytes of a piece's gradients as they are reduced."""
+        optimizer = self.degrees.optimizer
+        return sum(
+            self.numbers[each.elements] * itemsize(optimizer.reduces_in(each.dtype)) for each in self.parameters(piece)
+        )
+
+    # -------------------------------------------------------------- communication of the optimizer
+
+    def _collective(self, call: str, size_bytes: int, item_bytes: int, token: int) -> list[Line]:
+        """One collective over the data-parallel ranks, in buckets."""
+        if self.shards == 1 or size_bytes == 0:
+            return []
+        members, tiers = self.groups["dp"]
+        bucket = self.degrees.optimizer.bucket_bytes
+        whole = self.degrees.optimizer.parallel_level >= 3 or not bucket
+        count = 1.0 if whole else max(size_bytes / bucket, 1e-9)
+        cost = price_collective(
+            self.machine,
+            call,
+            members,
+            size_bytes if whole else min(bucket, max(size_bytes, bucket)),
+            item_bytes,
+            tiers,
+        )
+        dispatch = self.stack.dispatch_ps(cost.dispatch_ps, "collective", "C")
+        return [Line(COLLECTIVE, round(dispatch * count), round(cost.work_ps * count), call, _CHANNEL, token)]
+
+    def gather(self, piece: str, token: int) -> list[Line]:
+        """The gather of a piece's weights."""
+        return self._collective("all_gather", self.weight_bytes(piece), itemsize(self.config.dtype), token)
+
+    def reduce(self, piece: str, token: int) -> list[Line]:
+        """The reduction of a piece's gradients."""
+        optimizer = self.degrees.optimizer
+        call = "reduce_scatter" if optimizer.parallel_level >= 1 else "all_reduce"
+        size = itemsize(optimizer.reduces_in(self.config.dtype))
+        return self._collective(call, self.reduced_bytes(piece), size, token)
+
+    # ------------------------------------------------------------------- actions
+
+    def stretch(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> Stretch:
+        """One of many equal pieces in a row, steady; beside it the gather of the next and the reduction of its own."""
+        key = (piece, part, str(gathers), str(reduces))
+        if key not in self._stretches:
+            lines = self._hosted(self.lines(piece, part), piece, part, reduces=reduces)
+            steady = False
+            first = 1 + max((line.token for line in lines), default=-1)
+            if gathers and (gather := self.gather(piece, first)):
+                wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
+                lines = [*gather, *lines, Line(WAIT, wait, 0, token=first)]
+                steady = True
+            if reduces and (reduce := self.reduce(piece, first + 1)):
+                lines = [*lines, *reduce]
+                steady = True
+            self._stretches[key] = measure(lines, self.rates, steady=steady)
+        return self._stretches[key]
+
+    def _hosted(self, lines: list[Line], piece: str, part: str, *, reduces: bool) -> list[Line]:
+        """The lines with the host time that the stack is known to take for a whole block, in equal proportion."""
+        given = self.stack.block_host_s(self.degrees, part, reduces=reduces) if piece == "block" else None
+        summed = sum(line.dispatch_ps for line in lines)
+        if given is None or not summed:
+            return lines
+        factor = given * 1e12 / summed
+        return [line._replace(dispatch_ps=round(line.dispatch_ps * factor)) for line in lines]
+
+    def action(self, chunk: Chunk, part: str, *, gathers: bool = False, reduces: bool = False) -> Stretch:
+        """A chunk's whole action: its pieces in the order of the part."""
+        pieces = chunk.pieces if part == "F" else chunk.pieces[::-1]
+        total = Stretch()
+        for number, (piece, count) in enumerate(pieces):
+            if gathers and number == 0 and (gather := self.gather(piece, 0)):
+                total = total.then(measure([*gather, Line(WAIT, 0, 0, token=0)], self.rates))
+            total = total.then(self.stretch(piece, part, gathers=gathers, reduces=reduces).times(count))
+        return total
+
+    # ------------------------------------------------------------------- the end of a step
+
+    def update(self, chunk: Chunk) -> Stretch:
+        """The optimizer's kernels on what a rank holds of a chunk."""
+        total = Stretch()
+        for piece, count in chunk.pieces:
+            lines = self.stack.update_lines(
+                [self.numbers[each.elements] for each in self.parameters(piece)], self.config.dtype,
+                self.degrees.optimizer, self.shards if self.degrees.optimizer.parallel_level else 1, self.machine,
+            )  # fmt: skip
+            total = total.then(measure(lines, self.rates).times(count))
+        return total
+
+
+def merged(totals: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Sums by name."""
+    result: dict[str, int] = {}
+    for each in totals:
+        for name, size in each.items():
+            result[name] = result.get(name, 0) + size
+    return result

@@ -1,0 +1,89 @@
+"""What every stack is: twofold's own executor, one kernel per instruction at the machine's dispatch times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from costmodels import Machine
+from costmodels.price import price_compute
+from plans.graph import itemsize
+from plans.plan import Optimizer
+from plans.scale import Degrees
+from simulator.scale.action import COMPUTE, Line
+
+__all__ = ["Kernel", "Shape", "Stack"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel as `price_compute` takes it."""
+
+    call: str
+    shapes: tuple[Shape, ...]
+    dtype: str
+    touched_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The habits of a software stack: which kernels it runs for an instruction, what its host spends on them.
+
+    A stack is made from what is known of its code and from micro-benchmarks, never from measured training steps.
+
+    Args:
+        name: what the user calls it.
+        overlaps_sends: whether a stage goes on while its tensor is sent and received.
+        gathers_again: whether sequence parallelism drops the gathered input of a product and gathers it again for the
+            weight gradient.
+        overlaps_reduction: whether gradients are reduced beside the last backward, or after it.
+        step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
+    """
+
+    name: str = "twofold"
+    overlaps_sends: bool = True
+    gathers_again: bool = False
+    overlaps_reduction: bool = True
+    step_s: float = 0.0
+
+    def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
+        """Host time of one operation, given what the machine's file says of twofold's executor."""
+        return machine_ps
+
+    def block_host_s(self, degrees: Degrees, part: str, *, reduces: bool) -> float | None:
+        """Host seconds of one block's part where they are known as a whole; None: the sum of its operations."""
+        return None
+
+    def kernels(
+        self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
+    ) -> Sequence[Kernel]:
+        """The kernels that the stack runs for one instruction; none where a neighbour's kernel does it too."""
+        return (Kernel(call=call, shapes=tuple(shapes), dtype=dtype, touched_bytes=touched_bytes),)
+
+    def update_lines(
+        self, sizes: Sequence[int], dtype: str, optimizer: Optimizer, num_shards: int, machine: Machine
+    ) -> list[Line]:
+        """The optimizer's kernels for parameters of `sizes` local elements, of which a rank keeps one shard."""
+        lines = []
+        for elements, count in Counter(-(-size // num_shards) for size in sizes).items():
+            cost = price_compute(
+                machine, f"{optimizer.kind}.update", ((elements,),), optimizer.updates_in(dtype),
+                elements * update_bytes(dtype, optimizer),
+            )  # fmt: skip
+            lines += count * [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
+        return lines
+
+    def memory(self, roles: dict[str, int], degrees: Degrees) -> dict[str, int]:
+        """What a rank's memory holds, by role, with what the stack adds to it."""
+        return roles
+
+
+def update_bytes(dtype: str, optimizer: Optimizer) -> int:
+    """Bytes per element of an update's operands: weight and states in and out, gradient in, the low weight out."""
+    own, states = itemsize(optimizer.updates_in(dtype)), optimizer.num_states
+    moved = 2 * own + itemsize(optimizer.accumulates_in(dtype))
+    moved += 2 * states * itemsize(optimizer.keeps_states_in(dtype))
+    return moved + (itemsize(dtype) if optimizer.has_master(dtype) else 0)

@@ -1,0 +1,93 @@
+"""Checkpoints and failures: closed forms against a play-out, against limits, and against Young's first order."""
+
+import math
+
+import pytest
+
+from plans.errors import TwofoldError
+from simulator import Checkpoints, Failures, goodput
+from simulator.goodput import best_interval_s, sampled_goodput
+
+
+def given(steps: int, write_s: int, restart_s: float, mean_s: float, blocking: bool):
+    """A machine of 10 devices with 1 s steps that fails every `mean_s`."""
+    return {
+        "checkpoints": Checkpoints(every_steps=steps, write_Bps=1.0, blocking=blocking, size_bytes=write_s),
+        "failures": Failures(device_mtbf_s=10 * mean_s, restart_s=restart_s),
+    }
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize(
+    ("steps", "write_s", "restart_s", "mean_s"),
+    [(100, 30, 50, 3000.0), (20, 60, 100, 1000.0), (10, 25, 10, 200.0), (200, 1, 1, 500.0), (50, 0, 0, 100.0)],
+)
+def test_the_closed_form_is_what_playing_it_out_gives(steps, write_s, restart_s, mean_s, blocking):
+    case = given(steps, write_s, restart_s, mean_s, blocking)
+    exact = goodput(1.0, 10, **case)
+    played = [sampled_goodput(1.0, 10, **case, num_checkpoints=4000, seed=seed).effective_step_s for seed in range(8)]
+    mean = sum(played) / 8
+    error = math.sqrt(sum((one - mean) ** 2 for one in played) / 7 / 8)
+    assert abs(mean - exact.effective_step_s) < 5 * error + 1e-12
+    assert error < 0.02 * mean
+
+
+def test_equal_seeds_give_equal_results():
+    case = given(100, 30, 50, 3000.0, True)
+    first, second, other = (sampled_goodput(1.0, 10, **case, num_checkpoints=50, seed=seed) for seed in (1, 1, 2))
+    assert first == second != other
+
+
+def test_rare_failures_cost_only_the_writing():
+    blocking = goodput(1.0, 10, **given(100, 30, 50, 1e12, True))
+    assert blocking.effective_step_s == pytest.approx(1.30, rel=1e-6)
+    assert goodput(1.0, 10, **given(100, 30, 50, 1e12, False)).effective_step_s == pytest.approx(1.0, rel=1e-6)
+
+
+def test_without_failures_a_checkpoint_costs_its_writing_over_its_steps():
+    blocking = Checkpoints(every_steps=20, write_Bps=2e9)
+    assert goodput(1.0, 8, checkpoints=blocking, failures=None, checkpoint_bytes=10**10).effective_step_s == 1.25
+    beside = Checkpoints(every_steps=20, write_Bps=2e9, blocking=False)
+    assert goodput(1.0, 8, checkpoints=beside, failures=None, checkpoint_bytes=10**10).fraction == 1.0
+    slow = Checkpoints(every_steps=2, write_Bps=2e9, blocking=False)  # the next one waits for it
+    assert goodput(1.0, 8, checkpoints=slow, failures=None, checkpoint_bytes=10**10).effective_step_s == 2.5
+    assert goodput(1.0, 8, checkpoints=None, failures=None).fraction == 1.0
+
+
+def test_the_best_interval_is_best_and_near_youngs():
+    write_s, mean_s = 60.0, 86_400.0
+    best = best_interval_s(write_s, mean_s)
+    assert best == pytest.approx(math.sqrt(2 * write_s * mean_s), rel=0.02)
+
+    def wasted(work_s: float) -> float:
+        checkpoints = Checkpoints(every_steps=round(work_s), write_Bps=1.0, size_bytes=60)
+        return goodput(1.0, 1, checkpoints=checkpoints, failures=Failures(device_mtbf_s=mean_s)).effective_step_s
+
+    lengths = range(1000, 6000, 10)
+    found = min(lengths, key=wasted)
+    assert found == pytest.approx(best, rel=0.01)
+
+
+def test_more_devices_fail_more_often():
+    case = given(100, 30, 50, 3000.0, True)
+    fractions = [goodput(1.0, num_devices, **case).fraction for num_devices in (1, 10, 100, 1000)]
+    assert fractions == sorted(fractions, reverse=True) and fractions[0] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Checkpoints(every_steps=0, write_Bps=1.0), "every 0 steps"),
+        (lambda: Checkpoints(every_steps=1, write_Bps=0.0), "above 0"),
+        (lambda: Checkpoints(every_steps=1, write_Bps=math.nan), "above 0"),
+        (lambda: Checkpoints(every_steps=1, write_Bps=1.0, size_bytes=-1), "at least 0"),
+        (lambda: Failures(device_mtbf_s=0.0), "above 0"),
+        (lambda: Failures(device_mtbf_s=math.nan), "above 0"),
+        (lambda: Failures(device_mtbf_s=1.0, restart_s=-1.0), "at least 0"),
+        (lambda: goodput(1.0, 8, checkpoints=None, failures=Failures(device_mtbf_s=1.0)), "no checkpoints"),
+        (lambda: goodput(1.0, 10, **given(10_000, 1, 1, 1.0, True)), "hardly any work lasts"),
+    ],
+)
+def test_bad_figures_are_refused(make, message):
+    with pytest.raises(TwofoldError, match=message):
+        make()

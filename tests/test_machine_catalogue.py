@@ -1,0 +1,111 @@
+import msgspec
+import pytest
+
+from costmodels import Machine, price_collective, price_transfer
+from costmodels.carry import anchored, carried
+from costmodels.catalogue import device_names, load_device
+from costmodels.compute import matrix_s
+from plans.errors import TwofoldError
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("h200-x1", [1]),
+        ("h200-x4", [4]),
+        ("h100-sxm-x8", [8]),
+        ("h100-sxm-x1024", [8, 1024]),
+        ("gh200-x12", [4, 12]),
+        ("ascend-910c-x384", [16, 384]),
+        ("ascend-910c-x1536", [16, 768, 1536]),
+    ],
+)
+def test_tiers_of_a_number_of_devices(name, ranks):
+    machine = Machine.load(name)
+    assert [link.ranks for link in machine.links] == ranks
+    assert machine.num_devices == ranks[-1] == int(name.rpartition("x")[2])
+    assert machine.devices_per_node == ranks[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("h200-x12", "h200-x8 or h200-x16"), ("h300-x8", "h200-x8"), ("a100-x8", "a100-80gb-x8"), ("h200-x0", "h200-x8")],
+)
+def test_unknown_names_suggest_known_ones(name, hint):
+    with pytest.raises(TwofoldError, match=hint):
+        Machine.load(name)
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_devices_state_their_variant_and_the_source_of_every_efficiency(name):
+    device = load_device(name)
+    assert device.variant and device.memory_bytes > 10**10
+    for entry in ("memory_bytes", "node", "compute.matrix_flops_per_s", "compute.memory_Bps", "collectives"):
+        assert any(known.startswith(entry) for known in device.provenance), entry
+    measured = [entry for entry, says in device.provenance.items() if says.status == "measured"]
+    assert bool(measured) == (name == "h200")
+    assert name.startswith("ascend") == any("not run on Ascend" in says.source for says in device.provenance.values())
+
+
+def test_a_device_carried_over_keeps_what_is_cited():
+    source, target = load_device("h200"), load_device("a100-80gb")
+    faster = msgspec.structs.replace(
+        source, compute=msgspec.structs.replace(source.compute, kernel_s=9e-6, sharpness=4.0)
+    )
+    got = carried(target, faster, date="2026-11-21")
+    assert (got.compute.kernel_s, got.compute.sharpness) == (9e-6, 4.0)
+    assert got.compute.attention == target.compute.attention  # cited
+    assert got.collectives["all_reduce"].link_fraction == target.collectives["all_reduce"].link_fraction  # cited
+    assert got.provenance["compute.kernel_s"].status == "assumed"
+
+
+def test_carrying_over_twice_changes_nothing():
+    source = load_device("h200")
+    once = carried(load_device("b200"), source, date="2026-11-21")
+    assert carried(once, source, date="2026-11-21") == once
+
+
+def test_the_latency_of_a_core_becomes_depth_with_its_rate():
+    source, target = load_device("h200"), load_device("a100-80gb")
+    rates = [max(each.compute.matrix_flops_per_s.values()) / each.compute.num_cores for each in (source, target)]
+    assert target.compute.half_depth / source.compute.half_depth == pytest.approx(rates[1] / rates[0])
+
+
+def test_an_anchored_form_gives_the_cited_rate():
+    shape, rate = (1024, 10240, 5120), 250e12
+    m, n, k = shape
+    compute = anchored(load_device("a100-80gb").compute, shape, "bfloat16", rate)
+    seconds = matrix_s(compute, shape, 312e12, 2 * (m * k + n * k + m * n))
+    assert 2 * m * n * k / seconds == pytest.approx(rate, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "bus_Bps", "tolerance"), [("a100-80gb", 235e9, 0.02), ("h100-sxm", 480e9, 0.03)])
+def test_large_all_reduces_of_a_node_reach_the_cited_bus_bandwidth(name, bus_Bps, tolerance):
+    machine, size = Machine.load(f"{name}-x8"), 8 * 2**30
+    seconds = price_collective(machine, "all_reduce", 8, size, 2, (0, 1)).work_ps / 1e12
+    assert 2 * 7 / 8 * size / seconds == pytest.approx(bus_Bps, rel=tolerance)
+
+
+def test_nodes_are_joined_by_their_cards():
+    machine, size = Machine.load("h100-sxm-x64"), 2**30
+    alone = price_transfer(machine, 0, 8, size).work_ps
+    assert size / (alone / 1e12) < 50e9 < size / (price_transfer(machine, 0, 1, size).work_ps / 1e12)
+    # one member in each node has one card, eight members have eight
+    one = price_collective(machine, "all_gather", 8, size, 2, (1, 1)).work_ps
+    eight = price_collective(machine, "all_gather", 64, size, 2, (1, 8)).work_ps
+    assert one > 4 * eight
+
+
+@pytest.mark.parametrize(("field", "value"), [("memory_Bps", -1.0), ("num_cores", 0), ("quantisation", 1.5)])
+def test_bad_figures_of_a_device_are_named(field, value):
+    content = msgspec.json.decode(msgspec.json.encode(load_device("h200")))
+    content["compute"][field] = value
+    with pytest.raises((TwofoldError, msgspec.ValidationError), match=field):
+        msgspec.json.decode(msgspec.json.encode(content), type=type(load_device("h200")))
+
+
+def test_an_unknown_unit_is_refused():
+    content = msgspec.json.decode(Machine.load("h200-x2").to_json())
+    content["links"][0]["bandwidth_GBps"] = content["links"][0].pop("bandwidth_Bps") / 1e9
+    with pytest.raises(TwofoldError, match=r"bandwidth.*links\[0\]"):
+        Machine.from_json(msgspec.json.encode(content), "mine.json")

@@ -1,0 +1,234 @@
+"""The forms of prices: closed forms, monotone where physics says so, fits that find what made the points."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.calibration import fitted, held_out_table
+from costmodels import Machine, price, step_interval
+from costmodels.catalogue import load_device
+from costmodels.communication import route, wire_s
+from costmodels.compute import Attention, Compute, attention_s, matrix_s, memory_s
+from costmodels.fit_device import fit_device
+from costmodels.fit_kernels import TILES, fit_attention, fit_matrix, fit_memory, predicted_s
+from costmodels.fit_links import communication_s, fit_links
+from costmodels.interval import class_seconds
+from costmodels.points import Point
+from costmodels.sections import Collective, Link, Protocol
+from costmodels.traffic import collective_traffic
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
+
+CHIP = Compute(
+    matrix_flops_per_s={"bfloat16": 1e15}, vector_flops_per_s={"bfloat16": 1e14}, memory_Bps=4e12, num_cores=100,
+    matrix_efficiency=0.8, memory_efficiency=0.9, half_depth=120.0, half_tile=20.0, quantisation=0.8, sharpness=3.0,
+    kernel_s=3e-6, tiles=TILES,
+    attention=Attention(forward_efficiency=0.6, backward_efficiency=0.5, half_keys=150.0, backward_half_keys=250.0,
+                        start_s=4e-6, backward_start_s=9e-6),
+)  # fmt: skip
+LINKS = (Link(name="a", ranks=8, latency_s=0.0, bandwidth_Bps=4e11),)
+
+
+def product_s(compute: Compute, m: int, n: int, k: int, batch: int = 1) -> float:
+    return matrix_s(compute, (m, n, k), 1e15, 2 * batch * (m * k + n * k + m * n), batch)
+
+
+def test_one_wave_of_whole_tiles_in_closed_form():
+    # 10 x 10 tiles of 128 x 256 on 100 cores: one full wave
+    pure = msgspec.structs.replace(CHIP, tiles=((128, 256),), half_tile=0.0, half_depth=0.0, memory_Bps=1e30)
+    expected = 3e-6 + 2 * 1280 * 2560 * 4096 / 0.8e15
+    assert product_s(pure, 1280, 2560, 4096) == pytest.approx(expected, rel=1e-9)
+
+
+def test_one_more_tile_begins_another_wave():
+    pure = msgspec.structs.replace(CHIP, tiles=((128, 256),), quantisation=1.0, memory_Bps=1e30, kernel_s=0.0)
+    full, more = product_s(pure, 1280, 2560, 4096), product_s(pure, 1281, 2560, 4096)
+    assert more == pytest.approx(2 * full)
+
+
+def test_few_tiles_cut_their_sums():
+    # one tile, deep: without cutting the sums only one of the 100 cores works
+    pure = msgspec.structs.replace(CHIP, quantisation=1.0, memory_Bps=1e30, kernel_s=0.0, half_depth=0.0)
+    uncut_s = 2 * 64 * 32 * 65_536 * 100 / 0.8e15
+    assert product_s(pure, 64, 32, 65_536) < uncut_s / 8
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_tiled_products_grow_with_every_size(position):
+    last = 0.0
+    for power in np.arange(3, 15, 0.25):
+        m, n, k = (round(2**power) if place == position else 1500 for place in range(3))
+        now = product_s(CHIP, m, n, k)
+        assert now >= last * (1 - 1e-12)
+        last = now
+
+
+def test_a_warm_chip_is_slower_the_longer_it_works():
+    warm = msgspec.structs.replace(CHIP, warm_share=0.2, warm_s=1e-3)
+    short, long = ((product_s(warm, m, 8192, 8192) / product_s(CHIP, m, 8192, 8192)) for m in (128, 65_536))
+    assert 1 < short < 1.05 < long < 1.2
+
+
+def test_attention_in_closed_form():
+    pure = msgspec.structs.replace(
+        CHIP, quantisation=0.0, attention=Attention(forward_efficiency=0.5, backward_efficiency=0.4, tile=64)
+    )
+    whole = attention_s(pure, (32, 4096, 128), 4096, 128, 1e15, 0.0, causal=False)
+    assert whole == pytest.approx(3e-6 + 4 * 32 * 4096**2 * 128 / 0.5e15)
+    causal = attention_s(pure, (32, 4096, 128), 4096, 128, 1e15, 0.0, causal=True)
+    assert causal - 3e-6 == pytest.approx((whole - 3e-6) * 0.5 * (1 + 64 / 4096))
+    back = attention_s(pure, (32, 4096, 128), 4096, 128, 1e15, 0.0, causal=False, backward=True)
+    assert back - 3e-6 == pytest.approx(2.5 * 0.5 / 0.4 * (whole - 3e-6))
+
+
+def test_memory_bound_kernels_grow_with_their_bytes_through_the_cache():
+    cached = msgspec.structs.replace(CHIP, cache_bytes=5 * 10**7, cache_Bps=1e13)
+    times = [memory_s(cached, 2.0**power) for power in np.arange(10, 32, 0.1)]
+    assert times == sorted(times)
+    assert memory_s(cached, 10**6) < memory_s(CHIP, 10**6)
+    assert memory_s(cached, 10**9) == memory_s(CHIP, 10**9) == pytest.approx(3e-6 + 10**9 / 3.6e12)
+
+
+def test_the_fastest_protocol_is_taken():
+    low = Protocol(name="LL", start_s=5e-6, hop_s=1e-6, share=0.25)
+    high = Protocol(name="Simple", start_s=9e-6, hop_s=3e-6)
+    both = Collective(protocols=(low, high))
+    way = route(LINKS, 0, 1, 4, 3)
+    for size in (1024, 10**6, 10**9):
+        traffic = collective_traffic("all_gather", 4, size)
+        alone = [wire_s(Collective(protocols=(each,)), traffic, 4, way) for each in (low, high)]
+        assert wire_s(both, traffic, 4, way) == min(alone)
+    assert wire_s(Collective(protocols=(low,)), collective_traffic("all_gather", 4, 1024), 4, way) == pytest.approx(
+        5e-6 + 3 * 1e-6 + 768 / 1e11
+    )
+
+
+def test_trees_win_on_many_nodes_for_small_messages():
+    links = (*LINKS, Link(name="b", ranks=1024, latency_s=0.0, bandwidth_Bps=5e10))
+    ring = Protocol(name="ring", hop_s=1e-6, cross_s=4e-6)
+    tree = Protocol(name="tree", algorithm="tree", hop_s=1e-6, cross_s=8e-6, share=0.9)
+    way = route(links, 1, 8, 1024, 1023)
+    traffic = collective_traffic("all_reduce", 1024, 65_536)
+    by = {each.name: wire_s(Collective(protocols=(each,)), traffic, 1024, way) for each in (ring, tree)}
+    assert by["tree"] < by["ring"] / 5
+    large = collective_traffic("all_reduce", 1024, 2**33)
+    assert wire_s(Collective(protocols=(ring,)), large, 1024, way) < wire_s(
+        Collective(protocols=(tree,)), large, 1024, way
+    )
+
+
+@pytest.fixture
+def points() -> list[Point]:
+    rng, made = np.random.default_rng(3), []
+
+    def add(point: Point, seconds: float) -> None:
+        noisy = seconds * float(np.exp(rng.normal(0, 0.01)))
+        made.append(msgspec.structs.replace(point, seconds=noisy, held_out=bool(rng.random() < 0.25)))
+
+    for _ in range(80):
+        m, n, k = (int(2 ** rng.uniform(6, 13.5)) for _ in range(3))
+        point = Point(kind="matrix", call="mm", shape=(m, n, k), dtype="bfloat16", seconds=1.0)
+        add(point, predicted_s(point, CHIP))
+    for call, cost in (("add", 1.0), ("layer_norm", 1.4)):
+        for power in range(16, 30):
+            seconds = 3e-6 + cost * 2**power / 3.6e12
+            add(Point(kind="memory", call=call, size_bytes=2**power, dtype="bfloat16", seconds=1.0), seconds)
+    for call in ("sdpa_forward", "sdpa_backward"):
+        for length in (256, 512, 1024, 2048, 4096, 8192):
+            for heads in (8, 32):
+                point = Point(kind="attention", call=call, shape=(2, heads, heads, length, length, 128),
+                              dtype="bfloat16", options={"causal": 1}, seconds=1.0)  # fmt: skip
+                add(point, predicted_s(point, CHIP))
+    return made
+
+
+def test_fits_find_the_form_that_made_the_points(points):
+    base = msgspec.structs.replace(CHIP, matrix_efficiency=1.0, memory_efficiency=1.0, kernel_s=0.0, attention=None)
+    some = {
+        kind: [p for p in points if p.kind == kind and not p.held_out] for kind in ("matrix", "memory", "attention")
+    }
+    memory = fit_memory(some["memory"], base).compute
+    assert memory.kernel_s == pytest.approx(3e-6, rel=0.05)
+    costs = memory.kernel_cost
+    assert costs["layer_norm.forward"] / costs.get("add.forward", 1.0) == pytest.approx(1.4, rel=0.03)
+    matrix = fit_matrix(some["matrix"], memory, kernel_s=memory.kernel_s)
+    assert matrix.form.startswith("tiles")
+    attention = fit_attention(some["attention"], matrix.compute)
+    for kind, compute, most in (("matrix", matrix.compute, 0.03), ("attention", attention.compute, 0.03)):
+        errors = [abs(predicted_s(p, compute) / p.seconds - 1) for p in points if p.kind == kind and p.held_out]
+        assert np.median(errors) < most
+    assert [predicted_s(point, matrix.compute) for point in some["matrix"]] == pytest.approx(list(matrix.predicted_s))
+
+
+def test_link_fits_find_bandwidth_and_gap():
+    rng, truth = np.random.default_rng(4), Collective(start_s=4e-6, link_fraction=0.85, gap=0.6)
+    made = []
+    for ranks in (2, 4, 8):
+        for power in range(20, 31):
+            point = Point(kind="collective", call="all_gather", size_bytes=2**power, ranks=ranks, seconds=1.0)
+            seconds = communication_s(point, truth, LINKS, "hccl") * float(np.exp(rng.normal(0, 0.01)))
+            made.append(msgspec.structs.replace(point, seconds=seconds))
+    got = fit_links(made, LINKS, "hccl").collective
+    assert got.link_fraction == pytest.approx(0.85, rel=0.03) and got.gap == pytest.approx(0.6, abs=0.08)
+
+
+def test_too_few_points_are_refused():
+    with pytest.raises(TwofoldError, match="2 matrix products"):
+        fit_matrix([Point(kind="matrix", call="mm", shape=(8, 8, 8), dtype="bfloat16", seconds=1.0)] * 2, CHIP)
+    with pytest.raises(TwofoldError, match="measured 1 times"):
+        fit_links([Point(kind="collective", call="all_gather", ranks=2, seconds=1.0)], LINKS, "nccl")
+
+
+def test_held_out_points_decide_nothing(points):
+    base = load_device("h200")
+    spoiled = [msgspec.structs.replace(p, seconds=p.seconds * 7) if p.held_out else p for p in points]
+    clean, dirty = (fit_device(some, {"date": "2026-11-21"}, base) for some in (points, spoiled))
+    assert clean.device.compute == dirty.device.compute
+    assert dirty.held_out[0].median_error > 5 * clean.held_out[0].median_error
+    assert clean.device.provenance["compute.matrix_efficiency"].status == "measured"
+
+
+def test_step_intervals_add_classes_as_independent_errors():
+    machine = Machine.load("h200-x8")
+    still = msgspec.structs.replace(machine, spreads={"matrix": 0.1, "collective": 0.2})
+    low, high = step_interval(still, 2.0, {"matrix": 1.2, "collective": 0.6})
+    squares = (1.6449 * 0.6 * 0.1) ** 2 + (1.6449 * 0.3 * 0.2) ** 2
+    assert math.log(high / 2) == pytest.approx(math.sqrt(math.log(machine.interval.high) ** 2 + squares))
+    assert math.log(2 / low) == pytest.approx(math.sqrt(math.log(machine.interval.low) ** 2 + squares))
+    with pytest.raises(TwofoldError, match="matrices"):
+        step_interval(still, 2.0, {"matrices": 1.0})
+
+
+def test_seconds_by_class_are_those_of_the_busiest_group():
+    machine = Machine.load("h200-x8")
+
+    def group(ranks: tuple[int, ...], *calls: str) -> GroupProgram:
+        shapes = ((512, 512), (512, 512), (512, 512))
+        made = tuple(
+            Instruction(name=f"i{at}", kind=Kind.COMPUTE, call=call, part="F", shapes=shapes, dtype="bfloat16")
+            for at, call in enumerate(calls)
+        )
+        mesh = Layout((len(ranks),), ("dp",), rank_list=ranks)
+        return GroupProgram(
+            mesh=mesh, values={}, blocks=(Block(label="0F0", micro_batch=0, body=Body(name="F", instructions=made)),)
+        )
+
+    idle, busy = (
+        group((0,), "relu.forward"),
+        group((1,), "linear.forward", "linear.forward", "relu.forward", "reshape.forward"),
+    )
+    seconds = class_seconds(Program(groups=(idle, busy), num_micro_batches=1), machine)
+    one = price(busy.blocks[0].body.instructions[0], busy, machine, 2).work_ps / 1e12
+    assert set(seconds) == {"matrix", "memory"} and seconds["matrix"] == pytest.approx(2 * one)
+
+
+def test_the_shipped_device_predicts_the_shipped_points():
+    fit = fitted("h200")
+    assert fit is not None
+    rows = {row["section"]: row for row in held_out_table(fit)}
+    assert set(rows) >= {"matrix", "attention", "memory", "collective"}
+    assert all(row["median_error"] < 0.2 for row in rows.values())
+    assert fit.device.compute == load_device("h200").compute

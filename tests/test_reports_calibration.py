@@ -1,0 +1,57 @@
+import itertools
+import json
+import re
+
+import pytest
+
+from benchmarks.calibration import fitted
+from plans.errors import TwofoldError
+from reports.calibration import calibration_html, write_calibration_report
+from reports.calibration_picture import Series, log_picture, map_picture
+
+
+@pytest.fixture(scope="module")
+def fit():
+    fit = fitted("h200")
+    assert fit is not None
+    return fit
+
+
+def test_the_report_holds_every_point_and_names_its_axes(fit, tmp_path):
+    path = write_calibration_report(tmp_path / "calibration.html", fit)
+    html = path.read_text()
+    data = json.loads(re.search(r'id="twofold-data">\s*(.*?)\s*</script>', html, re.DOTALL)[1])
+    assert len(data["points"]) == len(fit.predicted)
+    for label in ("measured time (us)", "TFLOP/s", "bytes read and written", "GB/s", "message (bytes)", "rows m"):
+        assert label in html
+    assert "http" not in re.sub(r'xmlns="[^"]*"', "", html.split("<section", 1)[0])
+
+
+def test_every_source_is_listed(fit):
+    html = calibration_html(fit)
+    assert all(entry in html for entry in fit.device.provenance)
+    assert "extrapolated" in html
+
+
+def test_held_out_points_are_drawn_open():
+    series = [Series(name="a", points=[(1.0, 1.0, "p")], held_out=[(10.0, 2.0, "q")], curve=[(1.0, 1.0), (10.0, 2.0)])]
+    drawn = log_picture(series, title="t", x_name="x (s)", y_name="y (s)").inline()
+    assert drawn.count("<circle") == 2 and "held out: q" in drawn and "line-sky" in drawn
+
+
+def test_positions_are_logarithmic():
+    series = [Series(name="a", points=[(10.0**power, 1.0, "") for power in range(4)])]
+    drawn = log_picture(series, title="t", x_name="x", y_name="y").inline()
+    across = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
+    steps = [right - left for left, right in itertools.pairwise(across)]
+    assert steps == pytest.approx([steps[0]] * 3, abs=0.2)
+
+
+def test_nothing_to_draw():
+    with pytest.raises(TwofoldError, match="no points"):
+        log_picture([], title="t", x_name="x", y_name="y")
+
+
+def test_pairs_that_are_not_known_say_so():
+    drawn = map_picture(["matrix"], ["all_reduce", "transfer"], [[(0.5, 0.75), None]], title="t").inline()
+    assert "not known" in drawn and "0.50" in drawn and "0.75" in drawn

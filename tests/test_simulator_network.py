@@ -1,0 +1,225 @@
+"""Links in tiers: shared ports and uplinks, degraded and failed links, by hand."""
+
+import pytest
+from small_machine import GB, small_machine
+
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
+from plans.redistribution import Piece
+from simulator import LinkChange, WhatIf, simulate
+
+MS = 10**9
+
+
+class Ranks:
+    """A program by rank: transfers and collectives of so many bytes, one after the other or side by side."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.lines: list[list[Instruction]] = [[] for _ in range(num_ranks)]
+        self.tokens: list[dict[str, Value]] = [{} for _ in range(num_ranks)]
+        self.number = 0
+
+    def transfer(self, pairs: list[tuple[int, int]], size_bytes: int) -> None:
+        """One transfer of several pairs, each of `size_bytes`, that nobody waits for until the end."""
+        self.number += 1
+        pieces = tuple(
+            Piece(src_rank=source, dst_rank=target, region=((0, size_bytes // 4),)) for source, target in pairs
+        )
+        for kind, ranks in ((Kind.SEND, {s for s, _ in pairs}), (Kind.RECV, {t for _, t in pairs})):
+            for rank in sorted(ranks):
+                self._add(
+                    rank, kind, "transfer", pieces=pieces, channel=f"x{self.number}", message_bytes=size_bytes
+                )  # fmt: skip
+
+    def collective(self, call: str, members: list[int], size_bytes: int) -> None:
+        self.number += 1
+        mesh = Layout((len(members),), ("axis",), members)
+        for rank in members:
+            self._add(
+                rank, Kind.COLLECTIVE, call, mesh=mesh, axes=("axis",), channel=f"c{self.number}",
+                message_bytes=size_bytes,
+            )  # fmt: skip
+
+    def _add(self, rank: int, kind: Kind, call: str, **rest: object) -> None:
+        name = f"n{self.number}.{kind}"
+        token = f"t.{name}"
+        self.tokens[rank][token] = Value(name=token, shape=(), scope=Scope.STEP, role="token")
+        self.lines[rank].append(Instruction(name=name, kind=kind, call=call, part="C", token=token, **rest))
+
+    def program(self) -> Program:
+        groups = tuple(
+            GroupProgram(
+                mesh=Layout((1,), ("one",), (rank,)), values=self.tokens[rank],
+                blocks=(Block(label="meet", micro_batch=0, body=Body(name="meet", instructions=tuple(lines))),),
+            )
+            for rank, lines in enumerate(self.lines)
+        )  # fmt: skip
+        return Program(groups=groups, num_micro_batches=1)
+
+
+def ends(ranks: Ranks, machine, **settings) -> dict[str, int]:
+    """instruction -> when it ends, in whole milliseconds of picoseconds."""
+    timeline = simulate(ranks.program(), machine, num_steps=1, **settings)
+    return {span.id: span.end_ps for span in timeline.spans() if span.stream == "comm"}
+
+
+def test_one_transfer_has_its_link_for_itself():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 4)], 10**8)
+    assert set(ends(ranks, small_machine()).values()) == {10 * MS}  # 0.1 GB over 10 GB/s
+    assert set(ends(ranks, small_machine(uplink_Bps=10 * GB)).values()) == {10 * MS}
+
+
+def test_an_uplink_is_shared_by_what_leaves_a_node():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 4)], 10**8)
+    ranks.transfer([(1, 5)], 2 * 10**8)
+    alone = ends(ranks, small_machine())
+    assert {alone["meet/n1.send"], alone["meet/n2.send"]} == {10 * MS, 20 * MS}
+    # both at half rate until 20 ms, then the longer one has 10 ms left
+    shared = ends(ranks, small_machine(uplink_Bps=10 * GB))
+    assert (shared["meet/n1.recv"], shared["meet/n2.recv"]) == (20 * MS, 30 * MS)
+    # an uplink for one and a half of them: each at 3/4 rate: 10 / 0.75, then what is left
+    wider = ends(ranks, small_machine(uplink_Bps=15 * GB))
+    assert wider["meet/n1.recv"] == -(-10 * MS * 4 // 3)
+    assert wider["meet/n2.recv"] == pytest.approx(10 * MS * 4 / 3 + 10 * MS, abs=2)
+
+
+def test_both_directions_of_an_uplink_are_apart():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 4)], 10**8)
+    ranks.transfer([(5, 1)], 10**8)
+    assert set(ends(ranks, small_machine(uplink_Bps=10 * GB)).values()) == {10 * MS}
+
+
+def test_what_stays_inside_a_node_does_not_feel_the_uplink():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 4)], 10**8)
+    ranks.transfer([(1, 2)], 10**9)
+    assert set(ends(ranks, small_machine(uplink_Bps=10 * GB)).values()) == {10 * MS}
+
+
+def test_a_collective_and_a_transfer_share_an_uplink():
+    ranks = Ranks(8)
+    ranks.collective("all_reduce", [0, 4], 10**8)  # a ring of 2: each member sends 2 x 1/2 x 0.1 GB
+    ranks.transfer([(1, 5)], 10**8)
+    assert set(ends(ranks, small_machine()).values()) == {10 * MS}
+    assert set(ends(ranks, small_machine(uplink_Bps=10 * GB)).values()) == {20 * MS}
+
+
+def test_rings_of_equal_ranks_of_two_nodes_share_their_uplinks():
+    ranks = Ranks(8)
+    for first in range(4):  # data parallel across nodes, as tensor parallel inside leaves it
+        ranks.collective("all_gather", [first, first + 4], 2 * 10**8)
+    assert set(ends(ranks, small_machine()).values()) == {10 * MS}
+    assert set(ends(ranks, small_machine(uplink_Bps=20 * GB)).values()) == {20 * MS}
+    assert set(ends(ranks, small_machine(uplink_Bps=40 * GB)).values()) == {10 * MS}
+
+
+def test_pairs_of_one_transfer_fill_the_port_that_they_were_priced_for():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 1), (0, 2)], 10**9)  # 2 GB leave rank 0 at 100 GB/s
+    assert set(ends(ranks, small_machine()).values()) == {20 * MS}
+
+
+def test_two_transfers_of_one_rank_share_its_port():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 1)], 10**9)
+    ranks.transfer([(0, 2)], 10**9)
+    assert set(ends(ranks, small_machine()).values()) == {20 * MS}
+
+
+def test_an_uplink_below_one_link_is_what_a_transfer_alone_gets():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 4)], 10**8)
+    assert set(ends(ranks, small_machine(uplink_Bps=5 * GB)).values()) == {20 * MS}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("wire:bandwidth=0.5", (20, 20, 10)),
+        ("1:4:bandwidth=0.5", (20, 10, 10)),
+        ("*:0~4:bandwidth=0.25", (40, 10, 10)),
+        ("node:bandwidth=0.5", (10, 10, 20)),
+        ("node:2:failed", (10, 10, 100)),
+        ("node:2~3:failed", (10, 10, 100)),
+        ("node:0~3:failed", (10, 10, 10)),
+    ],
+)
+def test_degraded_and_failed_links(change, expected):
+    ranks = Ranks(8)
+    ranks.transfer([(0, 4)], 10**8)
+    ranks.transfer([(1, 5)], 10**8)
+    ranks.transfer([(2, 3)], 10**9)
+    found = ends(ranks, small_machine(), what_if=WhatIf(links=(LinkChange.parse(change),)))
+    assert tuple(found[f"meet/n{number}.recv"] for number in (1, 2, 3)) == tuple(each * MS for each in expected)
+
+
+def test_a_slow_port_slows_the_whole_collective():
+    ranks = Ranks(8)
+    ranks.collective("all_reduce", [0, 1, 4, 5], 10**8)
+    ranks.collective("all_gather", [2, 6], 10**8)
+    change = LinkChange(tier="wire", ranks=(5,), bandwidth=0.5)
+    before, after = (ends(ranks, small_machine(), what_if=WhatIf(links=each)) for each in ((), (change,)))
+    assert after["meet/n1.collective"] == 2 * before["meet/n1.collective"]
+    assert after["meet/n2.collective"] == before["meet/n2.collective"]
+
+
+def test_latency_of_a_tier_counts_per_step_of_a_ring():
+    ranks = Ranks(8)
+    ranks.collective("all_gather", [0, 1, 2], 3 * 10**6)
+    change = LinkChange(tier="node", latency=3.0)
+    found = [
+        ends(ranks, small_machine(latency_s=1e-6), what_if=WhatIf(links=each))["meet/n1.collective"]
+        for each in ((), (change,))
+    ]
+    assert found[1] - found[0] == 2 * 2 * 10**6  # two steps, 2 us more each
+
+
+def test_a_rank_that_cannot_be_reached_is_named_before_simulating():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 4)], 10**8)
+    failed = WhatIf(links=(LinkChange(tier="wire", ranks=(4,), failed=True),))
+    with pytest.raises(TwofoldError, match=r"'meet/n1.send' needs ranks 0, 4 .* 'wire:4:failed'.*last tier"):
+        simulate(ranks.program(), small_machine(), what_if=failed)
+    inside = Ranks(8)
+    inside.transfer([(4, 5)], 10**8)
+    simulate(inside.program(), small_machine(), what_if=failed)  # does not use it
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("wire", "cannot read"),
+        ("wire:bandwidth=x", "cannot read"),
+        ("wire:speed=2", "cannot read"),
+        ("wire:bandwidth=0", "above 0"),
+        ("wire:bandwidth=nan", "above 0"),
+        ("wire:3~3:failed", "two of them"),
+        ("wire:bandwidth=1", "changes nothing"),
+    ],
+)
+def test_bad_changes_are_refused(text, message):
+    with pytest.raises(TwofoldError, match=message):
+        LinkChange.parse(text)
+
+
+@pytest.mark.parametrize(("text", "message"), [("rope:failed", "has the tiers node"), ("wire:9:failed", "rank 9")])
+def test_changes_of_what_is_not_there_are_refused(text, message):
+    ranks = Ranks(8)
+    ranks.transfer([(0, 4)], 10**8)
+    with pytest.raises(TwofoldError, match=message):
+        simulate(ranks.program(), small_machine(), what_if=WhatIf(links=(LinkChange.parse(text),)))
+
+
+def test_the_text_of_a_change_gives_it_back():
+    for text in ("node:0,1:bandwidth=0.5", "1:2~5:failed", "*:latency=2", "wire:bandwidth=0.5,latency=3"):
+        assert str(LinkChange.parse(text)) == text
+
+
+def test_an_uplink_of_the_first_tier_is_refused():
+    machine = small_machine()
+    with pytest.raises(TwofoldError, match="no tier below"):
+        small_machine(links=(type(machine.links[0])(name="a", ranks=64, latency_s=0, bandwidth_Bps=1, uplink_Bps=1.0),))

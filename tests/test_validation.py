@@ -1,0 +1,81 @@
+"""Tables of measurements: reading, scoring, refusing."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from plans.errors import TwofoldError
+from twofold.tables import COLUMNS, Skip, case_of, read_table
+from twofold.validation import validate
+
+ROW = {
+    "source": "arXiv 2205.05198", "model": "gpt", "layers": "8", "hidden": "1024", "heads": "16", "seq": "1024",
+    "global_batch": "16", "micro_batch": "2", "tp": "2", "pp": "2", "dp": "2", "schedule": "1f1b",
+    "recompute": "full", "gpu_type": "A100-80GB", "gpu_count": "8", "precision": "fp16", "metric": "iteration_time_s",
+    "value": "0.2", "layout_complete": "y",
+}  # fmt: skip
+
+
+def _table(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_row_becomes_a_configuration():
+    case = case_of(ROW, 1)
+    assert (case.machine, case.stack, case.degrees.num_ranks) == ("a100-80gb-x8", "megatron-2022", 8)
+    assert case.config.gated is False and case.config.vocab == 51_200
+    llama = case_of(ROW | {"ffn": "2816", "source": "torch", "zero_level": "2"}, 1)
+    assert llama.config.gated and llama.stack == "torch" and llama.degrees.optimizer.parallel_level == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"precision": "float8"}, "float8"), ({"async_tp": "y"}, "asynchronous"), ({"layout_complete": "n"}, "layout"),
+     ({"gpu_type": "TPU v5"}, "catalogue"), ({"gpu_count": "16"}, "8 ranks"), ({"micro_batch": ""}, "micro_batch"),
+     ({"value": "nan"}, "positive"), ({"metric": "joy"}, "metric"), ({"global_batch": "15"}, "divide"),
+     ({"hidden": "many"}, "hidden")],
+)  # fmt: skip
+def test_what_cannot_be_predicted_is_skipped_with_its_reason(change, reason):
+    with pytest.raises(Skip, match=reason):
+        case_of(ROW | change, 1)
+
+
+def test_ends_hold_one_layer_fewer_where_only_that_divides():
+    case = case_of(ROW | {"layers": "14", "pp": "4", "dp": "1"}, 1)
+    assert case.degrees.layers == (3, 4, 4, 3)
+
+
+def test_scores_are_those_of_the_rows(tmp_path):
+    once = validate(_table(tmp_path / "a.csv", [ROW]))
+    predicted = once.rows[0]["predicted"]
+    rows = [
+        ROW | {"value": str(predicted * 1.25)},
+        ROW | {"value": str(predicted * 0.5), "micro_batch": "1"},
+        ROW | {"precision": "int4"},
+    ]
+    found = validate(_table(tmp_path / "b.csv", rows))
+    first, second = (row["predicted"] / row["value"] - 1 for row in found.rows)
+    score = found.sources[0]
+    assert first == pytest.approx(-0.2)
+    assert score["mape"] == pytest.approx((abs(first) + abs(second)) / 2)
+    assert score["bias"] == pytest.approx((first + second) / 2)
+    assert score["pair_order"] in (0.0, 1.0) and [each["row"] for each in found.skipped] == [3]
+    slower = found.rows[0]["predicted"] < found.rows[1]["predicted"]  # it is chosen, and measured the slower one
+    assert score["regret_max"] == pytest.approx(1.5 if slower else 0)
+
+
+def test_tables_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(TwofoldError, match="cannot read"):
+        read_table(tmp_path / "none.csv")
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(TwofoldError, match="no column"):
+        read_table(tmp_path / "bad.csv")
+    _table(tmp_path / "empty.csv", [])
+    with pytest.raises(TwofoldError, match="no rows"):
+        read_table(tmp_path / "empty.csv")

@@ -1,0 +1,190 @@
+"""`twofold whatif`, the sensitivity behind it, its tables and its picture; schedules from files."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from reports_example import small_plan
+from small_machine import small_machine
+
+from plans.errors import TwofoldError
+from plans.lower import lower
+from plans.plan import save_plan
+from plans.schedules import make_schedule
+from reports import sensitivity_table, tornado_picture, what_if_table
+from simulator import Checkpoints, Failures, WhatIf, outcome
+from simulator.sensitivity import sensitivity
+from twofold.cli import main
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    machine = small_machine(8, latency_s=1e-7, dispatch_s=dict.fromkeys(small_machine().dispatch_s, 1e-8))
+    return str(save_plan(small_plan(), folder / "plan.json")), str(machine.save(folder / "machine.json"))
+
+
+@pytest.fixture(scope="module")
+def program():
+    return lower(small_plan())
+
+
+def answer(arguments, capsys) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_values_of_one_knob_are_a_sweep(files, capsys):
+    plan, machine = files
+    found = answer(["whatif", plan, "--machine", machine, "--bandwidth", "0.25", "1", "4"], capsys)
+    steps = [each["step_s"] for each in found["changed"]]
+    assert [each["what_if"] for each in found["changed"]] == ["bandwidth 0.25", "bandwidth 1", "bandwidth 4"]
+    assert steps[0] > steps[1] > steps[2]
+    assert steps[1] == found["base"]["step_s"]
+    assert [each["change"] for each in found["changed"]] == [step / steps[1] - 1 for step in steps]
+
+
+def test_settings_come_together(files, capsys):
+    plan, machine = files
+    arguments = ["--slow", "0-3=1.5", "--link", "wire:latency=2", "--jitter", "0.1", "--checkpoint-every", "10"]
+    arguments += [
+        "--checkpoint-GBps",
+        "0.001",
+        "--device-mtbf-hours",
+        "1",
+        "--restart-s",
+        "0.5",
+        "--device",
+        f"7={machine}",
+    ]
+    found = answer(["whatif", plan, "--machine", machine, *arguments], capsys)
+    (changed,) = found["changed"]
+    for part in ("rank 3 x1.5 slower", "wire:latency=2", "jitter 0.1", "every 10 steps", "every 1 h", "ranks 7 as in"):
+        assert part in changed["what_if"]
+    assert changed["goodput"] < 1 and changed["effective_step_s"] > changed["step_s"] > found["base"]["step_s"]
+    assert answer(["whatif", plan, "--machine", machine, *arguments], capsys) == found  # one seed, one result
+
+
+def test_sensitivity_and_its_picture(files, capsys, tmp_path):
+    plan, machine = files
+    picture = tmp_path / "tornado.svg"
+    found = answer(["whatif", plan, "--machine", machine, "--sensitivity", "--picture", str(picture)], capsys)
+    effects = found["sensitivity"]
+    assert [each["swing_s"] for each in effects] == sorted((each["swing_s"] for each in effects), reverse=True)
+    assert {"bandwidth of node", "bandwidth of wire"} < {each["knob"] for each in effects}  # each tier by itself
+    ElementTree.parse(picture)
+
+
+def test_turning_a_knob_is_the_what_if_of_that_value(program):
+    machine = small_machine(8)
+    effects = {each.knob: each for each in sensitivity(program, machine, by=0.5)}
+    one = effects["memory bandwidth of devices"]
+    assert one.low_s == outcome(program, machine, WhatIf(memory=0.5)).step_s
+    assert one.high_s == outcome(program, machine, WhatIf(memory=1.5)).step_s
+    assert one.low_s > one.base_s > one.high_s
+    assert one.swing_s == one.low_s - one.high_s
+
+
+def test_checkpoints_and_failures_are_knobs_where_they_are_given(program):
+    base = WhatIf(checkpoints=Checkpoints(every_steps=10, write_Bps=1e9), failures=Failures(device_mtbf_s=1e5))
+    knobs = {each.knob for each in sensitivity(program, small_machine(8), base, num_steps=1)}
+    wanted = {"steps between checkpoints", "speed of writing checkpoints", "time between failures", "time of a restart"}
+    assert wanted <= knobs
+
+
+@pytest.mark.parametrize("by", [0.0, 1.0, -0.1, float("nan")])
+def test_shares_to_turn_by_are_between_0_and_1(program, by):
+    with pytest.raises(TwofoldError, match="above 0 and below 1"):
+        sensitivity(program, small_machine(8), by=by)
+
+
+def test_the_tables_show_the_numbers(program):
+    machine = small_machine(8)
+    base, slow = (outcome(program, machine, WhatIf(memory=factor)) for factor in (1.0, 0.5))
+    table = what_if_table(base, [("memory 0.5", slow)], "a note")
+    assert table.rows[0][0] == "as it is" and table.rows[1][2] == f"{100 * (slow.step_s / base.step_s - 1):+.1f} %"
+    assert table.notes == ("a note",) and "goodput" not in table.columns
+    effects = sensitivity(program, machine)
+    assert len(sensitivity_table(effects).rows) == len(effects)
+    text = tornado_picture(effects).alone()
+    assert text.count("<rect") == 2 * len(effects) + 2  # two of the legend
+    assert sensitivity_table(()).rows == () and tornado_picture(()).alone()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bandwidth", "1", "2", "--latency", "1", "2"], "--latency has several values too"),
+        (["--bandwidth", "0"], "bandwidth is 0.0"),
+        (["--slow", "x=2"], "cannot read --slow x=2"),
+        (["--slow", "1=fast"], "'fast' is not a number"),
+        (["--slow", "9=2"], "rank 9"),
+        (["--link", "rope:failed"], "has the tiers node"),
+        (["--checkpoint-GBps", "1"], "needs --checkpoint-every"),
+        (["--restart-s", "1"], "needs --device-mtbf-hours"),
+        (["--device-mtbf-hours", "1"], "no checkpoints no work lasts"),
+        (["--device", "1=h300"], "machine 'h300' is not known"),
+        (["--steps", "0"], "--steps 0"),
+        (["--schedule", "nowhere.csv"], "nowhere.csv"),
+        (["--by", "2", "--sensitivity"], "knobs are turned by 2"),
+    ],
+)
+def test_bad_input_exits_with_2_and_one_error(files, arguments, message, capsys):
+    plan, machine = files
+    assert main(["whatif", plan, "--machine", machine, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("error:") == 1 and message in error
+
+
+# ------------------------------------------------------------------------------ schedules from files
+
+
+def test_a_written_schedule_is_the_named_one(files, tmp_path, capsys):
+    plan, machine = files
+    for name in ("gpipe", "1f1b"):
+        written = tmp_path / f"{name}.csv"
+        written.write_text(make_schedule(name, 2, 4).to_csv())
+        by_name = answer(["simulate", plan, "--machine", machine, "--schedule", name], capsys)
+        assert answer(["simulate", plan, "--machine", machine, "--schedule", str(written)], capsys) == by_name
+
+
+def test_a_plan_with_a_written_schedule_round_trips(files, tmp_path, capsys):
+    import msgspec
+
+    text = "0F0,0F1,0B0,0F2,0F3,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n"
+    own = msgspec.structs.replace(small_plan(), schedule=text)
+    assert "written by hand" in _plan_text(own)
+    path = save_plan(own, tmp_path / "own.json")
+    written = tmp_path / "own.txt"
+    written.write_text(text)
+    plan, machine = files
+    from_plan = answer(["simulate", str(path), "--machine", machine], capsys)
+    assert from_plan == answer(["simulate", plan, "--machine", machine, "--schedule", str(written)], capsys)
+
+
+def _plan_text(plan) -> str:
+    from reports import plan_table
+
+    return plan_table(plan).text()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message", "cell"),
+    [
+        ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1", "2 micro-batches", None),
+        ("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3", "1 pipeline ranks", None),
+        ("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3", "1B3 is missing", None),
+        ("0F0,0F1,0F2,0B1,0B0,0F3,0B2,0B3\n1F0,1B0,1F1,1F3,1F2,1B1,1B2,1B3", "deadlock", ">0B1<"),
+        ("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1B0,1F0,1F1,1B1,1F2,1B2,1F3,1B3", "before its forward", ">1B0<"),
+        ("0F0,0F1;0B0,0F2,0F3,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", "two actions at once", ">0F1;0B0<"),
+        ("0F0,0X1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", "0X1", ">0X1<"),
+        ("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3,0F0\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", "a second time", ">0F0<"),
+    ],
+)
+def test_a_bad_schedule_is_refused_with_its_cell(files, rows, message, cell, tmp_path, capsys):
+    plan, machine = files
+    written = tmp_path / "bad.csv"
+    written.write_text(rows)
+    assert main(["simulate", plan, "--machine", machine, "--schedule", str(written)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and (cell is None or cell in error)

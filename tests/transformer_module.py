@@ -1,0 +1,144 @@
+"""A transformer in plain torch, written from the papers: the oracle for graphs of `plans.transformer`.
+
+Parameters have the names of the graph's, so that weights and gradients can be compared by name.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self, kind, width, eps):
+        super().__init__()
+        self.kind, self.eps = kind, eps
+        self.weight = nn.Parameter(torch.ones(width))
+        if kind == "layer":
+            self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        if self.kind == "layer":
+            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        size, kv = config.head_size, config.kv_heads
+        self.wq = nn.Linear(config.hidden, config.num_heads * size, config.qkv_bias)
+        self.wk = nn.Linear(config.hidden, kv * size, config.qkv_bias)
+        self.wv = nn.Linear(config.hidden, kv * size, config.qkv_bias)
+        self.wo = nn.Linear(config.num_heads * size, config.hidden, config.out_bias)
+
+    def turn(self, x):
+        """Rotary embedding of [b, heads, s, d] in the form of two halves."""
+        rotary = self.config.rotary_dim
+        rates = self.config.rope.base ** (-torch.arange(0, rotary, 2, dtype=x.dtype) / rotary)
+        angles = torch.arange(x.shape[2], dtype=x.dtype)[:, None] * rates
+        angles = torch.cat([angles, angles], -1)
+        head, rest = x[..., :rotary], x[..., rotary:]
+        first, second = head.chunk(2, -1)
+        return torch.cat([head * angles.cos() + torch.cat([-second, first], -1) * angles.sin(), rest], -1)
+
+    def forward(self, x):
+        config, (batch, length, _) = self.config, x.shape
+        q, k, v = (w(x).view(batch, length, -1, config.head_size).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        if config.position == "rope":
+            q, k = self.turn(q), self.turn(k)
+        served = config.num_heads // config.kv_heads
+        k, v = k.repeat_interleave(served, 1), v.repeat_interleave(served, 1)
+        scores = q @ k.transpose(2, 3) / math.sqrt(config.head_size)
+        if config.causal:
+            scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
+        return self.wo((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.w1 = nn.Linear(config.hidden, config.inner, config.mlp_bias)
+        self.w2 = nn.Linear(config.inner, config.hidden, config.mlp_bias)
+        if config.gated:
+            self.w3 = nn.Linear(config.hidden, config.inner, config.mlp_bias)
+
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x) if hasattr(self, "w3") else F.gelu(self.w1(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.parallel = config.parallel_residual
+        self.attention, self.feed_forward = Attention(config), MLP(config)
+        self.attention_norm, self.ffn_norm = (Norm(config.norm, config.hidden, config.norm_eps) for _ in range(2))
+
+    def forward(self, x):
+        attended = self.attention(self.attention_norm(x))
+        if self.parallel:
+            return x + attended + self.feed_forward(self.ffn_norm(x))
+        x = x + attended
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Decoder(nn.Module):
+    """The mean cross entropy over all tokens."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.tok_embeddings = nn.Embedding(config.vocab, config.hidden)
+        if config.position == "learned":
+            self.pos_embeddings = nn.Embedding(config.seq, config.hidden)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = Norm(config.norm, config.hidden, config.norm_eps)
+        if not config.tied:
+            self.output = nn.Linear(config.hidden, config.vocab, bias=False)
+
+    def forward(self, tokens, labels):
+        x = self.tok_embeddings(tokens)
+        if self.config.position == "learned":
+            x = x + self.pos_embeddings(torch.arange(tokens.shape[1]))
+        for layer in self.layers:
+            x = layer(x)
+        table = self.tok_embeddings.weight if self.config.tied else self.output.weight
+        return F.cross_entropy((self.norm(x) @ table.T).flatten(0, 1), labels.flatten())
+
+
+def random_weights(graph, seed=0):
+    """Whole parameters by name, float64: norms around one, matrices that keep activations near one."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for tensor in graph.parameters:
+        values = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        scale = 1 / math.sqrt(tensor.shape[-1]) if len(tensor.shape) > 1 else 0.1
+        found[tensor.name] = values * scale + (1.0 if "norm" in tensor.name and tensor.name.endswith("weight") else 0.0)
+    return found
+
+
+def random_tokens(graph, vocab, seed=1):
+    """One batch, by the names of the graph's inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    return {tensor.name: torch.randint(0, vocab, tensor.shape, generator=generator) for tensor in graph.inputs}
+
+
+def trained(config, weights, batches, lr=0.1, dtype=torch.float64):
+    """Losses and weights after each batch with plain SGD, all samples at once on one device."""
+    module = Decoder(config).to(dtype)
+    assert {name for name, _ in module.named_parameters()} == set(weights)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(weights[name])
+    losses = []
+    for batch in batches:
+        module.zero_grad()
+        loss = module(batch["tokens"], batch["labels"])
+        loss.backward()
+        losses.append(loss.item())
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter -= lr * parameter.grad
+    return losses, {name: parameter.detach().clone() for name, parameter in module.named_parameters()}

@@ -1,0 +1,313 @@
+"""The commands that predict a saved plan: `simulate` and `whatif`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from plans.errors import TwofoldError
+from twofold.cli import run_command
+
+if TYPE_CHECKING:
+    from costmodels import Machine
+    from plans.plan import Plan
+    from simulator import LinkChange, Outcome, WhatIf
+
+__all__ = ["schedule_argument", "simulate", "whatif"]
+
+Word = Annotated[str, tyro.conf.Positional]
+Values = tuple[float, ...]
+
+
+def schedule_argument(given: str) -> str:
+    """The name of a schedule, or the text of the file (.csv, .txt) that holds one.
+
+    Raises:
+        TwofoldError: a file that cannot be read.
+    """
+    if not given.endswith((".csv", ".txt")):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TwofoldError(f"cannot read the schedule file {given!r}: {error}") from None
+
+
+def simulate(
+    plan: Word,
+    machine: str,
+    schedule: str | None = None,
+    trace: str | None = None,
+    rank_traces: str | None = None,
+    report: str | None = None,
+    steps: int = 3,
+    json: bool = False,
+) -> int:
+    """Predict a plan on a machine: step time with its interval, bubble, critical path, exposed communication, memory.
+
+    Args:
+        plan: plan file.
+        machine: shipped machine or machine file.
+        schedule: of the pipeline instead of the plan's: a name, or a file (.csv, .txt) with a row of actions such as
+            0F0,0F1,0B0 for every pipeline rank.
+        trace: write the timeline there, to open in https://ui.perfetto.dev.
+        rank_traces: write a trace per rank into this folder, as torch's profiler does, for tools that compare ranks.
+        report: write an HTML report there.
+        steps: back to back; the last is reported.
+        json: print one JSON object on stdout, progress on stderr.
+    """
+    from twofold.console import Console
+
+    def work() -> tuple[Any, bool]:
+        from costmodels import Machine
+        from plans.lower import lower
+        from reports import composition_table, write_rank_traces, write_report, write_trace
+        from reports.time_tables import critical_path_table
+        from simulator import critical_path
+        from simulator import simulate as predict
+
+        loaded, target = _plan(plan, schedule, steps), Machine.load(machine)
+        program = lower(loaded)
+        timeline = predict(program, target, num_steps=steps)
+        limit = loaded.memory_limit_bytes
+        if limit is not None and timeline.peak_bytes > limit:
+            raise TwofoldError(
+                f"{plan} needs {timeline.peak_bytes:,} bytes per rank, its memory limit is {limit:,}; plan again "
+                "with one that fits, or raise memory_limit_bytes in the file"
+            )
+        path = critical_path(timeline, program, host_async=target.host_async)
+        say = Console(json=json)
+        say.say(
+            f"step {timeline.step_interval_s * 1e3:.3f} ms, peak memory {timeline.peak_bytes / 2**20:.2f} MiB per rank"
+        )
+        say.say(composition_table(timeline, program).text())
+        say.say(critical_path_table(path).text())
+        if trace is not None:
+            say.say(f"saved {write_trace(trace, [timeline], program=program)}")
+        if rank_traces is not None:
+            say.say(f"saved {len(write_rank_traces(rank_traces, timeline, backend=target.library))} in {rank_traces}")
+        if report is not None:
+            written = write_report(
+                report, title=f"{loaded.graph.name} on {target.name}", plan=loaded, program=program, predicted=timeline,
+                command=f"twofold simulate {plan} --machine {machine}",
+            )  # fmt: skip
+            say.say(f"saved {written}")
+        return {
+            "step_s": timeline.step_interval_s,
+            "step_low_s": timeline.low_s,
+            "step_high_s": timeline.high_s,
+            "peak_bytes": timeline.peak_bytes,
+            "bubble_fraction": timeline.bubble_fraction,
+            "exposed_comm_s": timeline.exposed_comm_s,
+            "critical_path_s": {kind: part / 1e12 for kind, part in path.by_kind_ps.items()},
+            "critical_rank": path.rank,
+        }, True
+
+    return run_command(work, json)
+
+
+def whatif(
+    plan: Word,
+    machine: str,
+    bandwidth: Values = (),
+    latency: Values = (),
+    compute: Values = (),
+    memory: Values = (),
+    dispatch: Values = (),
+    slow: tuple[str, ...] = (),
+    jitter: Values = (),
+    seed: int = 1,
+    link: tuple[str, ...] = (),
+    device: tuple[str, ...] = (),
+    checkpoint_every: tuple[int, ...] = (),
+    checkpoint_GBps: Values = (),
+    checkpoint_async: bool = False,
+    device_mtbf_hours: Values = (),
+    restart_s: Values = (),
+    schedule: str | None = None,
+    sensitivity: bool = False,
+    by: float = 0.2,
+    picture: str | None = None,
+    steps: int = 3,
+    json: bool = False,
+) -> int:
+    """Predict a plan with changes to its machine, beside the prediction without; one knob may have several values.
+
+    Args:
+        plan: plan file.
+        machine: shipped machine or machine file.
+        bandwidth: factors on the bandwidth of all links, e.g. --bandwidth 0.5 1 2.
+        latency: factors on the latency of all links and the fixed parts of communication.
+        compute: factors on the arithmetic rates of devices.
+        memory: factors on the memory bandwidth of devices.
+        dispatch: factors on the host time to issue an instruction.
+        slow: RANKS=FACTOR: ranks that take so many times as long for what they do themselves, e.g. 3=1.2 or 0-7=1.05.
+        jitter: spread of such factors, drawn anew for every rank, step and instruction (0.05 is about 5 %).
+        seed: of the jitter.
+        link: TIER[:RANKS]:CHANGES, e.g. NVLink:bandwidth=0.5, 1:0-7:latency=2, or 0:2~5:failed for one link.
+        device: RANKS=MACHINE: ranks with the device of another machine, e.g. 4-7=h200-x8.
+        checkpoint_every: steps between checkpoints.
+        checkpoint_GBps: of one rank, in 10^9 bytes a second; 1 by default.
+        checkpoint_async: training goes on while a checkpoint is written.
+        device_mtbf_hours: mean time between failures of one device.
+        restart_s: from a failure to the next step.
+        schedule: of the pipeline instead of the plan's: a name, or a file (.csv, .txt).
+        sensitivity: turn every knob down and up, and sort them by effect.
+        by: by which share they are turned.
+        picture: write the sensitivity as an SVG picture there.
+        steps: to simulate; the last is reported.
+        json: print one JSON object on stdout, progress on stderr.
+    """
+    from twofold.console import Console
+
+    given: dict[str, Sequence[float]] = {
+        "bandwidth": bandwidth, "latency": latency, "compute": compute, "memory": memory, "dispatch": dispatch,
+        "jitter": jitter, "checkpoint_every": checkpoint_every, "checkpoint_GBps": checkpoint_GBps,
+        "device_mtbf_hours": device_mtbf_hours, "restart_s": restart_s,
+    }  # fmt: skip
+
+    def work() -> tuple[Any, bool]:
+        from costmodels import Machine
+        from plans.lower import lower
+        from reports import sensitivity_table, tornado_picture, what_if_table
+        from simulator import WhatIf, outcome
+        from simulator.sensitivity import sensitivity as turned
+
+        if several := [name for name, values in given.items() if len(values) > 1][1:]:
+            raise TwofoldError(f"--{several[0].replace('_', '-')} has several values too; one knob at a time is varied")
+        fixed = WhatIf(
+            slowdown=_slowdown(slow), links=tuple(map(_link, link)), devices=_devices(device, Machine.load), seed=seed
+        )
+        loaded, target = _plan(plan, schedule, steps), Machine.load(machine)
+        program = lower(loaded)
+        known: dict[str, Outcome] = {}
+
+        def of(what_if: WhatIf) -> Outcome:
+            key = str(what_if)
+            if key not in known:
+                known[key] = outcome(program, target, what_if, num_steps=steps)
+            return known[key]
+
+        base = of(WhatIf())
+        single = {name: values[0] for name, values in given.items() if len(values) == 1}
+        varied = [(name, value) for name, values in given.items() if len(values) > 1 for value in values]
+        start = _case(fixed, single, not checkpoint_async)
+        cases = [
+            (f"{name.replace('_', ' ')} {value:g}", _case(fixed, single | {name: value}, not checkpoint_async))
+            for name, value in varied
+        ]
+        changed = [(name, of(case)) for name, case in cases]
+        if not varied and not start.is_none:
+            changed = [(str(start), of(start))]
+        say = Console(json=json)
+        common = "" if start.is_none or not varied else f"Every change with {start}."
+        say.say(what_if_table(base, changed, common).text(width=160))
+        found: dict[str, Any] = {
+            "base": _numbers(base, base),
+            "common": common,
+            "changed": [{"what_if": name, **_numbers(each, base)} for name, each in changed],
+        }
+        if sensitivity or picture is not None:
+            effects = turned(program, target, start, by=by, num_steps=steps, evaluate=of)
+            say.say(sensitivity_table(effects).text())
+            if picture is not None:
+                saved = tornado_picture(effects, title=f"What a step of {loaded.graph.name} depends on").save(picture)
+                say.say(f"saved {saved}")
+            found["sensitivity"] = [
+                {
+                    "knob": each.knob, "by": each.by, "base_s": each.base_s, "low_s": each.low_s, "high_s": each.high_s,
+                    "swing_s": each.swing_s,
+                }
+                for each in effects
+            ]  # fmt: skip
+        return found, True
+
+    return run_command(work, json)
+
+
+def _plan(path: str, schedule: str | None, steps: int) -> Plan:
+    import msgspec
+
+    from plans.plan import load_plan
+
+    if steps < 1:
+        raise TwofoldError(f"--steps {steps}: it is at least 1")
+    loaded = load_plan(path)
+    return loaded if schedule is None else msgspec.structs.replace(loaded, schedule=schedule_argument(schedule))
+
+
+def _case(fixed: WhatIf, values: dict[str, float], blocking: bool) -> WhatIf:
+    from simulator import Checkpoints, Failures
+
+    named = {name: value for name, value in values.items() if not name.startswith(("checkpoint", "device", "restart"))}
+    checkpoints = failures = None
+    if "checkpoint_every" in values:
+        checkpoints = Checkpoints(
+            every_steps=int(values["checkpoint_every"]), write_Bps=1e9 * values.get("checkpoint_GBps", 1.0),
+            blocking=blocking,
+        )  # fmt: skip
+    elif "checkpoint_GBps" in values:
+        raise TwofoldError("--checkpoint-GBps needs --checkpoint-every, the steps between checkpoints")
+    if "device_mtbf_hours" in values:
+        failures = Failures(
+            device_mtbf_s=3600 * values["device_mtbf_hours"], restart_s=values.get("restart_s", 0.0)
+        )  # fmt: skip
+    elif "restart_s" in values:
+        raise TwofoldError("--restart-s needs --device-mtbf-hours, the mean time between failures of a device")
+    changed = replace(fixed, checkpoints=checkpoints, failures=failures)
+    for name, value in named.items():
+        changed = replace(changed, **{name: value})  # type: ignore[arg-type]
+    return changed
+
+
+def _link(text: str) -> LinkChange:
+    from simulator import LinkChange
+
+    return LinkChange.parse(text)
+
+
+def _slowdown(texts: Sequence[str]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for text in texts:
+        ranks, factor = _assignment(text, "--slow", "3=1.2")
+        try:
+            found |= dict.fromkeys(ranks, float(factor))
+        except ValueError:
+            raise TwofoldError(f"--slow {text}: {factor!r} is not a number") from None
+    return found
+
+
+def _devices(texts: Sequence[str], load: Callable[[str], Machine]) -> dict[int, Machine]:
+    found: dict[int, Machine] = {}
+    for text in texts:
+        ranks, name = _assignment(text, "--device", "4-7=h200-x8")
+        found |= dict.fromkeys(ranks, load(name))
+    return found
+
+
+def _assignment(text: str, flag: str, example: str) -> tuple[tuple[int, ...], str]:
+    from simulator.link_change import read_ranks
+
+    ranks, _, value = text.partition("=")
+    try:
+        return read_ranks(ranks), value
+    except ValueError:
+        raise TwofoldError(f"cannot read {flag} {text}; it looks like {flag} {example}") from None
+
+
+def _numbers(each: Outcome, base: Outcome) -> dict[str, Any]:
+    return {
+        "step_s": each.step_s,
+        "change": each.step_s / base.step_s - 1 if base.step_s else 0.0,
+        "bubble_fraction": each.bubble_fraction,
+        "exposed_comm_s": each.exposed_comm_s,
+        "peak_bytes": each.peak_bytes,
+        "goodput": each.goodput.fraction,
+        "effective_step_s": each.goodput.effective_step_s,
+        "checkpoint_s": each.goodput.checkpoint_s,
+        "best_checkpoint_every": each.goodput.best_every_steps,
+    }
