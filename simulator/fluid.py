@@ -10,6 +10,7 @@ measured pairwise rates and lets communication share the links that it claims.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
@@ -115,8 +116,25 @@ class Activity:
             self.end()
 
 
+class Share:
+    """Work on `Cores`; `times` are those at which its `marks` were reached, once it is done."""
+
+    __slots__ = ("done", "ends", "first", "marks", "starts", "times")
+
+    def __init__(self, starts: int, ends: int, first: int, done: Callable[[], object], marks: Sequence[int]) -> None:
+        self.starts = starts
+        self.ends = ends
+        self.first = first
+        self.done = done
+        self.marks = marks
+        self.times: list[int] = []
+
+
 class Cores:
     """The processor cores of one node: n busy activities on c cores proceed at rate min(1, c / n) each.
+
+    As all have one rate, one clock of work done says how far each is: it starts at one reading and ends at another. The
+    clock counts in whole parts of a picosecond, so that it is exact.
 
     >>> env, ended = simpy.Environment(), []
     >>> cores = Cores(env, 2)
@@ -130,30 +148,72 @@ class Cores:
     def __init__(self, env: simpy.Environment, num_cores: int) -> None:
         self._env = env
         self._num_cores = num_cores
-        self._busy: dict[Activity, None] = {}
+        self._busy: dict[Share, int] = {}  # the earliest started first, with the reading at which it ends
+        self._unit = 1  # the clock counts 1 / _unit picoseconds of work
+        self._changes: list[tuple[int, int, int]] = []  # reading, time, and readings per picosecond from there on
         self._version = 0
 
-    def add(self, work_ps: int, done: Callable[[], object], marks: Sequence[int] = ()) -> Activity:
-        """Start an activity now."""
-        activity = Activity(self._env, work_ps, done, marks)
-        self._busy[activity] = None
-        self._share()
-        return activity
+    def add(self, work_ps: int, done: Callable[[], object], marks: Sequence[int] = ()) -> Share:
+        """Start an activity now; `done` is called at its end, and the times of `marks` of its work are kept.
 
-    def _share(self) -> None:
-        """Give everybody an equal rate, and wake up when the first of them is done: one event for all of them."""
+        Args:
+            work_ps: how long it lasts on a core of its own.
+            done: called once, at the end.
+            marks: amounts of work, ascending.
+        """
+        if not self._busy:
+            self._changes.clear()
+        self._change(len(self._busy) + 1)
+        now = self._changes[-1][0]
+        share = Share(now, now + work_ps * self._unit, len(self._changes) - 1, done, marks)
+        self._busy[share] = share.ends
+        self._wake_at_end()
+        return share
+
+    def _change(self, num_busy: int) -> None:
+        """From now on so many share the cores."""
+        now = int(self._env.now)
+        reading = 0
+        if self._changes:
+            before, since, per_ps = self._changes[-1]
+            reading = before + (now - since) * per_ps
+        rate = Fraction(min(self._num_cores, num_busy), num_busy)
+        if self._unit % rate.denominator:
+            grow = rate.denominator // math.gcd(self._unit, rate.denominator)
+            reading *= grow
+            self._refine(grow)
+        self._changes.append((reading, now, self._unit * rate.numerator // rate.denominator))
+
+    def _refine(self, grow: int) -> None:
+        self._unit *= grow
+        self._changes = [(reading * grow, time, per_ps * grow) for reading, time, per_ps in self._changes]
+        for share in self._busy:
+            share.starts, share.ends = share.starts * grow, share.ends * grow
+            self._busy[share] = share.ends
+
+    def _wake_at_end(self) -> None:
+        """Wake up when the first of them is done: one event for all of them."""
         self._version += 1
-        if self._busy:
-            rate = min(_ONE, Fraction(self._num_cores, len(self._busy)))
-            first = min(self._busy, key=lambda activity: activity.ends_at(rate))  # the earliest started, of equals
-            delay = max(0, first.ends_at(rate) - int(self._env.now))
-            self._env.timeout(delay).callbacks.append(partial(self._wake, self._version, first))
+        reading, _now, per_ps = self._changes[-1]
+        delay = max(0, -((reading - min(self._busy.values())) // per_ps))
+        self._env.timeout(delay).callbacks.append(partial(self._wake, self._version, reading + delay * per_ps))
 
-    def _wake(self, version: int, activity: Activity, _event: simpy.Event) -> None:
-        if version == self._version:
-            del self._busy[activity]
-            self._share()
-            activity.end()
+    def _wake(self, version: int, reading: int, _event: simpy.Event) -> None:
+        if version != self._version:
+            return
+        share = next(share for share, ends in self._busy.items() if ends <= reading)  # the earliest started, of equals
+        del self._busy[share]
+        if self._busy:
+            self._change(len(self._busy))
+            self._wake_at_end()
+        share.times = [self._time_of(share.starts + mark * self._unit, share.first) for mark in share.marks]
+        share.done()
+
+    def _time_of(self, reading: int, first: int) -> int:
+        """The first whole picosecond at which the clock has come to a reading, reached since change `first`."""
+        at = max(first, bisect.bisect_left(self._changes, (reading,)) - 1)
+        before, since, per_ps = self._changes[at]
+        return since - ((before - reading) // per_ps)
 
 
 class _Load:

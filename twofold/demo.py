@@ -234,6 +234,7 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
         say.note(f"{target.name}: {target.num_devices} devices, not calibrated now")
         return target, None
     calibrated = calibrate(NUM_RANKS, out=folder / "machine.json", on_progress=say.note)
+    assert calibrated is not None  # one process measures and returns; only the ranks of a launcher return nothing
     for probe in calibrated.probes:
         say.note(
             f"{probe.name}: predicted {probe.predicted_s * 1e3:.1f} ms from micro-benchmarks, "
