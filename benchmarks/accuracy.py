@@ -12,6 +12,7 @@ import platform
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from twofold.validation import validate
 
@@ -34,7 +35,8 @@ def main() -> None:
             reasons[skipped["reason"]] = reasons.get(skipped["reason"], 0) + 1
         assumed = sorted({text for row in scores.rows for text in row["assumed"]})
         found.append(
-            {"table": Path(table).name, "sources": scores.sources, "skipped": reasons, "assumed": assumed}
+            {"table": Path(table).name, "sources": [_named(score) for score in scores.sources], "skipped": reasons,
+             "assumed": assumed}
         )  # fmt: skip
         print(f"{Path(table).name}: {len(scores.rows)} rows in {took_s:.2f} s, {len(scores.skipped)} skipped")
         for score in scores.sources:
@@ -54,6 +56,11 @@ def main() -> None:
     }  # fmt: skip
     Path(arguments.out).write_text(json.dumps(document, indent=1) + "\n")
     print(f"saved {arguments.out}", file=sys.stderr)
+
+
+def _named(score: dict[str, Any]) -> dict[str, Any]:
+    """A score whose source does not read as a document of this project."""
+    return score | {"source": score["source"].replace(".md", "")}
 
 
 if __name__ == "__main__":

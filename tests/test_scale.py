@@ -130,8 +130,9 @@ def test_forecast_is_close_to_the_engine_on_the_whole_program(tp, pp, schedule, 
     degrees = Degrees(
         tp=tp, pp=pp, micro_batch=micro_batch, global_batch=16, schedule=schedule, virtual=virtual, optimizer=optimizer
     )
-    expected, found = simulate(plan, machine), forecast(config, degrees, machine)
-    assert found.step_s == pytest.approx(expected.step_s, rel=0.02)
+    # one step that all ranks begin together; of several in a row a rank that is ahead begins its next one earlier
+    expected, found = simulate(plan, machine, num_steps=1), forecast(config, degrees, machine)
+    assert found.step_s == pytest.approx(expected.step_s, rel=0.01)
     # tensors on their way between stages are not counted: up to 5 % on so small a model
     assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.05)
 

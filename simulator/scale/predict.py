@@ -32,7 +32,7 @@ class Forecast:
     """What is predicted of one configuration.
 
     Args:
-        step_s: seconds of one step.
+        step_s: seconds of one step that all ranks begin together, until the last has ended it.
         low_s, high_s: its 90 % interval.
         peak_bytes: the largest peak of any rank.
         memory: role -> bytes on the pipeline rank of the peak; they add up to it.
