@@ -1,0 +1,228 @@
+"""What the actions of a pipeline cost, for one configuration or a batch, as columns that the evaluator reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.errors import TwofoldError
+from plans.schedules import Schedule
+from simulator.fast.maxplus import NEVER, MaxPlus, Times
+from simulator.fast.structure import COEFFICIENTS, VARIANTS
+
+__all__ = ["Columns", "PipelineCosts"]
+
+Ints = npt.NDArray[np.int64]
+
+_CLOCKS = {"stream", "host", "sent", "channel", "final"}
+_BEFORE = {"stream", "host", "arrival", "start", "channel"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PipelineCosts:
+    """The times of a pipeline in whole picoseconds. All of it may have leading batch axes, which are broadcast.
+
+    Args:
+        maps: what an action does to the clocks of its rank, constants of shape (*batch, num_stages): "F" and what the
+            schedule needs of "B", "I", "W"; "F.first" for the first forward of a stage in a step, "B.last" and
+            "W.last" for its last backward, where they differ.
+
+            Clocks before: "stream" and "host" (when the action begins to be issued), "arrival" of the tensor that it
+            receives, "start" of the step, "channel": when what went over the second communication channel is over.
+            Clocks afterwards: "stream", "host" (only later by its dispatch), "sent": when what it sends is posted (by
+            default at its end), "channel", and for the last backwards "final": the step is not over before.
+        transfer_ps: (*batch, num_stages) "F": of what stage s sends to s + 1, "B": of the gradient that it sends to
+            s - 1. Stages of one rank hand over without a transfer.
+        receive_dispatch_ps: (*batch, num_stages) "F", "B": host time of posting the receive of stage s.
+        begin: constants (*batch, num_ranks): the clocks "stream", "host", "channel" from "start".
+        end: constants (*batch, num_ranks): "stream" and "host" from "stream", "host", "channel", "start".
+        wait_dispatch_ps: (*batch, num_ranks) host time of the WAIT for one send; all sends are waited for at the end.
+    """
+
+    maps: Mapping[str, MaxPlus]
+    transfer_ps: Mapping[str, Times] = field(default_factory=dict)
+    receive_dispatch_ps: Mapping[str, Times] = field(default_factory=dict)
+    begin: MaxPlus | None = None
+    end: MaxPlus | None = None
+    wait_dispatch_ps: Times = 0
+
+    def __post_init__(self) -> None:
+        for name, each in self.maps.items():
+            if name not in VARIANTS:
+                raise TwofoldError(f"there is no action {name!r}; they are {', '.join(VARIANTS)}")
+            befores = {before for clock in each.clocks for before in each.row(clock)}
+            if not set(each.clocks) <= _CLOCKS or not befores <= _BEFORE:
+                raise TwofoldError(
+                    f"the map of {name!r} makes the clocks {sorted(each.clocks)} of {sorted(befores)}; they may be "
+                    f"{sorted(_CLOCKS)} of {sorted(_BEFORE)}: drop tokens that it has waited for"
+                )
+        for what, table in (("transfer_ps", self.transfer_ps), ("receive_dispatch_ps", self.receive_dispatch_ps)):
+            if not set(table) <= {"F", "B"}:
+                raise TwofoldError(f'{what} has the entries {sorted(table)}; they may be "F" and "B"')
+            if any(np.any(np.asarray(times) < 0) for times in table.values()):
+                raise TwofoldError(f"{what} has negative times")
+
+    @property
+    def on_channel(self) -> frozenset[str]:
+        """The variants that move the second channel or wait for it."""
+        return frozenset(
+            name
+            for name in VARIANTS
+            if (own := self.of(name)) is not None
+            and ("channel" in own.clocks or any("channel" in own.row(clock) for clock in own.clocks))
+        )
+
+    @property
+    def has_final(self) -> bool:
+        """Whether a last backward says when the step may end."""
+        return any((own := self.of(name)) is not None and "final" in own.clocks for name in ("B.last", "W.last"))
+
+    def of(self, variant: str) -> MaxPlus | None:
+        """The map of a variant, that of its kind where it has none of its own."""
+        return self.maps.get(variant, self.maps.get(variant[0]))
+
+    def batch_shape(self, num_stages: int, num_ranks: int, others: Sequence[Times]) -> tuple[int, ...]:
+        """The common batch axes; `others` are (*batch, num_ranks) too.
+
+        Raises:
+            TwofoldError: the shapes do not go together.
+        """
+        by_stage = [
+            constant for own in self.maps.values() for clock in own.clocks for constant in own.row(clock).values()
+        ]
+        by_stage += [*self.transfer_ps.values(), *self.receive_dispatch_ps.values()]
+        by_rank = [
+            constant
+            for own in (self.begin, self.end)
+            if own is not None
+            for clock in own.clocks
+            for constant in own.row(clock).values()
+        ]
+        by_rank += [self.wait_dispatch_ps, *others]
+        try:
+            shapes = [
+                np.broadcast_shapes(np.shape(times), (size,))
+                for entries, size in ((by_stage, num_stages), (by_rank, num_ranks))
+                for times in entries
+            ]
+            if any(
+                shape[-1] != size
+                for shape, size in zip(shapes, _sizes(by_stage, by_rank, num_stages, num_ranks), strict=True)
+            ):
+                raise ValueError
+            return np.broadcast_shapes((), *(shape[:-1] for shape in shapes))
+        except ValueError:
+            found = sorted({np.shape(times) for times in (*by_stage, *by_rank)}, key=str)
+            raise TwofoldError(
+                f"the times of {num_stages} stages on {num_ranks} ranks have the shapes {found}; they must be "
+                "(*batch, stages), or (*batch, ranks) for begin, end, waits and start"
+            ) from None
+
+
+def _sizes(by_stage: Sequence[Times], by_rank: Sequence[Times], num_stages: int, num_ranks: int) -> list[int]:
+    return [num_stages] * len(by_stage) + [num_ranks] * len(by_rank)
+
+
+class Columns:
+    """The costs of a chunk of the batch in the layout of the evaluator: classes (variant, stage) down, batch across.
+
+    Attributes:
+        table: ((coefficients * variants * stages) + 1, batch): what `Structure.select` points into; the last is NEVER.
+        busy: (classes, batch) stream -> stream.
+        dispatch: (classes, batch) host -> host.
+        from_host, from_start: clock -> (classes, batch) constants on the host and on the start of the step.
+        transfer: (classes, batch) of what the action sends.
+        receive: (classes, batch) dispatch of the receive of an action's tensor.
+        starting: for each class whether it depends on the start.
+    """
+
+    def __init__(self, costs: PipelineCosts, schedule: Schedule, expand: Expand, host_async: bool) -> None:
+        num_stages, num_classes = schedule.num_stages, len(VARIANTS) * schedule.num_stages
+        batch = expand.count
+        table = np.full((len(COEFFICIENTS) + 1, num_classes, batch), NEVER, dtype=np.int64)
+        self.dispatch = np.zeros((num_classes, batch), dtype=np.int64)
+        self.transfer = np.zeros((num_classes, batch), dtype=np.int64)
+        self.receive = np.zeros((num_classes, batch), dtype=np.int64)
+        clocks = ("stream", "sent", "channel", "final")
+        self.from_host = {clock: np.full((num_classes, batch), NEVER, dtype=np.int64) for clock in clocks}
+        self.from_start = {clock: np.full((num_classes, batch), NEVER, dtype=np.int64) for clock in clocks}
+        self.starting = np.zeros(num_classes, dtype=bool)
+        used = set(np.unique(schedule.table.kind).tolist())
+        for number, variant in enumerate(VARIANTS):
+            own = costs.of(variant)
+            if own is None:
+                if number < 4 and number in used:
+                    raise TwofoldError(f"schedule {schedule.name!r} has the action {variant!r}, but its map is missing")
+                continue
+            rows = slice(number * num_stages, (number + 1) * num_stages)
+            own = _with_sent(own, host_async)
+            for (after, before), place in zip(COEFFICIENTS, table, strict=False):
+                if after in own.rows and before in own.row(after):
+                    place[rows] = expand(own.row(after)[before], num_stages)
+            for clock in clocks:
+                if clock in own.rows:
+                    row = own.row(clock)
+                    if "host" in row:
+                        self.from_host[clock][rows] = expand(row["host"], num_stages)
+                    if "start" in row:
+                        self.from_start[clock][rows] = expand(row["start"], num_stages)
+                        self.starting[rows] = True
+            if host_async:
+                host = dict(own.row("host"))
+                self.dispatch[rows] = expand(host.pop("host", 0), num_stages)
+                if any(np.any(np.asarray(constant) > NEVER // 2) for constant in host.values()):
+                    raise TwofoldError(
+                        f"in the map of {variant!r} the host waits for {sorted(host)}; behind a stream (host_async) it "
+                        "only issues"
+                    )
+            way = {"F": "F", "B": "B", "I": "B"}.get(variant[0])
+            if way is not None:
+                self.transfer[rows] = expand(costs.transfer_ps.get(way, 0), num_stages)
+                self.receive[rows] = expand(costs.receive_dispatch_ps.get(way, 0), num_stages)
+        self.busy = table[0].copy()
+        placement = np.array(schedule.placement)
+        behind, ahead = np.append(placement[1:], -1), np.append(-1, placement[:-1])
+        for number, variant in enumerate(VARIANTS):
+            other = behind if variant[0] == "F" else ahead
+            self.transfer[number * num_stages : (number + 1) * num_stages][other == placement] = 0
+        table[6] = self.transfer
+        table[3:6] += self.transfer
+        self.table = table.reshape(-1, batch)[: len(COEFFICIENTS) * num_classes + 1]
+
+
+def _with_sent(own: MaxPlus, host_async: bool) -> MaxPlus:
+    """With the clock "sent", and without a host where it is the stream."""
+    if not host_async:
+        if "stream" in own.rows:
+            raise TwofoldError('where hosts compute (host_async=False) maps have the clock "host", and no "stream"')
+        rename = {"host": "stream"}
+        rows = {
+            rename.get(clock, clock): {rename.get(before, before): constant for before, constant in row.items()}
+            for clock, row in own.rows.items()
+        }
+        own = MaxPlus(rows=rows)
+    if "sent" in own.rows:
+        return own
+    if not host_async:
+        return MaxPlus(rows={**own.rows, "sent": own.row("stream")})
+    return own.mark("sent")
+
+
+class Expand:
+    """Brings times of shape (*batch, size) to (size, part of the flattened batch)."""
+
+    def __init__(self, batch_shape: tuple[int, ...], chosen: npt.NDArray[np.int64]) -> None:
+        self._batch_shape = batch_shape
+        self._chosen = chosen
+        self.count = len(chosen)
+
+    def __call__(self, times: Times, size: int) -> Ints:
+        """The columns."""
+        array = np.asarray(times, dtype=np.int64)
+        if array.ndim <= 1:
+            return np.broadcast_to(array.reshape(-1, 1), (size, self.count))
+        whole = np.broadcast_to(array, (*self._batch_shape, size)).reshape(-1, size)
+        return whole[self._chosen].T

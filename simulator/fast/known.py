@@ -1,0 +1,172 @@
+"""What of a pipeline's events is known before any evaluation: hosts, which nothing blocks, and begins of steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.fast.costs import Columns, Expand, PipelineCosts
+from simulator.fast.maxplus import NEVER, MaxPlus, Times
+from simulator.fast.structure import ACTION, CHANNEL, COEFFICIENTS, FINAL, FROM_CHANNEL, TRANSFER, Structure
+
+__all__ = ["Closing", "Known"]
+
+Ints = npt.NDArray[np.int64]
+
+
+class Known:
+    """The constants of the events of a structure; arrays are (rows, events or ranks; batch).
+
+    Attributes:
+        classes: of each row, into the arrays of `columns`.
+        start: of the step on each rank.
+        begun: "stream", "host", "channel" after the opening block.
+        first_stream: when the first action finds the stream.
+        dispatch, receive, ahead: of each row: host time of its body, of the receive of its tensor, of the receives
+            posted just before its body.
+        body_host: when the host begins to issue the body of each row.
+        fixed, own, posted: what events wait for at least: a constant; the host of their own rank (of the sender);
+            the host of the receiver when it has posted.
+    """
+
+    def __init__(
+        self, structure: Structure, costs: PipelineCosts, expand: Expand, start_ps: Times, host_async: bool
+    ) -> None:
+        schedule = structure.schedule
+        num_ranks, table = schedule.num_ranks, schedule.table
+        self._structure = structure
+        self._host_async = host_async
+        self.columns = columns = Columns(costs, schedule, expand, host_async)
+        self.classes = structure.variant * schedule.num_stages + table.stage
+        self.first_row, self.last_row = table.rank_start[:-1], table.rank_start[1:] - 1
+        self.has_rows = self.last_row >= self.first_row
+        self.start = expand(start_ps, num_ranks)
+        self.begun = {
+            clock: self.start + _constant(costs.begin, clock, "start", 0, expand, num_ranks)
+            for clock in ("stream", "host", "channel")
+        }
+        self.dispatch = columns.dispatch[self.classes]
+        receives = structure.transfer_of_row > 0
+        self.receive = np.where(receives[:, None], columns.receive[self.classes], 0)
+        # posted one action ahead: before the body of a row the receive of the next one is issued
+        self.ahead = np.zeros_like(self.receive)
+        self.ahead[:-1] = self.receive[1:]
+        self.ahead[self.last_row[self.has_rows]] = 0
+        self.issues = bool(self.dispatch.any() or self.ahead.any())
+        first_receive = np.zeros((num_ranks, expand.count), dtype=np.int64)
+        first_receive[self.has_rows] = self.receive[self.first_row[self.has_rows]]
+        self.begun_host = self.begun["host"] + first_receive
+        self.first_stream = self.begun["stream"] if host_async else self.begun_host
+        self.body_host = self._host_at_bodies()
+        shape = (structure.num_events, expand.count)
+        self.fixed = np.full(shape, NEVER, dtype=np.int64)
+        self.own = np.full(shape, NEVER, dtype=np.int64)
+        self.posted = np.full(shape, NEVER, dtype=np.int64)
+        self._fill()
+
+    def _host_at_bodies(self) -> Ints:
+        rank = self._structure.rank
+        if not self._host_async or not self.issues:
+            return self.begun_host[rank]
+        issued = np.cumsum(self.ahead + self.dispatch, axis=0)
+        offset = np.zeros_like(self.begun_host)
+        later = np.flatnonzero(self.has_rows & (self.first_row > 0))
+        offset[later] = issued[self.first_row[later] - 1]
+        return issued - self.dispatch + (self.begun_host - offset)[rank]
+
+    def _fill(self) -> None:
+        structure, columns = self._structure, self.columns
+        self.fixed[0] = 0
+        for kind, clock in ((ACTION, "stream"), (CHANNEL, "channel"), (FINAL, "final"), (TRANSFER, "sent")):
+            events = np.flatnonzero(structure.kind == kind)
+            if not len(events):
+                continue
+            rows = structure.row[events]
+            self.fixed[events] = self._fixed_terms(clock, rows)
+            if self._host_async:
+                self.own[events] = self.body_host[rows] + columns.from_host[clock][self.classes[rows]]
+            if kind == TRANSFER:
+                transfer = columns.transfer[self.classes[rows]]
+                early, self.posted[events] = self._posts(structure.receiver[events])
+                self.fixed[events] = np.maximum(self.fixed[events], early) + transfer
+                self.own[events] += transfer
+                self.posted[events] += transfer
+
+    def _fixed_terms(self, clock: str, rows: Ints) -> Ints:
+        """(rows, batch) what a clock waits for that neither a host nor an event of this step makes."""
+        columns, classes, rank = self.columns, self.classes[rows], self._structure.rank[rows]
+        num_classes = len(columns.dispatch)
+        if columns.starting.any():
+            fixed = np.maximum(columns.from_start[clock][classes] + self.start[rank], NEVER)
+        else:
+            fixed = np.full((len(rows), self.start.shape[1]), NEVER, dtype=np.int64)
+
+        def coefficient(before: str, which: Ints) -> Ints:
+            number = COEFFICIENTS.index((clock, before))
+            found = columns.table[number * num_classes + classes[which]]
+            return found - columns.transfer[classes[which]] if clock == "sent" else found
+
+        first = np.flatnonzero(rows == self.first_row[rank])
+        if len(first):
+            on_stream = coefficient("stream", first)
+            if not self._host_async:
+                on_stream = on_stream + self.ahead[rows[first]]
+            fixed[first] = np.maximum(fixed[first], self.first_stream[rank[first]] + on_stream)
+        if len(self._structure.inputs) > FROM_CHANNEL:
+            untouched = np.flatnonzero(self._no_channel_before()[rows])
+            on_channel = self.begun["channel"][rank[untouched]] + coefficient("channel", untouched)
+            fixed[untouched] = np.maximum(fixed[untouched], on_channel)
+        return fixed
+
+    def _no_channel_before(self) -> npt.NDArray[np.bool_]:
+        """For each row whether nothing before it on its rank moved the channel."""
+        moves = self._structure.channel_of_row > 0
+        total: Ints = np.cumsum(moves) - moves
+        return np.asarray(total == total[self.first_row[self._structure.rank]])
+
+    def _posts(self, receivers: Ints) -> tuple[Ints, Ints]:
+        """When receives are posted: what is fixed of it, and the host; (receivers, batch) each."""
+        rank = self._structure.rank[receivers]
+        place = receivers - self.first_row[rank]
+        fixed = np.full((len(receivers), self.start.shape[1]), NEVER, dtype=np.int64)
+        early = np.flatnonzero(place < 2)
+        if not self._host_async:
+            second = np.where((place[early] == 1)[:, None], self.receive[receivers[early]], 0)
+            fixed[early] = self.begun_host[rank[early]] + second
+            return fixed, np.full_like(fixed, NEVER)
+        fixed[early] = self.begun["stream"][rank[early]]
+        first = np.flatnonzero(place == 0)
+        fixed[first] = np.maximum(fixed[first], self.begun_host[rank[first]])
+        host = self.body_host[receivers - 1]
+        host[first] = NEVER
+        return fixed, host
+
+
+def _constant(own: MaxPlus | None, after: str, before: str, default: int, expand: Expand, size: int) -> Ints:
+    if own is None or after not in own.rows:
+        return expand(default, size)
+    return expand(own.row(after).get(before, NEVER), size)
+
+
+class Closing:
+    """What the closing block does, and the host time of each of its waits for sends."""
+
+    def __init__(self, costs: PipelineCosts, expand: Expand, num_ranks: int, host_async: bool) -> None:
+        self._host_async = host_async
+        self._rows = {
+            (after, before): _constant(costs.end, after, before, 0 if after == before else NEVER, expand, num_ranks)
+            for after in ("stream", "host")
+            for before in ("stream", "host", "channel", "start")
+        }
+        self.wait = expand(costs.wait_dispatch_ps, num_ranks)
+
+    def ends(self, stream: Ints, host: Ints, channel: Ints, start: Ints, sends: Ints) -> Ints:
+        """(ranks, batch) the end of the step but for what is sent and for what the last backwards leave."""
+        before = {"host": host, "channel": channel, "start": start}
+        if not self._host_async:
+            before["host"] = stream
+            end = np.maximum.reduce([times + self._rows["host", clock] for clock, times in before.items()])
+            return end + sends * self.wait
+        before["stream"] = stream
+        end = np.maximum.reduce([times + self._rows["stream", clock] for clock, times in before.items()])
+        return np.maximum(end, host + self._rows["host", "host"] + sends * self.wait)

@@ -1,0 +1,222 @@
+"""Further periods of a steady state, without evaluating them all.
+
+One period of events is a max-plus map of the periods before it, so sooner or later the events of a number of periods
+(the cyclicity of the map, mostly 1, or as many as there are ranks in the slowest loop) are each later than their
+fellows by some time of their own. The next ones go on in the same way for as long as, for each event, what it waited
+for stays the latest: the latest of straight lines is a straight line until another one overtakes. So the number of
+periods that follow exactly is known, and is jumped over; then periods are evaluated again.
+Source: Baccelli et al., "Synchronization and Linearity" (1992), theorem 3.109 (cyclicity).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.fast.maxplus import NEVER
+from simulator.fast.steady import Cut
+
+__all__ = ["Period", "insert_periods"]
+
+Ints = npt.NDArray[np.int64]
+
+_MANY = 2**62
+
+
+class Period(NamedTuple):
+    """The constants of one period at a cut, (.., events of a period, batch) or (events of a period, batch).
+
+    `fixed`, `own` and `posted` are as in `simulator.fast.known`, of the period before the cut; `own_step` and
+    `posted_step` say by how much each further period makes the hosts later. `least_step`: an event must become later
+    by so much per period, or the periods must not be repeated.
+    """
+
+    weights: Ints
+    fixed: Ints
+    own: Ints
+    own_step: Ints
+    posted: Ints
+    posted_step: Ints
+    least_step: Ints | None
+
+    def of(self, chosen: npt.NDArray[np.int64]) -> Period:
+        """The same for some of the batch."""
+        return Period(*(None if each is None else each[..., chosen] for each in self))  # type: ignore[arg-type]
+
+
+def insert_periods(
+    cut: Cut, values: Ints, period: Period, repeats: Ints, most: int
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Insert periods at a cut: in `values` (events, batch) the blocks before the cut become the last ones.
+
+    Args:
+        cut: where.
+        values: of the events; those before the cut are evaluated.
+        period: the constants.
+        repeats: (batch) how many periods.
+        most: cyclicities up to this one are looked for.
+
+    Returns:
+        (batch) how many periods were evaluated, and where the result is exact.
+    """
+    evaluated = np.zeros(len(repeats), dtype=np.int64)
+    fine = np.ones(len(repeats), dtype=bool)
+    active = np.flatnonzero(repeats > 0)
+    if not len(active):
+        return evaluated, fine
+    num_blocks, _size = cut.blocks.shape
+    events = cut.blocks.reshape(-1)
+    state = _State(cut, values[events][:, active], period.of(active), repeats[active], most)
+    pause = wait = 1
+    while True:
+        state.evaluate()
+        wait -= 1
+        if wait <= 0:
+            pause = 1 if state.jump() else min(2 * pause, 8)
+            wait = pause
+        over = state.left == 0
+        if np.any(over):
+            ended = active[over]
+            values[np.ix_(events, ended)] = state.last(num_blocks)[:, over]
+            evaluated[ended] = state.evaluated[over]
+            fine[ended] = state.fine[over]
+            active = active[~over]
+            if not len(active):
+                return evaluated, fine
+            state.keep(np.flatnonzero(~over))
+
+
+class _State:
+    """Where the insertion stands; `_blocks` has the newest `_filled` blocks, one after the other."""
+
+    def __init__(self, cut: Cut, blocks: Ints, period: Period, left: Ints, most: int) -> None:
+        self._cut = cut
+        self._period = period
+        self._look_back, self._size = cut.blocks.shape
+        self._most = most
+        self._inputs = np.where(cut.inputs >= 0, cut.inputs, 0)
+        self._capacity = 4 * most + 2 * self._look_back + 8
+        self._blocks = np.zeros((self._capacity * self._size, len(left)), dtype=np.int64)
+        self._blocks[: len(blocks)] = blocks
+        self._filled = self._look_back
+        self.left = left
+        self.inserted = np.zeros(len(left), dtype=np.int64)
+        self.evaluated = np.zeros(len(left), dtype=np.int64)
+        self.fine = np.ones(len(left), dtype=bool)
+
+    def keep(self, chosen: npt.NDArray[np.int64]) -> None:
+        """Go on with some of the batch."""
+        self._blocks = np.ascontiguousarray(self._blocks[:, chosen])
+        self._period = self._period.of(chosen)
+        self.left, self.inserted, self.evaluated, self.fine = (
+            each[chosen] for each in (self.left, self.inserted, self.evaluated, self.fine)
+        )
+
+    def last(self, count: int) -> Ints:
+        """The newest blocks."""
+        return self._blocks[(self._filled - count) * self._size : self._filled * self._size]
+
+    def _known(self, back: int) -> Ints:
+        """What the events of the newest block but `back` wait for beforehand."""
+        period, number = self._period, self.inserted - back
+        known = np.maximum(period.fixed, period.own + number * period.own_step)
+        return np.maximum(known, period.posted + number * period.posted_step, out=known)
+
+    def evaluate(self) -> None:
+        """One more period."""
+        size = self._size
+        if self._filled == self._capacity:
+            kept = self._look_back + 2 * self._most + 1
+            self._blocks[: kept * size] = self.last(kept).copy()
+            self._filled = kept
+        self.inserted += 1
+        self.evaluated += 1
+        self.left -= 1
+        first_block = (self._filled - self._look_back) * size
+        around = self._blocks[first_block : first_block + (self._look_back + 1) * size]
+        newest, known, bounds = around[-size:], self._known(0), self._cut.bounds
+        for first, stop in itertools.pairwise(bounds):
+            terms = around.take(self._inputs[:, first:stop], axis=0)
+            terms += self._period.weights[:, first:stop]
+            level = np.maximum.reduce(terms, axis=0)
+            np.maximum(level, known[first:stop], out=newest[first:stop])
+        self._filled += 1
+        if self._period.least_step is not None:
+            self.fine &= np.all(newest - around[-2 * size : -size] >= self._period.least_step, axis=0)
+
+    def jump(self) -> bool:
+        """Leave out the periods that follow by straight lines; whether there were any."""
+        cycles = self._cyclicities()
+        jumped = False
+        for cyclicity in np.unique(cycles[cycles > 0]).tolist():
+            jumped |= self._jump(cyclicity, np.flatnonzero((cycles == cyclicity) & (self.left >= cyclicity)))
+        return jumped
+
+    def _cyclicities(self) -> Ints:
+        """(batch) after how many periods the growth of the newest block was the same, 0 for never."""
+        found = np.zeros(len(self.left), dtype=np.int64)
+        count = min(self._filled, 2 * self._most + 2)
+        blocks = self.last(count).reshape(count, self._size, -1)
+        growth = np.diff(blocks, axis=0)
+        if count < 3:
+            return found
+        same = np.all(growth[:-1] == growth[-1], axis=1)[::-1]  # 1, 2, ... periods ago
+        lowest = self._look_back - 1
+        for cyclicity in range(min(self._most, (count - 1) // 2), lowest, -1):
+            if not same[cyclicity - 1].any():
+                continue
+            repeats = np.all(growth[-cyclicity:] == growth[-2 * cyclicity : -cyclicity], axis=(0, 1))
+            found[repeats] = cyclicity
+        return found
+
+    def _jump(self, cyclicity: int, chosen: npt.NDArray[np.int64]) -> bool:
+        """Leave out multiples of `cyclicity` periods."""
+        if not len(chosen):
+            return False
+        size, span, look_back = self._size, cyclicity * self._size, self._look_back
+        period = self._period.of(chosen)
+        around = self.last(cyclicity + look_back)[:, chosen]
+        newest = around[look_back * size :]
+        step = newest - self.last(2 * cyclicity)[:span][:, chosen]
+        steady = np.ones(len(chosen), dtype=bool)
+        limit = np.full(len(chosen), _MANY)
+        number = self.inserted[chosen]
+        for place in range(cyclicity):
+            own = slice(place * size, (place + 1) * size)
+            sources = self._inputs + place * size
+            back = number - (cyclicity - 1 - place)
+            slopes = step[(sources - look_back * size) % span]
+            lines = (
+                (around[sources] + period.weights, slopes),
+                (period.fixed[None], np.zeros_like(step[own])[None]),
+                ((period.own + back * period.own_step)[None], cyclicity * period.own_step[None]),
+                ((period.posted + back * period.posted_step)[None], cyclicity * period.posted_step[None]),
+            )
+            attained = np.zeros(step[own].shape, dtype=bool)
+            for reached, slope in lines:
+                slack = newest[own] - reached
+                attained |= np.any((slack == 0) & (slope == step[own]), axis=0)
+                gains = slope - step[own]
+                catching = (gains > 0) & (slack < -(NEVER // 2))
+                limit = np.minimum(limit, np.where(catching, slack // np.maximum(gains, 1), _MANY).min(axis=(0, 1)))
+            steady &= np.all(attained, axis=0)
+            if period.least_step is not None:
+                steady &= np.all(step[own] >= cyclicity * period.least_step, axis=0)
+        count = np.where(steady, np.minimum(self.left[chosen] // cyclicity, limit), 0)
+        if not count.any():
+            return False
+        kept = 2 * cyclicity
+        blocks = self._blocks[(self._filled - kept) * size : self._filled * size]
+        blocks[:, chosen] += np.concatenate([step, step]) * count
+        self._shift_older(kept, chosen, count)
+        self.inserted[chosen] += count * cyclicity
+        self.left[chosen] -= count * cyclicity
+        return True
+
+    def _shift_older(self, kept: int, chosen: npt.NDArray[np.int64], count: Ints) -> None:
+        """Older blocks no longer belong to the ones before a jump: they must not be compared with."""
+        older = self._blocks[: (self._filled - kept) * self._size]
+        older[:, chosen] = np.where(count > 0, np.iinfo(np.int64).min // 4, older[:, chosen])

@@ -1,0 +1,70 @@
+"""Pipelines evaluated fast against the SimPy engine, to the picosecond."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from handmade import written_price
+from pipeline_programs import Drawn, random_pipeline
+
+from plans.schedules import ScheduleError, make_schedule, schedule_names
+from simulator import run_program
+from simulator.fast import pipeline_times
+
+CHOOSE = ("interleaved_1f1b", "interleaved_zb", "looped_bfs")
+
+
+def random_schedule(draw: random.Random, name: str, most: int = 12):
+    while True:
+        num_ranks = draw.randint(1, 4)
+        virtual = draw.randint(1, 3) if name in CHOOSE else None
+        try:
+            return make_schedule(name, num_ranks, draw.randint(1, most), virtual=virtual)
+        except ScheduleError:
+            continue
+
+
+def rank_ends(timeline, num_ranks: int, step: int) -> list[int]:
+    ends = np.zeros(num_ranks, dtype=np.int64)
+    rows = timeline.step == step
+    np.maximum.at(ends, timeline.rank[rows], timeline.end_ps[rows])
+    return ends.tolist()
+
+
+@pytest.mark.parametrize("host_async", [True, False])
+@pytest.mark.parametrize("name", schedule_names())
+def test_equals_the_engine(name, host_async):
+    for seed in range(12):
+        draw = random.Random(f"{name}{seed}")
+        schedule = random_schedule(draw, name)
+        times = Drawn(draw, host_async, with_channel=seed % 3 > 0)
+        program, costs = random_pipeline(schedule, times)
+        timeline = run_program(program, written_price, num_steps=2, host_async=host_async, with_memory=False)
+        first = pipeline_times(schedule, costs, host_async=host_async)
+        assert first.end_ps.tolist() == rank_ends(timeline, schedule.num_ranks, 0), seed
+        second = pipeline_times(schedule, costs, start_ps=first.end_ps, host_async=host_async)
+        assert second.end_ps.tolist() == rank_ends(timeline, schedule.num_ranks, 1), seed
+
+
+@pytest.mark.parametrize("host_async", [True, False])
+@pytest.mark.parametrize("name", schedule_names())
+def test_repetition_is_exact(name, host_async):
+    """A schedule of another name is no family: all of its micro-batches are evaluated."""
+    repeated = 0
+    for seed in range(12):
+        draw = random.Random(f"{name}{seed}")
+        num_ranks = draw.randint(1, 5)
+        virtual = draw.randint(1, 3) if name in CHOOSE else None
+        schedule = make_schedule(name, num_ranks, num_ranks * draw.randint(12, 30), virtual=virtual)
+        dispatch = draw.choice([(0,), (0, 1, 4), (5, 9)])  # some hosts are slower than what they issue
+        times = Drawn(draw, host_async, with_channel=seed % 3 > 0, dispatch=dispatch)
+        _, costs = random_pipeline(schedule, times)
+        custom = replace(schedule, name="custom")
+        fast = pipeline_times(schedule, costs, host_async=host_async)
+        whole = pipeline_times(custom, costs, host_async=host_async)
+        assert int(whole.evaluated) == schedule.num_micro_batches
+        assert fast.end_ps.tolist() == whole.end_ps.tolist(), seed
+        assert fast.busy_ps.tolist() == whole.busy_ps.tolist(), seed
+        repeated += int(fast.evaluated) < schedule.num_micro_batches
+    assert repeated > 4
