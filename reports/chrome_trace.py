@@ -30,6 +30,7 @@ from plans.files import write_atomically
 from plans.program import Kind, Program
 from plans.timeline import STREAMS, MemoryPeak, Span, Timeline
 from reports.spans import groups_of
+from simulator.causes import Causes
 
 __all__ = ["MAX_SPANS", "TRACE_VERSION", "read_trace", "write_rank_traces", "write_trace"]
 
@@ -89,19 +90,35 @@ def write_trace(
 
 
 def write_rank_traces(
-    folder: str | os.PathLike[str], timeline: Timeline, *, backend: str = "nccl", max_spans: int = MAX_SPANS
+    folder: str | os.PathLike[str],
+    timeline: Timeline,
+    *,
+    backend: str = "nccl",
+    program: Program | None = None,
+    max_spans: int = MAX_SPANS,
 ) -> list[Path]:
     """One file per rank, `rank<r>_trace.json.gz`, in the shape of torch's profiler.
 
     Analysis tools know communication by its kernel's name, so here communication is called by NCCL's names whatever
     carried it out (`args` keep the instruction), compute and communication are "kernel" events on CUDA-like streams,
     each with a launch of no length where its host span or, without one, the kernel itself begins, and an empty step
-    closes the file, since tools drop the last one. The times are those of the timeline, no more.
+    closes the file, since tools drop the last one. With 0.5.0 of HolisticTraceAnalysis its breakdowns, overlap,
+    stragglers and critical path work on these files; it cuts times to whole microseconds.
+
+    Args:
+        folder: where the files go.
+        timeline: to write.
+        backend: of the communication, as torch calls it.
+        program: that a predicted timeline is of: then communication begins where its rank came to it, as the kernels
+            of a device do, which wait inside for the others (tools find stragglers by that). Without it, where the last
+            member came. `args` hold the exact times in both cases.
+        max_spans: as for `write_trace`.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     timeline, note = _limit(timeline, max_spans)
+    shown = timeline if program is None else _from_arrival(timeline, program)
     own = {
         "kind": timeline.kind, "origin_ps": timeline.step_start_ps[0] if timeline.step_start_ps else 0,
         "step_start_ps": list(timeline.step_start_ps), "step_end_ps": list(timeline.step_end_ps),
@@ -115,7 +132,7 @@ def write_rank_traces(
             "displayTimeUnit": "ms",
             "otherData": {"kind": timeline.kind, "note": note, "twofold_rank_trace": own, **timeline.meta},
         }
-        events = chain(_rank_events(rank, timeline, rank, kernel_names=True), _launches(rank, timeline))
+        events = chain(_rank_events(rank, shown, rank, exact=timeline), _launches(rank, shown))
         paths.append(write_atomically(Path(folder) / f"rank{rank}_trace.json.gz", _packed(document, events)))
     return paths
 
@@ -239,9 +256,12 @@ def _rank_events(
     pid: int,
     *,
     places: dict[int, tuple[int, int]] | None = None,
-    kernel_names: bool = False,
+    exact: Timeline | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Steps, spans and memory of one rank; `places` collects row -> (process, track) for the arrows."""
+    """Steps, spans and memory of one rank; `places` collects row -> (process, track) for the arrows.
+
+    With `exact` communication has the names of kernels, and args hold the times of that timeline.
+    """
     rows = np.flatnonzero(timeline.rank == rank)
     origin = timeline.step_start_ps[0] if timeline.step_start_ps else 0
     tracks = _lanes(timeline, rows)
@@ -263,10 +283,11 @@ def _rank_events(
         if stream != "host":
             args["stream"] = _STREAM_NUMBER[stream] + tid - _TRACK[stream]
             args["correlation"] = int(row) + 1
-        if kernel_names and stream == "comm":
-            name = f"ncclDevKernel_{_NCCL.get(call, call)}({name})"
-        if (start - origin) % 1000 or (end - origin) % 1000:
-            args["ps"] = [start, end]
+        if exact is not None and stream == "comm":
+            name = f"ncclKernel_{_NCCL.get(call, call)}"
+        truly = start if exact is None else int(exact.start_ps[row])
+        if truly != start or (start - origin) % 1000 or (end - origin) % 1000:
+            args["ps"] = [truly, end]
         yield {
             "ph": "X", "cat": "cpu_op" if stream == "host" else "kernel", "name": name, "pid": pid, "tid": tid,
             **_times(start, end, origin), "args": args,
@@ -278,6 +299,18 @@ def _rank_events(
             event = {"ph": "C", "name": "live memory", "pid": pid, "tid": 0, "args": {"bytes": int(size)}}
             event["ts"] = _times(int(time), int(time), origin)["ts"]
             yield event if (int(time) - origin) % 1000 == 0 else event | {"id_ps": int(time)}
+
+
+def _from_arrival(timeline: Timeline, program: Program) -> Timeline:
+    """The timeline with communication from when its own rank had come to it."""
+    if timeline.kind != "predicted":
+        return timeline
+    arrivals = Causes(program, timeline).arrivals()
+    starts = timeline.start_ps.copy()
+    for row in np.flatnonzero(timeline.stream == STREAMS.index("comm")):
+        key = (int(timeline.rank[row]), int(timeline.step[row]), timeline.names[timeline.name_index[row]][0])
+        starts[row] = min(starts[row], arrivals.get(key, starts[row]))
+    return replace(timeline, start_ps=starts)
 
 
 def _own_steps(timeline: Timeline, rows: np.ndarray) -> dict[int, tuple[int, int]]:

@@ -116,6 +116,18 @@ class Causes:
         found = (self._latest(self._end_of(rank, step)) for rank in sorted(self._order_of))
         return max((event for event in found if event is not None), default=None)
 
+    def arrivals(self) -> dict[tuple[int, int, str], int]:
+        """(rank, step, id) -> when the rank came to that communication, in ps; of equal ids the earliest."""
+        found: dict[tuple[int, int, str], int] = {}
+        for rank, order in sorted(self._order_of.items()):
+            for kind, position, _ in order.segments:
+                if kind == ISSUE:
+                    for step in range(self.timeline.num_steps):
+                        if self.spans(rank, step, position, _COMM):
+                            key, time_ps = (rank, step, order.ids[position]), self.arrival(rank, step, position).time_ps
+                            found[key] = min(time_ps, found.get(key, time_ps))
+        return found
+
     # ------------------------------------------------------------------------------------- causes
 
     def cause(self, event: Event) -> tuple[int, Event | None, list[Arrival]]:

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from handmade import Script, program_of, written_price
 from hypothesis import given
 from hypothesis import strategies as st
-from reports_example import measured, predicted, small_program
+from reports_example import US, measured, predicted, small_program
 
 from plans.errors import TwofoldError
 from plans.timeline import Span, Timeline
-from reports import read_trace, write_rank_traces, write_trace
+from reports import read_rank_traces, read_trace, write_rank_traces, write_trace
+from simulator import run_program
 
 
 def load(path: Path) -> dict:
@@ -171,6 +173,22 @@ def test_rank_files_have_what_torch_and_hta_look_for(tmp_path):
     assert communicates == [event["args"]["part"] == "C" and event["args"]["stream"] >= 20 for event in kernels]
     steps = {event["name"] for event in events if event.get("cat") == "user_annotation"}
     assert steps == {"ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"}  # the last one closes the file
+
+
+def test_in_rank_files_communication_begins_where_its_rank_came_to_it(tmp_path):
+    scripts = [Script(0), Script(1)]
+    for script, work in zip(scripts, (5 * US, 8 * US), strict=True):
+        script.compute("a", work)
+        script.collective("sum", (0, 1), (0, 2 * US))
+    program = program_of(scripts)
+    timeline = run_program(program, written_price, num_steps=2)
+    paths = write_rank_traces(tmp_path, timeline, program=program)
+    kernels = [
+        [(event["ts"], event["dur"]) for event in load(path)["traceEvents"] if event["name"] == "ncclKernel_AllReduce"]
+        for path in paths
+    ]
+    assert kernels == [[(5, 5), (15, 5)], [(8, 2), (18, 2)]]
+    assert list(read_rank_traces(paths).spans()) == list(timeline.spans())
 
 
 @pytest.mark.parametrize(

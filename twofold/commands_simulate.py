@@ -89,7 +89,8 @@ def simulate(
         if trace is not None:
             say.say(f"saved {write_trace(trace, [timeline], program=program)}")
         if rank_traces is not None:
-            say.say(f"saved {len(write_rank_traces(rank_traces, timeline, backend=target.library))} in {rank_traces}")
+            written_ranks = write_rank_traces(rank_traces, timeline, backend=target.library, program=program)
+            say.say(f"saved {len(written_ranks)} in {rank_traces}")
         if report is not None:
             written = write_report(
                 report, title=f"{loaded.graph.name} on {target.name}", plan=loaded, program=program, predicted=timeline,
