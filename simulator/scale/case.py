@@ -1,0 +1,245 @@
+"""One configuration of a transformer: what its pipeline consists of, and what follows once the pipeline is timed.
+
+`Pieces` has everything that configurations of one layout share, each thing made once; a `Case` puts it on a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from costmodels import Machine
+from costmodels.interval import step_interval
+from costmodels.price import price_transfer
+from plans.scale import Degrees
+from plans.schedules import Schedule
+from plans.timeline import PS_PER_S
+from simulator.scale.action import Stretch
+from simulator.scale.chunks import Chunk, Chunks
+
+__all__ = ["Case", "Forecast", "Pieces", "is_split"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is predicted of one configuration.
+
+    Args:
+        step_s: seconds of one step that all ranks begin together, until the last has ended it.
+        low_s, high_s: its 90 % interval.
+        peak_bytes: the largest peak of any rank.
+        memory: role -> bytes on the pipeline rank of the peak; they add up to it.
+        bubble_fraction: share of the step in which the compute streams stand idle, averaged over ranks.
+        exposed_comm_s: seconds in which a rank waits for communication inside its actions, averaged over ranks.
+        rank_s: per pipeline rank seconds of compute and of exposed communication by call.
+    """
+
+    step_s: float
+    low_s: float
+    high_s: float
+    peak_bytes: int
+    memory: Mapping[str, int]
+    bubble_fraction: float
+    exposed_comm_s: float
+    rank_s: tuple[Mapping[str, float], ...]
+
+
+class Activations(NamedTuple):
+    """Bytes of a chunk's activations: as `peak_activations` takes them."""
+
+    kept: int
+    kept_for_weights: int
+    during: tuple[int, int, int, int]
+
+
+def is_split(schedule: Schedule) -> bool:
+    """Whether the gradients of inputs and of weights are actions of their own."""
+    return bool((schedule.table.kind >= 2).any())
+
+
+class Pieces:
+    """What chunks of one layout cost and hold; `costs` prices them."""
+
+    def __init__(self, costs: Chunks) -> None:
+        self.costs = costs
+        self._actions: dict[Chunk, Mapping[str, Stretch]] = {}
+        self._updates: dict[tuple[Chunk, ...], Stretch] = {}
+        self._activations: dict[Chunk, Activations] = {}
+        self._held: dict[tuple[Chunk, ...], Mapping[str, int]] = {}
+        self._seconds: dict[tuple[Chunk, ...], tuple[Mapping[str, float], Mapping[str, float]]] = {}
+
+    def actions(self, chunk: Chunk) -> Mapping[str, Stretch]:
+        """Its actions by kind; "F.first" is the first of a step, "B.last" or "W.last" the last."""
+        if chunk not in self._actions:
+            costs, optimizer = self.costs, self.costs.degrees.optimizer
+            level = optimizer.parallel_level
+            actions = {"F": costs.action(chunk, "F", gathers=level >= 3)}
+            actions["F.first"] = costs.action(chunk, "F", gathers=level >= 1)
+            backward = ("I", "W") if costs.split_backward else ("B",)
+            for part in backward:
+                reduces = part == backward[-1]
+                each = reduces and optimizer.reduces_each
+                actions[part] = costs.action(chunk, part, gathers=level >= 3, reduces=each)
+                if reduces:
+                    actions[f"{part}.last"] = costs.action(chunk, part, gathers=level >= 3, reduces=True)
+            if costs.split_backward:  # some schedules do both in one here and there
+                actions["B"] = actions["I"].then(actions["W"])
+                actions["B.last"] = actions["I"].then(actions["W.last"])
+            self._actions[chunk] = actions
+        return self._actions[chunk]
+
+    def update(self, chunks: tuple[Chunk, ...]) -> Stretch:
+        """The optimizer's work of a rank with these chunks."""
+        if chunks not in self._updates:
+            total = Stretch()
+            for chunk in chunks:
+                total = total.then(self.costs.update(chunk))
+            self._updates[chunks] = total
+        return self._updates[chunks]
+
+    def activations(self, chunk: Chunk) -> Activations:
+        """What its micro-batches keep, and what its actions need for themselves."""
+        if chunk not in self._activations:
+            prints = [(self.costs.footprint(piece), count) for piece, count in chunk.pieces]
+            backward = max(own.backward for own, _ in prints)
+            self._activations[chunk] = Activations(
+                kept=sum(own.kept * count for own, count in prints),
+                kept_for_weights=sum(own.kept_for_weights * count for own, count in prints),
+                during=(
+                    max(own.forward - own.kept for own, _ in prints), backward, backward,
+                    max(own.weights for own, _ in prints),
+                ),
+            )  # fmt: skip
+        return self._activations[chunk]
+
+    def held(self, chunks: tuple[Chunk, ...]) -> Mapping[str, int]:
+        """Weights, gradients and states of a rank with these chunks, by role."""
+        if chunks not in self._held:
+            costs, roles = self.costs, dict[str, int]()
+            for chunk in chunks:
+                for role, size in costs.static_bytes(chunk).items():
+                    roles[role] = roles.get(role, 0) + size
+            if costs.degrees.optimizer.parallel_level >= 3 and costs.shards > 1:
+                # whole weights exist only while their block computes: its own and the next one's
+                roles["weight"] += 2 * max(costs.weight_bytes(piece) for piece, _ in chunks[0].pieces)
+            self._held[chunks] = roles
+        return self._held[chunks]
+
+    def seconds(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> dict[str, float]:
+        """Compute and exposed communication by call, of a step of a rank with these chunks."""
+        if chunks not in self._seconds:
+            once, each = _Shares(), _Shares()
+            once.add(self.update(chunks), 1)
+            for chunk in chunks:
+                actions = self.actions(chunk)
+                for name, stretch in actions.items():
+                    if name[0] == "B" and "W" in actions:  # counted as what it consists of
+                        continue
+                    if name.endswith((".first", ".last")):
+                        once.add(stretch, 1)
+                        each.add(actions[name[0]], 0)
+                        once.add(actions[name[0]], -1)  # one of them is the first, or the last
+                    else:
+                        each.add(stretch, 1)
+            self._seconds[chunks] = once.seconds, each.seconds
+        once_s, each_s = self._seconds[chunks]
+        calls = sorted({*once_s, *each_s} - {"compute"})
+        return {name: once_s.get(name, 0.0) + num_micro_batches * each_s.get(name, 0.0) for name in ("compute", *calls)}
+
+
+class _Shares:
+    def __init__(self) -> None:
+        self.seconds = {"compute": 0.0}
+
+    def add(self, stretch: Stretch, times: int) -> None:
+        for name, time in (("compute", stretch.compute_ps), *stretch.exposed_ps.items()):
+            self.seconds[name] = self.seconds.get(name, 0.0) + times * time / PS_PER_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One configuration.
+
+    Args:
+        pieces: of its layout.
+        degrees: how it is spread.
+        chunks: per stage of the pipeline.
+    """
+
+    pieces: Pieces
+    degrees: Degrees
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the pipeline."""
+        return self.degrees.pipeline
+
+    @cached_property
+    def of_rank(self) -> list[tuple[Chunk, ...]]:
+        """The chunks of every pipeline rank."""
+        found: list[list[Chunk]] = [[] for _ in range(self.schedule.num_ranks)]
+        for chunk, rank in zip(self.chunks, self.schedule.placement, strict=True):
+            found[rank].append(chunk)
+        return [tuple(each) for each in found]
+
+    def updates(self) -> list[Stretch]:
+        """Per pipeline rank what follows its last action."""
+        return [self.pieces.update(chunks) for chunks in self.of_rank]
+
+    def transfers(self) -> tuple[Mapping[tuple[int, int], float], int]:
+        """(sending stage, receiving stage) -> picoseconds on the link, and the host time of each end.
+
+        Priced between the first ranks of the two groups; stages of one rank hand over.
+        """
+        costs, schedule, width = self.pieces.costs, self.schedule, self.degrees.width
+        times: dict[tuple[int, int], float] = {}
+        dispatch = 0
+        for stage in range(schedule.num_stages - 1):
+            here, there = schedule.placement[stage], schedule.placement[stage + 1]
+            if here != there:
+                size = costs.numbers[costs.template.pieces["block"].leaves]
+                cost = price_transfer(costs.machine, here * width, there * width, size)
+                dispatch = costs.stack.dispatch_ps(cost.dispatch_ps, "transfer", "C")
+                times[stage, stage + 1] = times[stage + 1, stage] = cost.work_ps
+        return times, dispatch
+
+    def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:
+        """What follows from the end of the pipeline and the peaks of its ranks' activations."""
+        costs = self.pieces.costs
+        step_s = (end_ps + costs.stack.step_s * PS_PER_S) / PS_PER_S
+        count = self.degrees.num_micro_batches
+        share_of = {chunks: self.pieces.seconds(chunks, count) for chunks in dict.fromkeys(self.of_rank)}
+        total_of = {chunks: sum(share.values()) for chunks, share in share_of.items()}
+        num_ranks = len(self.of_rank)
+        compute = sum(share_of[chunks]["compute"] for chunks in self.of_rank) / num_ranks
+        exposed = sum(total_of[chunks] for chunks in self.of_rank) / num_ranks - compute
+        peak, memory = self._memory(activations)
+        busiest = share_of[max(total_of, key=total_of.__getitem__)]
+        low_s, high_s = _interval(costs.machine, step_s, busiest)
+        return Forecast(
+            step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,
+            bubble_fraction=max(0.0, 1 - compute / step_s) if step_s else 0.0, exposed_comm_s=exposed,
+            rank_s=tuple(share_of[chunks] for chunks in self.of_rank),
+        )  # fmt: skip
+
+    def _memory(self, activations: Sequence[int]) -> tuple[int, dict[str, int]]:
+        """The largest peak over pipeline ranks, and what it consists of."""
+        largest: dict[tuple[Chunk, ...], int] = {}
+        for chunks, size in zip(self.of_rank, activations, strict=True):
+            largest[chunks] = max(largest.get(chunks, 0), int(size))
+        best: tuple[int, dict[str, int]] = (-1, {})
+        for chunks, size in largest.items():
+            roles = self.pieces.costs.stack.memory({"activation": size} | self.pieces.held(chunks), self.degrees)
+            total = sum(roles.values())
+            if total > best[0]:
+                best = total, dict(sorted(roles.items()))
+        return best
+
+
+def _interval(machine: Machine, step_s: float, busiest: Mapping[str, float]) -> tuple[float, float]:
+    """From the spreads of what the busiest rank does."""
+    seconds = {"matrix": busiest["compute"], "collective": sum(busiest.values()) - busiest["compute"]}
+    return step_interval(machine, step_s, seconds)
