@@ -59,13 +59,18 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     Args:
         tasks: in order.
-        measure: path for the points of a calibration taken before the tasks, or None.
+        measure: path of JSON lines for the points of a calibration taken before the tasks, or None; points that are
+            there already are not taken again.
+        measure_s: about how long the calibration may take.
+        thorough: whether it takes more shapes and sizes.
         device: "auto", "cpu", "cuda" or "npu".
         timeout_s: after which a rank that waits for another one gives up.
     """
 
     tasks: tuple[Task, ...] = ()
     measure: str | None = None
+    measure_s: float = 8.0
+    thorough: bool = False
     device: str = "auto"
     timeout_s: float = 60.0
 

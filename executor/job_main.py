@@ -53,12 +53,19 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(job: Job) -> None:
     import torch.distributed as dist
 
-    from costmodels.points import save_points
-    from executor.measure import measure_rank
+    from costmodels.points import PointLog
+    from executor.calibrate.resume import go_on
+    from executor.measure import environment, measure_rank
 
-    points, environment = measure_rank(report=lambda line: print(line, flush=True))
-    if dist.get_rank() == 0 and job.measure is not None:
-        save_points(job.measure, points, environment)
+    log = PointLog(str(job.measure)) if dist.get_rank() == 0 else None
+    if log is not None:
+        go_on(log, environment() | {"ranks": str(dist.get_world_size())})
+    points, where = measure_rank(
+        lambda line: print(line, flush=True), job.measure_s, log=log, thorough=job.thorough, timeout_s=job.timeout_s
+    )
+    if log is not None:
+        log.begin(where)
+        print(f"{len(points)} points in {log.path.name}", flush=True)
 
 
 def _run(task: Task, job: Job) -> None:

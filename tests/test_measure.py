@@ -3,22 +3,38 @@ import pytest
 from costmodels.cpu import fit_cpu_machine
 from costmodels.machine import COLLECTIVES, DISPATCH_CLASSES
 from costmodels.points import load_points
+from executor.job import Job, save_job
 from executor.launch import launch
 
 
-@pytest.mark.ranks
-def test_two_ranks_measure_what_a_machine_is_fitted_to(tmp_path):
-    lines: list[str] = []
+def measured(folder, lines):
+    job = save_job(Job(measure=str(folder / "points.jsonl"), measure_s=0.5, device="cpu"), folder / "job.json")
     launch(
-        "executor.measure_main", num_ranks=2, args=[str(tmp_path / "points.json"), "0.5"], log_dir=tmp_path / "log",
-        stream_rank=0, on_line=lambda rank, line: lines.append(line), timeout_s=120,
+        "executor.job_main", num_ranks=2, args=[str(job)], log_dir=folder / "log", stream_rank=0,
+        on_line=lambda rank, line: lines.append(line), timeout_s=120,
     )  # fmt: skip
-    points, environment = load_points(tmp_path / "points.json")
+    return load_points(folder / "points.jsonl")
+
+
+@pytest.mark.ranks
+def test_two_ranks_measure_what_a_machine_is_fitted_to_and_go_on_where_they_were_cut_off(tmp_path):
+    lines: list[str] = []
+    points, environment = measured(tmp_path, lines)
     assert {point.call for point in points if point.kind == "dispatch"} == set(DISPATCH_CLASSES) - {"attention"}
     assert {point.call for point in points if point.kind in ("collective", "transfer")} == set(COLLECTIVES)
     assert all(0 < point.low_s <= point.seconds <= point.high_s for point in points)
     assert all(point.cpu_s > 0 for point in points if point.kind in ("collective", "transfer"))
-    assert sum(line.startswith("[") for line in lines) == 7
+    assert [line.split("]")[0] for line in lines if line.startswith("[")] == [f"[{n}/7" for n in range(1, 8)]
+    assert all("s left of measuring" in line for line in lines if line.startswith("["))
     machine = fit_cpu_machine(points, environment).machine
     assert (machine.num_devices, machine.host_async) == (2, False)
     assert machine.cores_per_node == int(environment["cores"])
+
+    path, kept = tmp_path / "points.jsonl", 9
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[: 1 + kept]) + whole[1 + kept][:10])  # the header, nine points, part of a tenth
+    again, _ = measured(tmp_path, lines)
+    assert f"{kept} points are there already" in lines
+    assert again[:kept] == points[:kept]
+    assert {point.key for point in again} == {point.key for point in points}
+    assert len(again) == len(points)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
+import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +33,18 @@ if TYPE_CHECKING:
 __all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu"]
 
 PROBE_STEPS = 24
+MORE_PROBE_STEPS = 48
+QUICK_S = 8.0
+"""Of the micro-benchmarks of a CPU; the probe programs take about twice as long."""
+
+MINUTES = 2.0
+"""A CPU's share for micro-benchmarks unless it is to be quick or another is stated."""
+
+SPARE_S = 240.0
+"""Beyond that: starting the ranks, probe programs, a busy machine."""
+
+RESULTS_S = 30.0
+"""How long rank 0 waits for what the other ranks write at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +60,8 @@ class ProbeOutcome:
 class CalibrationResult:
     """A calibrated machine, how well its forms explain the micro-benchmarks, and the probes behind its interval.
 
-    Of accelerators it has no probes, but the file of points and the fit, for the calibration report.
+    Of accelerators it has no probes, but the fit, for the calibration report. `points` is the file of what was
+    measured, None where that was temporary.
     """
 
     machine: Machine
@@ -76,11 +92,11 @@ def calibrate(
         device: "auto", "cpu", "cuda" or "npu".
         name: of the machine; "this-cpu", or that of the catalogue's device and their number, when None.
         out: path of the machine file, which is replaced only when all went well; none is written when None.
-        points: accelerators: file of JSON lines that points are appended to as they are measured; what is there already
-            is not measured again. Beside `out` when None.
+        points: file of JSON lines that points are appended to as they are measured; what is there already is not
+            measured again (probe programs are). Beside `out` when None.
         base: accelerators: device of the catalogue whose peaks and links are taken where nothing is measured.
-        minutes: accelerators: of measuring, under 5 when None.
-        quick: accelerators: only what tells most, in under a minute.
+        minutes: of measuring; under 5 when None.
+        quick: only what tells most, in under a minute.
         log_dir: where the ranks' output goes; a temporary folder when None.
         on_progress: called with a line now and then.
 
@@ -94,17 +110,18 @@ def calibrate(
     from executor.device import num_accelerators, pick_device
 
     found = pick_device(device)
+    beside = Path(out).with_suffix(".points.jsonl") if out is not None else Path("calibration.points.jsonl")
     if not found.is_async:
-        if points or base or minutes or quick:
-            raise TwofoldError("points, base, minutes and quick are for accelerators; a CPU takes under a minute")
+        if base is not None:
+            raise TwofoldError("base is for accelerators; a CPU's peaks are measured")
+        seconds = QUICK_S if quick else 60.0 * (MINUTES if minutes is None else minutes)
         return calibrate_cpu(
-            8 if num_ranks is None else num_ranks, name=name or "this-cpu", out=out, log_dir=log_dir,
-            on_progress=on_progress,
+            8 if num_ranks is None else num_ranks, name=name or "this-cpu", out=out, points=points or beside,
+            measure_s=seconds, thorough=not quick, log_dir=log_dir, on_progress=on_progress,
         )  # fmt: skip
     from twofold.accelerators import calibrate_accelerators, spoken
 
     ranks = int(os.environ.get("WORLD_SIZE", num_ranks or num_accelerators()))
-    beside = Path(out).with_suffix(".points.jsonl") if out is not None else Path("calibration.points.jsonl")
     result = calibrate_accelerators(
         ranks, kind=found.kind, device_name=found.name, memory_bytes=found.memory_bytes()[1], points=points or beside,
         name=name, out=out, base=base, minutes=minutes, quick=quick, log_dir=log_dir, on_progress=on_progress,
@@ -120,60 +137,114 @@ def calibrate_cpu(
     *,
     name: str = "this-cpu",
     out: str | os.PathLike[str] | None = None,
+    points: str | os.PathLike[str] | None = None,
+    measure_s: float = QUICK_S,
+    thorough: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
     on_progress: Callable[[str], None] | None = None,
-) -> CalibrationResult:
+) -> CalibrationResult | None:
     """`calibrate` for the CPU, also where this host has accelerators.
 
+    Args:
+        num_ranks: gloo ranks that share this host; under torchrun it is the number of ranks there.
+        name: of the machine.
+        out: path of the machine file; none is written when None.
+        points: file of JSON lines, appended to; a temporary one when None. Under torchrun on several hosts it must be
+            in a folder that all of them see.
+        measure_s: about how long the micro-benchmarks may take; probe programs follow.
+        thorough: more shapes and sizes, longer probe programs.
+        log_dir: where the ranks' output goes; a temporary folder when None.
+        on_progress: called with a line now and then.
+
     Raises:
-        TwofoldError: fewer than 2 ranks; `executor.launch.RankFailed` when a rank fails.
+        TwofoldError: fewer than 2 ranks, points of another machine; `executor.launch.RankFailed` when a rank fails,
+            `RunTimedOut` when time is up. What was measured is kept.
     """
+    num_ranks = int(os.environ.get("WORLD_SIZE", num_ranks))
     if num_ranks < 2:
         raise TwofoldError(f"{num_ranks} rank has nobody to talk to; calibrate with at least 2")
-    from costmodels.cpu import fit_cpu_machine
-    from costmodels.points import load_points
-    from costmodels.probe import fit_probe, fit_processor, with_probe, with_processor
     from executor.job import Job, Task, save_job
     from executor.launch import launch
 
     say = on_progress or (lambda line: None)
+    plans = probe_plans(num_ranks, Machine.load("h200-x8"))
     with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
-        folder = Path(temporary)
-        plans = probe_plans(num_ranks, Machine.load("h200-x8"))
+        joined = "RANK" in os.environ
+        folder = Path(f"{points}.ranks") if joined and points is not None else Path(temporary)
+        log = folder / "points.jsonl" if points is None else Path(points).absolute()
+        if log.suffix != ".jsonl":
+            raise TwofoldError(f"the points go to a file of JSON lines, such as points.jsonl, not {log.name!r}")
         tasks = []
         for number, plan in enumerate(plans):
             place = folder / f"probe{number}"
             save_plan(plan, place / "plan.json")
-            tasks.append(Task(plan=str(place / "plan.json"), out=str(place), steps=PROBE_STEPS, count=False))
-        job = Job(tasks=tuple(tasks), measure=str(folder / "points.json"), device="cpu")
+            steps = MORE_PROBE_STEPS if thorough else PROBE_STEPS
+            tasks.append(Task(plan=str(place / "plan.json"), out=str(place), steps=steps, count=False))
+        job = Job(tasks=tuple(tasks), measure=str(log), measure_s=measure_s, thorough=thorough, device="cpu")
         path = save_job(job, folder / "job.json")
-        launch(
-            "executor.job_main", num_ranks=num_ranks, args=[str(path)], log_dir=log_dir or folder / "log_output",
-            stream_rank=0,
-            on_line=lambda rank, line: say(line.replace(str(folder), "").replace("task done: /", "ran ")),
-        )  # fmt: skip
-        points, environment = load_points(folder / "points.json")
-        fitted = fit_cpu_machine(points, environment, name=name)
+        if joined:
+            from executor.job_main import main
+
+            main([str(path)])
+            if os.environ["RANK"] != "0":
+                return None
+            _wait_for([folder / f"probe{n}" / f"rank.{r}.npz" for n in range(len(plans)) for r in range(num_ranks)])
+        else:
+            launch(
+                "executor.job_main", num_ranks=num_ranks, args=[str(path)], log_dir=log_dir or folder / "log_output",
+                stream_rank=0, timeout_s=measure_s + SPARE_S,
+                on_line=lambda rank, line: say(_in_words(line, len(plans))),
+            )  # fmt: skip
         runs = [read_result(plan, folder / f"probe{number}", folder, 0.0) for number, plan in enumerate(plans)]
-        today = datetime.date.today().isoformat()
-        processor = fit_processor([row for result in runs for row in _processor_rows(result, fitted.machine)])
-        machine = with_processor(fitted.machine, processor, date=today)
-        outcomes = [
-            ProbeOutcome(
-                name=result.plan.graph.name, predicted_s=simulate(result.plan, machine).step_interval_s,
-                measured_s=result.step_s,
-            )
-            for result in runs
-        ]  # fmt: skip
-        fit = fit_probe([probe.predicted_s for probe in outcomes], [probe.measured_s for probe in outcomes])
-        machine = with_probe(machine, fit, date=today)
+        if joined:
+            shutil.rmtree(folder)
+        result = _fit_cpu(log, runs, name)
     if out is not None:
-        machine.save(out)
+        result.machine.save(out)
+    return replace(result, points=None if points is None else log)
+
+
+def _in_words(line: str, num_probes: int) -> str:
+    """A rank's line of progress for the user: how far the probe programs are instead of where their files lie."""
+    done = re.fullmatch(r"task done: .*probe(\d+)", line)
+    return line if done is None else f"ran probe program {int(done[1]) + 1} of {num_probes}"
+
+
+def _wait_for(files: Sequence[Path]) -> None:
+    """Until all are there: other ranks may still be writing them."""
+    start = time.monotonic()
+    while missing := [file for file in files if not file.exists()]:
+        if time.monotonic() - start > RESULTS_S:
+            raise TwofoldError(f"{str(missing[0])!r} did not come within {RESULTS_S:g} s; run the same command again")
+        time.sleep(0.05)
+
+
+def _fit_cpu(points: Path, runs: Sequence[RunResult], name: str) -> CalibrationResult:
+    """The machine that micro-benchmarks and probe programs make."""
+    from costmodels.cpu import fit_cpu_machine
+    from costmodels.points import load_points
+    from costmodels.probe import fit_probe, fit_processor, with_probe, with_processor
+
+    fitted = fit_cpu_machine(*load_points(points), name=name)
+    today = datetime.date.today().isoformat()
+    processor = fit_processor([row for result in runs for row in _processor_rows(result, fitted.machine)])
+    machine = with_processor(fitted.machine, processor, date=today)
+    outcomes = [
+        ProbeOutcome(
+            name=result.plan.graph.name, predicted_s=simulate(result.plan, machine).step_interval_s,
+            measured_s=result.step_s,
+        )
+        for result in runs
+    ]  # fmt: skip
+    fit = fit_probe([probe.predicted_s for probe in outcomes], [probe.measured_s for probe in outcomes])
     said = (
         f"processor time of probe programs: computing x {processor.compute:.2f}, communication x "
         f"{processor.communication:.2f} of the micro-benchmarks, median misfit {processor.spread:.0%}"
     )
-    return CalibrationResult(machine=machine, residuals=(*map(str, fitted.residuals), said), probes=tuple(outcomes))
+    return CalibrationResult(
+        machine=with_probe(machine, fit, date=today), residuals=(*map(str, fitted.residuals), said),
+        probes=tuple(outcomes),
+    )  # fmt: skip
 
 
 def _processor_rows(result: RunResult, machine: Machine) -> list[tuple[float, float, float]]:

@@ -233,7 +233,9 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
         target = Machine.load(given)
         say.note(f"{target.name}: {target.num_devices} devices, not calibrated now")
         return target, None
-    calibrated = calibrate(NUM_RANKS, out=folder / "machine.json", on_progress=say.note)
+    out = folder / "machine.json"
+    out.with_suffix(".points.jsonl").unlink(missing_ok=True)  # of an earlier demo; this one measures anew
+    calibrated = calibrate(NUM_RANKS, out=out, quick=True, on_progress=say.note)
     assert calibrated is not None  # one process measures and returns; only the ranks of a launcher return nothing
     for probe in calibrated.probes:
         say.note(

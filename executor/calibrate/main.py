@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from costmodels.points import Point, PointLog
 from executor.calibrate.meeting import Meeting
+from executor.calibrate.resume import go_on
 from executor.calibrate.session import SECTIONS, Session
 from executor.calibrate.timing import Timer
 from executor.device import Device, environment, pick_device
@@ -55,7 +56,7 @@ def _measure(options: argparse.Namespace, device: Device) -> int:
     if path.suffix != ".jsonl":
         raise TwofoldError(f"the points go to a file of JSON lines, such as points.jsonl, not {path.name!r}")
     log = PointLog(path if meeting.rank == 0 else path.with_suffix(f".rank{meeting.rank}.jsonl"))
-    log.begin(surroundings(device, meeting.size))
+    go_on(log, surroundings(device, meeting.size))
     small = not device.is_async
     timer = Timer(device, repeats=3 if small else 5, window_s=5e-4 if small else 2e-3)
     minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)

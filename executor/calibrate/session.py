@@ -129,6 +129,8 @@ class Session:
         )
         self.left = _Left()
         self.failures: list[str] = []
+        self.known: set[Any] = set()
+        self.title = ""
         self._told_s = self._sensed_s = -1e30
         self._sensed: dict[str, float] = {}
 

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from costmodels.points import Point, PointLog
 from executor.calibrate.main import surroundings
 from executor.calibrate.meeting import Meeting
+from executor.calibrate.resume import go_on
 from executor.calibrate.timing import Timer, sampled
 from executor.device import now_ns, pick_device
 from executor.feeding import own_rows, random_batches
@@ -140,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     meeting = Meeting(device, 60.0)
     log = PointLog(path) if meeting.rank == 0 else None
     if log is not None:
-        log.begin(surroundings(device, meeting.size))
+        go_on(log, surroundings(device, meeting.size))
     timer, failed = Timer(device), 0
     for file in plans:
         plan, name = load_plan(file), Path(file).stem

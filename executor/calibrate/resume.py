@@ -1,0 +1,33 @@
+"""Going on with a file of points that an earlier run left: only where both were taken on machines of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from costmodels.points import PointLog
+from plans.errors import TwofoldError
+
+__all__ = ["go_on"]
+
+SAME = ("device", "device_name", "machine", "cores")
+"""What of the environment must not change within a file; versions and dates may, and are written where they do."""
+
+
+def go_on(log: PointLog, environment: Mapping[str, str]) -> None:
+    """Say in the file where the points that follow are taken.
+
+    Args:
+        log: the file, with the points of an earlier run or without.
+        environment: of this run.
+
+    Raises:
+        TwofoldError: the points that are there were taken on another device.
+    """
+    for name in SAME:
+        there, here = log.environment.get(name), environment.get(name)
+        if there is not None and here is not None and there != here:
+            raise TwofoldError(
+                f"the points in {str(log.path)!r} were taken where {name} is {there!r}; here it is {here!r}. Name "
+                "another file with --points"
+            )
+    log.begin(environment)

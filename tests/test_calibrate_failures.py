@@ -1,0 +1,211 @@
+"""What a calibration does when the machine misbehaves; devices and clocks are stand-ins, ranks are real."""
+
+import itertools
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from costmodels.points import Point, PointLog, load_points
+from executor.calibrate.bench import Job
+from executor.calibrate.meeting import HUNG_EXIT_CODE, Meeting
+from executor.calibrate.resume import go_on
+from executor.calibrate.session import Session
+from executor.calibrate.timing import Timer
+from executor.device import Device
+from executor.launch import launch
+from executor.measure import _summary
+from executor.rank_failures import RankFailed
+from plans.errors import TwofoldError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallDevice(Device):
+    """A CPU that says it has little memory."""
+
+    free_bytes: int = 2**20
+
+    def memory_bytes(self) -> tuple[int, int]:
+        return self.free_bytes, 2**40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostDevice(Device):
+    """A CPU that stops answering once something on it has failed."""
+
+    def synchronize(self) -> None:
+        if (Path.cwd() / "lost").exists():
+            raise RuntimeError("device-side error: the bus is gone")
+
+
+def small_session(device, folder, said, *, minutes=1.0, sections=("matrix",), clock_s=time.monotonic):
+    timer = Timer(device, repeats=1, window_s=1e-4)
+    return Session(
+        timer, Meeting(device), PointLog(folder / "points.jsonl"), minutes=minutes, quick=True, sections=sections,
+        say=said.append, clock_s=clock_s,
+    )  # fmt: skip
+
+
+def job(shape, needs_bytes=0, make=None):
+    point = Point(kind="matrix", call="mm", shape=shape, form="nn", seconds=0.0)
+    return Job(point=point, make=make or (lambda bench: [lambda: torch.ones(2).sum()]), tier=0, needs_bytes=needs_bytes)
+
+
+def test_a_grid_that_does_not_fit_into_memory_shrinks_and_says_so(tmp_path):
+    said: list[str] = []
+    session = small_session(SmallDevice(kind="cpu"), tmp_path, said)
+    session._alone([job((1, 1, 1)), job((2, 2, 2), needs_bytes=2**20), job((3, 3, 3), needs_bytes=2**30)], 1e30)
+    assert {point.shape for point in session.log} == {(1, 1, 1)}
+    assert str(session.left) == "2 too large for its memory"
+
+
+def test_a_device_that_disappears_ends_the_run_and_keeps_the_points(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def lose(bench):
+        (tmp_path / "lost").touch()
+        raise RuntimeError("device-side error")
+
+    session = small_session(LostDevice(kind="cpu"), tmp_path, [])
+    session._alone([job((1, 1, 1))], 1e30)
+    with pytest.raises(
+        TwofoldError, match=r"rank 0 stopped working in matrix mm .*: device-side error; 1 points are kept"
+    ):
+        session._alone([job((2, 2, 2), make=lose)], 1e30)
+    assert [point.shape for point in load_points(tmp_path / "points.jsonl")[0]] == [(1, 1, 1)]
+
+
+def test_a_kernel_that_fails_on_a_sound_device_is_left_out_and_named(tmp_path):
+    def fail(bench):
+        raise RuntimeError("no such kernel")
+
+    said: list[str] = []
+    session = small_session(Device(kind="cpu"), tmp_path, said)
+    session._alone([job((1, 1, 1), make=fail), job((2, 2, 2))], 1e30)
+    assert [point.shape for point in session.log] == [(2, 2, 2)]
+    assert session.failures == ["matrix mm (1, 1, 1): no such kernel"]
+
+
+@pytest.mark.parametrize("tick_ns", [-(10**6), 0])
+def test_a_clock_that_stands_or_goes_back_is_refused(tick_ns):
+    readings = itertools.count(10**15, tick_ns)
+    timer = Timer(Device(kind="cpu"), repeats=2, window_s=1e-6, clock_ns=lambda: next(readings))
+    with pytest.raises(TwofoldError, match=r"clock of .* jumps"):
+        timer.device_time([lambda: None])
+    with pytest.raises(TwofoldError, match="host's clock jumps"):
+        timer.host_time(lambda: None, burst=1)
+
+
+def test_a_clock_that_leaps_ahead_once_flags_the_point_and_spares_the_median():
+    state = {"now": 10**15, "reads": 0}
+
+    def clock_ns():  # one repeat of five takes an hour more
+        state["reads"] += 1
+        state["now"] += 1000 + (3600 * 10**9 if state["reads"] == 9 else 0)
+        return state["now"]
+
+    sample = Timer(Device(kind="cpu"), repeats=5, window_s=1e-9, clock_ns=clock_ns).device_time([lambda: None])
+    assert sample.flag == "unsteady"
+    assert sample.seconds == pytest.approx(1e-6)
+    assert sample.high_s > 3000
+
+
+def test_ranks_of_a_cpu_refuse_a_clock_that_goes_back():
+    with pytest.raises(TwofoldError, match="clock jumps: a call took -1 s"):
+        _summary([1.0, -1.0, 2.0])
+
+
+def test_points_of_another_device_are_not_added_to(tmp_path):
+    log = PointLog(tmp_path / "points.jsonl")
+    go_on(log, {"device_name": "NVIDIA H200", "date": "2026-01-01"})
+    go_on(log, {"device_name": "NVIDIA H200", "date": "2026-01-02"})  # another day goes on
+    with pytest.raises(TwofoldError, match="device_name is 'NVIDIA H200'; here it is 'NVIDIA A100'"):
+        go_on(PointLog(log.path), {"device_name": "NVIDIA A100"})
+
+
+def test_time_that_is_up_leaves_points_out_and_the_next_run_takes_them(tmp_path):
+    said: list[str] = []
+    device, ticks = Device(kind="cpu"), itertools.count()
+    first = small_session(device, tmp_path, said, clock_s=lambda: float(next(ticks)))
+    jobs = [job((size, 1, 1)) for size in range(1, 5)]
+    first._alone(jobs, first.clock_s() + 3.5)
+    taken = len(list(first.log))
+    assert 0 < taken < len(jobs)
+    assert str(first.left) == f"{len(jobs) - taken} for lack of time"
+    second = small_session(device, tmp_path, said)
+    second.known = second._shared_keys()
+    second._alone(jobs, 1e30)
+    points, _ = load_points(tmp_path / "points.jsonl")
+    assert sorted(point.shape for point in points) == [(size, 1, 1) for size in range(1, 5)]
+
+
+HANGING = """
+import sys, time
+import torch.distributed as dist
+from executor.calibrate.meeting import Meeting
+from executor.device import pick_device
+dist.init_process_group("gloo")
+meeting = Meeting(pick_device("cpu"), timeout_s=60.0)
+with meeting.watch("all_reduce of 4 bytes in groups of 2", timeout_s=60.0):
+    meeting.barrier()
+if dist.get_rank() == 1:
+    time.sleep(60.0)
+with meeting.watch("all_gather of 8 bytes in groups of 2", timeout_s=1.5):
+    meeting.barrier()
+"""
+
+
+@pytest.mark.ranks
+def test_a_collective_that_hangs_names_the_missing_rank_and_leaves_nobody_behind(tmp_path):
+    script = tmp_path / "hanging.py"
+    script.write_text(HANGING)
+    start = time.monotonic()
+    with pytest.raises(RankFailed) as caught:
+        launch(script, num_ranks=2, log_dir=tmp_path / "log", timeout_s=100)
+    assert time.monotonic() - start < 50  # not the 60 s that the other rank sleeps
+    said = (tmp_path / "log" / "1" / "rank.0" / "stderr").read_text()
+    assert "all_gather of 8 bytes in groups of 2 did not end within 1.5 s" in said
+    assert "missing: rank 1, which is at 'all_reduce of 4 bytes in groups of 2'; waiting in it: rank 0" in said
+    assert f"exit code {HUNG_EXIT_CODE}" in str(caught.value)
+
+
+def test_the_old_machine_file_stays_when_a_calibration_fails(tmp_path, monkeypatch):
+    from twofold import calibration
+
+    old = tmp_path / "machine.json"
+    old.write_text(json.dumps({"mine": 1}))
+
+    def fail(*args, **more):
+        raise TwofoldError("rank 1 failed")
+
+    monkeypatch.setattr("executor.launch.launch", fail)
+    with pytest.raises(TwofoldError, match="rank 1 failed"):
+        calibration.calibrate(2, device="cpu", out=old, quick=True)
+    assert json.loads(old.read_text()) == {"mine": 1}
+
+
+def test_points_that_are_too_few_to_fit_leave_the_old_machine_file_alone(tmp_path):
+    from costmodels.catalogue import load_device
+    from twofold.accelerators import fit_points
+
+    old = tmp_path / "machine.json"
+    old.write_text("old")
+    log = PointLog(tmp_path / "points.jsonl")
+    log.begin({"device": "cuda"})
+    log.add(Point(kind="matrix", call="mm", shape=(8, 8, 8), form="nn", dtype="bfloat16", seconds=1e-5))
+    with pytest.raises(TwofoldError):
+        fit_points(log.path, load_device("h200"), 1, out=old)
+    assert old.read_text() == "old"
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_and_measured_again(tmp_path):
+    log = PointLog(tmp_path / "points.jsonl")
+    point = Point(kind="memory", call="relu", size_bytes=8, seconds=1.0)
+    log.add(point)
+    with log.path.open("ab") as file:
+        file.write(msgspec.json.encode(point)[:20])
+    assert list(PointLog(log.path)) == [point]
