@@ -1,13 +1,15 @@
 """A program in virtual time (floor 3).
 
-`simulate` predicts a plan on a machine, maybe with a `WhatIf`; `outcome` adds what checkpoints and failures cost.
-`run_program` is the reference engine, with SimPy under it, for any prices: hosts, compute and communication streams,
-shared cores, devices and links. `memory_timeline` and `peak_of_order` follow the memory, `composition` says what a step
-consists of, `critical_path` what determines its end. Inside, time is integer picoseconds, so that engines and closed
-forms agree exactly. It imports `plans` and `costmodels` only.
+`simulate` predicts a plan on a machine, maybe with a `WhatIf`; `outcome` adds what checkpoints and failures cost;
+`check_program` refuses before that what cannot be carried out. `run_program` is the reference engine, with SimPy under
+it, for any prices: hosts, compute and communication streams, shared cores, devices and links. `memory_timeline` and
+`peak_of_order` follow the memory, `composition` says what a step consists of, `critical_path` what determines its end.
+Inside, time is integer picoseconds, so that engines and closed forms agree exactly. It imports `plans` and `costmodels`
+only.
 """
 
 from simulator.analysis import Composition, composition
+from simulator.check import check_program
 from simulator.critical_path import CriticalPath, critical_path
 from simulator.engine import run_program
 from simulator.goodput import Checkpoints, Failures, Goodput, goodput
@@ -25,6 +27,7 @@ __all__ = [
     "LinkChange",
     "Outcome",
     "WhatIf",
+    "check_program",
     "composition",
     "critical_path",
     "goodput",

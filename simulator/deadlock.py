@@ -1,19 +1,100 @@
-"""Why ranks wait for ever: the smallest circle of ranks each of which waits for the next."""
+"""Whether ranks wait for each other for ever, found out without times, and the smallest circle of them that does.
+
+Who meets whom is settled beforehand (`simulator.matching`), and no rank ever chooses what to take next, so whether a
+program comes to its end does not depend on any duration: one step is walked through with everything taking no time, and
+what gets stuck there gets stuck always. Steps are alike, as a rank ends each with everything it issued.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from simulator.exchange import Communication
-from simulator.order import Order
-from simulator.ranks import Rank
+import simpy
 
-__all__ = ["culprit"]
+from plans.errors import TwofoldError
+from simulator.exchange import Communication, Exchange
+from simulator.matching import Links
+from simulator.order import ISSUE, RUN, Order
+
+__all__ = ["refuse_deadlock"]
 
 
-def culprit(ranks: Sequence[Rank], order_of: Mapping[int, Order]) -> str:
+class _Walker:
+    """A rank on its way through a step in which everything takes no time."""
+
+    __slots__ = ("_links", "_segments", "_slots", "_todo", "_unwaited", "order", "rank", "waiting_for")
+
+    def __init__(self, rank: int, order: Order, links: Mapping[int, Links]) -> None:
+        self.rank = rank
+        self.order = order
+        self.waiting_for: Communication | None = None
+        self._links = links
+        self._slots: list[Communication | None] = [None] * order.num_slots
+        self._unwaited: list[Communication] = []
+        self._segments = iter(order.segments)
+        self._todo = iter(self._unwaited)
+
+    def go_on(self, exchange: Exchange) -> None:
+        """Walk to the end, or to what is not over yet: that is `waiting_for` then."""
+        order, self.waiting_for = self.order, None
+        for kind, position, slot in self._segments:
+            if kind == RUN:
+                continue
+            if kind == ISSUE:
+                links = self._links[position]
+                if not links.keys:
+                    continue
+                own = Communication(self.rank, 0, position, order.instructions[position], links, 0, 0)
+                exchange.post(own, 0)
+                if slot >= 0:
+                    self._slots[slot] = own
+                    if position in order.unwaited:
+                        self._unwaited.append(own)
+                    continue
+            else:
+                waited = self._slots[slot]
+                if waited is None:
+                    continue
+                own = waited
+            if not own.done:
+                self.waiting_for = own
+                return
+        for own in self._todo:
+            if not own.done:
+                self.waiting_for = own
+                return
+
+
+def refuse_deadlock(orders: Sequence[Order], links: Mapping[int, Mapping[int, Links]]) -> None:
+    """Check that every rank comes to its end.
+
+    Args:
+        orders: of all groups.
+        links: as `match` gives them.
+
+    Raises:
+        TwofoldError: ranks that wait for ever; the message names the smallest circle.
+    """
+    ended: list[int] = []
+    exchange = Exchange(
+        simpy.Environment(), lambda own: ended.append(own.rank), None, None, all_on_fabric=False, wires=None
+    )
+    walkers = {rank: _Walker(rank, order, links[rank]) for order in orders for rank in order.group.ranks}
+    for rank in sorted(walkers):
+        walkers[rank].go_on(exchange)
+    while ended:
+        walker = walkers[ended.pop()]
+        if walker.waiting_for is not None and walker.waiting_for.done:
+            walker.go_on(exchange)
+    if any(walker.waiting_for is not None for walker in walkers.values()):
+        raise TwofoldError(_culprit(walkers))
+
+
+def _culprit(walkers: Mapping[int, _Walker]) -> str:
     """What to tell the user, given all ranks after nothing happens any more."""
-    stuck = {rank.rank: rank.waiting_for for rank in ranks if not rank.is_finished and rank.waiting_for is not None}
+    order_of = {rank: walker.order for rank, walker in walkers.items()}
+    waiting = {rank: walkers[rank].waiting_for for rank in sorted(walkers)}
+    stuck = {rank: own for rank, own in waiting.items() if own is not None}
     waits = {rank: _missing(own) for rank, own in stuck.items()}
     for rank, own in stuck.items():
         for other in waits[rank]:
@@ -67,7 +148,7 @@ def _circle(start: int, waits: Mapping[int, Sequence[int]]) -> list[int]:
 
 def _says(rank: int, own: Communication, other: int, order_of: Mapping[int, Order]) -> str:
     order, blocking = order_of[rank], _blocking(own)
-    text = f"rank {rank} waits in step {own.step} in {order.ids[own.position]!r}"
+    text = f"rank {rank} waits in {order.ids[own.position]!r}"
     if blocking is not own:
         text += f" (held up by {order.ids[blocking.position]!r} on the same channel)"
     return f"{text} for rank {other}"

@@ -19,7 +19,7 @@ import simpy
 from plans.errors import TwofoldError
 from plans.program import Instruction, Program
 from plans.timeline import Timeline
-from simulator.deadlock import culprit
+from simulator.deadlock import refuse_deadlock
 from simulator.exchange import Communication, Exchange, Wires
 from simulator.fluid import Cores, Fabric, Rates
 from simulator.matching import match
@@ -135,7 +135,8 @@ def run_program(
                 env.process(rank.run_alone())
     env.run()
     if any(not rank.is_finished for rank in ranks.values()):
-        raise TwofoldError(culprit([ranks[number] for number in sorted(ranks)], order_of))
+        refuse_deadlock(orders, links)
+        raise AssertionError("ranks are stuck in time, but not in order")
     timeline = _timeline(recorder, names, num_ranks=program.num_ranks, num_steps=num_steps, host_async=host_async)
     if with_memory:
         peaks, curve = memory_timeline(program, timeline)

@@ -16,6 +16,7 @@ from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.program import GroupProgram, Instruction, Kind, Program
 from plans.timeline import Timeline
+from simulator.check import check_program
 from simulator.engine import Overlap, Stretch, run_program
 from simulator.goodput import Goodput, goodput
 from simulator.memory import with_allowance
@@ -51,7 +52,7 @@ def simulate(
 
     Raises:
         TwofoldError: more ranks than the machine has, a plan that cannot be lowered, changes that do not fit, and what
-            `run_program` refuses.
+            `check_program` and `run_program` refuse; nothing has been simulated then.
 
     >>> from plans.layout import Layout
     >>> from plans.program import GroupProgram
@@ -69,6 +70,7 @@ def simulate(
         if absent := [rank for rank in ranks if not 0 <= rank < num_ranks]:
             raise TwofoldError(f"{what} of rank {absent[0]}: the program's ranks are 0 to {num_ranks - 1}")
     machine = what_if.machine(machine)
+    check_program(program)
     network = Network(machine, program, what_if.links)
     timeline = run_program(
         program,

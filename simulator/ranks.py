@@ -70,7 +70,6 @@ class Rank:
         host_async: bool,
     ) -> None:
         self.rank = rank
-        self.waiting_for: Communication | None = None
         self.is_finished = False
         self.num_instructions = 0
         self._table_of = table_of
@@ -249,8 +248,7 @@ class Rank:
         )
 
     def _over(self, own: Communication) -> Over:
-        """The event of its end; until then the rank counts as waiting for it."""
-        self.waiting_for = own
+        """The event of its end."""
         own.event = Over(self._env)
         return own.event
 
