@@ -214,7 +214,7 @@ class _Torchrun:
 
     def _kill_groups(self) -> bool:
         """Kill the guards, their ranks and what those started; return whether any of them still runs."""
-        groups = {pids["guard"] for _, pids in self._pids()}
+        groups = {pid for _, pids in self._pids() for pid in (pids["guard"], pids["rank"])}
         for group in tuple(groups):
             try:
                 os.killpg(group, signal.SIGKILL)

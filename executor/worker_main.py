@@ -95,16 +95,24 @@ def run_guard(job_dir: str, kind: str, target: str, args: list[str]) -> None:
         os.dup2(log, fd)
         os.close(log)
     guard_pid = os.getpid()
+    ready, watching = os.pipe()
     rank_pid = os.fork()
     if rank_pid == 0:
+        # A group of its own: torchrun sends SIGTERM to the guard's, and only the guard is to answer it. A rank that
+        # died of it, or ran a handler of its own, would look as if it had failed by itself.
+        os.setpgid(0, 0)
         die_with_parent(guard_pid, signal.SIGKILL)
+        os.close(watching)
+        os.read(ready, 1)  # ends when the guard watches: a rank that kills its guard finds it written down
+        os.close(ready)
         run_rank(folder, kind, target, args)
     else:
-        watch(folder, rank_pid)
+        os.close(ready)
+        watch(folder, rank_pid, watching)
 
 
-def watch(folder: str, rank_pid: int) -> NoReturn:
-    """Wait for the rank, write `end.json` and exit like it. On SIGTERM: kill the rank first, and its group after."""
+def watch(folder: str, rank_pid: int, watching: int) -> NoReturn:
+    """Let the rank begin, wait for it, write `end.json` and exit like it. On SIGTERM: kill it and what it started."""
     import contextlib
     import signal
     import time
@@ -117,15 +125,20 @@ def watch(folder: str, rank_pid: int) -> NoReturn:
             os.kill(rank_pid, signal.SIGKILL)
             told_to_end = True
 
+    with contextlib.suppress(PermissionError, ProcessLookupError):  # whoever comes first
+        os.setpgid(rank_pid, rank_pid)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end_rank)
     write_json(os.path.join(folder, "pids.json"), {"guard": os.getpid(), "rank": rank_pid})
+    os.close(watching)
     code = os.waitstatus_to_exitcode(os.waitpid(rank_pid, 0)[1])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end = {"code": code, "told_to_end": told_to_end, "time_ns": time.monotonic_ns()}
     write_json(os.path.join(folder, "end.json"), end)
     if told_to_end:
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # this process too
+        with contextlib.suppress(ProcessLookupError):  # the rank had started nothing
+            os.killpg(rank_pid, signal.SIGKILL)
     os._exit(code if code >= 0 else 128 - code)
 
 

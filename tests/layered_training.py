@@ -14,6 +14,7 @@ from plans.plan import Optimizer, Plan, Stage, Strategy
 
 WIDTH, BATCH = 6, 24
 ADAMW = {"lr": 0.01, "weight_decay": 0.1}
+MOMENTUM = {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1}
 
 
 def graph(num_layers: int = 3, dtype: str = "float32", width: int = WIDTH, batch: int = BATCH) -> Graph:
@@ -78,15 +79,16 @@ def trained(
 ) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """A plain loop: losses, the updated (master) weights and the weights of the graph.
 
-    Gradients of each micro-batch are accumulated in `gradient_dtype`, clipped, given to torch.optim.AdamW on weights of
-    `master_dtype`, which are rounded into those that the network reads.
+    Gradients of each micro-batch are accumulated in `gradient_dtype`, clipped, given to torch.optim (AdamW, or SGD with
+    momentum: AdamW hardly sees the scale of gradients) on weights of `master_dtype`, which are rounded into those that
+    the network reads.
     """
     dtypes = {tensor.name: getattr(torch, tensor.dtype) for tensor in of.parameters}
     weights = {name: torch.tensor(value).to(dtypes[name]).requires_grad_() for name, value in parameters(of).items()}
     kinds = {name: getattr(torch, optimizer.updates_in(str(dtype)[6:])) for name, dtype in dtypes.items()}
     masters = {name: weight.detach().to(kinds[name], copy=True).requires_grad_() for name, weight in weights.items()}
-    decay, rate = optimizer.settings["weight_decay"], optimizer.settings["lr"]
-    update = torch.optim.AdamW(list(masters.values()), lr=rate, weight_decay=decay, foreach=False)
+    make = torch.optim.AdamW if optimizer.kind == "adamw" else torch.optim.SGD
+    update = make(list(masters.values()), **optimizer.settings, foreach=False)
     losses = []
     for batch in batches(of, num_steps):
         sums = {

@@ -171,6 +171,21 @@ def test_the_cause_is_told_from_its_consequences(script, job, env):
     assert first_failure(job, [0, 1, 2]).rank == 2
 
 
+def test_a_rank_ended_with_its_whole_group_is_no_failure_of_its_own(script, job, env):
+    """torchrun sends SIGTERM to the guard's group; the rank would leave with a code of its own if it heard it."""
+    body = """
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+        print("hanging", flush=True)
+        while True:
+            time.sleep(0.01)
+    """
+    guard = start_rank(job, script(body), env)
+    wait_until(lambda: job.stdout(0).exists() and "hanging" in job.stdout(0).read_text())
+    os.killpg(guard.pid, signal.SIGTERM)
+    guard.wait(PATIENCE_S)
+    assert first_failure(job, [0]).headline == "was told to end by SIGTERM"
+
+
 def test_a_guard_that_was_killed_is_known_by_its_exit_code(script, job, env):
     assert run_rank(job, script("raise ConnectionResetError('reset by peer')"), env) == 1
     failure = first_failure(job, [0, 1, 2], {0: 1, 1: -signal.SIGTERM, 2: -signal.SIGKILL})

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from layered_training import ADAMW, batches, graph, parameters, plan, trained
+from layered_training import ADAMW, MOMENTUM, batches, graph, parameters, plan, trained
+from msgspec.structs import replace
 from on_ranks import run_on_ranks
 
 from executor.result import RankResult
@@ -20,6 +21,10 @@ MEGATRON = {"gradient_dtype": "float32", "master_dtype": "float32"}
 
 def adamw(level, **rest):
     return Optimizer(kind="adamw", settings=ADAMW, parallel_level=level, threshold_bytes=40, **rest)
+
+
+def momentum(level, **rest):
+    return Optimizer(kind="momentum", settings=MOMENTUM, parallel_level=level, threshold_bytes=40, **rest)
 
 
 def two_stages(optimizer):
@@ -45,8 +50,13 @@ PLANS = {
     "level 3 each alone": plan(BOTH, adamw(3, bucket_bytes=0, prefetch=2), tp="tp", num_micro_batches=2),
     "level 3, three slices": plan(DP, adamw(3), num_micro_batches=2, interleave=3),
     "level 3, two stages, clipped": two_stages(adamw(3, clip_norm=0.05)),
+    "momentum, level 0, small buckets": plan(DP, momentum(0, bucket_bytes=200), num_micro_batches=3),
+    "momentum, level 1, clipped": plan(BOTH, momentum(1, clip_norm=0.05), tp="tp", num_micro_batches=2),
+    "momentum, level 2, clipped, once a step": two_stages(momentum(2, clip_norm=0.05, reduce_every="step")),
+    "momentum, level 3, prefetch 2": plan(DP, momentum(3, prefetch=2), num_micro_batches=3),
     "bfloat16, level 1": plan(DP, adamw(1, **MEGATRON, clip_norm=0.05), of=HALF, num_micro_batches=2),
     "bfloat16, level 3": plan(BOTH, adamw(3, **MEGATRON), of=HALF, num_micro_batches=2),
+    "bfloat16, momentum, level 2": plan(DP, momentum(2, **MEGATRON, clip_norm=0.05), of=HALF, num_micro_batches=2),
     "bfloat16 reduced": plan(DP, adamw(2, **MEGATRON, reduce_dtype="bfloat16"), of=HALF, num_micro_batches=2),
 }
 
@@ -85,6 +95,20 @@ def test_training_is_that_of_a_plain_loop(folder, name):
     with np.load(folder / f"{name}.npz") as found:
         for parameter, expected in weights.items():
             assert np.linalg.norm(found[parameter] - expected) <= tolerance(name) * np.linalg.norm(expected), parameter
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_comparison_would_see_a_wrong_step(name):
+    """Training moves the weights by far more than the tolerance, and clipping and the scale of gradients matter."""
+    each = PLANS[name]
+    args = (NUM_STEPS, each.num_micro_batches)
+    expected = trained(each.graph, each.optimizer, *args)[1]
+    others = [parameters(each.graph)]
+    if each.optimizer.clip_norm is not None and each.optimizer.kind == "momentum":
+        others.append(trained(each.graph, replace(each.optimizer, clip_norm=None), *args)[1])
+    for other in others:
+        moved = [np.linalg.norm(expected[each] - other[each]) / np.linalg.norm(expected[each]) for each in expected]
+        assert min(moved) > 0.5 * tolerance(name) and max(moved) > 3 * tolerance(name), moved
 
 
 @pytest.mark.parametrize("name", PLANS)
