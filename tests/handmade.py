@@ -82,10 +82,12 @@ def pipeline(
     *,
     transfer: Sequence[int] = (),
     size: int = 4,
+    kept_for_weights: int = 0,
 ) -> Program:
     """One rank per row of a schedule, one COMPUTE per action, a transfer wherever the pipeline needs one.
 
-    Forwards keep an activation of `size` bytes alive until their backward (B or I) has run.
+    Forwards keep an activation of `size` bytes alive until their backward (B or I) has run; `kept_for_weights` bytes
+    of it live on from I to W.
     """
     num_stages, groups = len(stage_rank), []
     for rank, actions in enumerate(order):
@@ -106,6 +108,12 @@ def pipeline(
             kept = f"activation{stage}"
             values[kept] = Value(name=kept, shape=(size,), dtype="uint8")
             outputs, frees = ((kept,), ()) if kind == "F" else ((), (kept,) if kind in "BI" else ())
+            if kept_for_weights:
+                late = f"late{stage}"
+                values[kept] = Value(name=kept, shape=(size - kept_for_weights,), dtype="uint8")
+                values[late] = Value(name=late, shape=(kept_for_weights,), dtype="uint8")
+                outputs = (*outputs, late) if kind == "F" else ()
+                frees = (*frees, late) if kind in "BW" else frees
             lines.append(
                 Instruction(
                     name="work", kind=Kind.COMPUTE, call="linear.forward", part=kind, outputs=outputs, frees=frees,

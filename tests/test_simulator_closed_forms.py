@@ -4,8 +4,11 @@ from fractions import Fraction
 
 import pytest
 from handmade import pipeline, written_price
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_schedules import any_times, chunks_of, schedules, spans_of, work_of_step
 
-from plans.schedules import make_schedule
+from plans.schedules import Schedule, make_schedule, peak_in_flight, schedule_names
 from plans.timeline import Timeline
 from simulator import composition, run_program
 
@@ -97,3 +100,121 @@ def test_transfers_lengthen_the_ramp_of_a_single_micro_batch(hop):
     schedule = make_schedule("gpipe", 4, 1)
     timeline = run_program(pipeline(schedule.order, schedule.placement, WORK, transfer=(0, hop)), written_price)
     assert length_ps(timeline) == 4 * WHOLE + 2 * 3 * hop
+
+
+# ------------------------------------------------------------------------- every schedule, in rational arithmetic
+
+UNIT = 840  # picoseconds per unit of time: fractions down to 1/8 stay whole
+
+
+def played(schedule: Schedule, times: dict[str, Fraction], host_async: bool = True, **rest) -> Timeline:
+    whole = {letter: int(UNIT * time) for letter, time in (times | {"B": times["I"] + times["W"]}).items()}
+    program = pipeline(schedule.order, schedule.placement, whole, **rest)
+    return run_program(program, written_price, host_async=host_async)
+
+
+def idle_between(timeline: Timeline) -> Fraction:
+    """The longest time that a rank idles between its first and its last action, in units."""
+    longest = 0
+    for rank in range(timeline.num_ranks):
+        rows = (timeline.rank == rank) & (timeline.stream == 1)
+        start, end = timeline.start_ps[rows], timeline.end_ps[rows]
+        longest = max(longest, int(end.max() - start.min() - (end - start).sum()))
+    return Fraction(longest, UNIT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedule=schedules(), times=any_times, host_async=st.booleans())
+def test_every_action_of_every_schedule_is_where_exact_fractions_put_it(schedule, times, host_async):
+    timeline = played(schedule, times, host_async)
+    found = [[(0, 0)] * 0 for _ in range(timeline.num_ranks)]
+    for span in timeline.spans():
+        if span.stream == "compute":
+            found[span.rank].append((Fraction(span.start_ps, UNIT), Fraction(span.end_ps, UNIT)))
+    assert found == spans_of(schedule, times)
+    busy = work_of_step(schedule, times)
+    assert all(part.compute_ps == UNIT * busy for part in composition(timeline))
+    assert all(part.step_ps == part.compute_ps + part.bubble_ps for part in composition(timeline))
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedule=schedules(), kept=st.integers(0, 6))
+def test_peaks_of_every_schedule(schedule, kept):
+    """In sixths of one micro-batch's activation on one chunk; what is kept for W counts from the forward on."""
+    timeline = played(schedule, dict.fromkeys("FIW", Fraction(1)), size=6, kept_for_weights=kept)
+    expected = peak_in_flight(schedule, kept_for_weights=Fraction(kept, 6))
+    assert [Fraction(peak.peak_bytes, 6) for peak in timeline.memory] == list(expected)
+
+
+EQUAL = dict.fromkeys("FIW", Fraction(1))
+LATE = Fraction(5, 2)
+UNEQUAL = {"F": Fraction(3), "I": Fraction(4), "W": LATE}
+WHOLE_UNEQUAL = 3 + 4 + LATE
+
+# name, times -> idle time on p ranks, peak of rank i in activations of one chunk, least m
+CLOSED_FORMS = [
+    ("gpipe", UNEQUAL, lambda p: (p - 1) * WHOLE_UNEQUAL, lambda p, i, m: m, lambda p: 1),
+    ("1f1b", UNEQUAL, lambda p: (p - 1) * WHOLE_UNEQUAL, lambda p, i, m: min(p - i, m), lambda p: 1),
+    # times of a chunk: those of a stage over v
+    ("interleaved_1f1b", UNEQUAL, lambda p: (p - 1) * WHOLE_UNEQUAL, lambda p, i, m: min(2 * m, 3 * p - 1 - 2 * i),
+     lambda p: p),
+    ("looped_bfs", UNEQUAL, lambda p: (p - 1) * WHOLE_UNEQUAL, lambda p, i, m: 2 * m, lambda p: p),
+    ("zb_h1", UNEQUAL, lambda p: (p - 1) * (3 + 4 - LATE), lambda p, i, m: p, lambda p: p),
+    ("zb_h2", UNEQUAL, lambda p: (p - 1) * (3 + 4 - 2 * LATE), lambda p, i, m: 2 * p - 1, lambda p: 2 * p - 1),
+    ("zb_v", EQUAL, lambda p: 0, lambda p, i, m: 2 * p, lambda p: 2 * p - 1),
+    ("v_half", EQUAL, lambda p: 3 if p == 2 else 3 * p - (4 if p % 2 else 5), None, lambda p: p),
+    ("v_min", EQUAL, lambda p: 4 * p - 5, None, lambda p: p),
+    ("dualpipe_v", EQUAL, lambda p: p - 1, lambda p, i, m: 2 * p + 1, lambda p: 2 * p),
+    ("interleaved_zb", UNEQUAL, lambda p: (p - 1) * (3 + 4 - LATE), lambda p, i, m: 2 * p, lambda p: p),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("name", "times", "idle", "peak", "least"), CLOSED_FORMS, ids=[each[0] for each in CLOSED_FORMS]
+)
+def test_the_engine_has_the_closed_forms(name, times, idle, peak, least, p):
+    for rounds in (0, 1, 3):
+        num_micro = least(p) + rounds * p
+        if name.startswith("interleaved"):
+            num_micro -= num_micro % p
+        timeline = played(make_schedule(name, p, num_micro, virtual=chunks_of(name)), times, size=1, kept_for_weights=1)
+        assert idle_between(timeline) == idle(p)
+        if peak is not None:
+            assert [each.peak_bytes for each in timeline.memory] == [peak(p, i, num_micro) for i in range(p)]
+    if name in ("v_half", "v_min"):
+        largest = max(each.peak_bytes for each in timeline.memory)
+        assert largest == 2 * ((p + 2) // 2 if name == "v_half" else (p + 4) // 3)
+
+
+def test_every_schedule_has_a_closed_form_here():
+    assert sorted(name for name, *_ in CLOSED_FORMS) == sorted(schedule_names())
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=st.integers(2, 5), extra=st.integers(0, 6), f=st.integers(1, 9), b=st.integers(1, 9), kept=st.integers(0, 5))
+def test_zero_bubble_memory_per_rank(p, extra, f, b, kept):
+    """Rank i from 0: (p - i) M_B + i M_W of ZB-H1 and (2p - 2i - 1) M_B + 2i M_W of ZB-H2, here M_B 5 and M_W kept."""
+    times = {"F": Fraction(f), "I": Fraction(b), "W": Fraction(min(f, b))}
+    for name, least, held in (
+        ("zb_h1", p, lambda i: (p - i) * 5 + i * kept),
+        ("zb_h2", 2 * p - 1, lambda i: (2 * p - 2 * i - 1) * 5 + 2 * i * kept),
+    ):
+        timeline = played(make_schedule(name, p, least + extra), times, size=5, kept_for_weights=kept)
+        assert [each.peak_bytes for each in timeline.memory] == [held(i) for i in range(p)]
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_rates_that_the_zero_bubble_readme_gives(p):
+    """T_F = T_I = T_W: B = (p - 1) / (m + p - 1) of 1F1B; the bubble time of ZB-H1 is a third of 1F1B's, exactly."""
+    num_micro = 3 * p
+    whole = played(make_schedule("1f1b", p, num_micro), EQUAL)
+    split = played(make_schedule("zb_h1", p, num_micro), EQUAL)
+    assert Fraction(idle_between(whole), Fraction(length_ps(whole), UNIT)) == Fraction(p - 1, num_micro + p - 1)
+    assert 3 * idle_between(split) == idle_between(whole)
+
+
+def test_the_published_case_of_eight_stages_and_24_micro_batches():
+    """7/31 = 0.226; the table of the zero-bubble paper says 0.243 and 0.235 with transfers and unequal stages."""
+    timeline = played(make_schedule("1f1b", 8, 24), EQUAL)
+    assert idle_between(timeline) / Fraction(length_ps(timeline), UNIT) == Fraction(7, 31)
