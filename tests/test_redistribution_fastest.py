@@ -13,7 +13,7 @@ from plans.layout import Layout, TensorLayout
 from plans.lower.emit import step_instructions
 from plans.redistribution import Step, StepKind, pieces, redistribute
 from plans.redistribution.greedy import by_gathering, by_moving, by_transfer
-from plans.redistribution.pieces import load
+from plans.redistribution.load import load
 from plans.redistribution.pretend import apply_steps, split
 from plans.redistribution.space import Space
 from search.pricing import StepSeconds, instruction_cost

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plans.layout import DimAxes, Layout, TensorLayout
-from plans.redistribution.pieces import load
+from plans.redistribution.load import load
 from plans.redistribution.space import Move, Space, State
 from plans.redistribution.step import Step, StepKind
 from plans.redistribution.table import KINDS, Array, code, sequences, step_table
@@ -149,9 +149,9 @@ class _Fastest:
         # dim has as many units as there are ranks, so that what is found serves other shapes too
         self.local, self.same_units = local, even or all_even
         if self.same_units:
-            self.units, self.rest = (self.num_ranks,) * len(self.dims), math.prod(space.shape)
-            self.scale = self.num_ranks ** len(self.dims)
-            total = math.prod(space.shape)
+            total, cells = math.prod(space.shape), self.num_ranks ** len(self.dims)
+            common = math.gcd(total, cells)  # reduced, so that products of large tensors fit 64 bits
+            self.units, self.rest, self.scale = (self.num_ranks,) * len(self.dims), total // common, cells // common
             by_used = [total // int(np.prod([s for at, s in enumerate(sizes) if bits >> at & 1] or [1]))
                        for bits in range(1 << len(self.axes))]  # fmt: skip
             classes, class_of = table.classes, table.class_of
@@ -260,16 +260,17 @@ class _Fastest:
                 boxes = boxes * count[mine, theirs]
             lacking[low : low + 8192] = np.max(np.asarray(wanted - held), axis=1)
             peers[low : low + 8192] = np.max(np.asarray(boxes) - (np.asarray(held) > 0), axis=1)
-        return lacking * self.rest // self.scale, peers
+        return lacking // self.scale * self.rest, peers
 
     def _floors(self, lacking: Array, peers: Array, leaves_domain: bool) -> Seconds:
         if not len(lacking):
             return np.zeros(0)
-        keys, number = np.unique(lacking * self.num_ranks + peers, return_inverse=True)
+        sizes, which = np.unique(lacking, return_inverse=True)
+        keys, number = np.unique(which.reshape(-1) * self.num_ranks + peers, return_inverse=True)
         most = self.num_ranks - 1
         floors = []
         for key in keys.tolist():
-            size = key // self.num_ranks * self.itemsize
+            size = int(sizes[key // self.num_ranks]) * self.itemsize
             floors.append(self.price.transfer_floor_s(size, max(1, key % self.num_ranks), most, leaves_domain))
         return np.array(floors, dtype=np.float64)[number.reshape(-1)]
 
@@ -318,7 +319,7 @@ class _Fastest:
         mesh = Layout(self.sizes, _NAMES[: len(self.sizes)])
         layouts = [self._plain(mesh, state) for state in (source, target)]
         busiest = load(layouts[0], layouts[1], self.units)
-        size = busiest.num_elements * self.rest // self.scale * self.itemsize
+        size = busiest.num_elements // self.scale * self.rest * self.itemsize
         return self.price.transfer_s(busiest.num_peers, size, busiest.pairs, self.space.mesh.rank_list)
 
     def _plain(self, mesh: Layout, index: int) -> TensorLayout:
