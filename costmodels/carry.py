@@ -16,6 +16,7 @@ import msgspec
 from costmodels.catalogue import Device
 from costmodels.compute import Compute, matrix_s
 from costmodels.sections import Collective, Provenance
+from costmodels.tiled import Tiled
 
 __all__ = ["anchored", "carried"]
 
@@ -49,6 +50,9 @@ def carried(device: Device, source: Device, *, date: str) -> Device:
     if "compute.half_depth" not in own:
         values["half_depth"] = source.compute.half_depth * _core_rate(device.compute) / _core_rate(source.compute)
         assume("compute.half_depth", "a latency that the rate of a core turns into depth")
+    if "compute.tiled" not in own:
+        values["tiled"] = _tiled(device.compute, source.compute)
+        assume("compute.tiled", "tiles of the library and latencies; bytes per second of a core as its rate")
     if "compute.attention" not in own:
         values["attention"] = source.compute.attention
         assume("compute.attention", "share of the peak")
@@ -101,16 +105,23 @@ def anchored(compute: Compute, shape: tuple[int, int, int], dtype: str, flops_pe
 _EQUAL: Mapping[str, str] = {
     "matrix_efficiency": "share of the peak",
     "memory_efficiency": "share of the peak",
-    "tiles": "tiles of the library",
-    "half_tile": "operand traffic of a tile",
     "quantisation": "waves",
     "sharpness": "how arithmetic and traffic overlap",
-    "warm_share": "how much the clock falls under load",
-    "warm_s": "how soon",
     "form_cost": "storage of the operands",
     "kernel_cost": "bytes beyond the least",
     "kernel_s": "launch and drain",
+    "rules": "kernels and passes of the executor's own instructions",
 }
+
+
+def _tiled(compute: Compute, source: Compute) -> Tiled | None:
+    """Loads and stores of a core grow with its rate; latencies do not."""
+    if source.tiled is None:
+        return None
+    faster = _core_rate(compute) / _core_rate(source)
+    return msgspec.structs.replace(
+        source.tiled, core_Bps=source.tiled.core_Bps * faster, core_store_Bps=source.tiled.core_store_Bps * faster
+    )
 
 
 def _core_rate(compute: Compute) -> float:

@@ -6,18 +6,22 @@ All functions give device time of one kernel alone on a device at work, without 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+
+import numpy as np
 
 from costmodels.sections import Section, check_known, check_share
+from costmodels.tiled import Tiled, alignment_bytes, tiled_s
 from plans.errors import TwofoldError
 
-__all__ = ["FORMS", "Attention", "Compute", "attention_s", "matrix_s", "memory_s", "rate"]
+__all__ = [
+    "FORMS", "Attention", "Compute", "Rule", "attention_s", "matrix_s", "memory_s", "rate", "rule_name", "rule_s",
+]  # fmt: skip
 
 FORMS = ("nt", "nn", "tn")
 """Storage of a product's operands: nt x[m, k] w[n, k]^T (forward), nn g[m, k] w[k, n], tn g[k, m]^T x[k, n]."""
 
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Parts into which a library may cut the sums of a product that has fewer tiles than the device has cores."""
+BY_INPUTS = ("sum", "cross_entropy.forward")
+"""Calls whose kernels depend on the number of operands: a sum of more, a loss whose statistic was made before."""
 
 
 class Attention(Section, frozen=True, kw_only=True):
@@ -53,42 +57,49 @@ class Attention(Section, frozen=True, kw_only=True):
         check_share("backward_efficiency", self.backward_efficiency)
 
 
+class Rule(Section, frozen=True, kw_only=True):
+    """What one instruction of twofold's executor takes: several kernels that move its operands several times.
+
+    Args:
+        kernels: least times of a kernel in it (a fit, so not a whole number).
+        passes: times the bytes of its operands and results go over the peak bandwidth of the memory; None: its device
+            time follows the forms of its class.
+        dispatch_s: host time to issue all of it; None: that of its class.
+    """
+
+    kernels: float = 1.0
+    passes: float | None = None
+    dispatch_s: float | None = None
+
+
 class Compute(Section, frozen=True, kw_only=True):
     """One device's rates.
 
     A matrix product (m, n, k) takes the time a of its arithmetic and b of its memory traffic, joined with `sharpness` p
     to t = (a^p + b^p)^(1/p): p = 1 adds them, large p is the roofline max(a, b).
 
-    Without `tiles`, a = 2 m n k / rate (1 + half_rows / min(m, n)) (1 + half_depth / k): the rate is halved at these
-    sizes and saturates beyond. With `tiles` the result is cut into tiles of one of these sizes, T in all, of which
-    `num_cores` are made at a time; whichever tile and whichever cut of the sums is fastest is taken. A wave that is
-    not full costs as `quantisation` q of a full one: a = ((1-q) w + q ceil w) 2 tile_area (k + half_depth) num_cores /
-    rate with w = T / num_cores, and a tile of (r, c) reads its operands at a cost of half_tile (1/r + 1/c) of its
-    arithmetic.
-
-    Sustained work makes the chip lower its clock: t (1 + warm_share t / (t + warm_s)).
+    Without `tiled`, a = 2 m n k / rate (1 + half_rows / min(m, n)) (1 + half_depth / k): the rate is halved at these
+    sizes and saturates beyond. With it, the cores make tiles of the result (`costmodels.tiled`).
 
     Args:
         matrix_flops_per_s: dtype -> peak rate of matrix products.
         vector_flops_per_s: dtype -> peak rate of everything else.
         memory_Bps: peak memory bandwidth.
-        matrix_efficiency: share of the matrix peak that large products reach before the chip is warm.
-        memory_efficiency: share of the memory peak that large kernels reach.
+        matrix_efficiency: share of the matrix peak that large products reach, on a chip at work.
+        memory_efficiency: share of the memory peak that kernels reach that only stream (add, copy).
         num_cores: streaming multiprocessors, or cube cores.
-        tiles: (rows, columns) of result tiles; a product may also take them turned.
-        half_tile: see above.
-        quantisation: see above, at most 1.
+        tiled: how the cores make matrix products; None: the smooth form.
+        quantisation: how much of a full wave of attention tiles one that is not full costs.
         half_rows: see above.
         half_depth: see above.
         sharpness: see above, at least 1.
-        warm_share: see above.
-        warm_s: see above.
-        form_cost: form of a product -> factor on its time.
+        form_cost: form of a product -> factor on its arithmetic.
         kernel_cost: call -> factor on the time of its bytes, e.g. {"layer_norm.forward": 1.2}.
         kernel_s: the least time of a kernel on the device, which every kernel takes beside its work.
         cache_bytes: what a kernel reads of the cache rather than of memory, when the kernel before left it there.
         cache_Bps: bandwidth of that; None: everything comes from memory.
         attention: the fused attention kernel; None: priced as a matrix product.
+        rules: `rule_name` -> what twofold's executor takes for it; other stacks have kernels of their own.
     """
 
     matrix_flops_per_s: dict[str, float]
@@ -97,20 +108,18 @@ class Compute(Section, frozen=True, kw_only=True):
     matrix_efficiency: float = 1.0
     memory_efficiency: float = 1.0
     num_cores: int = 1
-    tiles: tuple[tuple[int, int], ...] = ()
-    half_tile: float = 0.0
+    tiled: Tiled | None = None
     quantisation: float = 1.0
     half_rows: float = 0.0
     half_depth: float = 0.0
     sharpness: float = 2.0
-    warm_share: float = 0.0
-    warm_s: float = 1e-3
     form_cost: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
     kernel_cost: dict[str, float] = {}  # noqa: RUF012
     kernel_s: float = 0.0
     cache_bytes: int | None = None
     cache_Bps: float | None = None
     attention: Attention | None = None
+    rules: dict[str, Rule] = {}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -122,8 +131,6 @@ class Compute(Section, frozen=True, kw_only=True):
             raise TwofoldError("matrix_flops_per_s and vector_flops_per_s need a rate for at least one dtype")
         if self.num_cores < 1:
             raise TwofoldError(f"num_cores is {self.num_cores}; it is at least 1")
-        if any(rows < 1 or columns < 1 for rows, columns in self.tiles):
-            raise TwofoldError(f"tiles are {self.tiles}; rows and columns are at least 1")
         for form in self.form_cost:
             check_known("form of a matrix product", form, FORMS)
 
@@ -146,42 +153,25 @@ def rate(compute: Compute, name: str, dtype: str, owner: str = "this machine") -
 
 
 def matrix_s(
-    compute: Compute, shape: tuple[int, int, int], flops_per_s: float, touched: float, batch: int = 1, form: str = "nt"
-) -> float:
+    compute: Compute, shape: tuple[int, int, int], flops_per_s: float, touched: float, batch: int = 1, form: str = "nt",
+    item_bytes: int = 2,
+) -> float:  # fmt: skip
     """Seconds of `batch` equal matrix products (m, n, k) that read and write `touched` bytes (see `Compute`)."""
     m, n, k = shape
     if m * n * k * batch == 0:
         return compute.kernel_s
-    if compute.tiles:
-        work = tiled_work(m, n, k, batch, compute.num_cores, compute.tiles, compute.half_tile, compute.quantisation,
-                          compute.half_depth)  # fmt: skip
-    else:
-        work = 2 * batch * m * n * k * (1 + compute.half_rows / min(m, n)) * (1 + compute.half_depth / k)
-    arithmetic_s = work / (flops_per_s * compute.matrix_efficiency)
     memory = touched / (compute.memory_Bps * compute.memory_efficiency)
-    alone_s = join(arithmetic_s, memory, compute.sharpness) * compute.form_cost.get(form, 1.0)
-    return compute.kernel_s + alone_s * (1 + compute.warm_share * alone_s / (alone_s + compute.warm_s))
-
-
-@lru_cache(maxsize=65_536)
-def tiled_work(
-    m: int, n: int, k: int, batch: int, cores: int, tiles: tuple[tuple[int, int], ...], half_tile: float,
-    quantisation: float, half_depth: float,
-) -> float:  # fmt: skip
-    """Floating-point operations that the product takes as long as, were all cores busy all the time (see `Compute`)."""
-    rows, columns = max(tiles, key=lambda tile: tile[0] * tile[1])
-    best, base = math.inf, 1 + half_tile * (1 / rows + 1 / columns)
-    turned = {(columns, rows) for rows, columns in tiles}
-    for rows, columns in {*tiles, *turned}:
-        count = batch * -(-m // rows) * -(-n // columns)
-        each = 2 * rows * columns * (1 + half_tile * (1 / rows + 1 / columns)) / base
-        for parts in SPLITS:
-            waves = count * parts / cores
-            waves = (1 - quantisation) * waves + quantisation * math.ceil(waves)
-            best = min(best, waves * cores * each * (k / parts + half_depth * (1 if parts == 1 else 2)))
-            if count * parts >= cores or k / parts < 4 * rows:
-                break
-    return best
+    per_s, cost = flops_per_s * compute.matrix_efficiency, compute.form_cost.get(form, 1.0)
+    if compute.tiled is None:
+        work = 2 * batch * m * n * k * (1 + compute.half_rows / min(m, n)) * (1 + compute.half_depth / k)
+        return compute.kernel_s + join(work / per_s, memory, compute.sharpness) * cost
+    model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
+    memory_cost = model.memory_cost.get(aligned, 1.0)
+    arithmetic_s = tiled_s(
+        np.array([shape], dtype=float), batch, item_bytes, per_s / compute.num_cores,
+        cost * model.arithmetic_cost.get(aligned, 1.0), memory_cost, model, compute.num_cores,
+    )  # fmt: skip
+    return compute.kernel_s + model.start_s + join(float(arithmetic_s[0]), memory * memory_cost, compute.sharpness)
 
 
 def memory_s(compute: Compute, touched: float, operations_s: float = 0.0, call: str = "", kernels: int = 1) -> float:
@@ -195,6 +185,26 @@ def memory_s(compute: Compute, touched: float, operations_s: float = 0.0, call: 
         hit = min(1.0, max(0.0, 2 - touched / compute.cache_bytes))
         moved_s = moved_s * (1 - hit) + hit * touched * cost / compute.cache_Bps
     return kernels * compute.kernel_s + max(moved_s, operations_s)
+
+
+def rule_name(call: str, num_inputs: int) -> str:
+    """How a rule is kept: calls that do something else with more operands have one for each number of them.
+
+    >>> rule_name("sum", 3), rule_name("mul.forward", 2)
+    ('sum:3', 'mul.forward')
+    """
+    return f"{call}:{num_inputs}" if call in BY_INPUTS else call
+
+
+def rule_s(compute: Compute, rule: Rule, touched: float) -> float:
+    """Seconds of an instruction of twofold's executor whose operands and results have `touched` bytes.
+
+    >>> compute = Compute(matrix_flops_per_s={"float32": 1.0}, vector_flops_per_s={"float32": 1.0}, memory_Bps=100.0)
+    >>> rule_s(compute, Rule(kernels=3.0, passes=2.5), 10.0)
+    0.25
+    """
+    assert rule.passes is not None
+    return rule.kernels * compute.kernel_s + rule.passes * touched / compute.memory_Bps
 
 
 def attention_s(

@@ -15,10 +15,12 @@ import numpy as np
 from costmodels.catalogue import Device
 from costmodels.compute import Compute
 from costmodels.fit import Residuals, residuals
-from costmodels.fit_kernels import fit_attention, fit_matrix, fit_memory, predicted_s
+from costmodels.fit_kernels import fit_attention, fit_memory, predicted_s
 from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overlap_s
+from costmodels.fit_matrix import fit_matrix
 from costmodels.machine import DISPATCH_CLASSES
 from costmodels.points import Point
+from costmodels.rules import fit_rules, rule_points
 from costmodels.sections import COLLECTIVES, Link, Overlap, Provenance
 from plans.errors import TwofoldError
 
@@ -112,13 +114,18 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
         fit = fit_matrix(matrix, compute, kernel_s=compute.kernel_s if memory else None)
         # the least time of a kernel is that of memory-bound ones where both were measured: products hide it
         compute, forms["matrix"] = fit.compute, fit.form
-        for name in ("matrix_efficiency", "half_depth", "half_tile", "quantisation", "sharpness", "warm_share",
-                     "warm_s", "form_cost"):  # fmt: skip
+        for name in ("matrix_efficiency", "half_depth", "half_rows", "tiled", "sharpness", "form_cost"):
             says(f"compute.{name}", f"{len(matrix)} matrix products, form: {fit.form}")
     if attention := of("attention"):
         fit = fit_attention(attention, compute)
         compute, forms["attention"] = fit.compute, fit.form
         says("compute.attention", f"{len(attention)} attention kernels")
+    if rule_points(points):
+        rules = fit_rules(points, compute)
+        compute = msgspec.structs.replace(compute, rules={**compute.rules, **rules.rules})
+        forms["rule"] = f"kernels and passes of {len(rules.rules)} instructions; fitted {rules.fitted}"
+        forms["rule"] += f"; held out {rules.held_out}" if rules.held_out else ""
+        says("compute.rules", f"{rules.fitted.num_points} instructions of the executor alone")
     collectives = dict(base.collectives)
     library = {"cuda": "nccl", "npu": "hccl"}[base.device]
     for call in COLLECTIVES:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from costmodels.communication import processor_s, route, wire_s
-from costmodels.compute import attention_s, matrix_s, memory_s, rate
+from costmodels.compute import attention_s, matrix_s, memory_s, rate, rule_name, rule_s
 from costmodels.machine import Machine
 from costmodels.products import matrix_shape, product
 from costmodels.traffic import Traffic, collective_traffic, plain_call
@@ -43,6 +43,9 @@ Shapes = tuple[tuple[int, ...], ...]
 PS_PER_S = 10**12
 
 _VIEWS = ("reshape",)
+
+_MAYBE_VIEWS = ("flat_unpack", "add.grad0", "add.grad1", "slice")
+"""Calls that give a view of an operand where their result may share its memory."""
 
 _PRODUCTS = ("linear", "matmul", "conv2d")
 
@@ -94,7 +97,9 @@ def price(instruction: Instruction, group: GroupProgram, machine: Machine, num_r
         touched, shapes = _touched(instruction, group), instruction.shapes
         if instruction.call.startswith("attention.") and "layout" in instruction.attrs:
             shapes = tuple(heads_first(shapes, instruction.attrs))
-        return price_compute(machine, instruction.call, shapes, instruction.dtype, touched, instruction.flops)
+        if _is_view(instruction, group):
+            return Cost(price_compute(machine, instruction.call, shapes, instruction.dtype, 0, 0, True).dispatch_ps, 0)
+        return price_compute(machine, instruction.call, shapes, instruction.dtype, touched, instruction.flops, True)
     if instruction.kind is Kind.COLLECTIVE:
         mesh = instruction.mesh or group.mesh
         tiers = mesh_tiers(machine, mesh, instruction.axes)
@@ -172,8 +177,16 @@ def _touched(instruction: Instruction, group: GroupProgram) -> int:
     return sum(math.prod(shape) for shape in instruction.shapes) * itemsize(instruction.dtype)
 
 
+def _is_view(instruction: Instruction, group: GroupProgram) -> bool:
+    """Whether all that it gives shares the memory of what it is given, so that no kernel runs."""
+    outputs = [group.values[name] for name in instruction.outputs if name in group.values]
+    return instruction.call in _MAYBE_VIEWS and bool(outputs) and all(value.shares is not None for value in outputs)
+
+
 @lru_cache(maxsize=262_144)
-def price_compute(machine: Machine, call: str, shapes: Shapes, dtype: str, touched_bytes: int, flops: int = 0) -> Cost:
+def price_compute(
+    machine: Machine, call: str, shapes: Shapes, dtype: str, touched_bytes: int, flops: int = 0, own: bool = False
+) -> Cost:
     """The price of a COMPUTE call by its local shapes, kept by its arguments.
 
     Args:
@@ -184,8 +197,15 @@ def price_compute(machine: Machine, call: str, shapes: Shapes, dtype: str, touch
         dtype: of the operands.
         touched_bytes: read and written; a tensor that is written in place counts twice.
         flops: of the call; 0: not known.
+        own: whether twofold's executor makes the call, so that its rules hold (`Compute.rules`).
     """
     kind, rates = compute_class(call), machine.compute
+    rule = rates.rules.get(rule_name(call, len(shapes) - 1)) if own else None
+    if rule is not None:
+        plain = price_compute(machine, call, shapes, dtype, touched_bytes, flops)
+        work_ps = plain.work_ps if rule.passes is None else _ps(machine, rule_s(rates, rule, touched_bytes))
+        dispatch_ps = plain.dispatch_ps if rule.dispatch_s is None else _ps(machine, rule.dispatch_s)
+        return Cost(dispatch_ps, work_ps)
     if kind == "view":
         return Cost(_ps(machine, machine.dispatch_s[kind]), 0)
     if kind == "update":
@@ -196,7 +216,7 @@ def price_compute(machine: Machine, call: str, shapes: Shapes, dtype: str, touch
     if kind == "matrix":
         made = product(call, shapes)
         work_s = matrix_s(rates, (made.m, made.n, made.k), _matrix_rate(machine, dtype), touched_bytes, made.batch,
-                          made.form)  # fmt: skip
+                          made.form, itemsize(dtype))  # fmt: skip
     elif kind == "attention":
         work_s = _attention_s(machine, call, shapes, dtype, touched_bytes, flops)
     else:

@@ -65,10 +65,13 @@ def test_carrying_over_twice_changes_nothing():
     assert carried(once, source, date="2026-11-21") == once
 
 
-def test_the_latency_of_a_core_becomes_depth_with_its_rate():
+def test_what_a_core_loads_grows_with_its_rate():
     source, target = load_device("h200"), load_device("a100-80gb")
     rates = [max(each.compute.matrix_flops_per_s.values()) / each.compute.num_cores for each in (source, target)]
-    assert target.compute.half_depth / source.compute.half_depth == pytest.approx(rates[1] / rates[0])
+    got = carried(target, source, date="2026-11-21").compute
+    assert got.half_depth == pytest.approx(source.compute.half_depth * rates[1] / rates[0])
+    assert got.tiled.core_Bps / source.compute.tiled.core_Bps == pytest.approx(rates[1] / rates[0])
+    assert got.tiled.step_s == source.compute.tiled.step_s
 
 
 def test_an_anchored_form_gives_the_cited_rate():

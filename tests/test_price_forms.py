@@ -12,11 +12,13 @@ from costmodels.catalogue import load_device
 from costmodels.communication import route, wire_s
 from costmodels.compute import Attention, Compute, attention_s, matrix_s, memory_s
 from costmodels.fit_device import fit_device
-from costmodels.fit_kernels import TILES, fit_attention, fit_matrix, fit_memory, predicted_s
+from costmodels.fit_kernels import fit_attention, fit_memory, predicted_s
 from costmodels.fit_links import communication_s, fit_links
+from costmodels.fit_matrix import fit_matrix
 from costmodels.interval import class_seconds
 from costmodels.points import Point
 from costmodels.sections import Collective, Link, Protocol
+from costmodels.tiled import Tiled, alignment_bytes
 from costmodels.traffic import collective_traffic
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -24,8 +26,9 @@ from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
 
 CHIP = Compute(
     matrix_flops_per_s={"bfloat16": 1e15}, vector_flops_per_s={"bfloat16": 1e14}, memory_Bps=4e12, num_cores=100,
-    matrix_efficiency=0.8, memory_efficiency=0.9, half_depth=120.0, half_tile=20.0, quantisation=0.8, sharpness=3.0,
-    kernel_s=3e-6, tiles=TILES,
+    matrix_efficiency=0.8, memory_efficiency=0.9, quantisation=0.8, sharpness=3.0, kernel_s=3e-6,
+    tiled=Tiled(start_s=1e-6, tile_s=5e-7, step_s=5e-8, core_Bps=2e11, core_store_Bps=5e10, split_s=3e-6,
+                quantisation=0.3, arithmetic_cost={"8": 2.5, "2": 4.0}, memory_cost={"2": 1.5}),
     attention=Attention(forward_efficiency=0.6, backward_efficiency=0.5, half_keys=150.0, backward_half_keys=250.0,
                         start_s=4e-6, backward_start_s=9e-6),
 )  # fmt: skip
@@ -36,40 +39,61 @@ def product_s(compute: Compute, m: int, n: int, k: int, batch: int = 1) -> float
     return matrix_s(compute, (m, n, k), 1e15, 2 * batch * (m * k + n * k + m * n), batch)
 
 
+PURE = msgspec.structs.replace(CHIP, tiled=Tiled(), memory_Bps=1e30, kernel_s=0.0)
+
+
+def with_tiles(compute: Compute, **fields: object) -> Compute:
+    return msgspec.structs.replace(compute, tiled=msgspec.structs.replace(compute.tiled, **fields))
+
+
 def test_one_wave_of_whole_tiles_in_closed_form():
-    # 10 x 10 tiles of 128 x 256 on 100 cores: one full wave
-    pure = msgspec.structs.replace(CHIP, tiles=((128, 256),), half_tile=0.0, half_depth=0.0, memory_Bps=1e30)
-    expected = 3e-6 + 2 * 1280 * 2560 * 4096 / 0.8e15
-    assert product_s(pure, 1280, 2560, 4096) == pytest.approx(expected, rel=1e-9)
+    # 10 x 10 tiles of 128 x 256 on 100 cores: one full wave; 64 steps each, of which loads take 1 us
+    made_s = 2 * 1280 * 2560 * 4096 / 0.8e15
+    assert product_s(with_tiles(PURE, tiles=((128, 256),)), 1280, 2560, 4096) == pytest.approx(made_s, rel=1e-5)
+    loads = with_tiles(PURE, tiles=((128, 256),), core_Bps=64 * 384 * 2 / 1e-6, core_store_Bps=128 * 256 * 2 / 3e-6)
+    more = with_tiles(loads, step_s=1e-7, tile_s=2e-6, start_s=4e-6)
+    assert product_s(more, 1280, 2560, 4096) == pytest.approx(64 * 1.1e-6 + 3e-6 + 2e-6 + 4e-6, rel=1e-5)
 
 
 def test_one_more_tile_begins_another_wave():
-    pure = msgspec.structs.replace(CHIP, tiles=((128, 256),), quantisation=1.0, memory_Bps=1e30, kernel_s=0.0)
+    pure = with_tiles(PURE, tiles=((128, 256),), split_s=1.0)
     full, more = product_s(pure, 1280, 2560, 4096), product_s(pure, 1281, 2560, 4096)
-    assert more == pytest.approx(2 * full)
+    assert more == pytest.approx(2 * full, rel=1e-5)
+    softer = with_tiles(pure, quantisation=0.25)
+    assert product_s(softer, 1281, 2560, 4096) == pytest.approx(full * (0.25 * 2 + 0.75 * 1.1), rel=1e-5)
 
 
 def test_few_tiles_cut_their_sums():
     # one tile, deep: without cutting the sums only one of the 100 cores works
-    pure = msgspec.structs.replace(CHIP, quantisation=1.0, memory_Bps=1e30, kernel_s=0.0, half_depth=0.0)
     uncut_s = 2 * 64 * 32 * 65_536 * 100 / 0.8e15
-    assert product_s(pure, 64, 32, 65_536) < uncut_s / 8
+    assert product_s(PURE, 64, 32, 65_536) < uncut_s / 8
+    dear = with_tiles(PURE, split_s=1.0, tiles=((64, 32),))
+    assert product_s(dear, 64, 32, 65_536) == pytest.approx(uncut_s, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("form", "shape", "aligned"),
+    [("nt", (3, 8, 8), 16), ("nt", (8, 8, 12), 8), ("nn", (3, 10, 8), 4), ("tn", (7, 8, 8), 2), ("tn", (8, 8, 7), 16)],
+)
+def test_rows_that_are_not_aligned_take_slower_kernels(form, shape, aligned):
+    assert alignment_bytes(shape, form, 2) == aligned
+    m, n, k = (size * 512 for size in shape)
+    odd = tuple(size * 512 + size % 8 for size in shape)
+    got = [matrix_s(CHIP, each, 1e15, 1.0, form=form) for each in ((m, n, k), odd)]
+    if aligned in (8, 2):
+        assert got[1] > 2 * got[0]
+    else:  # CHIP has no figure for 4 bytes
+        assert got[1] < 1.2 * got[0]
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_tiled_products_grow_with_every_size(position):
-    last = 0.0
+def test_tiled_products_of_equal_alignment_grow_with_every_size(position):
+    last, chip = 0.0, with_tiles(CHIP, arithmetic_cost={}, memory_cost={})
     for power in np.arange(3, 15, 0.25):
         m, n, k = (round(2**power) if place == position else 1500 for place in range(3))
-        now = product_s(CHIP, m, n, k)
+        now = product_s(chip, m, n, k)
         assert now >= last * (1 - 1e-12)
         last = now
-
-
-def test_a_warm_chip_is_slower_the_longer_it_works():
-    warm = msgspec.structs.replace(CHIP, warm_share=0.2, warm_s=1e-3)
-    short, long = ((product_s(warm, m, 8192, 8192) / product_s(CHIP, m, 8192, 8192)) for m in (128, 65_536))
-    assert 1 < short < 1.05 < long < 1.2
 
 
 def test_attention_in_closed_form():
@@ -128,8 +152,8 @@ def points() -> list[Point]:
         noisy = seconds * float(np.exp(rng.normal(0, 0.01)))
         made.append(msgspec.structs.replace(point, seconds=noisy, held_out=bool(rng.random() < 0.25)))
 
-    for _ in range(80):
-        m, n, k = (int(2 ** rng.uniform(6, 13.5)) for _ in range(3))
+    for _ in range(120):
+        m, n, k = (8 * int(2 ** rng.uniform(2, 10.5)) for _ in range(3))
         point = Point(kind="matrix", call="mm", shape=(m, n, k), dtype="bfloat16", seconds=1.0)
         add(point, predicted_s(point, CHIP))
     for call, cost in (("add", 1.0), ("layer_norm", 1.4)):

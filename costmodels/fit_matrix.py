@@ -1,0 +1,186 @@
+"""Rates of matrix products from their device times, by the forms of `costmodels.compute` and `costmodels.tiled`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from costmodels.compute import FORMS, Compute
+from costmodels.fit import Floats, log_ratio, solve
+from costmodels.fit_kernels import KernelFit, choose, folds, said
+from costmodels.points import Point
+from costmodels.tiled import Tiled, alignment_bytes, tiled_s
+from plans.errors import TwofoldError
+from plans.graph import itemsize
+
+__all__ = ["density_weights", "fit_matrix", "weighted_median"]
+
+LEAST_TILED = 30
+"""Points that the form with tiles needs."""
+
+OCTAVES = 0.7
+"""Products whose sizes differ by less than about this many powers of two share their weight in the fit."""
+
+TYPICAL_WEIGHT = 0.02
+"""Parameters that the points say nothing about stay near typical ones; a factor of e counts as an error of 2 %."""
+
+_TYPICAL: Mapping[str, tuple[float, float, float]] = {
+    "matrix_efficiency": (0.78, 0.02, 1.0), "sharpness": (3.0, 1.0, 8.0), "kernel_s": (2e-6, 1e-9, 2e-5),
+    "half_rows": (8.0, 1e-3, 256.0), "half_depth": (100.0, 0.1, 2e3),
+    "start_s": (8e-7, 1e-9, 1e-5), "tile_s": (5e-7, 1e-9, 1e-5), "step_s": (5e-8, 1e-9, 1e-6),
+    "core_Bps": (1.4e11, 1e9, 1e13), "core_store_Bps": (4e10, 1e9, 1e13), "split_s": (4e-6, 1e-8, 2e-5),
+    "quantisation": (0.2, 1e-3, 1.0),
+}  # fmt: skip
+"""Parameter -> typical value, least, most."""
+
+_UNALIGNED = {8: (3.0, 1.5), 4: (4.0, 1.5), 2: (6.0, 1.5)}
+"""Bytes that rows are aligned to -> typical factors on arithmetic and on loads."""
+
+
+def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | None = None) -> KernelFit:
+    """Efficiency of matrix products, smooth or by tiles, waves and cuts.
+
+    A grid is dense where transformers have their shapes; every region of sizes weighs the same here.
+
+    Args:
+        points: kind "matrix", device times, none of them held out.
+        compute: peaks, `num_cores`, memory efficiency; where to start from.
+        kernel_s: least time of a kernel where it is known; fitted otherwise.
+
+    Raises:
+        TwofoldError: fewer than 6 points.
+    """
+    if len(points) < 6:
+        raise TwofoldError(f"{len(points)} matrix products were measured; the fit needs at least 6: measure again")
+    seconds = np.array([point.seconds for point in points])
+    weights = density_weights(points)
+    forms: dict[str, Callable[[Sequence[Point]], _Products]] = {
+        "smooth": lambda chosen: _Products(chosen, compute, tiled=False, kernel_s=kernel_s),
+        "tiles": lambda chosen: _Products(chosen, compute, tiled=True, kernel_s=kernel_s),
+    }
+    if len(points) < LEAST_TILED or compute.num_cores < 2:
+        del forms["tiles"]
+    errors = {}
+    for name, make in forms.items():
+        left_out = np.empty(len(points))
+        for inside, outside in folds(points):
+            fitted = make([points[at] for at in inside]).fit(seconds[inside], weights[inside])
+            left_out[outside] = make([points[at] for at in outside]).seconds(fitted)
+        errors[name] = weighted_median(np.abs(log_ratio(left_out, seconds)), weights)
+    chosen = choose(errors)
+    model = forms[chosen](points)
+    fitted = model.fit(seconds, weights)
+    return KernelFit(compute=fitted, form=said(chosen, errors), predicted_s=tuple(map(float, model.seconds(fitted))))
+
+
+def density_weights(points: Sequence[Point]) -> Floats:
+    """Weights with mean 1 of products, in inverse proportion to how many of the same form have sizes nearby."""
+    sizes = np.log2([[*point.shape, point.batch] for point in points])
+    near = np.exp(-np.sum((sizes[:, None] - sizes[None]) ** 2, axis=-1) / (2 * OCTAVES**2))
+    forms = np.array([point.form for point in points])
+    weights = 1 / np.sum(near * (forms[:, None] == forms[None]), axis=1)
+    return np.asarray(weights / weights.mean())
+
+
+def weighted_median(values: Floats, weights: Floats) -> float:
+    """The value below which half of the weight lies.
+
+    >>> weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 8.0]))
+    2.0
+    """
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
+
+
+class _Products:
+    """The form over all points at once; what does not depend on parameters is made once."""
+
+    def __init__(self, points: Sequence[Point], compute: Compute, *, tiled: bool, kernel_s: float | None) -> None:
+        self.compute, self.tiled, self.kernel_s = compute, tiled, kernel_s
+        self.shapes = np.array([point.shape for point in points], dtype=float)
+        self.batch = np.array([point.batch for point in points], dtype=float)
+        self.peak = np.array([compute.matrix_flops_per_s[point.dtype] for point in points])
+        self.items = np.array([
+            itemsize("float32" if point.dtype == "tf32" else point.dtype) for point in points
+        ])  # fmt: skip
+        m, n, k = self.shapes.T
+        self.touched = self.batch * self.items * (m * k + n * k + m * n)
+        self.forms = np.array([point.form or "nt" for point in points])
+        self.aligned = np.array([
+            alignment_bytes(point.shape, point.form or "nt", int(size))  # type: ignore[arg-type]
+            for point, size in zip(points, self.items, strict=True)
+        ])  # fmt: skip
+
+    def seconds(self, compute: Compute) -> Floats:
+        """What `matrix_s` gives, for all points."""
+        per_s = self.peak * compute.matrix_efficiency
+        memory_s = self.touched / (compute.memory_Bps * compute.memory_efficiency)
+        cost = np.ones(len(self.shapes))
+        for form, factor in compute.form_cost.items():
+            cost[self.forms == form] = factor
+        start_s, model = compute.kernel_s, compute.tiled
+        if model is None:
+            m, n, k = self.shapes.T
+            work = 2 * self.batch * m * n * k * (1 + compute.half_rows / np.minimum(m, n))
+            return np.asarray(start_s + cost * _join(work * (1 + compute.half_depth / k) / per_s, memory_s, compute))
+        loads = np.ones(len(self.shapes))
+        for each in _UNALIGNED:
+            here = self.aligned == each
+            cost[here] *= model.arithmetic_cost.get(str(each), 1.0)
+            loads[here] = model.memory_cost.get(str(each), 1.0)
+        made_s = tiled_s(
+            self.shapes, self.batch, self.items, per_s / compute.num_cores, cost, loads, model, compute.num_cores
+        )
+        return np.asarray(start_s + model.start_s + _join(made_s, memory_s * loads, compute))
+
+    def fit(self, measured: Floats, weights: Floats) -> Compute:
+        """The rates with the least weighted misfit."""
+        typical = {name: _TYPICAL[name] for name in ("matrix_efficiency", "sharpness")}
+        if self.kernel_s is None:
+            typical["kernel_s"] = _TYPICAL["kernel_s"]
+        if self.tiled:
+            names = (*(name for name in _TYPICAL if name in Tiled.__struct_fields__), "quantisation")
+            typical |= {name: _TYPICAL[name] for name in names}
+            for each in [each for each in _UNALIGNED if (self.aligned == each).any()]:
+                arithmetic, loads = _UNALIGNED[each]
+                typical |= {f"arithmetic {each}": (arithmetic, 1.0, 30.0), f"memory {each}": (loads, 1.0, 10.0)}
+        else:
+            typical |= {name: _TYPICAL[name] for name in ("half_rows", "half_depth")}
+        present = [form for form in FORMS if form in self.forms]
+        typical |= {f"form {form}": (1.0, 0.5, 2.0) for form in present if form != present[0]}
+        start, lower, upper = np.log(np.array(list(typical.values()))).T
+
+        def model(q: Floats) -> Compute:
+            return self._compute(dict(zip(typical, map(float, np.exp(q)), strict=True)))
+
+        def misfit(q: Floats) -> Floats:
+            errors = np.sqrt(weights) * log_ratio(self.seconds(model(q)), measured)
+            return np.concatenate([errors, TYPICAL_WEIGHT * (q - start)])
+
+        return model(solve(misfit, start, lower, upper))
+
+    def _compute(self, values: Mapping[str, float]) -> Compute:
+        costs: dict[str, dict[str, float]] = {"form": {}, "arithmetic": {}, "memory": {}}
+        for name, value in values.items():
+            table, _, key = name.partition(" ")
+            if key:
+                costs[table][key] = value
+        compute = msgspec.structs.replace(
+            self.compute, matrix_efficiency=min(1.0, values["matrix_efficiency"]), form_cost=costs["form"],
+            sharpness=max(1.0, values["sharpness"]), tiled=None, half_rows=values.get("half_rows", 0.0),
+            half_depth=values.get("half_depth", 0.0), kernel_s=values.get("kernel_s", self.kernel_s or 0.0),
+        )  # fmt: skip
+        if not self.tiled:
+            return compute
+        own = {name: value for name, value in values.items() if name in Tiled.__struct_fields__}
+        own["quantisation"] = min(1.0, own["quantisation"])
+        model = Tiled(arithmetic_cost=costs["arithmetic"], memory_cost=costs["memory"], **own)  # type: ignore[arg-type]
+        return msgspec.structs.replace(compute, tiled=model)
+
+
+def _join(first_s: Floats, second_s: Floats, compute: Compute) -> Floats:
+    longer, shorter = np.maximum(first_s, second_s), np.minimum(first_s, second_s)
+    return np.asarray(longer * (1 + (shorter / longer) ** compute.sharpness) ** (1 / compute.sharpness))

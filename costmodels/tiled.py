@@ -1,0 +1,129 @@
+"""A matrix product on cores that make tiles of its result: waves, cuts of the sums, rows that are not aligned.
+
+All of it works on arrays, products along the first axis and the ways to cut them along the second, so that the fit and
+a single price are the same few lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from costmodels.sections import Section, check_known, check_share
+from plans.errors import TwofoldError
+
+__all__ = ["ALIGNMENTS", "SPLITS", "TILES", "Tiled", "alignment_bytes", "tiled_s"]
+
+Floats = npt.NDArray[np.float64]
+
+TILES = ((256, 128), (256, 64), (128, 128), (128, 64), (64, 64), (64, 16))
+"""Result tiles of cuBLAS and CUTLASS kernels for 16-bit products (CUTLASS documentation, efficient_gemm)."""
+
+SPLITS = (1, 2, 4, 8, 16, 32)
+"""Parts into which a library may cut the sums of a product that has fewer tiles than the device has cores."""
+
+STEP = 64
+"""Depth of the sums that a core works on between two loads."""
+
+ALIGNMENTS = (16, 8, 4, 2)
+"""Bytes that rows may be aligned to. Bulk copies to a core, and 16-byte loads, need 16 (CUDA C++ Programming Guide,
+sections on the tensor map and on asynchronous copies); kernels for less are older and slower."""
+
+
+class Tiled(Section, frozen=True, kw_only=True):
+    """How cores make a matrix product (m, n, k).
+
+    The result is cut into T tiles, `num_cores` of which are made at a time, w = T / num_cores; the sums may be cut into
+    equal parts as well, which makes as many times more tiles. Of all tiles and cuts the fastest is taken. With (r, c)
+    the sides of a tile and d the steps of 64 in its sums, it takes
+
+        tile_s + d step_s + d max(128 r c / rate of a core, 64 (r + c) bytes / core_Bps) + r c bytes / core_store_Bps,
+
+    and all of them max(1, (1 - quantisation) w + quantisation ceil w) times that, plus `split_s` where sums are cut.
+    Rows that are not aligned to 16 bytes cost a factor on the arithmetic and one on loads and on memory.
+
+    Args:
+        tiles: (rows, columns); a product may also take them turned.
+        start_s: fixed part of a product, beside `kernel_s`.
+        tile_s: fixed part of a tile.
+        step_s: latency of a step that work does not hide.
+        core_Bps: what a core loads of the operands.
+        core_store_Bps: what a core stores of the result, at the end of a tile.
+        split_s: fixed part of adding the parts of cut sums.
+        quantisation: how much of a full wave one that is not full costs.
+        arithmetic_cost: bytes that the least aligned rows are aligned to, as text -> factor on the arithmetic.
+        memory_cost: likewise, on loads and on memory.
+    """
+
+    tiles: tuple[tuple[int, int], ...] = TILES
+    start_s: float = 0.0
+    tile_s: float = 0.0
+    step_s: float = 0.0
+    core_Bps: float = 1e15
+    core_store_Bps: float = 1e15
+    split_s: float = 0.0
+    quantisation: float = 1.0
+    arithmetic_cost: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
+    memory_cost: dict[str, float] = {}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_share("quantisation", self.quantisation)
+        if not self.tiles or any(rows < 1 or columns < 1 for rows, columns in self.tiles):
+            raise TwofoldError(f"tiles are {self.tiles}; there is at least one, and rows and columns are at least 1")
+        for table in (self.arithmetic_cost, self.memory_cost):
+            for name in table:
+                check_known("alignment in bytes", name, [str(each) for each in ALIGNMENTS])
+
+
+def alignment_bytes(shape: tuple[int, int, int], form: str, item_bytes: int) -> int:
+    """Bytes, at most 16, that all rows in memory of both operands and the result begin at multiples of.
+
+    >>> alignment_bytes((7, 4096, 4100), "nt", 2), alignment_bytes((7, 4096, 4100), "tn", 2)
+    (8, 2)
+    """
+    m, n, k = shape
+    rows = (m, n) if form == "tn" else (k, n)
+    return min(16, *((row * item_bytes) & -(row * item_bytes) for row in rows))
+
+
+def tiled_s(
+    shapes: Floats, batch: Floats | float, item_bytes: Floats | float, core_flops_per_s: Floats | float,
+    arithmetic_cost: Floats | float, memory_cost: Floats | float, model: Tiled, num_cores: int,
+) -> Floats:  # fmt: skip
+    """Seconds of the arithmetic of products, without `start_s`, by the fastest way to cut each.
+
+    Args:
+        shapes: (m, n, k) of each product.
+        batch: equal products in each call.
+        item_bytes: of an element.
+        core_flops_per_s: rate of one core.
+        arithmetic_cost: factor on the arithmetic (form and alignment).
+        memory_cost: factor on loads (alignment).
+        model: the device's.
+        num_cores: of the device.
+    """
+    m, n, k = (shapes[:, at, np.newaxis] for at in range(3))
+    rows, columns, parts = _cuts(model.tiles)
+    batch, item_bytes, core_flops_per_s, arithmetic_cost, memory_cost = (
+        np.reshape(value, (-1, 1)) for value in (batch, item_bytes, core_flops_per_s, arithmetic_cost, memory_cost)
+    )
+    steps = np.ceil(k / (STEP * parts))
+    made_s = arithmetic_cost * (2 * STEP * rows * columns) / core_flops_per_s
+    loaded_s = memory_cost * item_bytes * (STEP * (rows + columns)) / model.core_Bps
+    stored_s = item_bytes * (rows * columns) / model.core_store_Bps
+    each_s = steps * (np.maximum(made_s, loaded_s) + model.step_s) + model.tile_s + stored_s
+    waves = batch * np.ceil(m / rows) * np.ceil(n / columns) * parts / num_cores
+    waves = np.maximum(1.0, (1 - model.quantisation) * waves + model.quantisation * np.ceil(waves))
+    return np.asarray(np.min(waves * each_s + np.where(parts > 1, model.split_s, 0.0), axis=1))
+
+
+@lru_cache(maxsize=64)
+def _cuts(tiles: Sequence[tuple[int, int]]) -> tuple[Floats, Floats, Floats]:
+    turned = {(columns, rows) for rows, columns in tiles}
+    cuts = [(rows, columns, parts) for rows, columns in sorted({*tiles, *turned}) for parts in SPLITS]
+    rows, columns, parts = np.array(cuts, dtype=float).T
+    return rows[np.newaxis], columns[np.newaxis], parts[np.newaxis]
