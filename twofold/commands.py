@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
-from plans.errors import TwofoldError
 from twofold.cli import run_command
+from twofold.commands_plan import plan
 from twofold.commands_predict import predict, validate
-from twofold.commands_simulate import schedule_argument, simulate, whatif
-
-if TYPE_CHECKING:
-    from plans.graph import Graph
+from twofold.commands_simulate import simulate, whatif
 
 __all__ = ["COMMANDS"]
 
@@ -60,94 +57,6 @@ def demo(
         return result.to_json(), result.verification.passed
 
     return run_command(work, json)
-
-
-def plan(
-    model: Word,
-    machine: str,
-    devices: int | None = None,
-    global_batch: int | None = None,
-    seq: int | None = None,
-    layers: int | None = None,
-    stages: int = 1,
-    micro_batches: int = 1,
-    schedule: str = "1f1b",
-    zero: int = 0,
-    lr: float = 0.01,
-    memory: str | None = None,
-    top_k: int = 5,
-    out: str = "plan.json",
-    explain: bool = False,
-    json: bool = False,
-) -> int:
-    """Search the best plans for a model on a machine and save the best one.
-
-    Args:
-        model: package.module:function or file.py:function that gives (module with its loss, example inputs); the name
-            of a transformer, such as llama-3-8b; or a Hugging Face config.json.
-        machine: shipped machine or machine file.
-        devices: ranks to use; all of the machine's otherwise.
-        global_batch: samples of a step; that of the example inputs otherwise, for a transformer one per device.
-        seq: tokens of a sample, instead of the transformer's own.
-        layers: blocks, instead of the transformer's own.
-        stages: pipeline stages, balanced by compute.
-        micro_batches: into which the batch is cut.
-        schedule: of the pipeline: a name, or a file (.csv, .txt) with a row of actions for every pipeline rank.
-        zero: optimizer-parallel level.
-        lr: learning rate (SGD).
-        memory: limit per device, such as 25GB.
-        top_k: plans to list.
-        out: where the best plan goes.
-        explain: print the alternatives of every operator as well.
-        json: print one JSON object on stdout, progress on stderr.
-    """
-    from twofold.console import Console
-
-    def work() -> tuple[Any, bool]:
-        from costmodels import Machine
-        from plans.plan import Optimizer, save_plan
-        from reports import plan_table
-        from search import search
-        from twofold.context import parse_bytes
-
-        say = Console(json=json)
-        target = Machine.load(machine)
-        graph, recompute = _graph_of(model, global_batch or devices or target.num_devices, seq, layers)
-        found = search(
-            graph, target, num_devices=devices, num_stages=stages, num_micro_batches=micro_batches,
-            schedule=schedule_argument(schedule), recompute=recompute, global_batch=global_batch, top_k=top_k,
-            optimizer=Optimizer(settings={"lr": lr}, parallel_level=zero),
-            memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory"),
-        )  # fmt: skip
-        path = save_plan(found.best, out)
-        say.say(found.table())
-        say.say("")
-        say.say(plan_table(found.best).text())
-        if explain:
-            say.say(found.explain())
-        say.say(f"saved {path}; searched in {found.search_s:.2f} s, at most {found.gap:.0%} above the lower bound")
-        plans = [_prediction_of(each) for each in found.plans]
-        numbers = {"lower_bound_s": found.lower_bound_s, "gap": found.gap, "search_s": found.search_s}
-        return {"best": {"file": str(path), **plans[0]}, "plans": plans, **numbers}, True
-
-    return run_command(work, json)
-
-
-def _graph_of(model: str, batch: int, seq: int | None, layers: int | None) -> tuple[Graph, tuple[str, ...]]:
-    """The graph that a model on the command line stands for, and its operators that are marked to be recomputed."""
-    if ":" not in model:
-        from plans.transformer import transformer
-
-        return transformer(model, batch_size=batch, seq=seq, num_layers=layers), ()
-    if seq is not None or layers is not None:
-        raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {model!r}")
-    from executor.capture import capture
-    from executor.feeding import load_model
-    from executor.recompute import marked_operators
-
-    module, examples = load_model(model)
-    graph = capture(module, examples)
-    return graph, tuple(marked_operators(graph, module))
 
 
 def run(
@@ -346,16 +255,6 @@ def calibrate(
         }, True
 
     return run_command(work, json)
-
-
-def _prediction_of(plan: Any) -> dict[str, Any]:
-    found = plan.prediction
-    return {
-        "step_s": found.step_s,
-        "step_low_s": found.low_s,
-        "step_high_s": found.high_s,
-        "peak_bytes": found.peak_bytes,
-    }
 
 
 COMMANDS: dict[str, Callable[..., int]] = {

@@ -1,0 +1,13 @@
+"""The search of large models on large clusters (part of floor 4): degrees instead of single operators.
+
+* `problem`: what is asked, and what is fixed. `space`: every configuration that sizes allow.
+* `costs`, `bounds`, `footing`: what pieces cost; lower bounds on time; memory of many spreads of the layers at once.
+* `branch`: branch and bound, best first. `solve`: all of it as one call. `answer`: what it returns.
+"""
+
+from search.scale.answer import Answer, NothingFits
+from search.scale.branch import Found, Refused, describe
+from search.scale.problem import Pins, Problem
+from search.scale.solve import solve
+
+__all__ = ["Answer", "Found", "NothingFits", "Pins", "Problem", "Refused", "describe", "solve"]

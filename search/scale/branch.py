@@ -1,0 +1,378 @@
+"""Branch and bound, best first: the space is split one decision at a time, and what cannot win is never looked at.
+
+The decisions: the mesh with the samples of a micro-batch; sequence parallel and recompute; the schedule with its chunks
+per rank; the optimizer-parallel level; the spread of the layers. Every node has a bound on the forecast of all
+configurations below it, each tighter than that of its parent; the node with the least bound is opened next. A leaf is
+forecast whole. When the least bound left is no less than the best forecast, the best is proven to be the best.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from plans.errors import TwofoldError
+from plans.scale import Degrees
+from search.scale.bounds import mesh_bound_s, step_bounds_s
+from search.scale.costs import Costs, Inner
+from search.scale.footing import Footing
+from search.scale.problem import Problem
+from search.scale.space import (
+    Mesh,
+    Shape,
+    levels,
+    meshes,
+    micro_batches,
+    recomputes,
+    schedule_of,
+    sequence_parallels,
+    shapes,
+    spreads,
+    values_of,
+)
+from simulator.scale import Forecast, forecast
+from simulator.scale.chunks import Chunk
+
+__all__ = ["Branching", "Found", "Refused"]
+
+_SAFE = 1.0 - 1e-9
+"""Bounds and forecasts add the same numbers in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A configuration and its forecast."""
+
+    degrees: Degrees
+    forecast: Forecast
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Orders what is equally fast: less memory first, then smaller degrees."""
+        each = self.degrees
+        return (
+            self.forecast.step_s, self.forecast.peak_bytes, each.pp, each.tp, each.cp, each.micro_batch, each.schedule,
+            each.virtual, each.recompute, each.optimizer.parallel_level, each.sequence_parallel, each.layers or (),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Configurations that were not taken, and the reason.
+
+    Args:
+        what: the part of the space.
+        reason: why.
+        count: how many configurations, or 0 where they were not counted.
+        excess_bytes: by how much the least of them exceeds the memory.
+    """
+
+    what: str
+    reason: str
+    count: int = 0
+    excess_bytes: int | None = None
+
+
+@dataclass(kw_only=True)
+class Branching:
+    """One search.
+
+    Args:
+        problem: what is asked.
+        keep: how many of the fastest are searched for; the search ends when no other can be among them.
+        deadline_s: `time.monotonic()` at which it ends with the best so far.
+        on_better: called with every new best.
+    """
+
+    problem: Problem
+    keep: int = 1
+    deadline_s: float | None = None
+    on_better: Callable[[Found], None] | None = None
+    found: list[Found] = field(default_factory=list)
+    rejected: list[Found] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    relaxed_s: float = float("inf")
+    bound_s: float = 0.0
+    complete: bool = False
+    interrupted: bool = False
+    num_opened: int = 0
+    kinds: list[int] = field(default_factory=lambda: [0] * 5)
+    num_forecasts: int = 0
+
+    def __post_init__(self) -> None:
+        from simulator.scale.predict import rates_of
+
+        self.costs = Costs(problem=self.problem, rates=rates_of(self.problem.machine))
+        self.footing = Footing(costs=self.costs)
+        self._heap: list[tuple[float, int, int, tuple[Any, ...]]] = []
+        self._number = 0
+        self._seen: dict[tuple[Any, ...], Found] = {}
+
+    # ------------------------------------------------------------------- the loop
+
+    def run(self) -> None:
+        """Search to the end, to the deadline, or until interrupted."""
+        try:
+            self._roots()
+            while self._heap:
+                bound, _, kind, node = self._heap[0]
+                if bound >= self._enough_s:
+                    break
+                if self.deadline_s is not None and time.monotonic() > self.deadline_s:
+                    self.interrupted = True
+                    break
+                heapq.heappop(self._heap)
+                self.num_opened += 1
+                self.kinds[kind] += 1
+                self._open[kind](self, bound, *node)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self.complete = not self.interrupted
+        self.bound_s = min(self._heap[0][0] if self._heap else float("inf"), self._best_s)
+        if self.complete:
+            self.bound_s = self._best_s
+
+    @property
+    def _best_s(self) -> float:
+        return self.found[0].forecast.step_s if self.found else float("inf")
+
+    @property
+    def _enough_s(self) -> float:
+        return self.found[self.keep - 1].forecast.step_s * _SAFE if len(self.found) >= self.keep else float("inf")
+
+    def _push(self, bound: float, kind: int, *node: Any) -> None:
+        if bound < self._enough_s:
+            self._number += 1
+            heapq.heappush(self._heap, (bound, self._number, kind, node))
+
+    # ------------------------------------------------------------------- the nodes
+
+    def _roots(self) -> None:
+        found, refused = meshes(self.problem)
+        self.refused += [
+            Refused(what="meshes", reason=reason, count=count) for reason, count in sorted(refused.items())
+        ]
+        for mesh in found:
+            for size in micro_batches(self.problem, mesh):
+                bound = min(
+                    (
+                        self._mesh_bound(mesh, size, sp, split)
+                        for sp in sequence_parallels(self.problem, mesh)
+                        for split in self._splits(mesh)
+                        if self._may_fit(mesh, Inner(mesh.tp, mesh.cp, sp, size, recomputes(self.problem)[-1], split))
+                    ),
+                    default=None,
+                )
+                if bound is not None:
+                    self.relaxed_s = min(self.relaxed_s, bound)
+                    self._push(bound, 0, mesh, size)
+
+    def _splits(self, mesh: Mesh) -> tuple[bool, ...]:
+        if self.problem.pins.schedule is not None:
+            found = {
+                _is_split(schedule)
+                for shape in shapes(self.problem, mesh.pp)
+                if (schedule := schedule_of(shape, mesh.pp, 4 * mesh.pp)) is not None
+            }
+            return tuple(sorted(found)) or (False, True)
+        return (False,) if mesh.pp == 1 else (False, True)
+
+    def _mesh_bound(self, mesh: Mesh, size: int, sp: bool, split: bool, recompute: str | None = None) -> float:
+        problem = self.problem
+        recompute = recompute or ("none" if problem.pins.recompute is None else problem.pins.recompute)
+        block = self.costs.block(Inner(mesh.tp, mesh.cp, sp, size, recompute, split))
+        backward = block["I"] + block["W"] if split else block["B"]
+        count = problem.global_batch // (mesh.dp * size)
+        looped = split or any(shape.virtual > 1 for shape in shapes(problem, mesh.pp))
+        return mesh_bound_s(block["F"], backward, problem.config.num_layers, mesh.pp, count, looped=looped)
+
+    def _may_fit(self, mesh: Mesh, inner: Inner) -> bool:
+        least = min(
+            self.footing.least_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level) for level in levels(self.problem, mesh)
+        )
+        limit = self.problem.limit_bytes
+        if least > limit:
+            what = (
+                f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {inner.micro_batch} recompute "
+                f"{inner.recompute}"
+            )
+            self.refused.append(Refused(what=what, reason="memory", excess_bytes=int(least) - limit))
+        return least <= limit
+
+    def _open_mesh(self, bound: float, mesh: Mesh, size: int) -> None:
+        for sp in sequence_parallels(self.problem, mesh):
+            for recompute in recomputes(self.problem):
+                for split in self._splits(mesh):
+                    inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, split)
+                    if self._may_fit(mesh, inner):
+                        own = self._mesh_bound(mesh, size, sp, split, recompute)
+                        self._push(max(bound, own), 1, mesh, size, inner)
+
+    def _open_inner(self, bound: float, mesh: Mesh, size: int, inner: Inner) -> None:
+        count = self.problem.global_batch // (mesh.dp * size)
+        table = self.costs.optimistic(inner)
+        for shape in shapes(self.problem, mesh.pp):
+            schedule = schedule_of(shape, mesh.pp, count)
+            if schedule is None or _is_split(schedule) is not inner.split:
+                continue
+            choices = spreads(self.problem, schedule.num_stages)
+            if not choices:
+                continue
+            own = step_bounds_s(table, schedule, choices, split=inner.split) + self.problem.stack.step_s
+            self._push(max(bound, float(own.min())), 2, mesh, size, inner, shape)
+
+    def _open_shape(self, bound: float, mesh: Mesh, size: int, inner: Inner, shape: Shape) -> None:
+        count = self.problem.global_batch // (mesh.dp * size)
+        schedule = schedule_of(shape, mesh.pp, count)
+        assert schedule is not None
+        choices = spreads(self.problem, schedule.num_stages)
+        limit = self.problem.limit_bytes
+        for level in levels(self.problem, mesh):
+            peaks = self.footing.peaks_bytes(inner, schedule, choices, dp=mesh.dp, level=level)
+            fit = np.flatnonzero(peaks <= limit)
+            if len(fit) < len(choices):
+                self._refuse_memory(mesh, inner, shape, level, peaks, limit)
+            if len(fit):
+                self._push(bound, 3, mesh, size, inner, shape, level, tuple(fit.tolist()))
+
+    def _open_level(
+        self, bound: float, mesh: Mesh, size: int, inner: Inner, shape: Shape, level: int, fit: tuple[int, ...]
+    ) -> None:
+        count = self.problem.global_batch // (mesh.dp * size)
+        schedule = schedule_of(shape, mesh.pp, count)
+        assert schedule is not None
+        choices = spreads(self.problem, schedule.num_stages)
+        own = [choices[number] for number in fit]
+        table = self.costs.settled(inner, mesh.dp, level)
+        trailing = np.array(
+            [
+                [self.costs.trailing_s(inner, mesh.dp, level, chunk) for chunk in _chunks(layers)]
+                for layers in own
+            ]
+        )  # fmt: skip
+        bounds = step_bounds_s(
+            table, schedule, own, split=inner.split, trailing_s=trailing,
+            transfers_s=self.costs.transfer_s(inner, mesh.dp, mesh.pp),
+        ) + self.problem.stack.step_s  # fmt: skip
+        order = np.argsort(bounds, kind="stable")
+        ranked = tuple((max(bound, float(bounds[number])), own[number]) for number in order)
+        self._push(ranked[0][0], 4, mesh, size, inner, shape, level, ranked, 0)
+
+    def _open_leaf(
+        self, bound: float, mesh: Mesh, size: int, inner: Inner, shape: Shape, level: int,
+        ranked: tuple[tuple[float, tuple[int, ...]], ...], at: int,
+    ) -> None:  # fmt: skip
+        values = values_of(
+            mesh, size, inner.sequence_parallel, inner.recompute, shape, level, ranked[at][1], self.problem
+        )
+        self.consider(self.problem.degrees(values))
+        if at + 1 < len(ranked):
+            self._push(ranked[at + 1][0], 4, mesh, size, inner, shape, level, ranked, at + 1)
+
+    _open = (_open_mesh, _open_inner, _open_shape, _open_level, _open_leaf)
+
+    # ------------------------------------------------------------------- leaves
+
+    def evaluate(self, degrees: Degrees) -> Found:
+        """The forecast of a configuration, made once.
+
+        Raises:
+            TwofoldError: a configuration that cannot be.
+        """
+        key = identity(degrees)
+        known = self._seen.get(key)
+        if known is None:
+            problem = self.problem
+            self.num_forecasts += 1
+            known = Found(
+                degrees=degrees,
+                forecast=forecast(problem.config, degrees, problem.machine, stack=problem.stack),
+            )
+            self._seen[key] = known
+        return known
+
+    def consider(self, degrees: Degrees) -> Found | None:
+        """Forecast, and keep it if it fits and is good."""
+        try:
+            known = self.evaluate(degrees)
+        except TwofoldError as error:
+            self.refused.append(Refused(what=str(degrees), reason=str(error), count=1))
+            return None
+        limit = self.problem.limit_bytes
+        if known.forecast.peak_bytes > limit:
+            self.rejected.append(known)
+            self.refused.append(
+                Refused(
+                    what=describe(degrees), reason="memory", count=1, excess_bytes=known.forecast.peak_bytes - limit
+                )
+            )
+            return None
+        if known not in self.found:
+            better = known.key < self.found[0].key if self.found else True
+            self.found.append(known)
+            self.found.sort(key=lambda each: each.key)
+            if better and self.on_better is not None:
+                self.on_better(known)
+        return known
+
+    def _refuse_memory(self, mesh: Mesh, inner: Inner, shape: Shape, level: int, peaks: Any, limit: int) -> None:
+        over = peaks[peaks > limit]
+        what = (
+            f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {inner.micro_batch} {shape.schedule} x "
+            f"{shape.virtual} recompute {inner.recompute} optimizer level {level}"
+        )
+        self.refused.append(Refused(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit))
+
+
+def identity(degrees: Degrees) -> tuple[Any, ...]:
+    """What tells configurations of one problem apart."""
+    return (
+        degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.micro_batch, degrees.schedule, degrees.virtual,
+        degrees.recompute, degrees.optimizer.parallel_level, degrees.sequence_parallel, degrees.layers,
+    )  # fmt: skip
+
+
+def describe(degrees: Degrees) -> str:
+    """One line of plain words.
+
+    >>> describe(Degrees(dp=2, tp=4, pp=2, micro_batch=1, global_batch=16))
+    'dp 2 tp 4 pp 2, micro-batch 1 x 8, 1f1b, recompute none, optimizer level 0'
+    """
+    parts = [f"{name} {value}" for name in ("dp", "cp", "tp", "pp") if (value := getattr(degrees, name)) > 1]
+    schedule = degrees.schedule if degrees.virtual == 1 else f"{degrees.schedule} x {degrees.virtual}"
+    micro = f"micro-batch {degrees.micro_batch} x {degrees.num_micro_batches}"
+    text = (
+        f"{' '.join(parts) or 'one device'}, {micro}, {schedule}, "
+        f"recompute {degrees.recompute}, optimizer level {degrees.optimizer.parallel_level}"
+    )
+    if degrees.sequence_parallel:
+        text += ", sequence parallel"
+    return text + (f", layers {_runs(degrees.layers)}" if degrees.layers else "")
+
+
+def _runs(layers: Sequence[int]) -> str:
+    """3, 4, 4, 4, 1 as "3 4x3 1"."""
+    parts: list[list[int]] = []
+    for each in layers:
+        if parts and parts[-1][0] == each:
+            parts[-1][1] += 1
+        else:
+            parts.append([each, 1])
+    return " ".join(f"{value}x{count}" if count > 1 else str(value) for value, count in parts)
+
+
+def _chunks(layers: Sequence[int]) -> list[Chunk]:
+    last = len(layers) - 1
+    return [
+        Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last)
+        for number, count in enumerate(layers)
+    ]
+
+
+def _is_split(schedule: Any) -> bool:
+    return bool((schedule.table.kind >= 2).any())

@@ -1,0 +1,142 @@
+"""Memory of many spreads of the layers at once: what the forecast will find, or a little less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plans.schedules import Schedule
+from search.scale.costs import PIECES, Costs, Inner
+from simulator.scale.memory import parameter_bytes
+
+__all__ = ["Footing"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(kw_only=True)
+class Footing:
+    """Peaks of memory by layout, made once each.
+
+    Left out is only what a software stack may add to a rank.
+    """
+
+    costs: Costs
+    _activations: dict[tuple[Inner, str, int, int, int, int], Ints] = field(default_factory=dict)
+    _static: dict[tuple[Inner, int, int], Ints] = field(default_factory=dict)
+
+    def peaks_bytes(
+        self,
+        inner: Inner,
+        schedule: Schedule,
+        layers: Sequence[Sequence[int]],
+        *,
+        dp: int,
+        level: int,
+    ) -> Ints:
+        """The peak of the fullest rank, per spread."""
+        counts = _pieces(layers)
+        static = counts @ self.static_bytes(inner, dp, level)
+        placement = np.asarray(schedule.placement)
+        owners = placement[:, None] == np.arange(schedule.num_ranks)
+        total = self.activations(inner, schedule, layers) + static @ owners
+        if level >= 3 and dp * inner.cp > 1:
+            whole = self._whole_weights(inner)
+            has = counts[:, : schedule.num_ranks] > 0
+            total = total + 2 * (has * whole).max(axis=2)
+        return np.asarray(total.max(axis=1))
+
+    def least_bytes(self, inner: Inner, *, pp: int, dp: int, level: int) -> float:
+        """What the fullest rank of any schedule and spread holds at least.
+
+        Every rank once holds the activations of one micro-batch on all of its blocks, and the fullest has no fewer
+        blocks than the mean.
+        """
+        block = PIECES.index("block")
+        static = float(self.static_bytes(inner, dp, level)[block])
+        kept = float(self.costs.footprints(inner)[block].kept)
+        return (kept + static) * self.costs.problem.config.num_layers / pp
+
+    def static_bytes(self, inner: Inner, dp: int, level: int) -> Ints:
+        """Weights, gradients and states of each piece on one rank."""
+        key = (inner, dp, level)
+        if key not in self._static:
+            chunks = self.costs.chunks(inner, dp, level, contention=False)
+            optimizer = chunks.degrees.optimizer
+            self._static[key] = np.array(
+                [
+                    sum(parameter_bytes(chunks.parameters(piece), chunks.numbers, optimizer, dp * inner.cp).values())
+                    for piece in PIECES
+                ],
+                dtype=np.int64,
+            )
+        return self._static[key]
+
+    def _whole_weights(self, inner: Inner) -> Ints:
+        chunks = self.costs.chunks(inner, 1, 0, contention=False)
+        return np.array([chunks.weight_bytes(piece) for piece in PIECES], dtype=np.int64)
+
+    def activations(self, inner: Inner, schedule: Schedule, layers: Sequence[Sequence[int]]) -> Ints:
+        """Per spread and pipeline rank the most bytes of activations alive at once."""
+        key = (
+            inner, schedule.name, schedule.num_ranks, schedule.num_stages, schedule.num_micro_batches,
+            hash(tuple(map(tuple, layers))),
+        )  # fmt: skip
+        if key not in self._activations:
+            self._activations[key] = self._count(inner, schedule, layers)
+        return self._activations[key]
+
+    def _count(self, inner: Inner, schedule: Schedule, layers: Sequence[Sequence[int]]) -> Ints:
+        prints = self.costs.footprints(inner)
+        counts = _pieces(layers)
+        has = counts > 0
+        kept = counts @ np.array([own.kept for own in prints], dtype=np.int64)
+        later = counts @ np.array([own.kept_for_weights for own in prints], dtype=np.int64)
+        during = np.stack(
+            [
+                (has * np.array(own, dtype=np.int64)).max(axis=2)
+                for own in (
+                    [each.forward - each.kept for each in prints],
+                    [each.backward for each in prints],
+                    [each.backward for each in prints],
+                    [each.weights for each in prints],
+                )
+            ]
+        )  # kind, spread, chunk
+        table = schedule.table
+        stage, kind = table.stage, table.kind
+        # only the first and the last rank differ in their pieces from those between, but orders differ on every rank
+        result = np.zeros((len(counts), schedule.num_ranks), dtype=np.int64)
+        for rank, (first, last) in enumerate(zip(table.rank_start[:-1], table.rank_start[1:], strict=True)):
+            rows = slice(int(first), int(last))
+            for column, gained, own in _distinct(stage[rows], kind[rows], kept, later, during):
+                result[column, rank] = int((np.cumsum(gained[0] + gained[1]) - gained[1] + own).max())
+        return result
+
+
+def _distinct(
+    stage: NDArray[Any], kind: NDArray[Any], kept: Ints, later: Ints, during: Ints
+) -> Iterator[tuple[Ints, tuple[Ints, Ints], Ints]]:
+    """Spreads that differ in what one rank holds: (their numbers, what comes and goes by row, what a row needs)."""
+    mine = np.unique(stage)
+    signature = np.concatenate([kept[:, mine], later[:, mine], *during[:, :, mine]], axis=1)
+    _, where, inverse = np.unique(signature, axis=0, return_index=True, return_inverse=True)
+    for number, spread in enumerate(where):
+        whole, part = kept[spread][stage], later[spread][stage]
+        zero = np.zeros_like(whole)
+        before = np.choose(kind, (whole, zero, zero, zero))
+        after = np.choose(kind, (zero, -whole, part - whole, -part))
+        yield np.flatnonzero(inverse.ravel() == number), (before, after), during[kind, spread, stage]
+
+
+def _pieces(layers: Sequence[Sequence[int]]) -> Ints:
+    blocks = np.asarray(layers, dtype=np.int64)
+    pieces = np.zeros((*blocks.shape, len(PIECES)), dtype=np.int64)
+    pieces[:, 0, 0] = 1
+    pieces[:, :, 1] = blocks
+    pieces[:, -1, 2] = 1
+    return pieces

@@ -1,0 +1,105 @@
+"""The search as one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from costmodels.compute import rate
+from plans.errors import TwofoldError
+from plans.transformer import TransformerConfig
+from search.scale.answer import Answer, NothingFits
+from search.scale.bounds import physics_bound_s
+from search.scale.branch import Branching, Found
+from search.scale.problem import Problem
+
+__all__ = ["model_flops", "physics_s", "solve"]
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit_s: float | None = None,
+    keep: int = 1,
+    on_better: Callable[[Found], None] | None = None,
+) -> Answer:
+    """Search the space of a problem.
+
+    Args:
+        problem: what is asked.
+        time_limit_s: after which the best so far is returned, with its gap.
+        keep: how many of the fastest are proven; more take longer.
+        on_better: called with every new best.
+
+    Raises:
+        NothingFits: nothing in the space fits the memory.
+        TwofoldError: nothing in the space can be made of these sizes at all.
+
+    >>> from costmodels import Machine
+    >>> from plans.transformer import transformer_config
+    >>> from search.scale import Pins
+    >>> problem = Problem(config=transformer_config("llama-3-8b", num_layers=4), machine=Machine.load("h100-sxm-x8"),
+    ...                   num_devices=8, global_batch=32, pins=Pins(tp=2, recompute="none", micro_batch=1))
+    >>> solve(problem).gap
+    0.0
+    """
+    began = time.monotonic()
+    branching = Branching(
+        problem=problem, keep=keep, on_better=on_better,
+        deadline_s=None if time_limit_s is None else began + time_limit_s,
+    )  # fmt: skip
+    branching.run()
+    if not branching.found:
+        raise _nothing(branching)
+    return Answer(
+        problem=problem, found=tuple(branching.found), bound_s=branching.bound_s,
+        relaxed_s=min(branching.relaxed_s, branching.bound_s), physics_s=physics_s(problem),
+        complete=branching.complete, search_s=time.monotonic() - began, num_forecasts=branching.num_forecasts,
+        num_opened=branching.num_opened, refused=tuple(branching.refused),
+    )  # fmt: skip
+
+
+def _nothing(branching: Branching) -> TwofoldError:
+    problem = branching.problem
+    asked = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
+    memory = [each for each in branching.refused if each.reason == "memory"]
+    if branching.interrupted:
+        return NothingFits(f"{asked}: the search was stopped before anything that fits was found; give it more time")
+    if memory:
+        least = min(each.excess_bytes or 0 for each in memory)
+        return NothingFits(
+            f"{asked}: nothing fits {problem.limit_bytes / 2**30:.2f} GiB; the least of all needs "
+            f"{least / 2**30:.2f} GiB more"
+        )
+    reasons = "; ".join(f"{each.reason}" for each in branching.refused[:3]) or "the pins leave nothing"
+    return TwofoldError(f"{asked}: no way to spread it: {reasons}")
+
+
+def model_flops(config: TransformerConfig, global_batch: int) -> float:
+    """Arithmetic of the matrix products of one step, without anything made again.
+
+    2 per weight and token forward, 4 backward, beside attention's 4 x heads x head dim per pair of tokens forward and
+    twice that backward, half of the pairs where it is causal (Narayanan et al. 2021, arXiv 2104.04473, section 5.1,
+    and Dao 2023, arXiv 2307.08691, section 4.1, which counts a backward of 2.5 times; fewer keep this a bound).
+    """
+    tokens = float(global_batch * config.seq)
+    gated = 3 if config.gated else 2
+    attention = config.hidden * config.head_size * (2 * config.num_heads + 2 * config.kv_heads)
+    mlp = gated * config.hidden * config.inner
+    weights = config.num_layers * (attention + mlp) + config.vocab * config.hidden
+    if config.experts is not None:
+        weights = config.num_active_parameters - config.vocab * config.hidden
+    pairs = tokens * config.seq * (0.5 if config.causal else 1.0)
+    scores = 4.0 * config.num_heads * config.head_size * pairs * config.num_layers
+    return 6.0 * weights * tokens + 3.0 * scores
+
+
+def physics_s(problem: Problem) -> float:
+    """The physical bound: see `physics_bound_s`. Each weight is read forward and backward, its optimizer state once."""
+    config, machine, optimizer = problem.config, problem.machine, problem.optimizer
+    assert optimizer is not None
+    peak = max(rate(machine.compute, "matrix_flops_per_s", config.dtype), 1.0)
+    fastest = max(1.0, *(1.0 / each for each in machine.compute.form_cost.values()), 1.0)
+    moved = config.num_parameters * float(optimizer.bytes_per_element(config.dtype))
+    flops = model_flops(config, problem.global_batch)
+    return physics_bound_s(flops, peak * fastest, moved, machine.compute.memory_Bps, problem.num_devices)

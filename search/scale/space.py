@@ -1,0 +1,279 @@
+"""The space that is searched: every way to spread the model that its sizes, the devices and the pins allow.
+
+A configuration is a mesh (dp, cp, tp, pp), the samples of a micro-batch, sequence parallel or not, a recompute mode, a
+schedule with its chunks per rank, a spread of the layers over chunks and an optimizer-parallel level. Sizes are any
+divisors, not only powers of two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from plans.errors import TwofoldError
+from plans.scale import Degrees
+from plans.schedules import Schedule, chunks_per_rank, make_schedule, schedule_names
+from plans.transformer import TransformerConfig
+from plans.transformer.recompute import RECOMPUTE_MODES
+from search.scale.problem import Problem
+
+__all__ = [
+    "LEAST_TOKENS",
+    "MAX_MICRO_BATCH",
+    "MAX_VIRTUAL",
+    "Mesh",
+    "Shape",
+    "divisors",
+    "enumerate_degrees",
+    "layer_choices",
+    "meshes",
+    "micro_batches",
+    "refusal",
+    "shapes",
+]
+
+MAX_MICRO_BATCH = 64
+"""Samples of a micro-batch on a rank; more have never paid."""
+
+LEAST_TOKENS = 512
+"""Tokens of a sequence that a rank of cp holds at least, unless cp is pinned."""
+
+MAX_VIRTUAL = 8
+"""Chunks per pipeline rank of schedules that take any number."""
+
+_LAST_FEWER = 6
+"""By how many layers fewer than an even share the last chunk, which has the head, may hold."""
+
+_FIRST_FEWER = 2
+"""Likewise the first chunk, which has the embedding."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mesh:
+    """Degrees whose product is the number of devices."""
+
+    dp: int
+    cp: int
+    tp: int
+    pp: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """A schedule and its chunks per rank."""
+
+    schedule: str
+    virtual: int
+
+
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return tuple(low + [number // each for each in reversed(low) if each * each != number])
+
+
+def refusal(config: TransformerConfig, *, tp: int, cp: int, sequence_parallel: bool) -> str | None:
+    """Why a model's sizes cannot be cut so; None where they can.
+
+    >>> from plans.transformer import transformer_config
+    >>> refusal(transformer_config("llama-3-8b"), tp=3, cp=1, sequence_parallel=False)
+    '32 query heads do not divide by tp 3'
+    """
+    for what, size in (("query heads", config.num_heads), ("rows of the MLP", config.inner), ("words", config.vocab)):
+        if size % tp:
+            return f"{size} {what} do not divide by tp {tp}"
+    if config.kv_heads % tp and tp % config.kv_heads:
+        return f"{config.kv_heads} heads of keys and values and tp {tp}: neither is a multiple of the other"
+    if tp > config.kv_heads > 1:
+        return f"tp {tp} above the {config.kv_heads} heads of keys and values: the forecast does not fold it yet"
+    parts = cp * (tp if sequence_parallel else 1)
+    if config.seq % parts:
+        return f"a sequence of {config.seq} does not divide by {parts}"
+    return None
+
+
+def meshes(problem: Problem) -> tuple[list[Mesh], dict[str, int]]:
+    """The meshes that are possible, and how many are not for which reason."""
+    pins, config, count = problem.pins, problem.config, problem.num_devices
+    found: list[Mesh] = []
+    refused: dict[str, int] = {}
+
+    def no(reason: str) -> None:
+        refused[reason] = refused.get(reason, 0) + 1
+
+    for tp in _of(count, pins.tp):
+        for cp in _of(count // tp, pins.cp):
+            if cp > 1 and pins.cp is None and config.seq < cp * LEAST_TOKENS:
+                continue
+            sp = bool(pins.sequence_parallel) and tp > 1
+            if reason := refusal(config, tp=tp, cp=cp, sequence_parallel=sp):
+                no(reason)
+                continue
+            for pp in _of(count // tp // cp, pins.pp):
+                dp = count // tp // cp // pp
+                if pins.dp not in (None, dp):
+                    continue
+                if pp > config.num_layers + 2:
+                    no(f"{config.num_layers} layers cannot fill more than {config.num_layers + 2} stages")
+                elif dp > problem.global_batch:
+                    no(f"a global batch of {problem.global_batch} cannot feed more data-parallel ranks")
+                elif problem.global_batch % dp:
+                    no(f"a global batch of {problem.global_batch} does not divide by dp {dp}")
+                else:
+                    found.append(Mesh(dp, cp, tp, pp))
+    return found, refused
+
+
+def _of(count: int, pinned: int | None) -> tuple[int, ...]:
+    if pinned is None:
+        return divisors(count)
+    return (pinned,) if count % pinned == 0 else ()
+
+
+def micro_batches(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
+    """The samples of a micro-batch on a rank that are possible."""
+    each = problem.global_batch // mesh.dp
+    if problem.pins.micro_batch is not None:
+        return (problem.pins.micro_batch,) if each % problem.pins.micro_batch == 0 else ()
+    return tuple(size for size in divisors(each) if size <= MAX_MICRO_BATCH)
+
+
+def sequence_parallels(problem: Problem, mesh: Mesh) -> tuple[bool, ...]:
+    """Whether the sequence may or must be split over tp."""
+    pinned = problem.pins.sequence_parallel
+    if mesh.tp == 1:
+        return () if pinned else (False,)
+    wanted = (True, False) if pinned is None else (pinned,)
+    return tuple(
+        each for each in wanted
+        if refusal(problem.config, tp=mesh.tp, cp=mesh.cp, sequence_parallel=each) is None
+    )  # fmt: skip
+
+
+def recomputes(problem: Problem) -> tuple[str, ...]:
+    """The recompute modes."""
+    return RECOMPUTE_MODES if problem.pins.recompute is None else (problem.pins.recompute,)
+
+
+def levels(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
+    """The optimizer-parallel levels; with one rank for every weight there is nothing to shard."""
+    if problem.pins.zero is not None:
+        return (problem.pins.zero,)
+    return (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,)
+
+
+@lru_cache(maxsize=4096)
+def _possible(schedule: str, pp: int, count: int, virtual: int | None) -> Schedule | None:
+    try:
+        return make_schedule(schedule, pp, count, virtual=virtual)
+    except TwofoldError:
+        return None
+
+
+def schedule_of(shape: Shape, pp: int, count: int) -> Schedule | None:
+    """The schedule of a shape, or None if there is none for so many ranks and micro-batches."""
+    free = chunks_per_rank(shape.schedule) is None
+    return _possible(shape.schedule, pp, count, shape.virtual if free else None)
+
+
+def shapes(problem: Problem, pp: int) -> tuple[Shape, ...]:
+    """The schedules and chunks per rank to try with `pp` pipeline ranks.
+
+    With one pipeline rank every order does the same work, so only 1F1B, which keeps the least, is tried, unless pinned.
+    """
+    pins, num_layers = problem.pins, problem.config.num_layers
+    names = schedule_names() if pins.schedule is None else (pins.schedule,)
+    if pp == 1 and pins.schedule is None and pins.virtual in (None, 1):
+        return (Shape("1f1b", 1),)
+    found = []
+    for name in names:
+        fixed = chunks_per_rank(name)
+        for virtual in range(2, MAX_VIRTUAL + 1) if fixed is None else (fixed,):
+            if pins.virtual not in (None, virtual) or (fixed is None and pp * virtual > num_layers + 2):
+                continue
+            found.append(Shape(name, virtual))
+        if fixed is None and pins.virtual is not None and not 2 <= pins.virtual <= MAX_VIRTUAL:
+            found.append(Shape(name, pins.virtual))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def layer_choices(num_layers: int, num_chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Spreads of the layers over chunks: even, or with fewer on the first and the last, which have more to do.
+
+    What does not divide goes to the first chunks, or to the last ones, which keep fewer activations.
+
+    >>> layer_choices(8, 4)[0]
+    (2, 2, 2, 2)
+    >>> (3, 2, 2, 1) in layer_choices(8, 4)
+    True
+    """
+    if num_chunks == 1:
+        return ((num_layers,),)
+    most = -(-num_layers // num_chunks)
+    found: dict[tuple[int, ...], None] = {}
+    if num_layers >= num_chunks:
+        whole, rest = divmod(num_layers, num_chunks)
+        found[tuple(whole + (chunk < rest) for chunk in range(num_chunks))] = None
+        found[tuple(whole + (chunk >= num_chunks - rest) for chunk in range(num_chunks))] = None
+    for last in range(most + 1, max(-1, most - _LAST_FEWER - 1), -1):
+        if num_chunks == 2:
+            if num_layers - last >= 0:
+                found[num_layers - last, last] = None
+            continue
+        for first in range(most + 1, max(-1, most - _FIRST_FEWER - 1), -1):
+            inner, count = num_layers - first - last, num_chunks - 2
+            if inner < count:
+                continue
+            whole, rest = divmod(inner, count)
+            found[(first, *(whole + (chunk < rest) for chunk in range(count)), last)] = None
+            found[(first, *(whole + (chunk >= count - rest) for chunk in range(count)), last)] = None
+    return tuple(found)
+
+
+def spreads(problem: Problem, num_chunks: int) -> tuple[tuple[int, ...], ...]:
+    """The spreads of the layers to try."""
+    pinned = problem.pins.layers
+    if pinned is not None:
+        return (pinned,) if len(pinned) == num_chunks else ()
+    return layer_choices(problem.config.num_layers, num_chunks)
+
+
+def enumerate_degrees(problem: Problem) -> Iterator[Degrees]:
+    """Every configuration of the space, one by one: what the search would do without bounds."""
+    for mesh in meshes(problem)[0]:
+        for size in micro_batches(problem, mesh):
+            count = problem.global_batch // (mesh.dp * size)
+            for shape in shapes(problem, mesh.pp):
+                schedule = schedule_of(shape, mesh.pp, count)
+                if schedule is None:
+                    continue
+                for sp in sequence_parallels(problem, mesh):
+                    for recompute in recomputes(problem):
+                        for zero in levels(problem, mesh):
+                            for layers in spreads(problem, schedule.num_stages):
+                                yield problem.degrees(
+                                    values_of(mesh, size, sp, recompute, shape, zero, layers, problem)
+                                )
+
+
+def values_of(
+    mesh: Mesh, size: int, sp: bool, recompute: str, shape: Shape, zero: int, layers: tuple[int, ...], problem: Problem
+) -> dict[str, Any]:
+    """The plain values of a configuration; evenly spread layers are left to `Degrees`."""
+    chunks = len(layers)
+    whole, rest = divmod(problem.config.num_layers, chunks)
+    even = tuple(whole + (chunk < rest) for chunk in range(chunks))
+    return {
+        "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp, "pp": mesh.pp, "micro_batch": size, "sequence_parallel": sp,
+        "recompute": recompute, "schedule": shape.schedule, "virtual": shape.virtual, "zero": zero,
+        "layers": None if layers == even and whole else layers,
+    }  # fmt: skip

@@ -1,0 +1,225 @@
+"""`twofold plan`: operators of any graph, or degrees of a transformer by name on accelerators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from plans.errors import TwofoldError
+from twofold.cli import run_command
+from twofold.commands_simulate import schedule_argument
+
+if TYPE_CHECKING:
+    from plans.graph import Graph
+    from search.scale import Answer
+    from twofold.console import Console
+
+__all__ = ["plan"]
+
+Word = Annotated[str, tyro.conf.Positional]
+
+
+def plan(
+    model: Word,
+    machine: str,
+    devices: int | None = None,
+    global_batch: int | None = None,
+    seq: int | None = None,
+    layers: int | None = None,
+    method: str = "search",
+    dp: int | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    cp: int | None = None,
+    micro_batch: int | None = None,
+    schedule: str | None = None,
+    virtual: int | None = None,
+    recompute: str | None = None,
+    zero: int | None = None,
+    sequence_parallel: bool | None = None,
+    stage_layers: tuple[int, ...] | None = None,
+    stack: str = "twofold",
+    stages: int | None = None,
+    micro_batches: int | None = None,
+    lr: float = 0.01,
+    memory: str | None = None,
+    time_limit: float | None = None,
+    top_k: int = 5,
+    out: str = "plan.json",
+    explain: bool = False,
+    json: bool = False,
+) -> int:
+    """Search the best plans for a model on a machine and save the best one.
+
+    A transformer by name or config.json on accelerators is searched in degrees, on any number of devices: whatever is
+    not given is searched. Any other model is searched operator by operator. Ctrl-C gives the best so far and its gap.
+
+    Args:
+        model: package.module:function or file.py:function that gives (module with its loss, example inputs); the name
+            of a transformer, such as llama-3-8b; or a Hugging Face config.json.
+        machine: shipped machine, such as h100-sxm-x64, or machine file.
+        devices: ranks to use; all of the machine's otherwise.
+        global_batch: samples of a step; that of the example inputs otherwise, for a transformer one per device.
+        seq: tokens of a sample, instead of the transformer's own.
+        layers: blocks, instead of the transformer's own.
+        method: search, or operators: a transformer operator by operator, too.
+        dp: transformers: fixes the data-parallel degree.
+        tp: transformers: fixes the tensor-parallel degree.
+        pp: transformers: fixes the pipeline-parallel degree.
+        cp: transformers: fixes the context-parallel degree.
+        micro_batch: transformers: fixes the samples of a micro-batch on a data-parallel rank.
+        schedule: of the pipeline: a name, or for other models a file (.csv, .txt) with a row of actions for every
+            pipeline rank; 1f1b for other models, unless given.
+        virtual: transformers: fixes the chunks per pipeline rank.
+        recompute: transformers: fixes it: none, selective, selective_op or full.
+        zero: optimizer-parallel level; 0 for other models, unless given.
+        sequence_parallel: transformers: fixes whether tp splits the sequence where it splits nothing else.
+        stage_layers: transformers: fixes the blocks of every chunk.
+        stack: transformers: the software that runs it: twofold, torch, torch-compile, megatron or megatron-2022.
+        stages: other models: pipeline stages, balanced by compute; 1 unless given.
+        micro_batches: other models: into which the batch is cut; 1 unless given.
+        lr: learning rate (SGD for other models).
+        memory: limit per device, such as 25GB.
+        time_limit: transformers: seconds after which the best so far is taken.
+        top_k: plans to list.
+        out: where the best plan goes.
+        explain: print the alternatives as well, and why they lost.
+        json: print one JSON object on stdout, progress on stderr.
+    """
+    from twofold.console import Console
+
+    pins: dict[str, Any] = {
+        "dp": dp, "tp": tp, "pp": pp, "cp": cp, "micro_batch": micro_batch, "virtual": virtual, "recompute": recompute,
+        "sequence_parallel": sequence_parallel, "layers": stage_layers,
+    }  # fmt: skip
+
+    def work() -> tuple[Any, bool]:
+        from costmodels import Machine
+
+        say, target = Console(json=json), Machine.load(machine)
+        _check(method, top_k, time_limit)
+        if method == "operators" or ":" in model or not target.host_async:
+            given = [name for name, value in pins.items() if value is not None]
+            if given:
+                raise TwofoldError(
+                    f"--{given[0].replace('_', '-')} is for transformers by name or config.json on accelerators; "
+                    f"{model!r} on {target.name} is searched operator by operator"
+                )
+            options = {
+                "devices": devices, "global_batch": global_batch, "seq": seq, "layers": layers, "stages": stages or 1,
+                "micro_batches": micro_batches or 1, "schedule": schedule or "1f1b", "zero": zero or 0, "lr": lr,
+                "memory": memory, "top_k": top_k, "out": out, "explain": explain,
+            }  # fmt: skip
+            return _plan_operators(model, target, options, say), True
+        if stages is not None or micro_batches is not None:
+            raise TwofoldError(
+                "--stages and --micro-batches are for other models; a transformer takes --pp, --micro-batch"
+            )
+        pins.update(schedule=schedule, zero=zero)
+        found = _search_degrees(
+            model, target, devices, global_batch, seq, layers, pins, stack, memory, time_limit
+        )  # fmt: skip
+        return _show_degrees(found, top_k, out, explain, say), True
+
+    return run_command(work, json)
+
+
+def _check(method: str, top_k: int, time_limit: float | None) -> None:
+    if method not in ("search", "operators"):
+        raise TwofoldError(f"--method {method!r} is not known; known are search, operators")
+    if top_k < 1:
+        raise TwofoldError(f"--top-k {top_k}: it is at least 1")
+    if time_limit is not None and not time_limit > 0:
+        raise TwofoldError(f"--time-limit {time_limit}: seconds above 0")
+
+
+def _search_degrees(
+    model: str,
+    target: Any,
+    devices: int | None,
+    global_batch: int | None,
+    seq: int | None,
+    layers: int | None,
+    pins: dict[str, Any],
+    stack: str,
+    memory: str | None,
+    time_limit: float | None,
+) -> Answer:
+    from plans.transformer import transformer_config
+    from search.scale import Pins, Problem, solve
+    from simulator.scale import stack_named
+    from twofold.context import parse_bytes
+
+    count = target.num_devices if devices is None else devices
+    problem = Problem(
+        config=transformer_config(model, seq=seq, num_layers=layers), machine=target, num_devices=count,
+        global_batch=count if global_batch is None else global_batch, pins=Pins(**pins), stack=stack_named(stack),
+        memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory"),
+    )  # fmt: skip
+    return solve(problem, time_limit_s=time_limit)
+
+
+def _show_degrees(found: Answer, top_k: int, out: str, explain: bool, say: Console) -> dict[str, Any]:
+    problem, best = found.problem, found.best
+    say.say(found.table(top_k))
+    tokens = problem.global_batch * problem.config.seq / best.forecast.step_s / problem.num_devices
+    parts = ", ".join(f"{role} {size / 2**30:.2f}" for role, size in best.forecast.memory.items() if size)
+    say.say(f"best: {tokens:,.0f} tokens/s per device; memory in GiB: {parts}")
+    say.say(found.summary())
+    return found.to_json(top_k)
+
+
+def _plan_operators(model: str, target: Any, options: dict[str, Any], say: Console) -> dict[str, Any]:
+    from plans.plan import Optimizer, save_plan
+    from reports import plan_table
+    from search import search
+    from twofold.context import parse_bytes
+
+    devices, global_batch, memory = options["devices"], options["global_batch"], options["memory"]
+    graph, recompute = _graph_of(
+        model, global_batch or devices or target.num_devices, options["seq"], options["layers"]
+    )  # fmt: skip
+    found = search(
+        graph, target, num_devices=devices, num_stages=options["stages"], num_micro_batches=options["micro_batches"],
+        schedule=schedule_argument(options["schedule"]), recompute=recompute, global_batch=global_batch,
+        top_k=options["top_k"], optimizer=Optimizer(settings={"lr": options["lr"]}, parallel_level=options["zero"]),
+        memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory"),
+    )  # fmt: skip
+    path = save_plan(found.best, options["out"])
+    say.say(found.table())
+    say.say("")
+    say.say(plan_table(found.best).text())
+    if options["explain"]:
+        say.say(found.explain())
+    say.say(f"saved {path}; searched in {found.search_s:.2f} s, at most {found.gap:.0%} above the lower bound")
+    plans = [_prediction_of(each) for each in found.plans]
+    numbers = {"lower_bound_s": found.lower_bound_s, "gap": found.gap, "search_s": found.search_s}
+    return {"best": {"file": str(path), **plans[0]}, "plans": plans, **numbers}
+
+
+def _graph_of(model: str, batch: int, seq: int | None, layers: int | None) -> tuple[Graph, tuple[str, ...]]:
+    """The graph that a model on the command line stands for, and its operators that are marked to be recomputed."""
+    if ":" not in model:
+        from plans.transformer import transformer
+
+        return transformer(model, batch_size=batch, seq=seq, num_layers=layers), ()
+    if seq is not None or layers is not None:
+        raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {model!r}")
+    from executor.capture import capture
+    from executor.feeding import load_model
+    from executor.recompute import marked_operators
+
+    module, examples = load_model(model)
+    graph = capture(module, examples)
+    return graph, tuple(marked_operators(graph, module))
+
+
+def _prediction_of(plan: Any) -> dict[str, Any]:
+    found = plan.prediction
+    return {
+        "step_s": found.step_s,
+        "step_low_s": found.low_s,
+        "step_high_s": found.high_s,
+        "peak_bytes": found.peak_bytes,
+    }
