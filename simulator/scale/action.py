@@ -126,6 +126,8 @@ def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool =
     >>> stretch.work_ps, stretch.lead_ps, stretch.dispatch_ps, dict(stretch.exposed_ps)
     (16.0, 17.0, 3.0, {'all_reduce': 6.0})
     """
+    if all(line.kind != COLLECTIVE for line in lines):
+        return _alone(lines)
     walk = _Walk(rates)
     begin = busy = 0.0
     before: dict[str, float] = {}
@@ -149,6 +151,17 @@ def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool =
     )
 
 
+def _alone(lines: Sequence[Line]) -> Stretch:
+    """The map of a sequence with nothing beside its compute."""
+    dispatch, work, lead = 0, 0, 0
+    for line in lines:
+        dispatch += line.dispatch_ps
+        work += line.work_ps
+        lead = max(lead + line.work_ps, dispatch + line.work_ps)
+    return Stretch(work_ps=float(work), lead_ps=float(lead), dispatch_ps=float(dispatch), compute_ps=float(work))
+
+
+_NEVER = float("inf")
 _LEAST_PS = 0.5
 """Less work than this is done: clocks of hours are exact to a thousandth of it."""
 
@@ -177,6 +190,7 @@ class _Walk:
         self._channels: dict[str, list[_Flow]] = {}
         self._clock = 0.0  # up to where the channels have been followed
         self._tail: dict[str, float] = {}
+        self._num_flows = 0  # under way
 
     def run(self, lines: Sequence[Line], *, late: bool = False) -> None:
         """Walk the lines; `late`: the host starts at 0 with the stream idle, else it is far ahead."""
@@ -187,7 +201,10 @@ class _Walk:
                 host += dispatch
             ready = max(self.stream, host)
             if kind == COMPUTE:
-                if work:
+                if not self._num_flows:
+                    self.stream = self._clock = ready + work
+                    self.compute += work
+                elif work:
                     self.stream = self._compute(ready, float(work), name)
                     self.compute += self.stream - ready
                 else:
@@ -196,6 +213,7 @@ class _Walk:
                 queue = self._channels.setdefault(channel, [])
                 tokens[token] = flow = _Flow(name, token, ready, float(work))
                 queue.append(flow)
+                self._num_flows += 1
                 if token < 0:
                     self._wait(flow, ready)
             elif (waited := tokens.get(token)) is not None:
@@ -222,11 +240,9 @@ class _Walk:
             self.exposed[flow.call] = self.exposed.get(flow.call, 0.0) + end - ready
         self.stream = max(ready, end)
 
-    def _heads(self) -> list[tuple[str, _Flow]]:
-        return [(channel, queue[0]) for channel, queue in self._channels.items() if queue]
-
     def _finish(self, channel: str, flow: _Flow, at: float) -> None:
         flow.end = at
+        self._num_flows -= 1
         queue = self._channels[channel]
         queue.pop(0)
         self._tail[channel] = at
@@ -263,21 +279,21 @@ class _Walk:
         self._idle_until(start)
         time, left = start, work
         while True:
-            heads = [(channel, flow) for channel, flow in self._heads()]
-            running = [(channel, flow) for channel, flow in heads if flow.start <= time]
-            later = min((flow.start for _, flow in heads if flow.start > time), default=float("inf"))
-            speed = 1.0
-            speeds: list[float] = []
-            for _, flow in running:
+            running: list[tuple[str, _Flow, float]] = []
+            speed, first, later = 1.0, _NEVER, _NEVER
+            for channel, queue in self._channels.items():
+                if not queue:
+                    continue
+                flow = queue[0]
+                if flow.start > time:
+                    later = min(later, flow.start)
+                    continue
                 mine, theirs = self._rates(kind, flow.call) if self._rates is not None else (1.0, 1.0)
-                speed = min(speed, mine)
-                speeds.append(theirs)
-            first = min(
-                (flow.left / rate for (_, flow), rate in zip(running, speeds, strict=True)), default=float("inf")
-            )
+                running.append((channel, flow, theirs))
+                speed, first = min(speed, mine), min(first, flow.left / theirs)
             until = min(time + left / speed, time + first, later)
             passed = until - time
-            for (channel, flow), rate in zip(running, speeds, strict=True):
+            for channel, flow, rate in running:
                 flow.left -= passed * rate
                 if flow.left < _LEAST_PS:
                     self._finish(channel, flow, until)

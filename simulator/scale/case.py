@@ -232,7 +232,7 @@ class Case:
             largest[chunks] = max(largest.get(chunks, 0), int(size))
         best: tuple[int, dict[str, int]] = (-1, {})
         for chunks, size in largest.items():
-            roles = self.pieces.costs.stack.memory({"activation": size} | self.pieces.held(chunks), self.degrees)
+            roles = self.pieces.costs.stack.memory({"activation": size, **self.pieces.held(chunks)}, self.degrees)
             total = sum(roles.values())
             if total > best[0]:
                 best = total, dict(sorted(roles.items()))

@@ -7,9 +7,10 @@ are gathered while the block before it computes (`plans.lower.optimizer`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from costmodels import Machine
 from costmodels.price import price_collective, price_wait
@@ -25,6 +26,8 @@ from simulator.scale.stacks import Stack
 __all__ = ["Chunk", "Chunks"]
 
 _CHANNEL = "dp"
+_GATHER, _REDUCE = 2**20, 2**20 + 1
+"""Tokens that no template has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,11 @@ class Chunk:
 
 @dataclass(kw_only=True)
 class Chunks:
-    """The costs of a transformer's chunks in one layout on one machine, as a stack runs it."""
+    """The costs of a transformer's chunks in one layout on one machine, as a stack runs it.
+
+    Layouts that differ in data-parallel degree, pipeline and optimizer only may have one `known`: what they share is
+    then worked out once.
+    """
 
     config: TransformerConfig
     degrees: Degrees
@@ -52,7 +59,11 @@ class Chunks:
     stack: Stack
     rates: Rates | None
     split_backward: bool
-    _stretches: dict[tuple[str, ...], Stretch] = field(default_factory=dict)
+    known: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    _held: dict[str, dict[str, int]] = field(default_factory=dict)
+    _updates: dict[str, Stretch] = field(default_factory=dict)
+    _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
+    _depends: dict[tuple[str, str, bool, bool], tuple[object, ...]] = field(default_factory=dict)
 
     @cached_property
     def template(self) -> ModelTemplate:
@@ -91,13 +102,20 @@ class Chunks:
 
     def lines(self, piece: str, part: str) -> list[Line]:
         """A body, priced."""
-        return priced_lines(
-            self.template.pieces[piece].parts[part], self.numbers, self.groups, self.machine, self.stack
-        )
+        key = ("lines", piece, part)
+        if key not in self.known:
+            self.known[key] = priced_lines(
+                self.template.pieces[piece].parts[part], self.numbers, self.groups, self.machine, self.stack
+            )
+        return list(self.known[key])
 
     def footprint(self, piece: str) -> Footprint:
         """A piece's activations."""
-        return footprint(self.template.pieces[piece], self.numbers)
+        key = ("footprint", piece)
+        if key not in self.known:
+            self.known[key] = footprint(self.template.pieces[piece], self.numbers)
+        found: Footprint = self.known[key]
+        return found
 
     def parameters(self, piece: str) -> Sequence[ParameterTemplate]:
         """A piece's parameters."""
@@ -107,8 +125,11 @@ class Chunks:
         """Weights, gradients and optimizer states of a chunk, by role."""
         total = {"weight": 0, "gradient": 0, "optimizer": 0}
         for piece, count in chunk.pieces:
-            own = parameter_bytes(self.parameters(piece), self.numbers, self.degrees.optimizer, self.shards)
-            for role, size in own.items():
+            if piece not in self._held:
+                self._held[piece] = parameter_bytes(
+                    self.parameters(piece), self.numbers, self.degrees.optimizer, self.shards
+                )
+            for role, size in self._held[piece].items():
                 total[role] += count * size
         return total
 
@@ -125,10 +146,10 @@ class Chunks:
 
     # -------------------------------------------------------------- communication of the optimizer
 
-    def _collective(self, call: str, size_bytes: int, item_bytes: int, token: int) -> list[Line]:
+    def _collective(self, call: str, size_bytes: int, item_bytes: int, token: int) -> tuple[Line, ...]:
         """One collective over the data-parallel ranks, in buckets."""
         if self.shards == 1 or size_bytes == 0:
-            return []
+            return ()
         members, tiers = self.groups["dp"]
         bucket = self.degrees.optimizer.bucket_bytes
         whole = self.degrees.optimizer.parallel_level >= 3 or not bucket
@@ -142,41 +163,53 @@ class Chunks:
             tiers,
         )
         dispatch = self.stack.dispatch_ps(cost.dispatch_ps, "collective", "C")
-        return [Line(COLLECTIVE, round(dispatch * count), round(cost.work_ps * count), call, _CHANNEL, token)]
+        return (Line(COLLECTIVE, round(dispatch * count), round(cost.work_ps * count), call, _CHANNEL, token),)
 
-    def gather(self, piece: str, token: int) -> list[Line]:
+    def gather(self, piece: str) -> tuple[Line, ...]:
         """The gather of a piece's weights."""
-        return self._collective("all_gather", self.weight_bytes(piece), itemsize(self.config.dtype), token)
+        if (piece, "gather") not in self._moved:
+            size = itemsize(self.config.dtype)
+            self._moved[piece, "gather"] = self._collective("all_gather", self.weight_bytes(piece), size, _GATHER)
+        return self._moved[piece, "gather"]
 
-    def reduce(self, piece: str, token: int) -> list[Line]:
+    def reduce(self, piece: str) -> tuple[Line, ...]:
         """The reduction of a piece's gradients."""
-        optimizer = self.degrees.optimizer
-        call = "reduce_scatter" if optimizer.parallel_level >= 1 else "all_reduce"
-        size = itemsize(optimizer.reduces_in(self.config.dtype))
-        return self._collective(call, self.reduced_bytes(piece), size, token)
+        if (piece, "reduce") not in self._moved:
+            optimizer = self.degrees.optimizer
+            call = "reduce_scatter" if optimizer.parallel_level >= 1 else "all_reduce"
+            size = itemsize(optimizer.reduces_in(self.config.dtype))
+            self._moved[piece, "reduce"] = self._collective(call, self.reduced_bytes(piece), size, _REDUCE)
+        return self._moved[piece, "reduce"]
 
     # ------------------------------------------------------------------- actions
 
     def stretch(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> Stretch:
         """One of many equal pieces in a row, steady; beside it the gather of the next and the reduction of its own."""
-        key = (piece, part, str(gathers), str(reduces))
-        if key not in self._stretches:
-            lines = self._hosted(self.lines(piece, part), piece, part, reduces=reduces)
-            steady = False
-            first = 1 + max((line.token for line in lines), default=-1)
-            if gathers and (gather := self.gather(piece, first)):
-                wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
-                lines = [*gather, *lines, Line(WAIT, wait, 0, token=first)]
-                steady = True
-            if reduces and (reduce := self.reduce(piece, first + 1)):
-                lines = [*lines, *reduce]
-                steady = True
-            self._stretches[key] = measure(lines, self.rates, steady=steady)
-        return self._stretches[key]
+        return self._stretch(self._beside(piece, part, gathers, reduces))
 
-    def _hosted(self, lines: list[Line], piece: str, part: str, *, reduces: bool) -> list[Line]:
+    def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> tuple[object, ...]:
+        """What a stretch depends on."""
+        key = (piece, part, gathers, reduces)
+        if key not in self._depends:
+            given = self.stack.block_host_s(self.degrees, part, reduces=reduces) if piece == "block" else None
+            gather, reduce = self.gather(piece) if gathers else (), self.reduce(piece) if reduces else ()
+            self._depends[key] = (piece, part, given, gather, reduce)
+        return self._depends[key]
+
+    def _stretch(self, beside: tuple[Any, ...]) -> Stretch:
+        if beside not in self.known:
+            piece, part, given, gather, reduce = beside
+            lines = self._hosted(self.lines(piece, part), given)
+            if gather:
+                wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
+                lines = [*gather, *lines, Line(WAIT, wait, 0, token=_GATHER)]
+            self.known[beside] = measure([*lines, *reduce], self.rates, steady=bool(gather or reduce))
+        found: Stretch = self.known[beside]
+        return found
+
+    @staticmethod
+    def _hosted(lines: list[Line], given: float | None) -> list[Line]:
         """The lines with the host time that the stack is known to take for a whole block, in equal proportion."""
-        given = self.stack.block_host_s(self.degrees, part, reduces=reduces) if piece == "block" else None
         summed = sum(line.dispatch_ps for line in lines)
         if given is None or not summed:
             return lines
@@ -186,12 +219,16 @@ class Chunks:
     def action(self, chunk: Chunk, part: str, *, gathers: bool = False, reduces: bool = False) -> Stretch:
         """A chunk's whole action: its pieces in the order of the part."""
         pieces = chunk.pieces if part == "F" else chunk.pieces[::-1]
-        total = Stretch()
-        for number, (piece, count) in enumerate(pieces):
-            if gathers and number == 0 and (gather := self.gather(piece, 0)):
-                total = total.then(measure([*gather, Line(WAIT, 0, 0, token=0)], self.rates))
-            total = total.then(self.stretch(piece, part, gathers=gathers, reduces=reduces).times(count))
-        return total
+        own = tuple((self._beside(piece, part, gathers, reduces), count) for piece, count in pieces)
+        if own not in self.known:
+            total = Stretch()
+            if gathers and pieces and (gather := self.gather(pieces[0][0])):
+                total = measure([*gather, Line(WAIT, 0, 0, token=_GATHER)], self.rates)
+            for beside, count in own:
+                total = total.then(self._stretch(beside).times(count))
+            self.known[own] = total
+        found: Stretch = self.known[own]
+        return found
 
     # ------------------------------------------------------------------- the end of a step
 
@@ -199,18 +236,11 @@ class Chunks:
         """The optimizer's kernels on what a rank holds of a chunk."""
         total = Stretch()
         for piece, count in chunk.pieces:
-            lines = self.stack.update_lines(
-                [self.numbers[each.elements] for each in self.parameters(piece)], self.config.dtype,
-                self.degrees.optimizer, self.shards if self.degrees.optimizer.parallel_level else 1, self.machine,
-            )  # fmt: skip
-            total = total.then(measure(lines, self.rates).times(count))
+            if piece not in self._updates:
+                lines = self.stack.update_lines(
+                    [self.numbers[each.elements] for each in self.parameters(piece)], self.config.dtype,
+                    self.degrees.optimizer, self.shards if self.degrees.optimizer.parallel_level else 1, self.machine,
+                )  # fmt: skip
+                self._updates[piece] = measure(lines, self.rates)
+            total = total.then(self._updates[piece].times(count))
         return total
-
-
-def merged(totals: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Sums by name."""
-    result: dict[str, int] = {}
-    for each in totals:
-        for name, size in each.items():
-            result[name] = result.get(name, 0) + size
-    return result

@@ -19,7 +19,7 @@ from simulator.scale.memory import peak_activations
 from simulator.scale.pipeline import pipeline_end_ps
 from simulator.scale.stacks import Stack
 
-__all__ = ["Forecast", "chunks_of", "forecast", "rates_of"]
+__all__ = ["Forecast", "check_machine", "chunks_of", "forecast", "rates_of"]
 
 
 def forecast(
@@ -46,11 +46,7 @@ def forecast(
     >>> 5 < found.step_s < 60
     True
     """
-    if not machine.host_async:
-        raise TwofoldError(
-            f"machine {machine.name!r} computes on its hosts; stated degrees are predicted for devices behind a host: "
-            "simulate a plan instead"
-        )
+    check_machine(machine)
     schedule, stack = degrees.pipeline, stack or Stack()
     costs = Chunks(
         config=config, degrees=degrees, machine=machine, stack=stack, rates=rates_of(machine),
@@ -64,6 +60,15 @@ def forecast(
     )  # fmt: skip
     kept, kept_for_weights, during = zip(*(case.pieces.activations(chunk) for chunk in case.chunks), strict=True)
     return case.forecast(end_ps, peak_activations(schedule, kept, kept_for_weights, during))
+
+
+def check_machine(machine: Machine) -> None:
+    """Refuse a machine whose hosts compute."""
+    if not machine.host_async:
+        raise TwofoldError(
+            f"machine {machine.name!r} computes on its hosts; stated degrees are predicted for devices behind a host: "
+            "simulate a plan instead"
+        )
 
 
 def chunks_of(config: TransformerConfig, degrees: Degrees) -> tuple[Chunk, ...]:

@@ -1,0 +1,191 @@
+"""Pipelines of many configurations with one schedule at once: what `pipeline` and `memory` say of each, on columns.
+
+The rows of a schedule are sorted by how many actions must come before them; a level of them, for all configurations, is
+one array operation. What the hosts do is known beforehand, as nothing blocks them: it is a sum along each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.errors import TwofoldError
+from plans.schedules import Schedule
+from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
+from simulator.scale.action import Stretch
+
+__all__ = ["VARIANTS", "ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+VARIANTS = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
+
+ActionColumns = npt.NDArray[np.float64]
+"""(4, variants) work, lead, dispatch and trailing picoseconds of a chunk's actions."""
+
+
+def action_columns(actions: Mapping[str, Stretch]) -> ActionColumns:
+    """The actions of a chunk; variants that it does not have are those of their kind, or nothing."""
+    none = Stretch()
+    own = [actions.get(name, actions.get(name[0], none)) for name in VARIANTS]
+    return np.array([(each.work_ps, each.lead_ps, each.dispatch_ps, each.trailing_ps) for each in own]).T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Levels:
+    """A schedule's rows by level.
+
+    Attributes:
+        variant: of each row.
+        by_level: rows in the order of their levels.
+        bounds: first place of each level in it, and the number of rows.
+        inputs: (2, rows) for each row in this order where the action before it on its rank, and the one that it waits
+            for, stand in this order; counted from 1, 0 for none.
+        needed: for each row of the table the row it waits for, -1 for none.
+        receives, sends: for each row of the table whether what it takes comes from another rank, and whether what it
+            makes goes there.
+    """
+
+    variant: Ints
+    by_level: Ints
+    bounds: list[int]
+    inputs: Ints
+    needed: Ints
+    receives: npt.NDArray[np.bool_]
+    sends: npt.NDArray[np.bool_]
+
+
+@lru_cache(maxsize=64)
+def _levels(schedule: Schedule) -> _Levels:
+    table = schedule.table
+    level = unit_start_times(schedule)
+    if np.any(level < 0):
+        row = int(np.flatnonzero(level < 0)[0])
+        raise TwofoldError(f"schedule {schedule.name!r} deadlocks: it waits at {schedule.cell_text(row)}")
+    num_rows = len(level)
+    by_level = np.argsort(level, kind="stable")
+    place = np.empty(num_rows, dtype=np.int64)
+    place[by_level] = np.arange(1, num_rows + 1)
+    needed, rank = remote_dependencies(schedule), rank_of_rows(table)
+    before = np.concatenate([[0], place[:-1]])
+    before[table.rank_start[:-1][table.rank_start[:-1] < num_rows]] = 0
+    waits = np.where(needed >= 0, place[needed], 0)
+    receives = (needed >= 0) & (rank[needed] != rank)
+    sends = np.zeros(num_rows, dtype=bool)
+    sends[needed[receives]] = True
+    ordered = level[by_level]
+    variant = table.kind.astype(np.int64)
+    forward = np.flatnonzero(table.kind == 0)
+    variant[forward[np.unique(table.stage[forward], return_index=True)[1]]] = VARIANTS.index("F.first")
+    closing = np.flatnonzero((table.kind == 1) | (table.kind == 3))[::-1]
+    last = closing[np.unique(table.stage[closing], return_index=True)[1]]
+    variant[last] = np.where(table.kind[last] == 1, VARIANTS.index("B.last"), VARIANTS.index("W.last"))
+    return _Levels(
+        variant=variant,
+        by_level=by_level,
+        bounds=np.searchsorted(ordered, np.arange(ordered[-1] + 2)).tolist(),
+        inputs=np.stack([before, waits])[:, by_level],
+        needed=needed,
+        receives=receives,
+        sends=sends,
+    )
+
+
+def pipeline_ends_ps(
+    schedule: Schedule,
+    actions: Floats,
+    updates: Floats,
+    transfer_ps: Floats,
+    send_ps: Floats,
+    *,
+    blocking: bool = False,
+) -> Floats:
+    """(batch) when the last rank has ended its step, as `pipeline_end_ps` says of each.
+
+    Args:
+        schedule: of all of them.
+        actions: (4, variants, stages, batch) as `action_columns`.
+        updates: (2, ranks, batch) work and lead of what follows each rank's last action.
+        transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
+        send_ps: (batch) host time of a send or a receive.
+        blocking: a rank goes on only when what it sent has arrived.
+
+    Raises:
+        TwofoldError: a schedule whose ranks wait for each other.
+    """
+    levels, table = _levels(schedule), schedule.table
+    num_rows, num_stages = len(table.stage), schedule.num_stages
+    rank, starts = rank_of_rows(table), table.rank_start
+    of_row = levels.variant * num_stages + table.stage
+    work, lead, dispatch = (column.reshape(-1, column.shape[-1])[of_row] for column in actions[:3])
+    sends = np.where(levels.sends[:, None], send_ps, 0.0)
+    host = np.cumsum(dispatch + sends + np.where(levels.receives[:, None], send_ps, 0.0), axis=0)
+    earlier = np.concatenate([np.zeros((1, host.shape[1])), host])[starts[:-1]]
+    host -= earlier[rank]  # after the action and its send
+    known = host - dispatch - sends + lead
+    is_forward = table.kind == 0
+    here = np.flatnonzero(levels.receives)
+    travel = transfer_ps[np.where(is_forward, table.stage - 1, table.stage)[here]]
+    hop = work.copy()
+    extra: Floats | None = None
+    if blocking:
+        extra = np.zeros_like(work)
+        extra[levels.needed[here]] = travel
+        work += extra
+        hop += extra
+        known = np.maximum(known, np.where(levels.sends[:, None], host, -np.inf)) + extra
+    else:
+        hop[here] += travel
+        known[here] = np.maximum(known[here], host[levels.needed[here]] + hop[here])
+    weights = np.stack([work[levels.by_level], hop[levels.by_level]])
+    known = known[levels.by_level]
+    values = np.zeros((num_rows + 1, known.shape[1]))
+    inputs, bounds = levels.inputs, levels.bounds
+    for first, stop in pairwise(bounds):
+        terms = values.take(inputs[:, first:stop], axis=0)
+        terms += weights[:, first:stop]
+        level = values[first + 1 : stop + 1]
+        np.maximum(terms[0], terms[1], out=level)
+        np.maximum(level, known[first:stop], out=level)
+    ends = np.empty_like(work)
+    ends[levels.by_level] = values[1:]
+    has_rows = np.flatnonzero(starts[1:] > starts[:-1])
+    begun, issued = np.zeros((2, schedule.num_ranks, known.shape[1]))
+    begun[has_rows], issued[has_rows] = ends[starts[1:][has_rows] - 1], host[starts[1:][has_rows] - 1]
+    trailing = actions[3]
+    if trailing.any():
+        ends = ends + trailing.reshape(-1, known.shape[1])[of_row]
+        if extra is not None:
+            ends -= extra
+        begun[has_rows] = np.maximum(begun[has_rows], np.maximum.reduceat(ends, starts[:-1][has_rows]))
+    return np.asarray(np.maximum(begun + updates[0], issued + updates[1]).max(0))
+
+
+def peak_bytes(schedule: Schedule, kept: Ints, kept_for_weights: Ints, during: Ints) -> Ints:
+    """(ranks, batch) the most bytes of activations alive at once on every pipeline rank, as `peak_activations` of each.
+
+    Args:
+        schedule: of all of them.
+        kept, kept_for_weights: (stages, batch), as there.
+        during: (4, stages, batch) what F, B, I and W need for themselves.
+    """
+    table, num_stages = schedule.table, schedule.num_stages
+    of_row = table.kind.astype(np.int64) * num_stages + table.stage
+    none = np.zeros_like(kept)
+    change = np.stack([kept, -kept, kept_for_weights - kept, -kept_for_weights]).reshape(4 * num_stages, -1)[of_row]
+    own = (during + np.stack([kept, none, none, none])).reshape(4 * num_stages, -1)[of_row]
+    total = np.cumsum(change, axis=0)
+    total -= change
+    peaks = np.zeros((schedule.num_ranks, kept.shape[1]), dtype=np.int64)
+    has_rows = np.flatnonzero(table.rank_start[1:] > table.rank_start[:-1])
+    starts = table.rank_start[:-1][has_rows]
+    before = total[starts]
+    total += own
+    peaks[has_rows] = np.maximum.reduceat(total, starts) - before
+    return peaks
