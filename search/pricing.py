@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
+import numpy as np
+import numpy.typing as npt
+
 from costmodels import Cost, Machine, mesh_tiers, price, price_collective, price_compute, price_exchange, price_wait
 from plans.layout import Layout
 from plans.lower import Choice
@@ -71,8 +74,8 @@ class StepSeconds:
     >>> mesh = Layout((2, 2), ("dp", "mp"))
     >>> step = Step(kind=StepKind.ALL_GATHER, axes=("mp",), dim=0, before=mesh("mp"), after=mesh("None"))
     >>> seconds = StepSeconds(Machine.load("h200-x4"), 4, "float32")
-    >>> f"{seconds(step, (1 << 20,), 4) * 1e6:.1f} us"
-    '26.7 us'
+    >>> seconds(step, (1 << 20,), 4) < seconds(step, (1 << 30,), 4)
+    True
     """
 
     machine: Machine
@@ -107,15 +110,17 @@ class StepSeconds:
         tier = 0 if len(links) == 1 or not pairs else _slowest_tier(self.machine, pairs, tuple(ranks))
         return _exchange_s(self, num_peers, size_bytes, tier)
 
-    def transfer_floor_s(self, size_bytes: int, least_peers: int, most_peers: int, leaves_domain: bool) -> float:
-        """No transfer takes less whose busiest rank has at least so many bytes, and so many peers.
+    def transfer_floors_s(
+        self, sizes_bytes: npt.NDArray[np.int64], least_peers: npt.NDArray[np.int64], most_peers: int,
+        leaves_domain: bool,
+    ) -> npt.NDArray[np.float64]:  # fmt: skip
+        """For each: no transfer takes less whose busiest rank has at least so many bytes, and so many peers.
 
-        More peers cost processor time and may use more links; where a machine has both, all numbers are tried.
+        `leaves_domain`: something goes from one of the `domains` to another.
         """
-        mixed = not self.machine.host_async and any(link.peer_Bps for link in self.machine.links)
-        peers = range(least_peers, most_peers + 1) if mixed else {least_peers, max(least_peers, most_peers)}
-        tiers = range(int(leaves_domain), len(self.machine.links))
-        return min(_exchange_s(self, number, size_bytes, tier) for number in peers for tier in tiers)
+        fixed_s, hidden_s, start_s, s_per_byte = _exchange_floors(self, most_peers, int(leaves_domain))
+        work_s = (start_s[:, least_peers] + s_per_byte[:, least_peers] * sizes_bytes).min(axis=0)
+        return np.asarray(fixed_s + np.maximum(hidden_s, work_s))
 
     def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
         """For each rank the number of the domain that the fastest links join; None where that is all of them."""
@@ -170,6 +175,37 @@ def _exchange_s(price: StepSeconds, num_peers: int, size_bytes: int, tier: int) 
     cost = price_exchange(machine, num_peers, size_bytes, tier)
     both = [_counted_s(machine, shared, kind, cost) for kind in (Kind.SEND, Kind.RECV)]
     return sum(both) + 2 * _counted_s(machine, shared, Kind.WAIT, price_wait(machine))
+
+
+@lru_cache(maxsize=256)
+def _exchange_floors(
+    price: StepSeconds, most_peers: int, first_tier: int
+) -> tuple[float, float, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Lines below the seconds of an exchange over its bytes: what it takes anyway, what of the rest the host hides, and
+    [tiers, least peers] where the lines start and how they rise.
+
+    With one protocol the seconds lie on a line, with several they are the least of some lines, above their chord. More
+    peers cost processor time and may use more links, so the lowest line of all larger numbers counts.
+    """
+    machine, shared, large = price.machine, ranks_per_core(price.machine, price.num_ranks), 1 << 62
+    lines = np.empty((2, len(machine.links) - first_tier, most_peers + 1))
+
+    def moved_s(peers: int, size_bytes: int, tier: int) -> float:
+        cost = price_exchange(machine, peers, size_bytes, tier)
+        if machine.host_async:
+            return cost.work_ps / PS_PER_S
+        return sum(_counted_s(machine, shared, kind, cost) for kind in (Kind.SEND, Kind.RECV))
+
+    for tier in range(first_tier, len(machine.links)):
+        for peers in range(most_peers + 1):
+            start_s = moved_s(max(1, peers), 0, tier)
+            rise = (moved_s(max(1, peers), large, tier) - start_s) / large
+            lines[:, tier - first_tier, peers] = start_s, rise
+    lowest = np.minimum.accumulate(lines[:, :, ::-1], axis=2)[:, :, ::-1] * (1 - 1e-12)
+    hidden_s = machine.dispatch_s["transfer"] * machine.host_scale if machine.host_async else 0.0
+    rounded_s = (4 + 4 * shared) / PS_PER_S  # prices are whole picoseconds
+    fixed_s = 2 * _counted_s(machine, shared, Kind.WAIT, price_wait(machine)) + hidden_s - rounded_s
+    return fixed_s, hidden_s, lowest[0], lowest[1]
 
 
 @lru_cache(maxsize=4096)

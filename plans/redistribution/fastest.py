@@ -10,6 +10,7 @@ most, and one that moves nothing between ranks is none: a slice does that.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -56,8 +57,10 @@ class LocalPrice(Protocol):
     ) -> float:
         """Seconds of a transfer from the load of its busiest rank; `pairs` are positions in `ranks`."""
 
-    def transfer_floor_s(self, size_bytes: int, least_peers: int, most_peers: int, leaves_domain: bool) -> float:
-        """No transfer takes less whose busiest rank has at least so many bytes, and so many peers; grows with bytes.
+    def transfer_floors_s(
+        self, sizes_bytes: Array, least_peers: Array, most_peers: int, leaves_domain: bool
+    ) -> Seconds:
+        """For each: no transfer takes less whose busiest rank has at least so many bytes, and so many peers.
 
         `leaves_domain`: something goes from one of the `domains` to another.
         """
@@ -91,7 +94,7 @@ class _Fastest:
         self.start, self.goal = self._index(start), self._index(goal)
         self.sizes = tuple(space.sizes[axis] for axis in self.axes)
         self.num_ranks = math.prod(self.sizes)
-        self._least_transfer_s = price.transfer_floor_s(0, 1, self.num_ranks - 1, False)
+        self._least_transfer_s = float(self._floors(np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), False)[0])
         self._measure(even)
 
     def run(self) -> list[Move]:
@@ -234,7 +237,7 @@ class _Fastest:
         bounds = np.where(lacking > 0, around + self._floors(lacking, peers, False), np.inf)
         if (domains := self.price.domains(self.space.mesh.rank_list)) is not None:
             near = np.flatnonzero(bounds < self.best)
-            near = near[self._leaves_domain(one[near], two[near], np.array(domains))]
+            near = near[self._leaves_domain(one[near], two[near], domains)]
             bounds[near] = around[near] + self._floors(lacking[near], peers[near], True)
         order = np.flatnonzero(bounds < self.best)
         for at in order[np.argsort(bounds[order], kind="stable")].tolist():
@@ -248,8 +251,9 @@ class _Fastest:
         """Of the ranks the most elements that one lacks, and the most others that one fetches from."""
         lacking, peers = np.empty(len(one), dtype=np.int64), np.empty(len(one), dtype=np.int64)
         parts = [meetings(self.sizes, unit) for unit in self.units]
-        for low in range(0, len(one), 8192):
-            here, there = one[low : low + 8192], two[low : low + 8192]
+        step = max(1, 2**19 // self.num_ranks)
+        for low in range(0, len(one), step):
+            here, there = one[low : low + step], two[low : low + step]
             held: Array | int = 1
             wanted: Array | int = 1
             boxes: Array | int = 1
@@ -258,60 +262,23 @@ class _Fastest:
                 held = held * common[mine, theirs]
                 wanted = wanted * common[theirs, theirs]
                 boxes = boxes * count[mine, theirs]
-            lacking[low : low + 8192] = np.max(np.asarray(wanted - held), axis=1)
-            peers[low : low + 8192] = np.max(np.asarray(boxes) - (np.asarray(held) > 0), axis=1)
+            lacking[low : low + step] = np.max(np.asarray(wanted - held), axis=1)
+            peers[low : low + step] = np.max(np.asarray(boxes) - (np.asarray(held) > 0), axis=1)
         return lacking // self.scale * self.rest, peers
 
     def _floors(self, lacking: Array, peers: Array, leaves_domain: bool) -> Seconds:
-        if not len(lacking):
-            return np.zeros(0)
-        sizes, which = np.unique(lacking, return_inverse=True)
-        keys, number = np.unique(which.reshape(-1) * self.num_ranks + peers, return_inverse=True)
         most = self.num_ranks - 1
-        floors = []
-        for key in keys.tolist():
-            size = int(sizes[key // self.num_ranks]) * self.itemsize
-            floors.append(self.price.transfer_floor_s(size, max(1, key % self.num_ranks), most, leaves_domain))
-        return np.array(floors, dtype=np.float64)[number.reshape(-1)]
+        return self.price.transfer_floors_s(lacking * self.itemsize, np.maximum(peers, 1), most, leaves_domain)
 
-    def _leaves_domain(self, one: Array, two: Array, domains: Array) -> npt.NDArray[np.bool_]:
-        """Whether some rank needs what no rank of its domain holds.
+    def _leaves_domain(self, one: Array, two: Array, domains: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+        """Whether some rank needs what no rank of its domain holds, as far as one dim alone shows it.
 
-        What a domain holds of a rank's new part: over its ranks the sum of what each holds of it, divided by how many
-        of them hold the same.
+        That is all of it where every domain is a part of the mesh with axes of its own, as dims are cut by different
+        axes; otherwise it may be missed, and the bound is only weaker.
         """
-        table, positions = self.table, _positions(self.sizes)[0]
-        order = np.argsort(domains, kind="stable")
-        width = int(np.bincount(np.unique(domains, return_inverse=True)[1].reshape(-1)).max())
-        beside = np.full((self.num_ranks, width), -1, dtype=np.int64)  # the ranks of the same domain
-        for rank in range(self.num_ranks):
-            same = order[domains[order] == domains[rank]]
-            beside[rank, : len(same)] = same
-        exists = beside >= 0
-        index = np.indices(self.sizes).reshape(len(self.sizes), -1)
         found = np.zeros(len(one), dtype=bool)
-        for low in range(0, len(one), 1024):
-            here, there = one[low : low + 1024], two[low : low + 1024]
-            term = np.zeros((len(here), self.num_ranks), dtype=np.int64)
-            for axis, size in enumerate(self.sizes):
-                partial = (table.partial[here] >> axis & 1)[:, None]
-                term = term * np.where(partial, size, 1) + np.where(partial, index[axis], 0)
-            box = term
-            mine, theirs = [], []
-            for column in range(len(self.units)):
-                mine.append(positions[table.ids[here, column]])
-                theirs.append(positions[table.ids[there, column]])
-                box = box * (int(positions.max()) + 1) + mine[-1]
-            near = box[:, beside]
-            alike = ((near[:, :, :, None] == near[:, :, None, :]) & exists[:, None, :]).sum(axis=3)
-            held = (term[:, beside] == term[:, :, None]) & exists
-            share = held / np.maximum(alike, 1)
-            wanted = np.ones((len(here), self.num_ranks))
-            for column, unit in enumerate(self.units):
-                both = _parts(self.sizes, unit)
-                share = share * both[mine[column][:, beside], theirs[column][:, :, None]]
-                wanted = wanted * both[theirs[column], theirs[column]]
-            found[low : low + 1024] = (share.sum(axis=2) < wanted * (1 - 1e-9)).any(axis=1)
+        for column, unit in enumerate(self.units):
+            found |= outside(self.sizes, unit, domains)[self.table.ids[one, column], self.table.ids[two, column]]
         return found
 
     def _transfer_s(self, source: int, target: int) -> float:
@@ -398,6 +365,26 @@ def meetings(sizes: tuple[int, ...], size: int) -> tuple[Array, Array]:
     both = _parts(sizes, size)
     counts = np.add.reduceat((both > 0).astype(np.int64), beginnings, axis=1)
     return both[position[:, None, :], position[None, :, :]], counts.T[:, position]
+
+
+@lru_cache(maxsize=1024)
+def outside(sizes: tuple[int, ...], size: int, domains: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """[sequences, sequences]: whether some rank's part by the second cut has what its domain lacks by the first.
+
+    >>> outside((2, 2), 4, (0, 0, 1, 1))[1].tolist()  # ranks 0 and 1 have the first half, 2 and 3 the second
+    [True, False, True, False, True]
+    """
+    position, beginnings = _positions(sizes)
+    both, domain = _parts(sizes, size), np.unique(np.array(domains), return_inverse=True)[1].reshape(-1)
+    held = np.zeros((int(domain.max()) + 1, len(both)), dtype=np.int64)  # the parts that a domain has
+    for places in position:
+        held[domain, places] = 1
+    whole = np.diagonal(both)[position]
+    found = np.zeros((len(position), len(position)), dtype=bool)
+    for number, (first, last) in enumerate(itertools.pairwise([*beginnings.tolist(), len(both)])):
+        reached = held[:, first:last] @ both[first:last]
+        found[number] = (reached[domain[None, :], position] < whole).any(axis=1)
+    return found
 
 
 @lru_cache(maxsize=1024)

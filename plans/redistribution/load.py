@@ -79,7 +79,7 @@ def _asked(
         meets.append(theirs)
         common.append(np.maximum(np.minimum(high[:, None], stop) - np.maximum(low[:, None], start), 0))
         boxes = boxes * len(low) + mine
-    keys, one, box_of, num_owners = np.unique(boxes, return_index=True, return_inverse=True, return_counts=True)
+    _, one, box_of, num_owners = np.unique(boxes, return_index=True, return_inverse=True, return_counts=True)
     asked = (numbers[0][one][:, None] == meets[0]).astype(np.int64)
     for both, mine, theirs in zip(common, numbers[1:], meets[1:], strict=True):
         asked = asked * both[mine[one][:, None], theirs]
@@ -98,7 +98,7 @@ def _asked(
 def _numbered(mesh: Layout, axes: DimAxes, size: int) -> tuple[Indices, Indices, Indices]:
     """Which part of a dim each rank has, where the parts begin and end."""
     low, high = cut(mesh, axes, size)
-    keys, one, number = np.unique(low * (size + 1) + high, return_index=True, return_inverse=True)
+    _, one, number = np.unique(low * (size + 1) + high, return_index=True, return_inverse=True)
     return number.reshape(-1), low[one], high[one]
 
 
