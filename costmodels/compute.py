@@ -86,6 +86,7 @@ class Compute(Section, frozen=True, kw_only=True):
         vector_flops_per_s: dtype -> peak rate of everything else.
         memory_Bps: peak memory bandwidth.
         matrix_efficiency: share of the matrix peak that large products reach, on a chip at work.
+        sustained_clock: clock under load, relative to that of the chip the efficiencies were taken on.
         memory_efficiency: share of the memory peak that kernels reach that only stream (add, copy).
         num_cores: streaming multiprocessors, or cube cores.
         tiled: how the cores make matrix products; None: the smooth form.
@@ -106,6 +107,7 @@ class Compute(Section, frozen=True, kw_only=True):
     vector_flops_per_s: dict[str, float]
     memory_Bps: float
     matrix_efficiency: float = 1.0
+    sustained_clock: float = 1.0
     memory_efficiency: float = 1.0
     num_cores: int = 1
     tiled: Tiled | None = None
@@ -161,7 +163,7 @@ def matrix_s(
     if m * n * k * batch == 0:
         return compute.kernel_s
     memory = touched / (compute.memory_Bps * compute.memory_efficiency)
-    per_s, cost = flops_per_s * compute.matrix_efficiency, compute.form_cost.get(form, 1.0)
+    per_s, cost = flops_per_s * compute.matrix_efficiency * compute.sustained_clock, compute.form_cost.get(form, 1.0)
     if compute.tiled is None:
         work = 2 * batch * m * n * k * (1 + compute.half_rows / min(m, n)) * (1 + compute.half_depth / k)
         return compute.kernel_s + join(work / per_s, memory, compute.sharpness) * cost
@@ -230,7 +232,7 @@ def attention_s(
     waves = heads * -(-length // model.tile) / compute.num_cores
     filled = waves / ((1 - compute.quantisation) * waves + compute.quantisation * math.ceil(waves))
     narrow = (1 + 2 * model.half_dim / (dim + values_dim)) / (1 + model.half_dim / 128)
-    arithmetic_s = flops * (1 + half / keys) * narrow / (flops_per_s * efficiency * filled)
+    arithmetic_s = flops * (1 + half / keys) * narrow / (flops_per_s * efficiency * compute.sustained_clock * filled)
     memory = touched / (compute.memory_Bps * compute.memory_efficiency)
     start_s = compute.kernel_s + (model.backward_start_s if backward else model.start_s)
     return start_s + max(arithmetic_s, memory)

@@ -116,7 +116,7 @@ class _Products:
 
     def seconds(self, compute: Compute) -> Floats:
         """What `matrix_s` gives, for all points."""
-        per_s = self.peak * compute.matrix_efficiency
+        per_s = self.peak * compute.matrix_efficiency * compute.sustained_clock
         memory_s = self.touched / (compute.memory_Bps * compute.memory_efficiency)
         cost = np.ones(len(self.shapes))
         for form, factor in compute.form_cost.items():

@@ -30,7 +30,7 @@ __all__ = [
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "transfer")
 """Kinds of communication; the flat variants of the optimizer are priced as the plain ones."""
 
-_POSITIVE = ("_Bps", "_per_s", "sharpness", "_rate", "_efficiency", "_fraction", "_scale", "_bytes")
+_POSITIVE = ("_Bps", "_per_s", "sharpness", "sustained_clock", "_rate", "_efficiency", "_fraction", "_scale", "_bytes")
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
