@@ -19,7 +19,7 @@ from plans.plan import Optimizer, Plan, save_plan
 from plans.transformer import TransformerConfig, transformer
 from search import uniform_plan
 
-__all__ = ["main", "step_plans", "tiny_plans"]
+__all__ = ["main", "new_plans", "step_plans", "tiny_plans"]
 
 MACHINE = "h200-x4"
 ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
@@ -33,6 +33,16 @@ MODELS = {
     ),
     "gpt": TransformerConfig(
         name="gpt", num_layers=12, hidden=1024, num_heads=16, vocab=50304, seq=1024, dtype="bfloat16", gated=False,
+        norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+    ),
+}  # fmt: skip
+NEW_MODELS = {
+    "3b": TransformerConfig(
+        name="3b", num_layers=8, hidden=3072, num_heads=24, num_kv_heads=8, ffn=8192, vocab=128256, seq=4096,
+        dtype="bfloat16",
+    ),
+    "wide-gpt": TransformerConfig(
+        name="wide-gpt", num_layers=8, hidden=2304, num_heads=18, vocab=32768, seq=2048, dtype="bfloat16", gated=False,
         norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
     ),
 }  # fmt: skip
@@ -64,6 +74,20 @@ _STEPS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("wide", 16, {"pp": 2, "tp": 2, "micro_batch": 2}),
     ("gpt", 64, {"pp": 2, "dp": 2, "micro_batch": 4}),
 )
+_NEW: tuple[tuple[str, int, dict[str, Any]], ...] = (  # predicted before they were run for the first time
+    ("3b", 4, {"micro_batch": 1}),
+    ("wide-gpt", 8, {"micro_batch": 4, "recompute": "selective"}),
+    ("3b", 8, {"dp": 2, "micro_batch": 2, "zero": 2}),
+    ("3b", 4, {"tp": 2, "micro_batch": 2, "sequence_parallel": True}),
+    ("wide-gpt", 16, {"pp": 2, "micro_batch": 2, "schedule": "gpipe"}),
+    ("wide-gpt", 16, {"tp": 2, "micro_batch": 8}),
+    ("3b", 8, {"dp": 4, "micro_batch": 1, "zero": 3}),
+    ("3b", 8, {"tp": 4, "micro_batch": 4}),
+    ("3b", 8, {"pp": 2, "tp": 2, "micro_batch": 1}),
+    ("3b", 8, {"pp": 4, "micro_batch": 1}),
+    ("wide-gpt", 32, {"pp": 2, "dp": 2, "micro_batch": 2, "zero": 1}),
+    ("wide-gpt", 16, {"dp": 2, "tp": 2, "micro_batch": 4, "zero": 2}),
+)
 _TINY: tuple[dict[str, Any], ...] = (
     {"micro_batch": 4},
     {"dp": 2, "micro_batch": 4},
@@ -81,6 +105,15 @@ def step_plans() -> dict[str, Plan]:
     machine = Machine.load(MACHINE)
     return {
         _name(model, batch, degrees): _plan(MODELS[model], batch, degrees, machine) for model, batch, degrees in _STEPS
+    }
+
+
+def new_plans() -> dict[str, Plan]:
+    """Name -> plan, of shapes that were not among the first ones."""
+    machine = Machine.load(MACHINE)
+    return {
+        _name(model, batch, degrees): _plan(NEW_MODELS[model], batch, degrees, machine)
+        for model, batch, degrees in _NEW
     }
 
 
@@ -104,7 +137,7 @@ def _name(model: str, batch: int, degrees: dict[str, Any]) -> str:
 def main() -> int:
     """Write the plan files."""
     folder = Path(sys.argv[1])
-    for name, plan in (step_plans() | tiny_plans()).items():
+    for name, plan in (step_plans() | new_plans() | tiny_plans()).items():
         print(save_plan(plan, folder / f"{name}.json"), plan.num_ranks, "devices")
     return 0
 

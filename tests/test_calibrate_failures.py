@@ -209,3 +209,27 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_measured_again(tmp_path):
     with log.path.open("ab") as file:
         file.write(msgspec.json.encode(point)[:20])
     assert list(PointLog(log.path)) == [point]
+
+
+def test_points_can_be_asked_for_by_name(tmp_path):
+    from costmodels.points import save_points
+    from executor.calibrate.wanted import wanted_jobs
+
+    matrix = Point(kind="matrix", call="mm", shape=(8, 16, 24), form="tn", dtype="bfloat16", held_out=True, seconds=0.0)
+    attention = Point(
+        kind="attention", call="sdpa_backward", shape=(1, 4, 2, 128, 128, 64), dtype="bfloat16",
+        options={"causal": 1}, seconds=0.0,
+    )  # fmt: skip
+    save_points(tmp_path / "wanted.jsonl", [matrix, attention], {})
+    jobs = wanted_jobs(tmp_path / "wanted.jsonl")
+    assert [job.point.key for job in jobs] == [matrix.key, attention.key]
+    assert [job.point.held_out for job in jobs] == [True, False]
+    save_points(tmp_path / "other.jsonl", [Point(kind="collective", call="all_reduce", seconds=0.0)], {})
+    with pytest.raises(TwofoldError, match="asks for collective all_reduce"):
+        wanted_jobs(tmp_path / "other.jsonl")
+
+
+def test_one_device_spends_no_time_on_what_takes_several(tmp_path):
+    session = small_session(Device(kind="cpu"), tmp_path, [], sections=())
+    assert "communication" not in session.sections
+    assert "matrix" in session.sections

@@ -15,7 +15,7 @@ from executor.calibrate.bench import Bench, Job, bytes_of
 from executor.calibrate.kernels import gradient
 from executor.calibrate.timing import Call
 
-__all__ = ["attention_jobs"]
+__all__ = ["attention_job", "attention_jobs"]
 
 _ATTENTION = (  # (batch, heads, kv heads, sequence, head dim)
     (1, 32, 32, 2048, 128),
@@ -49,19 +49,20 @@ def attention_jobs(*, seed: int = 20_28) -> list[Job]:
         shape = (batch, heads, kv_heads, sequence, rng.choice((64, 128)))
         causal = rng.random() < 0.75
         parts = ("forward", "backward")
-        jobs += [_attention_job(part, shape, causal, tier=number % 3, held_out=True) for part in parts]
+        jobs += [attention_job(part, shape, causal, tier=number % 3, held_out=True) for part in parts]
     for number, shape in enumerate(_ATTENTION):
         for part, causal in itertools.product(("forward", "backward"), (True, False)):
-            jobs.append(_attention_job(part, shape, causal, tier=(0 if number < 5 else 1) + (not causal)))
+            jobs.append(attention_job(part, shape, causal, tier=(0 if number < 5 else 1) + (not causal)))
     first: dict[Any, Job] = {}
     for job in jobs:
         first.setdefault(job.point.key, job)
     return list(first.values())
 
 
-def _attention_job(
+def attention_job(
     part: str, shape: tuple[int, int, int, int, int], causal: bool, *, tier: int, held_out: bool = False
 ) -> Job:
+    """One part of attention; `shape` is (batch, heads, kv heads, sequence, head dim)."""
     batch, heads, kv_heads, sequence, dim = shape
     point = Point(
         kind="attention", call=f"sdpa_{part}", shape=(batch, heads, kv_heads, sequence, sequence, dim),

@@ -62,6 +62,7 @@ def _measure(options: argparse.Namespace, device: Device) -> int:
     minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
     session = Session(
         timer, meeting, log, minutes=minutes, quick=options.quick, plans=[Path(plan) for plan in options.plans],
+        wanted=None if options.wanted is None else Path(options.wanted),
         sections=options.sections.split(",") if options.sections else (), say=lambda line: print(line, flush=True),
     )  # fmt: skip
     session.run()
@@ -84,6 +85,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or npu")
     parser.add_argument("--sections", default="", help=f"some of {','.join(SECTIONS)}")
     parser.add_argument("--plans", nargs="*", default=[], help="plan files whose instructions are timed on the host")
+    parser.add_argument("--wanted", default=None, help="file of points that are asked for beyond the grids")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a measurement counts as hung")
     return parser.parse_args(arguments)
 
@@ -99,6 +101,8 @@ def surroundings(device: Device, num_ranks: int) -> dict[str, str]:
         "memory_bytes": str(total),
         "processors": str(device.num_processors),
         "cache_bytes": str(device.cache_bytes),
+        "CUDA_DEVICE_MAX_CONNECTIONS": "unset",
+        "TORCH_NCCL_HIGH_PRIORITY": "unset",  # all streams have the priority that torch gives them
         **{name: os.environ[name] for name in names},
     }
 

@@ -18,7 +18,7 @@ from costmodels.points import Point
 from executor.calibrate.bench import Bench, Job, bytes_of
 from executor.calibrate.timing import Call
 
-__all__ = ["FORMS", "linear_products", "matrix_jobs"]
+__all__ = ["FORMS", "linear_products", "matrix_job", "matrix_jobs"]
 
 FORMS = ("nt", "nn", "tn")
 
@@ -77,7 +77,7 @@ def matrix_jobs(num_processors: int, *, seed: int = 20_26) -> list[Job]:
         num_processors: multiprocessors of the device, where the scans look for steps.
     """
     rng = random.Random(seed)
-    held_out = [_job(*_drawn(rng), tier=number % 3, held_out=True) for number in range(_NUM_HELD_OUT)]
+    held_out = [matrix_job(*_drawn(rng), tier=number % 3, held_out=True) for number in range(_NUM_HELD_OUT)]
     taken = {job.point.key for job in held_out}
     jobs = [*held_out]
     for job in itertools.chain(
@@ -103,7 +103,7 @@ def linear_products(tokens: int, features_in: int, features_out: int) -> Iterato
 def _core() -> Iterator[Job]:
     for shape in itertools.product(_POWERS, repeat=3):
         for form in FORMS:
-            yield _job(form, shape, tier=0 if form == "nt" else 1)
+            yield matrix_job(form, shape, tier=0 if form == "nt" else 1)
 
 
 def _linears() -> Iterator[Job]:
@@ -112,7 +112,7 @@ def _linears() -> Iterator[Job]:
         for tokens, ways in itertools.product(_TOKENS, splits):
             for widths in {(features_in, features_out // ways), (features_in // ways, features_out)}:
                 for form, shape in linear_products(tokens, *widths):
-                    yield _job(form, shape, tier=(1 if tokens == 2048 else 2) + (ways > 2))
+                    yield matrix_job(form, shape, tier=(1 if tokens == 2048 else 2) + (ways > 2))
 
 
 def _scans(num_processors: int) -> Iterator[Job]:
@@ -121,42 +121,42 @@ def _scans(num_processors: int) -> Iterator[Job]:
         rows = {128 * tiles for tiles in range(1, 2 * wave // 128 + 5)}
         rows |= {edge + step for edge in (wave, 2 * wave) for step in (-64, -8, 8, 64)}
         for m in sorted(rows):
-            yield _job("nt", (m, n, k), tier=1 if (n, k) == _WAVES[0] else 2)
+            yield matrix_job("nt", (m, n, k), tier=1 if (n, k) == _WAVES[0] else 2)
     for n in range(128, 4096 + 1, 256):
-        yield _job("nn", (2048, n, 2048), tier=2)
+        yield matrix_job("nn", (2048, n, 2048), tier=2)
 
 
 def _skinny() -> Iterator[Job]:
     for rows, (n, k) in itertools.product(_SKINNY, ((4096, 4096), (14336, 4096), (4096, 14336), (1024, 8192))):
-        yield _job("nt", (rows, n, k), tier=1 if (n, k) == (4096, 4096) else 2)
-        yield _job("nn", (n, rows, k), tier=2)
+        yield matrix_job("nt", (rows, n, k), tier=1 if (n, k) == (4096, 4096) else 2)
+        yield matrix_job("nn", (n, rows, k), tier=2)
     for depth, size in itertools.product((8, 16, 32, 64, 128, 256), (1024, 4096)):
         for form in ("nt", "tn"):
-            yield _job(form, (size, size, depth), tier=1 if form == "tn" else 2)
+            yield matrix_job(form, (size, size, depth), tier=1 if form == "tn" else 2)
 
 
 def _odd() -> Iterator[Job]:
     for shape in _ODD:
         for form in FORMS:
-            yield _job(form, shape, tier=2)
+            yield matrix_job(form, shape, tier=2)
 
 
 def _batched() -> Iterator[Job]:
     for batch, *shape in _BATCHED:
         for form in FORMS:
-            yield _job(form, tuple(shape), batch=batch, tier=1 if form == "nt" else 2)
+            yield matrix_job(form, tuple(shape), batch=batch, tier=1 if form == "nt" else 2)
 
 
 def _other_dtypes() -> Iterator[Job]:
     shapes = [(512, 512, 512), (2048, 2048, 2048), (8192, 4096, 4096), (2048, 4096, 11008), (4096, 11008, 2048)]
     shapes += [(128, 4096, 4096), (2048, 1024, 4096), (784, 512, 64)]
     for dtype, shape, form in itertools.product(("float16", "float32", "tf32"), shapes, ("nt", "tn")):
-        yield _job(form, shape, dtype=dtype, tier=1 if form == "nt" else 2)
+        yield matrix_job(form, shape, dtype=dtype, tier=1 if form == "nt" else 2)
 
 
 def _scattered(rng: random.Random) -> Iterator[Job]:
     for _ in range(_NUM_RANDOM):
-        yield _job(*_drawn(rng), tier=2)
+        yield matrix_job(*_drawn(rng), tier=2)
 
 
 def _drawn(rng: random.Random) -> tuple[str, tuple[int, int, int]]:
@@ -172,7 +172,7 @@ def _drawn(rng: random.Random) -> tuple[str, tuple[int, int, int]]:
             return rng.choice(FORMS), (m, n, k)
 
 
-def _job(
+def matrix_job(
     form: str,
     shape: Sequence[int],
     *,
@@ -181,6 +181,7 @@ def _job(
     tier: int = 1,
     held_out: bool = False,
 ) -> Job:
+    """The product of one shape and form; `shape` is (m, n, k)."""
     m, n, k = shape
     point = Point(
         kind="matrix", call="mm" if batch == 1 else "bmm", shape=(m, n, k), form=form, batch=batch, dtype=dtype,

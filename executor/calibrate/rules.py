@@ -68,6 +68,8 @@ def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out
     inputs = ";".join("x".join(map(str, value.shape)) for value in reads)
     options: dict[str, int | float | str] = {"class": which, "inputs": inputs}
     options |= {f"dtype{number}": value.dtype for number, value in enumerate(reads) if value.dtype != writes[0].dtype}
+    if writes[0].shares is not None:
+        options["shares"] = 1  # a view: no kernel
     if "causal" in instruction.attrs:
         options["causal"] = int(instruction.attrs["causal"])
     point = Point(

@@ -33,6 +33,7 @@ from executor.calibrate.rules import rule_jobs
 from executor.calibrate.stack_steps import stack_step_points
 from executor.calibrate.stacks import stack_points
 from executor.calibrate.timing import Timer
+from executor.calibrate.wanted import wanted_jobs
 from plans.errors import TwofoldError
 
 __all__ = ["SECTIONS", "Session"]
@@ -40,6 +41,7 @@ __all__ = ["SECTIONS", "Session"]
 SECTIONS = {
     "control": 0.03,
     "allocation": 0.01,
+    "wanted": 0.12,
     "matrix": 0.19,
     "kernels": 0.1,
     "attention": 0.12,
@@ -55,6 +57,9 @@ SECTIONS = {
     "latency": 0.04,
 }
 """Name -> share of the time. A section that needs less leaves the rest to those after it."""
+
+TOGETHER = ("communication", "overlap", "stacks", "stack_steps", "latency")
+"""Sections that take several devices."""
 
 MEMORY_SHARE = 0.5
 """Of free memory that one point may use."""
@@ -95,6 +100,7 @@ class Session:
         minutes: of time there is.
         quick: only what tells most.
         plans: programs for the section "instructions".
+        wanted: a file of points that are asked for beyond the grids.
         sections: of `SECTIONS`, those to take; all when empty.
         say: takes a line of progress; called on rank 0 only.
         max_call_s: a point whose single call would take longer is left out.
@@ -110,6 +116,7 @@ class Session:
         minutes: float,
         quick: bool = False,
         plans: Sequence[Path] = (),
+        wanted: Path | None = None,
         sections: Sequence[str] = (),
         say: Callable[[str], None] = print,
         max_call_s: float | None = None,
@@ -119,7 +126,9 @@ class Session:
         if unknown := [name for name in sections if name not in SECTIONS]:
             raise TwofoldError(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
         self.sections = [name for name in SECTIONS if name in (sections or SECTIONS)]
-        self.quick, self.plans = quick, plans
+        without = (*(TOGETHER if meeting.size == 1 else ()), *(("wanted",) if wanted is None else ()))
+        self.sections = [name for name in self.sections if name not in without]
+        self.quick, self.plans, self.wanted = quick, plans, wanted
         self.say = say if meeting.rank == 0 else (lambda line: None)
         self.clock_s, self.end_s = clock_s, clock_s() + 60 * minutes
         self.max_call_s = max_call_s or (0.3 if self.device.is_async else 0.02)
@@ -149,6 +158,7 @@ class Session:
         steps: dict[str, Callable[[float], None]] = {
             "control": self._control,
             "allocation": self._allocation,
+            "wanted": lambda end: self._alone(wanted_jobs(self.wanted), end, everything=True),
             "matrix": lambda end: self._alone(matrix_jobs(self.device.num_processors), end),
             "kernels": lambda end: self._alone(kernel_jobs(), end),
             "attention": lambda end: self._alone(attention_jobs(), end),
@@ -203,10 +213,16 @@ class Session:
 
     # -- one device alone ----------------------------------------------------------------------------------------------
 
-    def _alone(self, jobs: Sequence[Job], end_s: float) -> None:
-        """Jobs of single devices, divided among the ranks where each has a device of its own."""
+    def _alone(self, jobs: Sequence[Job], end_s: float, *, everything: bool = False) -> None:
+        """Jobs of single devices, divided among the ranks where each has a device of its own.
+
+        Args:
+            jobs: to take.
+            end_s: when to stop.
+            everything: also what is not for a quick run.
+        """
         wanted = [job for job in in_order(jobs) if job.point.key not in self.known]
-        if self.quick:
+        if self.quick and not everything:
             wanted = [job for job in wanted if job.tier == 0]
         rank, size = self.meeting.rank, self.meeting.size
         mine = wanted[rank::size] if self.device.is_async else wanted if rank == 0 else []

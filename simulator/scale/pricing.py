@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from costmodels import Machine
 from costmodels.price import overlap_class, price_collective, price_compute, price_wait
@@ -13,6 +14,7 @@ from plans.program import Kind
 from plans.scale import Cell, PartTemplate
 from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Line
 from simulator.scale.stacks import Stack
+from simulator.scale.stacks.base import Message, Step
 
 __all__ = ["Groups", "priced_lines"]
 
@@ -30,36 +32,48 @@ def priced_lines(
     Raises:
         TwofoldError: what the machine has no price for.
     """
-    lines: list[Line] = []
+    steps: list[Step] = []
     for cell in part.cells:
-        lines += _lines(cell, numbers, groups, machine, stack)
-    return lines
+        steps += _steps(cell, numbers, stack)
+    ways = groups["tp"][0] if "tp" in groups else 1
+    return [_line(step, groups, machine, stack) for step in stack.arranged(steps, ways)]
 
 
-def _lines(cell: Cell, numbers: Sequence[int], groups: Groups, machine: Machine, stack: Stack) -> list[Line]:
+def _steps(cell: Cell, numbers: Sequence[int], stack: Stack) -> list[Step]:
     if cell.kind is Kind.WAIT:
-        return [Line(WAIT, stack.dispatch_ps(price_wait(machine).dispatch_ps, "wait", cell.part), 0, token=cell.token)]
+        return [Message(call="wait", token=cell.token, part=cell.part)]
     if cell.kind is Kind.COLLECTIVE:
-        members, tiers = _members(cell, groups)
-        size = itemsize(cell.dtype)
-        cost = price_collective(machine, cell.call, members, numbers[cell.message], size, tiers)
-        dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", cell.part)
-        return [Line(COLLECTIVE, dispatch, cost.work_ps, plain_call(cell.call), ".".join(cell.axes), cell.token)]
+        return [
+            Message(
+                call=cell.call, axes=cell.axes, size_bytes=numbers[cell.message], item_bytes=itemsize(cell.dtype),
+                token=cell.token, operator=cell.operator, part=cell.part,
+            )
+        ]  # fmt: skip
     shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
     touched = sum(numbers[size] for size in cell.touched)
-    result: list[Line] = []
-    for kernel in stack.kernels(cell.call, shapes, cell.dtype, touched, cell.part):
-        flops = attention_flops(kernel.call, kernel.shapes, causal=cell.causal)
-        cost = price_compute(machine, kernel.call, kernel.shapes, kernel.dtype, kernel.touched_bytes, flops)
-        dispatch = stack.dispatch_ps(cost.dispatch_ps, kernel.call, cell.part)
-        result.append(Line(COMPUTE, dispatch, cost.work_ps, overlap_class(kernel.call)))
-    return result
+    kernels = stack.kernels(cell.call, shapes, cell.dtype, touched, cell.part)
+    return [replace(kernel, causal=cell.causal, part=cell.part) for kernel in kernels]
 
 
-def _members(cell: Cell, groups: Groups) -> tuple[int, tuple[int, int]]:
-    if len(cell.axes) == 1:
-        return groups[cell.axes[0]]
-    return groups["+".join(cell.axes)]
+def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
+    if isinstance(step, Message):
+        if step.call == "wait":
+            return Line(WAIT, stack.dispatch_ps(price_wait(machine).dispatch_ps, "wait", step.part), 0, token=step.token)
+        members, tiers = _members(step.axes, groups)
+        cost = price_collective(machine, step.call, members, step.size_bytes, step.item_bytes, tiers)
+        dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", step.part)
+        return Line(COLLECTIVE, dispatch, cost.work_ps, plain_call(step.call), ".".join(step.axes), step.token)
+    flops = attention_flops(step.call, step.shapes, causal=step.causal)
+    own = stack.name == "twofold"
+    cost = price_compute(machine, step.call, step.shapes, step.dtype, step.touched_bytes, flops, own)
+    dispatch = stack.dispatch_ps(cost.dispatch_ps, step.call, step.part)
+    return Line(COMPUTE, dispatch, round(cost.work_ps * step.times), overlap_class(step.call))
+
+
+def _members(axes: tuple[str, ...], groups: Groups) -> tuple[int, tuple[int, int]]:
+    if len(axes) == 1:
+        return groups[axes[0]]
+    return groups["+".join(axes)]
 
 
 def attention_flops(call: str, shapes: Sequence[Shape], *, causal: bool) -> int:

@@ -11,21 +11,76 @@ from costmodels.price import price_compute
 from plans.graph import itemsize
 from plans.plan import Optimizer
 from plans.scale import Degrees
+from plans.transformer import TransformerConfig
 from simulator.scale.action import COMPUTE, Line
+from simulator.scale.memory import Footprint
 
-__all__ = ["Kernel", "Shape", "Stack"]
+__all__ = ["Kernel", "Message", "PieceSizes", "Shape", "Stack", "Step"]
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One kernel as `price_compute` takes it."""
+    """One kernel as `price_compute` takes it.
+
+    Args:
+        times: how many times as long as the machine's price it takes, where the stack has a slower kernel.
+        causal: of an attention.
+        part: as of `Instruction`.
+    """
 
     call: str
     shapes: tuple[Shape, ...]
     dtype: str
     touched_bytes: int
+    times: float = 1.0
+    causal: bool = False
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A collective, or with `call` "wait" the wait for one.
+
+    Args:
+        axes: mesh axes.
+        size_bytes: of the larger end.
+        item_bytes: of an element.
+        token: of the collective in its body; a wait bears that of what it waits for; -1 blocks.
+        operator: that needs it, where one does.
+        part: as of `Instruction`.
+    """
+
+    call: str
+    axes: tuple[str, ...] = ()
+    size_bytes: int = 0
+    item_bytes: int = 0
+    token: int = -1
+    operator: str = ""
+    part: str = "C"
+
+
+Step = Kernel | Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceSizes:
+    """What a stack's memory depends on beside the tensors of a piece.
+
+    Args:
+        arrival_bytes: of the tensor between blocks, on one rank.
+        logits: elements of the logits of one micro-batch on one rank.
+        item_bytes: of an element of activations.
+        ways: tensor-parallel degree.
+        recompute: mode of recomputation.
+    """
+
+    arrival_bytes: int
+    logits: int
+    item_bytes: int
+    ways: int
+    recompute: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +96,8 @@ class Stack:
             weight gradient.
         overlaps_reduction: whether gradients are reduced beside the last backward, or after it.
         step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
+        gathers_each: from which optimizer level on the weights are gathered in every forward, not once a step.
+        copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
     """
 
     name: str = "twofold"
@@ -48,14 +105,34 @@ class Stack:
     gathers_again: bool = False
     overlaps_reduction: bool = True
     step_s: float = 0.0
+    gathers_each: int = 3
+    copies_shards: bool = False
 
     def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
         """Host time of one operation, given what the machine's file says of twofold's executor."""
         return machine_ps
 
-    def block_host_s(self, degrees: Degrees, part: str, *, reduces: bool) -> float | None:
+    def block_host_s(
+        self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
+    ) -> float | None:
         """Host seconds of one block's part where they are known as a whole; None: the sum of its operations."""
         return None
+
+    def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
+        """The kernels and messages of a body, of `ways` tensor-parallel ranks, as the stack has them."""
+        return steps
+
+    def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
+        """What a piece's activations take, given what they would with every tensor freed after its last use."""
+        return found
+
+    def waits_for_sends(self, degrees: Degrees) -> bool:
+        """Whether a stage goes on only when what it sent has arrived."""
+        return not self.overlaps_sends
+
+    def synchronises(self, degrees: Degrees) -> bool:
+        """Whether the host waits for the device at every transfer between stages."""
+        return False
 
     def kernels(
         self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
@@ -71,13 +148,19 @@ class Stack:
         for elements, count in Counter(-(-size // num_shards) for size in sizes).items():
             cost = price_compute(
                 machine, f"{optimizer.kind}.update", ((elements,),), optimizer.updates_in(dtype),
-                elements * update_bytes(dtype, optimizer),
+                elements * update_bytes(dtype, optimizer), 0, self.name == "twofold",
             )  # fmt: skip
             lines += count * [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
         return lines
 
-    def memory(self, roles: dict[str, int], degrees: Degrees) -> dict[str, int]:
-        """What a rank's memory holds, by role, with what the stack adds to it."""
+    def memory(self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0) -> dict[str, int]:
+        """What a rank's memory holds, by role, with what the stack adds to it.
+
+        Args:
+            roles: bytes by role.
+            degrees: how the model is spread.
+            outputs_bytes: of the model's output of one micro-batch, on the rank that makes it.
+        """
         return roles
 
 

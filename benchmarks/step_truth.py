@@ -1,0 +1,110 @@
+"""Whole steps of this executor on accelerators: predicted first, then measured.
+
+    python -m benchmarks.step_truth predict PREDICTIONS.json              before the plans are run
+    python -m benchmarks.step_plans FOLDER                                the plans, as files
+    torchrun --nproc-per-node N -m executor.calibrate.steps POINTS.jsonl FOLDER/*.json
+    python -m benchmarks.step_truth compare PREDICTIONS.json POINTS...    how good the predictions were
+
+Machine files are fitted to kernels, collectives and instructions measured alone, never to steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.step_plans import new_plans, step_plans
+from costmodels import Machine
+from costmodels.points import load_points
+from plans.files import write_atomically
+from simulator import simulate
+
+__all__ = ["compared", "main", "predictions"]
+
+DEVICE = "h200"
+
+
+def predictions() -> list[dict[str, Any]]:
+    """One row per plan: step time with its interval, and peak memory."""
+    rows, new = [], new_plans()
+    for name, plan in (step_plans() | new).items():
+        timeline = simulate(plan, Machine.load(f"{DEVICE}-x{plan.num_ranks}"))
+        rows.append({
+            "plan": name, "ranks": plan.num_ranks, "new": name in new, "step_s": timeline.step_interval_s,
+            "low_s": timeline.low_s, "high_s": timeline.high_s, "peak_bytes": timeline.peak_bytes,
+        })  # fmt: skip
+    return rows
+
+
+def compared(predicted: Sequence[dict[str, Any]], points: Sequence[str | Path]) -> list[dict[str, Any]]:
+    """The predicted rows that were measured, with what was measured."""
+    measured = {}
+    for file in points:
+        for point in load_points(file)[0]:
+            if point.kind == "step" and point.stack == "twofold" and "part" not in point.options:
+                measured[point.call] = point
+    rows = []
+    for row in predicted:
+        if (point := measured.get(row["plan"])) is not None:
+            peak = point.figures["peak_bytes"]
+            rows.append(row | {
+                "measured_s": point.seconds, "measured_peak_bytes": peak, "error": row["step_s"] / point.seconds - 1,
+                "peak_error": row["peak_bytes"] / peak - 1 if peak else 0.0,
+                "within_interval": row["low_s"] <= point.seconds <= row["high_s"], "clock_MHz": point.clock_MHz,
+            })  # fmt: skip
+    return rows
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    errors, peaks = np.array([row["error"] for row in rows]), np.array([row["peak_error"] for row in rows])
+    return {
+        "plans": len(rows), "mape": round(float(np.mean(np.abs(errors))), 4),
+        "bias": round(float(np.mean(errors)), 4), "worst": round(float(np.max(np.abs(errors))), 4),
+        "within_interval": round(float(np.mean([row["within_interval"] for row in rows])), 4),
+        "peak_mape": round(float(np.mean(np.abs(peaks))), 4),
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the predictions, or print and save how they compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("predict", "compare"))
+    parser.add_argument("predictions")
+    parser.add_argument("points", nargs="*")
+    parser.add_argument("--out", help="JSON of the comparison")
+    options = parser.parse_args(arguments)
+    if options.action == "predict":
+        said = {"written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": DEVICE}
+        write_atomically(options.predictions, json.dumps(said | {"rows": predictions()}, indent=1).encode() + b"\n")
+        return 0
+    written = json.loads(Path(options.predictions).read_bytes())
+    rows = compared(written["rows"], options.points)
+    if not rows:
+        print("none of the predicted plans is among these points", file=sys.stderr)
+        return 1
+    for row in rows:
+        print(
+            f"{row['plan']:38s} predicted {row['step_s'] * 1e3:8.2f} ms, measured {row['measured_s'] * 1e3:8.2f} "
+            f"({row['error']:+.1%}){'' if row['within_interval'] else ' outside'}, memory {row['peak_error']:+.1%}"
+        )
+    parts = {"all": rows, "new": [row for row in rows if row["new"]]}
+    for ranks in sorted({row["ranks"] for row in rows}):
+        parts[f"{ranks} devices"] = [row for row in rows if row["ranks"] == ranks]
+    summary = {name: _summary(some) for name, some in parts.items() if some}
+    for name, figures in summary.items():
+        print(f"{name}: {figures}")
+    if options.out:
+        said = {"predicted": written["written"], "points": [Path(path).name for path in options.points]}
+        write_atomically(options.out, json.dumps(said | {"summary": summary, "rows": rows}, indent=1).encode() + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

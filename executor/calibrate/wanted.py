@@ -1,0 +1,42 @@
+"""Points that somebody asks for: products and attention of a file of points whose times are still to be taken."""
+
+from __future__ import annotations
+
+import os
+
+from costmodels.points import load_points
+from executor.calibrate.attention import attention_job
+from executor.calibrate.bench import Job
+from executor.calibrate.matrix import matrix_job
+from plans.errors import TwofoldError
+
+__all__ = ["wanted_jobs"]
+
+
+def wanted_jobs(path: str | os.PathLike[str] | None) -> list[Job]:
+    """The jobs of a file of points, in its order; none where there is no file.
+
+    Args:
+        path: JSON lines, as points are written; their figures are not read.
+
+    Raises:
+        TwofoldError: a file that cannot be read, a kind of point that cannot be asked for.
+    """
+    if path is None:
+        return []
+    jobs = []
+    for number, point in enumerate(load_points(path)[0]):
+        said = {"tier": number, "held_out": point.held_out}
+        if point.kind == "matrix":
+            jobs.append(matrix_job(point.form, point.shape, batch=point.batch, dtype=point.dtype, **said))
+        elif point.kind == "attention" and len(point.shape) == 6 and point.shape[3] == point.shape[4]:
+            batch, heads, kv_heads, sequence, _, dim = point.shape
+            part = point.call.removeprefix("sdpa_")
+            causal = bool(point.options.get("causal"))
+            jobs.append(attention_job(part, (batch, heads, kv_heads, sequence, dim), causal, **said))
+        else:
+            raise TwofoldError(
+                f"{os.fspath(path)!r} asks for {point.kind} {point.call} {point.shape}; matrix products and attention "
+                "of equally many queries and keys can be asked for"
+            )
+    return jobs
