@@ -93,14 +93,15 @@ class StepSeconds:
         """Seconds of any step."""
         return _step_s(self, step, shape)
 
-    def local_s(
-        self, kind: StepKind, mesh: Layout, axes: frozenset[str], before_bytes: int, after_bytes: int, itemsize: int
-    ) -> float:
-        """Seconds of a slice or a collective over `axes`, from the largest local parts before and after."""
+    def local_s(self, kind: StepKind, mesh: Layout, axes: frozenset[str], size_bytes: int, itemsize: int) -> float:
+        """Seconds of a slice or a collective over `axes`.
+
+        `size_bytes`: of a slice the largest parts before and after together, of a collective the larger of the two.
+        """
         if kind is StepKind.SLICE:
-            return _slice_s(self, before_bytes + after_bytes)
+            return _slice_s(self, size_bytes)
         members, tiers = _group(self.machine, mesh, axes)
-        return _collective_s(self, kind, members, tiers, max(before_bytes, after_bytes), itemsize)
+        return _collective_s(self, kind, members, tiers, size_bytes, itemsize)
 
     def transfer_s(
         self, num_peers: int, size_bytes: int, pairs: frozenset[tuple[int, int]], ranks: Sequence[int]

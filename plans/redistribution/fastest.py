@@ -47,10 +47,11 @@ class LocalPrice(Protocol):
     def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
         """Seconds of any step."""
 
-    def local_s(
-        self, kind: StepKind, mesh: Layout, axes: frozenset[str], before_bytes: int, after_bytes: int, itemsize: int
-    ) -> float:
-        """Seconds of a slice or a collective, from the largest local parts before and after; as `__call__` says."""
+    def local_s(self, kind: StepKind, mesh: Layout, axes: frozenset[str], size_bytes: int, itemsize: int) -> float:
+        """Seconds of a slice or a collective, as `__call__` says.
+
+        `size_bytes`: of a slice the largest parts before and after together, of a collective the larger of the two.
+        """
 
     def transfer_s(
         self, num_peers: int, size_bytes: int, pairs: frozenset[tuple[int, int]], ranks: Sequence[int]
@@ -93,6 +94,8 @@ class _Fastest:
         self.template = start[0]
         self.start, self.goal = self._index(start), self._index(goal)
         self.sizes = tuple(space.sizes[axis] for axis in self.axes)
+        every = range(1 << len(self.axes))
+        self.chosen_axes = [frozenset(axis for at, axis in enumerate(self.axes) if bits >> at & 1) for bits in every]
         self.num_ranks = math.prod(self.sizes)
         self._least_transfer_s = float(self._floors(np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), False)[0])
         self._measure(even)
@@ -158,27 +161,27 @@ class _Fastest:
             by_used = [total // int(np.prod([s for at, s in enumerate(sizes) if bits >> at & 1] or [1]))
                        for bits in range(1 << len(self.axes))]  # fmt: skip
             classes, class_of = table.classes, table.class_of
-            prices = [self._price(kind, bits, by_used[one], by_used[two]) for kind, bits, one, two in classes.tolist()]
+            prices = [
+                self._price(kind, bits, by_used[one] + by_used[two] if kind == 0 else max(by_used[one], by_used[two]))
+                for kind, bits, one, two in classes.tolist()
+            ]
         else:
             self.units, self.rest, self.scale = tuple(whole.tolist()), rest, 1
-            values, number = np.unique(local, return_inverse=True)
-            number = number.reshape(-1)
             masks = np.array([sum(1 << axis for axis in order) for order in self.sequences], dtype=np.int64)
-            keys = table.kind * 8 + masks[table.moved]
-            keys = (keys * len(values) + number[table.source]) * len(values) + number[table.target]
-            found, class_of = np.unique(keys, return_inverse=True)
-            class_of, count, prices = class_of.reshape(-1), len(values), []
-            for key in found.tolist():
-                what, one, two = key // count // count, key // count % count, key % count
-                prices.append(self._price(what // 8, what % 8, int(values[one]), int(values[two])))
+            before, after = local[table.source], local[table.target]
+            touched = np.where(table.kind == 0, before + after, np.maximum(before, after))
+            values, number = np.unique(touched, return_inverse=True)
+            what = table.kind * 8 + masks[table.moved]
+            found, class_of = np.unique(number.reshape(-1) * 64 + what, return_inverse=True)
+            class_of = class_of.reshape(-1)
+            prices = [self._price(key % 64 // 8, key % 8, int(values[key // 64])) for key in found.tolist()]
         self.cost = np.array(prices, dtype=np.float64)[class_of] + _STEP_S if len(table.kind) else np.zeros(0)
         if even and not all_even:
             self.cost[~(allowed[table.source] & allowed[table.target])] = np.inf
 
-    def _price(self, kind: int, bits: int, before: int, after: int) -> float:
-        axes = frozenset(axis for at, axis in enumerate(self.axes) if bits >> at & 1)
+    def _price(self, kind: int, bits: int, elements: int) -> float:
         size = self.itemsize
-        return self.price.local_s(KINDS[kind], self.space.mesh, axes, before * size, after * size, size)
+        return self.price.local_s(KINDS[kind], self.space.mesh, self.chosen_axes[bits], elements * size, size)
 
     # ----------------------------------------------------------- shortest paths
 
@@ -375,8 +378,9 @@ def outside(sizes: tuple[int, ...], size: int, domains: tuple[int, ...]) -> npt.
     [True, False, True, False, True]
     """
     position, beginnings = _positions(sizes)
-    both, domain = _parts(sizes, size), np.unique(np.array(domains), return_inverse=True)[1].reshape(-1)
-    held = np.zeros((int(domain.max()) + 1, len(both)), dtype=np.int64)  # the parts that a domain has
+    both = _parts(sizes, size).astype(np.float64)
+    domain = np.unique(np.array(domains), return_inverse=True)[1].reshape(-1)
+    held = np.zeros((int(domain.max()) + 1, len(both)))  # the parts that a domain has
     for places in position:
         held[domain, places] = 1
     whole = np.diagonal(both)[position]
@@ -402,7 +406,9 @@ def _parts(sizes: tuple[int, ...], size: int) -> Array:
         length.append(long)
     start = np.concatenate(low)
     stop = start + np.concatenate(length)
-    return np.maximum(np.minimum(stop[:, None], stop) - np.maximum(start[:, None], start), 0)
+    common: Array = np.minimum.outer(stop, stop)
+    common -= np.maximum.outer(start, start)
+    return np.maximum(common, 0, out=common)
 
 
 @lru_cache(maxsize=64)
