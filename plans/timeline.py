@@ -21,7 +21,7 @@ STREAMS = ("host", "compute", "comm")
 """The resources of a rank: the host that issues work, the compute stream, the communication streams."""
 
 
-ALLOWANCES = ("fragmentation", "library")
+ALLOWANCES = ("communication", "fragmentation", "library")
 """Roles of memory beside a program's values."""
 
 
@@ -48,8 +48,8 @@ class Span:
 class MemoryPeak:
     """The largest number of live bytes on one rank and what they are, by role (weight, gradient, ...).
 
-    The roles of `ALLOWANCES` are no values of a program: what is added for the allocator and for the communication
-    library on the machine of a prediction.
+    The roles of `ALLOWANCES` are no values of a program: what a prediction adds for the buffers of communication, for
+    the allocator and for the communication library.
     """
 
     rank: int

@@ -12,6 +12,7 @@ from reports.graph_picture import graph_data, graph_picture, save_graph
 from reports.html import write_report
 from reports.layout_picture import layout_picture
 from reports.memory_picture import memory_picture
+from reports.memory_tables import memory_table
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import parameter_table, plan_table
 from reports.profiler_trace import read_rank_traces
@@ -28,6 +29,7 @@ __all__ = [
     "graph_picture",
     "layout_picture",
     "memory_picture",
+    "memory_table",
     "parameter_table",
     "pipeline_picture",
     "plan_table",

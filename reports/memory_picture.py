@@ -28,6 +28,8 @@ ROLE_COLOURS = {
     "activation": "purple",
     "input": "yellow",
     "buffer": "grey",
+    "communication": "vermillion",
+    "library": "blue",
     "live": "sky",
 }
 """The fill of each role, from the bottom of the stack to its top; "live" is their sum where roles are not known."""

@@ -101,7 +101,7 @@ def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
     by_rank = [f"{rank}: {_percent(part / max(1, path.step_ps))}" for rank, part in path.by_rank_ps.items()]
     notes.append(f"By rank: {', '.join(by_rank[:8])}{', ...' if len(by_rank) > 8 else ''}.")
     return Table(
-        title=f"Critical path of the last step ({kind}), ending on rank {path.rank}",
+        title=f"Critical path from step end to step end ({kind}), ending on rank {path.rank}",
         columns=("part", "time", "share"),
         rows=tuple(rows),
         right=frozenset({"time", "share"}),

@@ -1,9 +1,10 @@
 """The critical path: the chain of spans that determines when a step ends.
 
-It is followed backwards from the step's end: before every span stands what it waited for last, on its own rank or on
-another. A collective or transfer is on the path from the arrival of its last member on, and the path goes on with that
-member, so that nothing on it waits. `CriticalPath` gives its composition, which adds up to the step to the picosecond,
-and the waits that it passed by: who waited for whom, and how long.
+It is followed backwards from the end of the last step to the end of the one before (to its own start where there is one
+step only), so it is as long as a step takes from end to end, the pace of training. Before every span stands what it
+waited for last, on its own rank or on another. A collective or transfer is on the path from the arrival of its last
+member on, and the path goes on with that member, so that nothing on it waits. `CriticalPath` gives its composition,
+which adds up to that time to the picosecond, and the waits that it passed by: who waited for whom, and how long.
 
 On predicted timelines the path is exact, contention included, but for transfers between ranks of unequal numbers of
 peers on shared links, of whose pairs the last to be complete is taken to end last. On measured timelines what leaves no
@@ -97,9 +98,7 @@ class CriticalPath:
 
 
 def critical_path(timeline: Timeline, program: Program, *, host_async: bool | None = None) -> CriticalPath:
-    """The critical path of the last step.
-
-    Where other ranks still work on the step before when the last one begins, the path may begin with spans of that.
+    """The critical path of the last step, from the end of the step before.
 
     Args:
         timeline: of `program`, predicted or measured.
@@ -110,7 +109,7 @@ def critical_path(timeline: Timeline, program: Program, *, host_async: bool | No
         return CriticalPath(spans=(), stragglers=())
     causes = Causes(program, timeline, host_async=host_async)
     last = timeline.num_steps - 1
-    begin, now = timeline.step_start_ps[last], timeline.step_end_ps[last]
+    begin, now = timeline.step_end_ps[last - 1] if last else timeline.step_start_ps[0], timeline.step_end_ps[last]
     spans: list[PathSpan] = []
     stragglers: list[Straggler] = []
 

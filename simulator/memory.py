@@ -4,8 +4,9 @@ A value takes its memory when the instruction that first writes it starts, and g
 lists it in `frees` has run; kept values (weights, optimizer state) always count. A value that shares another's memory
 costs nothing but keeps it alive. What a WAIT with attrs["micro_batch"] frees belongs to that micro-batch.
 
-The program's values are all that is counted so far: temporary buffers of communication are among them (the flattened
-tensors of the optimizer, role "buffer"). `with_allowance` adds what a program cannot know.
+The program's values are all that is counted so far; the flattened tensors of the optimizer are among them (role
+"buffer"). `with_allowance` adds what a program cannot know: the buffers of communication, what its library keeps, and
+the allowance for fragmentation.
 
 An allocator that follows the order of the compute stream sees the sequence of the program, so the peak of a rank is
 known without times (`peak_of_order`). With times only asynchronous communication differs: what it frees is alive until
@@ -14,7 +15,7 @@ it is over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +25,10 @@ from costmodels.machine import Machine
 from plans.errors import TwofoldError
 from plans.program import GroupProgram, Kind, Program, Scope
 from plans.timeline import STREAMS, MemoryPeak, Timeline
+from simulator.buffers import Buffers, buffers_of, peak_of_sum
 from simulator.order import ISSUE, WAIT, Names, Order
 
-__all__ = ["memory_timeline", "peak_of_order", "with_allowance"]
+__all__ = ["Changes", "memory_timeline", "peak_of_order", "times_of_instructions", "with_allowance"]
 
 _Curve = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -45,7 +47,7 @@ def peak_of_order(group: GroupProgram) -> MemoryPeak:
     >>> peak_of_order(GroupProgram(mesh=Layout((1,), ("dp",)), values=values, blocks=(block,)))
     MemoryPeak(rank=0, peak_bytes=128, by_role={'activation': 128})
     """
-    changes = _Changes(group)
+    changes = Changes(group)
     return changes.peak(group.ranks[0], np.argsort(changes.key, kind="stable"))
 
 
@@ -59,54 +61,94 @@ def memory_timeline(program: Program, timeline: Timeline) -> tuple[tuple[MemoryP
     Raises:
         TwofoldError: an instruction frees what is not alive.
     """
-    number_of = {triple: number for number, triple in enumerate(timeline.names)}
-    last = timeline.num_steps - 1
-    rows = np.flatnonzero(timeline.step == last)
-    rows = rows[np.argsort(timeline.rank[rows], kind="stable")]
-    bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
     peaks: dict[int, MemoryPeak] = {}
     curves: dict[int, _Curve] = {}
-    for group in program.groups:
-        changes, order = _Changes(group), Order(group, Names())
-        name = np.array(
-            [
-                number_of.get((id_, instruction.call, instruction.part), -1)
-                for id_, instruction in zip(order.ids, order.instructions, strict=True)
-            ],
-            dtype=np.int64,
-        )
-        when = _When(order, name)
-        for rank in group.ranks:
-            start, end = when.of(timeline, rows[bounds[rank] : bounds[rank + 1]], timeline.step_start_ps[last])
+    begin = timeline.step_start_ps[-1]
+    for group, of_ranks in times_of_instructions(program, timeline):
+        changes = Changes(group)
+        for rank, (start, end) in of_ranks:
             times = np.where(changes.is_release, end[changes.position], start[changes.position])
             sequence = np.lexsort((changes.key, times))
             peaks[rank] = changes.peak(rank, sequence)
             curves[rank] = (
-                np.concatenate([[timeline.step_start_ps[last]], times[sequence]]),
+                np.concatenate([[begin], times[sequence]]),
                 changes.kept + np.concatenate([[0], np.cumsum(changes.size[sequence])]),
             )
     return tuple(peaks[rank] for rank in sorted(peaks)), {rank: curves[rank] for rank in sorted(curves)}
 
 
-def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Timeline:
-    """The timeline with peaks that hold two more roles, each 0 where the machine file gives no figure.
+def times_of_instructions(
+    program: Program, timeline: Timeline
+) -> Iterator[tuple[GroupProgram, Iterator[tuple[int, _Curve]]]]:
+    """Group by group and rank by rank when every instruction of the last step started and had run, by position."""
+    number_of = {triple: number for number, triple in enumerate(timeline.names)}
+    last = timeline.num_steps - 1
+    rows = np.flatnonzero(timeline.step == last)
+    rows = rows[np.argsort(timeline.rank[rows], kind="stable")]
+    bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
+    for group in program.groups:
+        order = Order(group, Names())
+        triples = zip(order.ids, order.instructions, strict=True)
+        name = [number_of.get((id_, instruction.call, instruction.part), -1) for id_, instruction in triples]
+        when = _When(order, np.array(name, dtype=np.int64))
+        own = {rank: rows[bounds[rank] : bounds[rank + 1]] for rank in group.ranks}
+        begin = timeline.step_start_ps[last]
+        yield group, ((rank, when.of(timeline, of_rank, begin)) for rank, of_rank in own.items())
 
-    "library" is what the communication library keeps for every group of ranks that a rank communicates in (one more
-    for all its transfers): `machine.communicator_bytes` each. "fragmentation" is `machine.memory_allowance` times the
-    peak of the values. Where the figures come from stands under `machine.provenance`. The curve stays that of the
-    values.
+
+def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Timeline:
+    """The timeline with peaks that hold what is no value of the program, as further roles, each where it is not 0.
+
+    "communication" is what the buffers of communication (`simulator.buffers`) add to the peak of the values.
+    "fragmentation" is `machine.memory_allowance` times the peak of the values: what an allocator's rounding and holes
+    take, and the temporaries inside a kernel. "library" is what the communication library keeps for every group of
+    ranks that a rank communicates in (one more for all its transfers): `machine.communicator_bytes` each. Where the
+    figures come from stands under `machine.provenance`. The curve stays that of the values.
     """
     share, per_group = machine.memory_allowance, machine.communicator_bytes or 0
-    if not timeline.memory or (not share and not per_group):
+    if not timeline.memory:
         return timeline
     groups = _num_communicators(program) if per_group else {}
+    buffers = _added_by_buffers(program, timeline)
     peaks = []
     for each in timeline.memory:
-        more = {"fragmentation": round(share * each.peak_bytes), "library": per_group * groups.get(each.rank, 0)}
+        more = {
+            "communication": buffers.get(each.rank, 0),
+            "fragmentation": round(share * each.peak_bytes),
+            "library": per_group * groups.get(each.rank, 0),
+        }
         added = {role: size for role, size in more.items() if size}
         by_role = dict(sorted({**each.by_role, **added}.items()))
         peaks.append(replace(each, peak_bytes=each.peak_bytes + sum(added.values()), by_role=by_role))
     return replace(timeline, memory=tuple(peaks))
+
+
+def _added_by_buffers(program: Program, timeline: Timeline) -> dict[int, int]:
+    """rank -> what the buffers of communication add to the peak of the values of the last step."""
+    found: dict[int, int] = {}
+    for group, of_ranks in times_of_instructions(program, timeline):
+        issued = [
+            (position, instruction)
+            for position, (_, instruction) in enumerate(group.walk())
+            if instruction.kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
+        ]
+        for rank, (start, end) in of_ranks:
+            if rank not in timeline.memory_curve:
+                continue
+            known: dict[int, Buffers] = {}
+            times, sizes = timeline.memory_curve[rank]
+            changes: list[tuple[int, int]] = []
+            for position, instruction in issued:
+                if id(instruction) not in known:
+                    known[id(instruction)] = buffers_of(instruction, group, rank)
+                taken, begin, stop = known[id(instruction)], int(start[position]), int(end[position])
+                if taken.in_flight_bytes:
+                    changes += [(begin, taken.in_flight_bytes), (stop, -taken.in_flight_bytes)]
+                if taken.joining_bytes:
+                    changes += [(stop, taken.joining_bytes), (stop, -taken.joining_bytes)]
+            if changes and (added := peak_of_sum(times, sizes, changes) - int(sizes.max())) > 0:
+                found[rank] = added
+    return found
 
 
 def _num_communicators(program: Program) -> dict[int, int]:
@@ -127,7 +169,7 @@ def _num_communicators(program: Program) -> dict[int, int]:
     return {rank: len(groups) for rank, groups in found.items()}
 
 
-class _Changes:
+class Changes:
     """Every allocation and release of one step of a group, in columns.
 
     Attributes:
@@ -135,6 +177,8 @@ class _Changes:
         is_release: at its end rather than at its start.
         size: bytes, negative for a release.
         role: number of the role in `roles`.
+        value, micro_batch: whose memory it is; number of the value in `names`.
+        names: of the values.
         key: program order.
         kept: bytes that are always there.
     """
@@ -149,7 +193,7 @@ class _Changes:
             root[name], scope[name] = value, values[name].scope
         self.by_role: dict[str, int] = {}
         for value in values.values():
-            number = roles.setdefault(value.role, len(roles))
+            roles.setdefault(value.role, len(roles))
             if value.scope is Scope.KEPT and value.size_bytes:
                 self.by_role[value.role] = self.by_role.get(value.role, 0) + value.size_bytes
         self.roles = tuple(roles)
@@ -158,6 +202,9 @@ class _Changes:
         is_release: list[bool] = []
         size: list[int] = []
         role: list[int] = []
+        numbers: dict[str, int] = {}
+        value_of: list[int] = []
+        micro_batches: list[int] = []
         alive: set[tuple[str, int]] = set()
         sharers: dict[tuple[str, int], int] = {}
         for at, (block, instruction) in enumerate(group.walk()):
@@ -184,15 +231,19 @@ class _Changes:
                     before = sharers.get(base_key, 0)
                     sharers[base_key] = before + (-1 if is_free else 1)
                     if base.size_bytes and (before == 0 or sharers[base_key] == 0):
-                        number = roles[base.role]
                         position.append(at)
                         is_release.append(is_free)
                         size.append(-base.size_bytes if is_free else base.size_bytes)
-                        role.append(number)
+                        role.append(roles[base.role])
+                        value_of.append(numbers.setdefault(base.name, len(numbers)))
+                        micro_batches.append(base_key[1])
         self.position = np.array(position, dtype=np.int64)
         self.is_release = np.array(is_release, dtype=bool)
         self.size = np.array(size, dtype=np.int64)
         self.role = np.array(role, dtype=np.int64)
+        self.value = np.array(value_of, dtype=np.int64)
+        self.micro_batch = np.array(micro_batches, dtype=np.int64)
+        self.names = tuple(numbers)
         self.key = 2 * self.position + self.is_release
 
     def peak(self, rank: int, sequence: npt.NDArray[np.int64]) -> MemoryPeak:

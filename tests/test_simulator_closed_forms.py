@@ -168,11 +168,11 @@ CLOSED_FORMS = [
     ("interleaved_zb", UNEQUAL, lambda p: (p - 1) * (3 + 4 - LATE), lambda p, i, m: 2 * p, lambda p: p),
 ]  # fmt: skip
 
+NAMES = [name for name, *_ in CLOSED_FORMS]
+
 
 @pytest.mark.parametrize("p", [2, 3, 4, 6])
-@pytest.mark.parametrize(
-    ("name", "times", "idle", "peak", "least"), CLOSED_FORMS, ids=[each[0] for each in CLOSED_FORMS]
-)
+@pytest.mark.parametrize(("name", "times", "idle", "peak", "least"), CLOSED_FORMS, ids=NAMES)
 def test_the_engine_has_the_closed_forms(name, times, idle, peak, least, p):
     for rounds in (0, 1, 3):
         num_micro = least(p) + rounds * p
@@ -188,7 +188,7 @@ def test_the_engine_has_the_closed_forms(name, times, idle, peak, least, p):
 
 
 def test_every_schedule_has_a_closed_form_here():
-    assert sorted(name for name, *_ in CLOSED_FORMS) == sorted(schedule_names())
+    assert sorted(NAMES) == sorted(schedule_names())
 
 
 @settings(max_examples=40, deadline=None)

@@ -3,13 +3,18 @@
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
-from handmade import Script, program_of, written_price
+from handmade import Script, pipeline, program_of, written_price
+from random_plans import random_plan
+from reports_example import cost
 
 from plans.errors import TwofoldError
 from plans.layout import Layout
+from plans.lower import lower
 from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
-from simulator import peak_of_order, run_program
+from plans.schedules import make_schedule
+from simulator import memory_peak, peak_of_order, run_program
 
 ROLES = ["weight", "gradient", "optimizer", "activation", "input", "buffer"]
 
@@ -184,3 +189,29 @@ def test_memory_can_be_left_out():
     script = Script(0)
     script.compute("a", 1)
     assert run_program(program_of([script]), written_price, with_memory=False).memory == ()
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_the_values_at_the_peak_add_up_to_it(block):
+    for seed in range(5 * block, 5 * (block + 1)):
+        program = lower(random_plan(seed))
+        timeline = run_program(program, cost)
+        for each in timeline.memory:
+            peak = memory_peak(program, timeline, each.rank)
+            assert (peak.total_bytes, peak.by_role) == (each.peak_bytes, dict(each.by_role))
+            assert sum(peak.by_action.values()) == each.peak_bytes
+            times, sizes = timeline.memory_curve[each.rank]
+            at = int(np.argmax(sizes))
+            assert peak.time_ps == times[at] - timeline.step_start_ps[-1] and sizes[at] == each.peak_bytes
+
+
+def test_activations_are_named_by_their_action():
+    """1F1B on 3 ranks: rank 0 holds the activations of three micro-batches when the first backward begins."""
+    schedule = make_schedule("1f1b", 3, 6)
+    program = pipeline(schedule.order, schedule.placement, {"F": 10, "B": 20}, size=7)
+    timeline = run_program(program, written_price)
+    assert memory_peak(program, timeline, 0).by_action == {"0F0": 7, "0F1": 7, "0F2": 7}
+    assert memory_peak(program, timeline, 0).time_ps == 20
+    assert memory_peak(program, timeline, 2).by_action == {"2F0": 7}
+    with pytest.raises(TwofoldError, match="ranks are 0 to 2"):
+        memory_peak(program, timeline, 3)

@@ -11,6 +11,7 @@ from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import save_plan
 from plans.schedules import make_schedule
+from plans.timeline import ALLOWANCES
 from reports import sensitivity_table, tornado_picture, what_if_table
 from simulator import Checkpoints, Failures, WhatIf, outcome
 from simulator.sensitivity import sensitivity
@@ -188,3 +189,23 @@ def test_a_bad_schedule_is_refused_with_its_cell(files, rows, message, cell, tmp
     assert main(["simulate", plan, "--machine", machine, "--schedule", str(written)]) == 2
     error = capsys.readouterr().err
     assert message in error and (cell is None or cell in error)
+
+
+def test_simulate_says_where_time_and_memory_go(files, capsys):
+    plan, machine = files
+    found = answer(["simulate", plan, "--machine", machine], capsys)
+    assert sum(found["critical_path_s"].values()) == pytest.approx(found["step_s"], rel=1e-9)
+    assert [each["rank"] for each in found["ranks"]] == list(range(8))
+    for each in found["ranks"]:
+        parts = [each["compute_s"], each["host_s"], each["bubble_s"]]
+        parts += [*each["exposed_comm_s"].values(), *each["straggler_wait_s"].values()]
+        assert sum(parts) == pytest.approx(found["step_span_s"], rel=1e-9)
+        assert sum(each["peak_bytes_by_role"].values()) == each["peak_bytes"] <= found["peak_bytes"]
+    fullest = found["ranks"][found["fullest_rank"]]
+    assert fullest["peak_bytes"] == found["peak_bytes"]
+    values = sum(size for role, size in fullest["peak_bytes_by_role"].items() if role not in ALLOWANCES)
+    assert sum(found["peak_bytes_by_action"].values()) == values
+    assert {"begin", "0B0"} < set(found["peak_bytes_by_action"])
+    assert main(["simulate", plan, "--machine", machine]) == 0
+    shown = capsys.readouterr().out
+    assert "Peak memory of the fullest rank" in shown and "made by" in shown and "Critical path" in shown

@@ -65,9 +65,9 @@ def simulate(
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
         from plans.lower import lower
-        from reports import composition_table, write_rank_traces, write_report, write_trace
+        from reports import composition_table, memory_table, write_rank_traces, write_report, write_trace
         from reports.time_tables import critical_path_table
-        from simulator import critical_path
+        from simulator import composition, critical_path, memory_peak
         from simulator import simulate as predict
 
         loaded, target = _plan(plan, schedule, steps), Machine.load(machine)
@@ -80,12 +80,15 @@ def simulate(
                 "with one that fits, or raise memory_limit_bytes in the file"
             )
         path = critical_path(timeline, program, host_async=target.host_async)
+        fullest = max(timeline.memory, key=lambda each: (each.peak_bytes, -each.rank)).rank
         say = Console(json=json)
-        say.say(
-            f"step {timeline.step_interval_s * 1e3:.3f} ms, peak memory {timeline.peak_bytes / 2**20:.2f} MiB per rank"
-        )
+        step_ms, span_ms = (1e3 * seconds for seconds in (timeline.step_interval_s, timeline.step_s))
+        say.say(f"step {step_ms:.3f} ms, peak memory {timeline.peak_bytes / 2**20:.2f} MiB per rank")
+        if span_ms > step_ms:
+            say.say(f"a step itself spans {span_ms:.3f} ms: ranks begin it while others work on the one before")
         say.say(composition_table(timeline, program).text())
         say.say(critical_path_table(path).text())
+        say.say(memory_table(timeline, program).text())
         if trace is not None:
             say.say(f"saved {write_trace(trace, [timeline], program=program)}")
         if rank_traces is not None:
@@ -99,6 +102,7 @@ def simulate(
             say.say(f"saved {written}")
         return {
             "step_s": timeline.step_interval_s,
+            "step_span_s": timeline.step_s,
             "step_low_s": timeline.low_s,
             "step_high_s": timeline.high_s,
             "peak_bytes": timeline.peak_bytes,
@@ -106,6 +110,21 @@ def simulate(
             "exposed_comm_s": timeline.exposed_comm_s,
             "critical_path_s": {kind: part / 1e12 for kind, part in path.by_kind_ps.items()},
             "critical_rank": path.rank,
+            "ranks": [
+                {
+                    "rank": part.rank,
+                    "compute_s": part.compute_ps / 1e12,
+                    "exposed_comm_s": {call: exposed / 1e12 for call, exposed in part.exposed_ps.items()},
+                    "host_s": part.host_ps / 1e12,
+                    "bubble_s": part.bubble_ps / 1e12,
+                    "straggler_wait_s": {str(last): waited / 1e12 for last, waited in part.straggler_ps.items()},
+                    "peak_bytes": peak.peak_bytes,
+                    "peak_bytes_by_role": dict(peak.by_role),
+                }
+                for part, peak in zip(composition(timeline, program), timeline.memory, strict=True)
+            ],
+            "peak_bytes_by_action": memory_peak(program, timeline, fullest).by_action,
+            "fullest_rank": fullest,
         }, True
 
     return run_command(work, json)
