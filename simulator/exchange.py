@@ -8,6 +8,7 @@ last member posts, and no event is needed; shared cores, devices or links take o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -114,6 +115,8 @@ class Exchange:
         self._tails: dict[int, Communication] = {}
         self._meetings: dict[tuple[int, int], Meeting] = {}
         self._come: dict[int, int] = {}
+        self._is_alone = cores is None and fabric is None and wires is None
+        self._pairs: dict[int, deque[Meeting]] = {}
 
     def post(self, own: Communication, posted: int) -> None:
         """A rank issues its part at the time `posted` (now or later)."""
@@ -135,6 +138,9 @@ class Exchange:
             own, at = arriving.pop()
             own.arrived = own.end = at
             links = own.links
+            if links.is_plain and self._is_alone:
+                self._arrive_alone(own, links, arriving)
+                continue
             begun: list[Meeting] = []
             for key, members in zip(links.keys, links.members, strict=True):
                 count = own.step
@@ -160,6 +166,24 @@ class Exchange:
             for meeting in begun:
                 if (end := self._begin(meeting)) is not None:
                     self._end(meeting, end, arriving)
+
+    def _arrive_alone(self, own: Communication, links: Links, arriving: list[tuple[Communication, int]]) -> None:
+        """A pair of ranks with nothing shared: its end is known as soon as the second has come."""
+        key = links.keys[0]
+        pairs = self._pairs.get(key)
+        if pairs is None:
+            pairs = self._pairs[key] = deque()
+        if not pairs or pairs[0].present[0].links.is_send is links.is_send:
+            meeting = Meeting(links.members[0], 1)
+            meeting.present.append(own)
+            own.meetings.append(meeting)
+            pairs.append(meeting)
+            return
+        other = pairs.popleft().present[0]
+        own.start = other.start = start = max(own.arrived, other.arrived)
+        own.end = other.end = start + max(own.cpu_ps, other.cpu_ps) + max(own.work_ps, other.work_ps)
+        self._over(other, arriving)
+        self._over(own, arriving)
 
     def _begin(self, meeting: Meeting) -> int | None:
         """The end of a meeting whose members have all arrived, or None where it has to be worked off first."""

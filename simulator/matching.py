@@ -7,6 +7,7 @@ same way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from plans.errors import TwofoldError
@@ -25,9 +26,10 @@ class Links:
         members: ranks of each meeting; (source, destination) of a pair.
         is_transfer: SEND or RECV.
         is_send: SEND.
+        is_plain: of a transfer that is one pair of two ranks on both sides.
     """
 
-    __slots__ = ("is_send", "is_transfer", "keys", "members", "stream")
+    __slots__ = ("is_plain", "is_send", "is_transfer", "keys", "members", "stream")
 
     def __init__(self, stream: int, keys: tuple[int, ...], members: tuple[tuple[int, ...], ...], kind: Kind) -> None:
         self.stream = stream
@@ -35,6 +37,7 @@ class Links:
         self.members = members
         self.is_transfer = kind is not Kind.COLLECTIVE
         self.is_send = kind is Kind.SEND
+        self.is_plain = False
 
 
 class _Numbers:
@@ -64,7 +67,15 @@ def match(orders: Sequence[Order]) -> Mapping[int, Mapping[int, Links]]:
             links[rank] = _links_of(order, rank, streams, meetings, len(ranks))
     _check_collectives(orders, links)
     _check_transfers(orders, links)
+    _mark_plain(links)
     return links
+
+
+def _mark_plain(links: Mapping[int, Mapping[int, Links]]) -> None:
+    transfers = {id(link): link for of_rank in links.values() for link in of_rank.values() if link.is_transfer}
+    several = {key for link in transfers.values() if len(link.keys) != 1 for key in link.keys}
+    for link in transfers.values():
+        link.is_plain = len(link.keys) == 1 and link.keys[0] not in several and len(set(link.members[0])) == 2
 
 
 def _links_of(order: Order, rank: int, streams: _Numbers, meetings: _Numbers, num_ranks: int) -> dict[int, Links]:
@@ -134,6 +145,13 @@ def _check_collectives(orders: Sequence[Order], links: Mapping[int, Mapping[int,
 
 
 def _check_transfers(orders: Sequence[Order], links: Mapping[int, Mapping[int, Links]]) -> None:
+    balance: Counter[int] = Counter()
+    for of_rank in links.values():
+        for link, count in Counter(link for link in of_rank.values() if link.is_transfer).items():
+            for key in link.keys:
+                balance[key] += count if link.is_send else -count
+    if not any(balance.values()):
+        return
     sides: dict[tuple[int, bool], list[tuple[str, str, tuple[int, ...]]]] = {}
     for order in orders:
         for rank in order.group.ranks:

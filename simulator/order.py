@@ -59,7 +59,16 @@ class Names:
 
     def number(self, id_: str, call: str, part: str) -> int:
         """The number of a triple."""
-        return self.table.setdefault((id_, call, part), len(self.table))
+        table = self.table
+        return table.setdefault((id_, call, part), len(table))
+
+
+_Line = tuple[str, str, str, Kind, Instruction]
+"""What an instruction's id ends with, its call, part and kind, and itself."""
+
+
+def _line(instruction: Instruction) -> _Line:
+    return f"/{instruction.name}", instruction.call, instruction.part, instruction.kind, instruction
 
 
 class Order:
@@ -89,38 +98,45 @@ class Order:
         issued: dict[int, int] = {}
         self.unwaited: set[int] = set()
         first = -1
-        for block, instruction in group.walk():
-            position = len(self.instructions)
-            id_ = f"{block.label}/{instruction.name}"
-            self.instructions.append(instruction)
-            self.ids.append(id_)
-            self.name.append(names.number(id_, instruction.call, instruction.part))
-            if instruction.kind is Kind.COMPUTE:
-                self.wait_name.append(-1)
-                first = position if first < 0 else first
-                continue
-            self.wait_name.append(names.number(id_, "wait", instruction.part))
-            if first >= 0:
-                self.segments.append((RUN, len(self.runs), 0))
-                self.runs.append((first, position))
-                first = -1
-            if instruction.kind is Kind.WAIT:
-                key = self._token(instruction.waits, block.micro_batch, instruction, id_)
-                if key not in slots:
-                    if group.values[key[0]].scope is not Scope.KEPT:
-                        raise TwofoldError(
-                            f"{id_!r} waits for token {key[0]!r}, which nothing before it in the step issues"
-                        )
-                    slots[key] = len(slots)
-                self.segments.append((WAIT, position, slots[key]))
-                self.unwaited.discard(issued.get(slots[key], -1))
-            elif instruction.token is None:
-                self.segments.append((ISSUE, position, -1))
-            else:
-                slot = slots.setdefault(self._token(instruction.token, block.micro_batch, instruction, id_), len(slots))
-                self.segments.append((ISSUE, position, slot))
-                issued[slot] = position
-                self.unwaited.add(position)
+        lines: dict[int, list[_Line]] = {}
+        position = -1
+        for block in group.blocks:
+            label, micro_batch, body = block.label, block.micro_batch, block.body
+            of_body = lines.get(id(body))
+            if of_body is None:
+                of_body = lines[id(body)] = [_line(instruction) for instruction in body.instructions]
+            self.instructions += body.instructions
+            for end, call, part, kind, instruction in of_body:
+                position += 1
+                id_ = label + end
+                self.ids.append(id_)
+                self.name.append(names.number(id_, call, part))
+                if kind is Kind.COMPUTE:
+                    self.wait_name.append(-1)
+                    first = position if first < 0 else first
+                    continue
+                self.wait_name.append(names.number(id_, "wait", part))
+                if first >= 0:
+                    self.segments.append((RUN, len(self.runs), 0))
+                    self.runs.append((first, position))
+                    first = -1
+                if kind is Kind.WAIT:
+                    key = self._token(instruction.waits, micro_batch, instruction, id_)
+                    if key not in slots:
+                        if group.values[key[0]].scope is not Scope.KEPT:
+                            raise TwofoldError(
+                                f"{id_!r} waits for token {key[0]!r}, which nothing before it in the step issues"
+                            )
+                        slots[key] = len(slots)
+                    self.segments.append((WAIT, position, slots[key]))
+                    self.unwaited.discard(issued.get(slots[key], -1))
+                elif instruction.token is None:
+                    self.segments.append((ISSUE, position, -1))
+                else:
+                    slot = slots.setdefault(self._token(instruction.token, micro_batch, instruction, id_), len(slots))
+                    self.segments.append((ISSUE, position, slot))
+                    issued[slot] = position
+                    self.unwaited.add(position)
         if first >= 0:
             self.segments.append((RUN, len(self.runs), 0))
             self.runs.append((first, len(self.instructions)))
@@ -179,6 +195,7 @@ class Table:
         """
         known: dict[int, tuple[int, int, int]] = {}
         columns: tuple[list[int], list[int], list[int]] = ([], [], [])
+        dispatch_ps, work_ps, cpu_ps = columns
         for instruction, id_ in zip(order.instructions, order.ids, strict=True):
             row = known.get(id(instruction))
             if row is None:
@@ -192,8 +209,9 @@ class Table:
                     raise TwofoldError(f"{id_!r} computes, but has cpu_ps = {row[2]}; only communication has")
                 if instruction.kind is Kind.WAIT and (row[1] or row[2]):
                     raise TwofoldError(f"{id_!r} only waits, but has work_ps = {row[1]} and cpu_ps = {row[2]}")
-            for column, entry in zip(columns, row, strict=True):
-                column.append(entry)
+            dispatch_ps.append(row[0])
+            work_ps.append(row[1])
+            cpu_ps.append(row[2])
         return cls(order, *columns)
 
     def stretched(self, factor: npt.NDArray[np.float64]) -> Table:
