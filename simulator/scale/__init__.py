@@ -2,9 +2,11 @@
 
 `forecast` is the whole prediction: templates of `plans.scale` priced (`pricing`) as a software `Stack` runs them,
 joined to actions (`action`, `chunks`), put through the pipeline's schedule (`pipeline`), with memory (`memory`).
+`forecast_grid` predicts thousands of configurations in batches (`batch`).
 """
 
+from simulator.scale.grid import forecast_grid
 from simulator.scale.predict import Forecast, forecast
 from simulator.scale.stacks import Kernel, Stack, stack_named, stack_names
 
-__all__ = ["Forecast", "Kernel", "Stack", "forecast", "stack_named", "stack_names"]
+__all__ = ["Forecast", "Kernel", "Stack", "forecast", "forecast_grid", "stack_named", "stack_names"]

@@ -75,7 +75,7 @@ class Pieces:
         if chunk not in self._actions:
             costs, optimizer = self.costs, self.costs.degrees.optimizer
             level = optimizer.parallel_level
-            actions = {"F": costs.action(chunk, "F", gathers=level >= 3)}
+            actions = {"F": costs.action(chunk, "F", gathers=level >= costs.stack.gathers_each)}
             actions["F.first"] = costs.action(chunk, "F", gathers=level >= 1)
             backward = ("I", "W") if costs.split_backward else ("B",)
             for part in backward:
@@ -225,6 +225,12 @@ class Case:
             rank_s=tuple(share_of[chunks] for chunks in self.of_rank),
         )  # fmt: skip
 
+    @property
+    def _forwards_first(self) -> bool:
+        """Whether a rank does all forwards before its first backward."""
+        alone = self.schedule.num_stages == self.schedule.num_ranks
+        return alone and (self.degrees.num_micro_batches == 1 or self.degrees.schedule == "gpipe")
+
     def _memory(self, activations: Sequence[int]) -> tuple[int, dict[str, int]]:
         """The largest peak over pipeline ranks, and what it consists of."""
         largest: dict[tuple[Chunk, ...], int] = {}
@@ -232,7 +238,14 @@ class Case:
             largest[chunks] = max(largest.get(chunks, 0), int(size))
         best: tuple[int, dict[str, int]] = (-1, {})
         for chunks, size in largest.items():
-            roles = self.pieces.costs.stack.memory({"activation": size, **self.pieces.held(chunks)}, self.degrees)
+            costs = self.pieces.costs
+            outputs = costs.outputs_bytes if any(chunk.has_head for chunk in chunks) else 0
+            roles = costs.stack.memory({"activation": size, **self.pieces.held(chunks)}, self.degrees, outputs)
+            if "gradient" in roles and self._forwards_first:
+                # gradients come while the first backward frees what its forward kept
+                freed = sum(self.pieces.activations(chunk).kept for chunk in chunks)
+                gone = min(roles["gradient"], freed)
+                roles = {**roles, "gradient": roles["gradient"] - gone}
             total = sum(roles.values())
             if total > best[0]:
                 best = total, dict(sorted(roles.items()))

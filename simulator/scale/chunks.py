@@ -7,21 +7,22 @@ are gathered while the block before it computes (`plans.lower.optimizer`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from costmodels import Machine
-from costmodels.price import price_collective, price_wait
+from costmodels.price import price_collective, price_compute, price_wait
 from costmodels.tiers import group_tiers
 from plans.graph import itemsize
 from plans.scale import Degrees, ModelTemplate, ParameterTemplate, model_sizes, model_template
 from plans.transformer import TransformerConfig
-from simulator.scale.action import COLLECTIVE, WAIT, Line, Rates, Stretch, measure
+from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Line, Rates, Stretch, measure
 from simulator.scale.memory import Footprint, footprint, parameter_bytes
 from simulator.scale.pricing import Groups, priced_lines
-from simulator.scale.stacks import Stack
+from simulator.scale.stacks import PieceSizes, Stack
 
 __all__ = ["Chunk", "Chunks"]
 
@@ -61,7 +62,6 @@ class Chunks:
     split_backward: bool
     known: dict[tuple[object, ...], Any] = field(default_factory=dict)
     _held: dict[str, dict[str, int]] = field(default_factory=dict)
-    _updates: dict[str, Stretch] = field(default_factory=dict)
     _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
     _depends: dict[tuple[str, str, bool, bool], tuple[object, ...]] = field(default_factory=dict)
 
@@ -113,9 +113,27 @@ class Chunks:
         """A piece's activations."""
         key = ("footprint", piece)
         if key not in self.known:
-            self.known[key] = footprint(self.template.pieces[piece], self.numbers)
+            arrives = 0 if piece == "embedding" else self.sizes.arrival_bytes
+            alone = footprint(self.template.pieces[piece], self.numbers, arrives)
+            self.known[key] = self.stack.footprint(piece, alone, self.sizes)
         found: Footprint = self.known[key]
         return found
+
+    @cached_property
+    def sizes(self) -> PieceSizes:
+        """What the memory of pieces depends on beside their own tensors."""
+        head = self.template.pieces["head"].parts["F"].cells
+        logits = next(cell.shapes[-1] for cell in reversed(head) if cell.call == "linear.forward")
+        return PieceSizes(
+            arrival_bytes=self.numbers[self.template.pieces["block"].leaves],
+            logits=math.prod(self.numbers[size] for size in logits), item_bytes=itemsize(self.config.dtype),
+            ways=self.degrees.tp, recompute=self.degrees.recompute,
+        )  # fmt: skip
+
+    @property
+    def outputs_bytes(self) -> int:
+        """Bytes of the model's output of one micro-batch on one rank."""
+        return self.sizes.logits * self.sizes.item_bytes
 
     def parameters(self, piece: str) -> Sequence[ParameterTemplate]:
         """A piece's parameters."""
@@ -165,6 +183,14 @@ class Chunks:
         dispatch = self.stack.dispatch_ps(cost.dispatch_ps, "collective", "C")
         return (Line(COLLECTIVE, round(dispatch * count), round(cost.work_ps * count), call, _CHANNEL, token),)
 
+    def _copied(self, read_bytes: int, written_bytes: int) -> tuple[Line, ...]:
+        """A pass over all tensors of a piece, out of a flat buffer or into one, where the stack makes it."""
+        if not self.stack.copies_shards:
+            return ()
+        moved = read_bytes + (written_bytes or read_bytes)
+        cost = price_compute(self.machine, "add.forward", ((moved,),), self.config.dtype, moved)
+        return (Line(COMPUTE, 0, cost.work_ps, "memory"),)
+
     def gather(self, piece: str) -> tuple[Line, ...]:
         """The gather of a piece's weights."""
         if (piece, "gather") not in self._moved:
@@ -178,7 +204,9 @@ class Chunks:
             optimizer = self.degrees.optimizer
             call = "reduce_scatter" if optimizer.parallel_level >= 1 else "all_reduce"
             size = itemsize(optimizer.reduces_in(self.config.dtype))
-            self._moved[piece, "reduce"] = self._collective(call, self.reduced_bytes(piece), size, _REDUCE)
+            moved = self._collective(call, self.reduced_bytes(piece), size, _REDUCE)
+            copied = self._copied(self.weight_bytes(piece), self.reduced_bytes(piece)) if moved else ()
+            self._moved[piece, "reduce"] = (*copied, *moved)
         return self._moved[piece, "reduce"]
 
     # ------------------------------------------------------------------- actions
@@ -191,7 +219,9 @@ class Chunks:
         """What a stretch depends on."""
         key = (piece, part, gathers, reduces)
         if key not in self._depends:
-            given = self.stack.block_host_s(self.degrees, part, reduces=reduces) if piece == "block" else None
+            given = None
+            if piece == "block":
+                given = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
             gather, reduce = self.gather(piece) if gathers else (), self.reduce(piece) if reduces else ()
             self._depends[key] = (piece, part, given, gather, reduce)
         return self._depends[key]
@@ -202,7 +232,8 @@ class Chunks:
             lines = self._hosted(self.lines(piece, part), given)
             if gather:
                 wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
-                lines = [*gather, *lines, Line(WAIT, wait, 0, token=_GATHER)]
+                copied = self._copied(self.weight_bytes(piece), 0)
+                lines = [*gather, *lines, Line(WAIT, wait, 0, token=_GATHER), *copied]
             self.known[beside] = measure([*lines, *reduce], self.rates, steady=bool(gather or reduce))
         found: Stretch = self.known[beside]
         return found
@@ -236,11 +267,16 @@ class Chunks:
         """The optimizer's kernels on what a rank holds of a chunk."""
         total = Stretch()
         for piece, count in chunk.pieces:
-            if piece not in self._updates:
-                lines = self.stack.update_lines(
-                    [self.numbers[each.elements] for each in self.parameters(piece)], self.config.dtype,
-                    self.degrees.optimizer, self.shards if self.degrees.optimizer.parallel_level else 1, self.machine,
-                )  # fmt: skip
-                self._updates[piece] = measure(lines, self.rates)
-            total = total.then(self._updates[piece].times(count))
+            total = total.then(self._update(piece).times(count))
         return total
+
+    def _update(self, piece: str) -> Stretch:
+        optimizer = self.degrees.optimizer
+        shards = self.shards if optimizer.parallel_level else 1
+        key = ("update", piece, shards, id(optimizer))
+        if key not in self.known:
+            sizes = [self.numbers[each.elements] for each in self.parameters(piece)]
+            lines = self.stack.update_lines(sizes, self.config.dtype, optimizer, shards, self.machine)
+            self.known[key] = measure(lines, self.rates), optimizer  # which keeps its id
+        found: Stretch = self.known[key][0]
+        return found

@@ -35,9 +35,15 @@ class Footprint:
     weights: int = 0
 
 
-def footprint(piece: PieceTemplate, numbers: Sequence[int]) -> Footprint:
-    """The activations of a piece; `numbers` are the values of its template's monomials."""
-    kept, forward = _net(piece.parts["F"], numbers)
+def footprint(piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0) -> Footprint:
+    """The activations of a piece.
+
+    Args:
+        piece: its template.
+        numbers: the values of the template's monomials.
+        arrives: bytes of the tensor that the piece before hands over, which its backward needs again.
+    """
+    kept, forward = (arrives + bytes_ for bytes_ in _net(piece.parts["F"], numbers))
     if "B" in piece.parts:
         _, backward = _net(piece.parts["B"], numbers)
         return Footprint(kept=kept, forward=forward, backward=backward)
@@ -70,7 +76,8 @@ def parameter_bytes(
         weight = itemsize(parameter.dtype)
         gradient = itemsize(optimizer.accumulates_in(parameter.dtype))
         states = optimizer.bytes_per_element(parameter.dtype) - weight - gradient
-        result["weight"] += weight * ((shard if level >= 1 else 0) + (elements if level < 3 else 0))
+        own_shard = level >= 1 and not optimizer.has_master(parameter.dtype)  # with a master that is the shard
+        result["weight"] += weight * ((shard if own_shard else 0) + (elements if level < 3 else 0))
         result["gradient"] += gradient * (shard if level >= 2 and optimizer.reduces_each else elements)
         result["optimizer"] += states * (shard if level >= 1 else elements)
     return result

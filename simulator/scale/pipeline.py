@@ -22,6 +22,7 @@ def pipeline_end_ps(
     send_ps: float,
     *,
     blocking: bool = False,
+    synchronises: bool = False,
 ) -> float:
     """When the last rank has ended its step.
 
@@ -33,6 +34,7 @@ def pipeline_end_ps(
         transfer_ps: (sending stage, receiving stage) -> time on the link; absent within a rank.
         send_ps: host time of a send or a receive.
         blocking: a rank goes on only when what it sent has arrived.
+        synchronises: the host waits for the device whenever something was received or sent.
 
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
@@ -72,6 +74,8 @@ def pipeline_end_ps(
             else:
                 stretch = own[letter]
             begun = max(stream[rank], arrival)
+            if synchronises and arrival:
+                host[rank] = max(host[rank], begun)
             stream[rank] = max(begun + stretch.work_ps, host[rank] + stretch.lead_ps)
             host[rank] += stretch.dispatch_ps
             final[rank] = max(final[rank], stream[rank] + stretch.trailing_ps)
@@ -81,6 +85,8 @@ def pipeline_end_ps(
                 sent[at] = max(stream[rank], host[rank])
                 if blocking:
                     stream[rank] = sent[at] + travel
+                if synchronises:
+                    host[rank] = max(host[rank], stream[rank])
             else:
                 sent[at] = stream[rank]
             if at in waiting:

@@ -56,7 +56,7 @@ def forecast(
     transfer_ps, send_ps = case.transfers()
     end_ps = pipeline_end_ps(
         schedule, [case.pieces.actions(chunk) for chunk in case.chunks], case.updates(), transfer_ps, send_ps,
-        blocking=not stack.overlaps_sends,
+        blocking=stack.waits_for_sends(degrees), synchronises=stack.synchronises(degrees),
     )  # fmt: skip
     kept, kept_for_weights, during = zip(*(case.pieces.activations(chunk) for chunk in case.chunks), strict=True)
     return case.forecast(end_ps, peak_activations(schedule, kept, kept_for_weights, during))

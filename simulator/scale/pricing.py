@@ -58,7 +58,8 @@ def _steps(cell: Cell, numbers: Sequence[int], stack: Stack) -> list[Step]:
 def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
     if isinstance(step, Message):
         if step.call == "wait":
-            return Line(WAIT, stack.dispatch_ps(price_wait(machine).dispatch_ps, "wait", step.part), 0, token=step.token)
+            dispatch = stack.dispatch_ps(price_wait(machine).dispatch_ps, "wait", step.part)
+            return Line(WAIT, dispatch, 0, token=step.token)
         members, tiers = _members(step.axes, groups)
         cost = price_collective(machine, step.call, members, step.size_bytes, step.item_bytes, tiers)
         dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", step.part)

@@ -5,9 +5,9 @@ tensor parallel modules, torch.distributed.pipelining, eager or compiled. `Megat
 finds one by name.
 """
 
-from simulator.scale.stacks.base import Kernel, Stack
+from simulator.scale.stacks.base import Kernel, PieceSizes, Stack
 from simulator.scale.stacks.megatron import Megatron
 from simulator.scale.stacks.names import stack_named, stack_names
 from simulator.scale.stacks.torch_native import TorchNative
 
-__all__ = ["Kernel", "Megatron", "Stack", "TorchNative", "stack_named", "stack_names"]
+__all__ = ["Kernel", "Megatron", "PieceSizes", "Stack", "TorchNative", "stack_named", "stack_names"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodels import Machine
 from costmodels.price import price_compute
-from plans.graph import itemsize
 from plans.plan import Optimizer
 from plans.scale import Degrees
+from plans.transformer import TransformerConfig
 from simulator.scale.action import COMPUTE, Line
-from simulator.scale.stacks.base import Kernel, Shape, Stack, update_bytes
+from simulator.scale.memory import Footprint
+from simulator.scale.stacks.base import Kernel, Message, PieceSizes, Shape, Stack, Step, update_bytes
 from simulator.scale.stacks.kernels import elementwise
 
 __all__ = ["TorchNative"]
@@ -24,16 +25,31 @@ _FREE = frozenset({"add.grad0", "add.grad1", "reshape.forward", "reshape.grad0",
 _HOST_S = {
     "plain": (405e-6, 674e-6),
     "ddp": (418e-6, 682e-6),
-    "dtensor": (2868e-6, 4008e-6),
+    "dtensor": (2615e-6, 3708e-6),
     "fsdp2": (1269e-6, 1260e-6),
     "fsdp2_accumulate": (1280e-6, 795e-6),
     "fsdp2_reshard": (1283e-6, 1786e-6),
 }
 """Host seconds of one Llama block, forward and backward, with tiny sizes: torch 2.11.0, H200 host, 2026-11-21, kinds of
-dispatch in benchmarks/data (stacks torch, ddp, dtensor, fsdp2). Assumed for other hosts."""
+dispatch in benchmarks/data (stacks torch, ddp, dtensor, fsdp2; of two hosts the steadier). Assumed for other hosts."""
+
+_ROTARY_HOST_S = (98e-6, 200e-6)
+"""The part of it that is rotary positions of queries and keys: two each of a split, a negation, a concatenation, two
+products and a sum, at the measured dispatch of these operators (kinds torch and backward)."""
 
 _CHECKPOINT_S = (820e-6 - 405e-6, 1607e-6 - 674e-6 - 405e-6)
 """What activation checkpointing adds to a block's forward and, beside the forward made again, to its backward."""
+
+_FLASH_2_SHARE = 0.35
+"""Of a Hopper device's peak that FlashAttention-2, torch's default kernel there until 2025, reaches (Shah et al. 2024,
+arXiv 2407.08608, abstract); the machines' figures are of cuDNN's."""
+
+_CUDNN_SHARE = (0.57, 0.555)
+"""Of an H200's peak that cuDNN's kernel was measured to reach, forward and backward (benchmarks/data, attention)."""
+
+_ROTARY_COMPLEX_PASSES = 5.0
+"""Bytes that rotary positions as complex numbers move, over those of one pass: x is made float, multiplied as complex
+float numbers and made half again (6 + 8 + 6 bytes an element against 4; torchtitan, models/llama/model.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +59,33 @@ class TorchNative(Stack):
     Args:
         compiled: torch.compile of each block: chains of element-wise operations and the norms around them are one
             kernel; embedding, head and loss stay eager.
-        fused_norm: whether a norm is one kernel (torch 2.8 and later) or the composite of seven passes.
+        fused_norm: whether a norm is one kernel (torch 2.8 and later) or written out.
         update: the optimizer's form: "fused" (one kernel over all tensors) or "foreach".
+        flash_2: whether attention is FlashAttention-2 rather than cuDNN's; on Hopper devices.
+        complex_rotary: whether rotary positions are products of complex numbers in float.
+        loss_parallel: whether the loss is computed on logits split over tensor-parallel ranks; else they are gathered.
+        holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
+        one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
+            reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
+        reserved: whether memory is what the allocator has reserved rather than what is allocated.
     """
 
     name: str = "torch"
     compiled: bool = False
     fused_norm: bool = True
     update: str = "fused"
+    flash_2: bool = False
+    complex_rotary: bool = False
+    loss_parallel: bool = False
+    holds_logits: bool = True
+    one_input: bool = False
+    reserved: bool = False
+    gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
+    copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
 
-    def block_host_s(self, degrees: Degrees, part: str, *, reduces: bool) -> float | None:
+    def block_host_s(
+        self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
+    ) -> float | None:
         """Measured on one block of tiny sizes, so that the device idles (see `_HOST_S`)."""
         if self.compiled or part not in ("F", "B"):
             return None
@@ -63,6 +96,8 @@ class TorchNative(Stack):
         else:
             kind = "plain"
         forward, backward = _HOST_S[kind if reduces or kind != "fsdp2" else "fsdp2_accumulate"]
+        if config is not None and config.position != "rope":
+            forward, backward = forward - _ROTARY_HOST_S[0], backward - _ROTARY_HOST_S[1]
         if part == "F":
             return forward + (_CHECKPOINT_S[0] if degrees.recompute != "none" else 0)
         return backward + (forward + _CHECKPOINT_S[1] if degrees.recompute != "none" else 0)
@@ -75,27 +110,48 @@ class TorchNative(Stack):
             return ()
         shape = tuple(shapes)
         kind, _, which = call.partition(".")
-        size = itemsize(dtype)
-        if kind == "attention" and which != "forward":
-            return (Kernel(call="attention.backward", shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
-        if kind == "accumulate":
-            elements = math.prod(shape[0])
-            return (elementwise(call, elements, dtype, 2, 1),)
+        if kind == "attention":
+            forward = which == "forward"
+            times = _CUDNN_SHARE[not forward] / _FLASH_2_SHARE if self.flash_2 else 1.0
+            name = call if forward else "attention.backward"
+            return (
+                *self._repeated(shape[1] if forward else shape[2], shape[0], dtype),
+                Kernel(call=name, shapes=shape, dtype=dtype, touched_bytes=touched_bytes, times=times),
+            )
+        if kind == "rope" and self.complex_rotary and not self.compiled:
+            return (elementwise("mul.forward", round(_ROTARY_COMPLEX_PASSES * math.prod(shape[0])), dtype, 1, 1),)
+        if kind == "accumulate":  # in place, into the gradient that the first micro-batch left
+            return (elementwise("add_.forward", math.prod(shape[0]), dtype, 2, 1),)
+        if kind == "sum":  # autograd adds gradients of one tensor as they come, two at a time
+            each = elementwise("add.forward", math.prod(shape[-1]), dtype, 2, 1)
+            return (len(shape) - 2) * (each,)
         if kind in ("rms_norm", "layer_norm"):
             return self._norm(call, shape, dtype, touched_bytes)
-        if kind == "cross_entropy":
-            # log_softmax reads and writes all logits; backward reads gradient and output, writes the gradient, after
-            # the loss has written a gradient of zeros with one entry a row
-            elements = math.prod(shape[0])
-            if which == "forward":
-                return (elementwise("cross_entropy.forward", elements, dtype, 1, 1, shape[0]),)
-            return (
-                elementwise("zero", elements, dtype, 0, 1, shape[0]),
-                elementwise("softmax.grad0", elements, dtype, 2, 1, shape[0]),
-            )
-        if self.compiled and kind in ("silu", "gelu", "mul", "sum", "rope", "dropout", "add"):
-            return self._compiled(call, shape, dtype, touched_bytes, size)
+        if kind == "embedding" and which == "grad1":
+            return (Kernel(call="embedding.grad0", shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+        if kind in ("cast", "cross_entropy"):
+            return self._loss(kind, which, shape, dtype)
+        if self.compiled and kind in ("silu", "gelu", "mul", "rope", "dropout", "add"):
+            return self._compiled(call, shape, dtype, touched_bytes)
+        if kind == "mul" and which.startswith("grad"):
+            return (elementwise("mul.forward", math.prod(shape[0]), dtype, 2, 1),)
         return (Kernel(call=call, shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+
+    def _repeated(self, keys: Shape, queries: Shape, dtype: str) -> Sequence[Kernel]:
+        """Keys and values made as many heads as queries before attention, where a model does so."""
+        if not self.complex_rotary or math.prod(keys[:-2]) == math.prod(queries[:-2]):
+            return ()
+        moved = math.prod(keys) + math.prod(queries[:-2]) * keys[-2] * keys[-1]
+        return 2 * (elementwise("add.forward", moved, dtype, 1, 0),)
+
+    def _loss(self, kind: str, which: str, shapes: tuple[Shape, ...], dtype: str) -> Sequence[Kernel]:
+        """The loss of logits in half precision that are made float: measured as a whole, cast and all."""
+        if kind == "cast":  # counted with the loss
+            return ()
+        elements = math.prod(shapes[0])
+        if which == "forward":
+            return (elementwise("cross_entropy.forward", elements, "bfloat16", 1, 0, shapes[0]),)
+        return (elementwise("cross_entropy.grad0", elements, "bfloat16", 1, 1, shapes[0]),)
 
     def _norm(self, call: str, shapes: tuple[Shape, ...], dtype: str, touched: int) -> Sequence[Kernel]:
         """Forward and backward of a norm; the gradients of x and of the weight come from one kernel."""
@@ -108,11 +164,9 @@ class TorchNative(Stack):
             return (elementwise(call, elements, dtype, reads, 1, shapes[0]),)
         if self.fused_norm:
             return (Kernel(call=call, shapes=shapes, dtype=dtype, touched_bytes=touched),)
-        # cast to float, square, mean, scale by the root, cast back, weight: each a pass; the backward has twice as many
-        passes = 6 if which == "forward" else 12
-        return tuple(elementwise("mul.forward", elements, "float32", 1, 1, shapes[0]) for _ in range(passes))
+        return (Kernel(call=f"rms_norm_by_hand.{which}", shapes=shapes, dtype=dtype, touched_bytes=touched),)
 
-    def _compiled(self, call: str, shapes: tuple[Shape, ...], dtype: str, touched: int, size: int) -> Sequence[Kernel]:
+    def _compiled(self, call: str, shapes: tuple[Shape, ...], dtype: str, touched: int) -> Sequence[Kernel]:
         """What is left of element-wise operations: each tensor between two of them is neither written nor read."""
         kind, _, which = call.partition(".")
         elements = math.prod(shapes[0])
@@ -120,10 +174,10 @@ class TorchNative(Stack):
             return ()  # inside the product that follows or precedes it
         if kind == "mul":
             if which == "forward":
-                return (elementwise(call, elements, dtype, 2, 1),)
-            return (elementwise(call, elements, dtype, 3, 2),) if which == "grad0" else ()
-        if kind in ("sum", "add"):
-            return (elementwise(call, elements, dtype, 2, 1),)
+                return (elementwise("mul.forward", elements, dtype, 2, 1),)
+            return (elementwise("mul.forward", elements, dtype, 3, 2),) if which == "grad0" else ()
+        if kind == "add":
+            return (elementwise("add.forward", elements, dtype, 2, 1),)
         return (Kernel(call=call, shapes=shapes, dtype=dtype, touched_bytes=touched),)
 
     def update_lines(
@@ -139,8 +193,98 @@ class TorchNative(Stack):
         )
         return [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
 
-    def memory(self, roles: dict[str, int], degrees: Degrees) -> dict[str, int]:
-        """DistributedDataParallel's buckets hold every gradient once more (gradient_as_bucket_view is off)."""
+    def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
+        """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
+        if ways == 1:
+            return steps
+        result = list(steps)
+        if not self.loss_parallel:
+            result = _whole_loss(result, ways)
+        return result if self.one_input else _own_reductions(result)
+
+    def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
+        """Autograd keeps what it saved until the node's backward has run.
+
+        The loss: logits in float, their log-softmax (kept), its gradient and the logits' gradient, all in float, and
+        the half-precision logits where the caller holds them. Selection by operator keeps the output of a block's last
+        product, although nothing needs it again.
+        """
+        if piece == "block" and sizes.recompute == "selective_op":
+            return replace(found, kept=found.kept + sizes.arrival_bytes, forward=found.forward + sizes.arrival_bytes)
+        if piece != "head":
+            return found
+        elements = sizes.logits * (1 if self.loss_parallel else sizes.ways)
+        low = elements * sizes.item_bytes if sizes.item_bytes < 4 else 0
+        kept = found.kept - 4 * sizes.logits + 4 * elements
+        held = low if self.holds_logits else 0
+        return replace(
+            found, kept=kept + held, forward=kept + low + 4 * elements,
+            backward=max(found.backward, 8 * elements), weights=found.weights,
+        )  # fmt: skip
+
+    def memory(self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0) -> dict[str, int]:
+        """What torch's parts keep beside a rank's tensors.
+
+        DistributedDataParallel's buckets hold every gradient once more, since gradient_as_bucket_view is off; steps of
+        small decoders show one copy more (kind step in benchmarks/data: 12.9 GB against 10.7 GB with FSDP2). A
+        pipeline keeps the outputs of all micro-batches, to give them to the caller (PipelineStage.output_chunks).
+        cuBLAS's workspace is 32 MiB (kind allocation).
+        """
+        extra = _WORKSPACE_BYTES
         if degrees.dp > 1 and not degrees.optimizer.parallel_level:
-            roles["buffer"] = roles.get("buffer", 0) + roles["gradient"]
-        return roles
+            extra += 2 * roles["gradient"]
+        if degrees.pp > 1:
+            extra += (degrees.num_micro_batches - self.holds_logits) * outputs_bytes
+        return {**roles, "buffer": roles.get("buffer", 0) + extra}
+
+
+_WORKSPACE_BYTES = 32 * 2**20
+
+
+def _whole_loss(steps: list[Step], ways: int) -> list[Step]:
+    """The loss on gathered logits: they are gathered by rows and concatenated, every rank has all of the loss."""
+    result: list[Step] = []
+    logits = 0
+    for step in steps:
+        if isinstance(step, Message):
+            if step.operator == "loss" and logits:
+                size = logits * ways * 2
+                result.append(replace(step, size_bytes=size, item_bytes=2))
+                continue
+            if step.call == "wait" and result and _is_loss_gather(result[-1]):
+                whole = elementwise("add.forward", logits * ways, "bfloat16", 1, 1)
+                result += [step, whole]
+                continue
+        elif step.call == "linear.forward":
+            logits = math.prod(step.shapes[-1])
+        elif step.call.startswith("cross_entropy."):
+            step = replace(step, touched_bytes=step.touched_bytes * ways)
+        result.append(step)
+    return result
+
+
+def _is_loss_gather(step: Step) -> bool:
+    return isinstance(step, Message) and step.operator == "loss"
+
+
+def _own_reductions(steps: list[Step]) -> list[Step]:
+    """Gradients of an input that several products share, each reduced when it is made."""
+    after: dict[int, Message] = {}
+    for number, step in enumerate(steps):
+        if not isinstance(step, Message) or step.call != "all_reduce":
+            continue
+        sums = 0
+        while number > sums and _is_call(steps[number - 1 - sums], "add.forward"):
+            sums += 1
+        makers = [place for place in range(number) if _is_call(steps[place], "linear.grad0")]
+        for place in makers[len(makers) - 1 - sums : -1]:
+            after[place] = replace(step, token=_OWN_TOKEN + place)
+    return [each for place, step in enumerate(steps) for each in (step, *([after[place]] if place in after else []))]
+
+
+def _is_call(step: Step, call: str) -> bool:
+    return isinstance(step, Kernel) and step.call == call
+
+
+_OWN_TOKEN = 2**16
+"""Tokens that nothing waits for: channels keep their order, so who waits for the last waits for all."""
