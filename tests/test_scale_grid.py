@@ -1,0 +1,103 @@
+"""Predictions in batches against those made one by one."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.plan import Optimizer
+from plans.scale import Degrees
+from plans.schedules import make_schedule, schedule_names
+from plans.transformer import transformer_config
+from simulator.scale import forecast, forecast_grid, stack_named
+from simulator.scale.action import Stretch
+from simulator.scale.batch import action_columns, peak_bytes, pipeline_ends_ps
+from simulator.scale.memory import peak_activations
+from simulator.scale.pipeline import pipeline_end_ps
+
+MODEL = transformer_config("llama-3-8b", num_layers=16)
+VIRTUAL = {
+    name: 2 if name in ("interleaved_1f1b", "interleaved_zb", "looped_bfs") else None for name in schedule_names()
+}
+
+
+def degrees(draw: random.Random) -> Degrees:
+    while True:
+        name = draw.choice(schedule_names())
+        tp, pp = draw.choice((1, 2, 4)), draw.choice((1, 2, 4))
+        optimizer = Optimizer(
+            kind="adamw", parallel_level=draw.randrange(4), reduce_every=draw.choice(("step", "micro_batch"))
+        )
+        try:
+            each = Degrees(
+                dp=64 // tp // pp, tp=tp, pp=pp, micro_batch=draw.choice((1, 2)), global_batch=256, schedule=name,
+                virtual=VIRTUAL[name] or 1, recompute=draw.choice(("none", "selective", "full")), optimizer=optimizer,
+                sequence_parallel=draw.random() < 0.5,
+            )  # fmt: skip
+            assert each.pipeline
+        except TwofoldError:
+            continue
+        return each
+
+
+@pytest.mark.parametrize("stack", ["twofold", "torch", "megatron"])
+def test_a_grid_is_its_configurations_one_by_one(stack):
+    draw, machine = random.Random(stack), Machine.load("h100-sxm-x64")
+    grid = [degrees(draw) for _ in range(40)]
+    found = forecast_grid(MODEL, grid, machine, stack=stack_named(stack))
+    for each, own in zip(grid, found, strict=True):
+        alone = forecast(MODEL, each, machine, stack=stack_named(stack))
+        assert own.memory == alone.memory
+        assert own.peak_bytes == alone.peak_bytes
+        for name in ("step_s", "low_s", "high_s", "bubble_fraction", "exposed_comm_s"):
+            assert getattr(own, name) == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-15), (each, name)
+        assert own.rank_s == alone.rank_s
+
+
+def random_stretch(draw: random.Random) -> Stretch:
+    return Stretch(
+        work_ps=draw.randint(1, 40), lead_ps=draw.randint(0, 60), dispatch_ps=draw.choice((0, 5, 50)),
+        trailing_ps=draw.choice((0, 0, 30)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", schedule_names())
+def test_batches_of_pipelines_end_as_each_alone(name):
+    """Whole numbers, so that sums are exact in any order."""
+    draw = random.Random(name)
+    for _, blocking in itertools.product(range(4), (False, True)):
+        num_ranks = draw.randint(1, 4)
+        schedule = make_schedule(name, num_ranks, num_ranks * draw.randint(2, 4), virtual=VIRTUAL[name])
+        kinds = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
+        cases, columns = [], []
+        for _ in range(3):
+            actions = [{kind: random_stretch(draw) for kind in kinds} for _ in range(schedule.num_stages)]
+            updates = [random_stretch(draw) for _ in range(num_ranks)]
+            travel, send = [draw.choice((0, 7, 25)) for _ in range(schedule.num_stages)], draw.choice((0, 3))
+            times = {}
+            for stage in range(schedule.num_stages - 1):
+                if schedule.placement[stage] != schedule.placement[stage + 1]:
+                    times[stage, stage + 1] = times[stage + 1, stage] = travel[stage]
+            cases.append(pipeline_end_ps(schedule, actions, updates, times, send, blocking=blocking))
+            ends = [(own.work_ps, own.lead_ps) for own in updates]
+            columns.append((np.stack([action_columns(own) for own in actions], -1), np.array(ends).T, travel, send))
+        work, update, travelled, sends = (np.stack(part, -1).astype(float) for part in zip(*columns, strict=True))
+        assert pipeline_ends_ps(schedule, work, update, travelled, sends, blocking=blocking).tolist() == cases
+
+
+@pytest.mark.parametrize("name", schedule_names())
+def test_batches_of_peaks_are_those_of_each_alone(name):
+    draw = np.random.default_rng(len(name))
+    schedule = make_schedule(name, 3, 6, virtual=VIRTUAL[name])
+    stages = schedule.num_stages
+    kept = draw.integers(1, 100, (stages, 5))
+    later = (kept * draw.random((stages, 5))).astype(np.int64)
+    during = draw.integers(0, 100, (4, stages, 5))
+    found = peak_bytes(schedule, kept, later, during)
+    for number in range(5):
+        own = [tuple(each) for each in during[:, :, number].T.tolist()]
+        alone = peak_activations(schedule, kept[:, number].tolist(), later[:, number].tolist(), own)
+        assert found[:, number].tolist() == list(alone)
