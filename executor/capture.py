@@ -20,8 +20,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.nn.modules import module as torch_module
 
+from executor.capture_attention import batch_first_attention
 from executor.capture_opaque import opaque
 from executor.capture_rules import RULES
 from executor.capture_translation import Translation
@@ -68,8 +70,12 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     examples = _examples(module, example_inputs)
     batch_size = _batch_size(examples)
     name = name or type(getattr(module, "_backbone", module)).__name__
+    sizes = (batch_size, 2 * batch_size)
+    exports = [_exported(module, _with_batch(examples, size), size) for size in sizes]
+    grown = _grown(*exports)
     graph, double = (
-        _exported_graph(module, _with_batch(examples, size), name, size) for size in (batch_size, 2 * batch_size)
+        Translation(exported, module, tuple(examples), RULES, opaque, grown).graph(name, size)
+        for exported, size in zip(exports, sizes, strict=True)
     )
     _check_batch(graph, double)
     read = {parameter.name for parameter in graph.parameters}
@@ -146,10 +152,11 @@ def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[s
 # -- export ------------------------------------------------------------------------------------------------------------
 
 
-def _exported_graph(module: nn.Module, examples: Mapping[str, torch.Tensor], name: str, batch_size: int) -> Graph:
-    with _parameters_on_meta(module), _no_new_buffers(module), _silent(), torch.device("meta"):
+def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int) -> ExportedProgram:
+    with _parameters_on_meta(module), _no_new_buffers(module), _silent(), batch_first_attention():
         try:
-            exported = torch.export.export(module, tuple(examples.values()), strict=False)
+            with torch.device("meta"):
+                return torch.export.export(module, tuple(examples.values()), strict=False)
         except TwofoldError:
             raise
         except Exception as error:  # whatever the user's forward or torch raises
@@ -157,7 +164,19 @@ def _exported_graph(module: nn.Module, examples: Mapping[str, torch.Tensor], nam
                 f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
                 f"{type(error).__name__}: {_first_line(error)}; {_way_out(error)}"
             ) from error
-    return Translation(exported, module, tuple(examples), RULES, opaque).graph(name, batch_size)
+
+
+def _grown(exported: ExportedProgram, double: ExportedProgram) -> frozenset[str]:
+    """The calls whose result has the batch as its dim 0, by the two sizes of the batch; none where the calls differ."""
+    pairs = list(zip(exported.graph.nodes, double.graph.nodes, strict=False))
+    if len(exported.graph.nodes) != len(double.graph.nodes) or any(one.name != other.name for one, other in pairs):
+        return frozenset()
+    found = set()
+    for one, other in pairs:
+        before, after = (getattr(node.meta.get("val"), "shape", ()) for node in (one, other))
+        if before and len(before) == len(after) and (2 * before[0], *before[1:]) == tuple(after):
+            found.add(one.name)
+    return frozenset(found)
 
 
 def _way_out(error: Exception) -> str:

@@ -173,6 +173,13 @@ def _fill(build: Translation, node: fx.Node, first: Any, value: Number = 0, **_:
     value = {"zeros": 0, "ones": 1, "scalar_tensor": first}.get(called, value)
     if not math.isfinite(value) and not build.shape_dtype(node)[1].startswith(("float", "bfloat")):
         raise build.refused(node, f"{value} is no whole number")
+    return filled(build, node, value)
+
+
+def filled(build: Translation, node: fx.Node, value: Number) -> str:
+    """One value everywhere, with the batch as dim 0 where the call follows it."""
+    if node.name in build.grown:
+        return build.like_batch(node, *build.shape_dtype(node), value)
     return build.make(node, "fill", (), value=value)
 
 
@@ -185,8 +192,5 @@ def _fill_like(build: Translation, node: fx.Node, x: Value, value: Number = 0, *
 
 @rule("new_zeros.default", "new_ones.default", "new_full.default")
 def _fill_new(build: Translation, node: fx.Node, x: Value, size: Any, value: Number = 0, **_: Any) -> Value:
-    shape, x = build.shape_dtype(node)[0], build.plain(node, x)
-    if x in build.batched and shape[:1] == build.tensors[x].shape[:1]:
-        return opaque(build, node)  # the size may be the batch's
     value = {"new_zeros": 0, "new_ones": 1}.get(str(node.target).split(".")[1], value)
-    return build.make(node, "fill", (), value=value)
+    return filled(build, node, value)

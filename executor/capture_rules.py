@@ -83,17 +83,63 @@ def _cross_entropy(
     _check_target(build, node, target)
     if weight is not None or label_smoothing:
         raise build.refused(node, "class weights and label_smoothing are not carried out; leave them out")
-    logits, labels = build.tensors[str(x)], build.tensors[str(target)]
-    if len(logits.shape) != 2 or labels.shape != logits.shape[:1] or labels.differentiable:
+    return _mean_over_labels(build, node, x, target, ignore_index)
+
+
+@rule("nll_loss_nd.default", "nll_loss.default", "nll_loss2d.default")
+def _nll(
+    build: Translation, node: fx.Node, x: Value, target: Value, weight: Value = None, reduction: int = 1,
+    ignore_index: int = -100,
+) -> Value:  # fmt: skip
+    """Of what a log_softmax over the classes has made: a cross entropy, for the log_softmax of such is itself."""
+    _check_mean(build, node, reduction)
+    _check_target(build, node, target)
+    if weight is not None:
+        raise build.refused(node, "class weights are not carried out; leave them out")
+    made = {output: operator for operator in build.operators for output in operator.outputs}
+    name, dim = str(x), min(1, len(build.tensors[str(x)].shape) - 1)
+    while name in made and made[name].kind in ("reshape", "permute"):
+        operator = made[name]
+        (before,) = (build.tensors[each].shape for each in operator.inputs)
+        after = build.tensors[name].shape
+        if operator.kind == "permute":
+            dim = int(tuple(operator.attrs["dims"])[dim])  # type: ignore
+        elif dim == len(after) - 1 and before[-1] == after[-1]:
+            dim = len(before) - 1
+        else:
+            break
+        (name,) = operator.inputs
+    maker = made.get(name)
+    if (
+        maker is None
+        or maker.kind != "log_softmax"
+        or int(str(maker.attrs["dim"])) % len(build.tensors[name].shape) != dim
+    ):
+        raise build.refused(
+            node, "it takes what log_softmax over the classes has made, directly; or use cross_entropy of the logits"
+        )
+    return _mean_over_labels(build, node, x, target, ignore_index)
+
+
+def _mean_over_labels(build: Translation, node: fx.Node, x: Value, target: Value, ignore_index: int) -> Value:
+    x = build.plain(node, x)
+    logits, labels = build.tensors[x], build.tensors[str(target)]
+    rank = len(logits.shape)
+    if rank < 2 or labels.shape != (logits.shape[0], *logits.shape[2:]) or labels.differentiable:
         raise build.refused(
             node,
-            f"it compares {logits.shape} with {labels.dtype} {labels.shape}; logits must be [batch, classes] and "
-            f"labels class numbers [batch]",
+            f"it compares {logits.shape} with {labels.dtype} {labels.shape}; logits must be [batch, classes, ...] and "
+            f"labels class numbers [batch, ...]",
         )
+    if rank > 2:
+        order = (0, *range(2, rank), 1)
+        shape = tuple(logits.shape[dim] for dim in order)
+        x = build.make(node, "permute", (x,), shape=shape, dtype=logits.dtype, dims=order)
     if ignore_index == -100 and _is_fed(build, str(target)):
         # torch's default: as good as never meant, and a label of -100 in the data ends the run
         return build.make(node, "cross_entropy", (x, target))
-    count = build.make(node, "count_labels", (target,), shape=(), dtype="float32", ignore_index=ignore_index)
+    wide = "float64" if logits.dtype == "float64" else "float32"
+    count = build.make(node, "count_labels", (target,), shape=(), dtype=wide, ignore_index=ignore_index)
     return build.make(node, "cross_entropy", (x, target, count), ignore_index=ignore_index)
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch import fx
 
+from executor.capture_opaque import opaque
 from executor.capture_table import rule
 from executor.capture_translation import Translation, Transposed, Unreadable, Value
 
@@ -53,9 +54,37 @@ def _reshape(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) ->
 @rule("expand.default", "expand_as.default")
 def _expand(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> Value:
     x = build.plain(node, x)
-    if build.tensors[x].shape == build.shape_dtype(node)[0]:
+    old, new = build.tensors[x].shape, build.shape_dtype(node)[0]
+    if old == new:
         return x
+    if node.name in build.grown and x not in build.batched:
+        return _over_batch(build, node, x)
     return build.make(node, "expand", (x,), shares=x)
+
+
+def _over_batch(build: Translation, node: fx.Node, x: str) -> str:
+    """What is alike for all samples, repeated over the batch (a class token, positions): added to zeros of its size."""
+    (new, dtype), old = build.shape_dtype(node), build.tensors[x].shape
+    padded = (*(1,) * (len(new) - len(old)), *old)
+    repeated = tuple(size if before == 1 else 1 for before, size in zip(padded, new, strict=True))
+    if dtype == "bool":
+        return build.make(node, "logical_or", (build.like_batch(node, repeated, dtype, False), x))
+    return build.make(node, "add", (build.like_batch(node, repeated, dtype, 0), x))
+
+
+@rule("repeat.default", "tile.default")
+def _repeat(build: Translation, node: fx.Node, x: Value, *_: Any) -> Value:
+    """Where only dims of size 1 are repeated an expand, else it has no kind."""
+    x = build.plain(node, x)
+    old, new = build.tensors[x].shape, build.shape_dtype(node)[0]
+    if old == new:
+        return x
+    padded = (*(1,) * (len(new) - len(old)), *old)
+    if any(before not in (1, after) for before, after in zip(padded, new, strict=True)):
+        return opaque(build, node)
+    if node.name in build.grown and x not in build.batched:
+        return _over_batch(build, node, x)
+    return build.make(node, "expand", (x,))
 
 
 @rule("repeat_interleave.self_int")

@@ -59,6 +59,7 @@ class Translation:
         arguments: the names of forward's arguments, one per input tensor.
         rules: aten call -> its rule; the in-place form of a call follows the rule of the call.
         fallback: the rule, given no arguments, for calls without one.
+        grown: names of the calls whose result has the batch as its dim 0.
 
     Raises:
         TwofoldError: an operator that is not known, dims that are not static, or what is no training step.
@@ -71,7 +72,9 @@ class Translation:
         arguments: Sequence[str],
         rules: Mapping[str, Rule],
         fallback: Rule,
+        grown: frozenset[str] = frozenset(),
     ) -> None:
+        self.grown = grown
         self.module = module
         self.fallback = fallback
         self.rules = rules
@@ -258,6 +261,11 @@ class Translation:
         if not isinstance(value, str):
             raise self.refused(node, f"it takes tensors, not {value!r}")
         return value
+
+    def like_batch(self, node: fx.Node, shape: tuple[int, ...], dtype: str, value: bool | int | float) -> str:
+        """A tensor of one value whose dim 0 is the batch: it follows the size of an input."""
+        anchor = next(name for name, tensor in self.tensors.items() if tensor.kind == "input")
+        return self.make(node, "fill", (anchor,), shape=shape, dtype=dtype, value=value)
 
     def reshaped(self, node: fx.Node, value: Value, shape: tuple[int, ...]) -> str:
         """A value in another shape; itself where it has it."""

@@ -33,7 +33,7 @@ def arange(site: Site, attrs: Attrs) -> Tensor:
 
 
 def fill(site: Site, attrs: Attrs, *like: Tensor) -> Tensor:
-    """attrs "value" everywhere; an input has the same local shape."""
+    """attrs "value" everywhere; an input is not looked at."""
     return torch.full(site.shape, number(attrs, "value"), dtype=site.torch_dtype, device=site.device)
 
 

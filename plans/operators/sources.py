@@ -26,13 +26,20 @@ def _arange(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
 
 @declares("fill")
 def _fill(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """Every element is attrs "value"; reads nothing, or an input for its shape alone, and has no gradient."""
-    if inputs and tuple(inputs[0]) != tuple(outputs[0]):
-        raise TwofoldError(f"a fill of the shape {outputs[0]} cannot be like {inputs[0]}")
+    """Every element is attrs "value"; reads nothing, or an input for its shape alone, and has no gradient.
+
+    An input of another shape gives the size of dim 0, the batch.
+    """
     dims = named("d", outputs[0])
+    sizes, like = dict(zip(dims, outputs[0], strict=True)), dims
+    if inputs and tuple(inputs[0]) != tuple(outputs[0]):
+        if tuple(inputs[0][:1]) != tuple(outputs[0][:1]):
+            raise TwofoldError(f"a fill of the shape {outputs[0]} cannot be like {inputs[0]}")
+        like = (*dims[:1], *(f"_x{at}" for at in range(1, len(inputs[0]))))
+        sizes |= dict(zip(like[1:], inputs[0][1:], strict=True))
     return OperatorSpec(
-        kind=kind, sizes=dict(zip(dims, outputs[0], strict=True)), inputs=(dims,) * len(inputs), outputs=(dims,),
-        splittable=frozenset(dims), flops=math.prod(outputs[0]), blind=True,
+        kind=kind, sizes=sizes, inputs=(like,) * len(inputs), outputs=(dims,), splittable=frozenset(dims),
+        flops=math.prod(outputs[0]), blind=True,
     )  # fmt: skip
 
 

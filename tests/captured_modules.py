@@ -1,0 +1,219 @@
+"""Modules as users write them, in double precision, for tests of capture: `MODULES` has each with its data."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+BATCH, LENGTH, WIDTH, WORDS = 8, 6, 8, 12
+
+
+def vectors():
+    return _random(BATCH, WIDTH), _random(BATCH, WIDTH)
+
+
+def sequences():
+    return _random(BATCH, LENGTH, WIDTH), _random(BATCH, LENGTH, WIDTH)
+
+
+def tokens():
+    generator = torch.Generator().manual_seed(3)
+    return tuple(torch.randint(0, WORDS, (BATCH, LENGTH), generator=generator) for _ in range(2))
+
+
+def images():
+    return _random(BATCH, 2, 8, 8), torch.randint(0, 10, (BATCH,), generator=torch.Generator().manual_seed(3))
+
+
+def _random(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+class Net(nn.Module):
+    """`forward(parts, x)` against the labels, by MSE or, of whole-number labels, cross entropy."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self.function = forward
+        for name, part in parts.items():
+            is_buffer = isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter)
+            self.register_buffer(name, part) if is_buffer else setattr(self, name, part)
+
+    def forward(self, x, label):
+        made = self.function(self, x)
+        if label.is_floating_point():
+            return F.mse_loss(made, label)
+        return F.cross_entropy(made.reshape(-1, made.shape[-1]), label.reshape(-1))
+
+
+def linear(inside=WIDTH, out=WIDTH):
+    return nn.Linear(inside, out)
+
+
+def parameter(*shape):
+    return nn.Parameter(torch.randn(shape) * 0.5)
+
+
+def layer(**settings):
+    return nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, **settings)
+
+
+def causal_mask():
+    return nn.Transformer.generate_square_subsequent_mask(LENGTH)
+
+
+def class_token(m, x):
+    x = m.patches(x).flatten(2).transpose(1, 2)
+    x = torch.cat([m.token.expand(x.size(0), -1, -1), x], 1) + m.positions
+    return m.head(m.layers(x)[:, 0])
+
+
+def positions_per_sample(m, ids):
+    positions = torch.arange(ids.shape[1]).unsqueeze(0).expand(ids.shape[0], -1)
+    return m.head(m.words(ids) + m.positions(positions) + m.positions(positions[:, :1].repeat(1, 1)))
+
+
+def recurrent(m, x):
+    state, states = x.new_zeros(x.size(0), WIDTH), []
+    for step in range(x.size(1)):
+        state = torch.tanh(m.inside(x[:, step]) + m.again(state))
+        states.append(state)
+    return m.out(torch.stack(states, 1))
+
+
+def masked_attention(m, ids):
+    x = m.drop(m.words(ids))
+    weights = torch.where(m.mask, x @ x.transpose(1, 2) / WIDTH**0.5, float("-inf")).softmax(-1)
+    return m.head(x + m.drop(weights) @ x)
+
+
+def dropped_attention(m, x):
+    q, k = (part(x).view(x.shape[0], LENGTH, -1, 2).transpose(1, 2) for part in (m.q, m.k))
+    y = F.scaled_dot_product_attention(q, k, k, attn_mask=m.bias, dropout_p=0.3, enable_gqa=True)
+    return m.o(y.transpose(1, 2).reshape(x.shape))
+
+
+def experts(m, x):
+    return torch.einsum("be,beo->bo", m.gate(x).softmax(-1), torch.einsum("bi,eio->beo", x, m.weights))
+
+
+def convolutions(m, x):
+    y = F.relu(m.norm(m.first(x))) + m.skip(x)
+    return m.head(F.max_pool2d(y, 2).mean((2, 3)))
+
+
+class ImageClasses(nn.Module):
+    """As the MNIST example of torch: dropout2d left out, log_softmax and nll_loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.drop, self.fc = nn.Conv2d(2, 4, 3), nn.Dropout(0.25), nn.Linear(36, 10)
+
+    def forward(self, x, label):
+        x = self.drop(torch.flatten(F.max_pool2d(F.relu(self.conv(x)), 2), 1))
+        return F.nll_loss(F.log_softmax(self.fc(x), dim=1), label)
+
+
+class Segments(nn.Module):
+    """A class for every pixel: the classes are dim 1 of the logits; some labels are ignored."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.head = nn.Conv2d(6, 10, 1)
+
+    def forward(self, x, label):
+        x = torch.cat([x, self.up(F.relu(self.down(x)))], 1)
+        return F.cross_entropy(self.head(x), label[:, None, None].expand(-1, 8, 8), ignore_index=3)
+
+
+class Translator(nn.Module):
+    """torch's encoder and decoder layers with a mask of padding and a causal one."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), linear(out=WORDS)
+        self.encoder = nn.TransformerEncoder(layer(dropout=0.1), 1)
+        self.decoder = nn.TransformerDecoderLayer(WIDTH, 2, 16, 0.2, batch_first=True)
+        self.register_buffer("mask", causal_mask())
+        self.register_buffer("before", torch.eye(LENGTH))
+
+    def forward(self, ids, label):
+        padding = torch.zeros_like(ids, dtype=self.mask.dtype).masked_fill(ids == WORDS - 1, -torch.inf)
+        read = self.encoder(self.words(ids), mask=self.before, src_key_padding_mask=padding)
+        made = self.decoder(self.words(label), read, tgt_mask=self.mask, tgt_is_causal=True)
+        return F.cross_entropy(self.head(made).transpose(1, 2), label, ignore_index=2)
+
+
+class Weights(nn.Module):
+    """Attention whose weights are asked for, dropped and read; keys and values of other widths."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, dropout=0.3, batch_first=True, vdim=4, bias=False)
+
+    def forward(self, x, label):
+        made, weights = self.attention(x, x, x[..., :4], average_attn_weights=False)
+        return F.mse_loss(made + weights.sum((1, 3)).unsqueeze(-1), label)
+
+
+MODULES = {
+    "transformer layer": (lambda: Net(lambda m, x: m.layer(x), layer=layer(dropout=0.2)), sequences),
+    "transformer layer, norm first": (
+        lambda: Net(lambda m, x: m.layer(x), layer=layer(dropout=0.0, norm_first=True, activation="gelu")), sequences
+    ),
+    "encoder and decoder": (Translator, tokens),
+    "attention weights": (Weights, sequences),
+    "vision transformer": (
+        lambda: Net(
+            class_token, patches=nn.Conv2d(2, WIDTH, 4, stride=4), token=parameter(1, 1, WIDTH),
+            positions=parameter(1, 5, WIDTH), layers=layer(dropout=0.1), head=linear(out=10),
+        ), images
+    ),
+    "positions per sample": (
+        lambda: Net(
+            positions_per_sample, words=nn.Embedding(WORDS, WIDTH, padding_idx=0),
+            positions=nn.Embedding(LENGTH, WIDTH), head=linear(out=WORDS),
+        ), tokens
+    ),
+    "recurrent": (lambda: Net(recurrent, inside=linear(), again=linear(), out=linear()), sequences),
+    "where with a mask, dropout": (
+        lambda: Net(
+            masked_attention, words=nn.Embedding(WORDS, WIDTH), drop=nn.Dropout(0.3), head=linear(out=WORDS),
+            mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(),
+        ), tokens
+    ),
+    "attention dropout, grouped heads": (
+        lambda: Net(dropped_attention, q=linear(), k=linear(out=4), o=linear(), bias=torch.randn(LENGTH, LENGTH)),
+        sequences,
+    ),
+    "experts": (lambda: Net(experts, gate=linear(out=4), weights=parameter(4, WIDTH, WIDTH)), vectors),
+    "convolutions": (
+        lambda: Net(
+            convolutions, first=nn.Conv2d(2, 8, 3, padding="same"), norm=nn.BatchNorm2d(8).eval(),
+            skip=nn.Conv2d(2, 8, 1), head=linear(out=10),
+        ), images
+    ),
+    "log_softmax and nll_loss": (ImageClasses, images),
+    "a class for every pixel": (Segments, images),
+    "parts of a weight": (lambda: Net(lambda m, x: x @ m.w[:WIDTH].T + m.w[WIDTH], w=parameter(9, WIDTH)), vectors),
+    "an index": (
+        lambda: Net(lambda m, x: m.fc(x)[:, m.order] + m.table[m.row], fc=linear(), table=parameter(5, WIDTH),
+                    order=torch.arange(WIDTH).flip(0), row=torch.tensor([3])), vectors
+    ),
+    "choice by the data": (
+        lambda: Net(lambda m, x: torch.where(x > 0, m.one(x), 0.1 * m.two(x)).clamp(-1, 1), one=linear(), two=linear()),
+        vectors,
+    ),
+    "weight norm": (
+        lambda: Net(lambda m, x: m.fc(x) / m.fc(x).norm(dim=-1, keepdim=True),
+                    fc=nn.utils.parametrizations.weight_norm(linear())), vectors
+    ),
+}  # fmt: skip
+"""name -> (makes the module, makes a batch)."""
+
+
+def made(name):
+    """The module with its initial values, and a batch."""
+    make, data = MODULES[name]
+    torch.manual_seed(0)
+    return make().double(), data()

@@ -1,0 +1,135 @@
+"""Modules as users write them: losses and weights of the captured graph are those of torch, in double precision."""
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from captured_modules import MODULES, made
+from on_ranks import run_on_ranks
+from random_plans import _strategy
+
+from executor.capture import capture
+from executor.device import Device
+from executor.interpreter import Interpreter
+from executor.reference import compare_losses, compare_weights, train_reference
+from executor.result import RankResult
+from executor.run import run_rank
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.lower import lower
+from plans.plan import Optimizer, Plan, Stage, load_plan, save_plan
+
+NUM_STEPS, NUM_RANKS = 2, 4
+pytestmark = pytest.mark.filterwarnings("ignore:.*every rank computes all of it")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def plan_of(graph, mesh=None, level=0, draw=None, num_micro_batches=1):
+    mesh = mesh or Layout((1,), ("dp",))
+    micro = graph.with_batch(graph.batch_size // num_micro_batches)
+    names = tuple(operator.name for operator in graph.operators)
+    while True:
+        try:
+            return Plan(
+                graph=graph, stages=(Stage(mesh=mesh, operators=names),), num_micro_batches=num_micro_batches,
+                strategies={each.name: _strategy(draw, micro, each, mesh) for each in micro.operators if draw},
+                recompute=tuple(name for name in names[:-1] if draw and draw.random() < 0.3),
+                optimizer=Optimizer(settings={"lr": 0.1}, parallel_level=level, threshold_bytes=1),
+            )  # fmt: skip
+        except TwofoldError:
+            if draw is None:
+                raise
+
+
+def values(graph, module):
+    held = dict([*module.named_parameters(), *module.named_buffers()])
+    return {tensor.name: held[tensor.name].detach().numpy() for tensor in (*graph.parameters, *graph.constants)}
+
+
+def fed(graph, batch):
+    names = [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"]
+    return dict(zip(names, map(torch.Tensor.numpy, batch), strict=True))
+
+
+def expected_of(module, batch, plan):
+    return train_reference(
+        module, [batch] * NUM_STEPS, optimizer=plan.optimizer, num_steps=NUM_STEPS, graph=plan.graph,
+        num_micro_batches=plan.num_micro_batches,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_one_rank_trains_as_torch(name):
+    module, batch = made(name)
+    graph = capture(module, batch)
+    for count in (1, 4):
+        plan = plan_of(graph, num_micro_batches=count)
+        rank = Interpreter(lower(plan), 0, Device(kind="cpu"))
+        rank.set_parameters(values(graph, module))
+        losses = [rank.step(fed(graph, batch)).item() for _ in range(NUM_STEPS)]
+        expected = expected_of(module, batch, plan)
+        assert compare_losses(losses, expected.losses).max_rel_diff < 1e-12
+        weights = {home.name: rank.kept(home) for home in rank.group.parameters}
+        assert set(weights) == {name for name, each in module.named_parameters() if each.requires_grad}
+        assert compare_weights(weights, {name: expected.weights[name] for name in weights}).max_rel_diff < 1e-12
+
+
+def drawn(name):
+    """A plan of random strategies on four ranks, its module and a batch."""
+    draw, number = random.Random(f"strategies of {name}"), list(MODULES).index(name)
+    mesh = (Layout((4,), ("a",)), Layout((2, 2), ("a", "b"), (3, 1, 0, 2)))[number % 2]
+    module, batch = made(name)
+    graph = capture(module, batch)
+    return module, batch, plan_of(graph, mesh, (0, 1, 3)[number % 3], draw, 1 + number % 2)
+
+
+def work(rank, folder):
+    """Ranks need the plan only: the module is captured once, by the test."""
+    for name in MODULES:
+        plan = load_plan(folder / f"{name}.json")
+        with np.load(folder / f"{name}.values.npz") as values, np.load(folder / f"{name}.batch.npz") as batch:
+            batches, parameters = [dict(batch)] * NUM_STEPS, dict(values)
+        result = run_rank(
+            lower(plan), plan, batches, parameters, NUM_STEPS, device="cpu", weights_path=folder / f"{name}.npz"
+        )
+        result.save(folder / f"{name}.{rank}.npz")
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory):
+    """The folder of what ranks found, and name -> (module, batch, plan)."""
+    folder = tmp_path_factory.mktemp("run")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*every rank computes all of it")
+        plans = {name: drawn(name) for name in MODULES}
+    for name, (module, batch, plan) in plans.items():
+        save_plan(plan, folder / f"{name}.json")
+        np.savez(folder / f"{name}.values.npz", **values(plan.graph, module))
+        np.savez(folder / f"{name}.batch.npz", **fed(plan.graph, batch))
+    run_on_ranks(work, NUM_RANKS, folder)
+    return folder, plans
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", MODULES)
+def test_ranks_train_as_torch(on_ranks, name):
+    """Random strategies, dropout included, split over four gloo ranks."""
+    folder, plans = on_ranks
+    module, batch, plan = plans[name]
+    expected = expected_of(module, batch, plan)
+    for rank in range(NUM_RANKS):
+        result = RankResult.load(folder / f"{name}.{rank}.npz")
+        assert not result.differences
+        assert compare_losses(result.losses, expected.losses).max_rel_diff < 1e-12
+    with np.load(folder / f"{name}.npz") as found:
+        weights = dict(found)
+    assert compare_weights(weights, {name: expected.weights[name] for name in weights}).max_rel_diff < 1e-12
