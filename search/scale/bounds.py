@@ -4,98 +4,141 @@ A pipeline rank cannot begin before the first micro-batch has come through the c
 work one after the other, and its last backward must still go back through those chunks. With equal chunks this is the
 bubble of the literature, (p - 1)(F + B) for 1F1B and 1/v of it for v chunks per rank (Narayanan et al. 2021, arXiv
 2104.04473, section 2.2); with unequal ones and any placement it remains a bound.
+
+A chunk that keeps at most k micro-batches begins its i-th forward only after i - k of them have come back. The way there
+and back takes R, so the last comes back no earlier than ceil(m / k) R after the first began: this is what the time on
+the links costs in the steady state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plans.schedules import Schedule
-from search.scale.costs import Table
+from search.scale.costs import PIECES, WAYS, Table
 
-__all__ = ["mesh_bound_s", "physics_bound_s", "step_bounds_s"]
+__all__ = ["Frame", "mesh_bound_s", "physics_bound_s"]
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS = range(len(WAYS))
 
 
-def step_bounds_s(
-    table: Table,
-    schedule: Schedule,
-    layers: Sequence[Sequence[int]],
-    *,
-    split: bool,
-    transfers_s: Sequence[float] = (),
-    trailing_s: Floats | None = None,
-) -> Floats:
-    """A bound for each of several spreads of the layers.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Frame:
+    """A schedule and several spreads of the layers over its chunks, ready to be priced.
 
     Args:
-        table: of what the pieces cost.
         schedule: of the pipeline.
         layers: per spread the blocks of every chunk.
+
+    Attributes:
+        pieces: (spread, chunk, piece) how many.
+        order: (spread, chunk, way) which piece an action meets first.
+        placement, owners: pipeline rank of each chunk; (chunk, rank) 1 where they belong together.
+        begins: per rank its first chunk.
+        rounds, rest: per chunk how often it is filled after the first time, and the micro-batches beyond.
         split: whether the schedule splits the backward.
-        transfers_s: from pipeline rank i to the next, the last entry from the last to the first; nothing by default.
-        trailing_s: per spread and chunk what reductions take beyond the end of the chunk's last action.
-
-    Returns:
-        Seconds per spread.
     """
-    blocks = np.asarray(layers, dtype=np.float64)
-    chunks, count = blocks.shape[1], schedule.num_micro_batches
-    pieces = np.zeros((*blocks.shape, 3))
-    pieces[:, 0, 0] = 1
-    pieces[:, :, 1] = blocks
-    pieces[:, -1, 2] = 1
-    has = blocks > 0
-    first_forward = np.where(has, 1, 2)  # which piece an action meets first
-    first_forward[:, 0] = 0
-    first_backward = np.where(has, 1, 0)
-    first_backward[:, -1] = 2
 
-    def seconds(name: str) -> Floats:
-        order = first_forward if name.startswith("F") else first_backward
-        return np.asarray(pieces @ table.work[name] + table.first_gather[name][order])
+    schedule: Schedule
+    layers: Sequence[tuple[int, ...]]
 
-    first, forward, inputs = seconds("F.first"), seconds("F"), seconds("I")
-    closing, closing_last = seconds("closing"), seconds("closing.last")
-    update = pieces @ table.update
-    hops = np.zeros(chunks)
-    placement = np.asarray(schedule.placement)
-    if len(transfers_s) > 1:
-        for chunk in range(1, chunks):
-            here, there = int(placement[chunk - 1]), int(placement[chunk])
-            if here != there:
-                hops[chunk] = transfers_s[here] if (here + 1) % schedule.num_ranks == there else transfers_s[there]
-    back = inputs if split else closing
-    travelled = np.cumsum(hops)
-    head = np.cumsum(first, axis=1) - first + travelled
-    tail = np.cumsum(back, axis=1) - back + travelled
-    busy = first + (count - 1) * forward + count * inputs + (count - 1) * closing + closing_last
-    through = first + (count - 1) * forward + count * inputs  # what must be over before the last gradient goes back
-    host = pieces @ (
-        table.host["F.first"] + (count - 1) * table.host["F"] + count * table.host["I"]
-        + (count - 1) * table.host["closing"] + table.host["closing.last"] + table.update_host
-    )  # fmt: skip
-    first_rank = int(placement[0])
-    update_first = update[:, placement == first_rank].sum(axis=1)
-    best = np.zeros(len(blocks))
-    for rank in range(schedule.num_ranks):
-        own = placement == rank
-        stage = int(np.flatnonzero(own)[0])
-        begun = head[:, stage]
-        ended = begun + busy[:, own].sum(axis=1)
-        late = trailing_s[:, own].min(axis=1) if trailing_s is not None else 0.0
-        best = np.maximum(best, ended + late + update[:, own].sum(axis=1))
-        if split:
-            ended = begun + through[:, own].sum(axis=1)
-            best = np.maximum(best, ended + tail[:, stage] + closing_last[:, 0] + update_first)
+    pieces: Floats = field(init=False)
+    order: Ints = field(init=False)
+    placement: Ints = field(init=False)
+    owners: Floats = field(init=False)
+    begins: Ints = field(init=False)
+    rounds: Ints = field(init=False)
+    rest: Ints = field(init=False)
+    split: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        schedule = self.schedule
+        blocks = np.asarray(self.layers, dtype=np.float64)
+        pieces = np.zeros((*blocks.shape, len(PIECES)))
+        pieces[:, 0, 0] = 1
+        pieces[:, :, 1] = blocks
+        pieces[:, -1, 2] = 1
+        forward = np.where(blocks > 0, 1, 2)  # which piece an action meets first
+        forward[:, 0] = 0
+        backward = np.where(blocks > 0, 1, 0)
+        backward[:, -1] = 2
+        order = np.stack([forward if way.startswith("F") else backward for way in WAYS], axis=2)
+        placement = np.asarray(schedule.placement)
+        owners = (placement[:, None] == np.arange(schedule.num_ranks)).astype(np.float64)
+        table = schedule.table
+        opened = np.where(table.kind == 0, 1, np.where(table.kind == 3, 0, -1))
+        alive = np.zeros(schedule.num_stages, dtype=np.int64)
+        for stage in range(schedule.num_stages):
+            alive[stage] = np.cumsum(opened[table.stage == stage]).max()
+        rounds, rest = np.divmod(schedule.num_micro_batches - 1, alive)
+        for name, value in {
+            "pieces": pieces, "order": order, "placement": placement, "owners": owners,
+            "begins": owners.argmax(axis=0), "rounds": rounds + 1, "rest": rest,
+            "split": bool((table.kind >= 2).any()),
+        }.items():  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    def hops_s(self, transfers_s: Sequence[float]) -> Floats:
+        """Per chunk the time on the link from the chunk before it."""
+        placement, num_ranks = self.placement, self.schedule.num_ranks
+        hops = np.zeros(len(placement))
+        if num_ranks > 1:
+            for chunk in range(1, len(placement)):
+                here, there = int(placement[chunk - 1]), int(placement[chunk])
+                if here != there:
+                    hops[chunk] = transfers_s[here if (here + 1) % num_ranks == there else there]
+        return hops
+
+    def bounds_s(self, table: Table, transfers_s: Sequence[float], trailing_s: Floats | None = None) -> Floats:
+        """A bound for each spread.
+
+        Args:
+            table: of what the pieces cost.
+            transfers_s: from pipeline rank i to the next, the last entry from the last to the first.
+            trailing_s: per spread and chunk what reductions take beyond the end of the chunk's last action.
+        """
+        count = self.schedule.num_micro_batches
+        times = self.pieces @ table.work
+        if table.gathers:
+            times = times + table.first_gather[self.order, np.arange(len(WAYS))]
+        first, forward, inputs = times[..., _FIRST], times[..., _FORWARD], times[..., _INPUTS]
+        closing, last = times[..., _CLOSING], times[..., _LAST]
+        back = inputs if self.split else closing
+        hops = self.hops_s(transfers_s)
+        travelled = np.cumsum(hops)
+        head = np.cumsum(first, axis=1) - first + travelled
+        tail = np.cumsum(back, axis=1) - back + travelled
+        update = self.pieces @ table.update
+        update_first = update @ self.owners[:, self.placement[0]]
+        through = first + (count - 1) * forward + count * inputs
+        busy = through + (count - 1) * closing + last
+        begun = head[:, self.begins]
+        ended = begun + busy @ self.owners
+        best = ended + update @ self.owners
+        if trailing_s is not None:
+            best = best + np.stack(
+                [trailing_s[:, self.placement == rank].min(axis=1) for rank in range(self.schedule.num_ranks)], axis=1
+            )
+        result = best.max(axis=1)
+        if self.split:
+            ended, after = begun + through @ self.owners, last[:, 0] + update_first
         else:
-            best = np.maximum(best, ended + tail[:, stage] + update_first)
-        best = np.maximum(best, host[:, own].sum(axis=1))
-    return best
+            after = update_first
+        result = np.maximum(result, (ended + tail[:, self.begins]).max(axis=1) + after)
+        # there and back: the rest of the model's way from every chunk
+        way = forward + back
+        around = way.sum(axis=1, keepdims=True) - np.cumsum(way, axis=1) + way + 2 * (travelled[-1] - travelled)
+        cycle = head + self.rest * np.minimum(first, forward) + self.rounds * around + tail
+        result = np.maximum(result, cycle.max(axis=1) + after)
+        host = (self.pieces @ table.host(count)) @ self.owners
+        return np.asarray(np.maximum(result, host.max(axis=1)))
 
 
 def mesh_bound_s(forward_s: float, backward_s: float, num_layers: int, pp: int, count: int, *, looped: bool) -> float:
@@ -108,7 +151,7 @@ def mesh_bound_s(forward_s: float, backward_s: float, num_layers: int, pp: int, 
     total = num_layers * (forward_s + backward_s)
     if looped or pp == 1:
         return total * count / pp
-    return total / (1.0 - (1.0 - 1.0 / count) ** pp)
+    return float(total / (1.0 - (1.0 - 1.0 / count) ** pp))
 
 
 def physics_bound_s(

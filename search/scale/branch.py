@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from plans.errors import TwofoldError
+from plans.graph import itemsize
 from plans.scale import Degrees
-from search.scale.bounds import mesh_bound_s, step_bounds_s
+from search.scale.bounds import Frame, mesh_bound_s
 from search.scale.costs import Costs, Inner
 from search.scale.footing import Footing
 from search.scale.problem import Problem
@@ -111,6 +112,7 @@ class Branching:
         self.footing = Footing(costs=self.costs)
         self._heap: list[tuple[float, int, int, tuple[Any, ...]]] = []
         self._number = 0
+        self._frames: dict[tuple[Shape, int, int], Frame | None] = {}
         self._seen: dict[tuple[Any, ...], Found] = {}
 
     # ------------------------------------------------------------------- the loop
@@ -159,18 +161,29 @@ class Branching:
         ]
         for mesh in found:
             for size in micro_batches(self.problem, mesh):
-                bound = min(
-                    (
-                        self._mesh_bound(mesh, size, sp, split)
-                        for sp in sequence_parallels(self.problem, mesh)
-                        for split in self._splits(mesh)
-                        if self._may_fit(mesh, Inner(mesh.tp, mesh.cp, sp, size, recomputes(self.problem)[-1], split))
-                    ),
-                    default=None,
-                )
-                if bound is not None:
-                    self.relaxed_s = min(self.relaxed_s, bound)
-                    self._push(bound, 0, mesh, size)
+                sps = sequence_parallels(self.problem, mesh)
+                if not sps or not self._may_hold(mesh, size, max(sps)):
+                    continue
+                bound = min(self._mesh_bound(mesh, size, sp) for sp in sps)
+                self.relaxed_s = min(self.relaxed_s, bound)
+                self._push(bound, 0, mesh, size)
+
+    def _may_hold(self, mesh: Mesh, size: int, sp: bool) -> bool:
+        """Whether the inputs of the blocks alone, kept in every recompute mode, leave room for sharded weights."""
+        problem, config = self.problem, self.problem.config
+        tokens = size * config.seq / (mesh.cp * (mesh.tp if sp else 1))
+        kept = tokens * config.hidden * itemsize(config.dtype)
+        assert problem.optimizer is not None
+        each = problem.optimizer.bytes_per_element(config.dtype)
+        each -= itemsize(problem.optimizer.accumulates_in(config.dtype))  # gradients may come where activations were
+        weights = config.block_parameters() / mesh.tp * each
+        if max(levels(problem, mesh)) > 0:
+            weights /= mesh.dp * mesh.cp
+        least = (kept + weights) * config.num_layers / mesh.pp
+        if least > problem.limit_bytes:
+            what = f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {size}"
+            self.refused.append(Refused(what=what, reason="memory", excess_bytes=int(least) - problem.limit_bytes))
+        return least <= problem.limit_bytes
 
     def _splits(self, mesh: Mesh) -> tuple[bool, ...]:
         if self.problem.pins.schedule is not None:
@@ -182,89 +195,103 @@ class Branching:
             return tuple(sorted(found)) or (False, True)
         return (False,) if mesh.pp == 1 else (False, True)
 
-    def _mesh_bound(self, mesh: Mesh, size: int, sp: bool, split: bool, recompute: str | None = None) -> float:
+    def _mesh_bound(self, mesh: Mesh, size: int, sp: bool) -> float:
+        """A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other."""
+        inner = Inner(mesh.tp, mesh.cp, sp, size, recomputes(self.problem)[0], False)
+        return self._spread_bound(mesh, size, any(self._splits(mesh)), *self.costs.block(inner))
+
+    def _spread_bound(self, mesh: Mesh, size: int, split: bool, forward_s: float, backward_s: float) -> float:
         problem = self.problem
-        recompute = recompute or ("none" if problem.pins.recompute is None else problem.pins.recompute)
-        block = self.costs.block(Inner(mesh.tp, mesh.cp, sp, size, recompute, split))
-        backward = block["I"] + block["W"] if split else block["B"]
         count = problem.global_batch // (mesh.dp * size)
         looped = split or any(shape.virtual > 1 for shape in shapes(problem, mesh.pp))
-        return mesh_bound_s(block["F"], backward, problem.config.num_layers, mesh.pp, count, looped=looped)
+        return mesh_bound_s(forward_s, backward_s, problem.config.num_layers, mesh.pp, count, looped=looped)
 
-    def _may_fit(self, mesh: Mesh, inner: Inner) -> bool:
-        least = min(
-            self.footing.least_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level) for level in levels(self.problem, mesh)
-        )
+    def _may_fit(self, mesh: Mesh, inner: Inner, chosen: Sequence[int]) -> tuple[int, ...]:
+        """The optimizer levels among `chosen` with which it may fit."""
         limit = self.problem.limit_bytes
-        if least > limit:
+        found, least = [], float("inf")
+        for level in chosen:
+            needed = self.footing.least_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level)
+            least = min(least, needed)
+            if needed <= limit:
+                found.append(level)
+        if not found:
             what = (
                 f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {inner.micro_batch} recompute "
                 f"{inner.recompute}"
             )
             self.refused.append(Refused(what=what, reason="memory", excess_bytes=int(least) - limit))
-        return least <= limit
+        return tuple(found)
 
     def _open_mesh(self, bound: float, mesh: Mesh, size: int) -> None:
+        modes = recomputes(self.problem)
         for sp in sequence_parallels(self.problem, mesh):
-            for recompute in recomputes(self.problem):
-                for split in self._splits(mesh):
+            for split in self._splits(mesh):
+                seen: list[tuple[float, float, int]] = []
+                for recompute in modes:
                     inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, split)
-                    if self._may_fit(mesh, inner):
-                        own = self._mesh_bound(mesh, size, sp, split, recompute)
-                        self._push(max(bound, own), 1, mesh, size, inner)
+                    block = self.costs.block(inner)
+                    kept = self.footing.kept_bytes(inner)
+                    if any(block[0] >= own[0] and block[1] >= own[1] and kept >= own[2] for own in seen):
+                        continue  # a mode before it takes no longer and keeps no more
+                    seen.append((*block, kept))
+                    if chosen := self._may_fit(mesh, inner, levels(self.problem, mesh)):
+                        own = self._spread_bound(mesh, size, split, *block)
+                        self._push(max(bound, own), 1, mesh, size, inner, chosen)
 
-    def _open_inner(self, bound: float, mesh: Mesh, size: int, inner: Inner) -> None:
-        count = self.problem.global_batch // (mesh.dp * size)
-        table = self.costs.optimistic(inner)
-        for shape in shapes(self.problem, mesh.pp):
-            schedule = schedule_of(shape, mesh.pp, count)
-            if schedule is None or _is_split(schedule) is not inner.split:
-                continue
-            choices = spreads(self.problem, schedule.num_stages)
-            if not choices:
-                continue
-            own = step_bounds_s(table, schedule, choices, split=inner.split) + self.problem.stack.step_s
-            self._push(max(bound, float(own.min())), 2, mesh, size, inner, shape)
+    def _open_inner(self, bound: float, mesh: Mesh, size: int, inner: Inner, chosen: tuple[int, ...]) -> None:
+        for level in chosen:
+            block = self.costs.settled_block(inner, mesh.dp, level)
+            own = self._spread_bound(mesh, size, inner.split, *block)
+            self._push(max(bound, own), 2, mesh, size, inner, level)
 
-    def _open_shape(self, bound: float, mesh: Mesh, size: int, inner: Inner, shape: Shape) -> None:
+    def _open_level(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int) -> None:
         count = self.problem.global_batch // (mesh.dp * size)
-        schedule = schedule_of(shape, mesh.pp, count)
-        assert schedule is not None
-        choices = spreads(self.problem, schedule.num_stages)
-        limit = self.problem.limit_bytes
-        for level in levels(self.problem, mesh):
-            peaks = self.footing.peaks_bytes(inner, schedule, choices, dp=mesh.dp, level=level)
-            fit = np.flatnonzero(peaks <= limit)
-            if len(fit) < len(choices):
-                self._refuse_memory(mesh, inner, shape, level, peaks, limit)
-            if len(fit):
-                self._push(bound, 3, mesh, size, inner, shape, level, tuple(fit.tolist()))
-
-    def _open_level(
-        self, bound: float, mesh: Mesh, size: int, inner: Inner, shape: Shape, level: int, fit: tuple[int, ...]
-    ) -> None:
-        count = self.problem.global_batch // (mesh.dp * size)
-        schedule = schedule_of(shape, mesh.pp, count)
-        assert schedule is not None
-        choices = spreads(self.problem, schedule.num_stages)
-        own = [choices[number] for number in fit]
         table = self.costs.settled(inner, mesh.dp, level)
+        transfers = self.costs.transfer_s(inner, mesh.dp, mesh.pp)
+        for shape in shapes(self.problem, mesh.pp):
+            frame = self._frame(shape, mesh.pp, count)
+            if frame is None or frame.split is not inner.split:
+                continue
+            bounds = frame.bounds_s(table, transfers) + self.problem.stack.step_s
+            self._push(max(bound, float(bounds.min())), 3, mesh, size, inner, level, shape)
+
+    def _open_shape(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape) -> None:
+        count = self.problem.global_batch // (mesh.dp * size)
+        frame = self._frame(shape, mesh.pp, count)
+        assert frame is not None
+        peaks = self.footing.peaks_bytes(inner, frame.schedule, frame.layers, dp=mesh.dp, level=level)
+        limit = self.problem.limit_bytes
+        fit = peaks <= limit
+        if not fit.all():
+            self._refuse_memory(mesh, inner, shape, level, peaks, limit)
+        if not fit.any():
+            return
         trailing = np.array(
             [
                 [self.costs.trailing_s(inner, mesh.dp, level, chunk) for chunk in _chunks(layers)]
-                for layers in own
+                for layers in frame.layers
             ]
         )  # fmt: skip
-        bounds = step_bounds_s(
-            table, schedule, own, split=inner.split, trailing_s=trailing,
-            transfers_s=self.costs.transfer_s(inner, mesh.dp, mesh.pp),
+        bounds = frame.bounds_s(
+            self.costs.settled(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp), trailing
         ) + self.problem.stack.step_s  # fmt: skip
-        order = np.argsort(bounds, kind="stable")
-        ranked = tuple((max(bound, float(bounds[number])), own[number]) for number in order)
-        self._push(ranked[0][0], 4, mesh, size, inner, shape, level, ranked, 0)
+        ranked = tuple(
+            (max(bound, float(bounds[number])), frame.layers[number])
+            for number in np.argsort(bounds, kind="stable") if fit[number]
+        )  # fmt: skip
+        self._push(ranked[0][0], 4, mesh, size, inner, level, shape, ranked, 0)
+
+    def _frame(self, shape: Shape, pp: int, count: int) -> Frame | None:
+        key = (shape, pp, count)
+        if key not in self._frames:
+            schedule = schedule_of(shape, pp, count)
+            choices = () if schedule is None else spreads(self.problem, schedule.num_stages)
+            self._frames[key] = Frame(schedule=schedule, layers=choices) if schedule is not None and choices else None
+        return self._frames[key]
 
     def _open_leaf(
-        self, bound: float, mesh: Mesh, size: int, inner: Inner, shape: Shape, level: int,
+        self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape,
         ranked: tuple[tuple[float, tuple[int, ...]], ...], at: int,
     ) -> None:  # fmt: skip
         values = values_of(
@@ -272,9 +299,9 @@ class Branching:
         )
         self.consider(self.problem.degrees(values))
         if at + 1 < len(ranked):
-            self._push(ranked[at + 1][0], 4, mesh, size, inner, shape, level, ranked, at + 1)
+            self._push(ranked[at + 1][0], 4, mesh, size, inner, level, shape, ranked, at + 1)
 
-    _open = (_open_mesh, _open_inner, _open_shape, _open_level, _open_leaf)
+    _open = (_open_mesh, _open_inner, _open_level, _open_shape, _open_leaf)
 
     # ------------------------------------------------------------------- leaves
 

@@ -17,11 +17,10 @@ from costmodels.price import price_transfer
 from plans.scale import Degrees
 from plans.timeline import PS_PER_S
 from search.scale.problem import Problem
-from simulator.scale.action import Rates, Stretch
+from simulator.scale.action import Rates
 from simulator.scale.chunks import Chunk, Chunks
-from simulator.scale.memory import Footprint
 
-__all__ = ["PIECES", "Costs", "Inner", "Table"]
+__all__ = ["PIECES", "WAYS", "Costs", "Inner", "Table", "only"]
 
 PIECES = ("embedding", "block", "head")
 
@@ -40,24 +39,36 @@ class Inner:
     split: bool
 
 
+WAYS = ("F.first", "F", "closing", "closing.last", "I")
+"""What a chunk does: its first forward and the others, the backward (or its weight-gradient part) but for the last, the
+last, and the input-gradient part where the backward is split."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Seconds on the stream by piece (`PIECES`), of each part of a micro-batch's way.
+    """Seconds on the stream and on the host, by piece (`PIECES`) and way (`WAYS`).
 
     Args:
-        work: "F", "F.first", "closing" (the backward, or its weight-gradient part), "closing.last", "I" (zeros where
-            the backward is one) -> seconds.
-        first_gather: "F", "F.first", "I", "closing", "closing.last" -> seconds added once per action, by first piece.
-        host: the same names as `work` -> seconds of the host.
-        update: seconds of the optimizer.
-        update_host: likewise, of the host.
+        work: (piece, way) on the stream.
+        first_gather: (piece, way) added once per action, by the piece that it meets first.
+        dispatch: (piece, way) of the host.
+        update, update_dispatch: (piece) of the optimizer.
     """
 
-    work: dict[str, Floats]
-    first_gather: dict[str, Floats]
-    host: dict[str, Floats]
+    work: Floats
+    first_gather: Floats
+    dispatch: Floats
     update: Floats
-    update_host: Floats
+    update_dispatch: Floats
+
+    @property
+    def gathers(self) -> bool:
+        """Whether anything is added to first pieces."""
+        return bool(self.first_gather.any())
+
+    def host(self, count: int) -> Floats:
+        """Of each piece in a step of `count` micro-batches."""
+        return np.asarray(self.dispatch @ np.array([1, count - 1, count - 1, 1, count]) + self.update_dispatch)
 
 
 @dataclass(kw_only=True)
@@ -68,10 +79,10 @@ class Costs:
     rates: Rates | None
     num_tables: int = 0
     _known: dict[tuple[Inner, bool], dict[tuple[object, ...], Any]] = field(default_factory=dict)
-    _optimistic: dict[Inner, Table] = field(default_factory=dict)
     _settled: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[Inner, int, int, bool], Chunks] = field(default_factory=dict)
-    _blocks: dict[Inner, dict[str, float]] = field(default_factory=dict)
+    _first: dict[Inner, Chunks] = field(default_factory=dict)
+    _blocks: dict[Inner, tuple[float, float]] = field(default_factory=dict)
     _trailing: dict[tuple[Inner, int, int, Chunk], float] = field(default_factory=dict)
     _transfer: dict[tuple[Inner, int, int], tuple[float, ...]] = field(default_factory=dict)
 
@@ -85,79 +96,76 @@ class Costs:
                 micro_batch=inner.micro_batch, global_batch=dp * inner.micro_batch, recompute=inner.recompute,
                 sequence_parallel=inner.sequence_parallel, optimizer=problem.at_level(level),
             )  # fmt: skip
-            self._chunks[key] = Chunks(
+            self._chunks[key] = made = Chunks(
                 config=problem.config, degrees=degrees, machine=problem.machine, stack=problem.stack,
                 rates=self.rates if contention else None, split_backward=inner.split,
                 known=self._known.setdefault((inner, contention), {}),
             )  # fmt: skip
+            first = self._first.setdefault(inner, made)
+            if first is not made:  # cached properties that no width and no level changes
+                vars(made).update(template=first.template, numbers=first.numbers)
         return self._chunks[key]
 
-    def _plain(self, inner: Inner) -> Chunks:
+    def plain(self, inner: Inner) -> Chunks:
         """Chunks of the widest data parallelism that is possible, where only what is inside a stage matters."""
         dp = self.problem.num_devices // (inner.tp * inner.cp)
         return self.chunks(inner, dp, 0, contention=False)
 
-    def block(self, inner: Inner) -> dict[str, float]:
-        """Seconds of one block by part, optimistic: the cheapest thing there is to know of a layout."""
+    def block(self, inner: Inner) -> tuple[float, float]:
+        """Seconds of one block forward and backward, optimistic: the cheapest thing there is to know of a layout."""
         if inner not in self._blocks:
-            chunks = self._plain(inner)
+            chunks = self.plain(inner)
             parts = ("F", "I", "W") if inner.split else ("F", "B")
-            self._blocks[inner] = {part: chunks.stretch("block", part).work_ps / PS_PER_S for part in parts}
+            times = [chunks.stretch("block", part).work_ps / PS_PER_S for part in parts]
+            self._blocks[inner] = times[0], sum(times[1:])
             self.num_tables += 1
         return self._blocks[inner]
 
-    def footprints(self, inner: Inner) -> tuple[Footprint, ...]:
-        """Activations of the pieces."""
-        chunks = self._plain(inner)
-        return tuple(chunks.footprint(piece) for piece in PIECES)
-
-    def optimistic(self, inner: Inner) -> Table:
-        """Without contention and without the optimizer's communication."""
-        if inner not in self._optimistic:
-            # all ranks that hold the same weights share the update: no level does less
-            chunks = self._plain(inner)
-            self._optimistic[inner] = self._table(inner, chunks, 0, gathers=False)
-            self.num_tables += 1
-        return self._optimistic[inner]
+    def settled_block(self, inner: Inner, dp: int, level: int) -> tuple[float, float]:
+        """The same with everything that happens beside it in every micro-batch."""
+        chunks = self.chunks(inner, dp, level, contention=True)
+        gathers, reduces = level >= 3, chunks.degrees.optimizer.reduces_each
+        forward = chunks.stretch("block", "F", gathers=gathers).work_ps
+        if inner.split:
+            backward = chunks.stretch("block", "I", gathers=gathers).work_ps
+            backward += chunks.stretch("block", "W", gathers=gathers, reduces=reduces).work_ps
+        else:
+            backward = chunks.stretch("block", "B", gathers=gathers, reduces=reduces).work_ps
+        return forward / PS_PER_S, backward / PS_PER_S
 
     def settled(self, inner: Inner, dp: int, level: int) -> Table:
         """With everything that the forecast takes into account inside an action."""
         key = (inner, dp, level)
         if key not in self._settled:
-            chunks = self.chunks(inner, dp, level, contention=True)
-            self._settled[key] = self._table(inner, chunks, level, gathers=True)
+            self._settled[key] = self._table(inner, self.chunks(inner, dp, level, contention=True), level)
             self.num_tables += 1
         return self._settled[key]
 
-    def _table(self, inner: Inner, chunks: Chunks, level: int, *, gathers: bool) -> Table:
+    def _table(self, inner: Inner, chunks: Chunks, level: int) -> Table:
         closing, each = ("W" if inner.split else "B"), chunks.degrees.optimizer.reduces_each
-        again = gathers and level >= 3
-        ways = {
-            "F": ("F", again, False),
-            "F.first": ("F", gathers and level >= 1, False),
-            "closing": (closing, again, gathers and each),
-            "closing.last": (closing, again, gathers),
-            "I": ("I", again, False),
-        }
-        work: dict[str, Floats] = {}
-        host: dict[str, Floats] = {}
-        first: dict[str, Floats] = {}
-        zero = np.zeros(len(PIECES))
-        for name, (part, gather, reduce) in ways.items():
+        again = level >= 3
+        ways = (
+            ("F", level >= 1, False),
+            ("F", again, False),
+            (closing, again, each),
+            (closing, again, True),
+            ("I", again, False),
+        )
+        work, dispatch, first = np.zeros((3, len(PIECES), len(WAYS)))
+        for way, (part, gathers, reduces) in enumerate(ways):
             if part == "I" and not inner.split:
-                work[name] = host[name] = first[name] = zero
                 continue
-            stretches = [chunks.stretch(piece, part, gathers=gather, reduces=reduce) for piece in PIECES]
-            work[name] = _seconds([each.work_ps for each in stretches])
-            host[name] = _seconds([each.dispatch_ps for each in stretches])
-            actions = [chunks.action(_one(piece), part, gathers=gather, reduces=reduce) for piece in PIECES]
-            first[name] = _seconds([each.work_ps for each in actions]) - work[name]
-        updates = [chunks.update(_one(piece)) for piece in PIECES] if gathers else [Stretch()] * len(PIECES)
-        known = self.problem.stack.block_host_s(chunks.degrees, "F", reduces=False) is None
+            for number, piece in enumerate(PIECES):
+                stretch = chunks.stretch(piece, part, gathers=gathers, reduces=reduces)
+                work[number, way], dispatch[number, way] = stretch.work_ps, stretch.dispatch_ps
+                if gathers:
+                    action = chunks.action(only(piece), part, gathers=True, reduces=reduces)
+                    first[number, way] = action.work_ps - stretch.work_ps
+        updates = [chunks.update(only(piece)) for piece in PIECES]
         return Table(
-            work=work, first_gather=first, host=host if known or gathers else dict.fromkeys(host, zero),
+            work=work / PS_PER_S, first_gather=first / PS_PER_S, dispatch=dispatch / PS_PER_S,
             update=_seconds([each.work_ps for each in updates]),
-            update_host=_seconds([each.dispatch_ps for each in updates]),
+            update_dispatch=_seconds([each.dispatch_ps for each in updates]),
         )  # fmt: skip
 
     def trailing_s(self, inner: Inner, dp: int, level: int, chunk: Chunk) -> float:
@@ -174,7 +182,7 @@ class Costs:
         """Seconds of what passes from pipeline rank i to i + 1, for every i; the last entry is from the last to 0."""
         key = (inner, dp, pp)
         if key not in self._transfer:
-            chunks = self._plain(inner)
+            chunks = self.plain(inner)
             size = chunks.numbers[chunks.template.pieces["block"].leaves]
             width = dp * inner.tp * inner.cp
             machine = self.problem.machine
@@ -189,5 +197,6 @@ def _seconds(picoseconds: list[float]) -> Floats:
     return np.array(picoseconds, dtype=np.float64) / PS_PER_S
 
 
-def _one(piece: str) -> Chunk:
+def only(piece: str) -> Chunk:
+    """A chunk of one piece."""
     return Chunk(num_blocks=int(piece == "block"), has_embedding=piece == "embedding", has_head=piece == "head")

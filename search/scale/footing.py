@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.schedules import Schedule
-from search.scale.costs import PIECES, Costs, Inner
-from simulator.scale.memory import parameter_bytes
+from search.scale.costs import PIECES, Costs, Inner, only
+from simulator.scale.memory import Footprint
 
 __all__ = ["Footing"]
 
 Ints = NDArray[np.int64]
+
+_GRADIENT = 1
+"""Among weights, gradients and states."""
 
 
 @dataclass(kw_only=True)
@@ -27,7 +30,9 @@ class Footing:
 
     costs: Costs
     _activations: dict[tuple[Inner, str, int, int, int, int], Ints] = field(default_factory=dict)
-    _static: dict[tuple[Inner, int, int], Ints] = field(default_factory=dict)
+    _static: dict[tuple[int, int, int], Ints] = field(default_factory=dict)
+    _whole: dict[int, Ints] = field(default_factory=dict)
+    _prints: dict[Inner, tuple[Footprint, ...]] = field(default_factory=dict)
 
     def peaks_bytes(
         self,
@@ -40,14 +45,18 @@ class Footing:
     ) -> Ints:
         """The peak of the fullest rank, per spread."""
         counts = _pieces(layers)
-        static = counts @ self.static_bytes(inner, dp, level)
         placement = np.asarray(schedule.placement)
         owners = placement[:, None] == np.arange(schedule.num_ranks)
-        total = self.activations(inner, schedule, layers) + static @ owners
+        held = self.static_bytes(inner, dp, level)
+        total = self.activations(inner, schedule, layers) + (counts @ held.sum(axis=1)) @ owners
         if level >= 3 and dp * inner.cp > 1:
             whole = self._whole_weights(inner)
             has = counts[:, : schedule.num_ranks] > 0
             total = total + 2 * (has * whole).max(axis=2)
+        if _forwards_first(schedule):  # gradients may come where activations were
+            gradient = (counts @ held[:, _GRADIENT]) @ owners
+            kept = (counts @ np.array([own.kept for own in self._footprints(inner)], dtype=np.int64)) @ owners
+            total = total - np.minimum(gradient, kept)
         return np.asarray(total.max(axis=1))
 
     def least_bytes(self, inner: Inner, *, pp: int, dp: int, level: int) -> float:
@@ -57,28 +66,35 @@ class Footing:
         blocks than the mean.
         """
         block = PIECES.index("block")
-        static = float(self.static_bytes(inner, dp, level)[block])
-        kept = float(self.costs.footprints(inner)[block].kept)
-        return (kept + static) * self.costs.problem.config.num_layers / pp
+        held = self.static_bytes(inner, dp, level)[block]
+        kept, gradient = float(self._footprints(inner)[block].kept), float(held[_GRADIENT])
+        return (float(held.sum()) - gradient + max(kept, gradient)) * self.costs.problem.config.num_layers / pp
+
+    def kept_bytes(self, inner: Inner) -> int:
+        """What one micro-batch leaves behind in one block."""
+        return self._footprints(inner)[PIECES.index("block")].kept
+
+    def _footprints(self, inner: Inner) -> tuple[Footprint, ...]:
+        if inner not in self._prints:
+            chunks = self.costs.plain(inner)
+            self._prints[inner] = tuple(chunks.footprint(piece) for piece in PIECES)
+        return self._prints[inner]
 
     def static_bytes(self, inner: Inner, dp: int, level: int) -> Ints:
-        """Weights, gradients and states of each piece on one rank."""
-        key = (inner, dp, level)
+        """(piece, role) weights, gradients and states on one rank."""
+        key = (inner.tp, dp * inner.cp, level)
         if key not in self._static:
-            chunks = self.costs.chunks(inner, dp, level, contention=False)
-            optimizer = chunks.degrees.optimizer
+            chunks = self.costs.chunks(inner, dp, level, contention=True)
             self._static[key] = np.array(
-                [
-                    sum(parameter_bytes(chunks.parameters(piece), chunks.numbers, optimizer, dp * inner.cp).values())
-                    for piece in PIECES
-                ],
-                dtype=np.int64,
+                [list(chunks.static_bytes(only(piece)).values()) for piece in PIECES], dtype=np.int64
             )
         return self._static[key]
 
     def _whole_weights(self, inner: Inner) -> Ints:
-        chunks = self.costs.chunks(inner, 1, 0, contention=False)
-        return np.array([chunks.weight_bytes(piece) for piece in PIECES], dtype=np.int64)
+        if inner.tp not in self._whole:
+            chunks = self.costs.plain(inner)
+            self._whole[inner.tp] = np.array([chunks.weight_bytes(piece) for piece in PIECES], dtype=np.int64)
+        return self._whole[inner.tp]
 
     def activations(self, inner: Inner, schedule: Schedule, layers: Sequence[Sequence[int]]) -> Ints:
         """Per spread and pipeline rank the most bytes of activations alive at once."""
@@ -91,7 +107,7 @@ class Footing:
         return self._activations[key]
 
     def _count(self, inner: Inner, schedule: Schedule, layers: Sequence[Sequence[int]]) -> Ints:
-        prints = self.costs.footprints(inner)
+        prints = self._footprints(inner)
         counts = _pieces(layers)
         has = counts > 0
         kept = counts @ np.array([own.kept for own in prints], dtype=np.int64)
@@ -140,3 +156,13 @@ def _pieces(layers: Sequence[Sequence[int]]) -> Ints:
     pieces[:, :, 1] = blocks
     pieces[:, -1, 2] = 1
     return pieces
+
+
+def _forwards_first(schedule: Schedule) -> bool:
+    """Whether some rank begins no backward before its last forward."""
+    table = schedule.table
+    for first, last in zip(table.rank_start[:-1].tolist(), table.rank_start[1:].tolist(), strict=True):
+        kinds = table.kind[first:last]
+        if not (kinds[int((kinds == 0).sum()) :] == 0).any():
+            return True
+    return False

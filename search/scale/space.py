@@ -189,19 +189,23 @@ def shapes(problem: Problem, pp: int) -> tuple[Shape, ...]:
 
     With one pipeline rank every order does the same work, so only 1F1B, which keeps the least, is tried, unless pinned.
     """
-    pins, num_layers = problem.pins, problem.config.num_layers
-    names = schedule_names() if pins.schedule is None else (pins.schedule,)
-    if pp == 1 and pins.schedule is None and pins.virtual in (None, 1):
+    return _shapes(problem.pins.schedule, problem.pins.virtual, problem.config.num_layers, pp)
+
+
+@lru_cache(maxsize=4096)
+def _shapes(pinned: str | None, pinned_virtual: int | None, num_layers: int, pp: int) -> tuple[Shape, ...]:
+    names = schedule_names() if pinned is None else (pinned,)
+    if pp == 1 and pinned is None and pinned_virtual in (None, 1):
         return (Shape("1f1b", 1),)
     found = []
     for name in names:
         fixed = chunks_per_rank(name)
         for virtual in range(2, MAX_VIRTUAL + 1) if fixed is None else (fixed,):
-            if pins.virtual not in (None, virtual) or (fixed is None and pp * virtual > num_layers + 2):
+            if pinned_virtual not in (None, virtual) or (fixed is None and pp * virtual > num_layers + 2):
                 continue
             found.append(Shape(name, virtual))
-        if fixed is None and pins.virtual is not None and not 2 <= pins.virtual <= MAX_VIRTUAL:
-            found.append(Shape(name, pins.virtual))
+        if fixed is None and pinned_virtual is not None and not 2 <= pinned_virtual <= MAX_VIRTUAL:
+            found.append(Shape(name, pinned_virtual))
     return tuple(found)
 
 
