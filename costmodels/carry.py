@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import msgspec
 
 from costmodels.catalogue import Device
+from costmodels.communication import with_switch
 from costmodels.compute import Compute, matrix_s
 from costmodels.sections import Collective, Provenance
 from costmodels.tiled import Tiled
@@ -66,7 +67,7 @@ def carried(device: Device, source: Device, *, date: str) -> Device:
     for call, model in source.collectives.items():
         if not {f"collectives.{call}", "collectives"} & own:
             is_cited = f"collectives.{call}.link_fraction" in own
-            collectives[call] = _scaled(model, device.collectives[call], keep_fraction=is_cited)
+            collectives[call] = _scaled(model, device.collectives[call], device.per_node, keep_fraction=is_cited)
             assume(f"collectives.{call}", "latencies; the share of its links unless cited")
     overlap = device.overlap
     if "overlap" not in own:
@@ -105,7 +106,6 @@ def anchored(compute: Compute, shape: tuple[int, int, int], dtype: str, flops_pe
 _EQUAL: Mapping[str, str] = {
     "matrix_efficiency": "share of the peak",
     "memory_efficiency": "share of the peak",
-    "quantisation": "waves",
     "sharpness": "how arithmetic and traffic overlap",
     "form_cost": "storage of the operands",
     "kernel_cost": "bytes beyond the least",
@@ -137,11 +137,8 @@ def _form_rate(device: Device) -> float:
     return 2 * m * n * k / matrix_s(device.compute, best.shape, peak, 2 * (m * k + n * k + m * n))
 
 
-def _scaled(model: Collective, own: Collective, *, keep_fraction: bool) -> Collective:
+def _scaled(model: Collective, own: Collective, members: int, *, keep_fraction: bool) -> Collective:
     """Latencies of `model`, with what the switch of `own` can do, and its share of the link where that is cited."""
-    protocols = [protocol for protocol in model.protocols if protocol.algorithm != "switch"]
-    protocols += [protocol for protocol in own.protocols if protocol.algorithm == "switch"]
-    scaled = msgspec.structs.replace(model, protocols=tuple(protocols))
     if keep_fraction:
-        scaled = msgspec.structs.replace(scaled, link_fraction=own.link_fraction, gap=own.gap)
-    return scaled
+        model = msgspec.structs.replace(model, link_fraction=own.link_fraction, gap=own.gap)
+    return with_switch(model, own, members)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from costmodels.sections import Collective, Link, Protocol
 from costmodels.traffic import Traffic
 
-__all__ = ["Route", "processor_s", "route", "wire_s"]
+__all__ = ["Route", "processor_s", "route", "wire_s", "with_switch"]
 
 _PLAIN = (Protocol(name="plain"),)
 
@@ -66,6 +68,18 @@ def wire_s(model: Collective, traffic: Traffic, members: int, way: Route) -> flo
     return min(_with(model, traffic, members, way, protocol) for protocol in usable or _PLAIN)
 
 
+def with_switch(model: Collective, own: Collective, members: int) -> Collective:
+    """`model` with the switch protocols of `own`, at the bandwidth that they reach there among `members`."""
+    reached = own.link_fraction * (1 - own.gap / members) / (model.link_fraction * (1 - model.gap / members))
+    plain = tuple(protocol for protocol in model.protocols if protocol.algorithm != "switch")
+    switched = tuple(
+        msgspec.structs.replace(protocol, share=protocol.share * reached)
+        for protocol in own.protocols
+        if protocol.algorithm == "switch"
+    )
+    return msgspec.structs.replace(model, protocols=(*plain, *switched))
+
+
 def processor_s(model: Collective, traffic: Traffic) -> float:
     """Processor seconds of every member, where processors carry the messages."""
     spent_s = model.cpu_start_s + traffic.messages * model.cpu_message_s
@@ -87,4 +101,5 @@ def _with(model: Collective, traffic: Traffic, members: int, way: Route, protoco
     bandwidth_Bps = way.bandwidth_Bps * model.link_fraction * (1 - model.gap / max(2, members))
     bandwidth_Bps = min(bandwidth_Bps, way.reached_Bps) * protocol.share
     copied_s = traffic.size_bytes / model.copy_Bps if model.copy_Bps else 0.0
-    return model.start_s + protocol.start_s + step_s + moved / bandwidth_Bps + copied_s
+    moved_s = moved / bandwidth_Bps
+    return model.start_s + protocol.start_s + step_s + moved_s + 2 * math.sqrt(model.chunk_s * moved_s) + copied_s

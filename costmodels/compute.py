@@ -28,16 +28,26 @@ class Attention(Section, frozen=True, kw_only=True):
     """The fused attention kernel.
 
     Its arithmetic is 4 x heads x queries x keys x head dim, 2.5 times that backward (Dao 2023, FlashAttention-2,
-    section 4.1). Work is cut into tiles of `tile` queries; of a causal one the tiles on the diagonal are made whole,
-    which leaves (1 + tile / keys) / 2 of it.
+    section 4.1). Work is cut into tiles of `tile` queries, w of them for each core; with u the time of one tile at one
+    key, a whole one takes u (keys + half_keys), and all of them max(1, (1 - quantisation) w + quantisation ceil w)
+    times that.
+
+    A causal tile has half of the keys in the mean, and those on the diagonal are made whole; the longest has all. Cores
+    take tiles one by one, so the last ends at most one longest tile after the mean (Graham 1969): they take
+    causal_cost u max(keys + half_keys, w (keys / 2 (1 + tile / keys) + half_keys) + tail min(1, w) (keys + half_keys)).
 
     Args:
         forward_efficiency: share of the matrix peak that long sequences reach.
         backward_efficiency: likewise.
         tile: queries per tile.
-        half_keys: the rate is halved at this number of keys, and saturates beyond.
+        quantisation: how much of a full wave of tiles one that is not full costs.
+        half_keys: fixed part of a tile, in keys.
         backward_half_keys: likewise, backward.
-        half_dim: likewise over head dims; the efficiencies are those of 128.
+        half_dim: the rate is halved at this head dim and saturates beyond; the efficiencies are those of 128.
+        causal_cost: factor on causal tiles.
+        backward_causal_cost: likewise.
+        tail: share of a longest tile by which causal tiles end late.
+        backward_tail: likewise.
         start_s: fixed part of a forward, beside `kernel_s`.
         backward_start_s: likewise (its kernels before and after).
     """
@@ -45,16 +55,21 @@ class Attention(Section, frozen=True, kw_only=True):
     forward_efficiency: float
     backward_efficiency: float
     tile: int = 128
+    quantisation: float = 0.0
     half_keys: float = 0.0
     backward_half_keys: float = 0.0
     half_dim: float = 0.0
+    causal_cost: float = 1.0
+    backward_causal_cost: float = 1.0
+    tail: float = 0.0
+    backward_tail: float = 0.0
     start_s: float = 0.0
     backward_start_s: float = 0.0
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        check_share("forward_efficiency", self.forward_efficiency)
-        check_share("backward_efficiency", self.backward_efficiency)
+        for name in ("forward_efficiency", "backward_efficiency", "quantisation", "tail", "backward_tail"):
+            check_share(name, getattr(self, name))
 
 
 class Rule(Section, frozen=True, kw_only=True):
@@ -90,7 +105,6 @@ class Compute(Section, frozen=True, kw_only=True):
         memory_efficiency: share of the memory peak that kernels reach that only stream (add, copy).
         num_cores: streaming multiprocessors, or cube cores.
         tiled: how the cores make matrix products; None: the smooth form.
-        quantisation: how much of a full wave of attention tiles one that is not full costs.
         half_rows: see above.
         half_depth: see above.
         sharpness: see above, at least 1.
@@ -111,7 +125,6 @@ class Compute(Section, frozen=True, kw_only=True):
     memory_efficiency: float = 1.0
     num_cores: int = 1
     tiled: Tiled | None = None
-    quantisation: float = 1.0
     half_rows: float = 0.0
     half_depth: float = 0.0
     sharpness: float = 2.0
@@ -127,7 +140,7 @@ class Compute(Section, frozen=True, kw_only=True):
         Section.__post_init__(self)
         if self.sharpness < 1:
             raise TwofoldError(f"sharpness is {self.sharpness}; it is at least 1 (1 adds the two times)")
-        for name in ("matrix_efficiency", "memory_efficiency", "quantisation"):
+        for name in ("matrix_efficiency", "memory_efficiency"):
             check_share(name, getattr(self, name))
         if not self.matrix_flops_per_s or not self.vector_flops_per_s:
             raise TwofoldError("matrix_flops_per_s and vector_flops_per_s need a rate for at least one dtype")
@@ -225,14 +238,21 @@ def attention_s(
     model = compute.attention
     assert model is not None
     heads, length, dim = queries
-    share = min(1.0, 0.5 * (1 + model.tile / keys)) if causal and length == keys else 1.0
-    flops = 2 * heads * length * keys * (dim + values_dim) * share * (2.5 if backward else 1.0)
-    half = model.backward_half_keys if backward else model.half_keys
-    efficiency = model.backward_efficiency if backward else model.forward_efficiency
-    waves = heads * -(-length // model.tile) / compute.num_cores
-    filled = waves / ((1 - compute.quantisation) * waves + compute.quantisation * math.ceil(waves))
+    if backward:
+        efficiency, half, cost, tail = (
+            model.backward_efficiency, model.backward_half_keys, model.backward_causal_cost, model.backward_tail
+        )  # fmt: skip
+    else:
+        efficiency, half, cost, tail = model.forward_efficiency, model.half_keys, model.causal_cost, model.tail
+    waves, longest = heads * -(-length // model.tile) / compute.num_cores, keys + half
+    if causal and length == keys:
+        whole = waves * (keys * min(1.0, 0.5 * (1 + model.tile / keys)) + half)
+        columns = cost * max(longest, whole + tail * min(1.0, waves) * longest)
+    else:
+        columns = longest * max(1.0, (1 - model.quantisation) * waves + model.quantisation * math.ceil(waves))
     narrow = (1 + 2 * model.half_dim / (dim + values_dim)) / (1 + model.half_dim / 128)
-    arithmetic_s = flops * (1 + half / keys) * narrow / (flops_per_s * efficiency * compute.sustained_clock * filled)
+    flops = 2 * min(model.tile, length) * (dim + values_dim) * (2.5 if backward else 1.0) * columns * narrow
+    arithmetic_s = flops * compute.num_cores / (flops_per_s * efficiency * compute.sustained_clock)
     memory = touched / (compute.memory_Bps * compute.memory_efficiency)
     start_s = compute.kernel_s + (model.backward_start_s if backward else model.start_s)
     return start_s + max(arithmetic_s, memory)

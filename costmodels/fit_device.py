@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 
 from costmodels.catalogue import Device
+from costmodels.communication import with_switch
 from costmodels.compute import Compute
 from costmodels.fit import Residuals, residuals
 from costmodels.fit_kernels import fit_attention, fit_memory, predicted_s
-from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overlap_s
+from costmodels.fit_links import BackToBack, communication_s, fit_links, fit_overlaps, overlap_s
 from costmodels.fit_matrix import fit_matrix
 from costmodels.machine import DISPATCH_CLASSES
 from costmodels.points import Point
@@ -126,17 +127,15 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
         forms["rule"] = f"kernels and passes of {len(rules.rules)} instructions; fitted {rules.fitted}"
         forms["rule"] += f"; held out {rules.held_out}" if rules.held_out else ""
         says("compute.rules", f"{rules.fitted.num_points} instructions of the executor alone")
-    collectives = dict(base.collectives)
+    collectives, issued = dict(base.collectives), {}
     library = {"cuda": "nccl", "npu": "hccl"}[base.device]
     for call in COLLECTIVES:
         kind = "transfer" if call == "transfer" else "collective"
         own = [point for point in fitted if point.kind == kind and point.call == call and _alone(point)]
         if len(own) >= 3:
             link_fit = fit_links(own, base.node, library)
-            switched = [protocol for protocol in collectives[call].protocols if protocol.algorithm == "switch"]
-            model = link_fit.collective
-            collectives[call] = msgspec.structs.replace(model, protocols=(*model.protocols, *switched))
-            forms[call] = link_fit.form
+            collectives[call] = with_switch(link_fit.collective, collectives[call], base.per_node)
+            forms[call], issued[call] = link_fit.form, link_fit.issued
             most = max(point.ranks for point in own)
             says(f"collectives.{call}", f"{len(own)} points of 2 to {most} ranks, {link_fit.form}")
     overlaps, overlap_points = base.overlap, [point for point in fitted if point.kind == "overlap"]
@@ -156,7 +155,7 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
     device = msgspec.structs.replace(
         base, compute=compute, collectives=collectives, overlap=overlaps, dispatch_s=dispatch, provenance=provenance
     )
-    predicted = predict_points(points, device)
+    predicted = predict_points(points, device, issued)
     spreads = dict(device.spreads)
     for section, name in _SPREAD_OF.items():
         errors = [np.log1p(entry.error) for entry in predicted if entry.section == section]
@@ -168,15 +167,28 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
     return DeviceFit(device=device, forms=forms, predicted=tuple(predicted))
 
 
-def predict_points(points: Iterable[Point], device: Device) -> list[Predicted]:
-    """What a device's forms say of measured points; points of kinds without a form are left out."""
+def predict_points(
+    points: Iterable[Point], device: Device, issued: Mapping[str, BackToBack] | None = None
+) -> list[Predicted]:
+    """What a device's forms say of measured points; points of kinds without a form are left out.
+
+    Args:
+        points: measured.
+        device: of the catalogue.
+        issued: kind of communication -> how its points were issued, unless recorded.
+    """
     library = {"cuda": "nccl", "npu": "hccl"}[device.device]
+
+    def linked_s(point: Point) -> float:
+        alone_s = communication_s(point, device.collectives[point.call], device.node, library)
+        return (issued or {}).get(point.call, BackToBack()).measured_s(point, alone_s)
+
     forms: Mapping[str, Callable[[Point], float]] = {
         "matrix": lambda point: predicted_s(point, device.compute),
         "memory": lambda point: predicted_s(point, device.compute),
         "attention": lambda point: predicted_s(point, device.compute),
-        "collective": lambda point: communication_s(point, device.collectives[point.call], device.node, library),
-        "transfer": lambda point: communication_s(point, device.collectives["transfer"], device.node, library),
+        "collective": linked_s,
+        "transfer": linked_s,
         "overlap": lambda point: overlap_s(point, device.overlap),
     }
     found = []

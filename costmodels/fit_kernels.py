@@ -29,6 +29,9 @@ GAIN = 0.97
 STREAMING = ("add.forward", "add_.forward", "mul.forward", "relu.forward", "silu.forward", "slice")
 """Kernels that only stream their bytes: their cost is 1."""
 
+TYPICAL_WEIGHT = 0.02
+"""Parameters that the points say nothing about stay near typical ones; a factor of e counts as an error of 2 %."""
+
 FREE_COST = 0.02
 """Kernels whose bytes cost within this of 1 have no entry of their own."""
 
@@ -121,41 +124,42 @@ def fit_attention(points: Sequence[Point], compute: Compute) -> KernelFit:
     forward = np.array([not is_backward(point) for point in points])
     if forward.sum() < 3:
         raise TwofoldError(f"{forward.sum()} attention forwards were measured; the fit needs at least 3: measure again")
-    dims = len({point.shape[5] for point in points}) > 1
-    names = ("forward_efficiency", "half_keys", "start_s")
-    back = ("backward_efficiency", "backward_half_keys", "backward_start_s")
+    backs, dims = bool((~forward).any()), len({point.shape[5] for point in points}) > 1
+    causal = len({point.options.get("causal", 0) for point in points}) > 1
+    typical = {
+        name: value for name, value in _ATTENTION.items()
+        if (backs or "backward" not in name) and (dims or name != "half_dim")
+        and (causal or name not in ("causal_cost", "backward_causal_cost"))
+    }  # fmt: skip
+    start, lower, upper = np.log(np.array(list(typical.values()))).T
 
-    def model_of(q: Floats, each_backward: bool) -> Attention:
-        values = dict(zip((*names, *back, "half_dim"), map(float, q), strict=True))
-        if not each_backward:
-            values["backward_efficiency"] = values["forward_efficiency"] * 0.8
-        return msgspec.structs.replace(Attention(forward_efficiency=1.0, backward_efficiency=1.0), **values)
+    def model_of(q: Floats) -> Compute:
+        values = {name: float(value) for name, value in zip(typical, np.exp(q), strict=True)}
+        values.setdefault("backward_efficiency", 0.8 * values["forward_efficiency"])
+        for name in values:
+            if name.endswith(("efficiency", "quantisation", "tail")):
+                values[name] = min(1.0, values[name])
+        return msgspec.structs.replace(compute, attention=Attention(**values))  # type: ignore[arg-type]
 
-    def run(chosen: Sequence[int]) -> Compute:
-        some_back = bool((~forward[list(chosen)]).any())
-        free = np.array([True] * 3 + [some_back] * 3 + [dims])
-        fixed = np.array([0.6, 100.0, 1e-6, 0.5, 100.0, 1e-6, 0.0])
-        lower = np.array([0.02, 0.0, 0.0, 0.02, 0.0, 0.0, 0.0])
-        upper = np.array([1.0, 4000.0, 5e-5, 1.0, 4000.0, 1e-4, 400.0])
-        scale = np.array([0.5, 100.0, 1e-6, 0.5, 100.0, 1e-6, 20.0])
+    def misfit(q: Floats) -> Floats:
+        fitted = model_of(q)
+        errors = log_ratio(np.array([predicted_s(point, fitted) for point in points]), seconds)
+        return np.concatenate([errors, TYPICAL_WEIGHT * (q - start)])
 
-        def whole(u: Floats) -> Floats:
-            q = fixed.copy()
-            q[free] = u * scale[free]
-            return q
-
-        def misfit(u: Floats) -> Floats:
-            fitted = msgspec.structs.replace(compute, attention=model_of(whole(u), some_back))
-            return log_ratio(np.array([predicted_s(points[at], fitted) for at in chosen]), seconds[list(chosen)])
-
-        start = np.maximum(fixed, lower)[free] / scale[free]
-        found = solve(misfit, start, lower[free] / scale[free], upper[free] / scale[free])
-        return msgspec.structs.replace(compute, attention=model_of(whole(found), some_back))
-
-    fitted = run(range(len(points)))
+    fitted = model_of(solve(misfit, start, lower, upper))
     return KernelFit(
         compute=fitted, form="fused kernel", predicted_s=tuple(predicted_s(point, fitted) for point in points)
     )
+
+
+_ATTENTION: Mapping[str, tuple[float, float, float]] = {
+    "forward_efficiency": (0.6, 0.02, 1.0), "backward_efficiency": (0.5, 0.02, 1.0),
+    "half_keys": (100.0, 1e-1, 4e3), "backward_half_keys": (200.0, 1e-1, 4e3), "half_dim": (30.0, 1e-1, 400.0),
+    "causal_cost": (1.1, 0.5, 3.0), "backward_causal_cost": (1.1, 0.5, 3.0), "quantisation": (0.5, 1e-2, 1.0),
+    "tail": (0.5, 1e-2, 1.0), "backward_tail": (0.5, 1e-2, 1.0),
+    "start_s": (3e-6, 1e-8, 5e-5), "backward_start_s": (6e-6, 1e-8, 1e-4),
+}  # fmt: skip
+"""Parameter of `Attention` -> typical value, least, most."""
 
 
 def predicted_s(point: Point, compute: Compute) -> float:

@@ -16,9 +16,12 @@ from costmodels.traffic import Traffic, collective_traffic
 from plans.errors import TwofoldError
 from plans.graph import itemsize
 
-__all__ = ["NCCL_PROTOCOLS", "LinkFit", "communication_s", "fit_links", "fit_overlaps", "overlap_s"]
+__all__ = ["NCCL_PROTOCOLS", "BackToBack", "LinkFit", "communication_s", "fit_links", "fit_overlaps", "overlap_s"]
 
 MICRO = 1e-6
+
+TYPICAL_WEIGHT = 0.03
+"""Parameters that the points say nothing about stay near typical ones; a factor of e counts as an error of 3 %."""
 
 NCCL_PROTOCOLS = {
     "all_reduce": (
@@ -48,10 +51,28 @@ trees 0.92 of it, LL at most 1/3.8, LL128 7/9 inside a node.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackToBack:
+    """How a measurement that issues calls back to back differs from the time of one call on its links.
+
+    Args:
+        host_s: the host issues one in this time: no measurement is below it.
+        hidden_s: what one call hides behind the one before.
+    """
+
+    host_s: float = 0.0
+    hidden_s: float = 0.0
+
+    def measured_s(self, point: Point, alone_s: float) -> float:
+        """What is measured of a call that takes `alone_s`; recorded launches have no host in them."""
+        return alone_s if point.options.get("recorded") else max(self.host_s, alone_s - self.hidden_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
-    """A fitted kind of communication, and its predictions of the points it was fitted to."""
+    """A fitted kind of communication, how it was measured, and predictions of the points it was fitted to."""
 
     collective: Collective
+    issued: BackToBack
     form: str
     predicted_s: tuple[float, ...]
 
@@ -97,8 +118,20 @@ def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> L
     protocols = protocols_of(call, library)
     several = len({point.ranks for point in points}) > 1
 
-    def model_of(q: Floats) -> Collective:
-        start_s, latency, fraction, gap, slow = (float(value) for value in q)
+    recorded = any(point.options.get("recorded") for point in points)
+    typical = {
+        "start_s": (2e-6, 1e-8, 1e-4), "latency": (1.0, 0.1, 3.0), "link_fraction": (0.8, 0.02, 1.0),
+        "chunk_s": (1e-7, 1e-10, 1e-4), "slow": (1.0, 0.2, 2.0) if protocols else None,
+        "gap": (0.1, 1e-4, 1.2) if several else None,
+        "host_s": (2.5e-5, 1e-6, 1e-3) if recorded or protocols else None,
+        "hidden_s": (3e-6, 1e-9, 3e-5) if recorded else None,
+    }  # fmt: skip
+    free = {name: value for name, value in typical.items() if value is not None}
+    start, lower, upper = np.log(np.array(list(free.values()))).T
+
+    def model_of(q: Floats) -> tuple[Collective, BackToBack]:
+        values = {name: float(value) for name, value in zip(free, np.exp(q), strict=True)}
+        latency, slow = values["latency"], values.get("slow", 1.0)
         scaled = tuple(
             msgspec.structs.replace(
                 protocol, start_s=protocol.start_s * latency, hop_s=protocol.hop_s * latency,
@@ -106,34 +139,30 @@ def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> L
             )
             for protocol in protocols
         )  # fmt: skip
-        return Collective(start_s=start_s * MICRO, link_fraction=fraction, gap=gap, protocols=scaled)
+        model = Collective(
+            start_s=values["start_s"], link_fraction=min(1.0, values["link_fraction"]), gap=values.get("gap", 0.0),
+            chunk_s=values["chunk_s"], protocols=scaled,
+        )  # fmt: skip
+        return model, BackToBack(host_s=values.get("host_s", 0.0), hidden_s=values.get("hidden_s", 0.0))
 
     def predict(q: Floats) -> Floats:
-        model = model_of(q)
-        return np.array([communication_s(point, model, links, library) for point in points])
+        model, issued = model_of(q)
+        return np.array([issued.measured_s(point, communication_s(point, model, links, library)) for point in points])
 
-    # a factor of e in the latencies or in the share of LL counts as an error of 10 %
-    def misfit(u: Floats) -> Floats:
-        q = whole(u)
-        return np.concatenate([log_ratio(predict(q), seconds), 0.1 * np.log(q[[1, 4]]), [0.005 * q[0], 0.02 * q[3]]])
+    # a factor of e in a parameter counts as an error of a few percent
+    def misfit(q: Floats) -> Floats:
+        return np.concatenate([log_ratio(predict(q), seconds), TYPICAL_WEIGHT * (q - start)])
 
-    free = np.array([True, True, True, several, bool(protocols)])
-
-    def whole(u: Floats) -> Floats:
-        q = np.array([2.0, 1.0, 0.8, 0.0, 1.0])
-        q[free] = u
-        return q
-
-    lower, upper = np.array([0.0, 0.1, 0.02, 0.0, 0.2]), np.array([100.0, 3.0, 1.0, 1.2, 2.0])
-    best, least = None, np.inf
-    for start in (np.array([2.0, 0.8, 0.8, 0.2, 1.0]), np.array([8.0, 0.4, 0.9, 0.5, 0.7])):
-        found = whole(solve(misfit, start[free], lower[free], upper[free]))
+    best, least = start, np.inf
+    for tilt in ({}, {"latency": 0.5, "start_s": 4.0}, {"chunk_s": 30.0, "link_fraction": 1.1}):
+        first = start + np.log([tilt.get(name, 1.0) for name in free])
+        found = solve(misfit, np.clip(first, lower, upper), lower, upper)
         error = float(np.sum(np.abs(log_ratio(predict(found), seconds))))
         if error < least:
             best, least = found, error
-    assert best is not None
+    model, issued = model_of(best)
     form = "protocols of NCCL" if protocols else "one protocol"
-    return LinkFit(collective=model_of(best), form=form, predicted_s=tuple(map(float, predict(best))))
+    return LinkFit(collective=model, issued=issued, form=form, predicted_s=tuple(map(float, predict(best))))
 
 
 def fit_overlaps(points: Sequence[Point]) -> tuple[Overlap, ...]:

@@ -109,8 +109,9 @@ class Collective(Section, frozen=True, kw_only=True):
     each (`costmodels.traffic`). On its links it takes, with the fastest of its protocols p,
 
         start_s + p.start_s + hops (hop_s + p.hop_s or p.cross_s + latency)
-        + moved / (bandwidth link_fraction (1 - gap / n) p.share) + size / copy_Bps.
+        + c + 2 sqrt(chunk_s c) + size / copy_Bps,  c = moved / (bandwidth link_fraction (1 - gap / n) p.share);
 
+    the root is what filling and draining a pipeline costs whose message is cut into the best number of chunks.
     Where the processor carries it (gloo), every member spends cpu_start_s + messages x cpu_message_s + moved / cpu_Bps.
 
     Args:
@@ -118,6 +119,7 @@ class Collective(Section, frozen=True, kw_only=True):
         hop_s: of every dependent step, beside the link's latency and the protocol's.
         link_fraction: share of the link's bandwidth that a large group reaches.
         gap: small groups fill the links less, by gap / n.
+        chunk_s: latency of one chunk of a message that goes through in chunks.
         copy_Bps: passing the whole message through the member's memory; None: no such part.
         protocols: none: one without figures of its own.
         cpu_start_s: processor time of a member, fixed part.
@@ -129,6 +131,7 @@ class Collective(Section, frozen=True, kw_only=True):
     hop_s: float = 0.0
     link_fraction: float = 1.0
     gap: float = 0.0
+    chunk_s: float = 0.0
     copy_Bps: float | None = None
     protocols: tuple[Protocol, ...] = ()
     cpu_start_s: float = 0.0

@@ -26,7 +26,7 @@ from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
 
 CHIP = Compute(
     matrix_flops_per_s={"bfloat16": 1e15}, vector_flops_per_s={"bfloat16": 1e14}, memory_Bps=4e12, num_cores=100,
-    matrix_efficiency=0.8, memory_efficiency=0.9, quantisation=0.8, sharpness=3.0, kernel_s=3e-6,
+    matrix_efficiency=0.8, memory_efficiency=0.9, sharpness=3.0, kernel_s=3e-6,
     tiled=Tiled(start_s=1e-6, tile_s=5e-7, step_s=5e-8, core_Bps=2e11, core_store_Bps=5e10, split_s=3e-6,
                 quantisation=0.3, arithmetic_cost={"8": 2.5, "2": 4.0}, memory_cost={"2": 1.5}),
     attention=Attention(forward_efficiency=0.6, backward_efficiency=0.5, half_keys=150.0, backward_half_keys=250.0,
@@ -98,7 +98,7 @@ def test_tiled_products_of_equal_alignment_grow_with_every_size(position):
 
 def test_attention_in_closed_form():
     pure = msgspec.structs.replace(
-        CHIP, quantisation=0.0, attention=Attention(forward_efficiency=0.5, backward_efficiency=0.4, tile=64)
+        CHIP, attention=Attention(forward_efficiency=0.5, backward_efficiency=0.4, tile=64, quantisation=0.0)
     )
     whole = attention_s(pure, (32, 4096, 128), 4096, 128, 1e15, 0.0, causal=False)
     assert whole == pytest.approx(3e-6 + 4 * 32 * 4096**2 * 128 / 0.5e15)
@@ -106,6 +106,23 @@ def test_attention_in_closed_form():
     assert causal - 3e-6 == pytest.approx((whole - 3e-6) * 0.5 * (1 + 64 / 4096))
     back = attention_s(pure, (32, 4096, 128), 4096, 128, 1e15, 0.0, causal=False, backward=True)
     assert back - 3e-6 == pytest.approx(2.5 * 0.5 / 0.4 * (whole - 3e-6))
+
+
+def test_a_causal_tile_of_a_core_each_takes_as_long_as_a_whole_one():
+    model = Attention(forward_efficiency=0.5, backward_efficiency=0.4, tile=128, causal_cost=1.0, tail=0.0)
+    one = msgspec.structs.replace(CHIP, num_cores=16, attention=model)
+    whole, causal = (attention_s(one, (1, 2048, 128), 2048, 128, 1e15, 0.0, causal=each) for each in (False, True))
+    assert whole == causal  # the last of the 16 tiles sees all keys
+    late = msgspec.structs.replace(one, attention=msgspec.structs.replace(model, tail=0.5))
+    two_waves = attention_s(late, (2, 2048, 128), 2048, 128, 1e15, 0.0, causal=True) - 3e-6
+    assert two_waves / (whole - 3e-6) == pytest.approx(2 * 0.5 * (1 + 128 / 2048) + 0.5)
+
+
+def test_waves_of_attention_tiles():
+    model = Attention(forward_efficiency=0.5, backward_efficiency=0.4, tile=128, quantisation=1.0)
+    chip = msgspec.structs.replace(CHIP, attention=model)
+    full, more = (attention_s(chip, (h, 1280, 128), 1280, 128, 1e15, 0.0, causal=False) - 3e-6 for h in (10, 11))
+    assert more == pytest.approx(2 * full)
 
 
 def test_memory_bound_kernels_grow_with_their_bytes_through_the_cache():
@@ -197,6 +214,29 @@ def test_link_fits_find_bandwidth_and_gap():
             made.append(msgspec.structs.replace(point, seconds=seconds))
     got = fit_links(made, LINKS, "hccl").collective
     assert got.link_fraction == pytest.approx(0.85, rel=0.03) and got.gap == pytest.approx(0.6, abs=0.08)
+
+
+def test_calls_issued_back_to_back_tell_the_host_from_the_links():
+    # a ring of 1 to 10^6 KiB: measured alone, and issued back to back by a host that takes 30 us for each
+    rng, truth = np.random.default_rng(5), Collective(start_s=7e-6, link_fraction=0.85, chunk_s=2e-6)
+    made = []
+    for ranks, recorded in ((2, 0), (2, 1), (4, 0), (4, 1)):
+        for power in range(12, 30):
+            point = Point(kind="collective", call="all_gather", size_bytes=2**power, ranks=ranks, seconds=1.0,
+                          options={"recorded": 1} if recorded else {})  # fmt: skip
+            alone_s = communication_s(point, truth, LINKS, "hccl")
+            seconds = alone_s if recorded else max(3e-5, alone_s - 4e-6)
+            made.append(msgspec.structs.replace(point, seconds=seconds * float(np.exp(rng.normal(0, 0.01)))))
+    got = fit_links(made, LINKS, "hccl")
+    assert got.issued.host_s == pytest.approx(3e-5, rel=0.03) and got.issued.hidden_s == pytest.approx(4e-6, rel=0.3)
+    small = Point(kind="collective", call="all_gather", size_bytes=4096, ranks=2, seconds=1.0)
+    assert communication_s(small, got.collective, LINKS, "hccl") == pytest.approx(7e-6, rel=0.05)
+
+
+def test_chunks_cost_the_root_of_what_is_moved():
+    way, traffic = route(LINKS, 0, 1, 2, 1), collective_traffic("all_gather", 2, 2 * 10**9)
+    plain_s, chunked_s = (wire_s(Collective(chunk_s=each), traffic, 2, way) for each in (0.0, 4e-6))
+    assert chunked_s - plain_s == pytest.approx(2 * math.sqrt(4e-6 * plain_s))
 
 
 def test_too_few_points_are_refused():
