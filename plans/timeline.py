@@ -68,7 +68,7 @@ class MemoryPeak:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Spans in columns, with what follows from them.
+    """Spans in columns, with what follows from them; the columns become read-only, so that looking changes nothing.
 
     Args:
         kind: "predicted", "measured" or "emulated".
@@ -98,6 +98,11 @@ class Timeline:
     low_s: float | None = None
     high_s: float | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        columns = (self.rank, self.stream, self.step, self.name_index, self.start_ps, self.end_ps)
+        for column in (*columns, *(part for curve in self.memory_curve.values() for part in curve)):
+            column.flags.writeable = False
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span], *, kind: str, num_ranks: int, **rest: Any) -> Timeline:
@@ -154,9 +159,15 @@ class Timeline:
         return float(np.median(np.diff(np.array(self.step_end_ps, dtype=np.int64)))) / PS_PER_S
 
     @property
+    def represents(self) -> Mapping[int, int]:
+        """rank -> how many equal ranks its spans stand for, itself included; the others have no spans."""
+        found: Mapping[int, int] | None = self.meta.get("represents")
+        return dict.fromkeys(range(self.num_ranks), 1) if found is None else found
+
+    @property
     def bubble_fraction(self) -> float:
         """The share of the last step in which the compute streams stand idle, averaged over ranks."""
-        busy = sum(_union_ps(*self._rows(rank, "compute")) for rank in range(self.num_ranks))
+        busy = sum(count * _union_ps(*self._rows(rank, "compute")) for rank, count in self.represents.items())
         length = self.step_end_ps[-1] - self.step_start_ps[-1]
         return 1.0 - busy / (length * self.num_ranks) if length else 0.0
 
@@ -164,10 +175,10 @@ class Timeline:
     def exposed_comm_s(self) -> float:
         """Seconds of the last step in which a rank communicates but does not compute, averaged over ranks."""
         total = 0
-        for rank in range(self.num_ranks):
+        for rank, count in self.represents.items():
             compute, comm = self._rows(rank, "compute"), self._rows(rank, "comm")
             both = (np.concatenate([compute[0], comm[0]]), np.concatenate([compute[1], comm[1]]))
-            total += _union_ps(*both) - _union_ps(*compute)
+            total += count * (_union_ps(*both) - _union_ps(*compute))
         return total / self.num_ranks / PS_PER_S if self.num_ranks else 0.0
 
     @property

@@ -12,7 +12,7 @@ from test_simulator_longest_path import random_scripts
 
 from plans.errors import TwofoldError
 from plans.schedules import make_schedule
-from simulator import run_program
+from simulator import composition, critical_path, memory_timeline, run_program
 from simulator.network import Ports
 
 
@@ -146,7 +146,7 @@ SCRIPT = """
 import sys
 from handmade import program_of, written_price
 from test_simulator_longest_path import random_scripts
-from simulator import run_program
+from simulator import composition, critical_path, memory_timeline, run_program
 from simulator.network import Ports
 SETTINGS = [
     {}, {"host_async": False, "cores_per_node": 2}, {"overlap": lambda *_: (0.7, 0.9)}, {"wires": Ports()}
@@ -160,12 +160,33 @@ for seed in range(8):
         print(timeline.names, timeline.step_start_ps, timeline.step_end_ps, timeline.memory, flush=True)
 """
 
+WHOLE = """
+import sys
+import tempfile
+from pathlib import Path
+from reports_example import small_program
+from small_machine import small_machine
+from costmodels.sections import Overlap
+from reports import write_trace
+from simulator import LinkChange, WhatIf, composition, critical_path, simulate
+overlap = (Overlap(compute="matrix", collective="all_reduce", compute_rate=0.8, comm_rate=0.6),)
+machine = small_machine(8, uplink_Bps=11e9, overlap=overlap)
+program = small_program()
+for what_if in (WhatIf(), WhatIf(jitter=0.1, seed=5), WhatIf(slowdown={3: 1.5}, bandwidth=0.7),
+                WhatIf(links=(LinkChange.parse("wire:0~4:bandwidth=0.3"),))):
+    timeline = simulate(program, machine, what_if=what_if)
+    print(composition(timeline, program), critical_path(timeline, program), timeline.memory, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        sys.stdout.buffer.write(write_trace(Path(folder) / "t.json.gz", [timeline], program=program).read_bytes())
+"""
 
-def test_equal_inputs_give_equal_bytes_in_any_process():
+
+@pytest.mark.parametrize("script", [SCRIPT, WHOLE], ids=["engine", "whole"])
+def test_equal_inputs_give_equal_bytes_in_any_process(script):
     here = Path(__file__).parent
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", SCRIPT], check=True, capture_output=True, timeout=120,
+            [sys.executable, "-c", script], check=True, capture_output=True, timeout=120,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])},
         ).stdout
         for seed in ("1", "4242")
@@ -187,3 +208,22 @@ def test_random_programs_on_few_cores_do_all_their_work():
         on_compute = timeline.stream == 1
         assert np.sum(timeline.end_ps[on_compute] - timeline.start_ps[on_compute]) >= work
         assert timeline.step_end_ps[0] >= work  # one core
+
+
+def test_who_looks_at_a_timeline_changes_nothing():
+    """The engine with and without following the memory, and before and after everything that reads a timeline."""
+    for seed in range(8):
+        program = program_of(random_scripts(seed))
+        for settings in ({}, {"host_async": False, "cores_per_node": 2}, {"overlap": lambda *_: (0.7, 0.9)}):
+            seen = run_program(program, written_price, num_steps=2, **settings)
+            columns = ("rank", "stream", "step", "name_index", "start_ps", "end_ps")
+            before = [getattr(seen, column).tobytes() for column in columns]
+            composition(seen, program)
+            critical_path(seen, program)
+            memory_timeline(program, seen)
+            list(seen.spans())
+            assert [getattr(seen, column).tobytes() for column in columns] == before
+            unseen = run_program(program, written_price, num_steps=2, with_memory=False, **settings)
+            assert [getattr(unseen, column).tobytes() for column in columns] == before
+            with pytest.raises(ValueError, match="read-only"):
+                seen.start_ps[0] = 1
