@@ -30,7 +30,7 @@ from twofold.running import RunResult, read_result
 if TYPE_CHECKING:
     from costmodels.fit_device import DeviceFit
 
-__all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu"]
+__all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu", "write_report"]
 
 PROBE_STEPS = 24
 MORE_PROBE_STEPS = 48
@@ -202,6 +202,25 @@ def calibrate_cpu(
     if out is not None:
         result.machine.save(out)
     return replace(result, points=None if points is None else log)
+
+
+def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Path:
+    """Write the calibration report, HTML.
+
+    Raises:
+        TwofoldError: a CPU's points were temporary.
+    """
+    if result.fit is not None:
+        from reports.calibration import write_calibration_report
+
+        return write_calibration_report(path, result.fit)
+    if result.points is None:
+        raise TwofoldError("the points were not kept; name a file of points to have them reported")
+    from costmodels.points import load_points
+    from reports.calibration_cpu import write_cpu_calibration_report
+
+    points, _ = load_points(result.points)
+    return write_cpu_calibration_report(path, result.machine, points, result.residuals, result.probes)
 
 
 def _in_words(line: str, num_probes: int) -> str:

@@ -205,19 +205,19 @@ def calibrate(
 ) -> int:
     """Measure this machine (CPU ranks, or its accelerators), fit its model and write a machine file.
 
-    A CPU takes under a minute, accelerators under 5 (under one with --quick). Under torchrun it measures the devices of
-    all its ranks. A second run with the same points goes on where the first one ended.
+    It takes under 5 minutes, under one with --quick. Under torchrun it measures the devices of all its ranks. A second
+    run with the same points goes on where the first one ended; delete them, or name others, to measure anew.
 
     Args:
         devices: to measure together; all accelerators of this host, or 8 ranks of a CPU, unless stated.
         out: machine file; replaced only when all went well.
         name: of the machine.
         device: auto, cpu, cuda or npu.
-        points: accelerators: file of measured points, appended to; OUT with the ending .points.jsonl unless stated.
+        points: file of measured points, appended to; OUT with the ending .points.jsonl unless stated.
         base: accelerators: device of the catalogue to start from, where the driver's name does not tell.
-        minutes: accelerators: of measuring.
-        quick: accelerators: only what tells most.
-        report: accelerators: write the calibration report to this HTML file.
+        minutes: of measuring.
+        quick: only what tells most.
+        report: write the calibration report to this HTML file.
         json: print one JSON object on stdout, progress on stderr.
     """
     from twofold.console import Console
@@ -238,10 +238,10 @@ def calibrate(
             say.say(
                 f"{probe.name}: predicted {probe.predicted_s * 1e3:.2f} ms, measured {probe.measured_s * 1e3:.2f} ms"
             )
-        if report is not None and found.fit is not None:
-            from reports.calibration import write_calibration_report
+        if report is not None:
+            from twofold.calibration import write_report
 
-            say.say(f"saved {write_calibration_report(report, found.fit)}")
+            say.say(f"saved {write_report(found, report)}")
         interval = found.machine.interval
         say.say(f"saved {Path(out)}; 90 % interval of a step time {interval.low - 1:+.0%} to {interval.high - 1:+.0%}")
         return {

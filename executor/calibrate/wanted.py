@@ -26,14 +26,19 @@ def wanted_jobs(path: str | os.PathLike[str] | None) -> list[Job]:
         return []
     jobs = []
     for number, point in enumerate(load_points(path)[0]):
-        said = {"tier": number, "held_out": point.held_out}
+        held_out = point.held_out
         if point.kind == "matrix":
-            jobs.append(matrix_job(point.form, point.shape, batch=point.batch, dtype=point.dtype, **said))
+            jobs.append(
+                matrix_job(
+                    point.form, point.shape, batch=point.batch, dtype=point.dtype, tier=number, held_out=held_out
+                )
+            )
         elif point.kind == "attention" and len(point.shape) == 6 and point.shape[3] == point.shape[4]:
             batch, heads, kv_heads, sequence, _, dim = point.shape
             part = point.call.removeprefix("sdpa_")
             causal = bool(point.options.get("causal"))
-            jobs.append(attention_job(part, (batch, heads, kv_heads, sequence, dim), causal, **said))
+            shape = (batch, heads, kv_heads, sequence, dim)
+            jobs.append(attention_job(part, shape, causal, tier=number, held_out=held_out))
         else:
             raise TwofoldError(
                 f"{os.fspath(path)!r} asks for {point.kind} {point.call} {point.shape}; matrix products and attention "
