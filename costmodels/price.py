@@ -50,12 +50,13 @@ _MAYBE_VIEWS = ("flat_unpack", "add.grad0", "add.grad1", "slice")
 _PRODUCTS = ("linear", "matmul", "conv2d")
 
 _UPDATES = {
-    "sgd": (1, 3, 3), "momentum": (3, 8, 5), "adamw": (8, 20, 7), "adamw.foreach": (8, 20, 7), "adamw.fused": (1, 7, 7),
+    "sgd": (1, 3, 3), "momentum": (3, 8, 5), "adamw": (8, 20, 7), "adamw.foreach": (8, 7, 7), "adamw.fused": (1, 7, 7),
 }  # fmt: skip
 """Optimizer -> (kernels, tensors read or written by them one by one, tensors in and out).
 
 Counted from the single-tensor forms of torch.optim: SGD add; momentum mul, add, add; AdamW mul, lerp, mul, addcmul,
-sqrt, div, add, addcdiv. Its foreach form runs the same over many tensors at once, its fused form is one kernel.
+sqrt, div, add, addcdiv. Its foreach form runs the same over many tensors at once (what it moves beyond its operands is
+measured: `Compute.kernel_cost`), its fused form is one kernel.
 """
 
 

@@ -35,6 +35,14 @@ _DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float
 
 _SCHEDULES = {"1f1bi": "interleaved_1f1b", "vpp": "interleaved_1f1b", "zb1p": "zb_h1", "zb2p": "zb_h2"}
 
+_ZERO_BUBBLE = "2401.10241"
+"""Qi et al. 2024; its experiments ran examples/pretrain_zero_bubble.sh of sail-sg/zero-bubble-pipeline-parallelism:
+--fp16, no --use-flash-attn, no recomputation, no distributed optimizer."""
+
+_LLAMA_VOCAB = 32_000
+"""Of the usual SentencePiece models. The zero-bubble experiments use one; the parameters that their models' names state
+(1.5B, 6.2B, 14.6B, 28.3B) leave 28,000 to 35,000 entries beside their layers."""
+
 _GPT_VOCAB = 51_200
 """GPT-2's 50,257 entries, padded to a multiple of 128 x 8 (Narayanan et al. 2021, arXiv 2104.04473, section 5.1)."""
 
@@ -176,6 +184,9 @@ class _Reading:
 
     def dtype(self) -> str:
         text = self.text("precision").lower()
+        if not text and _ZERO_BUBBLE in self.text("source").lower():
+            self.assumed.append("precision not stated: fp16, the default of the repository's script")
+            return "float16"
         if not text:
             self.assumed.append("precision not stated: bf16")
             return "bfloat16"
@@ -210,7 +221,8 @@ class _Reading:
         hidden, heads = self.count("hidden"), self.count("heads")
         kv_heads, ffn = self.count("kv_heads", heads), self.count("ffn", 4 * hidden)
         is_llama = "llama" in self.text("model").lower() or ffn != 4 * hidden or kv_heads != heads
-        vocab = self.count("vocab", 0) if self.text("vocab") else (32_000 if is_llama else _GPT_VOCAB)
+        small = is_llama or _ZERO_BUBBLE in self.text("source")
+        vocab = self.count("vocab", 0) if self.text("vocab") else (_LLAMA_VOCAB if small else _GPT_VOCAB)
         if not self.text("vocab"):
             self.assumed.append(f"vocabulary not stated: {vocab}")
         common = {
@@ -229,6 +241,10 @@ class _Reading:
         """torch's parts where the source or its switches speak of them, else Megatron-LM."""
         words = " ".join(self.text(name) for name in ("source", "notes")).lower()
         compiled = self.text("compile").lower()
+        if _ZERO_BUBBLE in words:
+            return "zero-bubble"
+        if "torchtitan" in self.text("source").lower():
+            return "torchtitan-compile" if compiled in ("y", "yes", "true") else "torchtitan"
         if "torch" in words or compiled or self.text("zero_level") in ("2", "3") or "fsdp" in words:
             return "torch-compile" if compiled in ("y", "yes", "true") else "torch"
         if match := re.search(r"\barxiv[: ]?(2[12])\d\d\.", words):  # before fused attention kernels were in use
@@ -289,11 +305,14 @@ class _Reading:
         """Adam; in mixed precision with float32 master weights, except where everything is said to be in one dtype."""
         settings = {"lr": 1e-4}
         per_step = "step"
+        megatron = stack in ("megatron", "megatron-2022", "zero-bubble")  # fp16 gradients stay in their buffers
+        if "torchtitan" in stack:  # without accumulation FSDP2 keeps shards of gradients only
+            per_step = "micro_batch"
         mixed = not stack.startswith("torch") or "torchtitan" in self.text("source").lower()
         if mixed and dtype != "float32":
             self.assumed.append("mixed precision: float32 master weights, states and reductions")
             return Optimizer(
-                kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step, gradient_dtype="float32",
-                master_dtype="float32",
+                kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step,
+                gradient_dtype="float16" if megatron and dtype == "float16" else "float32", master_dtype="float32",
             )  # fmt: skip
         return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)

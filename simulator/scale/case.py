@@ -18,6 +18,7 @@ from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
 from simulator.scale.action import Stretch
 from simulator.scale.chunks import Chunk, Chunks
+from simulator.scale.pipeline import pipeline_end_ps
 
 __all__ = ["Case", "Forecast", "Pieces", "is_split"]
 
@@ -123,7 +124,8 @@ class Pieces:
                     roles[role] = roles.get(role, 0) + size
             if costs.degrees.optimizer.parallel_level >= 3 and costs.shards > 1:
                 # whole weights exist only while their block computes: its own and the next one's
-                roles["weight"] += 2 * max(costs.weight_bytes(piece) for piece, _ in chunks[0].pieces)
+                whole = {piece: costs.weight_bytes(piece) for chunk in chunks for piece, _ in chunk.pieces}
+                roles["weight"] += costs.stack.whole_bytes(whole)
             self._held[chunks] = roles
         return self._held[chunks]
 
@@ -205,6 +207,20 @@ class Case:
                 dispatch = costs.stack.dispatch_ps(cost.dispatch_ps, "transfer", "C")
                 times[stage, stage + 1] = times[stage + 1, stage] = cost.work_ps
         return times, dispatch
+
+    def end_ps(self) -> float:
+        """When the pipeline ends, as the stack runs it.
+
+        Raises:
+            TwofoldError: a schedule whose ranks wait for each other.
+        """
+        stack, degrees = self.pieces.costs.stack, self.degrees
+        transfer_ps, send_ps = self.transfers()
+        return pipeline_end_ps(
+            self.schedule, [self.pieces.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
+            blocking=stack.waits_for_sends(degrees), synchronises=stack.synchronises(degrees),
+            together=stack.steps_together(degrees),
+        )  # fmt: skip
 
     def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:
         """What follows from the end of the pipeline and the peaks of its ranks' activations."""

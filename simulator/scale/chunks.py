@@ -124,10 +124,14 @@ class Chunks:
         """What the memory of pieces depends on beside their own tensors."""
         head = self.template.pieces["head"].parts["F"].cells
         logits = next(cell.shapes[-1] for cell in reversed(head) if cell.call == "linear.forward")
+        block = self.template.pieces["block"].parts["F"].cells
+        core = next(cell for cell in block if cell.call == "attention.forward")
+        queries, keys = ([self.numbers[size] for size in shape] for shape in core.shapes[:2])
         return PieceSizes(
             arrival_bytes=self.numbers[self.template.pieces["block"].leaves],
             logits=math.prod(self.numbers[size] for size in logits), item_bytes=itemsize(self.config.dtype),
-            ways=self.degrees.tp, recompute=self.degrees.recompute,
+            ways=self.degrees.tp, recompute=self.degrees.recompute, scores=math.prod(queries[:-1]) * keys[-2],
+            split_sequence=self.degrees.sequence_parallel,
         )  # fmt: skip
 
     @property

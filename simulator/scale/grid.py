@@ -16,6 +16,7 @@ from simulator.scale.action import Stretch
 from simulator.scale.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
 from simulator.scale.case import Case, Forecast, Pieces, is_split
 from simulator.scale.chunks import Chunk, Chunks
+from simulator.scale.memory import peak_activations
 from simulator.scale.predict import check_machine, chunks_of, rates_of
 from simulator.scale.stacks import Stack
 
@@ -108,6 +109,13 @@ class _Grid:
         stage_kind = [kinds.index(chunk) for chunk in chunks]
         rank_kinds = list(dict.fromkeys(cases[0].of_rank))
         rank_kind = [rank_kinds.index(own) for own in cases[0].of_rank]
+        stack, degrees = self._stack, cases[0].degrees
+        if stack.synchronises(degrees) or not stack.steps_together(degrees):  # what the batch knows nothing of
+            return [
+                case.forecast(case.end_ps(), peak_activations(schedule, *zip(
+                    *(case.pieces.activations(chunk) for chunk in chunks), strict=True
+                ))) for case in cases
+            ]  # fmt: skip
         actions = np.stack(
             [np.stack([self._column(case.pieces, chunk) for chunk in kinds], axis=-1) for case in cases], axis=-1
         )
@@ -117,7 +125,7 @@ class _Grid:
         transfers = [self._transfer(case) for case in cases]
         ends = pipeline_ends_ps(
             schedule, actions[:, :, stage_kind], updates[:, rank_kind], np.stack([times for times, _ in transfers], -1),
-            np.array([send for _, send in transfers], dtype=np.float64), blocking=not self._stack.overlaps_sends,
+            np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
         )  # fmt: skip
         memory = np.array([[_flat(case.pieces, chunk) for chunk in kinds] for case in cases], dtype=np.int64).T[
             :, stage_kind

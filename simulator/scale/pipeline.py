@@ -23,8 +23,9 @@ def pipeline_end_ps(
     *,
     blocking: bool = False,
     synchronises: bool = False,
+    together: bool = True,
 ) -> float:
-    """When the last rank has ended its step.
+    """When the last rank has ended its step; where ranks do not begin together, the longest time of a rank.
 
     Args:
         schedule: of the pipeline.
@@ -35,6 +36,7 @@ def pipeline_end_ps(
         send_ps: host time of a send or a receive.
         blocking: a rank goes on only when what it sent has arrived.
         synchronises: the host waits for the device whenever something was received or sent.
+        together: all ranks begin a step together; else each begins its next one when it has ended this one.
 
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
@@ -46,6 +48,7 @@ def pipeline_end_ps(
     ranks = range(schedule.num_ranks)
     host, stream, row, final = [0.0] * len(ranks), [0.0] * len(ranks), starts[:-1].copy(), [0.0] * len(ranks)
     first_of, last_of = _ends(stages, kinds)
+    begins = [0.0] * len(ranks)
     sent: dict[int, float] = {}
     waiting: dict[int, int] = {}
     ready = list(ranks)
@@ -74,6 +77,8 @@ def pipeline_end_ps(
             else:
                 stretch = own[letter]
             begun = max(stream[rank], arrival)
+            if row[rank] == starts[rank]:
+                begins[rank] = begun
             if synchronises and arrival:
                 host[rank] = max(host[rank], begun)
             stream[rank] = max(begun + stretch.work_ps, host[rank] + stretch.lead_ps)
@@ -100,7 +105,8 @@ def pipeline_end_ps(
     ends = []
     for rank in ranks:
         begun = max(stream[rank], final[rank])
-        ends.append(max(begun + updates[rank].work_ps, host[rank] + updates[rank].lead_ps))
+        end = max(begun + updates[rank].work_ps, host[rank] + updates[rank].lead_ps)
+        ends.append(end if together else end - begins[rank])
     return max(ends)
 
 

@@ -16,7 +16,6 @@ from simulator.scale.action import Rates
 from simulator.scale.case import Case, Forecast, Pieces, is_split
 from simulator.scale.chunks import Chunk, Chunks
 from simulator.scale.memory import peak_activations
-from simulator.scale.pipeline import pipeline_end_ps
 from simulator.scale.stacks import Stack
 
 __all__ = ["Forecast", "check_machine", "chunks_of", "forecast", "rates_of"]
@@ -53,13 +52,8 @@ def forecast(
         split_backward=is_split(schedule),
     )  # fmt: skip
     case = Case(pieces=Pieces(costs), degrees=degrees, chunks=chunks_of(config, degrees))
-    transfer_ps, send_ps = case.transfers()
-    end_ps = pipeline_end_ps(
-        schedule, [case.pieces.actions(chunk) for chunk in case.chunks], case.updates(), transfer_ps, send_ps,
-        blocking=stack.waits_for_sends(degrees), synchronises=stack.synchronises(degrees),
-    )  # fmt: skip
     kept, kept_for_weights, during = zip(*(case.pieces.activations(chunk) for chunk in case.chunks), strict=True)
-    return case.forecast(end_ps, peak_activations(schedule, kept, kept_for_weights, during))
+    return case.forecast(case.end_ps(), peak_activations(schedule, kept, kept_for_weights, during))
 
 
 def check_machine(machine: Machine) -> None:

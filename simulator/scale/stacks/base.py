@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from costmodels import Machine
@@ -74,6 +74,8 @@ class PieceSizes:
         item_bytes: of an element of activations.
         ways: tensor-parallel degree.
         recompute: mode of recomputation.
+        scores: elements of the scores of attention of one micro-batch on one rank.
+        split_sequence: whether the sequence is split between tensor-parallel products.
     """
 
     arrival_bytes: int
@@ -81,6 +83,8 @@ class PieceSizes:
     item_bytes: int
     ways: int
     recompute: str
+    scores: int = 0
+    split_sequence: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +129,14 @@ class Stack:
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
         """What a piece's activations take, given what they would with every tensor freed after its last use."""
         return found
+
+    def whole_bytes(self, pieces: Mapping[str, int]) -> int:
+        """Bytes of whole weights at level 3, given those of every piece: one computes, the next is gathered."""
+        return 2 * max(pieces.values())
+
+    def steps_together(self, degrees: Degrees) -> bool:
+        """Whether the ranks of a pipeline begin every step together."""
+        return True
 
     def waits_for_sends(self, degrees: Degrees) -> bool:
         """Whether a stage goes on only when what it sent has arrived."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodels import Machine
 from costmodels.price import price_compute
 from plans.plan import Optimizer
+from plans.scale import Degrees
+from plans.transformer import TransformerConfig
 from simulator.scale.action import COMPUTE, Line
-from simulator.scale.stacks.base import Kernel, Shape, Stack, update_bytes
+from simulator.scale.memory import Footprint
+from simulator.scale.stacks.base import Kernel, PieceSizes, Shape, Stack, update_bytes
 from simulator.scale.stacks.kernels import elementwise, unfused_attention
 
 __all__ = ["Megatron"]
@@ -25,6 +28,17 @@ _FREE = frozenset(
 which is inside the product that makes a weight's gradient."""
 
 
+_HOST_S = (405e-6, 674e-6)
+"""Host seconds of one block, forward and backward: those of plain torch modules (kinds of dispatch in benchmarks/data,
+stack torch, H200 host), since Megatron's layer is torch modules too. Assumed for other hosts."""
+
+_PRODUCT_HOST_S = 11e-6
+"""Of a matrix product alone (the same data), of which the weight-gradient part is made."""
+
+_MESSAGE_HOST_S = 30e-6
+"""Of a collective in eager torch (kind collective, small messages back to back)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Megatron(Stack):
     """The kernels of Megatron-LM's transformer layer (Narayanan et al. 2021, arXiv 2104.04473, section 4.2: fused bias
@@ -32,11 +46,44 @@ class Megatron(Stack):
 
     Args:
         flash_attention: one kernel for the attention core (from 2023 on), or the products written out.
+        overlaps_interleaved: whether the interleaved schedule sends beside the compute (since 2023, unless
+            --no-overlap-p2p-communication).
+        overlaps_split: whether schedules with split backward do (the runtime of the zero-bubble repository).
     """
 
     name: str = "megatron"
     gathers_again: bool = True
     flash_attention: bool = True
+    overlaps_interleaved: bool = True
+    overlaps_split: bool = True
+
+    def waits_for_sends(self, degrees: Degrees) -> bool:
+        """1F1B sends and receives in one batch and waits for it (megatron/core/pipeline_parallel/schedules.py)."""
+        if degrees.schedule.startswith("zb"):
+            return not self.overlaps_split
+        return not (self.overlaps_interleaved and degrees.virtual > 1)
+
+    def steps_together(self, degrees: Degrees) -> bool:
+        """The zero-bubble repository validates an update after the next step has begun (its section 4)."""
+        return not degrees.schedule.startswith("zb")
+
+    def synchronises(self, degrees: Degrees) -> bool:
+        """After such a batch the host waits for the device (p2p_communication.py, batch_p2p_sync)."""
+        return self.waits_for_sends(degrees)
+
+    def block_host_s(
+        self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
+    ) -> float | None:
+        """See `_HOST_S`; two messages each way with tensor parallelism."""
+        messages = 2 * _MESSAGE_HOST_S if degrees.tp > 1 else 0.0
+        forward, backward = (own + messages for own in _HOST_S)
+        if part == "F":
+            return forward
+        if part == "W":
+            return 4 * _PRODUCT_HOST_S
+        if part == "I":
+            backward -= 4 * _PRODUCT_HOST_S
+        return backward + (forward if degrees.recompute == "full" else 0.0)
 
     def kernels(
         self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
@@ -53,11 +100,62 @@ class Megatron(Stack):
             return (Kernel(call=name, shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
         if kind in ("rms_norm", "layer_norm") and which not in ("forward", "grad0"):
             return ()  # one backward kernel for all three gradients
-        if kind == "dropout" and which == "forward":
-            return (elementwise(call, math.prod(shape[0]), dtype, 2, 1),)  # with bias and residual
+        if kind == "dropout":  # with bias and residual; its mask is a byte
+            return (elementwise("add.forward", math.prod(shape[0]), dtype, 2 if which == "forward" else 1, 1),)
         if kind == "linear" and which == "grad2":
             return ()  # the bias's gradient comes out of the fused kernel behind it
+        if kind == "sum":
+            each = elementwise("add.forward", math.prod(shape[-1]), dtype, 2, 1)
+            return (each,) if len(shape) < 4 else ()  # queries, keys and values come from one product
+        if kind == "embedding" and which == "grad1":
+            return (Kernel(call="embedding.grad0", shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+        if kind == "cross_entropy" and which in ("forward", "grad0"):
+            return self._loss(which, math.prod(shape[0]))
         return (Kernel(call=call, shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+
+    @staticmethod
+    def _loss(which: str, logits: int) -> Sequence[Kernel]:
+        """Passes over logits in float: the largest is found, subtracted, exponentials, their sum, the division; the
+        gradient is made in place of the kept softmax (megatron/core/tensor_parallel/cross_entropy.py)."""
+        reads, writes = (5, 3) if which == "forward" else (1, 1)
+        return (elementwise("add.forward", logits, "float32", reads, writes),)
+
+    def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
+        """What Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count: s b h (34 + 5 a s / h) bytes of a layer on
+        one device. Beside the tensors of the template that is two masks of a byte, the softmax, its mask and its
+        dropped-out copy where they are written out; with sequence parallelism gathered inputs are dropped.
+
+        A split backward keeps inputs and output gradients of the products only, 32 s b h (Qi et al. 2024, arXiv
+        2401.10241, table 1); ours keeps what the gradients of the norms need as well.
+        """
+        if piece == "head":
+            # cast and subtraction each make a copy, of which the last is kept; the gradient is made in place
+            low = sizes.item_bytes * sizes.logits
+            return replace(found, forward=found.kept + 4 * sizes.logits + low, backward=low + 2 * sizes.arrival_bytes)
+        if piece != "block":
+            return found
+        extra = largest = 0
+        if sizes.recompute != "full":
+            extra = sizes.arrival_bytes
+            if sizes.ways > 1 and sizes.split_sequence and self.gathers_again:
+                extra -= 2 * (sizes.ways - 1) * sizes.arrival_bytes
+        if not self.flash_attention:
+            written_out = (2 * sizes.item_bytes + 1) * sizes.scores
+            extra += written_out if sizes.recompute == "none" else 0
+            largest = 2 * sizes.item_bytes * sizes.scores + (0 if sizes.recompute == "none" else written_out)
+        return replace(
+            found, kept=found.kept + extra, forward=found.forward + extra, backward=found.backward + largest,
+            kept_for_weights=max(0, found.kept_for_weights - 3 * sizes.arrival_bytes),
+        )  # fmt: skip
+
+    def memory(self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0) -> dict[str, int]:
+        """cuBLAS's workspace; the float copies of the gradients, made for the update when activations are gone."""
+        roles = {**roles, "buffer": roles.get("buffer", 0) + _WORKSPACE_BYTES}
+        if degrees.optimizer.gradient_dtype == "float16":
+            copies = 2 * roles["gradient"]
+            if copies > roles["activation"]:
+                roles["buffer"] += copies - roles["activation"]
+        return roles
 
     def update_lines(
         self, sizes: Sequence[int], dtype: str, optimizer: Optimizer, num_shards: int, machine: Machine
@@ -71,3 +169,6 @@ class Megatron(Stack):
             machine, call, ((elements,),), optimizer.updates_in(dtype), elements * update_bytes(dtype, optimizer)
         )
         return [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
+
+
+_WORKSPACE_BYTES = 32 * 2**20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from typing import Any
 
 from plans.errors import TwofoldError
 from simulator.scale.stacks.base import Stack
@@ -12,12 +13,23 @@ from simulator.scale.stacks.torch_native import TorchNative
 
 __all__ = ["stack_named", "stack_names"]
 
+_TORCHTITAN: dict[str, Any] = {
+    "fused_norm": False, "update": "foreach", "flash_2": True, "complex_rotary": True, "loss_parallel": True,
+    "holds_logits": False, "one_input": True, "reserved": True,
+}  # fmt: skip
+"""torchtitan of 2024 and 2025 (torchtitan/parallelisms/parallelize_llama.py, models/llama/model.py, train.py): logits
+are dropped before the backward, PrepareModuleInput makes one input of what products share, norms are torch.nn.RMSNorm
+before torch had a kernel for it, memory is reported as reserved."""
+
 _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron": Megatron,
-    "megatron-2022": lambda: Megatron(name="megatron-2022", flash_attention=False),
+    "megatron-2022": lambda: Megatron(name="megatron-2022", flash_attention=False, overlaps_interleaved=False),
     "torch": TorchNative,
     "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True),
+    "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),
+    "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, **_TORCHTITAN),
     "twofold": Stack,
+    "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False),
 }
 
 

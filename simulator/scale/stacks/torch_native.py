@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from costmodels import Machine
@@ -197,10 +197,14 @@ class TorchNative(Stack):
         """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
         if ways == 1:
             return steps
-        result = list(steps)
+        result = _along_sequence(steps)
         if not self.loss_parallel:
             result = _whole_loss(result, ways)
         return result if self.one_input else _own_reductions(result)
+
+    def whole_bytes(self, pieces: Mapping[str, int]) -> int:
+        """The root keeps its own parameters whole from forward to backward; one block computes, one is gathered."""
+        return sum(size * (2 if piece == "block" else 1) for piece, size in pieces.items())
 
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
         """Autograd keeps what it saved until the node's backward has run.
@@ -235,10 +239,36 @@ class TorchNative(Stack):
             extra += 2 * roles["gradient"]
         if degrees.pp > 1:
             extra += (degrees.num_micro_batches - self.holds_logits) * outputs_bytes
+        if self.reserved and degrees.optimizer.parallel_level:
+            # what other streams were given stays theirs: the gathered weights of the root and the reduced gradients
+            extra += roles["gradient"] + max(0, roles["weight"])
+            roles = {**roles, "gradient": 0} if degrees.num_micro_batches == 1 else roles
         return {**roles, "buffer": roles.get("buffer", 0) + extra}
 
 
 _WORKSPACE_BYTES = 32 * 2**20
+
+
+def _along_sequence(steps: Sequence[Step]) -> list[Step]:
+    """Gathers and scatters along the sequence, which is no tensor's first dim: what is gathered is concatenated again,
+    what is scattered is cut and concatenated before (torch/distributed/_functional_collectives.py)."""
+    result: list[Step] = []
+    gathered: dict[int, Step] = {}
+    for step in steps:
+        if not isinstance(step, Message) or step.operator:
+            result.append(step)
+        elif step.call == "wait":
+            result += [step, gathered.pop(step.token)] if step.token in gathered else [step]
+        elif step.call in ("all_gather", "reduce_scatter"):
+            copy = elementwise("add.forward", step.size_bytes // 2, "bfloat16", 1, 1)
+            if step.call == "all_gather":
+                gathered[step.token] = copy
+                result.append(step)
+            else:
+                result += [copy, step]
+        else:
+            result.append(step)
+    return result
 
 
 def _whole_loss(steps: list[Step], ways: int) -> list[Step]:
