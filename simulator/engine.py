@@ -22,6 +22,7 @@ from plans.timeline import Timeline
 from simulator.deadlock import refuse_deadlock
 from simulator.exchange import Communication, Exchange, Wires
 from simulator.fluid import Cores, Fabric, Rates
+from simulator.folding import fold
 from simulator.matching import match
 from simulator.memory import memory_timeline
 from simulator.order import LONGEST_PS, CostOf, Names, Order, Table
@@ -54,6 +55,7 @@ def run_program(
     cost_of_rank: Mapping[int, CostOf] | None = None,
     stretch: Stretch | None = None,
     with_memory: bool = True,
+    fold_ranks: bool = False,
 ) -> Timeline:
     """Run a program in virtual time.
 
@@ -71,6 +73,9 @@ def run_program(
         cost_of_rank: prices of ranks that are not like the others of their group.
         stretch: slower or jittering ranks.
         with_memory: whether to follow the memory too.
+        fold_ranks: simulate equal ranks once (`simulator.folding`) where that changes nothing: not where cores or links
+            are shared, or ranks have times of their own. The timeline has the spans and the memory of one of each kind
+            of rank then, and says how many each stands for (`Timeline.represents`).
 
     Returns:
         the timeline; spans are ordered by rank, start, end, stream and name. WAIT and blocking communication leave a
@@ -100,6 +105,14 @@ def run_program(
         )
     if overlap is not None and not host_async:
         raise TwofoldError("overlap rates are for devices behind their hosts (host_async=True); hosts share cores")
+    shares = wires is not None or cores_per_node is not None or bool(cost_of_rank) or stretch is not None
+    if fold_ranks and not shares and (folded := fold(program)) is not None:
+        if folded.is_exact(cost_of, shares_devices=overlap is not None):
+            timeline = run_program(
+                folded.program, folded.cost_of(cost_of), num_steps=num_steps, host_async=host_async, overlap=overlap,
+                with_memory=with_memory,
+            )  # fmt: skip
+            return folded.named(timeline, program.num_ranks)
     names = Names()
     orders = [Order(group, names) for group in program.groups]
     tables = [Table.priced(order, cost_of) for order in orders]

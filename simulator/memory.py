@@ -15,7 +15,7 @@ it is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -86,12 +86,13 @@ def times_of_instructions(
     rows = np.flatnonzero(timeline.step == last)
     rows = rows[np.argsort(timeline.rank[rows], kind="stable")]
     bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
+    here = timeline.represents
     for group in program.groups:
         order = Order(group, Names())
         triples = zip(order.ids, order.instructions, strict=True)
         name = [number_of.get((id_, instruction.call, instruction.part), -1) for id_, instruction in triples]
         when = _When(order, np.array(name, dtype=np.int64))
-        own = {rank: rows[bounds[rank] : bounds[rank + 1]] for rank in group.ranks}
+        own = {rank: rows[bounds[rank] : bounds[rank + 1]] for rank in group.ranks if rank in here}
         begin = timeline.step_start_ps[last]
         yield group, ((rank, when.of(timeline, of_rank, begin)) for rank, of_rank in own.items())
 
@@ -108,7 +109,7 @@ def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Ti
     share, per_group = machine.memory_allowance, machine.communicator_bytes or 0
     if not timeline.memory:
         return timeline
-    groups = _num_communicators(program) if per_group else {}
+    groups = _num_communicators(program, timeline.represents) if per_group else {}
     buffers = _added_by_buffers(program, timeline)
     peaks = []
     for each in timeline.memory:
@@ -151,20 +152,19 @@ def _added_by_buffers(program: Program, timeline: Timeline) -> dict[int, int]:
     return found
 
 
-def _num_communicators(program: Program) -> dict[int, int]:
-    """rank -> how many groups of ranks it communicates in."""
+def _num_communicators(program: Program, ranks: Container[int]) -> dict[int, int]:
+    """rank -> how many groups of ranks it communicates in, for some ranks."""
     found: dict[int, set[tuple[int, ...]]] = {}
     for group in program.groups:
         for body in {id(block.body): block.body for block in group.blocks}.values():
             for instruction in body.instructions:
                 if instruction.kind is Kind.COLLECTIVE:
                     for rank in group.ranks:
-                        members = group.members(instruction, rank)
-                        if len(members) > 1:
+                        if rank in ranks and len(members := group.members(instruction, rank)) > 1:
                             found.setdefault(rank, set()).add(tuple(sorted(members)))
                 for piece in instruction.pieces:
-                    if not piece.is_local:
-                        for rank in (piece.src_rank, piece.dst_rank):
+                    for rank in () if piece.is_local else (piece.src_rank, piece.dst_rank):
+                        if rank in ranks:
                             found.setdefault(rank, set()).add(())
     return {rank: len(groups) for rank, groups in found.items()}
 

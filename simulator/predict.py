@@ -36,6 +36,7 @@ def simulate(
     num_steps: int = 3,
     what_if: WhatIf = _NOTHING,
     with_memory: bool = True,
+    fold_ranks: bool = False,
 ) -> Timeline:
     """Predict a few training steps of a plan on a machine.
 
@@ -45,6 +46,8 @@ def simulate(
         num_steps: steps, back to back; step time, bubble and memory are those of the last.
         what_if: what is to be different; checkpoints and failures change no step (`outcome` says what they cost).
         with_memory: whether to follow the memory too.
+        fold_ranks: simulate equal ranks once, as programs of many thousand ranks need (`run_program`). Uplinks are then
+            taken as wide enough for all that goes over them together, unless `what_if` changes links.
 
     Returns:
         the timeline with memory; `low_s` and `high_s` are the machine's interval around `step_interval_s`. Peaks hold
@@ -80,10 +83,11 @@ def simulate(
         cores_per_node=None if machine.host_async else machine.cores_per_node,
         host_async=machine.host_async,
         overlap=_overlap(machine) if machine.host_async else None,
-        wires=network if network.is_needed else None,
+        wires=network if network.is_needed and not (fold_ranks and not what_if.links) else None,
         cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),
         stretch=_stretch(what_if),
         with_memory=with_memory,
+        fold_ranks=fold_ranks,
     )
     timeline = with_allowance(timeline, program, machine)
     meta = {"machine": machine.name, "program": program.name}

@@ -1,0 +1,149 @@
+"""Programs with equal ranks folded, against the same programs with every rank."""
+
+import random
+from collections import Counter
+
+import pytest
+from handmade import Price
+
+import twofold as tf
+from costmodels import Machine
+from costmodels.price import price
+from plans.layout import Layout
+from plans.lower import lower
+from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
+from plans.redistribution import Piece
+from simulator import run_program, simulate
+from simulator.folding import fold
+
+
+def spans_by_rank(timeline):
+    found = {rank: [] for rank in timeline.represents}
+    for span in timeline.spans():
+        found[span.rank].append((span.step, span.stream, span.start_ps, span.end_ps, span.id, span.call))
+    return {rank: tuple(sorted(spans)) for rank, spans in found.items()}
+
+
+def check_equal(folded, whole):
+    """The ranks that are there have their spans, and they stand for ranks that have the same ones."""
+    own, all_ = spans_by_rank(folded), spans_by_rank(whole)
+    assert all(own[rank] == all_[rank] for rank in own)
+    counted = Counter()
+    for rank, count in folded.represents.items():
+        counted[own[rank]] += count
+    assert counted == Counter(all_.values())
+    assert (folded.step_start_ps, folded.step_end_ps) == (whole.step_start_ps, whole.step_end_ps)
+    assert folded.bubble_fraction == pytest.approx(whole.bubble_fraction, rel=1e-12)
+    assert folded.exposed_comm_s == pytest.approx(whole.exposed_comm_s, rel=1e-12)
+    assert folded.peak_bytes == whole.peak_bytes
+
+
+def model(batch_size, num_layers):
+    config = tf.TransformerConfig(
+        num_layers=num_layers, hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, ffn=128, vocab=256, seq=32
+    )
+    return tf.transformer(config, batch_size=batch_size)
+
+
+@pytest.mark.parametrize(("schedule", "virtual", "zero"), [("1f1b", 1, 0), ("interleaved_1f1b", 2, 3), ("zb_v", 2, 1)])
+def test_lowered_plans(schedule, virtual, zero):
+    machine = Machine.load("h100-sxm-x8")
+    plan = tf.uniform_plan(
+        model(8, 2 * virtual), machine, dp=2, tp=2, pp=2, micro_batch=1, schedule=schedule, virtual=virtual, zero=zero
+    )
+    program = lower(plan)
+
+    def cost_of(instruction, group):
+        return price(instruction, group, machine, 8)
+
+    def overlap(compute, comm):
+        return (0.7, 0.8) if compute.call.startswith("linear") else (0.9, 1.0)
+
+    for options in ({}, {"overlap": overlap, "with_memory": False}, {"host_async": False, "with_memory": False}):
+        folded = run_program(program, cost_of, num_steps=2, fold_ranks=True, **options)
+        assert len(folded.represents) == 2
+        check_equal(folded, run_program(program, cost_of, num_steps=2, **options))
+
+
+def random_group(draw, ranks, name, transfers):
+    """Compute, collectives over axes or over all, and its ends of the transfers, each in a block of its own."""
+    values, blocks = {}, []
+    mesh = Layout((len(ranks) // 2, 2), ("a", "b"), ranks)
+    for number in range(draw.randint(1, 4)):
+        kind = draw.choice((Kind.COMPUTE, Kind.COLLECTIVE))
+        axes = draw.choice((("a",), ("b",), ("a", "b"))) if kind is Kind.COLLECTIVE else ()
+        call = "all_reduce" if axes else "linear.forward"
+        price_ = (draw.choice((0, 3)), draw.randint(0, 20))
+        blocks.append((f"own{number}", kind, call, {"axes": axes, "channel": "c" if axes else ""}, price_))
+    for id_, kind, pieces, work in transfers:
+        if kind is Kind.SEND:
+            values[f"{id_}.token"] = Value(name=f"{id_}.token", shape=(), role="token")
+        rest = {"pieces": pieces, "channel": id_, "token": f"{id_}.token" if kind is Kind.SEND else None}
+        blocks.insert(draw.randint(0, len(blocks)), (id_, kind, "transfer", rest, (1, work)))
+    lines = [
+        Instruction(name=id_, kind=kind, call=call, part="F", attrs={"price": price_}, **rest)
+        for id_, kind, call, rest, price_ in blocks
+    ]
+    body = Body(name=name, instructions=tuple(lines))
+    return GroupProgram(mesh=mesh, values=values, blocks=(Block(label=name, micro_batch=0, body=body),))
+
+
+def random_program(draw):
+    """Two groups; the ranks of the first send to some of the second, at random or in a pattern."""
+    first, second = tuple(range(8)), tuple(range(8, 8 + draw.choice((4, 8))))
+    chosen = draw.choice((second, second[: len(second) // 2], second[::2]))
+    pieces = tuple(
+        Piece(src_rank=draw.choice(first) if draw.random() < 0.2 else first[at % 8], dst_rank=to, region=((0, 1),))
+        for at, to in enumerate(chosen)
+    )
+    work = draw.randint(0, 30)
+    groups = (
+        random_group(draw, first, "first", [("x", Kind.SEND, pieces, work)]),
+        random_group(draw, second, "second", [("x", Kind.RECV, pieces, work)]),
+    )
+    return Program(groups=groups, num_micro_batches=1)
+
+
+def test_groups_whose_ranks_are_not_all_equal():
+    num_folded = num_split = 0
+    for seed in range(150):
+        program = random_program(random.Random(seed))
+
+        def cost_of(instruction, group):
+            return Price(*instruction.attrs["price"])
+
+        folded = run_program(program, cost_of, num_steps=2, fold_ranks=True, with_memory=False)
+        check_equal(folded, run_program(program, cost_of, num_steps=2, with_memory=False))
+        num_folded += len(folded.represents) < program.num_ranks
+        num_split += 2 < len(folded.represents) < program.num_ranks
+    assert num_folded > 50
+    assert num_split > 20
+
+
+def test_equal_ranks_that_send_each_other_something_do_not_fold():
+    pieces = tuple(Piece(src_rank=rank, dst_rank=(rank + 1) % 4, region=((0, 1),)) for rank in range(4))
+    values = {"t": Value(name="t", shape=(), role="token")}
+    lines = (
+        Instruction(name="s", kind=Kind.SEND, call="transfer", part="C", channel="x", pieces=pieces, token="t"),
+        Instruction(name="s", kind=Kind.RECV, call="transfer", part="C", channel="x", pieces=pieces),
+    )
+    block = Block(label="ring", micro_batch=0, body=Body(name="ring", instructions=lines))
+    group = GroupProgram(mesh=Layout((4,), ("a",)), values=values, blocks=(block,))
+    program = Program(groups=(group,), num_micro_batches=1)
+    assert fold(program) is None
+    timeline = run_program(program, lambda instruction, group: Price(0, 5), fold_ranks=True)
+    assert len(timeline.represents) == 4
+
+
+def test_many_ranks_are_simulated_as_their_kinds():
+    """Data-parallel width changes neither how many ranks are simulated nor what memory they need."""
+    found = []
+    for dp in (40, 80):
+        machine = Machine.load(f"h100-sxm-x{dp * 8}")
+        plan = tf.uniform_plan(model(2 * dp, 4), machine, dp=dp, tp=2, pp=4, micro_batch=1)
+        timeline = simulate(plan, machine, num_steps=1, fold_ranks=True)
+        found.append(timeline)
+        assert sorted(timeline.represents.values()) == [2 * dp] * 4
+        assert [each.rank for each in timeline.memory] == [0, 2 * dp, 4 * dp, 6 * dp]
+    assert len(found[0].rank) == len(found[1].rank)
+    assert found[0].peak_bytes == found[1].peak_bytes
