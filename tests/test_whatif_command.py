@@ -1,6 +1,7 @@
 """`twofold whatif`, the sensitivity behind it, its tables and its picture; schedules from files."""
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -209,3 +210,43 @@ def test_simulate_says_where_time_and_memory_go(files, capsys):
     assert main(["simulate", plan, "--machine", machine]) == 0
     shown = capsys.readouterr().out
     assert "Peak memory of the fullest rank" in shown and "made by" in shown and "Critical path" in shown
+
+
+def test_stages_stand_for_their_ranks(files, capsys):
+    plan, machine = files
+    by_stage, by_ranks = (
+        answer(["whatif", plan, "--machine", machine, "--slow", f"{ranks}=1.5"], capsys) for ranks in ("stage1", "4-7")
+    )
+    assert by_stage == by_ranks
+    assert by_stage["changed"][0]["change"] > 0
+    assert main(["whatif", plan, "--machine", machine, "--device", f"stage2={machine}"]) == 2
+    assert "the plan's stages are 0 to 1, not 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (("links", 0, "bandwidth_Bps"), 0, "bandwidth_Bps is 0"),
+        (("links", 0, "latency_s"), -1.0, "latency_s is -1.0"),
+        (("links", 1, "uplink_Bps"), -5.0, "uplink_Bps is -5.0"),
+        (("compute", "matrix_flops_per_s", "float32"), -1.0, "matrix_flops_per_s.float32 is -1.0"),
+        (("dispatch_s", "matrix"), float("nan"), "not a whole JSON file"),
+        (("num_devices",), 4, "runs on 8 ranks, but machine 'small' has 4 devices"),
+    ],
+)
+@pytest.mark.parametrize("command", ["simulate", "whatif"])
+def test_bad_machines_are_refused_before_simulating(
+    files, command, where, value, message, tmp_path, capsys, monkeypatch
+):
+    plan, machine = files
+    document = json.loads(Path(machine).read_text())
+    at = document
+    for key in where[:-1]:
+        at = at[key]
+    at[where[-1]] = value
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(document))
+    monkeypatch.setattr("simulator.predict.run_program", lambda *_, **__: pytest.fail("simulated"))
+    assert main([command, plan, "--machine", str(path)]) == 2
+    found = capsys.readouterr()
+    assert message in found.err and found.err.count("error:") == 1 and found.out == ""

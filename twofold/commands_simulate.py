@@ -165,11 +165,12 @@ def whatif(
         compute: factors on the arithmetic rates of devices.
         memory: factors on the memory bandwidth of devices.
         dispatch: factors on the host time to issue an instruction.
-        slow: RANKS=FACTOR: ranks that take so many times as long for what they do themselves, e.g. 3=1.2 or 0-7=1.05.
+        slow: RANKS=FACTOR: ranks that take so many times as long for what they do themselves, e.g. 3=1.2, 0-7=1.05, or
+            stage1=1.3 for the ranks of a stage.
         jitter: spread of such factors, drawn anew for every rank, step and instruction (0.05 is about 5 %).
         seed: of the jitter.
         link: TIER[:RANKS]:CHANGES, e.g. NVLink:bandwidth=0.5, 1:0-7:latency=2, or 0:2~5:failed for one link.
-        device: RANKS=MACHINE: ranks with the device of another machine, e.g. 4-7=h200-x8.
+        device: RANKS=MACHINE: ranks with the device of another machine, e.g. 4-7=h200-x8 or stage0=a100-80gb-x8.
         checkpoint_every: steps between checkpoints.
         checkpoint_GBps: of one rank, in 10^9 bytes a second; 1 by default.
         checkpoint_async: training goes on while a checkpoint is written.
@@ -199,10 +200,11 @@ def whatif(
 
         if several := [name for name, values in given.items() if len(values) > 1][1:]:
             raise TwofoldError(f"--{several[0].replace('_', '-')} has several values too; one knob at a time is varied")
-        fixed = WhatIf(
-            slowdown=_slowdown(slow), links=tuple(map(_link, link)), devices=_devices(device, Machine.load), seed=seed
-        )
         loaded, target = _plan(plan, schedule, steps), Machine.load(machine)
+        fixed = WhatIf(
+            slowdown=_slowdown(slow, loaded), links=tuple(map(_link, link)),
+            devices=_devices(device, Machine.load, loaded), seed=seed,
+        )  # fmt: skip
         program = lower(loaded)
         known: dict[str, Outcome] = {}
 
@@ -290,10 +292,10 @@ def _link(text: str) -> LinkChange:
     return LinkChange.parse(text)
 
 
-def _slowdown(texts: Sequence[str]) -> dict[int, float]:
+def _slowdown(texts: Sequence[str], plan: Plan) -> dict[int, float]:
     found: dict[int, float] = {}
     for text in texts:
-        ranks, factor = _assignment(text, "--slow", "3=1.2")
+        ranks, factor = _assignment(text, "--slow", "3=1.2", plan)
         try:
             found |= dict.fromkeys(ranks, float(factor))
         except ValueError:
@@ -301,20 +303,29 @@ def _slowdown(texts: Sequence[str]) -> dict[int, float]:
     return found
 
 
-def _devices(texts: Sequence[str], load: Callable[[str], Machine]) -> dict[int, Machine]:
+def _devices(texts: Sequence[str], load: Callable[[str], Machine], plan: Plan) -> dict[int, Machine]:
     found: dict[int, Machine] = {}
     for text in texts:
-        ranks, name = _assignment(text, "--device", "4-7=h200-x8")
+        ranks, name = _assignment(text, "--device", "4-7=h200-x8", plan)
         found |= dict.fromkeys(ranks, load(name))
     return found
 
 
-def _assignment(text: str, flag: str, example: str) -> tuple[tuple[int, ...], str]:
+def _assignment(text: str, flag: str, example: str, plan: Plan) -> tuple[tuple[int, ...], str]:
+    """The ranks, given as such or as "stage1" or "stage0-2", and what stands behind them."""
     from simulator.link_change import read_ranks
 
     ranks, _, value = text.partition("=")
     try:
-        return read_ranks(ranks), value
+        if not ranks.startswith("stage"):
+            return read_ranks(ranks), value
+        numbers = read_ranks(ranks.removeprefix("stage"))
+        if absent := [number for number in numbers if not 0 <= number < len(plan.stages)]:
+            raise TwofoldError(f"{flag} {text}: the plan's stages are 0 to {len(plan.stages) - 1}, not {absent[0]}")
+        found = [rank for number in numbers for rank in plan.stages[number].mesh.rank_list]
+        return tuple(dict.fromkeys(found)), value
+    except TwofoldError:
+        raise
     except ValueError:
         raise TwofoldError(f"cannot read {flag} {text}; it looks like {flag} {example}") from None
 
