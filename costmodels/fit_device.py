@@ -6,6 +6,7 @@ device it starts from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,9 @@ from costmodels.fit_matrix import fit_matrix
 from costmodels.machine import DISPATCH_CLASSES
 from costmodels.points import Point
 from costmodels.rules import fit_rules, rule_points
-from costmodels.sections import COLLECTIVES, Link, Overlap, Provenance
+from costmodels.sections import COLLECTIVES, Collective, Link, Overlap, Provenance
 from plans.errors import TwofoldError
+from plans.graph import itemsize
 
 __all__ = ["TARGETS", "DeviceFit", "Predicted", "fit_device", "predict_points", "scoreboard"]
 
@@ -140,7 +142,8 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
             says(f"collectives.{call}", f"{len(own)} points of 2 to {most} ranks, {link_fit.form}")
     overlaps, overlap_points = base.overlap, [point for point in fitted if point.kind == "overlap"]
     if overlap_points:
-        new = fit_overlaps(overlap_points)
+        lengths = [_lengths(point, compute, collectives, base) for point in overlap_points]
+        new, forms["overlap"] = fit_overlaps(overlap_points, lengths)
         pairs = {(entry.compute, entry.collective) for entry in new}
         overlaps = (*(entry for entry in base.overlap if (entry.compute, entry.collective) not in pairs), *new)
         says("overlap", f"{len(overlap_points)} pairs; those not measured as the nearest pair")
@@ -189,7 +192,9 @@ def predict_points(
         "attention": lambda point: predicted_s(point, device.compute),
         "collective": linked_s,
         "transfer": linked_s,
-        "overlap": lambda point: overlap_s(point, device.overlap),
+        "overlap": lambda point: overlap_s(
+            point, device.overlap, *_lengths(point, device.compute, device.collectives, device)
+        ),
     }
     found = []
     for point in points:
@@ -208,6 +213,22 @@ def scoreboard(predicted: Sequence[Predicted]) -> tuple[Residuals, ...]:
         for section in TARGETS
         if (own := [entry for entry in predicted if entry.section == section])
     )
+
+
+def _lengths(
+    point: Point, compute: Compute, collectives: Mapping[str, Collective], device: Device
+) -> tuple[float, float]:
+    """How long one kernel and one message of a measured pair take alone; each was repeated until both took long."""
+    call = {"matrix": "mm", "attention": "sdpa_forward", "memory": "add"}[point.call]
+    size = 3 * itemsize(point.dtype) * math.prod(point.shape) if point.call == "memory" else 0
+    kernel = Point(kind=point.call, call=call, shape=point.shape, size_bytes=size, dtype=point.dtype, form="nn",
+                   options={"causal": 1} if point.call == "attention" else {}, seconds=1.0)  # fmt: skip
+    kind = "transfer" if point.beside == "transfer" else "collective"
+    message = Point(kind=kind, call=point.beside, size_bytes=point.size_bytes, ranks=max(2, point.ranks),
+                    dtype=point.dtype, seconds=1.0)  # fmt: skip
+    library = {"cuda": "nccl", "npu": "hccl"}[device.device]
+    message_s = communication_s(message, collectives[point.beside], device.node, library)
+    return min(predicted_s(kernel, compute), point.figures["compute_s"]), min(message_s, point.figures["comm_s"])
 
 
 def _completed(overlaps: Sequence[Overlap]) -> tuple[Overlap, ...]:

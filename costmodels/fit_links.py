@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from costmodels.communication import route, wire_s
-from costmodels.fit import Floats, fit_overlap, log_ratio, overlapped_s, solve
+from costmodels.fit import Floats, log_ratio, overlapped_s, solve
+from costmodels.fit_kernels import choose, folds, said
 from costmodels.points import Point
 from costmodels.sections import COLLECTIVES, Collective, Link, Overlap, Protocol
 from costmodels.traffic import Traffic, collective_traffic
@@ -165,26 +166,68 @@ def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> L
     return LinkFit(collective=model, issued=issued, form=form, predicted_s=tuple(map(float, predict(best))))
 
 
-def fit_overlaps(points: Sequence[Point]) -> tuple[Overlap, ...]:
-    """The pairwise rates of every measured pair of a kind of compute and a collective."""
-    pairs: dict[tuple[str, str], list[Point]] = {}
-    for point in points:
-        if point.beside in COLLECTIVES:
-            pairs.setdefault((point.call, point.beside), []).append(point)
+def fit_overlaps(points: Sequence[Point], lengths: Sequence[tuple[float, float]]) -> tuple[tuple[Overlap, ...], str]:
+    """The rates of every measured pair of a kind of compute and a collective, and which form was chosen.
+
+    Args:
+        points: kind "overlap", none of them held out.
+        lengths: of each point's kernel and message alone.
+    """
+    kept = [number for number, point in enumerate(points) if point.beside in COLLECTIVES]
+    points, lengths = [points[number] for number in kept], [lengths[number] for number in kept]
+    seconds = np.array([point.seconds for point in points])
+    forms: dict[str, Callable[[Point], str]] = {
+        "rates of each kind of compute": lambda point: point.call,
+        "rates of each pair": lambda point: f"{point.call} {point.beside}",
+    }
+    errors = {}
+    for name, key in forms.items():
+        left_out = np.empty(len(points))
+        for inside, outside in folds(points):
+            fitted = _overlaps([points[at] for at in inside], [lengths[at] for at in inside], key)
+            left_out[outside] = [overlap_s(points[at], fitted, *lengths[at]) for at in outside]
+        errors[name] = float(np.median(np.abs(log_ratio(left_out, seconds))))
+    chosen = choose(errors)
+    return _overlaps(points, lengths, forms[chosen]), said(chosen, errors)
+
+
+def _overlaps(
+    points: Sequence[Point], lengths: Sequence[tuple[float, float]], key: Callable[[Point], str]
+) -> tuple[Overlap, ...]:
+    groups: dict[str, list[int]] = {}
+    for number, point in enumerate(points):
+        groups.setdefault(key(point), []).append(number)
     entries = []
-    for (compute, collective), own in sorted(pairs.items()):
-        alone, comm = ([point.figures[name] for point in own] for name in ("compute_s", "comm_s"))
-        compute_rate, comm_rate = fit_overlap(alone, comm, [point.seconds for point in own])
-        entries.append(
-            Overlap(compute=compute, collective=collective, compute_rate=compute_rate, comm_rate=comm_rate)  # type: ignore[arg-type]
-        )
-    return tuple(entries)
+    for numbers in groups.values():
+        own = [points[number] for number in numbers]
+        alone_s, comm_s = (np.array([point.figures[name] for point in own]) for name in ("compute_s", "comm_s"))
+        kernel_s, message_s = np.array([lengths[number] for number in numbers]).T
+        both_s = np.array([point.seconds for point in own])
+
+        def predict(q: Floats) -> Floats:
+            first, second, hold = q
+            share = message_s / (message_s + hold * second * kernel_s)  # noqa: B023 - called within the round
+            return overlapped_s(alone_s, comm_s, 1 - (1 - first) * share, second * share)  # noqa: B023
+
+        def misfit(q: Floats) -> Floats:
+            return log_ratio(predict(q), both_s)  # noqa: B023
+
+        tried = [
+            solve(misfit, np.array(start), np.array([0.02, 0.05, 0.0]), np.array([1.0, 1.0, 3.0]))
+            for start in ((0.6, 0.8, 0.3), (0.4, 0.6, 0.9), (0.8, 0.9, 0.05))
+        ]
+        first, second, hold = min(tried, key=lambda q: float(np.sum(np.abs(misfit(np.asarray(q)))))).tolist()
+        share = 1 / (1 + hold * second)
+        rates = {"compute_rate": 1 - (1 - first) * share, "comm_rate": second * share, "hold": hold}
+        pairs = {(point.call, point.beside) for point in own}
+        entries += [Overlap(compute=call, collective=beside, **rates) for call, beside in pairs]  # type: ignore[arg-type]
+    return tuple(sorted(entries, key=lambda entry: (entry.compute, entry.collective)))
 
 
-def overlap_s(point: Point, overlaps: Sequence[Overlap]) -> float:
-    """Seconds of a measured pair by its rates and its two times alone."""
-    rates: Mapping[tuple[str, str], Overlap] = {(entry.compute, entry.collective): entry for entry in overlaps}
-    entry = rates.get((point.call, point.beside))
-    compute_rate, comm_rate = (entry.compute_rate, entry.comm_rate) if entry else (1.0, 1.0)
+def overlap_s(point: Point, overlaps: Sequence[Overlap], kernel_s: float, message_s: float) -> float:
+    """Seconds of a measured pair by its rates, its two times alone, and how long a kernel and a message of it are."""
+    pairs: Mapping[tuple[str, str], Overlap] = {(entry.compute, entry.collective): entry for entry in overlaps}
+    entry = pairs.get((point.call, point.beside))
+    compute_rate, comm_rate = entry.rates(kernel_s, message_s) if entry else (1.0, 1.0)
     alone = (np.array([point.figures["compute_s"]]), np.array([point.figures["comm_s"]]))
     return float(overlapped_s(*alone, compute_rate, comm_rate)[0])

@@ -145,18 +145,47 @@ class Collective(Section, frozen=True, kw_only=True):
 
 
 class Overlap(Section, frozen=True, kw_only=True):
-    """The rates (1 = alone) at which a kind of compute and a collective proceed while both run."""
+    """The rates (1 = alone) at which a kind of compute and a collective proceed while both run.
+
+    A collective needs some of the cores that a kernel holds until it ends: a message waits for `hold` times the length
+    of a kernel before it moves, and meanwhile the compute goes on undisturbed. So the rates depend on how long the two
+    take alone.
+
+    Args:
+        compute: kind of compute.
+        collective: kind of communication.
+        compute_rate: of compute, where a kernel and a message take equally long.
+        comm_rate: of the communication, likewise.
+        hold: see above.
+    """
 
     compute: Literal["matrix", "memory", "attention"]
     collective: str
     compute_rate: float
     comm_rate: float
+    hold: float = 0.0
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
         check_known("collective of an overlap", self.collective, COLLECTIVES)
         check_share("compute_rate", self.compute_rate)
         check_share("comm_rate", self.comm_rate)
+        if self.hold * self.comm_rate >= 1:
+            raise TwofoldError(f"hold is {self.hold}; below 1 / comm_rate, or no message would move")
+
+    def rates(self, kernel_s: float, message_s: float) -> tuple[float, float]:
+        """The rates of compute by kernels of `kernel_s` beside messages of `message_s`, both alone.
+
+        >>> pair = Overlap(compute="matrix", collective="all_reduce", compute_rate=0.7, comm_rate=0.5, hold=0.8)
+        >>> [tuple(round(rate, 2) for rate in pair.rates(kernel_s, 1e-4)) for kernel_s in (1e-4, 1e-2)]
+        [(0.7, 0.5), (0.99, 0.01)]
+        """
+        if not self.hold or message_s <= 0:
+            return self.compute_rate, self.comm_rate
+        moving = 1 - self.hold * self.comm_rate  # share of the time, where both take equally long
+        alone = self.comm_rate / moving
+        share = message_s / (message_s + self.hold * alone * kernel_s)
+        return 1 - (1 - self.compute_rate) * share / moving, alone * share
 
 
 class Interval(Section, frozen=True, kw_only=True):

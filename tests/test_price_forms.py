@@ -13,11 +13,11 @@ from costmodels.communication import route, wire_s
 from costmodels.compute import Attention, Compute, attention_s, matrix_s, memory_s
 from costmodels.fit_device import fit_device
 from costmodels.fit_kernels import fit_attention, fit_memory, predicted_s
-from costmodels.fit_links import communication_s, fit_links
+from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overlap_s
 from costmodels.fit_matrix import fit_matrix
 from costmodels.interval import class_seconds
 from costmodels.points import Point
-from costmodels.sections import Collective, Link, Protocol
+from costmodels.sections import Collective, Link, Overlap, Protocol
 from costmodels.tiled import Tiled, alignment_bytes
 from costmodels.traffic import collective_traffic
 from plans.errors import TwofoldError
@@ -296,3 +296,31 @@ def test_the_shipped_device_predicts_the_shipped_points():
     assert set(rows) >= {"matrix", "attention", "memory", "collective"}
     assert all(row["median_error"] < 0.2 for row in rows.values())
     assert fit.device.compute == load_device("h200").compute
+
+
+def test_rates_of_a_pair_depend_on_how_long_kernels_hold_the_cores():
+    pair = Overlap(compute="matrix", collective="all_reduce", compute_rate=0.7, comm_rate=0.5, hold=0.8)
+    assert pair.rates(2e-4, 2e-4) == pytest.approx((0.7, 0.5))
+    # no kernel to wait for: comm at b, compute at a, of which the pair's rates are the mean over moving and waiting
+    alone, undisturbed = pair.rates(0.0, 1e-4)[1], pair.rates(1.0, 1e-6)
+    moving = (1 / alone) / (1 / alone + 0.8)
+    assert alone * moving == pytest.approx(0.5)
+    assert undisturbed == pytest.approx((1.0, 0.0), abs=1e-3)
+    with pytest.raises(TwofoldError, match="hold"):
+        Overlap(compute="matrix", collective="all_reduce", compute_rate=0.7, comm_rate=0.5, hold=2.0)
+
+
+def test_overlap_fits_find_how_long_messages_wait():
+    rng, made, lengths = np.random.default_rng(6), [], []
+    truth = Overlap(compute="matrix", collective="all_reduce", compute_rate=0.75, comm_rate=0.5, hold=0.7)
+    for kernel_s in (2e-5, 1e-4, 1e-3):
+        for message_s in (5e-5, 3e-4, 1e-3):
+            for times in (0.7, 1.0, 1.4):
+                figures = {"compute_s": 1e-3, "comm_s": 1e-3 * times}
+                point = Point(kind="overlap", call="matrix", beside="all_reduce", figures=figures, seconds=1.0)
+                seconds = overlap_s(point, [truth], kernel_s, message_s) * float(np.exp(rng.normal(0, 0.005)))
+                made.append(msgspec.structs.replace(point, seconds=seconds))
+                lengths.append((kernel_s, message_s))
+    (got,), _ = fit_overlaps(made, lengths)
+    for kernel_s in (1e-5, 5e-4):
+        assert got.rates(kernel_s, 2e-4) == pytest.approx(truth.rates(kernel_s, 2e-4), abs=0.05)
