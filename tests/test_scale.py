@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -30,8 +31,10 @@ from search import uniform_plan
 from simulator import simulate
 from simulator.scale import Stack, forecast, stack_named, stack_names
 from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Line, Stretch, measure
+from simulator.scale.chunks import Chunks
 from simulator.scale.memory import peak_activations
 from simulator.scale.pipeline import pipeline_end_ps
+from simulator.scale.stacks import TorchNative
 
 LLAMA = TransformerConfig(
     num_layers=4, hidden=96, num_heads=8, num_kv_heads=4, head_dim=16, ffn=192, vocab=512, seq=64, dtype="float32"
@@ -80,7 +83,14 @@ def _said_by_lowering(group, body):
 @pytest.mark.parametrize("recompute", ["none", "selective", "selective_op", "full"])
 @pytest.mark.parametrize(
     ("config", "tp", "cp", "sequence_parallel"),
-    [(LLAMA, 1, 1, False), (LLAMA, 4, 1, False), (LLAMA, 2, 2, True), (GPT, 2, 1, True), (GPT, 4, 2, False)],
+    [
+        (LLAMA, 1, 1, False),
+        (LLAMA, 4, 1, False),
+        (LLAMA, 8, 1, False),
+        (LLAMA, 2, 2, True),
+        (GPT, 2, 1, True),
+        (GPT, 4, 2, False),
+    ],
 )
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_template_says_what_lowering_of_these_sizes_says(config, tp, cp, sequence_parallel, recompute, schedule):
@@ -133,8 +143,8 @@ def test_forecast_is_close_to_the_engine_on_the_whole_program(tp, pp, schedule, 
     # one step that all ranks begin together; of several in a row a rank that is ahead begins its next one earlier
     expected, found = simulate(plan, machine, num_steps=1), forecast(config, degrees, machine)
     assert found.step_s == pytest.approx(expected.step_s, rel=0.01)
-    # tensors on their way between stages are not counted: up to 5 % on so small a model
-    assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.05)
+    # tensors on their way between stages and buffers of messages are not counted
+    assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
 
 
 def test_maps_of_clocks_compose_as_the_walk_does():
@@ -233,3 +243,101 @@ def test_bad_degrees_are_refused(wrong, message):
 def test_machines_whose_hosts_compute_are_refused():
     with pytest.raises(TwofoldError, match="computes on its hosts"):
         forecast(LLAMA, Degrees(global_batch=2), Machine.load("cpu-2core-x8"))
+
+
+def _layer_bytes(config, *, tp, sequence_parallel, recompute, batch):
+    """Korthikanti et al. 2022, arXiv 2205.05198, equations 2, 4 and 6, and 2 s b h for a block made again."""
+    tokens, scores = config.seq * batch * config.hidden, config.num_heads * config.seq**2 * batch
+    core = 0 if recompute == "selective" else 5 * scores / tp
+    if recompute == "full":
+        return 2 * tokens / (tp if sequence_parallel else 1)
+    return tokens * 34 / tp + core if sequence_parallel else tokens * (10 + 24 / tp) + core
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(("tp", "sequence_parallel"), [(1, False), (8, False), (8, True)])
+def test_megatron_keeps_what_its_paper_says(tp, sequence_parallel, recompute):
+    config = TransformerConfig(
+        num_layers=4, hidden=1024, num_heads=16, ffn=4096, vocab=512, seq=512, gated=False, norm="layer", qkv_bias=True,
+        out_bias=True, mlp_bias=True, position="learned", dropout=0.1, attention_dropout=0.1, dtype="float16",
+    )  # fmt: skip
+    degrees = Degrees(
+        tp=tp, micro_batch=2, global_batch=2, recompute=recompute, sequence_parallel=sequence_parallel
+    )  # fmt: skip
+    costs = Chunks(
+        config=config, degrees=degrees, machine=Machine.load("a100-80gb-x8"), stack=stack_named("megatron-2022"),
+        rates=None, split_backward=False,
+    )  # fmt: skip
+    expected = _layer_bytes(config, tp=tp, sequence_parallel=sequence_parallel, recompute=recompute, batch=2)
+    # the paper leaves out what is small against s b h
+    assert costs.footprint("block").kept == pytest.approx(expected, rel=0.005)
+
+
+def _messages(stack, *, sequence_parallel=False):
+    degrees = Degrees(tp=4, micro_batch=2, global_batch=2, sequence_parallel=sequence_parallel)
+    costs = Chunks(
+        config=replace(LLAMA, dtype="bfloat16"), degrees=degrees, machine=Machine.load("h200-x4"), stack=stack,
+        rates=None, split_backward=False,
+    )  # fmt: skip
+    return [line.name for line in costs.lines("block", "B") if line.kind == COLLECTIVE]
+
+
+def test_products_without_a_common_input_reduce_its_gradient_each():
+    # queries, keys, values and the two products of the feed-forward
+    assert _messages(TorchNative()) == ["all_reduce"] * 5
+    assert _messages(TorchNative(one_input=True)) == ["all_reduce"] * 2
+    assert _messages(TorchNative(), sequence_parallel=True) == ["all_gather", "reduce_scatter"] * 2
+
+
+def test_fsdp2_gathers_weights_in_every_forward_also_at_level_2():
+    config, machine = transformer_config("llama-3-8b"), Machine.load("h100-sxm-x8")
+
+    def gathered_s(stack, count):
+        optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=2, reduce_every="step")
+        degrees = Degrees(dp=8, global_batch=8 * count, optimizer=optimizer, recompute="full")
+        return forecast(config, degrees, machine, stack=stack_named(stack)).rank_s[0]["all_gather"]
+
+    # what is not hidden: of every micro-batch, or of the first alone
+    assert gathered_s("torch", 4) == pytest.approx(4 * gathered_s("torch", 1))
+    assert gathered_s("twofold", 4) == pytest.approx(gathered_s("twofold", 1))
+
+
+def test_a_host_that_waits_for_every_transfer_is_late_for_the_next_action():
+    schedule = make_schedule("1f1b", 2, 4)
+    action = Stretch(work_ps=10, lead_ps=13, dispatch_ps=5)  # 3 late where the device is idle at first
+    actions = [{"F": action, "B": action}] * 2
+    travel = {(0, 1): 0.0, (1, 0): 0.0}
+    ahead = pipeline_end_ps(schedule, actions, [Stretch()] * 2, travel, 0)
+    late = pipeline_end_ps(schedule, actions, [Stretch()] * 2, travel, 0, synchronises=True)
+    # the last rank is late for each forward, which arrives, and ahead of the backward that follows at once
+    assert (ahead, late) == (13 + 9 * 10, 13 + 4 * (13 + 10) + 13)
+
+
+def test_ranks_that_do_not_begin_together_take_as_long_as_the_longest():
+    schedule = make_schedule("zb_h2", 4, 12)
+    one = Stretch(work_ps=10)
+    actions = [{"F": one, "I": one, "W": one}] * 4
+    end = pipeline_end_ps(schedule, actions, [Stretch()] * 4, {}, 0, together=False)
+    assert end == 12 * 30 < pipeline_end_ps(schedule, actions, [Stretch()] * 4, {}, 0)
+
+
+def test_a_tied_table_is_held_once_on_one_stage():
+    machine = Machine.load("h100-sxm-x8")
+    plain, tied = (replace(LLAMA, vocab=8192, tied=tied) for tied in (False, True))
+    table = 8192 * 96 * (4 + 4 + 8)  # weight, gradient, two states
+    for pp, fewer in ((1, table), (2, 0)):
+        degrees = Degrees(pp=pp, global_batch=2)
+        roles = [forecast(config, degrees, machine).memory for config in (plain, tied)]
+        static = [sum(own[role] for role in ("weight", "gradient", "optimizer")) for own in roles]
+        activations = roles[0]["activation"] - roles[1]["activation"]
+        assert static[0] - static[1] + activations == fewer
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"tp": 3}, "heads 8 does not divide by tp"), ({"tp": 5}, "heads 8"), ({"cp": 3}, "seq 64 does not divide by cp"),
+     ({"tp": 8, "sequence_parallel": True}, "key-value heads")],
+)  # fmt: skip
+def test_sizes_that_degrees_do_not_divide_are_refused(wrong, message):
+    with pytest.raises(TwofoldError, match=message):
+        forecast(LLAMA, Degrees(**{"global_batch": 2} | wrong), Machine.load("h100-sxm-x8"))

@@ -17,6 +17,7 @@ from typing import Any
 from costmodels import Machine
 from plans.errors import TwofoldError
 from simulator.scale import Forecast, forecast, stack_named
+from simulator.scale.memory import memory_interval
 from twofold.tables import Case, Skip, case_of, read_table
 
 __all__ = ["Validation", "measured_as", "validate"]
@@ -77,11 +78,15 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
 
 
 def _row(case: Case, machine: str | None) -> dict[str, Any]:
-    found = forecast(case.config, case.degrees, Machine.load(machine or case.machine), stack=stack_named(case.stack))
+    stack = stack_named(case.stack)
+    found = forecast(case.config, case.degrees, Machine.load(machine or case.machine), stack=stack)
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)
     if case.metric.startswith("peak_memory"):
-        low, high = predicted * 0.9, predicted * 1.1
+        unit = predicted / found.peak_bytes
+        unknown = stack.unknown_bytes(case.config, case.degrees)
+        edges = memory_interval(found.memory, unknown_bytes=unknown, reserved=stack.reserved)
+        low, high = (unit * edge for edge in edges)
     return {
         "row": case.row, "source": case.source, "metric": case.metric, "value": case.value, "predicted": predicted,
         "low": low, "high": high, "machine": machine or case.machine, "stack": case.stack,

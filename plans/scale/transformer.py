@@ -50,21 +50,26 @@ def model_template(
         config: of a dense transformer.
         tp, cp: degrees.
         sequence_parallel: see `plans.transformer.block_strategies`.
-        recompute: "none", "selective" or "full".
+        recompute: one of `plans.transformer.recompute.RECOMPUTE_MODES`.
         split_backward: whether input-gradient and weight-gradient parts are bodies of their own.
 
     Raises:
-        TwofoldError: a mixture of experts.
+        TwofoldError: a mixture of experts; sequence parallelism with more ranks than key-value heads.
     """
     if config.experts is not None:
         raise TwofoldError(f"{config.name}: mixtures of experts cannot be folded yet; give a dense model")
+    grouping = _grouping(config, tp)
+    if grouping == "spread" and sequence_parallel:
+        raise TwofoldError(
+            f"{config.name}: sequence parallelism with tp({tp}) > {config.kv_heads} key-value heads is not predicted; "
+            f"give tp <= {config.kv_heads}, or no sequence parallelism"
+        )
     structure = replace(
         config,
         name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, head_dim=2, ffn=1, vocab=1, seq=1,
         dropout=0.1 if config.dropout else 0.0, attention_dropout=0.1 if config.attention_dropout else 0.0,
         norm_eps=1e-5, tied=False, source="",
     )  # fmt: skip
-    grouping = _grouping(config, tp)
     return _template(structure, grouping, tp > 1, cp > 1, sequence_parallel and tp > 1, recompute, split_backward)
 
 
@@ -75,7 +80,11 @@ def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int
         config: see `model_template`.
         micro_batch: samples of one micro-batch on one rank of the data-parallel group.
         tp, cp: degrees.
+
+    Raises:
+        TwofoldError: sizes that the degrees do not divide.
     """
+    _check_sizes(config, tp, cp)
     sizes = {
         "rows": config.seq, "seq": config.seq, "batch": micro_batch, "hidden": config.hidden,
         "kv_heads": config.kv_heads, "group": config.num_heads // config.kv_heads, "head_dim": config.head_size,
@@ -84,6 +93,22 @@ def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int
     if _grouping(config, tp) == "spread":
         return sizes | {"tp_kv": config.kv_heads, "tp_q": tp // config.kv_heads}
     return sizes | {"tp": tp}
+
+
+def _check_sizes(config: TransformerConfig, tp: int, cp: int) -> None:
+    """Refuse degrees that do not divide the model's sizes, with the next that do."""
+    for name, size, degree, ways in (
+        ("heads", config.num_heads, "tp", tp), ("ffn", config.inner, "tp", tp), ("vocab", config.vocab, "tp", tp),
+        ("seq", config.seq, "cp", cp),
+    ):  # fmt: skip
+        if size % ways:
+            larger = -(-size // ways) * ways
+            raise TwofoldError(
+                f"{config.name}: {name} {size} does not divide by {degree}({ways}); padded to {larger} it does"
+            )
+    kv = config.kv_heads
+    if kv > 1 and kv % tp and tp % kv:
+        raise TwofoldError(f"{config.name}: tp({tp}) neither divides nor is a multiple of the {kv} key-value heads")
 
 
 def _grouping(config: TransformerConfig, tp: int) -> str:

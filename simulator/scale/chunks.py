@@ -90,7 +90,12 @@ class Chunks:
             "tp": (degrees.tp, group_tiers(self.machine, degrees.tp, 1, ranks)),
             "cp": (degrees.cp, group_tiers(self.machine, degrees.cp, degrees.tp, ranks)),
             "dp": (degrees.dp * degrees.cp, group_tiers(self.machine, degrees.dp * degrees.cp, degrees.tp, ranks)),
+            "tp_kv+tp_q": (degrees.tp, group_tiers(self.machine, degrees.tp, 1, ranks)),
         }
+        if degrees.tp > (heads := self.config.kv_heads):  # every key-value head on several ranks, the inner axis
+            each = degrees.tp // heads
+            found["tp_q"] = each, group_tiers(self.machine, each, 1, ranks)
+            found["tp_kv"] = heads, group_tiers(self.machine, heads, each, ranks)
         return found
 
     @property
@@ -140,8 +145,15 @@ class Chunks:
         return self.sizes.logits * self.sizes.item_bytes
 
     def parameters(self, piece: str) -> Sequence[ParameterTemplate]:
-        """A piece's parameters."""
-        return self.template.pieces[piece].parameters
+        """A piece's parameters; the head has no table of its own where it is the embedding's on the same ranks."""
+        own = self.template.pieces[piece].parameters
+        if piece == "head" and self._shares_table:
+            return [each for each in own if not each.name.startswith("output.")]
+        return own
+
+    @property
+    def _shares_table(self) -> bool:
+        return self.config.tied and self.degrees.pp == 1
 
     def static_bytes(self, chunk: Chunk) -> dict[str, int]:
         """Weights, gradients and optimizer states of a chunk, by role."""
@@ -277,7 +289,7 @@ class Chunks:
     def _update(self, piece: str) -> Stretch:
         optimizer = self.degrees.optimizer
         shards = self.shards if optimizer.parallel_level else 1
-        key = ("update", piece, shards, id(optimizer))
+        key = ("update", piece, shards, id(optimizer), self._shares_table)
         if key not in self.known:
             sizes = [self.numbers[each.elements] for each in self.parameters(piece)]
             lines = self.stack.update_lines(sizes, self.config.dtype, optimizer, shards, self.machine)

@@ -101,6 +101,7 @@ class Stack:
         overlaps_reduction: whether gradients are reduced beside the last backward, or after it.
         step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
         gathers_each: from which optimizer level on the weights are gathered in every forward, not once a step.
+        reserved: whether memory is what the allocator has reserved rather than what is allocated.
         copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
     """
 
@@ -111,6 +112,7 @@ class Stack:
     step_s: float = 0.0
     gathers_each: int = 3
     copies_shards: bool = False
+    reserved: bool = False
 
     def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
         """Host time of one operation, given what the machine's file says of twofold's executor."""
@@ -129,6 +131,10 @@ class Stack:
     def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
         """What a piece's activations take, given what they would with every tensor freed after its last use."""
         return found
+
+    def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> int:
+        """Bytes that a rank may hold or not, by code around the stack that differs from run to run."""
+        return 0
 
     def whole_bytes(self, pieces: Mapping[str, int]) -> int:
         """Bytes of whole weights at level 3, given those of every piece: one computes, the next is gathered."""

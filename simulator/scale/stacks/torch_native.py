@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from costmodels import Machine
 from costmodels.price import price_compute
+from plans.graph import itemsize
 from plans.plan import Optimizer
 from plans.scale import Degrees
 from plans.transformer import TransformerConfig
@@ -67,7 +68,6 @@ class TorchNative(Stack):
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
         one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
             reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
-        reserved: whether memory is what the allocator has reserved rather than what is allocated.
     """
 
     name: str = "torch"
@@ -79,7 +79,6 @@ class TorchNative(Stack):
     loss_parallel: bool = False
     holds_logits: bool = True
     one_input: bool = False
-    reserved: bool = False
     gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
     copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
 
@@ -201,6 +200,13 @@ class TorchNative(Stack):
         if not self.loss_parallel:
             result = _whole_loss(result, ways)
         return result if self.one_input else _own_reductions(result)
+
+    def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> int:
+        """Logits in half precision that the caller's variable holds, and one copy of them in float."""
+        if not self.holds_logits:
+            return 0
+        elements = degrees.micro_batch * config.seq // degrees.cp * config.vocab
+        return elements * (itemsize(config.dtype) + 4)
 
     def whole_bytes(self, pieces: Mapping[str, int]) -> int:
         """The root keeps its own parameters whole from forward to backward; one block computes, one is gathered."""
