@@ -46,6 +46,7 @@ def train_reference(
     num_micro_batches: int = 1,
     seed: int | None = None,
     graph: Graph | None = None,
+    nudge: int | None = None,
 ) -> Reference:
     """Train a copy of `module` in this process on the CPU; the module stays as it is.
 
@@ -60,6 +61,8 @@ def train_reference(
         seed: of the initial weights (`executor.initial`).
         graph: of the module, to check that its dropouts are those of the graph. Dropout drops the elements that it
             drops in a run of a plan (`executor.dropping`).
+        nudge: begin with weights that are off by a few units in the last place, drawn with this seed: how far the
+            result is from that without says what rounding alone decides.
 
     Raises:
         TwofoldError: too few batches, a batch that is not divisible, dropouts that are not those of the graph.
@@ -75,6 +78,8 @@ def train_reference(
             f"num_steps={num_steps} must be at least 0 and num_micro_batches={num_micro_batches} at least 1"
         )
     model = initialised_copy(module, seed)
+    if nudge is not None:
+        _nudge(model, nudge)
     updates = _Updates(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
     dropping = Dropping(graph)
     losses: list[float] = []
@@ -94,6 +99,18 @@ def train_reference(
         losses.append(total / num_micro_batches)
     weights = {name: updates.updated(parameter).clone() for name, parameter in model.named_parameters()}
     return Reference(losses=tuple(losses), weights=weights)
+
+
+_NUDGE_ULPS = 8
+"""Units in the last place: what the roundings of a few operators add up to."""
+
+
+def _nudge(model: nn.Module, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            ulps = torch.randint(-_NUDGE_ULPS, _NUDGE_ULPS + 1, parameter.shape, generator=random)
+            parameter.mul_(1 + ulps.to(parameter.dtype) * torch.finfo(parameter.dtype).eps)
 
 
 class _Updates:

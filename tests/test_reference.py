@@ -127,3 +127,29 @@ def test_only_equals_can_be_compared():
         compare_weights({"v": torch.ones(1)}, {"w": torch.ones(1)})
     with pytest.raises(TwofoldError, match=r"shape"):
         compare_weights({"w": torch.ones(2, 3)}, {"w": torch.ones(3, 2)})
+
+
+def test_a_nudge_shows_which_weights_rounding_decides():
+    """The bias of the keys adds the same to every score of a query: its gradient is zero but for rounding, which
+    AdamW makes steps of."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x, label):
+            q, k, v = (part(x) for part in (self.q, self.k, self.v))
+            return nn.functional.mse_loss((q @ k.transpose(1, 2)).softmax(-1) @ v, label)
+
+    torch.manual_seed(0)
+    module, batch = Attention(), (torch.randn(4, 6, 8), torch.randn(4, 6, 8))
+    adamw = Optimizer(kind="adamw", settings={"lr": 0.01})
+
+    def weights(nudge=None):
+        return train_reference(module, [batch] * 4, optimizer=adamw, num_steps=4, nudge=nudge).weights
+
+    found = compare_weights(weights(nudge=0), weights()).rel_diffs
+    assert found.pop("k.bias") > 1e-4
+    assert max(found.values()) < 1e-5
+    assert compare_weights(weights(), weights()).max_rel_diff == 0
