@@ -248,7 +248,7 @@ def _curve(
         x = _LEFT + tick * unit_s * PS_PER_S * across
         picture.line(x, low, x, low + 4)
         picture.text(x, low + 15, f"{tick:g}", "middle small")
-    last = np.append(live.times_ps[1:] != live.times_ps[:-1], True)  # of several changes at a moment the last counts
+    last = _drawn(live, across)
     times = np.append(live.times_ps[last], length)
     below = np.zeros(int(last.sum()), dtype=np.int64)
     for role in roles:
@@ -271,6 +271,22 @@ def _curve(
     text = f"peak {format_bytes(peak)} at {format_seconds(when / PS_PER_S)}"
     left = x + 8 + text_width(text, 10.5) < _WIDTH
     picture.text(x + 7 if left else x - 7, max(y - 5, high + 2), text, "small" if left else "small end")
+
+
+def _drawn(live: LiveBytes, across: float) -> npt.NDArray[np.bool_]:
+    """Which changes are drawn: of several at a moment the last, of those within one unit the highest and the last.
+
+    So the picture stays small where a step has thousands of changes, and no peak that can be seen is lost.
+    """
+    last = np.append(live.times_ps[1:] != live.times_ps[:-1], True)
+    rows = np.flatnonzero(last)
+    column = np.floor(live.times_ps[rows] * across).astype(np.int64)
+    by_height = np.lexsort((live.total[rows], column))  # the highest of a column stands last
+    highest = by_height[np.append(column[by_height][1:] != column[by_height][:-1], True)]
+    ends = np.flatnonzero(np.append(column[1:] != column[:-1], True))
+    chosen = np.zeros(len(last), dtype=bool)
+    chosen[rows[highest]] = chosen[rows[ends]] = True
+    return chosen
 
 
 def _bars(timeline: Timeline, peaks: Sequence[MemoryPeak], limit: int | None, title: str) -> Picture:

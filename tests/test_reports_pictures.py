@@ -18,7 +18,7 @@ from reports import graph_data, graph_picture, layout_picture, memory_picture, p
 from reports.layered import place
 from reports.layout_picture import layout_parts
 from reports.line_picture import Line, line_picture
-from reports.memory_picture import live_by_role, worst_ranks
+from reports.memory_picture import LiveBytes, _drawn, live_by_role, worst_ranks
 from reports.pipeline_picture import COLOURS, pipeline_panel
 from reports.spans import groups_of, representative_step
 from reports.svg import Picture
@@ -311,3 +311,13 @@ def test_lines_are_thinned_and_band_and_lines_are_named():
     assert path.get("d").count("L") == 999
     with pytest.raises(TwofoldError, match="no values"):
         line_picture([], title="Loss", x_name="step", y_name="loss")
+
+
+def test_a_memory_curve_of_many_changes_is_thinned_without_losing_its_peak():
+    times = np.arange(50_000, dtype=np.int64)
+    sizes = np.random.default_rng(1).integers(0, 1000, len(times))
+    live = LiveBytes(rank=0, times_ps=times, by_role={"live": sizes})
+    drawn = _drawn(live, across=1000 / len(times))
+    assert 1000 < drawn.sum() <= 2000
+    assert sizes[drawn].max() == sizes.max() and drawn[-1]
+    assert _drawn(replace(live, times_ps=100 * times), across=1.0).all()  # far apart: all are drawn

@@ -250,3 +250,18 @@ def test_bad_machines_are_refused_before_simulating(
     assert main([command, plan, "--machine", str(path)]) == 2
     found = capsys.readouterr()
     assert message in found.err and found.err.count("error:") == 1 and found.out == ""
+
+
+def test_checkpoints_may_be_varied_with_what_else_is_said_about_them(files, capsys):
+    plan, machine = files
+    arguments = [
+        "--checkpoint-every", "100", "1000", "--checkpoint-GBps", "2", "--device-mtbf-hours", "500",
+        "--restart-s", "60",
+    ]  # fmt: skip
+    found = answer(["whatif", plan, "--machine", machine, *arguments], capsys)
+    alone = [
+        answer(["whatif", plan, "--machine", machine, "--checkpoint-every", every, *arguments[3:]], capsys)
+        for every in ("100", "1000")
+    ]
+    assert [each["goodput"] for each in found["changed"]] == [each["changed"][0]["goodput"] for each in alone]
+    assert "checkpoint GBps 2" in found["common"] and "restart 60 s" in found["common"]

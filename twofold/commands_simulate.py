@@ -22,6 +22,9 @@ __all__ = ["schedule_argument", "simulate", "whatif"]
 Word = Annotated[str, tyro.conf.Positional]
 Values = tuple[float, ...]
 
+_NEEDS = {"checkpoint_GBps": "checkpoint_every", "restart_s": "device_mtbf_hours"}
+"""Knobs that say more about another one, and mean nothing without it."""
+
 
 def schedule_argument(given: str) -> str:
     """The name of a schedule, or the text of the file (.csv, .txt) that holds one.
@@ -217,7 +220,11 @@ def whatif(
         base = of(WhatIf())
         single = {name: values[0] for name, values in given.items() if len(values) == 1}
         varied = [(name, value) for name, values in given.items() if len(values) > 1 for value in values]
-        start = _case(fixed, single, not checkpoint_async)
+        first = dict(varied[:1])
+        start = _case(fixed, single | first, not checkpoint_async)
+        # what all have in common: settings that mean nothing without the varied one are said with it
+        alone = {name: value for name, value in single.items() if _NEEDS.get(name) not in first}
+        shared = _case(fixed, alone, not checkpoint_async)
         cases = [
             (f"{name.replace('_', ' ')} {value:g}", _case(fixed, single | {name: value}, not checkpoint_async))
             for name, value in varied
@@ -226,7 +233,9 @@ def whatif(
         if not varied and not start.is_none:
             changed = [(str(start), of(start))]
         say = Console(json=json)
-        common = "" if start.is_none or not varied else f"Every change with {start}."
+        said = [] if shared.is_none else [str(shared)]
+        said += [f"{name.replace('_', ' ')} {value:g}" for name, value in single.items() if name not in alone]
+        common = f"Every change with {', '.join(said)}." if varied and said else ""
         say.say(what_if_table(base, changed, common).text(width=160))
         found: dict[str, Any] = {
             "base": _numbers(base, base),
