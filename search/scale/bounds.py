@@ -5,9 +5,9 @@ work one after the other, and its last backward must still go back through those
 bubble of the literature, (p - 1)(F + B) for 1F1B and 1/v of it for v chunks per rank (Narayanan et al. 2021, arXiv
 2104.04473, section 2.2); with unequal ones and any placement it remains a bound.
 
-A chunk that keeps at most k micro-batches begins its i-th forward only after i - k of them have come back. The way there
-and back takes R, so the last comes back no earlier than ceil(m / k) R after the first began: this is what the time on
-the links costs in the steady state.
+A chunk that keeps at most k micro-batches begins its i-th forward only after i - k of them have come back. The way
+there and back takes R, so the last comes back no earlier than ceil(m / k) R after the first began: this is what the time
+on the links costs in the steady state.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ class Frame:
         owners = (placement[:, None] == np.arange(schedule.num_ranks)).astype(np.float64)
         table = schedule.table
         opened = np.where(table.kind == 0, 1, np.where(table.kind == 3, 0, -1))
-        alive = np.zeros(schedule.num_stages, dtype=np.int64)
-        for stage in range(schedule.num_stages):
-            alive[stage] = np.cumsum(opened[table.stage == stage]).max()
+        by_stage = np.argsort(table.stage, kind="stable")  # of one rank each, so in the order of that rank
+        starts = np.searchsorted(table.stage[by_stage], np.arange(schedule.num_stages))
+        total = np.concatenate([[0], np.cumsum(opened[by_stage])])
+        alive = np.maximum.reduceat(total[1:], starts) - total[starts]
         rounds, rest = np.divmod(schedule.num_micro_batches - 1, alive)
         for name, value in {
             "pieces": pieces, "order": order, "placement": placement, "owners": owners,
@@ -95,6 +96,16 @@ class Frame:
                 if here != there:
                     hops[chunk] = transfers_s[here if (here + 1) % num_ranks == there else there]
         return hops
+
+    def quick_bound_s(self, table: Table, transfers_s: Sequence[float]) -> float:
+        """A bound for all spreads at once, from the rounds of the first chunk and the mean of the ranks."""
+        counts = np.array([1, sum(self.layers[0]), 1])
+        times = counts @ table.work
+        way = times[_FORWARD] + (times[_INPUTS] if self.split else times[_CLOSING])
+        around = way + 2 * float(self.hops_s(transfers_s).sum())
+        whole = times[_FORWARD] + times[_INPUTS] + times[_CLOSING]
+        mean = whole * self.schedule.num_micro_batches / self.schedule.num_ranks
+        return float(max(self.rounds[0] * around, mean))
 
     def bounds_s(self, table: Table, transfers_s: Sequence[float], trailing_s: Floats | None = None) -> Floats:
         """A bound for each spread.
@@ -141,16 +152,24 @@ class Frame:
         return np.asarray(np.maximum(result, host.max(axis=1)))
 
 
-def mesh_bound_s(forward_s: float, backward_s: float, num_layers: int, pp: int, count: int, *, looped: bool) -> float:
+def mesh_bound_s(
+    forward_s: float, backward_s: float, way_s: float, num_layers: int, pp: int, count: int, *, looped: bool
+) -> float:
     """A bound for any spread of the layers, from what a block takes.
 
     One chunk per rank: rank r ends no earlier than s_0 + ... + s_(r-1) + m s_r, s its seconds per micro-batch. The
     largest of these is smallest, V, where all are equal: V = T / (1 - (1 - 1/m)^p) with T the sum of all s. Several
-    chunks per rank, or a split backward: m T / p.
+    chunks per rank, or a split backward: m T / p. And a micro-batch must go through the whole model and back.
+
+    Args:
+        forward_s, backward_s: of a block and a micro-batch.
+        way_s: the part of both that the way of a micro-batch consists of; weight gradients may come later.
+        num_layers, pp, count: blocks, pipeline ranks, micro-batches.
+        looped: several chunks per rank, or a split backward.
     """
     total = num_layers * (forward_s + backward_s)
     if looped or pp == 1:
-        return total * count / pp
+        return max(total * count / pp, num_layers * way_s)
     return float(total / (1.0 - (1.0 - 1.0 / count) ** pp))
 
 

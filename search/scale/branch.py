@@ -9,6 +9,7 @@ forecast whole. When the least bound left is no less than the best forecast, the
 from __future__ import annotations
 
 import heapq
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from plans.errors import TwofoldError
 from plans.graph import itemsize
 from plans.scale import Degrees
 from search.scale.bounds import Frame, mesh_bound_s
-from search.scale.costs import Costs, Inner
+from search.scale.costs import PIECES, Costs, Inner
 from search.scale.footing import Footing
 from search.scale.problem import Problem
 from search.scale.space import (
@@ -40,6 +41,10 @@ from simulator.scale import Forecast, forecast
 from simulator.scale.chunks import Chunk
 
 __all__ = ["Branching", "Found", "Refused"]
+
+_SEEDS = 12
+
+_USUAL = ("interleaved_1f1b", "1f1b")
 
 _SAFE = 1.0 - 1e-9
 """Bounds and forecasts add the same numbers in another order."""
@@ -102,7 +107,7 @@ class Branching:
     complete: bool = False
     interrupted: bool = False
     num_opened: int = 0
-    kinds: list[int] = field(default_factory=lambda: [0] * 5)
+    kinds: list[int] = field(default_factory=lambda: [0] * 7)
     num_forecasts: int = 0
 
     def __post_init__(self) -> None:
@@ -121,6 +126,7 @@ class Branching:
         """Search to the end, to the deadline, or until interrupted."""
         try:
             self._roots()
+            self._seed()
             while self._heap:
                 bound, _, kind, node = self._heap[0]
                 if bound >= self._enough_s:
@@ -168,6 +174,43 @@ class Branching:
                 self.relaxed_s = min(self.relaxed_s, bound)
                 self._push(bound, 0, mesh, size)
 
+    def _seed(self) -> None:
+        """Forecast a few usual configurations, so that there is something to beat from the start."""
+        roots = sorted(
+            (bound * (1 + (mesh.pp - 1) / (2 * self.problem.global_batch / mesh.dp / size)), number, mesh, size)
+            for bound, number, _, (mesh, size) in self._heap
+        )  # fmt: skip
+        tried = 0
+        for _, _, mesh, size in roots:
+            if tried == _SEEDS or (self.deadline_s is not None and time.monotonic() > self.deadline_s):
+                return
+            count = self.problem.global_batch // (mesh.dp * size)
+            usual = [shape for shape in shapes(self.problem, mesh.pp) if shape.schedule in _USUAL]
+            for shape in usual or shapes(self.problem, mesh.pp)[:1]:
+                frame = self._frame(shape, mesh.pp, count)
+                if frame is None:
+                    continue
+                sp = sequence_parallels(self.problem, mesh)[0]
+                fitting = (
+                    (recompute, level, int(np.flatnonzero(peaks <= self.problem.limit_bytes)[0]))
+                    for recompute in recomputes(self.problem)
+                    for level in levels(self.problem, mesh)
+                    if (
+                        peaks := self.footing.peaks_bytes(
+                            Inner(mesh.tp, mesh.cp, sp, size, recompute, frame.split), frame.schedule, frame.layers,
+                            dp=mesh.dp, level=level,
+                        )
+                    ).min() <= self.problem.limit_bytes
+                )  # fmt: skip
+                first = next(fitting, None)
+                if first is not None:
+                    recompute, level, number = first
+                    layers = frame.layers[number]
+                    values = values_of(mesh, size, sp, recompute, shape, level, layers, self.problem)
+                    self.consider(self.problem.degrees(values))
+                    tried += 1
+                    break
+
     def _may_hold(self, mesh: Mesh, size: int, sp: bool) -> bool:
         """Whether the inputs of the blocks alone, kept in every recompute mode, leave room for sharded weights."""
         problem, config = self.problem, self.problem.config
@@ -198,13 +241,19 @@ class Branching:
     def _mesh_bound(self, mesh: Mesh, size: int, sp: bool) -> float:
         """A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other."""
         inner = Inner(mesh.tp, mesh.cp, sp, size, recomputes(self.problem)[0], False)
-        return self._spread_bound(mesh, size, any(self._splits(mesh)), *self.costs.block(inner))
+        return self._spread_bound(mesh, size, any(self._splits(mesh)), *self.costs.block(inner), 0.0)
 
-    def _spread_bound(self, mesh: Mesh, size: int, split: bool, forward_s: float, backward_s: float) -> float:
+    def _spread_bound(
+        self, mesh: Mesh, size: int, split: bool, forward_s: float, backward_s: float, weights_s: float
+    ) -> float:
+        """`backward_s` is the whole backward, or what must be on the way back; `weights_s` what may come later."""
         problem = self.problem
         count = problem.global_batch // (mesh.dp * size)
         looped = split or any(shape.virtual > 1 for shape in shapes(problem, mesh.pp))
-        return mesh_bound_s(forward_s, backward_s, problem.config.num_layers, mesh.pp, count, looped=looped)
+        way = forward_s + (backward_s if weights_s or not split else 0.0)
+        return mesh_bound_s(
+            forward_s, backward_s + weights_s, way, problem.config.num_layers, mesh.pp, count, looped=looped
+        )
 
     def _may_fit(self, mesh: Mesh, inner: Inner, chosen: Sequence[int]) -> tuple[int, ...]:
         """The optimizer levels among `chosen` with which it may fit."""
@@ -227,60 +276,74 @@ class Branching:
         modes = recomputes(self.problem)
         for sp in sequence_parallels(self.problem, mesh):
             for split in self._splits(mesh):
-                seen: list[tuple[float, float, int]] = []
+                seen: list[tuple[tuple[float, ...], int]] = []
                 for recompute in modes:
                     inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, split)
                     block = self.costs.block(inner)
                     kept = self.footing.kept_bytes(inner)
-                    if any(block[0] >= own[0] and block[1] >= own[1] and kept >= own[2] for own in seen):
+                    if any(kept >= least and all(map(operator.ge, block, times)) for times, least in seen):
                         continue  # a mode before it takes no longer and keeps no more
-                    seen.append((*block, kept))
+                    seen.append((block, kept))
                     if chosen := self._may_fit(mesh, inner, levels(self.problem, mesh)):
-                        own = self._spread_bound(mesh, size, split, *block)
+                        own = self._spread_bound(mesh, size, split, *block, *(() if split else (0.0,)))
                         self._push(max(bound, own), 1, mesh, size, inner, chosen)
 
     def _open_inner(self, bound: float, mesh: Mesh, size: int, inner: Inner, chosen: tuple[int, ...]) -> None:
         for level in chosen:
-            block = self.costs.settled_block(inner, mesh.dp, level)
-            own = self._spread_bound(mesh, size, inner.split, *block)
+            work = self.costs.early(inner, mesh.dp, level).work
+            _, forward, closing, _, inputs = (float(each) for each in work[PIECES.index("block")])
+            parts = (inputs, closing) if inner.split else (closing, 0.0)
+            own = self._spread_bound(mesh, size, inner.split, forward, *parts)
             self._push(max(bound, own), 2, mesh, size, inner, level)
 
     def _open_level(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int) -> None:
         count = self.problem.global_batch // (mesh.dp * size)
-        table = self.costs.settled(inner, mesh.dp, level)
+        table = self.costs.early(inner, mesh.dp, level)
         transfers = self.costs.transfer_s(inner, mesh.dp, mesh.pp)
         for shape in shapes(self.problem, mesh.pp):
             frame = self._frame(shape, mesh.pp, count)
             if frame is None or frame.split is not inner.split:
                 continue
-            bounds = frame.bounds_s(table, transfers) + self.problem.stack.step_s
-            self._push(max(bound, float(bounds.min())), 3, mesh, size, inner, level, shape)
+            quick = frame.quick_bound_s(table, transfers) + self.problem.stack.step_s
+            self._push(max(bound, quick), 3, mesh, size, inner, level, shape)
+
+    def _open_early(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape) -> None:
+        frame = self._frame(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
+        assert frame is not None
+        table, transfers = self.costs.early(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp)
+        bounds = frame.bounds_s(table, transfers) + self.problem.stack.step_s
+        self._push(max(bound, float(bounds.min())), 4, mesh, size, inner, level, shape)
 
     def _open_shape(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape) -> None:
-        count = self.problem.global_batch // (mesh.dp * size)
-        frame = self._frame(shape, mesh.pp, count)
+        frame = self._frame(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
         assert frame is not None
         peaks = self.footing.peaks_bytes(inner, frame.schedule, frame.layers, dp=mesh.dp, level=level)
         limit = self.problem.limit_bytes
-        fit = peaks <= limit
-        if not fit.all():
+        if not (peaks <= limit).all():
             self._refuse_memory(mesh, inner, shape, level, peaks, limit)
-        if not fit.any():
+        fit = tuple(np.flatnonzero(peaks <= limit).tolist())
+        if not fit:
             return
+        table, transfers = self.costs.settled(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp)
+        bounds = frame.bounds_s(table, transfers) + self.problem.stack.step_s
+        self._push(max(bound, float(bounds[list(fit)].min())), 5, mesh, size, inner, level, shape, fit)
+
+    def _open_spreads(
+        self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape, fit: tuple[int, ...]
+    ) -> None:
+        frame = self._frame(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
+        assert frame is not None
         trailing = np.array(
             [
                 [self.costs.trailing_s(inner, mesh.dp, level, chunk) for chunk in _chunks(layers)]
                 for layers in frame.layers
             ]
         )  # fmt: skip
-        bounds = frame.bounds_s(
-            self.costs.settled(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp), trailing
-        ) + self.problem.stack.step_s  # fmt: skip
-        ranked = tuple(
-            (max(bound, float(bounds[number])), frame.layers[number])
-            for number in np.argsort(bounds, kind="stable") if fit[number]
-        )  # fmt: skip
-        self._push(ranked[0][0], 4, mesh, size, inner, level, shape, ranked, 0)
+        table, transfers = self.costs.settled(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp)
+        bounds = frame.bounds_s(table, transfers, trailing) + self.problem.stack.step_s
+        order = sorted(fit, key=lambda number: (float(bounds[number]), number))
+        ranked = tuple((max(bound, float(bounds[number])), frame.layers[number]) for number in order)
+        self._push(ranked[0][0], 6, mesh, size, inner, level, shape, ranked, 0)
 
     def _frame(self, shape: Shape, pp: int, count: int) -> Frame | None:
         key = (shape, pp, count)
@@ -299,9 +362,9 @@ class Branching:
         )
         self.consider(self.problem.degrees(values))
         if at + 1 < len(ranked):
-            self._push(ranked[at + 1][0], 4, mesh, size, inner, level, shape, ranked, at + 1)
+            self._push(ranked[at + 1][0], 6, mesh, size, inner, level, shape, ranked, at + 1)
 
-    _open = (_open_mesh, _open_inner, _open_level, _open_shape, _open_leaf)
+    _open = (_open_mesh, _open_inner, _open_level, _open_early, _open_shape, _open_spreads, _open_leaf)
 
     # ------------------------------------------------------------------- leaves
 

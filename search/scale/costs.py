@@ -79,10 +79,11 @@ class Costs:
     rates: Rates | None
     num_tables: int = 0
     _known: dict[tuple[Inner, bool], dict[tuple[object, ...], Any]] = field(default_factory=dict)
+    _early: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
     _settled: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[Inner, int, int, bool], Chunks] = field(default_factory=dict)
     _first: dict[Inner, Chunks] = field(default_factory=dict)
-    _blocks: dict[Inner, tuple[float, float]] = field(default_factory=dict)
+    _blocks: dict[Inner, tuple[float, ...]] = field(default_factory=dict)
     _trailing: dict[tuple[Inner, int, int, Chunk], float] = field(default_factory=dict)
     _transfer: dict[tuple[Inner, int, int], tuple[float, ...]] = field(default_factory=dict)
 
@@ -111,27 +112,35 @@ class Costs:
         dp = self.problem.num_devices // (inner.tp * inner.cp)
         return self.chunks(inner, dp, 0, contention=False)
 
-    def block(self, inner: Inner) -> tuple[float, float]:
-        """Seconds of one block forward and backward, optimistic: the cheapest thing there is to know of a layout."""
+    def block(self, inner: Inner) -> tuple[float, ...]:
+        """Seconds of one block forward and backward (in one part or two), without contention and the optimizer."""
         if inner not in self._blocks:
             chunks = self.plain(inner)
             parts = ("F", "I", "W") if inner.split else ("F", "B")
             times = [chunks.stretch("block", part).work_ps / PS_PER_S for part in parts]
-            self._blocks[inner] = times[0], sum(times[1:])
+            self._blocks[inner] = tuple(times)
             self.num_tables += 1
         return self._blocks[inner]
 
-    def settled_block(self, inner: Inner, dp: int, level: int) -> tuple[float, float]:
-        """The same with everything that happens beside it in every micro-batch."""
-        chunks = self.chunks(inner, dp, level, contention=True)
-        gathers, reduces = level >= 3, chunks.degrees.optimizer.reduces_each
-        forward = chunks.stretch("block", "F", gathers=gathers).work_ps
-        if inner.split:
-            backward = chunks.stretch("block", "I", gathers=gathers).work_ps
-            backward += chunks.stretch("block", "W", gathers=gathers, reduces=reduces).work_ps
-        else:
-            backward = chunks.stretch("block", "B", gathers=gathers, reduces=reduces).work_ps
-        return forward / PS_PER_S, backward / PS_PER_S
+    def early(self, inner: Inner, dp: int, level: int) -> Table:
+        """A table that is quickly made: first and last actions are as all others, the update takes nothing."""
+        key = (inner, dp if level >= 2 else 0, level if level >= 2 else 0)
+        if key not in self._early:
+            chunks = self.chunks(inner, dp, level, contention=True)
+            gathers, reduces = level >= 3, chunks.degrees.optimizer.reduces_each
+            zero = np.zeros((len(PIECES), len(WAYS)))
+            work = zero.copy()
+            for number, piece in enumerate(PIECES):
+                beside = piece == "block"  # what runs beside the others is left out
+                first = chunks.stretch(piece, "F", gathers=gathers and beside).work_ps
+                part = "W" if inner.split else "B"
+                closing = chunks.stretch(piece, part, gathers=gathers and beside, reduces=reduces and beside).work_ps
+                between = chunks.stretch(piece, "I", gathers=gathers and beside).work_ps if inner.split else 0.0
+                work[number] = first, first, closing, closing, between
+            self._early[key] = Table(
+                work=work / PS_PER_S, first_gather=zero, dispatch=zero, update=np.zeros(3), update_dispatch=np.zeros(3)
+            )
+        return self._early[key]
 
     def settled(self, inner: Inner, dp: int, level: int) -> Table:
         """With everything that the forecast takes into account inside an action."""

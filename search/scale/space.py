@@ -24,6 +24,7 @@ __all__ = [
     "LEAST_TOKENS",
     "MAX_MICRO_BATCH",
     "MAX_VIRTUAL",
+    "MOST_FEWER",
     "Mesh",
     "Shape",
     "divisors",
@@ -44,8 +45,8 @@ LEAST_TOKENS = 512
 MAX_VIRTUAL = 8
 """Chunks per pipeline rank of schedules that take any number."""
 
-_LAST_FEWER = 6
-"""By how many layers fewer than an even share the last chunk, which has the head, may hold."""
+MOST_FEWER = 6
+"""By how many layers fewer than an even share the last chunk, which has the head, may hold at most."""
 
 _FIRST_FEWER = 2
 """Likewise the first chunk, which has the embedding."""
@@ -210,10 +211,11 @@ def _shapes(pinned: str | None, pinned_virtual: int | None, num_layers: int, pp:
 
 
 @lru_cache(maxsize=4096)
-def layer_choices(num_layers: int, num_chunks: int) -> tuple[tuple[int, ...], ...]:
+def layer_choices(num_layers: int, num_chunks: int, last_fewer: int = 2) -> tuple[tuple[int, ...], ...]:
     """Spreads of the layers over chunks: even, or with fewer on the first and the last, which have more to do.
 
-    What does not divide goes to the first chunks, or to the last ones, which keep fewer activations.
+    What does not divide goes to the first chunks, or to the last ones, which keep fewer activations. The last chunk
+    holds up to `last_fewer` layers fewer than the others.
 
     >>> layer_choices(8, 4)[0]
     (2, 2, 2, 2)
@@ -228,12 +230,12 @@ def layer_choices(num_layers: int, num_chunks: int) -> tuple[tuple[int, ...], ..
         whole, rest = divmod(num_layers, num_chunks)
         found[tuple(whole + (chunk < rest) for chunk in range(num_chunks))] = None
         found[tuple(whole + (chunk >= num_chunks - rest) for chunk in range(num_chunks))] = None
-    for last in range(most + 1, max(-1, most - _LAST_FEWER - 1), -1):
+    for last in range(most, max(-1, most - last_fewer - 1), -1):
         if num_chunks == 2:
             if num_layers - last >= 0:
                 found[num_layers - last, last] = None
             continue
-        for first in range(most + 1, max(-1, most - _FIRST_FEWER - 1), -1):
+        for first in range(most, max(-1, most - _FIRST_FEWER - 1), -1):
             inner, count = num_layers - first - last, num_chunks - 2
             if inner < count:
                 continue
@@ -248,7 +250,9 @@ def spreads(problem: Problem, num_chunks: int) -> tuple[tuple[int, ...], ...]:
     pinned = problem.pins.layers
     if pinned is not None:
         return (pinned,) if len(pinned) == num_chunks else ()
-    return layer_choices(problem.config.num_layers, num_chunks)
+    config = problem.config
+    head = config.vocab * config.hidden / config.block_parameters(config.num_layers - 1)
+    return layer_choices(config.num_layers, num_chunks, min(MOST_FEWER, 1 + math.ceil(head)))
 
 
 def enumerate_degrees(problem: Problem) -> Iterator[Degrees]:
