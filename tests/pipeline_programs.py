@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from handmade import written_price  # noqa: F401 - for those who run the programs
+import numpy as np
 
 from plans.layout import Layout
 from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from plans.redistribution import Piece
-from plans.schedules import Schedule
+from plans.schedules import Action, ActionKind, Schedule, ScheduleError, make_schedule
+from plans.timeline import Timeline
 from simulator.fast import MaxPlus, PipelineCosts
 
 VARIANTS = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
@@ -102,6 +103,57 @@ class Writer:
         for _ in range(self.times.draw.randint(0, 2)):
             self.compute(content)
         self.wait(content, name)
+
+
+CHOOSE = ("interleaved_1f1b", "interleaved_zb", "looped_bfs")
+"""Schedules whose chunks per rank the caller chooses."""
+
+
+def random_schedule(draw: random.Random, name: str, most: int = 12, most_ranks: int = 4) -> Schedule:
+    """A member of a family, or "custom": any order that can run, stages placed at random."""
+    if name == "custom":
+        return _custom_schedule(draw, most_ranks, min(most, 8))
+    while True:
+        virtual = draw.randint(1, 3) if name in CHOOSE else None
+        try:
+            return make_schedule(name, draw.randint(1, most_ranks), draw.randint(1, most), virtual=virtual)
+        except ScheduleError:
+            continue
+
+
+def _custom_schedule(draw: random.Random, most_ranks: int, most: int) -> Schedule:
+    num_ranks, num_micro_batches, split = draw.randint(1, most_ranks), draw.randint(1, most), draw.random() < 0.5
+    num_stages = draw.randint(num_ranks, 3 * num_ranks)
+    placement = [*range(num_ranks), *(draw.randrange(num_ranks) for _ in range(num_stages - num_ranks))]
+    draw.shuffle(placement)
+    done = {kind: [0] * num_stages for kind in "FBW"}  # B: whole or of the input
+    order: list[list[Action]] = [[] for _ in range(num_ranks)]
+    left = num_stages * num_micro_batches * (3 if split else 2)
+    while left:
+        rank = draw.randrange(num_ranks)
+        ready = []
+        for stage in (stage for stage in range(num_stages) if placement[stage] == rank):
+            forwards, backwards, weights = (done[kind][stage] for kind in "FBW")
+            if forwards < num_micro_batches and (stage == 0 or done["F"][stage - 1] > forwards):
+                ready.append((stage, "F", "F"))
+            if backwards < forwards and (stage == num_stages - 1 or done["B"][stage + 1] > backwards):
+                ready.append((stage, "B", "I" if split else "B"))
+            if split and weights < backwards:
+                ready.append((stage, "W", "W"))
+        if ready:
+            stage, counted, kind = draw.choice(ready)
+            order[rank].append(Action(stage=stage, kind=ActionKind(kind), micro_batch=done[counted][stage]))
+            done[counted][stage] += 1
+            left -= 1
+    return Schedule.from_order(order, num_stages=num_stages, num_micro_batches=num_micro_batches, placement=placement)
+
+
+def rank_ends(timeline: Timeline, num_ranks: int, step: int) -> list[int]:
+    """When each rank of a timeline has ended a step."""
+    ends = np.zeros(num_ranks, dtype=np.int64)
+    rows = timeline.step == step
+    np.maximum.at(ends, timeline.rank[rows], timeline.end_ps[rows])
+    return ends.tolist()
 
 
 def crossing(schedule: Schedule, stage: int, kind: str) -> tuple[int | None, int | None]:
