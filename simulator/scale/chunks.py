@@ -289,10 +289,14 @@ class Chunks:
     def _update(self, piece: str) -> Stretch:
         optimizer = self.degrees.optimizer
         shards = self.shards if optimizer.parallel_level else 1
-        key = ("update", piece, shards, id(optimizer), self._shares_table)
+        dtype = self.config.dtype
+        key = (
+            "update", piece, shards, self._shares_table, optimizer.kind, optimizer.updates_in(dtype),
+            optimizer.accumulates_in(dtype), optimizer.keeps_states_in(dtype), optimizer.has_master(dtype),
+        )  # fmt: skip
         if key not in self.known:
             sizes = [self.numbers[each.elements] for each in self.parameters(piece)]
-            lines = self.stack.update_lines(sizes, self.config.dtype, optimizer, shards, self.machine)
-            self.known[key] = measure(lines, self.rates), optimizer  # which keeps its id
-        found: Stretch = self.known[key][0]
+            lines = self.stack.update_lines(sizes, dtype, optimizer, shards, self.machine)
+            self.known[key] = measure(lines, self.rates)
+        found: Stretch = self.known[key]
         return found

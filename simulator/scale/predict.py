@@ -7,6 +7,7 @@ columns (`simulator.scale.pipeline`), memory follows from the same order. Nothin
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from costmodels import Machine
 from plans.errors import TwofoldError
@@ -47,13 +48,24 @@ def forecast(
     """
     check_machine(machine)
     schedule, stack = degrees.pipeline, stack or Stack()
+    split = is_split(schedule)
+    known = _known(
+        config, machine, stack, degrees.tp, degrees.cp, degrees.micro_batch, degrees.sequence_parallel,
+        degrees.recompute, split, degrees.num_ranks,
+    )  # fmt: skip
     costs = Chunks(
-        config=config, degrees=degrees, machine=machine, stack=stack, rates=rates_of(machine),
-        split_backward=is_split(schedule),
+        config=config, degrees=degrees, machine=machine, stack=stack, rates=rates_of(machine), split_backward=split,
+        known=known,
     )  # fmt: skip
     case = Case(pieces=Pieces(costs), degrees=degrees, chunks=chunks_of(config, degrees))
     kept, kept_for_weights, during = zip(*(case.pieces.activations(chunk) for chunk in case.chunks), strict=True)
     return case.forecast(case.end_ps(), peak_activations(schedule, kept, kept_for_weights, during))
+
+
+@lru_cache(maxsize=256)
+def _known(*shared: object) -> dict[tuple[object, ...], Any]:
+    """What layouts have in common that differ in data-parallel degree, pipeline and optimizer only (see `Chunks`)."""
+    return {}
 
 
 def check_machine(machine: Machine) -> None:
