@@ -281,7 +281,12 @@ class _When:
     def of(
         self, timeline: Timeline, rows: npt.NDArray[np.int64], step_start_ps: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Start and end of every position; without a span an instruction takes no time where it stands in order."""
+        """Start and end of every position; without a span an instruction takes no time where it stands in order.
+
+        A rank begins with its first span: others may have begun the step long before.
+        """
+        if len(rows):
+            step_start_ps = max(step_start_ps, int(timeline.start_ps[rows].min()))
         num_names = len(timeline.names)
         own_start = np.full(num_names + 1, np.iinfo(np.int64).max)
         own_end = np.full(num_names + 1, step_start_ps)  # the last entry: has no name in the timeline

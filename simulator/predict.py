@@ -14,7 +14,7 @@ from costmodels.price import Cost, compute_class, price
 from costmodels.traffic import plain_call
 from plans.errors import TwofoldError
 from plans.plan import Plan
-from plans.program import GroupProgram, Instruction, Kind, Program
+from plans.program import GroupProgram, Instruction, Kind, Program, Scope
 from plans.timeline import Timeline
 from simulator.check import check_program
 from simulator.engine import Overlap, Stretch, run_program
@@ -121,16 +121,15 @@ class Outcome:
 def outcome(plan: Plan | Program, machine: Machine, what_if: WhatIf = _NOTHING, *, num_steps: int = 3) -> Outcome:
     """Simulate, and say what checkpoints and failures leave of it.
 
-    A checkpoint has the weights and the optimizer state of the rank that holds most, unless `what_if` gives its size.
+    A checkpoint has what the rank that holds most keeps of weights and optimizer state between steps, unless `what_if`
+    gives its size.
 
     Raises:
         TwofoldError: as `simulate` and `goodput`.
     """
     program = _lowered(plan) if isinstance(plan, Plan) else plan
     timeline = simulate(program, machine, num_steps=num_steps, what_if=what_if)
-    held = max(
-        (sum(each.by_role.get(role, 0) for role in ("weight", "optimizer")) for each in timeline.memory), default=0
-    )
+    held = max((_checkpoint_bytes(group) for group in program.groups), default=0)
     left = goodput(
         timeline.step_interval_s, program.num_ranks, checkpoints=what_if.checkpoints, failures=what_if.failures,
         checkpoint_bytes=held,
@@ -142,6 +141,11 @@ def outcome(plan: Plan | Program, machine: Machine, what_if: WhatIf = _NOTHING, 
         peak_bytes=timeline.peak_bytes,
         goodput=left,
     )
+
+
+def _checkpoint_bytes(group: GroupProgram) -> int:
+    kept = (value for value in group.values.values() if value.scope is Scope.KEPT)
+    return sum(value.size_bytes for value in kept if value.role in ("weight", "optimizer"))
 
 
 def _cost_on(device: Machine, machine: Machine, num_ranks: int) -> CostOf:
