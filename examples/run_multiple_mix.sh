@@ -3,4 +3,6 @@
 # Usage: [EPOCHS=10] [DATA_PATH=folder with MNIST IDX files] bash examples/run_multiple_mix.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-exec "${TWOFOLD:-.venv/bin/twofold}" run examples/multiple_mix.py --devices 8 "$@"
+python="${PYTHON:-.venv/bin/python}"
+command -v "$python" > /dev/null || python=python3
+exec "$python" -m twofold run examples/multiple_mix.py --devices 8 "$@"
