@@ -12,7 +12,6 @@ from twofold.commands_simulate import schedule_argument
 
 if TYPE_CHECKING:
     from plans.graph import Graph
-    from search.scale import Answer
     from twofold.console import Console
 
 __all__ = ["plan"]
@@ -47,6 +46,8 @@ def plan(
     time_limit: float | None = None,
     top_k: int = 5,
     out: str = "plan.json",
+    report: str | None = None,
+    export: str | None = None,
     explain: bool = False,
     json: bool = False,
 ) -> int:
@@ -63,7 +64,8 @@ def plan(
         global_batch: samples of a step; that of the example inputs otherwise, for a transformer one per device.
         seq: tokens of a sample, instead of the transformer's own.
         layers: blocks, instead of the transformer's own.
-        method: search, or operators: a transformer operator by operator, too.
+        method: search; data-parallel, grid or greedy, what one would do without; or operators, a transformer operator
+            by operator.
         dp: transformers: fixes the data-parallel degree.
         tp: transformers: fixes the tensor-parallel degree.
         pp: transformers: fixes the pipeline-parallel degree.
@@ -83,7 +85,9 @@ def plan(
         memory: limit per device, such as 25GB.
         time_limit: transformers: seconds after which the best so far is taken.
         top_k: plans to list.
-        out: where the best plan goes.
+        out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
+        report: transformers: write the search's report to this HTML file.
+        export: transformers: megatron or torchtitan: print the best as that program's settings.
         explain: print the alternatives as well, and why they lost.
         json: print one JSON object on stdout, progress on stderr.
     """
@@ -96,11 +100,17 @@ def plan(
 
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
+        from twofold.planning import METHODS, plan_degrees
 
         say, target = Console(json=json), Machine.load(machine)
-        _check(method, top_k, time_limit)
+        if method not in (*METHODS, "operators"):
+            raise TwofoldError(f"--method {method!r} is not known; known are {', '.join(METHODS)}, operators")
+        if top_k < 1:
+            raise TwofoldError(f"--top-k {top_k}: it is at least 1")
+        if time_limit is not None and not time_limit > 0:
+            raise TwofoldError(f"--time-limit {time_limit}: seconds above 0")
         if method == "operators" or ":" in model or not target.host_async:
-            given = [name for name, value in pins.items() if value is not None]
+            given = [name for name, value in pins.items() if value is not None] + (["export"] if export else [])
             if given:
                 raise TwofoldError(
                     f"--{given[0].replace('_', '-')} is for transformers by name or config.json on accelerators; "
@@ -113,61 +123,14 @@ def plan(
             }  # fmt: skip
             return _plan_operators(model, target, options, say), True
         if stages is not None or micro_batches is not None:
-            raise TwofoldError(
-                "--stages and --micro-batches are for other models; a transformer takes --pp, --micro-batch"
-            )
-        pins.update(schedule=schedule, zero=zero)
-        found = _search_degrees(
-            model, target, devices, global_batch, seq, layers, pins, stack, memory, time_limit
-        )  # fmt: skip
-        return _show_degrees(found, top_k, out, explain, say), True
+            raise TwofoldError("--stages and --micro-batches are for other models; a transformer takes --pp and others")
+        return plan_degrees(
+            model, target, devices=devices, global_batch=global_batch, seq=seq, layers=layers, method=method,
+            pins=pins | {"schedule": schedule, "zero": zero}, stack=stack, memory=memory, time_limit=time_limit,
+            top_k=top_k, out=out, report=report, export=export, explain=explain, say=say,
+        ), True  # fmt: skip
 
     return run_command(work, json)
-
-
-def _check(method: str, top_k: int, time_limit: float | None) -> None:
-    if method not in ("search", "operators"):
-        raise TwofoldError(f"--method {method!r} is not known; known are search, operators")
-    if top_k < 1:
-        raise TwofoldError(f"--top-k {top_k}: it is at least 1")
-    if time_limit is not None and not time_limit > 0:
-        raise TwofoldError(f"--time-limit {time_limit}: seconds above 0")
-
-
-def _search_degrees(
-    model: str,
-    target: Any,
-    devices: int | None,
-    global_batch: int | None,
-    seq: int | None,
-    layers: int | None,
-    pins: dict[str, Any],
-    stack: str,
-    memory: str | None,
-    time_limit: float | None,
-) -> Answer:
-    from plans.transformer import transformer_config
-    from search.scale import Pins, Problem, solve
-    from simulator.scale import stack_named
-    from twofold.context import parse_bytes
-
-    count = target.num_devices if devices is None else devices
-    problem = Problem(
-        config=transformer_config(model, seq=seq, num_layers=layers), machine=target, num_devices=count,
-        global_batch=count if global_batch is None else global_batch, pins=Pins(**pins), stack=stack_named(stack),
-        memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory"),
-    )  # fmt: skip
-    return solve(problem, time_limit_s=time_limit)
-
-
-def _show_degrees(found: Answer, top_k: int, out: str, explain: bool, say: Console) -> dict[str, Any]:
-    problem, best = found.problem, found.best
-    say.say(found.table(top_k))
-    tokens = problem.global_batch * problem.config.seq / best.forecast.step_s / problem.num_devices
-    parts = ", ".join(f"{role} {size / 2**30:.2f}" for role, size in best.forecast.memory.items() if size)
-    say.say(f"best: {tokens:,.0f} tokens/s per device; memory in GiB: {parts}")
-    say.say(found.summary())
-    return found.to_json(top_k)
 
 
 def _plan_operators(model: str, target: Any, options: dict[str, Any], say: Console) -> dict[str, Any]:

@@ -3,11 +3,25 @@
 * `problem`: what is asked, and what is fixed. `space`: every configuration that sizes allow.
 * `costs`, `bounds`, `footing`: what pieces cost; lower bounds on time; memory of many spreads of the layers at once.
 * `branch`: branch and bound, best first. `solve`: all of it as one call. `answer`: what it returns.
+* `explain`: neighbours of the best; what would have to give where nothing fits. `baselines`: what one would do without.
+* `statement`: configurations as files, as Megatron-LM's flags and as torchtitan's settings.
 """
 
 from search.scale.answer import Answer, NothingFits
+from search.scale.baselines import BASELINES, baseline
 from search.scale.branch import Found, Refused, describe
 from search.scale.problem import Pins, Problem
 from search.scale.solve import solve
 
-__all__ = ["Answer", "Found", "NothingFits", "Pins", "Problem", "Refused", "describe", "solve"]
+__all__ = [
+    "BASELINES",
+    "Answer",
+    "Found",
+    "NothingFits",
+    "Pins",
+    "Problem",
+    "Refused",
+    "baseline",
+    "describe",
+    "solve",
+]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from plans.errors import TwofoldError
-from search.scale.branch import Found, Refused, describe
+from search.scale.branch import Found, Refused
+from search.scale.explain import Neighbour
 from search.scale.problem import Problem
 
 __all__ = ["Answer", "NothingFits", "degrees_json"]
@@ -47,7 +48,7 @@ class Answer:
     num_forecasts: int
     num_opened: int
     refused: Sequence[Refused] = ()
-    neighbours: Sequence[Any] = ()
+    neighbours: Sequence[Neighbour] = ()
     method: str = "search"
 
     @property
@@ -81,8 +82,13 @@ class Answer:
 
     def summary(self) -> str:
         """What the certificate says, in words."""
+        if self.method != "search":
+            return (
+                f"{self.method}: {self.gap_to_physics:.1%} above the physical bound ({self.physics_s:.4g} s); "
+                f"{self.num_forecasts} forecasts, {self.search_s:.2f} s"
+            )
         said = (
-            "proven the fastest of the space under this forecast" if self.complete and self.method == "search" else
+            "proven the fastest of the space under this forecast" if self.complete else
             f"at most {self.gap:.1%} above the fastest of the space"
         )  # fmt: skip
         return (
@@ -90,17 +96,6 @@ class Answer:
             f"{self.gap_to_physics:.1%} above the physical bound ({self.physics_s:.4g} s); "
             f"{self.num_forecasts} forecasts, {self.num_opened} nodes, {self.search_s:.2f} s"
         )
-
-    def table(self, top_k: int = 5) -> str:
-        """One line per configuration."""
-        lines = [f"{'':>2} {'step':>10} {'peak':>10} {'bubble':>7} {'exposed':>9}  configuration"]
-        for number, each in enumerate(self.found[:top_k], 1):
-            seen = each.forecast
-            lines.append(
-                f"{number:>2} {seen.step_s:>8.4g} s {seen.peak_bytes / 2**30:>6.2f} GiB {seen.bubble_fraction:>7.1%} "
-                f"{seen.exposed_comm_s:>7.3g} s  {describe(each.degrees)}"
-            )
-        return "\n".join(lines)
 
     def to_json(self, top_k: int = 5) -> dict[str, Any]:
         """Plain values."""
@@ -122,6 +117,19 @@ class Answer:
             "gap_to_relaxation": self.gap_to_relaxation,
             "gap_to_physics": self.gap_to_physics,
             "complete": self.complete,
+            "neighbours": [
+                {
+                    "change": each.change,
+                    "extra_s": each.extra_s,
+                    "reason": each.reason,
+                    "best": None if each.found is None else found_json(each.found),
+                }
+                for each in self.neighbours
+            ],
+            "refused": [
+                {"what": each.what, "reason": each.reason, "excess_bytes": each.excess_bytes}
+                for each in self.refused[:200]
+            ],
             "search_s": self.search_s,
             "forecasts": self.num_forecasts,
             "nodes": self.num_opened,

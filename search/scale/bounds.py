@@ -6,8 +6,8 @@ bubble of the literature, (p - 1)(F + B) for 1F1B and 1/v of it for v chunks per
 2104.04473, section 2.2); with unequal ones and any placement it remains a bound.
 
 A chunk that keeps at most k micro-batches begins its i-th forward only after i - k of them have come back. The way
-there and back takes R, so the last comes back no earlier than ceil(m / k) R after the first began: this is what the time
-on the links costs in the steady state.
+there and back takes R, so the last comes back no earlier than ceil(m / k) R after the first began: this is what the
+time on the links costs in the steady state.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from plans.scale import Degrees
 from search.scale.bounds import Frame, mesh_bound_s
 from search.scale.costs import PIECES, Costs, Inner
 from search.scale.footing import Footing
-from search.scale.problem import Problem
+from search.scale.problem import Pins, Problem
 from search.scale.space import (
     Mesh,
     Shape,
@@ -38,9 +38,11 @@ from search.scale.space import (
     values_of,
 )
 from simulator.scale import Forecast, forecast
+from simulator.scale.case import is_split
 from simulator.scale.chunks import Chunk
+from simulator.scale.predict import rates_of
 
-__all__ = ["Branching", "Found", "Refused"]
+__all__ = ["Branching", "Found", "Refused", "describe", "identity"]
 
 _SEEDS = 12
 
@@ -111,8 +113,6 @@ class Branching:
     num_forecasts: int = 0
 
     def __post_init__(self) -> None:
-        from simulator.scale.predict import rates_of
-
         self.costs = Costs(problem=self.problem, rates=rates_of(self.problem.machine))
         self.footing = Footing(costs=self.costs)
         self._heap: list[tuple[float, int, int, tuple[Any, ...]]] = []
@@ -231,7 +231,7 @@ class Branching:
     def _splits(self, mesh: Mesh) -> tuple[bool, ...]:
         if self.problem.pins.schedule is not None:
             found = {
-                _is_split(schedule)
+                is_split(schedule)
                 for shape in shapes(self.problem, mesh.pp)
                 if (schedule := schedule_of(shape, mesh.pp, 4 * mesh.pp)) is not None
             }
@@ -410,6 +410,15 @@ class Branching:
                 self.on_better(known)
         return known
 
+    def narrowed(self, pins: Pins) -> Branching:
+        """A search of a part of the space, with what is known already."""
+        other = Branching(problem=self.problem.changed(pins=pins))
+        other._seen = self._seen
+        other.costs, other.footing = self.costs, self.footing
+        if pins.layers is None and self.problem.pins.layers is None:
+            other._frames = self._frames
+        return other
+
     def _refuse_memory(self, mesh: Mesh, inner: Inner, shape: Shape, level: int, peaks: Any, limit: int) -> None:
         over = peaks[peaks > limit]
         what = (
@@ -462,7 +471,3 @@ def _chunks(layers: Sequence[int]) -> list[Chunk]:
         Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last)
         for number, count in enumerate(layers)
     ]
-
-
-def _is_split(schedule: Any) -> bool:
-    return bool((schedule.table.kind >= 2).any())

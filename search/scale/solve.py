@@ -11,6 +11,7 @@ from plans.transformer import TransformerConfig
 from search.scale.answer import Answer, NothingFits
 from search.scale.bounds import physics_bound_s
 from search.scale.branch import Branching, Found
+from search.scale.explain import neighbours, relaxations
 from search.scale.problem import Problem
 
 __all__ = ["model_flops", "physics_s", "solve"]
@@ -21,6 +22,7 @@ def solve(
     *,
     time_limit_s: float | None = None,
     keep: int = 1,
+    explain: bool = False,
     on_better: Callable[[Found], None] | None = None,
 ) -> Answer:
     """Search the space of a problem.
@@ -29,6 +31,7 @@ def solve(
         problem: what is asked.
         time_limit_s: after which the best so far is returned, with its gap.
         keep: how many of the fastest are proven; more take longer.
+        explain: find out what the neighbours of the best would cost.
         on_better: called with every new best.
 
     Raises:
@@ -56,23 +59,20 @@ def solve(
         relaxed_s=min(branching.relaxed_s, branching.bound_s), physics_s=physics_s(problem),
         complete=branching.complete, search_s=time.monotonic() - began, num_forecasts=branching.num_forecasts,
         num_opened=branching.num_opened, refused=tuple(branching.refused),
+        neighbours=neighbours(branching, branching.found[0]) if explain else (),
     )  # fmt: skip
 
 
 def _nothing(branching: Branching) -> TwofoldError:
     problem = branching.problem
     asked = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
-    memory = [each for each in branching.refused if each.reason == "memory"]
     if branching.interrupted:
         return NothingFits(f"{asked}: the search was stopped before anything that fits was found; give it more time")
-    if memory:
-        least = min(each.excess_bytes or 0 for each in memory)
-        return NothingFits(
-            f"{asked}: nothing fits {problem.limit_bytes / 2**30:.2f} GiB; the least of all needs "
-            f"{least / 2**30:.2f} GiB more"
-        )
-    reasons = "; ".join(f"{each.reason}" for each in branching.refused[:3]) or "the pins leave nothing"
-    return TwofoldError(f"{asked}: no way to spread it: {reasons}")
+    if any(each.reason == "memory" for each in branching.refused):
+        ways = "; ".join(each.text for each in relaxations(problem)) or "no larger machine of this kind is known"
+        return NothingFits(f"{asked}: nothing fits {problem.limit_bytes / 2**30:.2f} GiB per device. {ways}")
+    reasons = "; ".join(dict.fromkeys(each.reason for each in branching.refused)) or "the pins leave nothing"
+    return TwofoldError(f"{asked}, global batch {problem.global_batch}: there is no way to spread it: {reasons}")
 
 
 def model_flops(config: TransformerConfig, global_batch: int) -> float:

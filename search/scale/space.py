@@ -69,6 +69,9 @@ class Shape:
     schedule: str
     virtual: int
 
+    def __str__(self) -> str:
+        return self.schedule if self.virtual == 1 else f"{self.schedule} x {self.virtual}"
+
 
 @lru_cache(maxsize=1024)
 def divisors(number: int) -> tuple[int, ...]:
