@@ -70,23 +70,25 @@ def insert_periods(
     num_blocks, _size = cut.blocks.shape
     events = cut.blocks.reshape(-1)
     state = _State(cut, values[events][:, active], period.of(active), repeats[active], most)
-    pause = wait = 1
+    rounds, next_try = 0, 1
     while True:
         state.evaluate()
-        wait -= 1
-        if wait <= 0:
-            pause = 1 if state.jump() else min(2 * pause, 8)
-            wait = pause
-        over = state.left == 0
-        if np.any(over):
+        rounds += 1
+        if rounds == next_try:  # a try costs as much as some periods
+            state.jump()
+            next_try += max(1, rounds // 2)
+        over = np.flatnonzero(state.left == 0)
+        if len(over):
             ended = active[over]
             values[np.ix_(events, ended)] = state.last(num_blocks)[:, over]
             evaluated[ended] = state.evaluated[over]
             fine[ended] = state.fine[over]
-            active = active[~over]
-            if not len(active):
+            going_on = np.flatnonzero(state.left > 0)
+            if not len(going_on):
                 return evaluated, fine
-            state.keep(np.flatnonzero(~over))
+            if 2 * len(going_on) <= len(active):
+                active = active[going_on]
+                state.keep(going_on)
 
 
 class _State:
@@ -99,7 +101,7 @@ class _State:
         self._most = most
         self._inputs = np.where(cut.inputs >= 0, cut.inputs, 0)
         self._capacity = 4 * most + 2 * self._look_back + 8
-        self._blocks = np.zeros((self._capacity * self._size, len(left)), dtype=np.int64)
+        self._blocks = np.empty((self._capacity * self._size, len(left)), dtype=np.int64)
         self._blocks[: len(blocks)] = blocks
         self._filled = self._look_back
         self.left = left
@@ -109,7 +111,10 @@ class _State:
 
     def keep(self, chosen: npt.NDArray[np.int64]) -> None:
         """Go on with some of the batch."""
-        self._blocks = np.ascontiguousarray(self._blocks[:, chosen])
+        size = self._filled * self._size
+        blocks = np.empty((len(self._blocks), len(chosen)), dtype=np.int64)
+        np.take(self._blocks[:size], chosen, axis=1, out=blocks[:size])
+        self._blocks = blocks
         self._period = self._period.of(chosen)
         self.left, self.inserted, self.evaluated, self.fine = (
             each[chosen] for each in (self.left, self.inserted, self.evaluated, self.fine)
@@ -147,13 +152,11 @@ class _State:
         if self._period.least_step is not None:
             self.fine &= np.all(newest - around[-2 * size : -size] >= self._period.least_step, axis=0)
 
-    def jump(self) -> bool:
-        """Leave out the periods that follow by straight lines; whether there were any."""
+    def jump(self) -> None:
+        """Leave out the periods that follow by straight lines."""
         cycles = self._cyclicities()
-        jumped = False
         for cyclicity in np.unique(cycles[cycles > 0]).tolist():
-            jumped |= self._jump(cyclicity, np.flatnonzero((cycles == cyclicity) & (self.left >= cyclicity)))
-        return jumped
+            self._jump(cyclicity, np.flatnonzero((cycles == cyclicity) & (self.left >= cyclicity)))
 
     def _cyclicities(self) -> Ints:
         """(batch) after how many periods the growth of the newest block was the same, 0 for never."""
@@ -172,10 +175,10 @@ class _State:
             found[repeats] = cyclicity
         return found
 
-    def _jump(self, cyclicity: int, chosen: npt.NDArray[np.int64]) -> bool:
+    def _jump(self, cyclicity: int, chosen: npt.NDArray[np.int64]) -> None:
         """Leave out multiples of `cyclicity` periods."""
         if not len(chosen):
-            return False
+            return
         size, span, look_back = self._size, cyclicity * self._size, self._look_back
         period = self._period.of(chosen)
         around = self.last(cyclicity + look_back)[:, chosen]
@@ -207,14 +210,13 @@ class _State:
                 steady &= np.all(step[own] >= cyclicity * period.least_step, axis=0)
         count = np.where(steady, np.minimum(self.left[chosen] // cyclicity, limit), 0)
         if not count.any():
-            return False
+            return
         kept = 2 * cyclicity
         blocks = self._blocks[(self._filled - kept) * size : self._filled * size]
         blocks[:, chosen] += np.concatenate([step, step]) * count
         self._shift_older(kept, chosen, count)
         self.inserted[chosen] += count * cyclicity
         self.left[chosen] -= count * cyclicity
-        return True
 
     def _shift_older(self, kept: int, chosen: npt.NDArray[np.int64], count: Ints) -> None:
         """Older blocks no longer belong to the ones before a jump: they must not be compared with."""
