@@ -166,10 +166,15 @@ class Timeline:
 
     @property
     def bubble_fraction(self) -> float:
-        """The share of the last step in which the compute streams stand idle, averaged over ranks."""
+        """The share of a step, from the end of the one before to its own, in which the compute streams stand idle.
+
+        Averaged over ranks, of the last step; of a single step from its first start on. Ranks begin a step while others
+        work on the one before, so a step may span more than that.
+        """
         busy = sum(count * _union_ps(*self._rows(rank, "compute")) for rank, count in self.represents.items())
-        length = self.step_end_ps[-1] - self.step_start_ps[-1]
-        return 1.0 - busy / (length * self.num_ranks) if length else 0.0
+        begin = self.step_end_ps[-2] if self.num_steps > 1 else self.step_start_ps[0]
+        length = self.step_end_ps[-1] - begin
+        return max(0.0, 1.0 - busy / (length * self.num_ranks)) if length > 0 else 0.0
 
     @property
     def exposed_comm_s(self) -> float:

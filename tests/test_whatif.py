@@ -74,7 +74,7 @@ def test_a_degraded_port_slows_a_real_plan(program, machine):
 
 
 def test_checkpoints_hold_weights_and_optimizer_state(program, machine):
-    """Of layer 1, 512 x 784 in float32: its columns are split over two ranks, the shards over two more; a whole bias."""
+    """Of layer 1, 512 x 784 in float32: columns split over two ranks, shards over two more; a whole bias."""
     timeline = simulate(program, machine)
     held = 4 * (512 * 784 // 2 // 2 + 512 // 2)
     found = outcome(program, machine, WhatIf(checkpoints=Checkpoints(every_steps=10, write_Bps=1e9)))
