@@ -73,7 +73,7 @@ def simulate(
         if absent := [rank for rank in ranks if not 0 <= rank < num_ranks]:
             raise TwofoldError(f"{what} of rank {absent[0]}: the program's ranks are 0 to {num_ranks - 1}")
     machine = what_if.machine(machine)
-    check_program(program)
+    check_program(program, between_ranks=not fold_ranks)  # of many ranks the folded program is checked as it runs
     network = Network(machine, program, what_if.links)
     timeline = run_program(
         program,
