@@ -150,6 +150,7 @@ class Columns:
         self.from_host = {clock: np.full((num_classes, batch), NEVER, dtype=np.int64) for clock in clocks}
         self.from_start = {clock: np.full((num_classes, batch), NEVER, dtype=np.int64) for clock in clocks}
         self.starting = np.zeros(num_classes, dtype=bool)
+        clock_arrays = [*self.from_host.values(), *self.from_start.values()]
         used = set(np.unique(schedule.table.kind).tolist())
         for number, variant in enumerate(VARIANTS):
             own = costs.of(variant)
@@ -158,6 +159,14 @@ class Columns:
                     raise TwofoldError(f"schedule {schedule.name!r} has the action {variant!r}, but its map is missing")
                 continue
             rows = slice(number * num_stages, (number + 1) * num_stages)
+            if variant not in costs.maps:  # as its kind
+                base = VARIANTS.index(variant[0]) * num_stages
+                like = slice(base, base + num_stages)
+                for array in (self.dispatch, self.transfer, self.receive, *clock_arrays):
+                    array[rows] = array[like]
+                table[:, rows] = table[:, like]
+                self.starting[rows] = self.starting[like]
+                continue
             own = _with_sent(own, host_async)
             for (after, before), place in zip(COEFFICIENTS, table, strict=False):
                 if after in own.rows and before in own.row(after):
@@ -222,6 +231,8 @@ class Expand:
     def __call__(self, times: Times, size: int) -> Ints:
         """The columns."""
         array = np.asarray(times, dtype=np.int64)
+        if array.shape == (size,) and self.count == 1:
+            return array[:, None]
         if array.ndim <= 1:
             return np.broadcast_to(array.reshape(-1, 1), (size, self.count))
         whole = np.broadcast_to(array, (*self._batch_shape, size)).reshape(-1, size)

@@ -38,8 +38,8 @@ __all__ = ["ActionTimes", "PipelineTimes", "action_times", "pipeline_times"]
 
 Ints = npt.NDArray[np.int64]
 
-_EVENTS_AT_ONCE = 200_000
-"""Events times configurations that are evaluated together: their arrays stay in a processor's cache."""
+_EVENTS_AT_ONCE = 400_000
+"""Events times configurations that are evaluated together: enough to make array operations worth while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
