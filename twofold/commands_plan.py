@@ -48,6 +48,7 @@ def plan(
     out: str = "plan.json",
     report: str | None = None,
     export: str | None = None,
+    simulate: int = 0,
     explain: bool = False,
     json: bool = False,
 ) -> int:
@@ -88,6 +89,7 @@ def plan(
         out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
         report: transformers: write the search's report to this HTML file.
         export: transformers: megatron or torchtitan: print the best as that program's settings.
+        simulate: transformers: how many of the best are simulated instruction by instruction, which orders them anew.
         explain: print the alternatives as well, and why they lost.
         json: print one JSON object on stdout, progress on stderr.
     """
@@ -127,7 +129,7 @@ def plan(
         return plan_degrees(
             model, target, devices=devices, global_batch=global_batch, seq=seq, layers=layers, method=method,
             pins=pins | {"schedule": schedule, "zero": zero}, stack=stack, memory=memory, time_limit=time_limit,
-            top_k=top_k, out=out, report=report, export=export, explain=explain, say=say,
+            top_k=top_k, out=out, report=report, export=export, simulate=simulate, explain=explain, say=say,
         ), True  # fmt: skip
 
     return run_command(work, json)

@@ -48,6 +48,11 @@ def simulate(
     rank_traces: str | None = None,
     report: str | None = None,
     steps: int = 3,
+    recost: bool = False,
+    model: str | None = None,
+    global_batch: int | None = None,
+    seq: int | None = None,
+    stack: str = "twofold",
     json: bool = False,
 ) -> int:
     """Predict a plan on a machine: step time with its interval, bubble, critical path, exposed communication, memory.
@@ -61,13 +66,32 @@ def simulate(
         rank_traces: write a trace per rank into this folder, as torch's profiler does, for tools that compare ranks.
         report: write an HTML report there.
         steps: back to back; the last is reported.
+        recost: the file states a transformer's degrees, which are forecast anew: .degrees.json as `twofold plan` writes
+            it beside a plan, torchtitan's settings (.toml), or a text with Megatron-LM's flags and --world-size.
+        model: recost: name or config.json, where the file does not say or for another one.
+        global_batch: recost: sequences of a step, instead of the file's.
+        seq: recost: tokens of a sequence, instead of the file's.
+        stack: recost: the software that runs it (see `twofold predict --help`).
         json: print one JSON object on stdout, progress on stderr.
     """
     from twofold.console import Console
 
+    def stated() -> tuple[Any, bool]:
+        from twofold.recosting import recost as again
+
+        if unused := [name for name, value in given.items() if value is not None]:
+            raise TwofoldError(f"--{unused[0].replace('_', '-')} is not for --recost, which forecasts degrees")
+        say = Console(json=json)
+        return again(plan, machine, model=model, global_batch=global_batch, seq=seq, stack=stack, say=say)
+
+    given = {"schedule": schedule, "trace": trace, "rank_traces": rank_traces, "report": report}
+
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
         from plans.lower import lower
+
+        if asked := [n for n, v in (("model", model), ("global-batch", global_batch), ("seq", seq)) if v is not None]:
+            raise TwofoldError(f"--{asked[0]} needs --recost; a plan file is for its own model and batch")
         from reports import composition_table, memory_table, write_rank_traces, write_report, write_trace
         from reports.time_tables import critical_path_table
         from simulator import composition, critical_path, memory_peak
@@ -130,7 +154,7 @@ def simulate(
             "fullest_rank": fullest,
         }, True
 
-    return run_command(work, json)
+    return run_command(stated if recost else work, json)
 
 
 def whatif(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +39,14 @@ def plan_degrees(
     out: str,
     report: str | None,
     export: str | None,
+    simulate: int,
     explain: bool,
     say: Console,
 ) -> dict[str, Any]:
     """Search, print, save; returns the JSON object. See `twofold plan --help` for the arguments."""
     from plans.transformer import transformer_config
     from search.scale import Pins, Problem, baseline, describe, solve
+    from search.scale.confirm import confirmed
     from simulator.scale import stack_named
     from twofold.context import parse_bytes
 
@@ -62,18 +65,27 @@ def plan_degrees(
         )  # fmt: skip
     else:
         found = baseline(problem, method)
+    simulated: list[dict[str, Any]] = []
+    if simulate:
+        checked = confirmed(problem, found.found, simulate)
+        kept = [each.found for each in checked]
+        found = replace(found, found=(*kept, *(each for each in found.found if each not in kept)))
+        for each in checked:
+            told = each.reason if each.simulated_s is None else f"{each.simulated_s:.4g} s in the event engine"
+            say.say(f"{each.found.forecast.step_s:.4g} s forecast, {told}: {describe(each.found.degrees)}")
+            simulated.append({"forecast_s": each.found.forecast.step_s, "simulated_s": each.simulated_s})
     exported = _exported(found, export)
     made = tables(found, top_k)
     for table in made if explain else made[:1]:
         say.say(table.text())
         say.say("")
     say.say(found.summary())
-    saved = _save(found, model, machine, out, say)
+    saved = _save(found, machine, out, say)
     if report is not None:
         say.say(f"saved {_report(found, made, report, model, machine)}")
     if exported is not None:
         say.say(exported)
-    return found.to_json(top_k) | {"files": saved, "export": exported}
+    return found.to_json(top_k) | {"files": saved, "export": exported, "simulated": simulated}
 
 
 def _exported(found: Answer, export: str | None) -> str | None:
@@ -85,23 +97,17 @@ def _exported(found: Answer, export: str | None) -> str | None:
     return " ".join(megatron_flags(config, degrees)) if export == "megatron" else torchtitan_toml(config, degrees)
 
 
-def _save(found: Answer, model: str, machine: Machine, out: str, say: Console) -> list[str]:
+def _save(found: Answer, machine: Machine, out: str, say: Console) -> list[str]:
     """The plan, which can be simulated and run, and its degrees, which can be costed again."""
     from plans.plan import save_plan
-    from plans.transformer import transformer
-    from search import uniform_plan
+    from search.scale.confirm import plan_of
     from search.scale.statement import write_statement
 
-    config, degrees = found.problem.config, found.best.degrees
+    best, config = found.best, found.problem.config
     beside = Path(out).with_suffix(".degrees.json")
-    saved = [write_statement(beside, config, degrees, machine=machine.name, step_s=found.best.forecast.step_s)]
+    saved = [write_statement(beside, config, best.degrees, machine=machine.name, step_s=best.forecast.step_s)]
     try:
-        plan = uniform_plan(
-            transformer(config, batch_size=degrees.global_batch), machine, dp=degrees.dp, tp=degrees.tp, pp=degrees.pp,
-            cp=degrees.cp, micro_batch=degrees.micro_batch, schedule=degrees.schedule, virtual=degrees.virtual,
-            recompute=degrees.recompute, zero=degrees.optimizer.parallel_level, optimizer=degrees.optimizer,
-            sequence_parallel=degrees.sequence_parallel, layers_per_stage=degrees.layers,
-        )  # fmt: skip
+        plan = plan_of(found.problem, best)
         saved.insert(0, save_plan(plan, out))
     except TwofoldError as error:
         say.say(f"its degrees are saved, but no plan that can be run: {error}")

@@ -285,7 +285,7 @@ class Branching:
                         continue  # a mode before it takes no longer and keeps no more
                     seen.append((block, kept))
                     if chosen := self._may_fit(mesh, inner, levels(self.problem, mesh)):
-                        own = self._spread_bound(mesh, size, split, *block, *(() if split else (0.0,)))
+                        own = self._spread_bound(mesh, size, split, block[0], block[1], block[2] if split else 0.0)
                         self._push(max(bound, own), 1, mesh, size, inner, chosen)
 
     def _open_inner(self, bound: float, mesh: Mesh, size: int, inner: Inner, chosen: tuple[int, ...]) -> None:

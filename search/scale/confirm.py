@@ -1,0 +1,61 @@
+"""The final few in the event engine: what was forecast from columns is simulated instruction by instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plans.errors import TwofoldError
+from plans.plan import Plan
+from plans.transformer import transformer
+from search.scale.branch import Found
+from search.scale.problem import Problem
+from search.uniform import uniform_plan
+from simulator import simulate
+
+__all__ = ["Confirmed", "confirmed", "plan_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """A configuration and one step of it in the event engine.
+
+    Args:
+        found: the configuration and its forecast.
+        simulated_s: seconds of the step, the first of a run; None where no plan can be made of it.
+        reason: why there is none.
+    """
+
+    found: Found
+    simulated_s: float | None
+    reason: str = ""
+
+
+def plan_of(problem: Problem, found: Found) -> Plan:
+    """The plan that can be simulated and run.
+
+    Raises:
+        TwofoldError: what `uniform_plan` refuses.
+    """
+    degrees = found.degrees
+    return uniform_plan(
+        transformer(problem.config, batch_size=degrees.global_batch), problem.machine, dp=degrees.dp, tp=degrees.tp,
+        pp=degrees.pp, cp=degrees.cp, micro_batch=degrees.micro_batch, schedule=degrees.schedule,
+        virtual=degrees.virtual, recompute=degrees.recompute, zero=degrees.optimizer.parallel_level,
+        optimizer=degrees.optimizer, sequence_parallel=degrees.sequence_parallel, layers_per_stage=degrees.layers,
+    )  # fmt: skip
+
+
+def confirmed(problem: Problem, found: Sequence[Found], count: int) -> list[Confirmed]:
+    """The first `count` of `found`, simulated and ordered by that; equal ranks are simulated once."""
+    results = []
+    for each in found[:count]:
+        try:
+            timeline = simulate(
+                plan_of(problem, each), problem.machine, num_steps=1, with_memory=False, fold_ranks=True
+            )  # fmt: skip
+        except TwofoldError as error:
+            results.append(Confirmed(found=each, simulated_s=None, reason=str(error)))
+        else:
+            results.append(Confirmed(found=each, simulated_s=timeline.step_s))
+    return sorted(results, key=lambda each: (each.simulated_s is None, each.simulated_s or 0.0, each.found.key))

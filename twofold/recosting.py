@@ -1,0 +1,58 @@
+"""A configuration that is stated somewhere, forecast under another batch, sequence, model or machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plans.errors import TwofoldError
+
+if TYPE_CHECKING:
+    from twofold.console import Console
+
+__all__ = ["recost"]
+
+
+def recost(
+    path: str,
+    machine: str,
+    *,
+    model: str | None,
+    global_batch: int | None,
+    seq: int | None,
+    stack: str,
+    say: Console,
+) -> tuple[dict[str, Any], bool]:
+    """Read, forecast, print; returns the JSON object and whether it fits the machine's memory."""
+    from costmodels import Machine
+    from plans.transformer import transformer_config
+    from search.scale import Found, describe
+    from search.scale.answer import found_json
+    from search.scale.statement import read_statement
+    from simulator.scale import forecast, stack_named
+
+    beside = Path(path).with_suffix(".degrees.json")
+    statement = read_statement(beside if path.endswith(".json") and beside.is_file() else path)
+    if model is not None:
+        config = transformer_config(model, seq=seq or statement.seq)
+    elif statement.config is not None:
+        config = statement.config if seq is None else replace(statement.config, seq=seq)
+    else:
+        raise TwofoldError(f"{path} does not say which model it is for; add --model, such as --model llama-3-8b")
+    degrees = statement.degrees(global_batch, half=config.dtype in ("bfloat16", "float16"))
+    target = Machine.load(machine)
+    found = forecast(config, degrees, target, stack=stack_named(stack))
+    fits = found.peak_bytes <= target.memory_bytes
+    tokens = degrees.global_batch * config.seq / found.step_s / degrees.num_ranks
+    say.say(f"{config.name} on {degrees.num_ranks} devices of {target.name}: {describe(degrees)}")
+    say.say(
+        f"step {found.step_s:.4g} s (90 %: {found.low_s:.4g} to {found.high_s:.4g}), {tokens:,.0f} tokens/s "
+        f"per device, idle {found.bubble_fraction:.1%}, exposed communication {found.exposed_comm_s:.3g} s"
+    )
+    say.say(
+        f"peak memory {found.peak_bytes / 2**30:.2f} GiB of {target.memory_bytes / 2**30:.2f}"
+        + ("" if fits else ": it does not fit")
+    )
+    told = found_json(Found(degrees=degrees, forecast=found))
+    return {**told, "model": config.name, "machine": target.name, "tokens_per_s_per_device": tokens, "fits": fits}, True
