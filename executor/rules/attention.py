@@ -2,7 +2,7 @@
 
 torch picks the kernel (flash where it can). A rank with rows [first, first + rows) of a split causal query reads only
 keys up to its last row, and masks those: that rules flash attention out on this path. Weights that are dropped do so
-too: which ones is a function of their position, and torch's kernels draw their own. Not run on a GPU.
+too: which ones is a function of their position, and torch's kernels draw their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Softmax, layer norm, RMS norm; the statistics of a norm are made again in its gradients."""
+"""Softmax, layer norm, RMS norm; the statistics of a norm are made again in its gradients.
+
+On a GPU the gradients of norms are torch's fused kernels: one that makes the statistics again (with an output that is
+thrown away) and one that reads the input and the gradient once. In half precision those compute in float32.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,8 @@ def _normalised(attrs: Attrs, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def layer_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
     """With h = g weight and z = normalised x: scale (h - mean h - z mean(h z))."""
+    if x.is_cuda:
+        return _fused_layer_norm(attrs, g, x, weight, (True, False, False))
     z, scale = _normalised(attrs, x)
     h, last = (g if weight is None else g * weight), _last(x, attrs)
     return (h - h.mean(last, keepdim=True) - z * (h * z).mean(last, keepdim=True)).mul_(scale)
@@ -66,7 +72,19 @@ def layer_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Te
 
 def layer_norm_grad_weight(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """The sum of g times normalised x over all other dims."""
+    if x.is_cuda:
+        return _fused_layer_norm(attrs, g, x, x.new_empty(site.shape), (False, True, False))
     return (_normalised(attrs, x)[0].mul_(g)).sum_to_size(site.shape)
+
+
+def _fused_layer_norm(
+    attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None, wanted: tuple[bool, bool, bool]
+) -> Tensor:
+    """One gradient; that of the weight takes its shape and type from `weight`, no values."""
+    shape = x.shape[-attrs.get("num_dims", 1) :]
+    _, mean, scale = torch.native_layer_norm(x, shape, None, None, attrs["eps"])
+    found = _aten.native_layer_norm_backward(g.contiguous(), x, shape, mean, scale, weight, None, wanted)
+    return found[wanted.index(True)]
 
 
 def layer_norm_grad_bias(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
@@ -86,6 +104,8 @@ def rms_norm(site: Site, attrs: Attrs, x: Tensor, weight: Tensor | None = None) 
 
 def rms_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
     """With h = g weight and z = x scale: scale (h - z mean(h z))."""
+    if x.is_cuda:
+        return _fused_rms_norm(attrs, g, x, weight, (True, False))
     scale = _inverse_root(attrs, x)
     z, h = x * scale, g if weight is None else g * weight
     return (h - z * (h * z).mean(_last(x, attrs), keepdim=True)).mul_(scale)
@@ -93,8 +113,17 @@ def rms_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Tens
 
 def rms_norm_grad_weight(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """The sum of g times normalised x over all other dims."""
+    if x.is_cuda:
+        return _fused_rms_norm(attrs, g, x, x.new_empty(site.shape), (False, True))
     product = (x * _inverse_root(attrs, x)).mul_(g)
     return product.sum_to_size(site.shape)
+
+
+def _fused_rms_norm(attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None, wanted: tuple[bool, bool]) -> Tensor:
+    """One gradient; that of the weight takes its shape and type from `weight`, no values."""
+    shape = x.shape[-attrs.get("num_dims", 1) :]
+    _, scale = _aten._fused_rms_norm(x, shape, None, attrs["eps"])
+    return _aten._fused_rms_norm_backward(g.contiguous(), x, shape, scale, weight, wanted)[wanted.index(True)]
 
 
 NORMALISATION_RULES: Mapping[str, Rule] = {

@@ -2,7 +2,8 @@
 
 attrs are the settings of `plans.plan.Optimizer`: lr, weight_decay; momentum, dampening, nesterov; beta1, beta2, eps.
 States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is that of the
-weight's dtype; states that are kept in another one are read into it and rounded back.
+weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU AdamW is torch's fused
+kernel, where all are of one dtype.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from executor.rules.site import Rule, Site
@@ -18,6 +20,8 @@ from executor.rules.site import Rule, Site
 __all__ = ["UPDATE_RULES"]
 
 Attrs = Mapping[str, Any]
+
+_aten = torch.ops.aten
 
 
 def sgd(site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -43,6 +47,12 @@ def adamw(
     """torch.optim.AdamW (Loshchilov and Hutter 2019)."""
     lr, beta1, beta2 = attrs.get("lr", 1e-3), attrs.get("beta1", 0.9), attrs.get("beta2", 0.999)
     decay, step = attrs.get("weight_decay", 1e-2), site.progress.step
+    if weight.is_cuda and {gradient.dtype, mean.dtype, square.dtype} == {weight.dtype}:
+        _aten._fused_adamw_(
+            [weight], [gradient], [mean], [square], [], [site.progress.on(weight.device)], lr=lr, beta1=beta1,
+            beta2=beta2, weight_decay=decay, eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return weight, mean, square
     if decay:
         weight.mul_(1 - lr * decay)
     first, second = mean.to(weight.dtype), square.to(weight.dtype)

@@ -31,15 +31,21 @@ def offset(site: Site, attrs: Attrs, dim: str, width: int) -> int:
     return site.mesh.index(site.rank, attrs.get("split", {}).get(dim, ())) * width
 
 
+def _known(x: Tensor) -> Tensor:
+    """The same memory as a tensor that autograd may save, which it cannot where a tensor was made without it."""
+    if not x.is_inference():
+        return x.detach()
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+        x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
+    )
+
+
 def by_autograd(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[int], g: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of one operator by autograd of it alone, with its forward made again.
-
-    Copies the inputs: autograd cannot save tensors that were made without it.
-    """
+    """Gradients of one operator by autograd of it alone, with its forward made again; it changes nothing in place."""
     with torch.inference_mode(False), torch.enable_grad():
-        fresh = [each.clone() for each in inputs]
+        fresh = [_known(each) for each in inputs]
         for index in wanted:
             fresh[index].requires_grad_()
         output = function(*fresh)

@@ -48,14 +48,16 @@ def _turned(site: Site, attrs: Attrs, x: Tensor, sign: int) -> Tensor:
     key = tuple(sorted((name, value) for name, value in attrs.items() if name != "split"))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is turned in single
     cos, sin = _turns(key, rotary, offset(site, attrs, "s", length), length, wide, x.device)
-    y = x.clone(memory_format=torch.contiguous_format)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if rotary < x.shape[-1]:
+        y[..., rotary:] = x[..., rotary:]
     if attrs.get("interleaved", False):
         first, second = slice(0, rotary, 2), slice(1, rotary, 2)
     else:
         first, second = slice(0, rotary // 2), slice(rotary // 2, rotary)
-    a, b = x[..., first].to(wide), x[..., second].to(wide)
-    y[..., first] = (a * cos - sign * b * sin).to(x.dtype)
-    y[..., second] = (b * cos + sign * a * sin).to(x.dtype)
+    a, b = x[..., first], x[..., second]
+    y[..., first] = (a * cos).addcmul_(b, sin, value=-sign)  # of half precision in single, which the tables are in
+    y[..., second] = (b * cos).addcmul_(a, sin, value=sign)
     return y
 
 

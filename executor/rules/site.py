@@ -21,6 +21,13 @@ class Progress:
     """How far training is; one object per rank, shared by all its sites. `step` counts from 1."""
 
     step: int = 0
+    _told: tuple[int, torch.Tensor] | None = None
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The step as a float32 scalar on a device, made once a step."""
+        if self._told is None or self._told[0] != self.step or self._told[1].device != device:
+            self._told = self.step, torch.full((), float(self.step), dtype=torch.float32, device=device)
+        return self._told[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
