@@ -235,9 +235,10 @@ class Chunks:
         """What a stretch depends on."""
         key = (piece, part, gathers, reduces)
         if key not in self._depends:
-            given = None
             if piece == "block":
                 given = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
+            else:
+                given = self.stack.end_host_s(piece, self.degrees, part)
             gather, reduce = self.gather(piece) if gathers else (), self.reduce(piece) if reduces else ()
             self._depends[key] = (piece, part, given, gather, reduce)
         return self._depends[key]

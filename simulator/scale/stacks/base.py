@@ -124,6 +124,10 @@ class Stack:
         """Host seconds of one block's part where they are known as a whole; None: the sum of its operations."""
         return None
 
+    def end_host_s(self, piece: str, degrees: Degrees, part: str) -> float | None:
+        """Host seconds of a part of the embedding or the head where known as a whole; None: as of `block_host_s`."""
+        return None
+
     def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
         """The kernels and messages of a body, of `ways` tensor-parallel ranks, as the stack has them."""
         return steps

@@ -38,6 +38,10 @@ _ROTARY_HOST_S = (98e-6, 200e-6)
 """The part of it that is rotary positions of queries and keys: two each of a split, a negation, a concatenation, two
 products and a sum, at the measured dispatch of these operators (kinds torch and backward)."""
 
+_DTENSOR_END_HOST_S = {"embedding": (489e-6, 196e-6), "head": (105e-6 + 384e-6 + 120e-6, 419e-6 + 200e-6)}
+"""Forward and backward: the measured row-wise module; the column-wise one, what the row-wise one takes more for its
+redistribution, and plain operators (norm, cast, loss) at their measured dispatch."""
+
 _CHECKPOINT_S = (820e-6 - 405e-6, 1607e-6 - 674e-6 - 405e-6)
 """What activation checkpointing adds to a block's forward and, beside the forward made again, to its backward."""
 
@@ -101,6 +105,12 @@ class TorchNative(Stack):
             return forward + (_CHECKPOINT_S[0] if degrees.recompute != "none" else 0)
         return backward + (forward + _CHECKPOINT_S[1] if degrees.recompute != "none" else 0)
 
+    def end_host_s(self, piece: str, degrees: Degrees, part: str) -> float | None:
+        """Tensor-parallel embedding and head: a row-wise module, a column-wise one whose output is gathered."""
+        if self.compiled or degrees.tp == 1 or part not in ("F", "B"):
+            return None
+        return _DTENSOR_END_HOST_S[piece][part == "B"]
+
     def kernels(
         self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
     ) -> Sequence[Kernel]:
@@ -117,7 +127,7 @@ class TorchNative(Stack):
                 *self._repeated(shape[1] if forward else shape[2], shape[0], dtype),
                 Kernel(call=name, shapes=shape, dtype=dtype, touched_bytes=touched_bytes, times=times),
             )
-        if kind == "rope" and self.complex_rotary and not self.compiled:
+        if kind == "rope" and self.complex_rotary:  # Inductor leaves complex operators to eager (_inductor/lowering.py)
             return (elementwise("mul.forward", round(_ROTARY_COMPLEX_PASSES * math.prod(shape[0])), dtype, 1, 1),)
         if kind == "accumulate":  # in place, into the gradient that the first micro-batch left
             return (elementwise("add_.forward", math.prod(shape[0]), dtype, 2, 1),)
