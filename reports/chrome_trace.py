@@ -97,7 +97,7 @@ def write_rank_traces(
     program: Program | None = None,
     max_spans: int = MAX_SPANS,
 ) -> list[Path]:
-    """One file per rank, `rank<r>_trace.json.gz`, in the shape of torch's profiler.
+    """One file per rank that was simulated or measured, `rank<r>_trace.json.gz`, in the shape of torch's profiler.
 
     Analysis tools know communication by its kernel's name, so here communication is called by NCCL's names whatever
     carried it out (`args` keep the instruction), compute and communication are "kernel" events on CUDA-like streams,
@@ -125,7 +125,7 @@ def write_rank_traces(
         "low_s": timeline.low_s, "high_s": timeline.high_s,
     }  # fmt: skip
     paths = []
-    for rank in range(timeline.num_ranks):
+    for rank in timeline.represents:
         document = {
             "schemaVersion": 1,
             "distributedInfo": {"backend": backend, "rank": rank, "world_size": timeline.num_ranks},

@@ -54,7 +54,7 @@ class Composition:
 
 
 def composition(timeline: Timeline, program: Program | None = None) -> tuple[Composition, ...]:
-    """The composition of the last step for every rank, measured or predicted.
+    """The composition of the last step for every rank that was measured or simulated.
 
     Args:
         timeline: to take apart.
@@ -80,7 +80,7 @@ def composition(timeline: Timeline, program: Program | None = None) -> tuple[Com
     bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
     result = []
     waits = _straggler_waits(timeline, program) if program is not None and len(rows) else {}
-    for rank in range(timeline.num_ranks):
+    for rank in timeline.represents:
         own = rows[bounds[rank] : bounds[rank + 1]]
         spans: dict[str, list[tuple[int, int, Any]]] = {name: [] for name in STREAMS}
         begins = {id_: end for _, end, _, id_ in waits.get(rank, ())}

@@ -9,6 +9,8 @@ from handmade import Price, Script, pipeline, program_of, written_price
 from reports_example import measured, predicted, small_program
 from test_simulator_longest_path import random_scripts
 
+from plans.errors import TwofoldError
+from plans.layout import Layout
 from plans.program import Body, Kind, Program
 from plans.schedules import make_schedule
 from plans.timeline import Timeline
@@ -185,3 +187,26 @@ def test_a_real_plan(timeline):
 
 def test_no_spans_no_path():
     assert critical_path(Timeline.from_spans([], kind="predicted", num_ranks=1), program_of([Script(0)])).spans == ()
+
+
+def test_of_folded_ranks_those_that_were_simulated_are_taken_apart():
+    scripts = [Script(rank) for rank in range(4)]
+    for script in scripts:
+        script.compute("a", 10)
+        script.collective("reduce", range(4), (0, 30))
+    one = program_of(scripts[:1]).groups[0]
+    mesh = Layout((4,), ("axis",))
+    blocks = tuple(
+        replace(
+            block,
+            body=replace(block.body, instructions=tuple(replace(each, mesh=None) for each in block.body.instructions)),
+        )
+        for block in one.blocks
+    )
+    program = Program(groups=(replace(one, mesh=mesh, blocks=blocks),), num_micro_batches=1)
+    folded = run_program(program, written_price, fold_ranks=True)
+    assert dict(folded.represents) == {0: 4}
+    (part,) = composition(folded, program)
+    assert (part.rank, part.compute_ps, dict(part.exposed_ps), part.step_ps) == (0, 10, {"all_reduce": 30}, 40)
+    with pytest.raises(TwofoldError, match="simulate without fold_ranks"):
+        critical_path(folded, program)
