@@ -219,7 +219,7 @@ def _needs_gradient(graph: Graph) -> frozenset[str]:
         for index, name in enumerate(operator.inputs):
             if index in graph.spec(operator).gradients:
                 useful.add(name)
-            elif name in needed and not graph.spec(operator).blind:
+            elif name in needed and not graph.spec(operator).blind and index not in graph.spec(operator).discrete:
                 raise TwofoldError(
                     f"operator {operator.name!r} ({operator.kind}) computes no gradient for its input {name!r}, which "
                     "is trained or made from trained tensors; detach it"

@@ -16,6 +16,7 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.graph import Graph, Operator
 from plans.layout import Layout
+from plans.lower.collectives import by_collectives
 from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.schedules import chunks_per_rank, make_schedule
@@ -44,6 +45,7 @@ def uniform_plan(
     tp: int = 1,
     pp: int = 1,
     cp: int = 1,
+    ep: int = 1,
     micro_batch: int | None = None,
     schedule: str = "1f1b",
     virtual: int = 1,
@@ -62,6 +64,8 @@ def uniform_plan(
         machine: that it must fit on; it prices the choices where something is searched.
         dp, tp, pp: data-, tensor- and pipeline-parallel degree; ranks are laid out pp outermost, then dp, cp, tp.
         cp: context-parallel degree: ranks share a sequence; transformers only.
+        ep: expert-parallel degree: which part of the data-parallel ranks shares the experts out among themselves;
+            transformers with a mixture of experts only.
         micro_batch: samples of one micro-batch per data-parallel rank; the whole batch by default.
         schedule: of the pipeline.
         virtual: chunks of the model per pipeline rank, in turn (chunk i on rank i % pp); V-shaped schedules have two
@@ -90,7 +94,8 @@ def uniform_plan(
     """
     stated = is_transformer(graph)
     _check(graph, machine, {"dp": dp, "cp": cp, "tp": tp, "pp": pp}, stated)
-    asked = {"cp": cp > 1, "sequence_parallel": sequence_parallel, "layers_per_stage": layers_per_stage is not None}
+    asked = {"cp": cp > 1, "ep": ep > 1, "sequence_parallel": sequence_parallel}
+    asked["layers_per_stage"] = layers_per_stage is not None
     if not stated and any(asked.values()):
         which = ", ".join(name for name, given in asked.items() if given)
         raise TwofoldError(f"{which}: for graphs of tf.transformer only; graph {graph.name!r} is searched")
@@ -108,8 +113,8 @@ def uniform_plan(
     placement = _placement(schedule, pp, count, virtual)
     if stated:
         kv_heads = graph.tensors["layers.0.attention.k_heads.out"].shape[2]
-        axes = mesh_axes(dp=dp, cp=cp, tp=tp, num_kv_heads=kv_heads)
-        check_degrees(graph, cp=cp, tp=tp, sequence_parallel=sequence_parallel)
+        axes = mesh_axes(dp=dp, cp=cp, tp=tp, num_kv_heads=kv_heads, ep=ep)
+        check_degrees(graph, cp=cp, tp=tp, sequence_parallel=sequence_parallel, ep=ep)
         if "output.weight" not in graph.tensors and placement[0] != placement[-1]:
             raise TwofoldError(
                 f"{graph.name}: the head's matrix is the table of embeddings, but with pp {pp} and schedule "
@@ -141,6 +146,8 @@ def uniform_plan(
         num_micro_batches=count, schedule=schedule, recompute=recompute_set(graph, recompute), optimizer=chosen,
         full_batch=full_batch,
     )  # fmt: skip
+    if ep > 1 and tp > 1:
+        plan = by_collectives(plan)  # tokens go by all-to-all, not rank to rank
     return plan if stated else predicted(plan, machine)
 
 

@@ -58,6 +58,42 @@ def mask(*shape):
     return chosen
 
 
+def queues(logits, top_k, capacity):
+    """Who has which place: (expert, sample, place, token, choice), walked through choice by choice, token by token."""
+    best = logits.detach().argsort(-1, descending=True)
+    for sample, rows in enumerate(best):
+        taken = [0] * logits.shape[-1]
+        for choice in range(top_k):
+            for token, row in enumerate(rows):
+                expert = int(row[choice])
+                if taken[expert] < capacity:
+                    yield expert, sample, taken[expert], token, choice
+                    taken[expert] += 1
+
+
+def placed(top_k, capacity):
+    def reference(x, logits):
+        made = torch.zeros(logits.shape[-1], x.shape[0], capacity, x.shape[-1], dtype=x.dtype)
+        for expert, sample, place, token, _ in queues(logits, top_k, capacity):
+            made[expert, sample, place] = x[sample, token]
+        return made.flatten(1, 2)
+
+    return reference
+
+
+def collected(top_k, capacity, over_all=False):
+    def reference(routed, logits):
+        routed = routed.unflatten(1, (-1, capacity))
+        made = torch.zeros(*logits.shape[:2], routed.shape[-1], dtype=routed.dtype)
+        best = logits.detach().argsort(-1, descending=True)[..., :top_k]
+        share = logits.softmax(-1).gather(-1, best) if over_all else logits.gather(-1, best).softmax(-1)
+        for expert, sample, place, token, choice in queues(logits, top_k, capacity):
+            made[sample, token] = made[sample, token] + share[sample, token, choice] * routed[expert, sample, place]
+        return made
+
+    return reference
+
+
 def grouped(q, k, v, **settings):
     """Attention by its formula, each head of k and v repeated for the heads of q that it serves."""
     repeats = q.shape[-3] // k.shape[-3]
@@ -123,6 +159,14 @@ CASES = {
     ),
     "conv2d with groups": (
         "conv2d", ((4, 8, 5, 5), (12, 2, 3, 3), (12,)), CONV | {"groups": 4}, lambda *all: F.conv2d(*all, groups=4),
+    ),
+    "dispatch": ("dispatch", ((4, 6, 8), (4, 6, 5)), {"top_k": 2, "capacity": 3}, placed(2, 3)),
+    "combine": (
+        "combine", ((5, 12, 8), (4, 6, 5)), {"top_k": 2, "capacity": 3}, collected(2, 3),
+    ),
+    "combine, softmax over all": (
+        "combine", ((5, 8, 8), (4, 6, 5)), {"top_k": 3, "capacity": 2, "weights": "all"},
+        collected(3, 2, over_all=True),
     ),
     "attention": ("attention", ((4, 6, 8, 4), (4, 6, 8, 4), (4, 6, 8, 2)), {}, attending()),
     "attention, causal": ("attention", ((2, 4, 12, 4),) * 3, {"causal": True}, attending(causal=True)),
@@ -380,7 +424,8 @@ class OnRanks:
         if not self.spec.gradients:
             return
         trained = [index for index in self.spec.gradients if self.inputs[index].requires_grad]
-        assert set(trained) == {index for index, each in enumerate(self.inputs) if each.requires_grad}
+        wanted = {index for index, each in enumerate(self.inputs) if each.requires_grad} - self.spec.discrete
+        assert set(trained) == wanted
         g = torch.from_numpy(np.random.default_rng(99).standard_normal(self.output.shape))
         if self.kind in LOSSES:
             g = torch.tensor(0.25, dtype=torch.float64)

@@ -58,22 +58,76 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, width=None):
         super().__init__()
-        self.w1 = nn.Linear(config.hidden, config.inner, config.mlp_bias)
-        self.w2 = nn.Linear(config.inner, config.hidden, config.mlp_bias)
+        width = width or config.inner
+        self.w1 = nn.Linear(config.hidden, width, config.mlp_bias)
+        self.w2 = nn.Linear(width, config.hidden, config.mlp_bias)
         if config.gated:
-            self.w3 = nn.Linear(config.hidden, config.inner, config.mlp_bias)
+            self.w3 = nn.Linear(config.hidden, width, config.mlp_bias)
 
     def forward(self, x):
         return self.w2(F.silu(self.w1(x)) * self.w3(x) if hasattr(self, "w3") else F.gelu(self.w1(x)))
 
 
-class Block(nn.Module):
+class Grouped(nn.Module):
+    def __init__(self, count, width, features):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count, features, width))
+
+
+class Bank(nn.Module):
+    def __init__(self, experts, hidden):
+        super().__init__()
+        self.w1, self.w3 = (Grouped(experts.num_experts, experts.ffn, hidden) for _ in range(2))
+        self.w2 = Grouped(experts.num_experts, hidden, experts.ffn)
+
+
+class Mixture(nn.Module):
+    """Token by token and choice by choice; `capacity` places of a sample at an expert, then it is full."""
+
     def __init__(self, config):
         super().__init__()
+        self.settings = config.experts
+        self.router = nn.Linear(config.hidden, self.settings.num_experts, bias=False)
+        self.experts = Bank(self.settings, config.hidden)
+        if self.settings.num_shared:
+            self.shared = MLP(config, self.settings.num_shared * self.settings.ffn)
+        self.dropped = 0
+
+    def one(self, expert, x):
+        bank = self.experts
+        return (F.silu(x @ bank.w1.weight[expert]) * (x @ bank.w3.weight[expert])) @ bank.w2.weight[expert]
+
+    def forward(self, x):
+        settings, samples = self.settings, []
+        capacity = math.ceil(settings.capacity_factor * settings.top_k * x.shape[1] / settings.num_experts)
+        for sample in x:
+            logits = self.router(sample)
+            best = logits.sort(-1, descending=True).indices[:, : settings.top_k]
+            shares = logits.softmax(-1) if settings.weights == "all" else logits.gather(1, best).softmax(-1)
+            taken = [0] * settings.num_experts
+            made = [torch.zeros_like(sample[0]) for _ in sample]
+            for choice in range(settings.top_k):
+                for token, row in enumerate(sample):
+                    expert = int(best[token, choice])
+                    if taken[expert] == capacity:
+                        self.dropped += 1
+                        continue
+                    taken[expert] += 1
+                    share = shares[token, expert] if settings.weights == "all" else shares[token, choice]
+                    made[token] = made[token] + share * self.one(expert, row)
+            samples.append(torch.stack(made))
+        y = torch.stack(samples)
+        return y + self.shared(x) if settings.num_shared else y
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer=0):
+        super().__init__()
         self.parallel = config.parallel_residual
-        self.attention, self.feed_forward = Attention(config), MLP(config)
+        routed = config.experts is not None and layer >= config.experts.num_dense_layers
+        self.attention, self.feed_forward = Attention(config), (Mixture if routed else MLP)(config)
         self.attention_norm, self.ffn_norm = (Norm(config.norm, config.hidden, config.norm_eps) for _ in range(2))
 
     def forward(self, x):
@@ -93,7 +147,7 @@ class Decoder(nn.Module):
         self.tok_embeddings = nn.Embedding(config.vocab, config.hidden)
         if config.position == "learned":
             self.pos_embeddings = nn.Embedding(config.seq, config.hidden)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = Norm(config.norm, config.hidden, config.norm_eps)
         if not config.tied:
             self.output = nn.Linear(config.hidden, config.vocab, bias=False)

@@ -5,8 +5,8 @@ reads its inputs, and returns memory of its own unless the program says that the
 `accumulate`, `scale`, `store` and the updates write into what they are given. Rules run without autograd.
 
 * `site`: what a rule knows about the rank and the value it makes.
-* `operators`: forward and gradients of the operators, collected from `attention`, `elementwise`, `images`, `lookup`,
-  `matrix`, `normalisation`, `positions`, `random`, `reductions`, `shapes` and `sources`.
+* `operators`: forward and gradients of the operators, collected from `attention`, `elementwise`, `experts`, `images`,
+  `lookup`, `matrix`, `normalisation`, `positions`, `random`, `reductions`, `shapes` and `sources`.
 * `place`: where a rank's part of a split dim lies; gradients by autograd of one operator alone.
 * `losses`: the losses, as means over a whole micro-batch whose parts add up.
 * `movement`: slices, sums, accumulation, parts of flattened tensors.

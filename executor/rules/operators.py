@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from executor.rules.attention import ATTENTION_RULES
 from executor.rules.elementwise import ELEMENTWISE_RULES
+from executor.rules.experts import EXPERT_RULES
 from executor.rules.images import IMAGE_RULES
 from executor.rules.lookup import LOOKUP_RULES
 from executor.rules.matrix import MATRIX_RULES
@@ -25,6 +26,7 @@ __all__ = ["OPERATOR_RULES"]
 OPERATOR_RULES: Mapping[str, Rule] = {
     **ATTENTION_RULES,
     **ELEMENTWISE_RULES,
+    **EXPERT_RULES,
     **IMAGE_RULES,
     **LOOKUP_RULES,
     **MATRIX_RULES,

@@ -1,13 +1,14 @@
 """Operators: each declares its named dims once; layouts, partial sums, gradients and FLOPs follow from that.
 
 `spec` holds the rules and `registry` the table of kinds; the declarations stand by family in `elementwise`, `matrix`,
-`attention`, `positions`, `normalisation`, `reductions`, `shapes`, `images`, `lookup`, `losses` and `sources`. No tensor
-values live here: the executor has the matching torch calls.
+`attention`, `positions`, `normalisation`, `reductions`, `shapes`, `images`, `lookup`, `losses`, `experts` and
+`sources`. No tensor values live here: the executor has the matching torch calls.
 """
 
 from plans.operators import (  # noqa: F401  (each enters its kinds)
     attention,
     elementwise,
+    experts,
     images,
     lookup,
     losses,

@@ -88,6 +88,8 @@ class OperatorSpec:
         statistic: see the module; its dim counts as summed within the operator, it leaves no partial sums.
         joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
         blind: whether only the shape of its inputs matters, so that no gradient goes to them.
+        discrete: inputs of which only a choice is read (which of them is the largest), so that no gradient goes to
+            them.
     """
 
     kind: str
@@ -103,6 +105,7 @@ class OperatorSpec:
     statistic: Statistic | None = None
     joint: tuple[int, ...] = ()
     blind: bool = False
+    discrete: frozenset[int] = frozenset()
 
     @property
     def contracted(self) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plans.graph import Attr, Graph, Operator, Tensor
-from plans.transformer.config import TransformerConfig
+from plans.operators.experts import expert_capacity
+from plans.transformer.config import Experts, TransformerConfig
 
 __all__ = ["build_graph"]
 
@@ -117,14 +118,47 @@ class _Builder:
 
     def _mlp(self, block: str, x: str, layer: int) -> str:
         module, config = f"{block}.feed_forward", self.config
-        shape = (self.batch, self.seq, config.inner)
-        inner = self._linear(f"{module}.w1", x, config.inner, config.mlp_bias)
+        if config.experts is not None and layer >= config.experts.num_dense_layers:
+            return self._dropout(f"{module}.dropout", self._experts(module, x, config.experts), 3000 + layer)
+        made = self._dense(module, x, config.inner)
+        return self._dropout(f"{module}.dropout", made, 3000 + layer)
+
+    def _dense(self, module: str, x: str, width: int) -> str:
+        config, shape = self.config, (self.batch, self.seq, width)
+        inner = self._linear(f"{module}.w1", x, width, config.mlp_bias)
         inner = self._add(f"{module}.act", "silu" if config.gated else "gelu", shape, (inner,), module)
         if config.gated:
-            other = self._linear(f"{module}.w3", x, config.inner, config.mlp_bias)
+            other = self._linear(f"{module}.w3", x, width, config.mlp_bias)
             inner = self._add(f"{module}.mul", "mul", shape, (inner, other), module)
-        made = self._linear(f"{module}.w2", inner, config.hidden, config.mlp_bias)
-        return self._dropout(f"{module}.dropout", made, 3000 + layer)
+        return self._linear(f"{module}.w2", inner, config.hidden, config.mlp_bias)
+
+    def _experts(self, module: str, x: str, experts: Experts) -> str:
+        """Router, tokens to the places of their experts, the experts' MLPs as batched products, and back."""
+        config, tokens = self.config, (self.batch, self.seq, self.config.hidden)
+        capacity = expert_capacity(self.seq, experts.num_experts, experts.top_k, experts.capacity_factor)
+        attrs: dict[str, Attr] = {"top_k": experts.top_k, "capacity": capacity}
+        logits = self._linear(f"{module}.router", x, experts.num_experts, False)
+        rows = (experts.num_experts, self.batch * capacity)
+        routed = self._add(f"{module}.dispatch", "dispatch", (*rows, config.hidden), (x, logits), module, attrs)
+        inner = self._grouped(f"{module}.experts.w1", routed, experts.ffn)
+        wide = (*rows, experts.ffn)
+        inner = self._add(f"{module}.experts.act", "silu" if config.gated else "gelu", wide, (inner,), module)
+        if config.gated:
+            other = self._grouped(f"{module}.experts.w3", routed, experts.ffn)
+            inner = self._add(f"{module}.experts.mul", "mul", wide, (inner, other), module)
+        made = self._grouped(f"{module}.experts.w2", inner, config.hidden)
+        weighted = attrs | {"weights": experts.weights}
+        y = self._add(f"{module}.combine", "combine", tokens, (made, logits), module, weighted)
+        if not experts.num_shared:
+            return y
+        shared = self._dense(f"{module}.shared", x, experts.num_shared * experts.ffn)
+        return self._add(f"{module}.sum", "add", tokens, (y, shared), module)
+
+    def _grouped(self, module: str, x: str, width: int) -> str:
+        """A product of its own for every expert: weights [experts, in, out]."""
+        num_experts, rows, features = self.tensors[x].shape
+        weight = self._parameter(f"{module}.weight", (num_experts, features, width))
+        return self._add(module, "matmul", (num_experts, rows, width), (x, weight))
 
     # ---------------------------------------------------------------------------------------------------- operators
 

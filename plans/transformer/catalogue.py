@@ -20,6 +20,8 @@ _MEGATRON = "Korthikanti et al. 2022, arXiv 2205.05198, table 3; vocabulary 51,2
 _NARAYANAN = "Narayanan et al. 2021, arXiv 2104.04473, table 1"
 _LLAMA2 = "Touvron et al. 2023, arXiv 2307.09288; sizes of the released params.json"
 _LLAMA3 = "Grattafiori et al. 2024, arXiv 2407.21783, table 3"
+_MIXTRAL_22B = "Mistral AI 2024, config.json of mistralai/Mixtral-8x22B-v0.1"
+_DEEPSEEK_MOE = "Dai et al. 2024, arXiv 2401.06066, section 5.1; config.json of deepseek-ai/deepseek-moe-16b-base"
 _MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088, table 1"
 
 
@@ -97,6 +99,14 @@ _MODELS: dict[str, Callable[[], TransformerConfig]] = {
     "mixtral-8x7b": lambda: _llama(
         "mixtral-8x7b", 32, 4096, 32, 8, 14336, _MIXTRAL, vocab=32_000, seq=32_768, base=1_000_000.0,
         experts=Experts(num_experts=8, top_k=2, ffn=14336),
+    ),
+    "mixtral-8x22b": lambda: _llama(
+        "mixtral-8x22b", 56, 6144, 48, 8, 16384, _MIXTRAL_22B, vocab=32_768, seq=65_536, base=1_000_000.0,
+        experts=Experts(num_experts=8, top_k=2, ffn=16384),
+    ),
+    "deepseek-moe-16b": lambda: _llama(
+        "deepseek-moe-16b", 28, 2048, 16, 16, 10944, _DEEPSEEK_MOE, vocab=102_400, seq=4096, base=10_000.0,
+        experts=Experts(num_experts=64, top_k=6, ffn=1408, num_shared=2, num_dense_layers=1, weights="all"),
     ),
 }  # fmt: skip
 

@@ -54,6 +54,9 @@ class Experts:
         ffn: inner size of one expert.
         num_shared: experts of the same size that every token goes to.
         num_dense_layers: first layers that keep the plain MLP.
+        capacity_factor: places at an expert, over an even share of a sample's choices; who finds none is dropped. 1.25
+            is what GShard trained with (arXiv 2006.16668, section 2.2 caps it so). Its padding is computed too.
+        weights: "chosen": a softmax over the chosen experts; "all": over all, of which the chosen keep theirs.
     """
 
     num_experts: int
@@ -61,10 +64,14 @@ class Experts:
     ffn: int
     num_shared: int = 0
     num_dense_layers: int = 0
+    capacity_factor: float = 1.25
+    weights: Literal["chosen", "all"] = "chosen"
 
     def __post_init__(self) -> None:
         if min(self.num_experts, self.top_k, self.ffn) < 1 or min(self.num_shared, self.num_dense_layers) < 0:
             raise TwofoldError(f"{self}: num_experts, top_k and ffn are at least 1, the others at least 0")
+        if not self.capacity_factor > 0 or self.weights not in ("chosen", "all"):
+            raise TwofoldError(f"{self}: capacity_factor is above 0, weights are 'chosen' or 'all'")
         if self.top_k > self.num_experts:
             raise TwofoldError(f"top_k {self.top_k} of {self.num_experts} experts: there are not that many")
 

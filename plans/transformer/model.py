@@ -68,8 +68,7 @@ def transformer(
         tied: see `transformer_config`.
 
     Raises:
-        TwofoldError: as `transformer_config`; a batch or a sequence below 1; a mixture of experts, which has no
-            operators yet.
+        TwofoldError: as `transformer_config`; a batch or a sequence below 1; experts with biases.
 
     >>> graph = transformer("llama-3-8b", batch_size=2, seq=4096)
     >>> len(graph.operators), sum(tensor.num_elements for tensor in graph.parameters)
@@ -80,11 +79,8 @@ def transformer(
     for what, value in (("batch_size", batch_size), ("seq", length)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise TwofoldError(f"{config.name}: {what} is a whole number of at least 1, not {value!r}")
-    if config.experts is not None:
-        raise TwofoldError(
-            f"{config.name}: its {config.experts.num_experts} experts have no operators yet, so it has a configuration "
-            "and parameter counts, but no graph; take a dense model"
-        )
+    if config.experts is not None and config.mlp_bias:
+        raise TwofoldError(f"{config.name}: experts have no biases; take mlp_bias=False")
     return build_graph(config, batch_size, length)
 
 

@@ -8,6 +8,9 @@
   arXiv 2205.05198, section 4.2.2). What a norm makes is gathered once for all its readers, and kept gathered for the
   gradients of their weights; with the norms recomputed it is gathered again there, as Megatron-LM does.
 
+A mixture of experts: the router and the way to the experts and back are split by samples alone; the experts, and what
+is routed to them, over ep, which is a part of the data-parallel ranks; an expert's inner size over tp, as in an MLP.
+
 With more ranks of tp than heads of keys and values, tp is two axes: "tp_kv" splits the heads of keys and values,
 "tp_q" the query heads that each of them serves; ranks along "tp_q" compute the same keys and values.
 """
@@ -36,6 +39,7 @@ class MeshAxes:
         sizes: of them.
         dp, cp, tp: data, context and tensor parallel.
         kv: those of tp that split the heads of keys and values.
+        ep: those of dp that split the experts.
     """
 
     names: tuple[str, ...]
@@ -44,19 +48,27 @@ class MeshAxes:
     cp: DimAxes = ()
     tp: DimAxes = ()
     kv: DimAxes = ()
+    ep: DimAxes = ()
 
     def mesh(self, ranks: Sequence[int] | None = None) -> Layout:
         """The mesh of a stage on `ranks` (0, 1, 2, ... by default): dp outermost, tp innermost."""
         return Layout(self.sizes, self.names, ranks)
 
 
-def mesh_axes(*, dp: int = 1, cp: int = 1, tp: int = 1, num_kv_heads: int | None = None) -> MeshAxes:
-    """The axes for these degrees, dp outermost, then cp, then tp.
+def mesh_axes(*, dp: int = 1, cp: int = 1, tp: int = 1, num_kv_heads: int | None = None, ep: int = 1) -> MeshAxes:
+    """The axes for these degrees, dp outermost, then ep (a part of dp), cp, and tp.
 
-    >>> mesh_axes(dp=2, tp=4, num_kv_heads=2)
-    MeshAxes(names=('dp', 'tp_kv', 'tp_q'), sizes=(2, 2, 2), dp=('dp',), cp=(), tp=('tp_kv', 'tp_q'), kv=('tp_kv',))
+    Raises:
+        TwofoldError: an ep that does not divide dp.
+
+    >>> axes = mesh_axes(dp=2, tp=4, num_kv_heads=2)
+    >>> axes.names, axes.sizes, axes.tp, axes.kv
+    (('dp', 'tp_kv', 'tp_q'), (2, 2, 2), ('tp_kv', 'tp_q'), ('tp_kv',))
     """
-    axes = [("dp", dp)]
+    if ep < 1 or dp % ep:
+        raise TwofoldError(f"experts are split over a part of the data-parallel ranks: ep {ep} must divide dp {dp}")
+    axes = [("dp", dp)] if ep == 1 else [("dp", dp // ep), ("ep", ep)]
+    samples: DimAxes = tuple(name for name, size in axes if size > 1)
     if cp > 1:
         axes.append(("cp", cp))
     if num_kv_heads is not None and num_kv_heads > 1 and tp > num_kv_heads and tp % num_kv_heads == 0:
@@ -69,11 +81,11 @@ def mesh_axes(*, dp: int = 1, cp: int = 1, tp: int = 1, num_kv_heads: int | None
         kv = () if num_kv_heads == 1 else tensor
     return MeshAxes(
         names=tuple(name for name, _ in axes), sizes=tuple(size for _, size in axes),
-        dp=("dp",) if dp > 1 else (), cp=("cp",) if cp > 1 else (), tp=tensor, kv=kv,
+        dp=samples, cp=("cp",) if cp > 1 else (), tp=tensor, kv=kv, ep=("ep",) if ep > 1 else (),
     )  # fmt: skip
 
 
-def check_degrees(graph: Graph, *, cp: int, tp: int, sequence_parallel: bool) -> None:
+def check_degrees(graph: Graph, *, cp: int, tp: int, sequence_parallel: bool, ep: int = 1) -> None:
     """Refuse degrees that the transformer's sizes cannot be cut by.
 
     Raises:
@@ -101,6 +113,19 @@ def check_degrees(graph: Graph, *, cp: int, tp: int, sequence_parallel: bool) ->
             f"{graph.name}: a vocabulary of {vocab} cannot be split over tp {tp}: {vocab} % {tp} != 0; pad it, as "
             f"Megatron-LM does: dataclasses.replace(config, vocab={padded})"
         )
+    routers = [name for name in graph.tensors if name.endswith(".router.weight")]
+    if ep > 1 and not routers:
+        raise TwofoldError(f"{graph.name} has no experts that ep {ep} could split")
+    if routers and (num_experts := graph.tensors[routers[0]].shape[0]) % ep:
+        raise TwofoldError(
+            f"{graph.name}: {num_experts} experts cannot be split over ep {ep}: {num_experts} % {ep} != 0"
+        )
+    if routers and cp > 1:
+        raise TwofoldError(f"{graph.name}: experts take whole samples, which cp {cp} splits; take cp 1")
+    wide = [tensor for name, tensor in graph.tensors.items() if name.endswith(".experts.w1.weight")]
+    if wide and wide[0].shape[2] % tp:
+        size = wide[0].shape[2]
+        raise TwofoldError(f"{graph.name}: experts of {size} cannot be split over tp {tp}: {size} % {tp} != 0")
     inner = graph.tensors.get("layers.0.feed_forward.w1.weight")
     if inner is not None and inner.shape[0] % tp:
         size = inner.shape[0]
@@ -139,7 +164,17 @@ def _strategy(role: str, kind: str, axes: MeshAxes, sequence_parallel: bool) -> 
     between = (*cp, *tp) if sequence_parallel else cp
     part = role.rpartition(".")[2]
     dims: dict[str, DimAxes]
-    if role == "tok_embeddings":
+    if role.startswith("feed_forward.experts."):
+        rows = tuple(axis for axis in dp if axis not in axes.ep)
+        if kind == "matmul":
+            dims = {"b0": axes.ep, "m": rows, "k" if part == "w2" else "n": tp}
+        else:
+            dims = {"d0": axes.ep, "d1": rows, "d2": tp}
+    elif part in ("router", "dispatch"):
+        dims = {"b0" if part == "router" else "b": dp}
+    elif part == "combine":  # what the parts of w2 sum up to is made whole in parts of the features
+        dims = {"b": dp, "h": tp}
+    elif role == "tok_embeddings":
         dims = {"b0": dp, "b1": cp, "v": tp}
     elif role == "pos_embeddings.positions":
         dims = {"d0": between}
