@@ -24,7 +24,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._redistribute import _gen_transform_infos_non_cached
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from benchmarks.redistribution_mindspore import Done
 from plans.layout import Layout, TensorLayout
+from plans.redistribution import StepKind
 
 
 @contextmanager
@@ -71,31 +73,31 @@ def redistributed(
         return {rank: each.numpy() for rank, each in result._local_tensors.items()}  # type: ignore[attr-defined]
 
 
-def received_elements(
-    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], mesh: DeviceMesh
-) -> tuple[int, list[str]]:
-    """Elements each rank receives in DTensor's sequence, and the names of its communicating steps (even splits)."""
+def dtensor_steps(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], mesh: DeviceMesh) -> list[Done]:
+    """The sequence of DTensor's own planner (even splits)."""
     meta = TensorMeta(torch.Size(shape), torch.empty(shape, device="meta").stride(), torch.float32)
     specs = [
         DTensorSpec(mesh, tuple(placements(layout)), tensor_meta=meta, use_strided_shard_as_shard_order=True)
         for layout in (source, target)
     ]
     local = math.prod(source.local_shape(shape))
-    received, names = 0, []
+    found = []
     for info in _gen_transform_infos_non_cached(*specs):
-        size = mesh.size(info.mesh_dim)
+        axis = source.mesh.alias_name[info.mesh_dim]
+        size = source.mesh.size((axis,))
         old, new = info.src_dst_placements
         split_before, split_after = isinstance(old, Shard | _StridedShard), isinstance(new, Shard | _StridedShard)
-        if isinstance(old, Partial) and split_after:
-            received, local, name = received + (size - 1) * (local // size), local // size, "reduce_scatter"
-        elif isinstance(old, Partial):
-            received, name = received + 2 * (size - 1) * -(-local // size), "all_reduce"
-        elif split_before and split_after:
-            received, name = received + (size - 1) * local // size, "all_to_all"
+        before = local
+        if isinstance(old, Partial):
+            kind = StepKind.REDUCE_SCATTER if split_after else StepKind.ALL_REDUCE
         elif split_before:
-            received, local, name = received + (size - 1) * local, local * size, "all_gather"
+            kind = StepKind.ALL_TO_ALL if split_after else StepKind.ALL_GATHER
         else:
-            local, name = local // size, "slice"
-        if size > 1 and name != "slice":
-            names.append(name)
-    return received, names
+            kind = StepKind.SLICE
+        if kind in (StepKind.REDUCE_SCATTER, StepKind.SLICE):
+            local //= size
+        elif kind is StepKind.ALL_GATHER:
+            local *= size
+        if size > 1:
+            found.append(Done(kind, source.mesh, frozenset({axis}), before, local))
+    return found

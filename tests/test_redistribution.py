@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.redistribution import mindspore_elements
 from benchmarks.redistribution_cases import Case, order_case, random_case, random_layout
+from benchmarks.redistribution_mindspore import elements, mindspore_steps
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
 from plans.redistribution import Step, StepKind, StepPrice, max_received_bytes, pieces, received_bytes, redistribute
@@ -184,10 +184,10 @@ def test_an_unhashable_price_is_used_without_the_cache() -> None:
 def test_mindspores_greedy_inference_by_hand() -> None:
     """Order change of two axes: gather one (4 elements), then all-to-all the other on half the tensor (4 more)."""
     mesh = Layout((2, 2), ("a", "b"))
-    assert mindspore_elements(mesh(("a", "b")), mesh(("b", "a")), (16,)) == 8
-    assert mindspore_elements(mesh("a", "None"), mesh("None", "a"), (4, 4)) == 4
-    assert mindspore_elements(mesh("a", "b"), mesh("None", "None"), (4, 4)) == 12
-    assert mindspore_elements(mesh("None", "None"), mesh("a", "b"), (4, 4)) == 0
+    assert elements(mindspore_steps(mesh(("a", "b")), mesh(("b", "a")), (16,))) == 8
+    assert elements(mindspore_steps(mesh("a", "None"), mesh("None", "a"), (4, 4))) == 4
+    assert elements(mindspore_steps(mesh("a", "b"), mesh("None", "None"), (4, 4))) == 12
+    assert elements(mindspore_steps(mesh("None", "None"), mesh("a", "b"), (4, 4))) == 0
 
 
 def test_steps_link_source_and_target_on_one_mesh() -> None:

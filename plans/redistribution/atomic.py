@@ -15,7 +15,7 @@ import numpy as np
 
 from plans.layout import DimAxes, Layout, TensorLayout
 
-__all__ = ["Refinement", "refine", "rewrite"]
+__all__ = ["Refinement", "primes", "refine", "rewrite"]
 
 Refinement = tuple[Layout, dict[str, DimAxes], dict[str, DimAxes]]
 """The atomic mesh, and for each axis of the first and of the second mesh its atoms, the first is major."""
@@ -75,6 +75,28 @@ def refine(first: Layout, second: Layout) -> Refinement | None:
         parts = [(value, name) for name, (_, _, value), at in zip(names, order, inside, strict=True) if at == axis]
         theirs[alias] = tuple(name for _, name in sorted(parts, reverse=True))
     return mesh, mine, theirs
+
+
+@lru_cache(maxsize=1024)
+def primes(mesh: Layout) -> tuple[Layout, dict[str, DimAxes]]:
+    """The mesh with an axis for every prime factor of an axis, and for each axis its atoms, the first is major.
+
+    >>> primes(Layout((4, 3), ("dp", "mp")))[1]
+    {'dp': ('dp.0', 'dp.1'), 'mp': ('mp',)}
+    """
+    sizes: list[int] = []
+    atoms: dict[str, DimAxes] = {}
+    for axis in mesh.alias_name:
+        rest, prime, found = mesh.size((axis,)), 2, []
+        while rest > 1:
+            if rest % prime:
+                prime += 1
+            else:
+                found.append(prime)
+                rest //= prime
+        sizes += found or [1]
+        atoms[axis] = (axis,) if len(found) <= 1 else tuple(f"{axis}.{number}" for number in range(len(found)))
+    return Layout(sizes, [atom for each in atoms.values() for atom in each], mesh.rank_list), atoms
 
 
 def rewrite(layout: TensorLayout, mesh: Layout, atoms: dict[str, DimAxes]) -> TensorLayout:

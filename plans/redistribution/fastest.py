@@ -1,11 +1,12 @@
-"""The sequence of least time on a mesh of up to three axes, exactly, over the arrays of `table`.
+"""The sequence of least time on a mesh of few axes, over the arrays of `table`; on up to three axes it is exact.
 
 Steps other than transfers form a graph of a few hundred states whose costs depend on little: the kind, the axes and the
 bytes of a rank's part before and after. Each distinct one is priced once, and shortest paths from the start and to the
 goal are found by relaxing all steps at once (Bellman 1958). A transfer may lead from any state to any other, so there
 are very many; those are left out whose least conceivable time, between the shortest paths on both sides, is not below
 the best sequence known, and of the rest the most promising is priced first. By rule a sequence has one transfer at
-most, and one that moves nothing between ranks is none: a slice does that.
+most, and one that moves nothing between ranks is none: a slice does that. On four and five axes all sequences without
+a transfer are looked at as well, but only some transfers to the goal or from the start.
 """
 
 from __future__ import annotations
@@ -23,17 +24,21 @@ from plans.layout import DimAxes, Layout, TensorLayout
 from plans.redistribution.load import load
 from plans.redistribution.space import Move, Space, State
 from plans.redistribution.step import Step, StepKind
-from plans.redistribution.table import KINDS, Array, code, sequences, step_table
+from plans.redistribution.table import KINDS, Array, code, num_layouts, sequences, step_table
 
-__all__ = ["MAX_AXES", "LocalPrice", "fastest"]
+__all__ = ["EXACT_AXES", "LocalPrice", "fastest", "is_small"]
 
-MAX_AXES = 3
-"""Axes of more than one rank up to which all states are looked at."""
+EXACT_AXES = 3
+"""Axes of more than one rank up to which transfers between any two states are looked at."""
+
+_MAX_AXES, _MAX_LAYOUTS = 5, 20_000
+_MAX_TRANSFERS = 32
+"""On more axes: transfers that are priced."""
 
 _STEP_S = 1e-15
 """Added to every step, so that of equals the shorter sequence wins and nothing goes round in circles."""
 
-_NAMES = ("0", "1", "2")
+_NAMES = ("0", "1", "2", "3", "4")
 
 Seconds = npt.NDArray[np.float64]
 
@@ -70,11 +75,19 @@ class LocalPrice(Protocol):
         """For each rank the number of the domain that the fastest links join; None where that is all of them."""
 
 
+def is_small(space: Space, start: State, goal: State) -> bool:
+    """Whether all states can be looked at."""
+    if len(space.axes) <= EXACT_AXES:
+        return True
+    dims = _worth_splitting(space, start, goal)
+    return len(space.axes) <= _MAX_AXES and num_layouts(len(space.axes), len(dims)) <= _MAX_LAYOUTS
+
+
 def fastest(space: Space, start: State, goal: State, itemsize: int, price: LocalPrice, even: bool) -> list[Move]:
     """The moves of least time from `start` to `goal`.
 
     Args:
-        space: of the tensor, with at most `MAX_AXES` axes.
+        space: of the tensor; `is_small`.
         start, goal: different states; the goal's partial axes are among the start's.
         itemsize: bytes per element.
         price: seconds of a step.
@@ -119,7 +132,9 @@ class _Fastest:
         return sum(1 << self.axes.index(axis) for axis in axes)
 
     def _index(self, state: State) -> int:
-        return self.table.index[code(tuple(self.number[state[0][dim]] for dim in self.dims), self._bits(state[1]))]
+        return self.table.index[
+            code(len(self.axes), tuple(self.number[state[0][dim]] for dim in self.dims), self._bits(state[1]))
+        ]
 
     def _state(self, index: int) -> State:
         dims = list(self.template)
@@ -171,10 +186,13 @@ class _Fastest:
             before, after = local[table.source], local[table.target]
             touched = np.where(table.kind == 0, before + after, np.maximum(before, after))
             values, number = np.unique(touched, return_inverse=True)
-            what = table.kind * 8 + masks[table.moved]
-            found, class_of = np.unique(number.reshape(-1) * 64 + what, return_inverse=True)
+            width = 1 << len(self.axes)
+            what, every = table.kind * width + masks[table.moved], width * len(KINDS)
+            found, class_of = np.unique(number.reshape(-1) * every + what, return_inverse=True)
             class_of = class_of.reshape(-1)
-            prices = [self._price(key % 64 // 8, key % 8, int(values[key // 64])) for key in found.tolist()]
+            prices = [
+                self._price(key % every // width, key % width, int(values[key // every])) for key in found.tolist()
+            ]
         self.cost = np.array(prices, dtype=np.float64)[class_of] + _STEP_S if len(table.kind) else np.zeros(0)
         if even and not all_even:
             self.cost[~(allowed[table.source] & allowed[table.target])] = np.inf
@@ -216,11 +234,33 @@ class _Fastest:
         least_s = self._least_transfer_s
         sources = np.flatnonzero(self.allowed & (self.paid + least_s < self.best))
         targets = np.flatnonzero(self.allowed & (self.left + least_s < self.best))
-        if len(sources) and len(targets):
+        if len(self.axes) > EXACT_AXES:
+            self._consider_some(sources, targets)
+        elif len(sources) and len(targets):
             self._consider(sources, np.array([self.goal]))
             self._consider(np.array([self.start]), targets)
             self._consider(sources, targets)
         return self.chosen
+
+    def _consider_some(self, sources: Array, targets: Array) -> None:
+        """On many axes: the most promising transfers to the goal, or from the start; first that of the sums."""
+        table, paid, left = self.table, self.paid, self.left
+        summed = int(self._index((self._state(self.start)[0], self._state(self.goal)[1])))
+        one = np.concatenate([[summed], sources, np.full_like(targets, self.start)])
+        two = np.concatenate([[self.goal], np.full_like(sources, self.goal), targets])
+        fits = (table.partial[one] == table.partial[two]) & (one != two)
+        one, two = one[fits], two[fits]
+        around = paid[one] + left[two]
+        grown = np.maximum(self.local[two] - self.local[one], 0)
+        bounds = around + self._floors(grown, np.ones_like(grown), False)
+        order = np.concatenate([[0], 1 + np.argsort(bounds[1:], kind="stable")[: _MAX_TRANSFERS - 1]])
+        for at in order[: len(one)].tolist():
+            if bounds[at] >= self.best:
+                continue
+            moved_s = self._transfer_s(int(one[at]), int(two[at]))
+            now = float(around[at]) + moved_s + _STEP_S
+            if now < self.best:
+                self.best, self.chosen = now, (int(one[at]), int(two[at]))
 
     def _consider(self, sources: Array, targets: Array) -> None:
         """Look for something better among the transfers from one of `sources` to one of `targets`."""
@@ -343,12 +383,12 @@ def _worth_splitting(space: Space, start: State, goal: State) -> tuple[int, ...]
     """The dims that start or goal split, and of the others as many as can be of use.
 
     Dims that neither splits and that all axes together cut evenly are alike, and no more of them than there are axes
-    are ever split at a time; so further ones, and dims of size 1, need not be looked at.
+    are ever split at a time; so further ones, and dims of size 1, need not be looked at. On many axes one must do.
     """
-    whole = int(np.prod([space.sizes[axis] for axis in space.axes], dtype=np.int64))
+    whole, most = math.prod(space.sizes[axis] for axis in space.axes), len(space.axes)
     spare = [dim for dim, axes in enumerate(zip(start[0], goal[0], strict=True)) if axes == ((), ())]
     alike = [dim for dim in spare if space.shape[dim] % whole == 0]
-    left_out = {*alike[len(space.axes) :], *(dim for dim in spare if space.shape[dim] == 1)}
+    left_out = {*alike[most if most <= EXACT_AXES else 1 :], *(dim for dim in spare if space.shape[dim] == 1)}
     return tuple(dim for dim in range(len(space.shape)) if dim not in left_out)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from plans.redistribution.space import Move, Space, State, put
 from plans.redistribution.step import StepKind
 
-__all__ = ["by_gathering", "by_moving", "by_transfer"]
+__all__ = ["by_gathering", "by_moving", "by_moving_each", "by_transfer"]
 
 
 def by_gathering(space: Space, start: State, goal: State) -> list[Move]:
@@ -25,10 +25,11 @@ def by_gathering(space: Space, start: State, goal: State) -> list[Move]:
     return moves
 
 
-def by_moving(space: Space, start: State, goal: State) -> list[Move]:
+def by_moving(space: Space, start: State, goal: State, one_by_one: bool = False) -> list[Move]:
     """Slice where the axis is free, all-to-all where another dim ends with it, else gather: as MindSpore tries.
 
     MindSpore infers on dims cut into factors with one axis each; here a dim gives its axes away from the last one on.
+    With `one_by_one` each axis is gathered on its own.
     """
     moves = _sums(start, goal)
     state = moves[-1].after if moves else start
@@ -39,8 +40,19 @@ def by_moving(space: Space, start: State, goal: State) -> list[Move]:
             state = move.after
             continue
         dim = next(at for at, own in enumerate(state[0]) if _common(own, goal[0][at]) < len(own))
-        state = _gather_wrong(moves, state, goal, dim)
+        if one_by_one:
+            own = state[0][dim]
+            after = (put(state[0], dim, own[:-1]), state[1])
+            moves.append(Move(StepKind.ALL_GATHER, own[-1:], dim, None, state, after))
+            state = after
+        else:
+            state = _gather_wrong(moves, state, goal, dim)
     return moves
+
+
+def by_moving_each(space: Space, start: State, goal: State) -> list[Move]:
+    """As `by_moving`, gathering one axis at a time: over prime factors, links inside a node and between nodes apart."""
+    return by_moving(space, start, goal, one_by_one=True)
 
 
 def by_transfer(space: Space, start: State, goal: State) -> list[Move]:

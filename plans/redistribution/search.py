@@ -8,9 +8,10 @@ the target or to a layout one collective away from it. A* finds the cheapest pat
   on what is left is what the worst rank still lacks of its target region, so almost nothing is expanded. Ties go to
   fewer communicating steps, then fewer transfers (a collective is one library call), then fewer slices.
 * **Least time**: `price` gives the seconds of a step. One that says more about itself (`fastest.LocalPrice`) is
-  searched over arrays on up to three axes, transfers between any two layouts included. Any other callable is asked
-  for every step; if it has a method `floor_s(num_bytes)`, the least seconds of any step that brings that many bytes to
-  some rank, the search leaves out what cannot win (floor_s must be subadditive, as latency + bytes / bandwidth is, with
+  searched over arrays: on up to three axes transfers between any two layouts included, on four and five some; where
+  links have tiers, greedy sequences over prime factors of the axes are tried too. Any other callable is asked for every
+  step; if it has a method `floor_s(num_bytes)`, the least seconds of any step that brings that many bytes to some rank,
+  the search leaves out what cannot win (floor_s must be subadditive, as latency + bytes / bandwidth is, with
   floor_s(0) = 0); otherwise it expands every state cheaper than the target.
 
 On up to three axes of more than one rank the answer is the cheapest path over these edges. On more axes slices and
@@ -40,9 +41,9 @@ from typing import cast
 
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
-from plans.redistribution.atomic import refine, rewrite
-from plans.redistribution.fastest import MAX_AXES, LocalPrice, fastest
-from plans.redistribution.greedy import by_gathering, by_moving, by_transfer
+from plans.redistribution.atomic import primes, refine, rewrite
+from plans.redistribution.fastest import LocalPrice, fastest, is_small
+from plans.redistribution.greedy import by_gathering, by_moving, by_moving_each, by_transfer
 from plans.redistribution.space import Move, Space, State
 from plans.redistribution.step import Step, StepKind
 from plans.redistribution.traffic import max_received_bytes
@@ -138,15 +139,46 @@ def _on_one_mesh(
         )
     if start == goal or (start[1] == goal[1] and space.lacking(start) == 0 and space.lacking(goal, start) == 0):
         return ()
-    if hasattr(price, "local_s") and len(space.axes) <= MAX_AXES:
+    if hasattr(price, "local_s") and is_small(space, start, goal):
         moves = fastest(space, start, goal, itemsize, cast(LocalPrice, price), even)
     else:
         moves = _search(space, start, goal, itemsize, price, even)
     steps = [space.step(move) for move in moves]
+    if price is not None and hasattr(price, "local_s"):
+        least_s = sum(price(step, shape, itemsize) for step in steps)
+        tiered = _by_factors(source, target, shape, itemsize, cast(LocalPrice, price), least_s)
+        if tiered is not None:
+            return tiered
     first, last = steps[0], steps[-1]
     if last is first:
         return (_with(first, source, target),)
     return (_with(first, source, first.after), *steps[1:-1], _with(last, last.before, target))
+
+
+def _by_factors(
+    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: LocalPrice, least_s: float
+) -> tuple[Step, ...] | None:
+    """The greedy sequences over prime factors of the axes, where links have tiers, if they take less than `least_s`.
+
+    A collective over an axis that reaches out of a node and one over its part inside the node, one after the other, may
+    be faster than one over both.
+    """
+    if price.domains(source.mesh.rank_list) is None or not (source.is_even(shape) and target.is_even(shape)):
+        return None
+    mesh, atoms = primes(source.mesh)
+    if mesh.alias_name == source.mesh.alias_name:
+        return None
+    found = None
+    space = Space(mesh, rewrite(target, mesh, atoms), shape)
+    start = space.state(rewrite(source, mesh, atoms))
+    for sequence in (by_gathering, by_moving, by_moving_each):
+        moves = sequence(space, start, space.goal)
+        if not all(space.is_even(move.after) for move in moves):
+            continue
+        steps = tuple(space.step(move) for move in moves)
+        if (seconds := sum(price(step, shape, itemsize) for step in steps)) < least_s * (1 - 1e-9):
+            found, least_s = steps, seconds
+    return found
 
 
 def _with(step: Step, before: TensorLayout, after: TensorLayout) -> Step:

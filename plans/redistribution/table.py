@@ -1,4 +1,4 @@
-"""All layouts of a tensor on a mesh of up to three axes, and all steps between them but transfers, as arrays.
+"""All layouts of a tensor on a mesh of few axes, and all steps between them but transfers, as arrays.
 
 Which layouts there are, and which step leads from one to which, does not depend on sizes: a `StepTable` is made once
 for a number of axes and dims. States and axes are numbers here; an order of axes ("sequence") is an index into
@@ -8,6 +8,7 @@ for a number of axes and dims. States and axes are numbers here; an order of axe
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from plans.redistribution.step import StepKind
 
-__all__ = ["KINDS", "StepTable", "sequences", "step_table"]
+__all__ = ["KINDS", "StepTable", "code", "num_layouts", "sequences", "step_table"]
 
 Array = npt.NDArray[np.int64]
 
@@ -73,9 +74,24 @@ def sequences(num_axes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(order for count in range(num_axes + 1) for order in itertools.permutations(range(num_axes), count))
 
 
-def code(ids: tuple[int, ...], partial: int) -> int:
-    """A state as one number: four bits a dim, the partial axes above them."""
-    return sum(number << 4 * dim for dim, number in enumerate(ids)) | partial << 4 * len(ids)
+def code(num_axes: int, ids: tuple[int, ...], partial: int) -> int:
+    """A state as one number: so many bits a dim that every sequence has a number, the partial axes above them."""
+    width = _width(num_axes)
+    return sum(number << width * dim for dim, number in enumerate(ids)) | partial << width * len(ids)
+
+
+def _width(num_axes: int) -> int:
+    return (len(sequences(num_axes)) - 1).bit_length()
+
+
+def num_layouts(num_axes: int, num_dims: int) -> int:
+    """How many ways there are to split dims by axes, without partial sums.
+
+    >>> num_layouts(2, 1)  # whole, by either axis, by both in either order
+    5
+    """
+    ways = [math.comb(num_axes, used) * math.prod(range(num_dims, num_dims + used)) for used in range(num_axes + 1)]
+    return sum(ways)
 
 
 @lru_cache(maxsize=256)
@@ -93,14 +109,17 @@ def step_table(num_axes: int, num_dims: int, before: int, after: int) -> StepTab
     left, leaving_starts = np.unique(source[leaving], return_index=True)
     used = every.used[kept]
     mask = every.masks[moved]
-    keys = ((kind * 8 + mask) * 8 + used[source]) * 8 + used[target]
+    width = 1 << num_axes
+    keys = ((kind * width + mask) * width + used[source]) * width + used[target]
     classes, class_of = np.unique(keys, return_inverse=True)
     return StepTable(
         ids=ids[kept], partial=partial[kept], used=used,
         index={int(each): at for at, each in enumerate(codes[kept])},
         kind=kind, moved=moved, dim=dim, to_dim=to_dim, source=source, target=target, reached=reached, starts=starts,
         left=left, leaving=leaving, leaving_starts=leaving_starts,
-        classes=np.stack([classes // 512, classes // 64 % 8, classes // 8 % 8, classes % 8], axis=1),
+        classes=np.stack(
+            [classes // width**3, classes // width**2 % width, classes // width % width, classes % width], axis=1
+        ),
         class_of=class_of.reshape(-1),
     )  # fmt: skip
 
@@ -132,7 +151,7 @@ def _every(num_axes: int, num_dims: int) -> _Every:
     heads = np.array([[number[order[:at]] for at in range(num_axes)] for order in orders], dtype=np.int64)
     tails = np.array([[number[order[at:]] for at in range(num_axes)] for order in orders], dtype=np.int64)
     states = _states(num_axes, num_dims, masks)
-    shifts = 4 * np.arange(num_dims + 1, dtype=np.int64)
+    shifts = _width(num_axes) * np.arange(num_dims + 1, dtype=np.int64)
     codes = (states << shifts).sum(axis=1)
     order = np.argsort(codes)
     states, codes = states[order], codes[order]
