@@ -161,9 +161,9 @@ def compare(
 ) -> dict[str, Any]:
     """Ours, DTensor's and MindSpore's sequence by both objectives; cases that move nothing are left out of the tables.
 
-    Bytes are those of the worst rank as a share of the whole tensor; seconds are as a share of ours. MindSpore also goes
-    through parts that are no layout of the tensor (`Done.reshapes`), where steps cannot follow; those above ours for that
-    reason are counted apart.
+    Bytes are those of the worst rank as a share of the whole tensor; seconds are as a share of ours. MindSpore also
+    goes through parts that are no layout of the tensor (`Done.reshapes`), where steps cannot follow; where ours is
+    above one of those, that is counted apart.
     """
     rng = np.random.default_rng(seed)
     cases = [make(rng) for _ in range(count)]
@@ -313,7 +313,8 @@ def show(result: dict[str, Any]) -> None:
             unit = "received / tensor" if objective == "least bytes" else "seconds / ours"
             print(f"\n{key}, {objective}")
             print(
-                f"{unit:18}{'mean':>8}{'p10':>8}{'p50':>8}{'p90':>8}{'max':>9}{'mean / ours':>13}{'ours above':>12}{'(no layout)':>12}"
+                f"{unit:18}{'mean':>8}{'p10':>8}{'p50':>8}{'p90':>8}{'max':>9}{'mean / ours':>13}{'ours above':>12}"
+                f"{'(no layout)':>12}"
             )
             for name, row in table.items():
                 numbers = (

@@ -25,7 +25,7 @@ class Done(NamedTuple):
     before: int
     after: int
     reshapes: bool = False
-    """Whether it leads to or from a part with gaps, which is no layout of the tensor, only of one cut into more dims."""
+    """Whether it leads to or from a part with gaps, which is no layout of the tensor itself, only of a reshaped one."""
 
     @property
     def touched(self) -> int:
