@@ -241,7 +241,8 @@ class Branching:
     def _mesh_bound(self, mesh: Mesh, size: int, sp: bool) -> float:
         """A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other."""
         inner = Inner(mesh.tp, mesh.cp, sp, size, recomputes(self.problem)[0], False)
-        return self._spread_bound(mesh, size, any(self._splits(mesh)), *self.costs.block(inner), 0.0)
+        forward, backward, *_ = self.costs.block(inner)
+        return self._spread_bound(mesh, size, any(self._splits(mesh)), forward, backward, 0.0)
 
     def _spread_bound(
         self, mesh: Mesh, size: int, split: bool, forward_s: float, backward_s: float, weights_s: float
