@@ -24,6 +24,7 @@ from plans.timeline import Timeline
 from reports.graph_picture import graph_data, graph_picture
 from reports.line_picture import Line, line_picture
 from reports.memory_picture import memory_picture
+from reports.memory_tables import memory_table
 from reports.pipeline_picture import MAX_BOXES, pipeline_panel, pipeline_picture
 from reports.plan_tables import parameter_table, plan_table
 from reports.svg import Picture, style_sheet, template
@@ -60,6 +61,7 @@ def report_html(
     memory_limit_bytes: int | None = None,
     machine: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
+    what_if: Sequence[Table | Picture] = (),
     tables: Sequence[Table] = (),
     notes: Sequence[str] = (),
     command: str = "",
@@ -80,6 +82,7 @@ def report_html(
         machine: what the prediction was computed for, name -> value.
         environment: where and with what the report was made: versions, date, variables such as
             CUDA_DEVICE_MAX_CONNECTIONS.
+        what_if: tables and pictures of what would be different, shown first.
         tables: further tables, under details.
         notes: sentences under the title, e.g. what was not run.
         command: that made it.
@@ -91,6 +94,7 @@ def report_html(
     while True:
         sections = [
             _verification(checks),
+            _what_if(what_if, max_rows),
             _results(timelines),
             _pipeline(timelines, max_boxes),
             _losses(losses),
@@ -161,6 +165,12 @@ def _verification(checks: Sequence[Check]) -> str:
     return _section("verification", "Verification", verdict, verification_table(checks).html())
 
 
+def _what_if(parts: Sequence[Table | Picture], max_rows: int) -> str:
+    said = "The bars turn one knob at a time; rest the pointer on one for its step time."
+    shown = [each.html(max_rows) if isinstance(each, Table) else _figure(each, said) for each in parts]
+    return _section("what-if", "What if", *shown) if shown else ""
+
+
 def _results(timelines: Sequence[Timeline]) -> str:
     if not timelines:
         return ""
@@ -208,6 +218,8 @@ def _memory(predicted: Timeline | None, measured: Timeline | None, program: Prog
             picture = memory_picture(each, program=known, limit_bytes=limit)
             caption = f"{each.kind.upper()}: live bytes on the fullest rank of every group; 1 MB is 10^6 bytes."
             figures.append(_figure(picture, caption))
+            if each.memory:
+                figures.append(memory_table(each, known).html())
     return _section("memory", "Memory", *figures) if figures else ""
 
 

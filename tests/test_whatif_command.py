@@ -265,3 +265,17 @@ def test_checkpoints_may_be_varied_with_what_else_is_said_about_them(files, caps
     ]
     assert [each["goodput"] for each in found["changed"]] == [each["changed"][0]["goodput"] for each in alone]
     assert "checkpoint GBps 2" in found["common"] and "restart 60 s" in found["common"]
+
+
+def test_a_report_of_a_what_if(files, capsys, tmp_path):
+    plan, machine = files
+    path = tmp_path / "what_if.html"
+    arguments = ["--slow", "stage1=1.5", "--sensitivity", "--report", str(path)]
+    found = answer(["whatif", plan, "--machine", machine, *arguments], capsys)
+    page = path.read_text()
+    assert 'id="what-if"' in page and "What a step of digits depends on" in page
+    assert f"{100 * found['changed'][0]['change']:+.1f} %" in page
+    assert "Peak memory of the fullest rank" in page and "show: rank 4 x1.5 slower, rank 5 x1.5 slower" in page
+    again = tmp_path / "plain.html"
+    assert main(["whatif", plan, "--machine", machine, "--bandwidth", "0.5", "2", "--report", str(again)]) == 0
+    assert "show: bandwidth 0.5." in again.read_text()

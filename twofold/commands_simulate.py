@@ -179,6 +179,7 @@ def whatif(
     sensitivity: bool = False,
     by: float = 0.2,
     picture: str | None = None,
+    report: str | None = None,
     steps: int = 3,
     json: bool = False,
 ) -> int:
@@ -207,6 +208,7 @@ def whatif(
         sensitivity: turn every knob down and up, and sort them by effect.
         by: by which share they are turned.
         picture: write the sensitivity as an SVG picture there.
+        report: write an HTML report there: the tables, the sensitivity, and the step with the (first) change.
         steps: to simulate; the last is reported.
         json: print one JSON object on stdout, progress on stderr.
     """
@@ -221,8 +223,9 @@ def whatif(
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
         from plans.lower import lower
-        from reports import sensitivity_table, tornado_picture, what_if_table
+        from reports import sensitivity_table, tornado_picture, what_if_table, write_report
         from simulator import WhatIf, outcome
+        from simulator import simulate as predict
         from simulator.sensitivity import sensitivity as turned
 
         if several := [name for name, values in given.items() if len(values) > 1][1:]:
@@ -260,7 +263,8 @@ def whatif(
         said = [] if shared.is_none else [str(shared)]
         said += [f"{name.replace('_', ' ')} {value:g}" for name, value in single.items() if name not in alone]
         common = f"Every change with {', '.join(said)}." if varied and said else ""
-        say.say(what_if_table(base, changed, common).text(width=160))
+        shown: list[Any] = [what_if_table(base, changed, common)]
+        say.say(shown[0].text(width=160))
         found: dict[str, Any] = {
             "base": _numbers(base, base),
             "common": common,
@@ -268,10 +272,11 @@ def whatif(
         }
         if sensitivity or picture is not None:
             effects = turned(program, target, start, by=by, num_steps=steps, evaluate=of)
-            say.say(sensitivity_table(effects).text())
+            shown += [tornado_picture(effects, title=f"What a step of {loaded.graph.name} depends on")]
+            shown += [sensitivity_table(effects)]
+            say.say(shown[-1].text())
             if picture is not None:
-                saved = tornado_picture(effects, title=f"What a step of {loaded.graph.name} depends on").save(picture)
-                say.say(f"saved {saved}")
+                say.say(f"saved {shown[-2].save(picture)}")
             found["sensitivity"] = [
                 {
                     "knob": each.knob, "by": each.by, "base_s": each.base_s, "low_s": each.low_s, "high_s": each.high_s,
@@ -279,6 +284,15 @@ def whatif(
                 }
                 for each in effects
             ]  # fmt: skip
+        if report is not None:
+            told = cases[0][0] if cases else str(start)
+            written = write_report(
+                report, title=f"What if: {loaded.graph.name} on {target.name}", plan=loaded, program=program,
+                predicted=predict(program, target, num_steps=steps, what_if=cases[0][1] if cases else start),
+                what_if=shown, notes=[f"The pictures and the tables below them show: {told}."],
+                command=f"twofold whatif {plan} --machine {machine} ...",
+            )  # fmt: skip
+            say.say(f"saved {written}")
         return found, True
 
     return run_command(work, json)
