@@ -16,10 +16,10 @@ import msgspec
 
 from costmodels import Machine
 from plans.plan import Optimizer, Plan, save_plan
-from plans.transformer import TransformerConfig, transformer
+from plans.transformer import Experts, TransformerConfig, transformer
 from search import uniform_plan
 
-__all__ = ["main", "new_plans", "step_plans", "tiny_plans"]
+__all__ = ["expert_plans", "main", "new_plans", "step_plans", "tiny_plans"]
 
 MACHINE = "h200-x4"
 ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
@@ -46,6 +46,26 @@ NEW_MODELS = {
         norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
     ),
 }  # fmt: skip
+EXPERT_MODELS = {
+    "moe8": TransformerConfig(
+        name="moe8", num_layers=6, hidden=2048, num_heads=16, num_kv_heads=4, ffn=5632, vocab=32000, seq=2048,
+        dtype="bfloat16", experts=Experts(num_experts=8, top_k=2, ffn=5632),
+    ),
+    "moe64": TransformerConfig(
+        name="moe64", num_layers=6, hidden=2048, num_heads=16, ffn=8192, vocab=32000, seq=2048, dtype="bfloat16",
+        experts=Experts(num_experts=64, top_k=6, ffn=1408, num_shared=2, num_dense_layers=1, weights="all"),
+    ),
+}  # fmt: skip
+TINY_EXPERTS = TransformerConfig(
+    name="tiny-moe",
+    num_layers=2,
+    hidden=64,
+    num_heads=4,
+    ffn=128,
+    vocab=128,
+    seq=16,
+    experts=Experts(num_experts=8, top_k=2, ffn=32),
+)
 TINY = TransformerConfig(name="tiny", num_layers=2, hidden=64, num_heads=4, ffn=128, vocab=128, seq=16)
 
 # model, batch, degrees
@@ -88,6 +108,23 @@ _NEW: tuple[tuple[str, int, dict[str, Any]], ...] = (  # predicted before they w
     ("wide-gpt", 32, {"pp": 2, "dp": 2, "micro_batch": 2, "zero": 1}),
     ("wide-gpt", 16, {"dp": 2, "tp": 2, "micro_batch": 4, "zero": 2}),
 )
+_EXPERTS: tuple[tuple[str, int, dict[str, Any]], ...] = (  # mixtures of experts
+    ("moe8", 4, {"micro_batch": 2}),
+    ("moe64", 4, {"micro_batch": 2}),
+    ("moe8", 8, {"dp": 2, "ep": 2, "micro_batch": 2, "zero": 1}),
+    ("moe64", 8, {"dp": 2, "ep": 2, "micro_batch": 4}),
+    ("moe8", 8, {"tp": 2, "micro_batch": 4}),
+    ("moe8", 16, {"dp": 4, "ep": 4, "micro_batch": 2}),
+    ("moe64", 16, {"dp": 4, "ep": 4, "micro_batch": 4, "zero": 1}),
+    ("moe8", 16, {"dp": 4, "ep": 2, "micro_batch": 4}),
+    ("moe8", 8, {"dp": 2, "ep": 2, "tp": 2, "micro_batch": 4, "sequence_parallel": True}),
+    ("moe64", 16, {"pp": 2, "dp": 2, "ep": 2, "micro_batch": 2}),
+)
+_TINY_EXPERTS: tuple[dict[str, Any], ...] = (
+    {"micro_batch": 4},
+    {"dp": 2, "ep": 2, "micro_batch": 4},
+    {"dp": 4, "ep": 4, "micro_batch": 2},
+)
 _TINY: tuple[dict[str, Any], ...] = (
     {"micro_batch": 4},
     {"dp": 2, "micro_batch": 4},
@@ -117,10 +154,21 @@ def new_plans() -> dict[str, Plan]:
     }
 
 
+def expert_plans() -> dict[str, Plan]:
+    """Name -> plan, of mixtures of experts."""
+    machine = Machine.load(MACHINE)
+    return {
+        _name(model, batch, degrees): _plan(EXPERT_MODELS[model], batch, degrees, machine)
+        for model, batch, degrees in _EXPERTS
+    }
+
+
 def tiny_plans() -> dict[str, Plan]:
     """Plans whose tensors are so small that the host's time is all there is."""
     machine = Machine.load(MACHINE)
-    return {_name("tiny", 8, degrees): _plan(TINY, 8, degrees, machine) for degrees in _TINY}
+    dense = {_name("tiny", 8, degrees): _plan(TINY, 8, degrees, machine) for degrees in _TINY}
+    routed = {_name("tiny-moe", 8, degrees): _plan(TINY_EXPERTS, 8, degrees, machine) for degrees in _TINY_EXPERTS}
+    return dense | routed
 
 
 def _plan(config: TransformerConfig, batch: int, degrees: dict[str, Any], machine: Machine) -> Plan:
@@ -137,7 +185,7 @@ def _name(model: str, batch: int, degrees: dict[str, Any]) -> str:
 def main() -> int:
     """Write the plan files."""
     folder = Path(sys.argv[1])
-    for name, plan in (step_plans() | new_plans() | tiny_plans()).items():
+    for name, plan in (step_plans() | new_plans() | expert_plans() | tiny_plans()).items():
         print(save_plan(plan, folder / f"{name}.json"), plan.num_ranks, "devices")
     return 0
 

@@ -5,6 +5,9 @@
     torchrun --nproc-per-node N -m executor.calibrate.steps POINTS.jsonl FOLDER/*.json
     python -m benchmarks.step_truth compare PREDICTIONS.json POINTS...    how good the predictions were
 
+With `--experts` the plans are those of mixtures of experts; with `--measured POINTS...` the machine is fitted anew, to
+points of instructions alone that were taken just before as well.
+
 Machine files are fitted to kernels, collectives and instructions measured alone, never to steps.
 """
 
@@ -20,10 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.step_plans import new_plans, step_plans
-from costmodels import Machine
+from benchmarks.calibration import DATA, fitted
+from benchmarks.step_plans import expert_plans, new_plans, step_plans
+from costmodels.catalogue import Device, load_device
 from costmodels.points import load_points
 from plans.files import write_atomically
+from plans.plan import Plan
 from simulator import simulate
 
 __all__ = ["compared", "main", "predictions"]
@@ -31,13 +36,13 @@ __all__ = ["compared", "main", "predictions"]
 DEVICE = "h200"
 
 
-def predictions() -> list[dict[str, Any]]:
+def predictions(plans: dict[str, Plan], device: Device) -> list[dict[str, Any]]:
     """One row per plan: step time with its interval, and peak memory."""
-    rows, new = [], new_plans()
-    for name, plan in (step_plans() | new).items():
-        timeline = simulate(plan, Machine.load(f"{DEVICE}-x{plan.num_ranks}"))
+    rows, first = [], step_plans()
+    for name, plan in plans.items():
+        timeline = simulate(plan, device.machine(plan.num_ranks))
         rows.append({
-            "plan": name, "ranks": plan.num_ranks, "new": name in new, "step_s": timeline.step_interval_s,
+            "plan": name, "ranks": plan.num_ranks, "new": name not in first, "step_s": timeline.step_interval_s,
             "low_s": timeline.low_s, "high_s": timeline.high_s, "peak_bytes": timeline.peak_bytes,
         })  # fmt: skip
     return rows
@@ -79,10 +84,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("predictions")
     parser.add_argument("points", nargs="*")
     parser.add_argument("--out", help="JSON of the comparison")
+    parser.add_argument("--experts", action="store_true", help="mixtures of experts")
+    parser.add_argument("--measured", nargs="*", default=[], help="points to fit beside the shipped ones")
     options = parser.parse_args(arguments)
     if options.action == "predict":
-        said = {"written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": DEVICE}
-        write_atomically(options.predictions, json.dumps(said | {"rows": predictions()}, indent=1).encode() + b"\n")
+        device = load_device(DEVICE)
+        if options.measured:
+            fit = fitted(DEVICE, [*sorted(DATA.glob(f"{DEVICE}-*.jsonl*")), *options.measured])
+            assert fit is not None
+            device = fit.device
+        plans = expert_plans() if options.experts else step_plans() | new_plans()
+        said: dict[str, Any] = {"written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+        said |= {"device": DEVICE, "rows": predictions(plans, device)}
+        write_atomically(options.predictions, json.dumps(said, indent=1).encode() + b"\n")
         return 0
     written = json.loads(Path(options.predictions).read_bytes())
     rows = compared(written["rows"], options.points)
