@@ -100,8 +100,9 @@ class Timeline:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        columns: list[npt.NDArray[Any]] = [self.rank, self.stream, self.step, self.name_index, self.start_ps, self.end_ps]
-        for column in [*columns, *(part for curve in self.memory_curve.values() for part in curve)]:
+        columns: list[npt.NDArray[Any]] = [self.rank, self.stream, self.step, self.name_index]
+        columns += [self.start_ps, self.end_ps, *(part for curve in self.memory_curve.values() for part in curve)]
+        for column in columns:
             column.flags.writeable = False
 
     @classmethod
