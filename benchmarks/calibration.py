@@ -24,7 +24,7 @@ import msgspec
 import costmodels
 from costmodels.carry import carried
 from costmodels.catalogue import device_names, load_device, save_device
-from costmodels.fit_device import TARGETS, DeviceFit, fit_device
+from costmodels.fit_device import TARGETS, DeviceFit, fit_device, scoreboard
 from costmodels.points import Point, load_points, save_points
 
 __all__ = ["DATA", "fitted", "held_out_table", "main"]
@@ -145,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, entries in (("fitted", fit.residuals), ("held out", fit.held_out)):
         for entry in entries:
             print(f"{kind:9s} {entry}")
+    for entry in scoreboard(fit.held_out_at_clock):
+        print(f"held out, at the clock recorded beside each point: {entry}")
     for row in held_out_table(fit):
         print(f"target of {row['section']}: {'kept' if row['kept'] else 'missed'}")
     if options.ship:

@@ -105,6 +105,7 @@ def anchored(compute: Compute, shape: tuple[int, int, int], dtype: str, flops_pe
 
 _EQUAL: Mapping[str, str] = {
     "matrix_efficiency": "share of the peak",
+    "clock_drop": "how far the clock falls with the load",
     "memory_efficiency": "share of the peak",
     "sharpness": "how arithmetic and traffic overlap",
     "form_cost": "storage of the operands",

@@ -48,6 +48,7 @@ class Attention(Section, frozen=True, kw_only=True):
         backward_causal_cost: likewise.
         tail: share of a longest tile by which causal tiles end late.
         backward_tail: likewise.
+        clock_MHz: clock under load at which the efficiencies were taken; None: not known.
         start_s: fixed part of a forward, beside `kernel_s`.
         backward_start_s: likewise (its kernels before and after).
     """
@@ -63,6 +64,7 @@ class Attention(Section, frozen=True, kw_only=True):
     backward_causal_cost: float = 1.0
     tail: float = 0.0
     backward_tail: float = 0.0
+    clock_MHz: float | None = None
     start_s: float = 0.0
     backward_start_s: float = 0.0
 
@@ -101,6 +103,8 @@ class Compute(Section, frozen=True, kw_only=True):
         vector_flops_per_s: dtype -> peak rate of everything else.
         memory_Bps: peak memory bandwidth.
         matrix_efficiency: share of the matrix peak that large products reach, on a chip at work.
+        clock_MHz: clock of a chip at work that makes no products, to which `matrix_efficiency` refers; None: not known.
+        clock_drop: share of it lost, for want of power, in products that reach the peak; in others in proportion.
         sustained_clock: clock under load, relative to that of the chip the efficiencies were taken on.
         memory_efficiency: share of the memory peak that kernels reach that only stream (add, copy).
         num_cores: streaming multiprocessors, or cube cores.
@@ -121,6 +125,8 @@ class Compute(Section, frozen=True, kw_only=True):
     vector_flops_per_s: dict[str, float]
     memory_Bps: float
     matrix_efficiency: float = 1.0
+    clock_MHz: float | None = None
+    clock_drop: float = 0.0
     sustained_clock: float = 1.0
     memory_efficiency: float = 1.0
     num_cores: int = 1
@@ -140,7 +146,7 @@ class Compute(Section, frozen=True, kw_only=True):
         Section.__post_init__(self)
         if self.sharpness < 1:
             raise TwofoldError(f"sharpness is {self.sharpness}; it is at least 1 (1 adds the two times)")
-        for name in ("matrix_efficiency", "memory_efficiency"):
+        for name in ("matrix_efficiency", "memory_efficiency", "clock_drop"):
             check_share(name, getattr(self, name))
         if not self.matrix_flops_per_s or not self.vector_flops_per_s:
             raise TwofoldError("matrix_flops_per_s and vector_flops_per_s need a rate for at least one dtype")
@@ -183,10 +189,23 @@ def matrix_s(
     model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
     memory_cost = model.memory_cost.get(aligned, 1.0)
     arithmetic_s = tiled_s(
-        np.array([shape], dtype=float), batch, item_bytes, per_s / compute.num_cores,
-        cost * model.arithmetic_cost.get(aligned, 1.0), memory_cost, model, compute.num_cores,
+        np.array([shape], dtype=float), batch, item_bytes, per_s / compute.num_cores, cost,
+        model.arithmetic_cost.get(aligned, 1.0), memory_cost, model, compute.num_cores,
     )  # fmt: skip
-    return compute.kernel_s + model.start_s + join(float(arithmetic_s[0]), memory * memory_cost, compute.sharpness)
+    start_s = compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)
+    made_s, loaded_s = float(arithmetic_s[0]), memory * memory_cost
+    full_s = start_s + join(made_s, loaded_s, compute.sharpness)
+    made_s /= lower_clock(compute.clock_drop, 2 * batch * m * n * k / (flops_per_s * full_s))
+    return start_s + join(made_s, loaded_s, compute.sharpness)
+
+
+def lower_clock(drop: float, load: float) -> float:
+    """The clock of a product that would reach the share `load` of the peak, relative to that of a chip without one.
+
+    >>> lower_clock(0.2, 0.5)
+    0.9
+    """
+    return 1 - drop * min(1.0, load)
 
 
 def memory_s(compute: Compute, touched: float, operations_s: float = 0.0, call: str = "", kernels: int = 1) -> float:

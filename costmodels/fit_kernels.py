@@ -19,7 +19,7 @@ from costmodels.points import Point
 from plans.errors import TwofoldError
 from plans.graph import itemsize
 
-__all__ = ["KernelFit", "choose", "fit_attention", "fit_memory", "folds", "predicted_s", "said"]
+__all__ = ["KernelFit", "choose", "fit_attention", "fit_memory", "folds", "predicted_s", "relative_clock", "said"]
 
 FOLDS = 5
 
@@ -132,6 +132,8 @@ def fit_attention(points: Sequence[Point], compute: Compute) -> KernelFit:
         and (causal or name not in ("causal_cost", "backward_causal_cost"))
     }  # fmt: skip
     start, lower, upper = np.log(np.array(list(typical.values()))).T
+    clocks = [point.clock_MHz for point in points if point.clock_MHz]
+    clock_MHz = round(float(np.median(clocks)), 1) if clocks else None
 
     def model_of(q: Floats) -> Compute:
         values = {name: float(value) for name, value in zip(typical, np.exp(q), strict=True)}
@@ -139,11 +141,11 @@ def fit_attention(points: Sequence[Point], compute: Compute) -> KernelFit:
         for name in values:
             if name.endswith(("efficiency", "quantisation", "tail")):
                 values[name] = min(1.0, values[name])
-        return msgspec.structs.replace(compute, attention=Attention(**values))  # type: ignore[arg-type]
+        return msgspec.structs.replace(compute, attention=Attention(clock_MHz=clock_MHz, **values))  # type: ignore[arg-type]
 
     def misfit(q: Floats) -> Floats:
         fitted = model_of(q)
-        errors = log_ratio(np.array([predicted_s(point, fitted) for point in points]), seconds)
+        errors = log_ratio(np.array([predicted_s(point, fitted, at_clock=True) for point in points]), seconds)
         return np.concatenate([errors, TYPICAL_WEIGHT * (q - start)])
 
     fitted = model_of(solve(misfit, start, lower, upper))
@@ -162,12 +164,29 @@ _ATTENTION: Mapping[str, tuple[float, float, float]] = {
 """Parameter of `Attention` -> typical value, least, most."""
 
 
-def predicted_s(point: Point, compute: Compute) -> float:
+def relative_clock(point: Point, compute: Compute) -> float:
+    """The clock recorded beside a point, relative to that of the rates; 1 where either is not known."""
+    rates = compute.attention if point.kind == "attention" else compute
+    usual = rates.clock_MHz if rates is not None else None
+    return point.clock_MHz / usual if point.clock_MHz and usual else 1.0
+
+
+def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> float:
     """The device time of a measured kernel by the forms (kinds matrix, memory and attention).
+
+    Args:
+        point: measured.
+        compute: rates.
+        at_clock: at the clock that was recorded beside the point, rather than at that of the rates; what memory bounds
+            does not go with it.
 
     Raises:
         TwofoldError: another kind of point.
     """
+    if at_clock and point.kind != "memory":
+        clock = compute.sustained_clock * relative_clock(point, compute)
+        drop = 0.0 if point.clock_MHz else compute.clock_drop
+        compute = msgspec.structs.replace(compute, sustained_clock=clock, clock_drop=drop)
     if point.kind == "matrix":
         m, n, k = point.shape
         size = itemsize("float32" if point.dtype == "tf32" else point.dtype)

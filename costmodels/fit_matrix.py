@@ -9,13 +9,13 @@ import numpy as np
 
 from costmodels.compute import FORMS, Compute
 from costmodels.fit import Floats, log_ratio, solve
-from costmodels.fit_kernels import KernelFit, choose, folds, said
+from costmodels.fit_kernels import KernelFit, choose, folds, relative_clock, said
 from costmodels.points import Point
 from costmodels.tiled import Tiled, alignment_bytes, tiled_s
 from plans.errors import TwofoldError
 from plans.graph import itemsize
 
-__all__ = ["density_weights", "fit_matrix", "weighted_median"]
+__all__ = ["density_weights", "fit_clock", "fit_matrix", "weighted_median"]
 
 LEAST_TILED = 30
 """Points that the form with tiles needs."""
@@ -29,9 +29,9 @@ TYPICAL_WEIGHT = 0.02
 _TYPICAL: Mapping[str, tuple[float, float, float]] = {
     "matrix_efficiency": (0.78, 0.02, 1.0), "sharpness": (3.0, 1.0, 8.0), "kernel_s": (2e-6, 1e-9, 2e-5),
     "half_rows": (8.0, 1e-3, 256.0), "half_depth": (100.0, 0.1, 2e3),
-    "start_s": (8e-7, 1e-9, 1e-5), "tile_s": (5e-7, 1e-9, 1e-5), "step_s": (5e-8, 1e-9, 1e-6),
-    "core_Bps": (1.4e11, 1e9, 1e13), "core_store_Bps": (4e10, 1e9, 1e13), "split_s": (4e-6, 1e-8, 2e-5),
-    "quantisation": (0.2, 1e-3, 1.0),
+    "start_s": (8e-7, 1e-9, 1e-5), "unaligned_start_s": (2e-6, 1e-9, 2e-5), "tile_s": (5e-7, 1e-9, 1e-5),
+    "step_s": (5e-8, 1e-9, 1e-6), "core_Bps": (1.4e11, 1e9, 1e13), "core_store_Bps": (4e10, 1e9, 1e13),
+    "split_s": (4e-6, 1e-8, 2e-5), "quantisation": (0.2, 1e-3, 1.0),
 }  # fmt: skip
 """Parameter -> typical value, least, most."""
 
@@ -42,7 +42,8 @@ _UNALIGNED = {8: (3.0, 1.5), 4: (4.0, 1.5), 2: (6.0, 1.5)}
 def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | None = None) -> KernelFit:
     """Efficiency of matrix products, smooth or by tiles, waves and cuts.
 
-    A grid is dense where transformers have their shapes; every region of sizes weighs the same here.
+    A grid is dense where transformers have their shapes; every region of sizes weighs the same here. Arithmetic goes
+    with the clock that was recorded beside a point, where there is one.
 
     Args:
         points: kind "matrix", device times, none of them held out.
@@ -73,6 +74,31 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
     model = forms[chosen](points)
     fitted = model.fit(seconds, weights)
     return KernelFit(compute=fitted, form=said(chosen, errors), predicted_s=tuple(map(float, model.seconds(fitted))))
+
+
+def fit_clock(points: Sequence[Point], compute: Compute) -> Compute:
+    """`compute` with the clock of a chip at work and how far it falls with the load; as it is where none was recorded.
+
+    Args:
+        points: kind "matrix", each measured after other products.
+        compute: peaks.
+    """
+    clocked = [point for point in points if point.clock_MHz]
+    if len(clocked) < LEAST_TILED:
+        return compute
+    clocks = np.array([point.clock_MHz for point in clocked])
+    load = np.array([
+        2 * point.batch * float(np.prod(point.shape)) / (compute.matrix_flops_per_s[point.dtype] * point.seconds)
+        for point in clocked
+    ])  # fmt: skip
+    start = np.array([np.log(float(np.median(clocks))), 0.1])
+    found = solve(
+        lambda q: np.asarray(q[0] + np.log(1 - q[1] * np.minimum(1.0, load)) - np.log(clocks)), start,
+        start - np.array([1.0, 0.1]), start + np.array([1.0, 0.4]),
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        compute, clock_MHz=round(float(np.exp(found[0])), 1), clock_drop=max(0.0, round(float(found[1]), 4))
+    )
 
 
 def density_weights(points: Sequence[Point]) -> Floats:
@@ -106,6 +132,8 @@ class _Products:
         self.items = np.array([
             itemsize("float32" if point.dtype == "tf32" else point.dtype) for point in points
         ])  # fmt: skip
+        self.clock = np.array([relative_clock(point, compute) for point in points])
+        self.clocked = np.array([bool(point.clock_MHz) for point in points])
         m, n, k = self.shapes.T
         self.touched = self.batch * self.items * (m * k + n * k + m * n)
         self.forms = np.array([point.form or "nt" for point in points])
@@ -116,7 +144,7 @@ class _Products:
 
     def seconds(self, compute: Compute) -> Floats:
         """What `matrix_s` gives, for all points."""
-        per_s = self.peak * compute.matrix_efficiency * compute.sustained_clock
+        per_s = self.peak * compute.matrix_efficiency * compute.sustained_clock * self.clock
         memory_s = self.touched / (compute.memory_Bps * compute.memory_efficiency)
         cost = np.ones(len(self.shapes))
         for form, factor in compute.form_cost.items():
@@ -126,15 +154,20 @@ class _Products:
             m, n, k = self.shapes.T
             work = 2 * self.batch * m * n * k * (1 + compute.half_rows / np.minimum(m, n))
             return np.asarray(start_s + cost * _join(work * (1 + compute.half_depth / k) / per_s, memory_s, compute))
-        loads = np.ones(len(self.shapes))
+        steps, loads = np.ones((2, len(self.shapes)))
         for each in _UNALIGNED:
             here = self.aligned == each
-            cost[here] *= model.arithmetic_cost.get(str(each), 1.0)
+            steps[here] = model.arithmetic_cost.get(str(each), 1.0)
             loads[here] = model.memory_cost.get(str(each), 1.0)
         made_s = tiled_s(
-            self.shapes, self.batch, self.items, per_s / compute.num_cores, cost, loads, model, compute.num_cores
-        )
-        return np.asarray(start_s + model.start_s + _join(made_s, memory_s * loads, compute))
+            self.shapes, self.batch, self.items, per_s / compute.num_cores, cost, steps, loads, model,
+            compute.num_cores,
+        )  # fmt: skip
+        late_s = start_s + model.start_s + np.where(self.aligned < 16, model.unaligned_start_s, 0.0)
+        full_s = late_s + _join(made_s, memory_s * loads, compute)
+        load = np.minimum(1.0, 2 * self.batch * np.prod(self.shapes, axis=1) / (self.peak * full_s))
+        made_s = made_s / np.where(self.clocked, 1.0, 1 - compute.clock_drop * load)
+        return np.asarray(late_s + _join(made_s, memory_s * loads, compute))
 
     def fit(self, measured: Floats, weights: Floats) -> Compute:
         """The rates with the least weighted misfit."""
@@ -142,7 +175,8 @@ class _Products:
         if self.kernel_s is None:
             typical["kernel_s"] = _TYPICAL["kernel_s"]
         if self.tiled:
-            names = (*(name for name in _TYPICAL if name in Tiled.__struct_fields__), "quantisation")
+            skipped = () if (self.aligned < 16).any() else ("unaligned_start_s",)
+            names = [name for name in _TYPICAL if name in Tiled.__struct_fields__ and name not in skipped]
             typical |= {name: _TYPICAL[name] for name in names}
             for each in [each for each in _UNALIGNED if (self.aligned == each).any()]:
                 arithmetic, loads = _UNALIGNED[each]

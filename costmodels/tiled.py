@@ -43,7 +43,8 @@ class Tiled(Section, frozen=True, kw_only=True):
         tile_s + d step_s + d max(128 r c / rate of a core, 64 (r + c) bytes / core_Bps) + r c bytes / core_store_Bps,
 
     and all of them max(1, (1 - quantisation) w + quantisation ceil w) times that, plus `split_s` where sums are cut.
-    Rows that are not aligned to 16 bytes cost a factor on the arithmetic and one on loads and on memory.
+    Rows that are not aligned to 16 bytes cost a factor on arithmetic and steps, one on loads and on memory, and
+    `unaligned_start_s`.
 
     Args:
         tiles: (rows, columns); a product may also take them turned.
@@ -52,14 +53,16 @@ class Tiled(Section, frozen=True, kw_only=True):
         step_s: latency of a step that work does not hide.
         core_Bps: what a core loads of the operands.
         core_store_Bps: what a core stores of the result, at the end of a tile.
+        unaligned_start_s: fixed part of a product with rows that are not aligned.
         split_s: fixed part of adding the parts of cut sums.
         quantisation: how much of a full wave one that is not full costs.
-        arithmetic_cost: bytes that the least aligned rows are aligned to, as text -> factor on the arithmetic.
+        arithmetic_cost: bytes that the least aligned rows are aligned to, as text -> factor on arithmetic and steps.
         memory_cost: likewise, on loads and on memory.
     """
 
     tiles: tuple[tuple[int, int], ...] = TILES
     start_s: float = 0.0
+    unaligned_start_s: float = 0.0
     tile_s: float = 0.0
     step_s: float = 0.0
     core_Bps: float = 1e15
@@ -92,7 +95,8 @@ def alignment_bytes(shape: tuple[int, int, int], form: str, item_bytes: int) -> 
 
 def tiled_s(
     shapes: Floats, batch: Floats | float, item_bytes: Floats | float, core_flops_per_s: Floats | float,
-    arithmetic_cost: Floats | float, memory_cost: Floats | float, model: Tiled, num_cores: int,
+    form_cost: Floats | float, arithmetic_cost: Floats | float, memory_cost: Floats | float, model: Tiled,
+    num_cores: int,
 ) -> Floats:  # fmt: skip
     """Seconds of the arithmetic of products, without `start_s`, by the fastest way to cut each.
 
@@ -101,21 +105,23 @@ def tiled_s(
         batch: equal products in each call.
         item_bytes: of an element.
         core_flops_per_s: rate of one core.
-        arithmetic_cost: factor on the arithmetic (form and alignment).
+        form_cost: factor on the arithmetic.
+        arithmetic_cost: factor on arithmetic and steps (alignment).
         memory_cost: factor on loads (alignment).
         model: the device's.
         num_cores: of the device.
     """
     m, n, k = (shapes[:, at, np.newaxis] for at in range(3))
     rows, columns, parts = _cuts(model.tiles)
-    batch, item_bytes, core_flops_per_s, arithmetic_cost, memory_cost = (
-        np.reshape(value, (-1, 1)) for value in (batch, item_bytes, core_flops_per_s, arithmetic_cost, memory_cost)
+    batch, item_bytes, core_flops_per_s, form_cost, arithmetic_cost, memory_cost = (
+        np.reshape(value, (-1, 1))
+        for value in (batch, item_bytes, core_flops_per_s, form_cost, arithmetic_cost, memory_cost)
     )
     steps = np.ceil(k / (STEP * parts))
-    made_s = arithmetic_cost * (2 * STEP * rows * columns) / core_flops_per_s
+    made_s = form_cost * arithmetic_cost * (2 * STEP * rows * columns) / core_flops_per_s
     loaded_s = memory_cost * item_bytes * (STEP * (rows + columns)) / model.core_Bps
     stored_s = item_bytes * (rows * columns) / model.core_store_Bps
-    each_s = steps * (np.maximum(made_s, loaded_s) + model.step_s) + model.tile_s + stored_s
+    each_s = steps * (np.maximum(made_s, loaded_s) + arithmetic_cost * model.step_s) + model.tile_s + stored_s
     waves = batch * np.ceil(m / rows) * np.ceil(n / columns) * parts / num_cores
     waves = np.maximum(1.0, (1 - model.quantisation) * waves + model.quantisation * np.ceil(waves))
     return np.asarray(np.min(waves * each_s + np.where(parts > 1, model.split_s, 0.0), axis=1))

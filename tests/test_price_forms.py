@@ -14,7 +14,7 @@ from costmodels.compute import Attention, Compute, attention_s, matrix_s, memory
 from costmodels.fit_device import fit_device
 from costmodels.fit_kernels import fit_attention, fit_memory, predicted_s
 from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overlap_s
-from costmodels.fit_matrix import fit_matrix
+from costmodels.fit_matrix import fit_clock, fit_matrix
 from costmodels.interval import class_seconds
 from costmodels.points import Point
 from costmodels.sections import Collective, Link, Overlap, Protocol
@@ -94,6 +94,27 @@ def test_tiled_products_of_equal_alignment_grow_with_every_size(position):
         now = product_s(chip, m, n, k)
         assert now >= last * (1 - 1e-12)
         last = now
+
+
+def test_the_clock_falls_with_the_load():
+    # a large product at 0.8 of the peak: the clock is 0.2 * 0.8 lower; a small one hardly loads the chip
+    lower = msgspec.structs.replace(PURE, clock_drop=0.2)
+    large, small = ((product_s(chip, 12_800, 25_600, 8192), product_s(chip, 64, 64, 64)) for chip in (PURE, lower))
+    assert small[0] / large[0] == pytest.approx(1 / (1 - 0.2 * 0.8), rel=1e-3)
+    assert small[1] / large[1] == pytest.approx(1, abs=1e-2)
+
+
+def test_clocks_recorded_beside_points_explain_their_times():
+    rng, made = np.random.default_rng(8), []
+    for _ in range(60):
+        point = Point(kind="matrix", call="mm", shape=tuple(int(2 ** rng.uniform(7, 13)) // 8 * 8 for _ in range(3)),
+                      dtype="bfloat16", seconds=1.0)  # fmt: skip
+        seconds = predicted_s(point, CHIP)
+        load = 2 * math.prod(point.shape) / (1e15 * seconds)
+        made.append(msgspec.structs.replace(point, seconds=seconds, clock_MHz=1700 * (1 - 0.1 * load)))
+    got = fit_clock(made, CHIP)
+    assert (got.clock_MHz, got.clock_drop) == (pytest.approx(1700, rel=2e-3), pytest.approx(0.1, rel=0.05))
+    assert fit_clock([msgspec.structs.replace(point, clock_MHz=0.0) for point in made], CHIP) == CHIP
 
 
 def test_attention_in_closed_form():
