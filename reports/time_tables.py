@@ -16,13 +16,13 @@ __all__ = ["comparison_table", "composition_table", "critical_path_table", "time
 
 
 def timeline_table(timelines: Sequence[Timeline]) -> Table:
-    """Step time, pace, bubble, exposed communication and peak memory, a column per timeline.
+    """Step time (the median from one step's end to the next), span, bubble, exposed communication and peak memory, a column per timeline.
 
     With a prediction first, the difference of the second one is given in per cent.
     """
     quantities = (
-        ("step time", [each.step_s for each in timelines], format_seconds),
-        ("from step to step (median)", [each.step_interval_s for each in timelines], format_seconds),
+        ("step time, end to end", [each.step_interval_s for each in timelines], format_seconds),
+        ("span of the last step", [each.step_s for each in timelines], format_seconds),
         ("bubble", [each.bubble_fraction for each in timelines], _percent),
         ("exposed communication", [each.exposed_comm_s for each in timelines], format_seconds),
         ("peak memory of a rank", [each.peak_bytes or None for each in timelines], format_bytes),
@@ -42,7 +42,7 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
             else f"{format_seconds(each.low_s)} to {format_seconds(each.high_s)}"
             for each in timelines
         ]
-        rows.insert(2, ("its 90 % interval", *spans, *([""] if compared else [])))
+        rows.insert(1, ("its 90 % interval", *spans, *([""] if compared else [])))
     columns = ("quantity", *(each.kind for each in timelines), *(["difference"] if compared else []))
     if len(set(columns)) < len(columns):  # two timelines of one kind
         numbered = (f"{each.kind} {number}" for number, each in enumerate(timelines, 1))

@@ -215,7 +215,7 @@ def test_the_step_table_says_the_difference_and_the_interval():
     timelines = [predicted(3), measured()]
     rows = {row[0]: row[1:] for row in timeline_table(timelines).rows}
     ratio = timelines[1].step_s / timelines[0].step_s - 1
-    assert rows["step time"][2] == f"{100 * ratio:+.1f} %"
+    assert rows["span of the last step"][2] == f"{100 * ratio:+.1f} %"
     assert rows["its 90 % interval"][1:] == ("", "")
     assert timeline_table([timelines[0]]).columns == ("quantity", "predicted")
 
