@@ -18,7 +18,8 @@ __all__ = ["comparison_table", "composition_table", "critical_path_table", "time
 def timeline_table(timelines: Sequence[Timeline]) -> Table:
     """Step time, span, bubble, exposed communication and peak memory, a column per timeline.
 
-    The step time is the median from one step's end to the next; the span is that of the last step alone. With a prediction first, the difference of the second one is given in per cent.
+    The step time is the median from one step's end to the next; the span is that of the last step alone. With a
+    prediction first, the difference of the second timeline is given in per cent.
     """
     quantities = (
         ("step time, end to end", [each.step_interval_s for each in timelines], format_seconds),
