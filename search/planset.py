@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from plans.plan import Plan
+from plans.redistribution import Step, redistribute
 
 __all__ = ["Alternative", "PlanSet", "Rejected"]
 
@@ -76,7 +77,10 @@ class PlanSet:
         return "\n".join(lines)
 
     def explain(self) -> str:
-        """Per operator the chosen strategy and the nearest alternatives with what they would cost more."""
+        """Per operator the chosen strategy and the nearest alternatives with what they would cost more.
+
+        Then the redistributions that the machine's price does by other steps than those of least bytes.
+        """
         lines = [
             f"{self.num_combinations:,} combinations of strategies searched exactly, {self.num_candidates} plans "
             f"simulated, {self.search_s:.2f} s; gap to the lower bound at most {self.gap:.0%}",
@@ -87,5 +91,16 @@ class PlanSet:
             lines.append(f"{operator}: {chosen}")
             others = sorted((entry for entry in mine if not entry.chosen), key=lambda entry: entry.extra_s)
             lines += [f"    {entry.strategy}: {entry.extra_s * 1e3:+.3f} ms" for entry in others[:3]]
+        for stored in self.best.redistributions:
+            source, target, shape, itemsize = stored.key
+            plain = redistribute(source, target, shape, itemsize=itemsize, even=True)
+            lines.append(
+                f"{source} to {target} of {' x '.join(map(str, shape))}: {_named(stored.sequence)}, "
+                f"faster here, instead of {_named(plain)}, which moves least bytes"
+            )
         lines += [f"not taken: {entry.what}: {entry.reason}" for entry in self.rejected]
         return "\n".join(lines)
+
+
+def _named(steps: Sequence[Step]) -> str:
+    return ", ".join(f"{step.kind} over {'.'.join(step.axes)}" if step.axes else str(step.kind) for step in steps)
