@@ -17,7 +17,7 @@ from costmodels.price import PS_PER_S, compute_class, price
 from costmodels.sections import check_known
 from plans.program import Kind, Program
 
-__all__ = ["class_seconds", "step_interval"]
+__all__ = ["class_seconds", "price_interval", "step_interval"]
 
 NINETY = 1.6449
 """Standard normal quantile at 95 %: 90 % of the probability lies within plus and minus this."""
@@ -50,6 +50,29 @@ def step_interval(machine: Machine, step_s: float, seconds_by_class: Mapping[str
     return step_s * math.exp(-below), step_s * math.exp(above)
 
 
+def price_interval(machine: Machine, name: str, seconds: float) -> tuple[float, float]:
+    """The 90 % interval of the price of one instruction, in seconds.
+
+    Args:
+        machine: whose `price_intervals` come from the errors of single measured points.
+        name: its class, one of `costmodels.machine.SPREAD_CLASSES`; one that was not measured has that of its spread.
+        seconds: the price.
+
+    Raises:
+        TwofoldError: an unknown class.
+
+    >>> low_s, high_s = price_interval(Machine.load("h200-x1"), "matrix", 1e-3)
+    >>> low_s < 1e-3 < high_s
+    True
+    """
+    check_known("class of instructions", name, SPREAD_CLASSES)
+    known = machine.price_intervals.get(name)
+    if known is not None:
+        return seconds * known.low, seconds * known.high
+    factor = math.exp(NINETY * machine.spreads.get(name, 0.0))
+    return seconds / factor, seconds * factor
+
+
 def class_seconds(program: Program, machine: Machine) -> dict[str, float]:
     """Seconds of one step by class of instructions, on the ranks that have most of them; what overlaps counts in full.
 
@@ -58,7 +81,9 @@ def class_seconds(program: Program, machine: Machine) -> dict[str, float]:
     most: Counter[str] = Counter()
     for group in program.groups:
         own: Counter[str] = Counter()
-        for _, instruction in group.walk():
+        every = {id(instruction): instruction for _, instruction in group.walk()}
+        for number, count in Counter(id(instruction) for _, instruction in group.walk()).items():
+            instruction = every[number]
             if instruction.kind is Kind.WAIT:
                 continue
             if instruction.kind is Kind.COMPUTE:
@@ -66,6 +91,6 @@ def class_seconds(program: Program, machine: Machine) -> dict[str, float]:
             else:
                 name = "collective" if instruction.kind is Kind.COLLECTIVE else "transfer"
             if name != "view":
-                own[name] += price(instruction, group, machine, program.num_ranks).work_ps
+                own[name] += count * price(instruction, group, machine, program.num_ranks).work_ps
         most = max(most, own, key=lambda each: each.total())
     return {name: picoseconds / PS_PER_S for name, picoseconds in most.items()}

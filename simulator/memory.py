@@ -156,11 +156,12 @@ def _num_communicators(program: Program, ranks: Container[int]) -> dict[int, int
     """rank -> how many groups of ranks it communicates in, for some ranks."""
     found: dict[int, set[tuple[int, ...]]] = {}
     for group in program.groups:
+        own = [rank for rank in group.ranks if rank in ranks]
         for body in {id(block.body): block.body for block in group.blocks}.values():
             for instruction in body.instructions:
                 if instruction.kind is Kind.COLLECTIVE:
-                    for rank in group.ranks:
-                        if rank in ranks and len(members := group.members(instruction, rank)) > 1:
+                    for rank in own:
+                        if len(members := group.members(instruction, rank)) > 1:
                             found.setdefault(rank, set()).add(tuple(sorted(members)))
                 for piece in instruction.pieces:
                     for rank in () if piece.is_local else (piece.src_rank, piece.dst_rank):
