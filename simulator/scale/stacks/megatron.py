@@ -28,7 +28,7 @@ _FREE = frozenset(
 which is inside the product that makes a weight's gradient."""
 
 
-_HOST_S = (405e-6, 674e-6)
+_HOST_S = (405e-6, 615e-6)
 """Host seconds of one block, forward and backward: those of plain torch modules (kinds of dispatch in benchmarks/data,
 stack torch, H200 host), since Megatron's layer is torch modules too. Assumed for other hosts."""
 
