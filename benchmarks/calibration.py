@@ -69,7 +69,7 @@ def held_out_table(fit: DeviceFit) -> list[dict[str, object]]:
         rows.append({
             "section": entry.section, "points": entry.num_points, "median_error": round(entry.median_error, 4),
             "p95_error": round(entry.p95_error, 4), "bias": round(entry.bias, 4), "target_median": median,
-            "target_p95": p95, "kept": kept,
+            "target_p95": p95, "kept": kept, "inside": fit.inside(entry.section),
         })  # fmt: skip
     return rows
 
@@ -148,7 +148,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for entry in scoreboard(fit.held_out_at_clock):
         print(f"held out, at the clock recorded beside each point: {entry}")
     for row in held_out_table(fit):
-        print(f"target of {row['section']}: {'kept' if row['kept'] else 'missed'}")
+        inside = "" if row["inside"] is None else f"; {row['inside']:.0%} inside the 90 % interval"
+        print(f"target of {row['section']}: {'kept' if row['kept'] else 'missed'}{inside}")
+    counted = [(row["points"], row["inside"]) for row in held_out_table(fit) if row["inside"] is not None]
+    total = sum(int(str(points)) for points, _ in counted)
+    if total:
+        pooled = sum(int(str(points)) * float(str(inside)) for points, inside in counted) / total
+        print(f"inside the 90 % interval, pooled over {total} held-out points: {pooled:.0%}")
     if options.ship:
         print("written:", ", ".join(ship(fit)))
     if options.report:

@@ -12,7 +12,7 @@ It imports `plans` only.
 """
 
 from costmodels.cpu import Calibration, fit_cpu_machine
-from costmodels.interval import step_interval
+from costmodels.interval import price_interval, step_interval
 from costmodels.machine import Machine, shipped_machines
 from costmodels.points import Point, load_points, save_points
 from costmodels.price import (
@@ -44,6 +44,7 @@ __all__ = [
     "price_collective",
     "price_compute",
     "price_exchange",
+    "price_interval",
     "price_step",
     "price_transfer",
     "price_wait",

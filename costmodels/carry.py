@@ -16,7 +16,7 @@ import msgspec
 from costmodels.catalogue import Device
 from costmodels.communication import with_switch
 from costmodels.compute import Compute, matrix_s
-from costmodels.sections import Collective, Provenance
+from costmodels.sections import Collective, Interval, Provenance
 from costmodels.tiled import Tiled
 
 __all__ = ["anchored", "carried"]
@@ -81,9 +81,16 @@ def carried(device: Device, source: Device, *, date: str) -> Device:
     if "spreads" not in own:
         spreads = {name: round(max(LEAST_SPREAD, WIDER * spread), 4) for name, spread in source.spreads.items()}
         assume("spreads", f"{WIDER} times as wide, at least {LEAST_SPREAD}")
+    intervals = device.price_intervals
+    if "price_intervals" not in own:
+        intervals = {
+            name: Interval(low=round(each.low**WIDER, 4), high=round(each.high**WIDER, 4))
+            for name, each in source.price_intervals.items()
+        }
+        assume("price_intervals", f"{WIDER} times as wide")
     return msgspec.structs.replace(
         device, compute=compute, collectives=collectives, overlap=overlap, dispatch_s=dispatch, spreads=spreads,
-        provenance=provenance,
+        price_intervals=intervals, provenance=provenance,
     )  # fmt: skip
 
 

@@ -81,6 +81,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
     overlap: tuple[Overlap, ...] = ()
     interval: Interval
     spreads: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
+    price_intervals: dict[str, Interval] = {}  # noqa: RUF012
     provenance: dict[str, Provenance]
 
     def __post_init__(self) -> None:
@@ -143,7 +144,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
 
 
 _SHARED = ("device", "memory_bytes", "memory_allowance", "communicator_bytes", "compute", "collectives", "dispatch_s",
-           "overlap", "interval", "spreads")  # fmt: skip
+           "overlap", "interval", "spreads", "price_intervals")  # fmt: skip
 
 
 def named_machine(name: str) -> Machine:

@@ -19,11 +19,11 @@ from costmodels.compute import Compute
 from costmodels.fit import Residuals, residuals
 from costmodels.fit_kernels import fit_attention, fit_memory, predicted_s
 from costmodels.fit_links import BackToBack, communication_s, fit_links, fit_overlaps, overlap_s
-from costmodels.fit_matrix import fit_clock, fit_matrix
+from costmodels.fit_matrix import density_weights, fit_clock, fit_matrix, weighted_quantile
 from costmodels.machine import DISPATCH_CLASSES
 from costmodels.points import Point
 from costmodels.rules import fit_rules, rule_points
-from costmodels.sections import COLLECTIVES, Collective, Link, Overlap, Provenance
+from costmodels.sections import COLLECTIVES, Collective, Interval, Link, Overlap, Provenance
 from plans.errors import TwofoldError
 from plans.graph import itemsize
 
@@ -74,6 +74,14 @@ class DeviceFit:
     forms: Mapping[str, str]
     predicted: tuple[Predicted, ...]
     held_out_at_clock: tuple[Predicted, ...] = ()
+
+    def inside(self, section: str) -> float | None:
+        """Share of the held-out points of a section within the 90 % interval of their price; None without one."""
+        known = self.device.price_intervals.get(_SPREAD_OF.get(section, ""))
+        own = [entry for entry in self.predicted if entry.section == section and entry.point.held_out]
+        if known is None or not own:
+            return None
+        return sum(known.low <= 1 / (1 + entry.error) <= known.high for entry in own) / len(own)
 
     @property
     def residuals(self) -> tuple[Residuals, ...]:
@@ -168,14 +176,20 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
     )
     predicted = predict_points(points, device, issued)
     at_clock = predict_points([point for point in points if point.held_out], device, at_clock=True)
-    spreads = dict(device.spreads)
+    spreads, intervals = dict(device.spreads), dict(device.price_intervals)
     for section, name in _SPREAD_OF.items():
-        errors = [np.log1p(entry.error) for entry in predicted if entry.section == section]
-        if len(errors) >= 6:
-            # robust: 1.4826 times the median of absolute errors is the deviation of a normal distribution
+        known = [entry for entry in predicted if entry.section == section and not entry.point.held_out]
+        if len(known) >= 6:
+            errors = np.log1p([entry.error for entry in known])
+            weights = density_weights([entry.point for entry in known]) if section == "matrix" else np.ones(len(known))
+            # robust: 1.4826 times the median of absolute errors is the deviation of a normal distribution; the grid is
+            # dense where steps of transformers have their shapes
             spreads[name] = max(SMALLEST_SPREAD, round(float(1.4826 * np.median(np.abs(errors))), 4))
-            says(f"spreads.{name}", f"median size of the errors of {len(errors)} points")
-    device = msgspec.structs.replace(device, spreads=spreads, provenance=provenance)
+            says(f"spreads.{name}", f"median size of the errors of {len(known)} points")
+            low, high = (weighted_quantile(-errors, weights, share) for share in (0.05, 0.95))
+            intervals[name] = Interval(low=round(min(1.0, math.exp(low)), 4), high=round(max(1.0, math.exp(high)), 4))
+            says(f"price_intervals.{name}", f"5 % and 95 % quantiles of measured over predicted of {len(known)} points")
+    device = msgspec.structs.replace(device, spreads=spreads, price_intervals=intervals, provenance=provenance)
     clocked = tuple(entry for entry in at_clock if entry.section in ("matrix", "attention") and entry.point.clock_MHz)
     return DeviceFit(device=device, forms=forms, predicted=tuple(predicted), held_out_at_clock=clocked)
 

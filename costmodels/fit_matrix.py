@@ -15,7 +15,7 @@ from costmodels.tiled import Tiled, alignment_bytes, tiled_s
 from plans.errors import TwofoldError
 from plans.graph import itemsize
 
-__all__ = ["density_weights", "fit_clock", "fit_matrix", "weighted_median"]
+__all__ = ["density_weights", "fit_clock", "fit_matrix", "weighted_quantile"]
 
 LEAST_TILED = 30
 """Points that the form with tiles needs."""
@@ -69,7 +69,7 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
         for inside, outside in folds(points):
             fitted = make([points[at] for at in inside]).fit(seconds[inside], weights[inside])
             left_out[outside] = make([points[at] for at in outside]).seconds(fitted)
-        errors[name] = weighted_median(np.abs(log_ratio(left_out, seconds)), weights)
+        errors[name] = weighted_quantile(np.abs(log_ratio(left_out, seconds)), weights, 0.5)
     chosen = choose(errors)
     model = forms[chosen](points)
     fitted = model.fit(seconds, weights)
@@ -110,15 +110,15 @@ def density_weights(points: Sequence[Point]) -> Floats:
     return np.asarray(weights / weights.mean())
 
 
-def weighted_median(values: Floats, weights: Floats) -> float:
-    """The value below which half of the weight lies.
+def weighted_quantile(values: Floats, weights: Floats, share: float) -> float:
+    """The value below which `share` of the weight lies.
 
-    >>> weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 8.0]))
+    >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 8.0]), 0.5)
     2.0
     """
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
+    return float(values[order][min(len(values) - 1, np.searchsorted(reached, share * reached[-1]))])
 
 
 class _Products:

@@ -78,6 +78,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         host_scale: one factor on every price, from probe programs that were run and simulated.
         interval: of step times, beside what the spreads below make of it.
         spreads: class of `SPREAD_CLASSES` -> standard deviation of log(measured / priced) of its instructions.
+        price_intervals: class of `SPREAD_CLASSES` -> the 90 % interval of a single price, as factors of it.
         provenance: section or "section.field" -> where its figures come from.
 
     Raises:
@@ -106,6 +107,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
     host_scale: float = 1.0
     interval: Interval
     spreads: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
+    price_intervals: dict[str, Interval] = {}  # noqa: RUF012
     provenance: dict[str, Provenance]
 
     def __post_init__(self) -> None:
@@ -120,8 +122,8 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         check_keys("dispatch_s", self.dispatch_s, DISPATCH_CLASSES)
         check_keys("collectives", self.collectives, COLLECTIVES)
         self._check_links()
-        for entry in self.spreads:
-            check_known("entry of spreads", entry, SPREAD_CLASSES)
+        for entry in (*self.spreads, *self.price_intervals):
+            check_known("entry of spreads and price_intervals", entry, SPREAD_CLASSES)
         for entry in self.provenance:
             check_known("provenance entry", entry.partition(".")[0], self.__struct_fields__)
 

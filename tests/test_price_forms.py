@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.calibration import fitted, held_out_table
-from costmodels import Machine, price, step_interval
+from costmodels import Machine, price, price_interval, step_interval
 from costmodels.catalogue import load_device
 from costmodels.communication import route, wire_s
 from costmodels.compute import Attention, Compute, attention_s, matrix_s, memory_s
@@ -17,7 +17,7 @@ from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overl
 from costmodels.fit_matrix import fit_clock, fit_matrix
 from costmodels.interval import class_seconds
 from costmodels.points import Point
-from costmodels.sections import Collective, Link, Overlap, Protocol
+from costmodels.sections import Collective, Interval, Link, Overlap, Protocol
 from costmodels.tiled import Tiled, alignment_bytes
 from costmodels.traffic import collective_traffic
 from plans.errors import TwofoldError
@@ -276,6 +276,17 @@ def test_held_out_points_decide_nothing(points):
     assert clean.device.provenance["compute.matrix_efficiency"].status == "measured"
 
 
+def test_prices_carry_the_interval_of_their_class():
+    machine = Machine.load("h200-x8")
+    known = msgspec.structs.replace(
+        machine, price_intervals={"matrix": Interval(low=0.9, high=1.25)}, spreads={"collective": 0.1}
+    )
+    assert price_interval(known, "matrix", 2e-3) == pytest.approx((1.8e-3, 2.5e-3))
+    assert price_interval(known, "collective", 1.0) == pytest.approx((math.exp(-0.16449), math.exp(0.16449)))
+    with pytest.raises(TwofoldError, match="matrices"):
+        price_interval(known, "matrices", 1.0)
+
+
 def test_step_intervals_add_classes_as_independent_errors():
     machine = Machine.load("h200-x8")
     still = msgspec.structs.replace(machine, spreads={"matrix": 0.1, "collective": 0.2})
@@ -316,6 +327,8 @@ def test_the_shipped_device_predicts_the_shipped_points():
     rows = {row["section"]: row for row in held_out_table(fit)}
     assert set(rows) >= {"matrix", "attention", "memory", "collective"}
     assert all(row["median_error"] < 0.2 for row in rows.values())
+    inside = [(row["points"], row["inside"]) for row in rows.values() if row["inside"] is not None]
+    assert 0.8 < sum(points * share for points, share in inside) / sum(points for points, _ in inside) < 0.97
     assert fit.device.compute == load_device("h200").compute
 
 
