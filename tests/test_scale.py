@@ -313,6 +313,14 @@ def test_a_host_that_waits_for_every_transfer_is_late_for_the_next_action():
     assert (ahead, late) == (13 + 9 * 10, 13 + 4 * (13 + 10) + 13)
 
 
+def test_a_host_that_fetches_data_waits_for_the_device_before_every_forward():
+    action = Stretch(work_ps=10, lead_ps=13, dispatch_ps=5)
+    end = pipeline_end_ps(
+        make_schedule("1f1b", 1, 4), [{"F": action, "B": action}], [Stretch()], {}, 0, fetch_ps=2
+    )  # fmt: skip
+    assert end == 4 * (2 + 13 + 10)  # the backward's kernels are there before the forward has ended
+
+
 def test_ranks_that_do_not_begin_together_take_as_long_as_the_longest():
     schedule = make_schedule("zb_h2", 4, 12)
     one = Stretch(work_ps=10)

@@ -219,7 +219,7 @@ class Case:
         return pipeline_end_ps(
             self.schedule, [self.pieces.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
             blocking=stack.waits_for_sends(degrees), synchronises=stack.synchronises(degrees),
-            together=stack.steps_together(degrees),
+            together=stack.steps_together(degrees), fetch_ps=stack.fetch_s * PS_PER_S,
         )  # fmt: skip
 
     def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:

@@ -110,7 +110,9 @@ class _Grid:
         rank_kinds = list(dict.fromkeys(cases[0].of_rank))
         rank_kind = [rank_kinds.index(own) for own in cases[0].of_rank]
         stack, degrees = self._stack, cases[0].degrees
-        if stack.synchronises(degrees) or not stack.steps_together(degrees):  # what the batch knows nothing of
+        if (
+            stack.synchronises(degrees) or stack.fetch_s or not stack.steps_together(degrees)
+        ):  # what the batch knows nothing of
             return [
                 case.forecast(case.end_ps(), peak_activations(schedule, *zip(
                     *(case.pieces.activations(chunk) for chunk in chunks), strict=True

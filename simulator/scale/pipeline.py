@@ -24,6 +24,7 @@ def pipeline_end_ps(
     blocking: bool = False,
     synchronises: bool = False,
     together: bool = True,
+    fetch_ps: float = 0.0,
 ) -> float:
     """When the last rank has ended its step; where ranks do not begin together, the longest time of a rank.
 
@@ -36,6 +37,7 @@ def pipeline_end_ps(
         send_ps: host time of a send or a receive.
         blocking: a rank goes on only when what it sent has arrived.
         synchronises: the host waits for the device whenever something was received or sent.
+        fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
         together: all ranks begin a step together; else each begins its next one when it has ended this one.
 
     Raises:
@@ -79,6 +81,8 @@ def pipeline_end_ps(
             begun = max(stream[rank], arrival)
             if row[rank] == starts[rank]:
                 begins[rank] = begun
+            if fetch_ps and letter == "F":
+                host[rank] = max(host[rank], stream[rank]) + fetch_ps
             if synchronises and arrival:
                 host[rank] = max(host[rank], begun)
             stream[rank] = max(begun + stretch.work_ps, host[rank] + stretch.lead_ps)

@@ -100,6 +100,7 @@ class Stack:
             weight gradient.
         overlaps_reduction: whether gradients are reduced beside the last backward, or after it.
         step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
+        fetch_s: host seconds before every forward for its data, for which the host waits for the device; 0: none.
         gathers_each: from which optimizer level on the weights are gathered in every forward, not once a step.
         reserved: whether memory is what the allocator has reserved rather than what is allocated.
         copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
@@ -110,6 +111,7 @@ class Stack:
     gathers_again: bool = False
     overlaps_reduction: bool = True
     step_s: float = 0.0
+    fetch_s: float = 0.0
     gathers_each: int = 3
     copies_shards: bool = False
     reserved: bool = False

@@ -39,6 +39,12 @@ _MESSAGE_HOST_S = 30e-6
 """Of a collective in eager torch (kind collective, small messages back to back)."""
 
 
+FETCH_S = 2 * _MESSAGE_HOST_S + 11 * 7e-6
+"""Megatron-LM until 2023, on every stage and chunk before a forward: the sizes of the batch are broadcast and read back
+(`.cpu()`, for which the host waits), the batch is broadcast, masks and positions are made (core/tensor_parallel/data.py,
+training/utils.py): two messages, eleven operators."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Megatron(Stack):
     """The kernels of Megatron-LM's transformer layer (Narayanan et al. 2021, arXiv 2104.04473, section 4.2: fused bias

@@ -8,7 +8,7 @@ from typing import Any
 
 from plans.errors import TwofoldError
 from simulator.scale.stacks.base import Stack
-from simulator.scale.stacks.megatron import Megatron
+from simulator.scale.stacks.megatron import FETCH_S, Megatron
 from simulator.scale.stacks.torch_native import TorchNative
 
 __all__ = ["stack_named", "stack_names"]
@@ -23,13 +23,15 @@ before torch had a kernel for it, memory is reported as reserved."""
 
 _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron": Megatron,
-    "megatron-2022": lambda: Megatron(name="megatron-2022", flash_attention=False, overlaps_interleaved=False),
+    "megatron-2022": lambda: Megatron(
+        name="megatron-2022", flash_attention=False, overlaps_interleaved=False, fetch_s=FETCH_S
+    ),
     "torch": TorchNative,
     "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True),
     "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),
     "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, **_TORCHTITAN),
     "twofold": Stack,
-    "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False),
+    "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S),
 }
 
 
