@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from costmodels.sections import Section, check_known, check_share
-from costmodels.tiled import Tiled, alignment_bytes, tiled_s
+from costmodels.tiled import Tiled, alignment_bytes, one_tiled_s
 from plans.errors import TwofoldError
 
 __all__ = [
@@ -188,12 +186,12 @@ def matrix_s(
         return compute.kernel_s + join(work / per_s, memory, compute.sharpness) * cost
     model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
     memory_cost = model.memory_cost.get(aligned, 1.0)
-    arithmetic_s = tiled_s(
-        np.array([shape], dtype=float), batch, item_bytes, per_s / compute.num_cores, cost,
-        model.arithmetic_cost.get(aligned, 1.0), memory_cost, model, compute.num_cores,
+    made_s = one_tiled_s(
+        shape, batch, item_bytes, per_s / compute.num_cores, cost, model.arithmetic_cost.get(aligned, 1.0),
+        memory_cost, model, compute.num_cores,
     )  # fmt: skip
     start_s = compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)
-    made_s, loaded_s = float(arithmetic_s[0]), memory * memory_cost
+    loaded_s = memory * memory_cost
     full_s = start_s + join(made_s, loaded_s, compute.sharpness)
     made_s /= lower_clock(compute.clock_drop, 2 * batch * m * n * k / (flops_per_s * full_s))
     return start_s + join(made_s, loaded_s, compute.sharpness)

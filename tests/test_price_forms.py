@@ -18,7 +18,7 @@ from costmodels.fit_matrix import fit_clock, fit_matrix
 from costmodels.interval import class_seconds
 from costmodels.points import Point
 from costmodels.sections import Collective, Interval, Link, Overlap, Protocol
-from costmodels.tiled import Tiled, alignment_bytes
+from costmodels.tiled import Tiled, alignment_bytes, one_tiled_s, tiled_s
 from costmodels.traffic import collective_traffic
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -61,6 +61,14 @@ def test_one_more_tile_begins_another_wave():
     assert more == pytest.approx(2 * full, rel=1e-5)
     softer = with_tiles(pure, quantisation=0.25)
     assert product_s(softer, 1281, 2560, 4096) == pytest.approx(full * (0.25 * 2 + 0.75 * 1.1), rel=1e-5)
+
+
+def test_one_product_is_timed_as_many_at_once():
+    rng, model = np.random.default_rng(7), CHIP.tiled
+    shapes = [tuple(int(2 ** rng.uniform(0, 14)) for _ in range(3)) for _ in range(200)]
+    at_once = tiled_s(np.array(shapes, dtype=float), 3, 2, 8e12, 1.1, 2.0, 1.5, model, 100)
+    one = [one_tiled_s(shape, 3, 2, 8e12, 1.1, 2.0, 1.5, model, 100) for shape in shapes]
+    assert one == pytest.approx(list(at_once), rel=1e-12)
 
 
 def test_few_tiles_cut_their_sums():
