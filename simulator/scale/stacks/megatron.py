@@ -41,8 +41,8 @@ _MESSAGE_HOST_S = 30e-6
 
 FETCH_S = 2 * _MESSAGE_HOST_S + 11 * 7e-6
 """Megatron-LM until 2023, on every stage and chunk before a forward: the sizes of the batch are broadcast and read back
-(`.cpu()`, for which the host waits), the batch is broadcast, masks and positions are made (core/tensor_parallel/data.py,
-training/utils.py): two messages, eleven operators."""
+(`.cpu()`, for which the host waits), the batch is broadcast, masks and positions are made
+(core/tensor_parallel/data.py, training/utils.py): two messages, eleven operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
