@@ -50,6 +50,17 @@ def plans_for(machine: Machine, ranks: int) -> dict[str, Plan]:
         f"pp2 tp{half}": {"pp": 2, "tp": half},
         f"pp2 tp{half} zb_h1": {"pp": 2, "tp": half, "schedule": "zb_h1"},
     }
+    adamw, momentum = {"lr": 1e-3, "weight_decay": 0.1}, {"lr": 1e-2, "momentum": 0.9}
+    levels = {
+        f"dp{ranks} zero2 momentum clipped": Optimizer(kind="momentum", settings=momentum, clip_norm=0.5),
+        f"dp{ranks} zero3 adamw": Optimizer(kind="adamw", settings=adamw, prefetch=2, bucket_bytes=2**20),
+        f"pp2 dp{half} zero3 adamw clipped": Optimizer(kind="adamw", settings=adamw, clip_norm=0.5),
+    }
+    for name, optimizer in levels.items():
+        pp = 2 if name.startswith("pp") else 1
+        degrees[name] = {"dp": ranks // pp, "zero": int(name.split("zero")[1][0]), "optimizer": optimizer} | (
+            {"pp": 2} if pp == 2 else {}
+        )
     if ranks == 4:
         degrees["dp2 tp2 adamw zero1"] = {
             "dp": 2,
@@ -71,10 +82,13 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--only", default="", help="plans whose name has this in it")
     parser.add_argument("--out", default="on_devices.json")
     options = parser.parse_args()
     machine, rows = Machine.load(options.machine), []
     for name, plan in plans_for(machine, options.ranks).items():
+        if options.only not in name:
+            continue
         row: dict[str, Any] = {"plan": name, "ranks": options.ranks}
         try:
             found = verify(
