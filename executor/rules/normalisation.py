@@ -50,6 +50,11 @@ def _over_rows(x: Tensor, attrs: Attrs) -> tuple[int, ...]:
     return tuple(range(x.dim() - attrs.get("num_dims", 1)))
 
 
+def _is_fused(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether torch has one kernel for it: on a GPU, all of one dtype."""
+    return x.is_cuda and (weight is None or weight.dtype == x.dtype)
+
+
 def layer_norm(site: Site, attrs: Attrs, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """(x - mean) / sqrt(variance + eps) weight + bias."""
     return F.layer_norm(x, x.shape[-attrs.get("num_dims", 1) :], weight, bias, attrs["eps"])
@@ -63,7 +68,7 @@ def _normalised(attrs: Attrs, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def layer_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
     """With h = g weight and z = normalised x: scale (h - mean h - z mean(h z))."""
-    if x.is_cuda:
+    if _is_fused(x, weight):
         return _fused_layer_norm(attrs, g, x, weight, (True, False, False))
     z, scale = _normalised(attrs, x)
     h, last = (g if weight is None else g * weight), _last(x, attrs)
@@ -72,7 +77,7 @@ def layer_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Te
 
 def layer_norm_grad_weight(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """The sum of g times normalised x over all other dims."""
-    if x.is_cuda:
+    if x.is_cuda and site.torch_dtype == x.dtype:
         return _fused_layer_norm(attrs, g, x, x.new_empty(site.shape), (False, True, False))
     return (_normalised(attrs, x)[0].mul_(g)).sum_to_size(site.shape)
 
@@ -104,7 +109,7 @@ def rms_norm(site: Site, attrs: Attrs, x: Tensor, weight: Tensor | None = None) 
 
 def rms_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
     """With h = g weight and z = x scale: scale (h - z mean(h z))."""
-    if x.is_cuda:
+    if _is_fused(x, weight):
         return _fused_rms_norm(attrs, g, x, weight, (True, False))
     scale = _inverse_root(attrs, x)
     z, h = x * scale, g if weight is None else g * weight
@@ -113,7 +118,7 @@ def rms_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Tens
 
 def rms_norm_grad_weight(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """The sum of g times normalised x over all other dims."""
-    if x.is_cuda:
+    if x.is_cuda and site.torch_dtype == x.dtype:
         return _fused_rms_norm(attrs, g, x, x.new_empty(site.shape), (False, True))
     product = (x * _inverse_root(attrs, x)).mul_(g)
     return product.sum_to_size(site.shape)
