@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
 from costmodels import Machine
+from executor.device import pick_device
 from executor.feeding import random_batches, random_parameters
+from executor.groups import connect
 from executor.run import run_rank
 from plans.graph import Graph
 from plans.lower import lower
@@ -76,14 +79,19 @@ def main() -> int:
             path.with_suffix(".npz").write_bytes(file.read_bytes())
             return 0
         losses, rows = json.loads(path.read_text())["losses"], []
+        device = pick_device("auto")
+        device.use()
+        connect(device)  # once for all plans
         for degrees in DEGREES:
             plan = _plan("float32", **degrees)
             if plan.num_ranks != ranks:
                 continue
             result, file = _trained(plan, weights, "auto", Path(folder))
+            dist.barrier()
             if rank == 0:
                 rows.append(_row(degrees, result, losses, file, path.with_suffix(".npz")))
                 print(rows[-1], flush=True)
+    dist.destroy_process_group()
     if options.out and rank == 0:
         said = {"date": datetime.date.today().isoformat(), "command": " ".join(sys.argv), "rows": rows}
         Path(options.out).write_text(json.dumps(said, indent=1) + "\n")
