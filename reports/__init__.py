@@ -11,7 +11,7 @@ from reports.chrome_trace import read_trace, write_rank_traces, write_trace
 from reports.graph_picture import graph_data, graph_picture, save_graph
 from reports.html import write_report
 from reports.layout_picture import layout_picture
-from reports.memory_picture import memory_picture
+from reports.memory_picture import live_by_role, memory_picture
 from reports.memory_tables import memory_table
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import parameter_table, plan_table
@@ -28,6 +28,7 @@ __all__ = [
     "graph_data",
     "graph_picture",
     "layout_picture",
+    "live_by_role",
     "memory_picture",
     "memory_table",
     "parameter_table",

@@ -3,18 +3,23 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from handmade import Price, Script, pipeline, program_of, written_price
+from random_plans import random_plan
 from reports_example import measured, predicted, small_program
+from small_machine import small_machine
 from test_simulator_longest_path import random_scripts
 
+from costmodels.sections import Overlap
 from plans.errors import TwofoldError
 from plans.layout import Layout
+from plans.lower import lower
 from plans.program import Body, Kind, Program
 from plans.schedules import make_schedule
 from plans.timeline import Timeline
-from simulator import composition, critical_path, run_program
+from simulator import WhatIf, composition, critical_path, run_program, simulate
 
 SETTINGS = [
     {},
@@ -210,3 +215,30 @@ def test_of_folded_ranks_those_that_were_simulated_are_taken_apart():
     assert (part.rank, part.compute_ps, dict(part.exposed_ps), part.step_ps) == (0, 10, {"all_reduce": 30}, 40)
     with pytest.raises(TwofoldError, match="simulate without fold_ranks"):
         critical_path(folded, program)
+
+
+@pytest.mark.parametrize("uplink_Bps", [None, 11e9])
+@pytest.mark.parametrize("comm_rate", [1.0, 0.5])
+def test_paths_and_parts_add_up_where_links_and_devices_are_shared(uplink_Bps, comm_rate):
+    """Plans drawn at random, with a straggler and with jitter: no hole, and every picosecond counted once."""
+    rates = dict.fromkeys(("float32", "float64", "bfloat16"), 1e12)
+    collectives = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
+    overlap = tuple(
+        Overlap(compute=kind, collective=each, compute_rate=0.8, comm_rate=comm_rate)
+        for kind in ("matrix", "memory")
+        for each in collectives
+    )
+    machine = small_machine(
+        64, uplink_Bps=uplink_Bps, latency_s=1e-7, overlap=overlap if comm_rate < 1 else (),
+        compute=msgspec.structs.replace(small_machine().compute, matrix_flops_per_s=rates, vector_flops_per_s=rates),
+        dispatch_s=dict.fromkeys(small_machine().dispatch_s, 3e-8),
+    )  # fmt: skip
+    for seed in range(8):
+        program = lower(random_plan(seed))
+        for what_if in (WhatIf(slowdown={program.num_ranks - 1: 1.7}), WhatIf(jitter=0.2, seed=seed)):
+            timeline = simulate(program, machine, num_steps=2, what_if=what_if)
+            path = critical_path(timeline, program)
+            assert path.step_ps == timeline.step_end_ps[1] - timeline.step_end_ps[0]
+            assert "gap" not in path.by_kind_ps
+            span = timeline.step_end_ps[1] - timeline.step_start_ps[1]
+            assert {part.step_ps for part in composition(timeline, program)} == {span}
