@@ -23,6 +23,7 @@ from simulator.deadlock import refuse_deadlock
 from simulator.exchange import Communication, Exchange, Wires
 from simulator.fluid import Cores, Fabric, Rates
 from simulator.folding import fold
+from simulator.garbage import without_collection
 from simulator.matching import match
 from simulator.memory import memory_timeline
 from simulator.order import LONGEST_PS, CostOf, Names, Order, Table
@@ -42,6 +43,7 @@ It acts on dispatch, compute and the processor time of communication, not on lin
 _RATE_DIGITS = 10**6
 
 
+@without_collection()
 def run_program(
     program: Program,
     cost_of: CostOf,

@@ -12,6 +12,7 @@ from plans.plan import Optimizer
 from plans.scale import Degrees
 from plans.schedules import Schedule
 from plans.transformer import TransformerConfig
+from simulator.garbage import without_collection
 from simulator.scale.action import Stretch
 from simulator.scale.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
 from simulator.scale.case import Case, Forecast, Pieces, is_split
@@ -26,6 +27,7 @@ _ROWS_AT_ONCE = 200_000
 """Actions times configurations that are run together: their arrays stay in a processor's cache."""
 
 
+@without_collection()
 def forecast_grid(
     config: TransformerConfig,
     degrees: Iterable[Degrees],
