@@ -23,7 +23,7 @@ def degrees(*, zero: int = 1, **values: Any) -> Degrees:
     optimizer = Optimizer(
         kind="adamw", settings={"lr": 1e-4}, parallel_level=zero, gradient_dtype="float32", master_dtype="float32"
     )
-    return Degrees(**given, optimizer=optimizer)  # type: ignore[arg-type]
+    return Degrees(**given, optimizer=optimizer)
 
 
 @pytest.mark.parametrize(

@@ -152,24 +152,22 @@ class Frame:
         return np.asarray(np.maximum(result, host.max(axis=1)))
 
 
-def mesh_bound_s(
-    forward_s: float, backward_s: float, way_s: float, num_layers: int, pp: int, count: int, *, looped: bool
-) -> float:
-    """A bound for any spread of the layers, from what a block takes.
+def mesh_bound_s(forward_s: float, backward_s: float, way_s: float, pp: int, count: int, *, looped: bool) -> float:
+    """A bound for any spread of the layers, from what the model takes for one micro-batch.
 
     One chunk per rank: rank r ends no earlier than s_0 + ... + s_(r-1) + m s_r, s its seconds per micro-batch. The
     largest of these is smallest, V, where all are equal: V = T / (1 - (1 - 1/m)^p) with T the sum of all s. Several
     chunks per rank, or a split backward: m T / p. And a micro-batch must go through the whole model and back.
 
     Args:
-        forward_s, backward_s: of a block and a micro-batch.
+        forward_s, backward_s: of the whole model.
         way_s: the part of both that the way of a micro-batch consists of; weight gradients may come later.
-        num_layers, pp, count: blocks, pipeline ranks, micro-batches.
+        pp, count: pipeline ranks, micro-batches.
         looped: several chunks per rank, or a split backward.
     """
-    total = num_layers * (forward_s + backward_s)
+    total = forward_s + backward_s
     if looped or pp == 1:
-        return max(total * count / pp, num_layers * way_s)
+        return max(total * count / pp, way_s)
     return float(total / (1.0 - (1.0 - 1.0 / count) ** pp))
 
 

@@ -21,7 +21,7 @@ from plans.errors import TwofoldError
 from plans.graph import itemsize
 from plans.scale import Degrees
 from search.scale.bounds import Frame, mesh_bound_s
-from search.scale.costs import PIECES, Costs, Inner
+from search.scale.costs import Costs, Inner
 from search.scale.footing import Footing
 from search.scale.problem import Pins, Problem
 from search.scale.space import (
@@ -117,6 +117,8 @@ class Branching:
         self.footing = Footing(costs=self.costs)
         self._heap: list[tuple[float, int, int, tuple[Any, ...]]] = []
         self._number = 0
+        self._rooted = False
+        self._now_s = float("inf")
         self._frames: dict[tuple[Shape, int, int], Frame | None] = {}
         self._seen: dict[tuple[Any, ...], Found] = {}
 
@@ -126,6 +128,7 @@ class Branching:
         """Search to the end, to the deadline, or until interrupted."""
         try:
             self._roots()
+            self._rooted = True
             self._seed()
             while self._heap:
                 bound, _, kind, node = self._heap[0]
@@ -135,15 +138,18 @@ class Branching:
                     self.interrupted = True
                     break
                 heapq.heappop(self._heap)
+                self._now_s = bound
                 self.num_opened += 1
                 self.kinds[kind] += 1
                 self._open[kind](self, bound, *node)
         except KeyboardInterrupt:
             self.interrupted = True
         self.complete = not self.interrupted
-        self.bound_s = min(self._heap[0][0] if self._heap else float("inf"), self._best_s)
         if self.complete:
             self.bound_s = self._best_s
+        elif self._rooted:  # the node that was being opened counts with its own bound
+            left = self._heap[0][0] if self._heap else float("inf")
+            self.bound_s = min(left, self._now_s, self._best_s)
 
     @property
     def _best_s(self) -> float:
@@ -182,7 +188,8 @@ class Branching:
         )  # fmt: skip
         tried = 0
         for _, _, mesh, size in roots:
-            if tried == _SEEDS or (self.deadline_s is not None and time.monotonic() > self.deadline_s):
+            late = self.deadline_s is not None and time.monotonic() > self.deadline_s
+            if tried == _SEEDS or (late and self.found):
                 return
             count = self.problem.global_batch // (mesh.dp * size)
             usual = [shape for shape in shapes(self.problem, mesh.pp) if shape.schedule in _USUAL]
@@ -241,7 +248,7 @@ class Branching:
     def _mesh_bound(self, mesh: Mesh, size: int, sp: bool) -> float:
         """A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other."""
         inner = Inner(mesh.tp, mesh.cp, sp, size, recomputes(self.problem)[0], False)
-        forward, backward, *_ = self.costs.block(inner)
+        forward, backward, *_ = self.costs.whole(inner)
         return self._spread_bound(mesh, size, any(self._splits(mesh)), forward, backward, 0.0)
 
     def _spread_bound(
@@ -252,9 +259,7 @@ class Branching:
         count = problem.global_batch // (mesh.dp * size)
         looped = split or any(shape.virtual > 1 for shape in shapes(problem, mesh.pp))
         way = forward_s + (backward_s if weights_s or not split else 0.0)
-        return mesh_bound_s(
-            forward_s, backward_s + weights_s, way, problem.config.num_layers, mesh.pp, count, looped=looped
-        )
+        return mesh_bound_s(forward_s, backward_s + weights_s, way, mesh.pp, count, looped=looped)
 
     def _may_fit(self, mesh: Mesh, inner: Inner, chosen: Sequence[int]) -> tuple[int, ...]:
         """The optimizer levels among `chosen` with which it may fit."""
@@ -280,19 +285,20 @@ class Branching:
                 seen: list[tuple[tuple[float, ...], int]] = []
                 for recompute in modes:
                     inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, split)
-                    block = self.costs.block(inner)
+                    times = self.costs.whole(inner)
                     kept = self.footing.kept_bytes(inner)
-                    if any(kept >= least and all(map(operator.ge, block, times)) for times, least in seen):
+                    if any(kept >= least and all(map(operator.ge, times, other)) for other, least in seen):
                         continue  # a mode before it takes no longer and keeps no more
-                    seen.append((block, kept))
+                    seen.append((times, kept))
                     if chosen := self._may_fit(mesh, inner, levels(self.problem, mesh)):
-                        own = self._spread_bound(mesh, size, split, block[0], block[1], block[2] if split else 0.0)
+                        own = self._spread_bound(mesh, size, split, times[0], times[1], times[2] if split else 0.0)
                         self._push(max(bound, own), 1, mesh, size, inner, chosen)
 
     def _open_inner(self, bound: float, mesh: Mesh, size: int, inner: Inner, chosen: tuple[int, ...]) -> None:
         for level in chosen:
             work = self.costs.early(inner, mesh.dp, level).work
-            _, forward, closing, _, inputs = (float(each) for each in work[PIECES.index("block")])
+            counts = np.array([1, self.problem.config.num_layers, 1])
+            _, forward, closing, _, inputs = (float(each) for each in counts @ work)
             parts = (inputs, closing) if inner.split else (closing, 0.0)
             own = self._spread_bound(mesh, size, inner.split, forward, *parts)
             self._push(max(bound, own), 2, mesh, size, inner, level)

@@ -83,7 +83,7 @@ class Costs:
     _settled: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[Inner, int, int, bool], Chunks] = field(default_factory=dict)
     _first: dict[Inner, Chunks] = field(default_factory=dict)
-    _blocks: dict[Inner, tuple[float, ...]] = field(default_factory=dict)
+    _whole: dict[Inner, tuple[float, ...]] = field(default_factory=dict)
     _trailing: dict[tuple[Inner, int, int, Chunk], float] = field(default_factory=dict)
     _transfer: dict[tuple[Inner, int, int], tuple[float, ...]] = field(default_factory=dict)
 
@@ -112,15 +112,20 @@ class Costs:
         dp = self.problem.num_devices // (inner.tp * inner.cp)
         return self.chunks(inner, dp, 0, contention=False)
 
-    def block(self, inner: Inner) -> tuple[float, ...]:
-        """Seconds of one block forward and backward (in one part or two), without contention and the optimizer."""
-        if inner not in self._blocks:
-            chunks = self.plain(inner)
-            parts = ("F", "I", "W") if inner.split else ("F", "B")
-            times = [chunks.stretch("block", part).work_ps / PS_PER_S for part in parts]
-            self._blocks[inner] = tuple(times)
+    def whole(self, inner: Inner) -> tuple[float, ...]:
+        """Seconds of the whole model and one micro-batch, forward and backward (in one part or two).
+
+        Without contention and without the optimizer: the cheapest thing there is to know of a layout.
+        """
+        if inner not in self._whole:
+            chunks, layers = self.plain(inner), self.problem.config.num_layers
+            counts = {"embedding": 1, "block": layers, "head": 1}
+            self._whole[inner] = tuple(
+                sum(count * chunks.stretch(piece, part).work_ps for piece, count in counts.items()) / PS_PER_S
+                for part in (("F", "I", "W") if inner.split else ("F", "B"))
+            )
             self.num_tables += 1
-        return self._blocks[inner]
+        return self._whole[inner]
 
     def early(self, inner: Inner, dp: int, level: int) -> Table:
         """A table that is quickly made: first and last actions are as all others, the update takes nothing."""

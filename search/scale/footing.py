@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plans.schedules import Schedule
 from search.scale.costs import PIECES, Costs, Inner, only
+from simulator.scale.batch import peak_bytes
 from simulator.scale.memory import Footprint
 
 __all__ = ["Footing"]
 
 Ints = NDArray[np.int64]
+
+_ROWS_AT_ONCE = 500_000
+"""Actions times spreads that are followed together."""
 
 _GRADIENT = 1
 """Among weights, gradients and states."""
@@ -123,30 +126,11 @@ class Footing:
                 )
             ]
         )  # kind, spread, chunk
-        table = schedule.table
-        stage, kind = table.stage, table.kind
-        # only the first and the last rank differ in their pieces from those between, but orders differ on every rank
-        result = np.zeros((len(counts), schedule.num_ranks), dtype=np.int64)
-        for rank, (first, last) in enumerate(zip(table.rank_start[:-1], table.rank_start[1:], strict=True)):
-            rows = slice(int(first), int(last))
-            for column, gained, own in _distinct(stage[rows], kind[rows], kept, later, during):
-                result[column, rank] = int((np.cumsum(gained[0] + gained[1]) - gained[1] + own).max())
-        return result
-
-
-def _distinct(
-    stage: NDArray[Any], kind: NDArray[Any], kept: Ints, later: Ints, during: Ints
-) -> Iterator[tuple[Ints, tuple[Ints, Ints], Ints]]:
-    """Spreads that differ in what one rank holds: (their numbers, what comes and goes by row, what a row needs)."""
-    mine = np.unique(stage)
-    signature = np.concatenate([kept[:, mine], later[:, mine], *during[:, :, mine]], axis=1)
-    _, where, inverse = np.unique(signature, axis=0, return_index=True, return_inverse=True)
-    for number, spread in enumerate(where):
-        whole, part = kept[spread][stage], later[spread][stage]
-        zero = np.zeros_like(whole)
-        before = np.choose(kind, (whole, zero, zero, zero))
-        after = np.choose(kind, (zero, -whole, part - whole, -part))
-        yield np.flatnonzero(inverse.ravel() == number), (before, after), during[kind, spread, stage]
+        at_once = max(1, _ROWS_AT_ONCE // len(schedule.table.stage))
+        parts = [slice(first, first + at_once) for first in range(0, len(counts), at_once)]
+        return np.concatenate(
+            [peak_bytes(schedule, kept[part].T, later[part].T, during[:, part].transpose(0, 2, 1)).T for part in parts]
+        )
 
 
 def _pieces(layers: Sequence[Sequence[int]]) -> Ints:

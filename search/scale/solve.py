@@ -54,9 +54,11 @@ def solve(
     branching.run()
     if not branching.found:
         raise _nothing(branching)
+    least = physics_s(problem)
+    bound = max(branching.bound_s, least)
     return Answer(
-        problem=problem, found=tuple(branching.found), bound_s=branching.bound_s,
-        relaxed_s=min(branching.relaxed_s, branching.bound_s), physics_s=physics_s(problem),
+        problem=problem, found=tuple(branching.found), bound_s=bound, relaxed_s=min(branching.relaxed_s, bound),
+        physics_s=least,
         complete=branching.complete, search_s=time.monotonic() - began, num_forecasts=branching.num_forecasts,
         num_opened=branching.num_opened, refused=tuple(branching.refused),
         neighbours=neighbours(branching, branching.found[0]) if explain else (),

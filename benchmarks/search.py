@@ -1,0 +1,264 @@
+"""The search over degrees on a suite of models and clusters: `python -m benchmarks.search [CASE ...]`.
+
+For every case: the best configuration, how far it is above the bounds, what the baselines find (pure data parallel, a
+grid as tried by hand with Megatron-LM, greedy halving; all scored by the same forecast), and what the search took. Each
+case runs in a process of its own, so nothing is known from the case before. Every step time is a forecast: nothing was
+run on GPU or Ascend. Results go to benchmarks/results/search.json after every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.transformer import TransformerConfig, transformer_config
+from search.scale import BASELINES, NothingFits, Problem, baseline, describe, solve
+
+RESULTS = Path(__file__).parent / "results" / "search.json"
+
+GB = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One question, and what it shows (W1 to W11: weaknesses of a greedy recursive search by element counts).
+
+    Args:
+        model: name, or sizes of a transformer of its own.
+        machine: catalogue name.
+        devices, batch, seq, layers: of the question.
+        memory_bytes: a limit below the machine's memory.
+        slower: the network between nodes is slower by this factor.
+        shows: what the case is for.
+        target_s: what the search may take on two quiet cores.
+    """
+
+    model: str | dict[str, int]
+    machine: str
+    devices: int
+    batch: int
+    seq: int | None = None
+    layers: int | None = None
+    memory_bytes: int | None = None
+    slower: float = 1.0
+    shows: str = ""
+    target_s: float | None = None
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The model."""
+        if isinstance(self.model, dict):
+            return TransformerConfig(name="own", **self.model)  # type: ignore[arg-type]
+        return transformer_config(self.model, seq=self.seq, num_layers=self.layers)
+
+    @property
+    def problem(self) -> Problem:
+        """The question."""
+        machine = Machine.load(self.machine)
+        if self.slower != 1.0:
+            links = tuple(
+                msgspec.structs.replace(link, bandwidth_Bps=link.bandwidth_Bps / (self.slower if tier else 1))
+                for tier, link in enumerate(machine.links)
+            )
+            machine = msgspec.structs.replace(machine, links=links)
+        return Problem(
+            config=self.config, machine=machine, num_devices=self.devices, global_batch=self.batch,
+            memory_limit_bytes=self.memory_bytes,
+        )  # fmt: skip
+
+
+_ODD = {
+    "num_layers": 50,
+    "hidden": 5120,
+    "num_heads": 40,
+    "num_kv_heads": 8,
+    "ffn": 13_825,
+    "vocab": 50_000,
+    "seq": 4000,
+}
+
+CASES = {
+    "8B on 1, 4 layers": Case(model="llama-3-8b", machine="h100-sxm-x8", devices=1, batch=8, layers=4),
+    "125M on 8": Case(model="gpt3-125m", machine="h100-sxm-x8", devices=8, batch=64, shows="small models: the host"),
+    "1.3B on 8": Case(model="gpt3-1.3b", machine="a100-80gb-x8", devices=8, batch=64),
+    "6.7B on 32": Case(model="gpt3-6.7b", machine="a100-80gb-x32", devices=32, batch=256),
+    "13B on 64, 40 GB": Case(model="gpt3-13b", machine="a100-40gb-x64", devices=64, batch=256, shows="tight memory"),
+    "8B on 6": Case(model="llama-3-8b", machine="h100-sxm-x8", devices=6, batch=48, shows="W1: any number of devices"),
+    "8B on 12": Case(model="llama-3-8b", machine="h100-sxm-x16", devices=12, batch=96, shows="W1"),
+    "8B on 24": Case(model="llama-3-8b", machine="h100-sxm-x24", devices=24, batch=96, shows="W1"),
+    "odd sizes on 1000": Case(
+        model=_ODD, machine="h100-sxm-x1000", devices=1000, batch=1000, shows="W1: odd widths, 1000 devices"
+    ),
+    "8B on 8": Case(model="llama-3-8b", machine="h100-sxm-x8", devices=8, batch=64),
+    "8B on 64": Case(model="llama-3-8b", machine="h100-sxm-x64", devices=64, batch=512, target_s=2.0),
+    "8B on 64, slow network": Case(
+        model="llama-3-8b", machine="h100-sxm-x64", devices=64, batch=512, slower=16, shows="W3: bandwidth decides"
+    ),
+    "8B on 64, 24 GB": Case(
+        model="llama-3-8b", machine="h100-sxm-x64", devices=64, batch=512, memory_bytes=24 * GB,
+        shows="W5: memory is a limit, not a warning",
+    ),
+    "8B on 64, 141 GB": Case(model="llama-3-8b", machine="h200-x64", devices=64, batch=512, shows="loose memory"),
+    "8B on 64, 32k tokens": Case(
+        model="llama-3-8b", machine="h100-sxm-x64", devices=64, batch=64, seq=32_768, shows="W8: heads and sequence"
+    ),
+    "8B on 256, 131k tokens": Case(
+        model="llama-3-8b", machine="h100-sxm-x256", devices=256, batch=64, seq=131_072, shows="W8"
+    ),
+    "8B on 512": Case(model="llama-3-8b", machine="h100-sxm-x512", devices=512, batch=1024),
+    "70B on 64": Case(
+        model="llama-3-70b", machine="h100-sxm-x64", devices=64, batch=256, shows="W2: stages, schedule, boundaries"
+    ),
+    "70B on 128, Ascend": Case(model="llama-3-70b", machine="ascend-910b1-x128", devices=128, batch=256),
+    "70B on 256, small batch": Case(
+        model="llama-3-70b", machine="h100-sxm-x256", devices=256, batch=32, shows="W4: bubbles and overlap"
+    ),
+    "70B on 1024": Case(model="llama-3-70b", machine="h100-sxm-x1024", devices=1024, batch=1024, target_s=5.0),
+    "70B on 1024, slow network": Case(
+        model="llama-3-70b", machine="h100-sxm-x1024", devices=1024, batch=1024, slower=8, shows="W3, W4"
+    ),
+    "175B on 1024": Case(model="gpt3-175b", machine="a100-80gb-x1024", devices=1024, batch=1536, shows="W11"),
+    "1T on 3072": Case(model="megatron-1t", machine="a100-80gb-x3072", devices=3072, batch=3072, shows="W11"),
+    "405B on 1024": Case(model="llama-3-405b", machine="h200-x1024", devices=1024, batch=512),
+    "405B on 16384": Case(
+        model="llama-3-405b", machine="h100-sxm-x16384", devices=16_384, batch=2048, target_s=10.0,
+        shows="W10: growth",
+    ),
+    "skewed: wide MLP": Case(
+        model={"num_layers": 8, "hidden": 512, "num_heads": 8, "ffn": 65_536, "vocab": 32_000, "seq": 512},
+        machine="h100-sxm-x64", devices=64, batch=64, shows="W7: skewed matrices, no constants",
+    ),
+    "skewed: huge vocabulary": Case(
+        model={"num_layers": 4, "hidden": 1024, "num_heads": 16, "ffn": 4096, "vocab": 1_048_576, "seq": 1024},
+        machine="h100-sxm-x16", devices=16, batch=64, shows="W7; the head decides the stages",
+    ),
+    "8B on 64, 256 layers": Case(
+        model="llama-3-8b", machine="h200-x64", devices=64, batch=64, layers=256, shows="W10: equal layers cost nothing"
+    ),
+}  # fmt: skip
+"""Name -> question."""
+
+
+def run(case: Case, time_limit_s: float) -> dict[str, Any]:
+    """Search and baselines of one case."""
+    problem = case.problem
+    began, cpu = time.monotonic(), time.process_time()
+    first: list[float] = []
+    try:
+        found = solve(
+            problem, time_limit_s=time_limit_s, on_better=lambda each: first.append(time.process_time() - cpu)
+        )  # fmt: skip
+    except NothingFits as error:
+        return {"nothing_fits": str(error), "search_s": time.monotonic() - began}
+    took_s, took_cpu_s = time.monotonic() - began, time.process_time() - cpu
+    best = found.best.forecast
+    others: dict[str, Any] = {}
+    for name in BASELINES:
+        try:
+            other = baseline(problem, name)
+        except TwofoldError as error:
+            others[name] = {"step_s": None, "reason": str(error)}
+            continue
+        others[name] = {
+            "step_s": other.best.forecast.step_s, "speed_up": other.best.forecast.step_s / best.step_s,
+            "configuration": describe(other.best.degrees),
+        }  # fmt: skip
+    return {
+        "configuration": describe(found.best.degrees), "step_s": best.step_s,
+        "peak_GiB": best.peak_bytes / 2**30, "idle": best.bubble_fraction, "exposed_s": best.exposed_comm_s,
+        "complete": found.complete, "gap": found.gap, "relaxation_s": found.relaxed_s,
+        "gap_to_relaxation": found.gap_to_relaxation, "physics_s": found.physics_s,
+        "gap_to_physics": found.gap_to_physics, "forecasts": found.num_forecasts, "nodes": found.num_opened,
+        "search_s": took_s, "search_cpu_s": took_cpu_s, "best_found_cpu_s": first[-1],
+        "memory_GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "baselines": others,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run the named cases, or all; one line each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--time-limit", type=float, default=120.0)
+    parser.add_argument("--out", default=str(RESULTS))
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.cases if name not in CASES]:
+        parser.error(f"no case {unknown[0]!r}")
+    if arguments.child:
+        print(json.dumps(run(CASES[arguments.cases[0]], arguments.time_limit)))
+        return
+    out = Path(arguments.out)
+    rows: dict[str, Any] = json.loads(out.read_text())["cases"] if out.is_file() and arguments.cases else {}
+    for name in arguments.cases or CASES:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.search",
+            name,
+            "--child",
+            "--time-limit",
+            str(arguments.time_limit),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * arguments.time_limit)
+        if done.returncode:
+            sys.exit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+        case = CASES[name]
+        rows[name] = {
+            "machine": case.machine, "devices": case.devices, "batch": case.batch, "seq": case.config.seq,
+            "shows": case.shows, "target_s": case.target_s, **json.loads(done.stdout),
+        }  # fmt: skip
+        print(_line(name, rows[name]), flush=True)
+        out.write_text(json.dumps(_document(rows), indent=1) + "\n")
+
+
+def _document(rows: dict[str, Any]) -> dict[str, Any]:
+    done = [row for row in rows.values() if "step_s" in row]
+    ups = {
+        name: [row["baselines"][name]["speed_up"] for row in done if row["baselines"][name]["step_s"]]
+        for name in BASELINES
+    }  # fmt: skip
+    return {
+        "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "numpy": np.__version__,
+        "computer": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work while this ran",
+        "command": "python -m benchmarks.search", "measured": "forecasts only; nothing was run on GPU or Ascend",
+        "summary": {
+            "cases": len(rows), "complete": sum(row["complete"] for row in done),
+            "speed_up_mean": {name: float(np.exp(np.mean(np.log(each)))) for name, each in ups.items() if each},
+            "speed_up_least": {name: min(each) for name, each in ups.items() if each},
+            "speed_up_most": {name: max(each) for name, each in ups.items() if each},
+            "does_not_fit": {name: len(done) - len(each) for name, each in ups.items()},
+            "most_memory_GiB": max((row["memory_GiB"] for row in done), default=None),
+        },
+        "cases": rows,
+    }  # fmt: skip
+
+
+def _line(name: str, row: dict[str, Any]) -> str:
+    if "step_s" not in row:
+        return f"{name}: {row['nothing_fits']}"
+    ups = " ".join(
+        f"{other} {each['speed_up']:.2f}" if each["step_s"] else f"{other} does not fit"
+        for other, each in row["baselines"].items()
+    )
+    return (
+        f"{name}: {row['step_s']:.4g} s, gap {row['gap']:.1%}, relaxation {row['gap_to_relaxation']:+.0%}, speed-up "
+        f"{ups}, {row['search_cpu_s']:.1f} s of processor, {row['memory_GiB']:.2f} GiB; {row['configuration']}"
+    )
+
+
+if __name__ == "__main__":
+    main()
