@@ -289,6 +289,24 @@ def test_products_without_a_common_input_reduce_its_gradient_each():
     assert _messages(TorchNative(), sequence_parallel=True) == ["all_gather", "reduce_scatter"] * 2
 
 
+def test_asynchronous_tensor_parallelism_waits_after_the_products():
+    degrees = Degrees(tp=4, micro_batch=2, global_batch=2, sequence_parallel=True)
+    found = {}
+    for async_tp in (False, True):
+        costs = Chunks(
+            config=replace(LLAMA, dtype="bfloat16"), degrees=degrees, machine=Machine.load("h200-x4"),
+            stack=TorchNative(compiled=True, one_input=True, async_tp=async_tp), rates=None, split_backward=False,
+        )  # fmt: skip
+        found[async_tp] = costs.lines("block", "F")
+    kinds = [[line.kind for line in lines if line.kind != COMPUTE or line.name == "matrix"] for lines in found.values()]
+    first, beside = kinds[0], kinds[1]
+    # norm, then the gather with the wait at once, or after queries, keys and values
+    assert first[:5] == [COLLECTIVE, WAIT, COMPUTE, COMPUTE, COMPUTE]
+    assert beside[:5] == [COLLECTIVE, COMPUTE, COMPUTE, COMPUTE, WAIT]
+    assert sorted(first) == sorted(beside)
+    assert measure(found[True]).work_ps < measure(found[False]).work_ps
+
+
 def test_fsdp2_gathers_weights_in_every_forward_also_at_level_2():
     config, machine = transformer_config("llama-3-8b"), Machine.load("h100-sxm-x8")
 

@@ -49,8 +49,8 @@ def predict(
         seq: tokens of a sequence; the model's by default.
         layers: blocks; the model's by default.
         mixed_precision: float32 gradients, master weights and optimizer states beside half-precision weights.
-        stack: the software that runs it: twofold, torch, torch-compile, torchtitan, torchtitan-compile, megatron,
-            megatron-2022 or zero-bubble.
+        stack: the software that runs it: twofold, torch, torch-compile, torchtitan, torchtitan-compile,
+            torchtitan-async, megatron, megatron-2022 or zero-bubble.
         json: print one JSON object on stdout, progress on stderr.
     """
     from twofold.console import Console

@@ -137,8 +137,6 @@ class _Reading:
             raise Skip(f"value {value} is not a positive number")
         if self.text("layout_complete").lower() in ("n", "no", "false"):
             raise Skip("its parallel layout is not stated (layout_complete n)")
-        if self.text("async_tp").lower() in ("y", "yes", "true"):
-            raise Skip("asynchronous tensor parallelism (products overlapped tile by tile) is not modelled")
         if self.count("ep", 1) > 1:
             raise Skip("expert parallelism is not modelled")
         dtype = self.dtype()
@@ -243,6 +241,10 @@ class _Reading:
         compiled = self.text("compile").lower()
         if _ZERO_BUBBLE in words:
             return "zero-bubble"
+        if self.text("async_tp").lower() in ("y", "yes", "true"):
+            if "torchtitan" not in self.text("source").lower():
+                raise Skip("asynchronous tensor parallelism is modelled for torchtitan only")
+            return "torchtitan-async"
         if "torchtitan" in self.text("source").lower():
             return "torchtitan-compile" if compiled in ("y", "yes", "true") else "torchtitan"
         if "torch" in words or compiled or self.text("zero_level") in ("2", "3") or "fsdp" in words:

@@ -30,6 +30,7 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True),
     "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),
     "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, **_TORCHTITAN),
+    "torchtitan-async": lambda: TorchNative(name="torchtitan-async", compiled=True, async_tp=True, **_TORCHTITAN),
     "twofold": Stack,
     "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S),
 }

@@ -74,6 +74,7 @@ class TorchNative(Stack):
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
         one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
             reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
+        async_tp: whether gathers and scatters of tensor parallelism go on in pieces beside the products next to them.
     """
 
     name: str = "torch"
@@ -85,6 +86,7 @@ class TorchNative(Stack):
     loss_parallel: bool = False
     holds_logits: bool = True
     one_input: bool = False
+    async_tp: bool = False
     gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
     copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
 
@@ -208,7 +210,7 @@ class TorchNative(Stack):
         """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
         if ways == 1:
             return steps
-        result = _along_sequence(steps)
+        result = _along_sequence(_beside_products(steps) if self.async_tp else steps)
         if not self.loss_parallel:
             result = _whole_loss(result, ways)
         return result if self.one_input else _own_reductions(result)
@@ -265,6 +267,54 @@ class TorchNative(Stack):
 
 
 _WORKSPACE_BYTES = 32 * 2**20
+
+
+def _beside_products(steps: Sequence[Step]) -> list[Step]:
+    """A gather beside the products that read it, a scatter beside the product that it takes: cut into as many pieces as
+    ranks, each piece's product runs while the next piece is copied (torch/_inductor/fx_passes/micro_pipeline_tp.py). A
+    scatter of a sum of products stays behind them. What is cut is not concatenated again."""
+    result: list[Step] = []
+    places = iter(range(len(steps)))
+    for place in places:
+        step, after = steps[place], place + 2
+        if not isinstance(step, Message) or step.operator or step.call not in ("all_gather", "reduce_scatter"):
+            result.append(step)
+            continue
+        wait = steps[place + 1]
+        fits = isinstance(wait, Message) and wait.call == "wait" and wait.token == step.token
+        own = replace(step, operator=_PIECES)
+        if fits and step.call == "reduce_scatter" and result and _is_product(result[-1]):
+            product = result.pop()
+            result += [own, product, wait]
+            next(places)
+        elif fits and step.call == "all_gather" and after < len(steps) and _is_product(steps[after]):
+            readers = _last_reader(steps, after) + 1 - after
+            result += [own, *steps[after : after + readers], wait]
+            for _ in range(1 + readers):
+                next(places)
+        else:
+            result.append(step)
+    return result
+
+
+def _last_reader(steps: Sequence[Step], first: int) -> int:
+    """The place of the last product that reads what the one at `first` does; of a gradient one alone is taken."""
+    product, last = steps[first], first
+    for place in range(first + 1, len(steps)):
+        step = steps[place]
+        if not isinstance(step, Kernel) or not isinstance(product, Kernel):
+            break
+        if step.call == product.call == "linear.forward" and step.shapes[0] == product.shapes[0]:
+            last = place
+    return last
+
+
+def _is_product(step: Step) -> bool:
+    return _is_call(step, "linear.forward") or _is_call(step, "linear.grad0")
+
+
+_PIECES = "pieces"
+"""Stands for the operator of a message that goes on in pieces."""
 
 
 def _along_sequence(steps: Sequence[Step]) -> list[Step]:
