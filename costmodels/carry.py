@@ -117,6 +117,7 @@ _EQUAL: Mapping[str, str] = {
     "sharpness": "how arithmetic and traffic overlap",
     "form_cost": "storage of the operands",
     "kernel_cost": "bytes beyond the least",
+    "kernel_start": "launches beyond the least",
     "kernel_s": "launch and drain",
     "rules": "kernels and passes of the executor's own instructions",
 }

@@ -112,6 +112,7 @@ class Compute(Section, frozen=True, kw_only=True):
         sharpness: see above, at least 1.
         form_cost: form of a product -> factor on its arithmetic.
         kernel_cost: call -> factor on the time of its bytes, e.g. {"layer_norm.forward": 1.2}.
+        kernel_start: call -> factor on `kernel_s` of memory-bound kernels.
         kernel_s: the least time of a kernel on the device, which every kernel takes beside its work.
         cache_bytes: what a kernel reads of the cache rather than of memory, when the kernel before left it there.
         cache_Bps: bandwidth of that; None: everything comes from memory.
@@ -134,6 +135,7 @@ class Compute(Section, frozen=True, kw_only=True):
     sharpness: float = 2.0
     form_cost: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
     kernel_cost: dict[str, float] = {}  # noqa: RUF012
+    kernel_start: dict[str, float] = {}  # noqa: RUF012
     kernel_s: float = 0.0
     cache_bytes: int | None = None
     cache_Bps: float | None = None
@@ -209,14 +211,15 @@ def lower_clock(drop: float, load: float) -> float:
 def memory_s(compute: Compute, touched: float, operations_s: float = 0.0, call: str = "", kernels: int = 1) -> float:
     """Seconds of kernels that move `touched` bytes and whose arithmetic alone takes `operations_s`.
 
-    The cost of its bytes is `kernel_cost` of the call, or of its kind, or 1.
+    The cost of its bytes is `kernel_cost` of the call, or of its kind, or 1; that of its start likewise.
     """
+    start = compute.kernel_start.get(call, compute.kernel_start.get(call.partition(".")[0], 1.0))
     cost = compute.kernel_cost.get(call, compute.kernel_cost.get(call.partition(".")[0], 1.0))
     moved_s = touched * cost / (compute.memory_Bps * compute.memory_efficiency)
     if compute.cache_Bps is not None and compute.cache_bytes and kernels == 1:
         hit = min(1.0, max(0.0, 2 - touched / compute.cache_bytes))
         moved_s = moved_s * (1 - hit) + hit * touched * cost / compute.cache_Bps
-    return kernels * compute.kernel_s + max(moved_s, operations_s)
+    return kernels * compute.kernel_s * start + max(moved_s, operations_s)
 
 
 def rule_name(call: str, num_inputs: int) -> str:

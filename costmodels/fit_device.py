@@ -124,7 +124,7 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
     if memory := of("memory"):
         fit = fit_memory(memory, compute)
         compute, forms["memory"] = fit.compute, fit.form
-        for name in ("memory_efficiency", "kernel_s", "kernel_cost"):
+        for name in ("memory_efficiency", "kernel_s", "kernel_cost", "kernel_start"):
             says(f"compute.{name}", f"{len(memory)} memory-bound kernels")
     if matrix := [point for point in of("matrix") if point.dtype in SIXTEEN]:
         compute = fit_clock(matrix, compute)

@@ -64,49 +64,57 @@ def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
     if len(points) < 3:
         raise TwofoldError(f"{len(points)} memory-bound kernels were measured; the fit needs at least 3: measure again")
     seconds = np.array([point.seconds for point in points])
-    forms = {"one bandwidth": False, "a cost for each kernel": True}
+    forms = {"one bandwidth": 0, "a cost for each kernel": 1, "a cost and a start for each kernel": 2}
     errors = {}
     for name, each in forms.items():
         left_out = np.empty(len(points))
         for inside, outside in folds(points):
-            fitted = _memory_parameters([points[at] for at in inside], compute, each=each)
+            fitted = _memory_parameters([points[at] for at in inside], compute, each)
             left_out[outside] = [predicted_s(points[at], fitted) for at in outside]
         errors[name] = float(np.median(np.abs(log_ratio(left_out, seconds))))
     chosen = choose(errors)
-    fitted = _memory_parameters(points, compute, each=forms[chosen])
+    fitted = _memory_parameters(points, compute, forms[chosen])
     return KernelFit(
         compute=fitted, form=said(chosen, errors), predicted_s=tuple(predicted_s(point, fitted) for point in points)
     )
 
 
-def _memory_parameters(points: Sequence[Point], compute: Compute, *, each: bool) -> Compute:
+def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> Compute:
+    """Rates with costs of each call (`each` 1), and starts (2)."""
     calls = sorted({memory_call(point) for point in points}) if each else []
     which = np.array([calls.index(memory_call(point)) if each else 0 for point in points])
     sizes = np.array([point.size_bytes for point in points], dtype=float)
     kernels = np.array([max(1.0, point.figures.get("kernels", 1.0)) for point in points])
     seconds = np.array([point.seconds for point in points])
-
-    def parts(q: Floats) -> tuple[Floats, Floats]:
-        cost = np.exp(q[2:][which]) if each else 1.0
-        return kernels * np.exp(q[0]), sizes * cost / (compute.memory_Bps * np.exp(q[1]))
+    costs, starts = slice(2, 2 + len(calls)), slice(2 + len(calls), 2 + each * len(calls))
 
     def misfit(q: Floats) -> Floats:
-        start_s, moved_s = parts(q)
-        # costs are near 1 unless their own points say otherwise
-        return np.concatenate([log_ratio(start_s + moved_s, seconds), 0.1 * q[2:]])
+        cost = np.exp(q[costs][which]) if each else 1.0
+        begin = np.exp(q[starts][which]) if each == 2 else 1.0
+        told = kernels * np.exp(q[0]) * begin + sizes * cost / (compute.memory_Bps * np.exp(q[1]))
+        # costs and starts are near 1 unless their own points say otherwise
+        return np.concatenate([log_ratio(told, seconds), 0.1 * q[costs], 0.05 * q[starts]])
 
-    start = np.array([np.log(2e-6), np.log(0.85), *np.zeros(len(calls))])
-    lower = np.array([np.log(1e-7), np.log(0.05), *np.full(len(calls), -2.0)])
-    upper = np.array([np.log(2e-5), 0.0, *np.full(len(calls), 3.0)])
+    count = each * len(calls)
+    start = np.array([np.log(2e-6), np.log(0.85), *np.zeros(count)])
+    lower = np.array([np.log(1e-7), np.log(0.05), *np.full(count, -2.0)])
+    upper = np.array([np.log(2e-5), 0.0, *np.full(count, 4.0)])
     q = solve(misfit, start, lower, upper)
     if each:  # only the product of a cost and the bandwidth is known: what only streams has cost 1
-        streams = [value for call, value in zip(calls, q[2:], strict=True) if call in STREAMING]
-        plain = max(float(np.median(streams)) if streams else float(np.min(q[2:])), q[1])
-        q[1], q[2:] = q[1] - plain, q[2:] - plain
-    costs = {call: float(np.exp(value)) for call, value in zip(calls, q[2:], strict=True)}
+        streams = [number for number, call in enumerate(calls) if call in STREAMING]
+        plain = max(float(np.median(q[costs][streams])) if streams else float(np.min(q[costs])), q[1])
+        q[1], q[costs] = q[1] - plain, q[costs] - plain
+        if each == 2:
+            plain = float(np.median(q[starts][streams])) if streams else float(np.min(q[starts]))
+            q[0], q[starts] = q[0] + plain, q[starts] - plain
+
+    def table(logs: Floats) -> dict[str, float]:
+        found = zip(calls, map(float, np.exp(logs)), strict=True)
+        return {call: factor for call, factor in found if abs(factor - 1) > FREE_COST}
+
     return msgspec.structs.replace(
-        compute, kernel_s=float(np.exp(q[0])), memory_efficiency=float(np.exp(q[1])),
-        kernel_cost={call: cost for call, cost in costs.items() if abs(cost - 1) > FREE_COST},
+        compute, kernel_s=float(np.exp(q[0])), memory_efficiency=float(np.exp(q[1])), kernel_cost=table(q[costs]),
+        kernel_start=table(q[starts]) if each == 2 else {},
     )  # fmt: skip
 
 

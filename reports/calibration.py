@@ -15,7 +15,7 @@ from string import Template
 from costmodels.catalogue import Device
 from costmodels.communication import route, wire_s
 from costmodels.compute import matrix_s
-from costmodels.fit_device import TARGETS, DeviceFit, Predicted
+from costmodels.fit_device import TARGETS, DeviceFit, Predicted, scoreboard
 from costmodels.points import Point
 from costmodels.sections import COLLECTIVES
 from costmodels.traffic import Traffic, collective_traffic
@@ -89,13 +89,20 @@ def _of(fit: DeviceFit, *sections: str) -> list[Predicted]:
 
 def _errors(fit: DeviceFit) -> Table:
     rows = []
-    for kind, entries in (("fitted", fit.residuals), ("held out", fit.held_out)):
+    judged = {
+        "fitted": fit.residuals, "held out": fit.held_out,
+        "held out, at their clock": scoreboard(fit.held_out_at_clock),
+    }  # fmt: skip
+    for kind, entries in judged.items():
         for entry in entries:
             median, p95 = TARGETS[entry.section]
             target = f"{median:.0%}" + (f" / {p95:.0%}" if p95 else "")
+            inside = fit.inside(entry.section) if kind == "held out" else None
             rows.append((_NAMES[entry.section], kind, str(entry.num_points), f"{entry.median_error:.1%}",
-                         f"{entry.p95_error:.1%}", f"{entry.bias:+.1%}", target))  # fmt: skip
-    columns = ("kernels", "points", "number", "median error", "95th percentile", "bias", "target")
+                         f"{entry.p95_error:.1%}", f"{entry.bias:+.1%}", target,
+                         "" if inside is None else f"{inside:.0%}"))  # fmt: skip
+    columns = ("kernels", "points", "number", "median error", "95th percentile", "bias", "target",
+               "inside 90 % interval")  # fmt: skip
     forms = tuple(f"Form of {name}: {form}." for name, form in fit.forms.items())
     return Table(title="Relative errors of predicted times", columns=columns, rows=tuple(rows),
                  right=frozenset(columns[2:]), notes=forms)  # fmt: skip
@@ -175,7 +182,7 @@ def _depths(fit: DeviceFit) -> tuple[Picture, str] | None:
     dtype = next((name for name in ("bfloat16", "float16") if name in compute.matrix_flops_per_s), None)
     if dtype is None or "matrix" not in fit.forms:
         return None
-    sizes = sorted({round(64 * 2 ** (at / 12)) for at in range(97)})
+    sizes = sorted({round(2 ** (at / 12)) for at in range(169)})
     series = []
     for name, fixed in (("k = 4096, n = 4096, over m", (4096, 4096)), ("k = 1024, n = 1024, over m", (1024, 1024))):
         n, k = fixed
@@ -230,7 +237,13 @@ def _collectives(fit: DeviceFit) -> list[tuple[Picture, str] | None]:
             name = f"{ranks} ranks" if call != "transfer" else "one way"
             series.append(_series(name, these, partial(_sent, call, ranks, library), curve))
         picture = log_picture(series, title=call, x_name="message (bytes)", y_name="GB/s sent by a rank")
-        drawn.append((picture, "Curves are the fitted form with its protocols; bends are where one takes over."))
+        drawn.append(
+            (
+                picture,
+                "Curves are the fitted form with its protocols; bends are where one takes over. Small messages below "
+                "the curve were issued back to back and waited for their host.",
+            )
+        )
     return drawn
 
 
