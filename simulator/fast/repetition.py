@@ -76,7 +76,7 @@ def insert_periods(
         rounds += 1
         if rounds == next_try:  # a try costs as much as some periods
             state.jump()
-            next_try += max(1, rounds // 2)
+            next_try += max(1, min(rounds // 2, 3 + len(active)))
         over = np.flatnonzero(state.left == 0)
         if len(over):
             ended = active[over]
