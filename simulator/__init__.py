@@ -13,6 +13,7 @@ from simulator.check import check_program
 from simulator.critical_path import CriticalPath, critical_path
 from simulator.engine import run_program
 from simulator.goodput import Checkpoints, Failures, Goodput, goodput
+from simulator.jobs import Job, simulate_jobs
 from simulator.link_change import LinkChange
 from simulator.memory import memory_timeline, peak_of_order
 from simulator.peak import LiveValue, Peak, memory_peak
@@ -25,6 +26,7 @@ __all__ = [
     "CriticalPath",
     "Failures",
     "Goodput",
+    "Job",
     "LinkChange",
     "LiveValue",
     "Outcome",
@@ -40,4 +42,5 @@ __all__ = [
     "peak_of_order",
     "run_program",
     "simulate",
+    "simulate_jobs",
 ]

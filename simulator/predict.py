@@ -24,7 +24,7 @@ from simulator.network import Network
 from simulator.order import CostOf
 from simulator.whatif import WhatIf
 
-__all__ = ["Outcome", "outcome", "simulate"]
+__all__ = ["Outcome", "finished", "outcome", "simulate"]
 
 _NOTHING = WhatIf()
 
@@ -89,6 +89,11 @@ def simulate(
         with_memory=with_memory,
         fold_ranks=fold_ranks,
     )
+    return finished(timeline, program, machine, what_if)
+
+
+def finished(timeline: Timeline, program: Program, machine: Machine, what_if: WhatIf) -> Timeline:
+    """A timeline of `program` with its interval, the allowances of memory, and what it was made for."""
     timeline = with_allowance(timeline, program, machine)
     meta = {"machine": machine.name, "program": program.name}
     by_class = class_seconds(program, machine) if machine.spreads else {}
