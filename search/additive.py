@@ -29,6 +29,9 @@ from search.space import strategies
 
 __all__ = ["InstructionCost", "StageCosts"]
 
+_Layouts = tuple[tuple[TensorLayout, TensorLayout], ...]
+"""Of a tensor where an operator reads it, and of the gradient that this makes."""
+
 InstructionCost = Callable[[Instruction], float]
 """Seconds of one instruction on the machine, as the search counts them."""
 
@@ -63,6 +66,7 @@ class StageCosts:
     suggested: Mapping[str, Sequence[Strategy]] = field(default_factory=dict)
     choice: Choice | None = None
     choices: list[list[Strategy]] = field(init=False)
+    _tensor: list[Table] | None = field(init=False, default=None)
     _moves: dict[tuple[TensorLayout, TensorLayout, str], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,7 +90,9 @@ class StageCosts:
         """All cost tables; `compute_only` leaves out communication (a lower bound on any choice)."""
         result = [self._own_table(position, compute_only) for position in range(len(self.operators))]
         if not compute_only:
-            result += self._tensor_tables()
+            if self._tensor is None:
+                self._tensor = self._tensor_tables()
+            result += self._tensor
         return result
 
     # ------------------------------------------------------------ one operator
@@ -220,29 +226,53 @@ class StageCosts:
     def _tensor_table(
         self, name: str, maker: Operator | None, readers: Sequence[Operator], variables: Sequence[int], wanted: bool
     ) -> Table:
-        choices = [self.choices[variable] for variable in variables]
-        costs = np.zeros(tuple(len(each) for each in choices))
-        for cell in product(*(range(len(each)) for each in choices)):
-            picked = [choices[at][value] for at, value in enumerate(cell)]
-            costs[cell] = self._handed_on_s(name, maker, readers, picked, wanted)
-        return Table(tuple(variables), costs)
+        """Strategies that hand the tensor on, or read it, in the same layouts cost the same: priced once per kind."""
+        kinds: list[dict[_Layouts, int]] = []
+        kind_of: list[list[int]] = []
+        for number, variable in enumerate(variables):
+            known: dict[_Layouts, int] = {}
+            operator = maker if maker is not None and number == 0 else readers[number - (maker is not None)]
+            made = maker is not None and number == 0
+            layouts = [self._layouts_of(name, operator, strategy, made) for strategy in self.choices[variable]]
+            kind_of.append([known.setdefault(each, len(known)) for each in layouts])
+            kinds.append(known)
+        costs = np.zeros(tuple(len(each) for each in kinds))
+        for cell in product(*(enumerate(each) for each in kinds)):
+            picked = [layouts for _, layouts in cell]
+            source = picked.pop(0)[0][0] if maker is not None else None
+            costs[tuple(at for at, _ in cell)] = self._layouts_s(
+                name, source, [pair for each in picked for pair in each], wanted
+            )
+        return Table(tuple(variables), costs[np.ix_(*kind_of)])
+
+    def _layouts_of(self, name: str, operator: Operator, strategy: Strategy, made: bool) -> _Layouts:
+        """In which layout a strategy hands a tensor on; or in which it is read, and its gradient made, each time."""
+        spec, mesh = self.micro.spec(operator), self._mesh(strategy)
+        if made:
+            layout = strategy.handed_on(spec, operator.outputs.index(name), mesh)
+            return ((layout, layout),)
+        return tuple(
+            (spec.input_layout(index, mesh, strategy.dims), spec.gradient_layout(index, mesh, strategy.dims))
+            for index, read in enumerate(operator.inputs)
+            if read == name
+        )
 
     def _handed_on_s(
         self, name: str, maker: Operator | None, readers: Sequence[Operator], picked: Sequence[Strategy], wanted: bool
     ) -> float:
+        """Seconds per step of all redistributions of a tensor under the picked strategies, the maker's first."""
         rest = list(picked)
-        targets: list[tuple[TensorLayout, TensorLayout]] = []
-        source: TensorLayout | None = None
-        if maker is not None:
-            strategy = rest.pop(0)
-            spec = self.micro.spec(maker)
-            source = strategy.handed_on(spec, maker.outputs.index(name), self._mesh(strategy))
-        for reader, strategy in zip(readers, rest, strict=True):
-            spec, mesh = self.micro.spec(reader), self._mesh(strategy)
-            for index, read in enumerate(reader.inputs):
-                if read == name:
-                    back = spec.gradient_layout(index, mesh, strategy.dims)
-                    targets.append((spec.input_layout(index, mesh, strategy.dims), back))
+        source = None if maker is None else self._layouts_of(name, maker, rest.pop(0), True)[0][0]
+        pairs = [
+            pair
+            for reader, strategy in zip(readers, rest, strict=True)
+            for pair in self._layouts_of(name, reader, strategy, False)
+        ]
+        return self._layouts_s(name, source, pairs, wanted)
+
+    def _layouts_s(
+        self, name: str, source: TensorLayout | None, targets: Sequence[tuple[TensorLayout, TensorLayout]], wanted: bool
+    ) -> float:
         if source is None:
             source = targets[0][0]
         moves = dict.fromkeys((source, target, name) for target, _ in targets)
