@@ -24,6 +24,7 @@ from torch.export import ExportedProgram
 from torch.nn.modules import module as torch_module
 
 from executor.capture_attention import batch_first_attention
+from executor.capture_gradients import check_hooks, refusing_own_gradients
 from executor.capture_opaque import opaque
 from executor.capture_rules import RULES
 from executor.capture_translation import Translation
@@ -51,9 +52,9 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
         forward, in that order; buffers and frozen parameters that are read are constants.
 
     Raises:
-        TwofoldError: what export cannot capture (data-dependent control flow), an operator that is not known, dims
-            that are not static, a batch mixed into other dims, a buffer that the forward changes, a forward that does
-            not return a loss.
+        TwofoldError: what export cannot capture (data-dependent control flow), an operator that is not known, gradients
+            of its own (autograd functions, hooks, inference_mode), dims that are not static, a batch mixed into other
+            dims, a buffer that the forward changes, a forward that does not return a loss.
 
     Warns:
         UserWarning: parameters that the loss does not depend on; they are not part of the graph. Operators that twofold
@@ -67,6 +68,7 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     """
     if not isinstance(module, nn.Module):
         raise TwofoldError(f"capture needs a torch.nn.Module, not {module!r}")
+    check_hooks(module)
     examples = _examples(module, example_inputs)
     batch_size = _batch_size(examples)
     name = name or type(getattr(module, "_backbone", module)).__name__
@@ -155,7 +157,7 @@ def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[s
 def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int) -> ExportedProgram:
     with _parameters_on_meta(module), _no_new_buffers(module), _silent(), batch_first_attention():
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), refusing_own_gradients():
                 return torch.export.export(module, tuple(examples.values()), strict=False)
         except TwofoldError:
             raise
@@ -284,6 +286,11 @@ def _check_batch(graph: Graph, double: Graph) -> None:
         if tensor.kind != "activation" or name == graph.loss:
             continue
         before, after = tensor.shape, double.tensors[name].shape
+        if name in batched and before == after and producers[name].kind != "count_labels":
+            raise TwofoldError(
+                f"operator {producers[name].name!r} ({producers[name].kind}) makes one {before} out of all samples of "
+                f"a batch; {way_out}"
+            )
         grown = [where for where in range(len(before)) if before[where] != after[where]]
         leading = [where for where in range(len(before)) if after[where] != 1][:1]
         follows = grown == leading and all(after[where] == 2 * before[where] for where in grown)

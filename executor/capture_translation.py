@@ -50,6 +50,14 @@ Rule = Callable[..., Value]
 """(translation, node, *arguments of the aten call) -> what the node stands for."""
 
 
+_WITHOUT = {
+    "wrap_with_autocast": "torch.autocast in a forward is not carried out: give modules and inputs the dtypes that "
+    "they are to compute in, or cast where dtypes change",
+    "wrap_with_set_grad_enabled": "torch.no_grad in a forward is not carried out: freeze parameters instead, "
+    "requires_grad_(False)",
+}
+
+
 class Translation:
     """One translation of an exported module.
 
@@ -333,6 +341,9 @@ class Translation:
     def unknown(self, node: fx.Node, kind: str | None = None) -> TwofoldError:
         """The error for a call without a kind."""
         called = f"{node.target}" + (f" (kind {kind!r})" if kind else "")
+        for name, way_out in _WITHOUT.items():
+            if name in called:
+                return TwofoldError(f"{way_out} ({self.where(node)})")
         return TwofoldError(f"the operator {called} {self.where(node)} is not known; known kinds: {', '.join(kinds())}")
 
     # -- the result

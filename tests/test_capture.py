@@ -317,7 +317,41 @@ def reads_after_change(m, x):
     return z + view.flatten(1)
 
 
+class Doubled(torch.autograd.Function):
+    """A gradient that is not the forward's."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+def hooks_its_gradient(m, x):
+    y = m.fc(x)
+    y.register_hook(lambda g: 2 * g)
+    return y
+
+
+def within(context):
+    def function(m, x):
+        with context():
+            y = m.frozen(x) + m.fc(x)
+        return m.fc(y.clone())
+
+    return mean_to(function)
+
+
 REFUSED = {
+    "autograd function": (mean_to(lambda m, x: Doubled.apply(m.fc(x))), "autograd function Doubled, but a plan makes"),
+    "hook on a gradient": (mean_to(hooks_its_gradient), r"hooks the gradient of a tensor \(4, 6\)"),
+    "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
+    "no gradients": (within(torch.no_grad), "torch.no_grad in a forward is not carried out: freeze"),
+    "autocast": (within(lambda: torch.autocast("cpu", torch.bfloat16)), "torch.autocast in a forward is not carried"),
+    "mean of the batch": (mean_to(lambda m, x: m.fc(x) - x.mean()), r"reduce_mean\) makes one \(\) out of all samples"),
+    "norm of the batch": (mean_to(lambda m, x: m.fc(x) / x.norm()), r"opaque\) makes one \(\) out of all samples"),
     "unknown": (
         mean_to(lambda m, x: m.fc(x) + torch.rand_like(x)),
         r"aten\.rand_like\.default.*test_capture.*known kinds: .*linear",
@@ -366,6 +400,18 @@ def test_what_cannot_be_planned_is_refused(model):
     with pytest.raises(TwofoldError, match=message) as caught:
         capture(module, vectors())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_are_refused(what):
+    module = Ends(mean_to(lambda m, x: m.fc(x)), fc=nn.Linear(6, 6))
+    getattr(module.fc.weight, what)(lambda g: None)
+    with pytest.raises(TwofoldError, match=r"'fc\.weight' has hooks on its gradient"):
+        capture(module, vectors())
+    module = Ends(mean_to(lambda m, x: m.fc(x)), fc=nn.Linear(6, 6))
+    module.fc.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(TwofoldError, match="Linear 'fc' has backward hooks"):
+        capture(module, vectors())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""What changes gradients behind the back of a graph, and is therefore refused while a module is captured.
+
+A plan makes each operator's gradient itself, from its forward. Functions with a backward of their own, hooks on
+gradients and parts of a forward without gradients leave no trace in what torch.export writes down: the forward would be
+right and the training silently another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NoReturn
+from unittest import mock
+
+import torch
+from torch import nn
+
+from plans.errors import TwofoldError
+
+__all__ = ["check_hooks", "refusing_own_gradients"]
+
+_WHY = "a plan makes gradients from the operators of the forward"
+
+
+def check_hooks(module: nn.Module) -> None:
+    """Refuse hooks on gradients.
+
+    Raises:
+        TwofoldError: a parameter or a part of the module has some.
+    """
+    for path, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise TwofoldError(f"the parameter {path!r} has hooks on its gradient, but {_WHY}; remove them")
+    for path, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise TwofoldError(f"{type(part).__name__} {path!r} has backward hooks, but {_WHY}; remove them")
+
+
+@contextlib.contextmanager
+def refusing_own_gradients() -> Iterator[None]:
+    """While it lasts a forward is refused that calls an autograd.Function, hooks a gradient or turns gradients off."""
+
+    def apply(cls: type, *_: Any, **__: Any) -> NoReturn:
+        raise TwofoldError(
+            f"the forward calls the autograd function {cls.__name__}, but {_WHY}, so that its own backward would not "
+            f"be carried out; write it with torch's operators"
+        )
+
+    def hook(self: torch.Tensor, *_: Any, **__: Any) -> NoReturn:
+        raise TwofoldError(f"the forward hooks the gradient of a tensor {tuple(self.shape)}, but {_WHY}; leave it out")
+
+    before = torch.inference_mode.__enter__
+
+    def enter(self: torch.inference_mode) -> None:
+        if self.mode:
+            raise TwofoldError(
+                "the forward uses torch.inference_mode, where nothing has a gradient; freeze the parameters instead: "
+                "requires_grad_(False)"
+            )
+        before(self)
+
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+        mock.patch.object(torch.Tensor, "register_hook", hook),
+        mock.patch.object(torch.inference_mode, "__enter__", enter),
+    ):
+        yield
