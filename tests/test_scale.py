@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from costmodels import Machine
+from costmodels.points import load_points
 from costmodels.tiers import group_tiers
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -367,3 +369,27 @@ def test_a_tied_table_is_held_once_on_one_stage():
 def test_sizes_that_degrees_do_not_divide_are_refused(wrong, message):
     with pytest.raises(TwofoldError, match=message):
         forecast(LLAMA, Degrees(**{"global_batch": 2} | wrong), Machine.load("h100-sxm-x8"))
+
+
+_DECODERS = [
+    point
+    for point in load_points(Path(__file__).parents[1] / "benchmarks" / "data" / "h200-x2.jsonl.gz")[0]
+    if point.kind == "step" and point.call == "decoder_step"
+]
+
+
+@pytest.mark.parametrize("point", _DECODERS, ids=[f"{point.stack}-{len(point.options)}" for point in _DECODERS])
+def test_torchs_parts_hold_what_was_measured(point):
+    sizes, dp = point.options, 1 if point.stack == "dtensor" else point.ranks
+    level = 2 + sizes["reshard"] if point.stack == "fsdp2" else 0
+    optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=level, reduce_every="step")
+    config = TransformerConfig(
+        num_layers=sizes["blocks"], hidden=sizes["hidden"], num_heads=sizes["heads"], ffn=sizes["ffn"],
+        vocab=sizes["vocab"], seq=sizes["sequence"], dtype="bfloat16",
+    )  # fmt: skip
+    degrees = Degrees(
+        dp=dp, tp=point.ranks // dp, micro_batch=sizes["batch"],
+        global_batch=dp * sizes["batch"] * sizes["micro_batches"], optimizer=optimizer,
+    )  # fmt: skip
+    found = forecast(config, degrees, Machine.load("h200-x2"), stack=stack_named("torch"))
+    assert found.peak_bytes == pytest.approx(point.figures["peak_bytes"], rel=0.03)
