@@ -5,7 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from reports_example import small_plan
+from reports_example import measured, predicted, small_plan, small_program
 from small_machine import small_machine
 
 from plans.errors import TwofoldError
@@ -13,7 +13,7 @@ from plans.lower import lower
 from plans.plan import save_plan
 from plans.schedules import make_schedule
 from plans.timeline import ALLOWANCES
-from reports import sensitivity_table, tornado_picture, what_if_table
+from reports import sensitivity_table, tornado_picture, what_if_table, write_rank_traces, write_trace
 from simulator import Checkpoints, Failures, WhatIf, outcome
 from simulator.sensitivity import sensitivity
 from twofold.cli import main
@@ -279,3 +279,21 @@ def test_a_report_of_a_what_if(files, capsys, tmp_path):
     again = tmp_path / "plain.html"
     assert main(["whatif", plan, "--machine", machine, "--bandwidth", "0.5", "2", "--report", str(again)]) == 0
     assert "show: bandwidth 0.5." in again.read_text()
+
+
+def test_a_run_is_laid_beside_its_prediction(files, capsys, tmp_path):
+    plan, machine = files
+    run = measured(4)
+    single = write_trace(tmp_path / "run.json.gz", [predicted(3), run], program=small_program())
+    write_rank_traces(tmp_path / "ranks", run)
+    for given in (single, tmp_path / "ranks"):
+        found = answer(["simulate", plan, "--machine", machine, "--measured", str(given)], capsys)
+        assert found["measured_step_s"] == pytest.approx(run.step_interval_s, rel=1e-12)
+        assert main(["simulate", plan, "--machine", machine, "--measured", str(given)]) == 0
+        shown = capsys.readouterr().out
+        assert "Where the last step goes (measured)" in shown and "Time per call, rank and step" in shown
+    only = write_trace(tmp_path / "predicted.json.gz", [predicted(3)])
+    assert main(["simulate", plan, "--machine", machine, "--measured", str(only)]) == 2
+    assert "predictions only" in capsys.readouterr().err
+    assert main(["simulate", plan, "--machine", machine, "--measured", str(tmp_path / "none.json.gz")]) == 2
+    assert "cannot read the trace file" in capsys.readouterr().err

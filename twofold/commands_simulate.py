@@ -15,6 +15,8 @@ from twofold.cli import run_command
 if TYPE_CHECKING:
     from costmodels import Machine
     from plans.plan import Plan
+    from plans.program import Program
+    from plans.timeline import Timeline
     from simulator import LinkChange, Outcome, WhatIf
 
 __all__ = ["schedule_argument", "simulate", "whatif"]
@@ -47,6 +49,7 @@ def simulate(
     trace: str | None = None,
     rank_traces: str | None = None,
     report: str | None = None,
+    measured: str | None = None,
     steps: int = 3,
     recost: bool = False,
     model: str | None = None,
@@ -65,6 +68,8 @@ def simulate(
         trace: write the timeline there, to open in https://ui.perfetto.dev.
         rank_traces: write a trace per rank into this folder, as torch's profiler does, for tools that compare ranks.
         report: write an HTML report there.
+        measured: a run of the plan to lay beside it: a trace file that holds one (the demo's, or of
+            reports.write_trace), or a folder with a trace per rank, of torch's profiler too.
         steps: back to back; the last is reported.
         recost: the file states a transformer's degrees, which are forecast anew: .degrees.json as `twofold plan` writes
             it beside a plan, torchtitan's settings (.toml), or a text with Megatron-LM's flags and --world-size.
@@ -84,7 +89,7 @@ def simulate(
         say = Console(json=json)
         return again(plan, machine, model=model, global_batch=global_batch, seq=seq, stack=stack, say=say)
 
-    given = {"schedule": schedule, "trace": trace, "rank_traces": rank_traces, "report": report}
+    given = {"schedule": schedule, "trace": trace, "rank_traces": rank_traces, "report": report, "measured": measured}
 
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
@@ -92,7 +97,15 @@ def simulate(
 
         if asked := [n for n, v in (("model", model), ("global-batch", global_batch), ("seq", seq)) if v is not None]:
             raise TwofoldError(f"--{asked[0]} needs --recost; a plan file is for its own model and batch")
-        from reports import composition_table, memory_table, write_rank_traces, write_report, write_trace
+        from reports import (
+            comparison_table,
+            composition_table,
+            memory_table,
+            timeline_table,
+            write_rank_traces,
+            write_report,
+            write_trace,
+        )
         from reports.time_tables import critical_path_table
         from simulator import composition, critical_path, memory_peak
         from simulator import simulate as predict
@@ -106,6 +119,7 @@ def simulate(
                 f"{plan} needs {timeline.peak_bytes:,} bytes per rank, its memory limit is {limit:,}; plan again "
                 "with one that fits, or raise memory_limit_bytes in the file"
             )
+        run = None if measured is None else _run(measured, program)
         path = critical_path(timeline, program, host_async=target.host_async)
         fullest = max(timeline.memory, key=lambda each: (each.peak_bytes, -each.rank)).rank
         say = Console(json=json)
@@ -116,6 +130,10 @@ def simulate(
         say.say(composition_table(timeline, program).text())
         say.say(critical_path_table(path).text())
         say.say(memory_table(timeline, program).text())
+        if run is not None:
+            say.say(timeline_table([timeline, run]).text())
+            say.say(composition_table(run, program).text())
+            say.say(comparison_table(timeline, run).text())
         if trace is not None:
             say.say(f"saved {write_trace(trace, [timeline], program=program)}")
         if rank_traces is not None:
@@ -124,7 +142,7 @@ def simulate(
         if report is not None:
             written = write_report(
                 report, title=f"{loaded.graph.name} on {target.name}", plan=loaded, program=program, predicted=timeline,
-                command=f"twofold simulate {plan} --machine {machine}",
+                measured=run, command=f"twofold simulate {plan} --machine {machine}",
             )  # fmt: skip
             say.say(f"saved {written}")
         return {
@@ -152,6 +170,7 @@ def simulate(
             ],
             "peak_bytes_by_action": memory_peak(program, timeline, fullest).by_action,
             "fullest_rank": fullest,
+            **({} if run is None else {"measured_step_s": run.step_interval_s, "measured_kind": run.kind}),
         }, True
 
     return run_command(stated if recost else work, json)
@@ -307,6 +326,26 @@ def _plan(path: str, schedule: str | None, steps: int) -> Plan:
         raise TwofoldError(f"--steps {steps}: it is at least 1")
     loaded = load_plan(path)
     return loaded if schedule is None else msgspec.structs.replace(loaded, schedule=schedule_argument(schedule))
+
+
+def _run(path: str, program: Program) -> Timeline:
+    """The run in a trace file of ours, or in a folder with a trace per rank.
+
+    Raises:
+        TwofoldError: no such file, no run in it, a run on another number of ranks.
+    """
+    from reports import read_rank_traces, read_trace
+
+    if Path(path).is_dir():
+        found = read_rank_traces(sorted(each for each in Path(path).iterdir() if ".json" in each.suffixes))
+    else:
+        runs = [each for each in read_trace(path) if each.kind != "predicted"]
+        if not runs:
+            raise TwofoldError(f"{path} holds predictions only; give the trace of a run")
+        found = runs[-1]
+    if found.num_ranks != program.num_ranks:
+        raise TwofoldError(f"the run in {path} has {found.num_ranks} ranks, the plan {program.num_ranks}")
+    return found
 
 
 def _case(fixed: WhatIf, values: dict[str, float], blocking: bool) -> WhatIf:
