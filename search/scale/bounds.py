@@ -107,13 +107,22 @@ class Frame:
         mean = whole * self.schedule.num_micro_batches / self.schedule.num_ranks
         return float(max(self.rounds[0] * around, mean))
 
-    def bounds_s(self, table: Table, transfers_s: Sequence[float], trailing_s: Floats | None = None) -> Floats:
+    def bounds_s(
+        self,
+        table: Table,
+        transfers_s: Sequence[float],
+        trailing_s: Floats | None = None,
+        *,
+        together: bool = True,
+    ) -> Floats:
         """A bound for each spread.
 
         Args:
             table: of what the pieces cost.
             transfers_s: from pipeline rank i to the next, the last entry from the last to the first.
             trailing_s: per spread and chunk what reductions take beyond the end of the chunk's last action.
+            together: all ranks begin a step together; else the time of each counts from its own beginning, and only
+                that of the rank of the first chunk is sure to be 0.
         """
         count = self.schedule.num_micro_batches
         times = self.pieces @ table.work
@@ -133,6 +142,8 @@ class Frame:
         begun = head[:, self.begins]
         ended = begun + busy @ self.owners
         best = ended + update @ self.owners
+        if not together:
+            best = best - begun
         if trailing_s is not None:
             best = best + np.stack(
                 [trailing_s[:, self.placement == rank].min(axis=1) for rank in range(self.schedule.num_ranks)], axis=1
@@ -149,6 +160,8 @@ class Frame:
         cycle = head + self.rest * np.minimum(first, forward) + self.rounds * around + tail
         result = np.maximum(result, cycle.max(axis=1) + after)
         host = (self.pieces @ table.host(count)) @ self.owners
+        if not together:
+            host = host[:, [int(self.placement[0])]]
         return np.asarray(np.maximum(result, host.max(axis=1)))
 
 

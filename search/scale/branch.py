@@ -318,7 +318,7 @@ class Branching:
         frame = self._frame(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
         assert frame is not None
         table, transfers = self.costs.early(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp)
-        bounds = frame.bounds_s(table, transfers) + self.problem.stack.step_s
+        bounds = frame.bounds_s(table, transfers, together=self._together(shape)) + self.problem.stack.step_s
         self._push(max(bound, float(bounds.min())), 4, mesh, size, inner, level, shape)
 
     def _open_shape(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape) -> None:
@@ -332,7 +332,7 @@ class Branching:
         if not fit:
             return
         table, transfers = self.costs.settled(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp)
-        bounds = frame.bounds_s(table, transfers) + self.problem.stack.step_s
+        bounds = frame.bounds_s(table, transfers, together=self._together(shape)) + self.problem.stack.step_s
         self._push(max(bound, float(bounds[list(fit)].min())), 5, mesh, size, inner, level, shape, fit)
 
     def _open_spreads(
@@ -347,10 +347,15 @@ class Branching:
             ]
         )  # fmt: skip
         table, transfers = self.costs.settled(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp)
-        bounds = frame.bounds_s(table, transfers, trailing) + self.problem.stack.step_s
+        bounds = frame.bounds_s(table, transfers, trailing, together=self._together(shape))
+        bounds = bounds + self.problem.stack.step_s
         order = sorted(fit, key=lambda number: (float(bounds[number]), number))
         ranked = tuple((max(bound, float(bounds[number])), frame.layers[number]) for number in order)
         self._push(ranked[0][0], 6, mesh, size, inner, level, shape, ranked, 0)
+
+    def _together(self, shape: Shape) -> bool:
+        """Whether the stack begins every step on all ranks together."""
+        return self.problem.stack.steps_together(Degrees(schedule=shape.schedule, virtual=shape.virtual))
 
     def _frame(self, shape: Shape, pp: int, count: int) -> Frame | None:
         key = (shape, pp, count)

@@ -53,9 +53,7 @@ class Footing:
         held = self.static_bytes(inner, dp, level)
         total = self.activations(inner, schedule, layers) + (counts @ held.sum(axis=1)) @ owners
         if level >= 3 and dp * inner.cp > 1:
-            whole = self._whole_weights(inner)
-            has = counts[:, : schedule.num_ranks] > 0
-            total = total + 2 * (has * whole).max(axis=2)
+            total = total + self._gathered(inner, (counts.transpose(0, 2, 1) @ owners) > 0)
         if _forwards_first(schedule):  # gradients may come where activations were
             gradient = (counts @ held[:, _GRADIENT]) @ owners
             kept = (counts @ np.array([own.kept for own in self._footprints(inner)], dtype=np.int64)) @ owners
@@ -98,6 +96,15 @@ class Footing:
             chunks = self.costs.plain(inner)
             self._whole[inner.tp] = np.array([chunks.weight_bytes(piece) for piece in PIECES], dtype=np.int64)
         return self._whole[inner.tp]
+
+    def _gathered(self, inner: Inner, has: NDArray[np.bool_]) -> Ints:
+        """Per spread and rank the whole weights that are there at a time, given (spread, piece, rank) what it has."""
+        weights = dict(zip(PIECES, self._whole_weights(inner).tolist(), strict=True))
+        result = np.zeros((has.shape[0], has.shape[2]), dtype=np.int64)
+        for pattern in np.unique(has.transpose(0, 2, 1).reshape(-1, len(PIECES)), axis=0):
+            own = {piece: weights[piece] for piece, there in zip(PIECES, pattern.tolist(), strict=True) if there}
+            result[(has == pattern[None, :, None]).all(axis=1)] = self.costs.problem.stack.whole_bytes(own)
+        return result
 
     def activations(self, inner: Inner, schedule: Schedule, layers: Sequence[Sequence[int]]) -> Ints:
         """Per spread and pipeline rank the most bytes of activations alive at once."""

@@ -96,8 +96,8 @@ def refusal(config: TransformerConfig, *, tp: int, cp: int, sequence_parallel: b
             return f"{size} {what} do not divide by tp {tp}"
     if config.kv_heads % tp and tp % config.kv_heads:
         return f"{config.kv_heads} heads of keys and values and tp {tp}: neither is a multiple of the other"
-    if tp > config.kv_heads > 1:
-        return f"tp {tp} above the {config.kv_heads} heads of keys and values: the forecast does not fold it yet"
+    if sequence_parallel and tp > config.kv_heads > 1:
+        return f"sequence parallel over tp {tp}, above the {config.kv_heads} heads of keys and values, is not forecast"
     parts = cp * (tp if sequence_parallel else 1)
     if config.seq % parts:
         return f"a sequence of {config.seq} does not divide by {parts}"
