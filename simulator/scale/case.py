@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from costmodels import Machine
@@ -20,7 +19,7 @@ from simulator.scale.action import Stretch
 from simulator.scale.chunks import Chunk, Chunks
 from simulator.scale.pipeline import pipeline_end_ps
 
-__all__ = ["Case", "Forecast", "Pieces", "is_split"]
+__all__ = ["Case", "Forecast", "Pieces", "RankKinds", "is_split"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +159,24 @@ class _Shares:
             self.seconds[name] = self.seconds.get(name, 0.0) + times * time / PS_PER_S
 
 
-@dataclass(frozen=True, kw_only=True)
+class RankKinds(NamedTuple):
+    """The chunks of pipeline ranks: the kinds that there are, and the number of its kind for each rank."""
+
+    kinds: tuple[tuple[Chunk, ...], ...]
+    of_rank: tuple[int, ...]
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], schedule: Schedule) -> RankKinds:
+        """Of chunks per stage, placed as a schedule says."""
+        found: list[list[Chunk]] = [[] for _ in range(schedule.num_ranks)]
+        for chunk, rank in zip(chunks, schedule.placement, strict=True):
+            found[rank].append(chunk)
+        numbers: dict[tuple[Chunk, ...], int] = {}
+        of_rank = tuple(numbers.setdefault(tuple(own), len(numbers)) for own in found)
+        return cls(tuple(numbers), of_rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One configuration.
 
@@ -168,28 +184,22 @@ class Case:
         pieces: of its layout.
         degrees: how it is spread.
         chunks: per stage of the pipeline.
+        ranks: the same by pipeline rank.
     """
 
     pieces: Pieces
     degrees: Degrees
     chunks: tuple[Chunk, ...]
+    ranks: RankKinds
 
     @property
     def schedule(self) -> Schedule:
         """Of the pipeline."""
         return self.degrees.pipeline
 
-    @cached_property
-    def of_rank(self) -> list[tuple[Chunk, ...]]:
-        """The chunks of every pipeline rank."""
-        found: list[list[Chunk]] = [[] for _ in range(self.schedule.num_ranks)]
-        for chunk, rank in zip(self.chunks, self.schedule.placement, strict=True):
-            found[rank].append(chunk)
-        return [tuple(each) for each in found]
-
     def updates(self) -> list[Stretch]:
         """Per pipeline rank what follows its last action."""
-        return [self.pieces.update(chunks) for chunks in self.of_rank]
+        return [self.pieces.update(self.ranks.kinds[kind]) for kind in self.ranks.of_rank]
 
     def transfers(self) -> tuple[Mapping[tuple[int, int], float], int]:
         """(sending stage, receiving stage) -> picoseconds on the link, and the host time of each end.
@@ -227,18 +237,18 @@ class Case:
         costs = self.pieces.costs
         step_s = (end_ps + costs.stack.step_s * PS_PER_S) / PS_PER_S
         count = self.degrees.num_micro_batches
-        share_of = {chunks: self.pieces.seconds(chunks, count) for chunks in dict.fromkeys(self.of_rank)}
-        total_of = {chunks: sum(share.values()) for chunks, share in share_of.items()}
-        num_ranks = len(self.of_rank)
-        compute = sum(share_of[chunks]["compute"] for chunks in self.of_rank) / num_ranks
-        exposed = sum(total_of[chunks] for chunks in self.of_rank) / num_ranks - compute
+        kinds, of_rank = self.ranks
+        share_of = [self.pieces.seconds(chunks, count) for chunks in kinds]
+        total_of = [sum(share.values()) for share in share_of]
+        compute = sum(share_of[kind]["compute"] for kind in of_rank) / len(of_rank)
+        exposed = sum(total_of[kind] for kind in of_rank) / len(of_rank) - compute
         peak, memory = self._memory(activations)
-        busiest = share_of[max(total_of, key=total_of.__getitem__)]
+        busiest = share_of[total_of.index(max(total_of))]
         low_s, high_s = _interval(costs.machine, step_s, busiest)
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,
             bubble_fraction=max(0.0, 1 - compute / step_s) if step_s else 0.0, exposed_comm_s=exposed,
-            rank_s=tuple(share_of[chunks] for chunks in self.of_rank),
+            rank_s=tuple(share_of[kind] for kind in of_rank),
         )  # fmt: skip
 
     @property
@@ -249,12 +259,12 @@ class Case:
 
     def _memory(self, activations: Sequence[int]) -> tuple[int, dict[str, int]]:
         """The largest peak over pipeline ranks, and what it consists of."""
-        largest: dict[tuple[Chunk, ...], int] = {}
-        for chunks, size in zip(self.of_rank, activations, strict=True):
-            largest[chunks] = max(largest.get(chunks, 0), int(size))
+        largest = [0] * len(self.ranks.kinds)
+        for kind, size in zip(self.ranks.of_rank, activations, strict=True):
+            largest[kind] = max(largest[kind], int(size))
         best: tuple[int, dict[str, int]] = (-1, {})
-        for chunks, size in largest.items():
-            costs = self.pieces.costs
+        costs = self.pieces.costs
+        for chunks, size in zip(self.ranks.kinds, largest, strict=True):
             outputs = costs.outputs_bytes if any(chunk.has_head for chunk in chunks) else 0
             roles = costs.stack.memory({"activation": size, **self.pieces.held(chunks)}, self.degrees, outputs)
             if "gradient" in roles and self._forwards_first:

@@ -15,7 +15,7 @@ from plans.transformer import TransformerConfig
 from simulator.garbage import without_collection
 from simulator.scale.action import Stretch
 from simulator.scale.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
-from simulator.scale.case import Case, Forecast, Pieces, is_split
+from simulator.scale.case import Case, Forecast, Pieces, RankKinds, is_split
 from simulator.scale.chunks import Chunk, Chunks
 from simulator.scale.memory import peak_activations
 from simulator.scale.predict import check_machine, chunks_of, rates_of
@@ -56,9 +56,9 @@ def forecast_grid(
     grid = _Grid(config, machine, stack or Stack())
     cases = [grid.case(each) for each in degrees]
     result: list[Forecast | None] = [None] * len(cases)
-    groups: dict[tuple[int, tuple[Chunk, ...]], list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}  # both are shared objects
     for number, case in enumerate(cases):
-        groups.setdefault((id(case.schedule), case.chunks), []).append(number)
+        groups.setdefault((id(case.schedule), id(case.chunks)), []).append(number)
     for numbers in groups.values():
         schedule = cases[numbers[0]].schedule
         at_once = max(1, _ROWS_AT_ONCE // len(schedule.table.stage))
@@ -81,7 +81,7 @@ class _Grid:
         self._optimizer_numbers: dict[int, int] = {}
         self._known: dict[tuple[object, ...], dict[tuple[object, ...], Any]] = {}
         self._pieces: dict[tuple[object, ...], Pieces] = {}
-        self._chunks: dict[tuple[object, ...], tuple[Chunk, ...]] = {}
+        self._spreads: dict[tuple[object, ...], tuple[tuple[Chunk, ...], RankKinds]] = {}
         self._transfers: dict[tuple[object, ...], tuple[Floats, float]] = {}
         self._columns: dict[tuple[Pieces, Chunk], ActionColumns] = {}
 
@@ -99,18 +99,19 @@ class _Grid:
                     split_backward=split, known=known,
                 )
             )  # fmt: skip
-        spread = (degrees.layers, schedule.num_stages, degrees.pp)
-        if spread not in self._chunks:
-            self._chunks[spread] = chunks_of(self._config, degrees)
-        return Case(pieces=self._pieces[own], degrees=degrees, chunks=self._chunks[spread])
+        spread = (degrees.layers, schedule.placement)
+        if spread not in self._spreads:
+            chunks = chunks_of(self._config, degrees)
+            self._spreads[spread] = chunks, RankKinds.of(chunks, schedule)
+        chunks, ranks = self._spreads[spread]
+        return Case(pieces=self._pieces[own], degrees=degrees, chunks=chunks, ranks=ranks)
 
     def forecasts(self, schedule: Schedule, cases: Sequence[Case]) -> list[Forecast]:
         """Of cases with one schedule and the same chunks."""
         chunks = cases[0].chunks
         kinds = list(dict.fromkeys(chunks))
         stage_kind = [kinds.index(chunk) for chunk in chunks]
-        rank_kinds = list(dict.fromkeys(cases[0].of_rank))
-        rank_kind = [rank_kinds.index(own) for own in cases[0].of_rank]
+        rank_kinds, rank_kind = cases[0].ranks
         stack, degrees = self._stack, cases[0].degrees
         if (
             stack.synchronises(degrees) or stack.fetch_s or not stack.steps_together(degrees)
@@ -128,7 +129,8 @@ class _Grid:
         ).T  # (2, kinds of rank, cases)
         transfers = [self._transfer(case) for case in cases]
         ends = pipeline_ends_ps(
-            schedule, actions[:, :, stage_kind], updates[:, rank_kind], np.stack([times for times, _ in transfers], -1),
+            schedule, actions[:, :, stage_kind], updates[:, list(rank_kind)],
+            np.stack([times for times, _ in transfers], -1),
             np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
         )  # fmt: skip
         memory = np.array([[_flat(case.pieces, chunk) for chunk in kinds] for case in cases], dtype=np.int64).T[

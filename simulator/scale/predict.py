@@ -14,7 +14,7 @@ from plans.errors import TwofoldError
 from plans.scale import Degrees
 from plans.transformer import TransformerConfig
 from simulator.scale.action import Rates
-from simulator.scale.case import Case, Forecast, Pieces, is_split
+from simulator.scale.case import Case, Forecast, Pieces, RankKinds, is_split
 from simulator.scale.chunks import Chunk, Chunks
 from simulator.scale.memory import peak_activations
 from simulator.scale.stacks import Stack
@@ -57,7 +57,8 @@ def forecast(
         config=config, degrees=degrees, machine=machine, stack=stack, rates=rates_of(machine), split_backward=split,
         known=known,
     )  # fmt: skip
-    case = Case(pieces=Pieces(costs), degrees=degrees, chunks=chunks_of(config, degrees))
+    chunks = chunks_of(config, degrees)
+    case = Case(pieces=Pieces(costs), degrees=degrees, chunks=chunks, ranks=RankKinds.of(chunks, schedule))
     kept, kept_for_weights, during = zip(*(case.pieces.activations(chunk) for chunk in case.chunks), strict=True)
     return case.forecast(case.end_ps(), peak_activations(schedule, kept, kept_for_weights, during))
 
