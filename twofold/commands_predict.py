@@ -17,6 +17,7 @@ def predict(
     tp: int = 1,
     pp: int = 1,
     cp: int = 1,
+    ep: int = 1,
     micro_batch: int = 1,
     global_batch: int | None = None,
     schedule: str = "1f1b",
@@ -39,6 +40,7 @@ def predict(
         tp: tensor-parallel degree.
         pp: pipeline-parallel degree.
         cp: context-parallel degree.
+        ep: expert-parallel degree, a part of dp.
         micro_batch: sequences of a micro-batch on one data-parallel rank.
         global_batch: sequences of a step; one micro-batch per data-parallel and pipeline rank by default.
         schedule: of the pipeline.
@@ -65,7 +67,7 @@ def predict(
         config = transformer_config(model, seq=seq, num_layers=layers)
         wide = "float32" if mixed_precision and config.dtype in ("bfloat16", "float16") else None
         degrees = Degrees(
-            dp=dp, tp=tp, pp=pp, cp=cp, micro_batch=micro_batch,
+            dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro_batch,
             global_batch=dp * micro_batch * pp if global_batch is None else global_batch,
             schedule=schedule, virtual=virtual, recompute=recompute, sequence_parallel=sequence_parallel,
             optimizer=Optimizer(

@@ -23,6 +23,7 @@ class Degrees:
     Args:
         dp, tp, pp, cp: data-, tensor-, pipeline- and context-parallel degree. Ranks count with tp innermost, then cp,
             dp and pp.
+        ep: how many of the data-parallel ranks share the experts out among themselves; neighbours in dp.
         micro_batch: sequences of one micro-batch on one data-parallel rank.
         global_batch: sequences of one step over all ranks.
         schedule: of the pipeline.
@@ -44,6 +45,7 @@ class Degrees:
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    ep: int = 1
     micro_batch: int = 1
     global_batch: int = 1
     schedule: str = "1f1b"
@@ -54,12 +56,14 @@ class Degrees:
     layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "cp", "micro_batch", "global_batch", "virtual"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "global_batch", "virtual"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise TwofoldError(f"{name} is {value!r}; it is a whole number of at least 1")
         if self.recompute not in RECOMPUTE_MODES:
             raise TwofoldError(f"recompute is {self.recompute!r}; it is one of {', '.join(RECOMPUTE_MODES)}")
+        if self.dp % self.ep:
+            raise TwofoldError(f"ep({self.ep}) must divide dp({self.dp}): experts are split over data-parallel ranks")
         per_step = self.dp * self.micro_batch
         if self.global_batch % per_step:
             raise TwofoldError(

@@ -14,15 +14,18 @@ from functools import lru_cache
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
+from plans.lower.collectives import by_collectives
+from plans.operators.experts import expert_capacity
 from plans.plan import Plan, Stage
 from plans.scale.symbols import Monomials, Symbols
 from plans.scale.template import PieceTemplate, piece_template
-from plans.transformer import TransformerConfig, block_strategies, mesh_axes, parts_of, recompute_set
+from plans.transformer import Experts, TransformerConfig, block_strategies, mesh_axes, parts_of, recompute_set
 from plans.transformer.builder import build_graph
 
 __all__ = ["ModelTemplate", "model_sizes", "model_template"]
 
 _TP, _TP_Q, _CP = 11, 17, 13
+_EP, _EXPERTS, _CAPACITY, _EXPERT_FFN, _SHARED = 61, 59, 41, 67, 71
 _BATCH, _SEQ, _HIDDEN, _KV, _GROUP, _HEAD, _FFN, _VOCAB, _ROWS = 43, 47, 53, 19, 23, 29, 31, 37, 10_007
 _MICRO_BATCHES = 2
 
@@ -40,6 +43,7 @@ def model_template(
     *,
     tp: int = 1,
     cp: int = 1,
+    ep: int = 1,
     sequence_parallel: bool = False,
     recompute: str = "none",
     split_backward: bool = False,
@@ -47,17 +51,26 @@ def model_template(
     """The template of a configuration's structure; equal structures give the same object.
 
     Args:
-        config: of a dense transformer.
-        tp, cp: degrees.
+        config: of a transformer whose blocks are all equal.
+        tp, cp, ep: degrees.
         sequence_parallel: see `plans.transformer.block_strategies`.
         recompute: one of `plans.transformer.recompute.RECOMPUTE_MODES`.
         split_backward: whether input-gradient and weight-gradient parts are bodies of their own.
 
     Raises:
-        TwofoldError: a mixture of experts; sequence parallelism with more ranks than key-value heads.
+        TwofoldError: a mixture of experts whose first blocks are dense, or whose samples are split over cp; ep without
+            experts; sequence parallelism with more ranks than key-value heads.
     """
-    if config.experts is not None:
-        raise TwofoldError(f"{config.name}: mixtures of experts cannot be folded yet; give a dense model")
+    experts = config.experts
+    if experts is not None and experts.num_dense_layers:
+        raise TwofoldError(
+            f"{config.name}: its first {experts.num_dense_layers} blocks have no experts; blocks that differ cannot be "
+            "folded yet: simulate a plan of uniform_plan instead"
+        )
+    if experts is not None and cp > 1:
+        raise TwofoldError(f"{config.name}: experts take whole samples, which cp {cp} splits; take cp 1")
+    if experts is None and ep > 1:
+        raise TwofoldError(f"{config.name} has no experts that ep {ep} could split")
     grouping = _grouping(config, tp)
     if grouping == "spread" and sequence_parallel:
         raise TwofoldError(
@@ -69,34 +82,51 @@ def model_template(
         name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, head_dim=2, ffn=1, vocab=1, seq=1,
         dropout=0.1 if config.dropout else 0.0, attention_dropout=0.1 if config.attention_dropout else 0.0,
         norm_eps=1e-5, tied=False, source="",
+        experts=experts and Experts(num_experts=1, top_k=1, ffn=1, num_shared=min(1, experts.num_shared)),
     )  # fmt: skip
-    return _template(structure, grouping, tp > 1, cp > 1, sequence_parallel and tp > 1, recompute, split_backward)
+    sp = sequence_parallel and tp > 1
+    return _template(structure, grouping, tp > 1, cp > 1, sp, recompute, split_backward, ep > 1)
 
 
-def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int) -> dict[str, int]:
+def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int, ep: int = 1) -> dict[str, int]:
     """The sizes of a template's symbols.
 
     Args:
         config: see `model_template`.
         micro_batch: samples of one micro-batch on one rank of the data-parallel group.
-        tp, cp: degrees.
+        tp, cp, ep: degrees.
 
     Raises:
         TwofoldError: sizes that the degrees do not divide.
     """
-    _check_sizes(config, tp, cp)
+    _check_sizes(config, tp, cp, ep)
     sizes = {
         "rows": config.seq, "seq": config.seq, "batch": micro_batch, "hidden": config.hidden,
         "kv_heads": config.kv_heads, "group": config.num_heads // config.kv_heads, "head_dim": config.head_size,
         "ffn": config.inner, "vocab": config.vocab, "cp": cp,
     }  # fmt: skip
+    if (experts := config.experts) is not None:
+        sizes |= {
+            "experts": experts.num_experts, "expert_ffn": experts.ffn, "ep": ep,
+            "capacity": expert_capacity(
+                config.seq, experts.num_experts, experts.top_k, experts.capacity_factor
+            ),
+            "shared": max(1, experts.num_shared),
+        }  # fmt: skip
     if _grouping(config, tp) == "spread":
         return sizes | {"tp_kv": config.kv_heads, "tp_q": tp // config.kv_heads}
     return sizes | {"tp": tp}
 
 
-def _check_sizes(config: TransformerConfig, tp: int, cp: int) -> None:
+def _check_sizes(config: TransformerConfig, tp: int, cp: int, ep: int = 1) -> None:
     """Refuse degrees that do not divide the model's sizes, with the next that do."""
+    if (experts := config.experts) is not None:
+        for what, number, degree, count in (
+            ("experts", experts.num_experts, "ep", ep), ("inner size of an expert", experts.ffn, "tp", tp),
+            ("hidden", config.hidden, "tp", tp),
+        ):  # fmt: skip
+            if number % count:
+                raise TwofoldError(f"{config.name}: {what} {number} does not divide by {degree}({count})")
     for name, size, degree, ways in (
         ("heads", config.num_heads, "tp", tp), ("ffn", config.inner, "tp", tp), ("vocab", config.vocab, "tp", tp),
         ("seq", config.seq, "cp", cp),
@@ -122,23 +152,39 @@ def _grouping(config: TransformerConfig, tp: int) -> str:
 
 @lru_cache(maxsize=512)
 def _template(
-    structure: TransformerConfig, grouping: str, tp: bool, cp: bool, sp: bool, recompute: str, split: bool
+    structure: TransformerConfig, grouping: str, tp: bool, cp: bool, sp: bool, recompute: str, split: bool, ep: bool
 ) -> ModelTemplate:
     tensor = (_TP * _TP_Q if grouping == "spread" else _TP) if tp else 1
     context = _CP if cp else 1
     kv = {"single": 1, "spread": _TP}.get(grouping, tensor * _KV)
     group = {"each": 1, "single": tensor * _GROUP, "spread": _TP_Q * _GROUP}.get(grouping, _GROUP)
     seq = tensor * context * _SEQ
+    hidden, experts, ways = _HIDDEN, structure.experts, _EP if ep else 1
+    if experts is not None:  # what comes back from them is split by features
+        hidden *= tensor
+        count, factor = ways * _EXPERTS, (_CAPACITY - 0.5) * ways * _EXPERTS / seq
+        experts = replace(
+            experts,
+            num_experts=count,
+            ffn=tensor * _EXPERT_FFN,
+            num_shared=_SHARED * experts.num_shared,
+            capacity_factor=factor,
+        )
     config = replace(
-        structure,
-        hidden=_HIDDEN, num_heads=kv * group, num_kv_heads=kv, head_dim=2 * _HEAD, ffn=tensor * _FFN,
+        structure, experts=experts,
+        hidden=hidden, num_heads=kv * group, num_kv_heads=kv, head_dim=2 * _HEAD, ffn=tensor * _FFN,
         vocab=tensor * _VOCAB, seq=_ROWS if structure.position == "learned" else seq,
     )  # fmt: skip
     sizes = {
         "rows": (_ROWS, _ROWS), "seq": (seq, _SEQ), "ffn": (config.inner, _FFN), "vocab": (config.vocab, _VOCAB),
         "kv_heads": (kv, _KV), "group": (group, _GROUP), "head_dim": (2 * _HEAD, _HEAD), "batch": (_BATCH, _BATCH),
-        "hidden": (_HIDDEN, _HIDDEN), "cp": (_CP, _CP),
+        "hidden": (hidden, _HIDDEN), "cp": (_CP, _CP),
     }  # fmt: skip
+    if experts is not None:
+        sizes |= {
+            "experts": (ways * _EXPERTS, _EXPERTS), "expert_ffn": (tensor * _EXPERT_FFN, _EXPERT_FFN), "ep": (_EP, _EP),
+            "capacity": (_CAPACITY, _CAPACITY), "shared": (_SHARED, _SHARED),
+        }  # fmt: skip
     if grouping in ("single", "spread"):
         del sizes["kv_heads"]
     if grouping == "each":
@@ -148,7 +194,7 @@ def _template(
         sizes={symbol: size for symbol, (size, _) in sizes.items()},
         marks={symbol: mark for symbol, (_, mark) in sizes.items()},
     )
-    plan = _plan(config, seq, tensor, context, sp, recompute, "zb_h1" if split else "1f1b")
+    plan = _plan(config, seq, tensor, context, sp, recompute, "zb_h1" if split else "1f1b", ways)
     monomials = Monomials(symbols)
     program = lower.__wrapped__(plan)
     names = ("embedding", "block", "head")
@@ -156,9 +202,11 @@ def _template(
     return ModelTemplate(monomials=monomials, pieces=pieces)
 
 
-def _plan(config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, recompute: str, schedule: str) -> Plan:
-    graph = build_graph(config, _MICRO_BATCHES * _BATCH, seq)
-    axes = mesh_axes(cp=cp, tp=tp, num_kv_heads=config.kv_heads)
+def _plan(
+    config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, recompute: str, schedule: str, ep: int
+) -> Plan:
+    graph = build_graph(config, _MICRO_BATCHES * _BATCH * ep, seq)
+    axes = mesh_axes(dp=ep, cp=cp, tp=tp, num_kv_heads=config.kv_heads, ep=ep)
     parts = parts_of(graph)
     width = math.prod(axes.sizes)
     stages = tuple(
@@ -167,7 +215,8 @@ def _plan(config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, recom
         )
         for number, operators in enumerate((parts.embedding, parts.blocks[0], parts.head))
     )
-    return Plan(
+    plan = Plan(
         graph=graph, stages=stages, strategies=block_strategies(graph, axes, sequence_parallel=sp),
         num_micro_batches=_MICRO_BATCHES, schedule=schedule, recompute=recompute_set(graph, recompute),
     )  # fmt: skip
+    return by_collectives(plan) if ep > 1 and tp > 1 else plan

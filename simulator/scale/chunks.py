@@ -16,6 +16,7 @@ from typing import Any
 from costmodels import Machine
 from costmodels.price import price_collective, price_compute, price_wait
 from costmodels.tiers import group_tiers
+from plans.errors import TwofoldError
 from plans.graph import itemsize
 from plans.scale import Degrees, ModelTemplate, ParameterTemplate, model_sizes, model_template
 from plans.transformer import TransformerConfig
@@ -69,8 +70,13 @@ class Chunks:
     def template(self) -> ModelTemplate:
         """The pieces with symbolic sizes."""
         degrees = self.degrees
+        if self.config.experts is not None and self.stack.name != "twofold":
+            raise TwofoldError(
+                f"{self.config.name}: how the stack {self.stack.name!r} runs a mixture of experts is not known; "
+                "twofold's own is"
+            )
         return model_template(
-            self.config, tp=degrees.tp, cp=degrees.cp, sequence_parallel=degrees.sequence_parallel,
+            self.config, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, sequence_parallel=degrees.sequence_parallel,
             recompute=degrees.recompute, split_backward=self.split_backward,
         )  # fmt: skip
 
@@ -79,7 +85,7 @@ class Chunks:
         """The values of the template's monomials."""
         degrees = self.degrees
         return self.template.monomials.values(
-            model_sizes(self.config, micro_batch=degrees.micro_batch, tp=degrees.tp, cp=degrees.cp)
+            model_sizes(self.config, micro_batch=degrees.micro_batch, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
         )
 
     @cached_property
@@ -92,6 +98,10 @@ class Chunks:
             "dp": (degrees.dp * degrees.cp, group_tiers(self.machine, degrees.dp * degrees.cp, degrees.tp, ranks)),
             "tp_kv+tp_q": (degrees.tp, group_tiers(self.machine, degrees.tp, 1, ranks)),
         }
+        if degrees.ep > 1:  # neighbours among the data-parallel ranks; cp is 1
+            ep, copies = degrees.ep, degrees.dp // degrees.ep
+            found["ep"] = ep, group_tiers(self.machine, ep, degrees.tp, ranks)
+            found["copies"] = copies, group_tiers(self.machine, copies, degrees.tp * ep, ranks)
         if degrees.tp > (heads := self.config.kv_heads):  # every key-value head on several ranks, the inner axis
             each = degrees.tp // heads
             found["tp_q"] = each, group_tiers(self.machine, each, 1, ranks)
@@ -155,14 +165,25 @@ class Chunks:
     def _shares_table(self) -> bool:
         return self.config.tied and self.degrees.pp == 1
 
+    def _by_group(self, piece: str) -> list[tuple[str, list[ParameterTemplate]]]:
+        """A piece's parameters by the group of ranks that holds copies of them: experts have fewer copies."""
+        own = self.parameters(piece)
+        if self.degrees.ep == 1:
+            return [("dp", list(own))]
+        experts = [each for each in own if ".experts." in each.name]
+        rest = [each for each in own if ".experts." not in each.name]
+        return [(group, some) for group, some in (("dp", rest), ("copies", experts)) if some]
+
     def static_bytes(self, chunk: Chunk) -> dict[str, int]:
         """Weights, gradients and optimizer states of a chunk, by role."""
         total = {"weight": 0, "gradient": 0, "optimizer": 0}
         for piece, count in chunk.pieces:
             if piece not in self._held:
-                self._held[piece] = parameter_bytes(
-                    self.parameters(piece), self.numbers, self.degrees.optimizer, self.shards
-                )
+                held = {"weight": 0, "gradient": 0, "optimizer": 0}
+                for group, some in self._by_group(piece):
+                    parts = parameter_bytes(some, self.numbers, self.degrees.optimizer, self.groups[group][0])
+                    held = {role: held[role] + size for role, size in parts.items()}
+                self._held[piece] = held
             for role, size in self._held[piece].items():
                 total[role] += count * size
         return total
@@ -170,6 +191,9 @@ class Chunks:
     def weight_bytes(self, piece: str) -> int:
         """Bytes of a piece's whole weights on one rank."""
         return sum(self.numbers[each.elements] * itemsize(each.dtype) for each in self.parameters(piece))
+
+    def _bytes_of(self, parameters: Sequence[ParameterTemplate], item_bytes: int) -> int:
+        return sum(self.numbers[each.elements] * item_bytes for each in parameters)
 
     def reduced_bytes(self, piece: str) -> int:
         """Bytes of a piece's gradients as they are reduced."""
@@ -180,11 +204,13 @@ class Chunks:
 
     # -------------------------------------------------------------- communication of the optimizer
 
-    def _collective(self, call: str, size_bytes: int, item_bytes: int, token: int) -> tuple[Line, ...]:
-        """One collective over the data-parallel ranks, in buckets."""
-        if self.shards == 1 or size_bytes == 0:
+    def _collective(
+        self, call: str, size_bytes: int, item_bytes: int, token: int, group: str = "dp"
+    ) -> tuple[Line, ...]:
+        """One collective over the ranks with copies, in buckets."""
+        members, tiers = self.groups[group]
+        if members == 1 or size_bytes == 0:
             return ()
-        members, tiers = self.groups["dp"]
         bucket = self.degrees.optimizer.bucket_bytes
         whole = self.degrees.optimizer.parallel_level >= 3 or not bucket
         count = 1.0 if whole else max(size_bytes / bucket, 1e-9)
@@ -211,7 +237,10 @@ class Chunks:
         """The gather of a piece's weights."""
         if (piece, "gather") not in self._moved:
             size = itemsize(self.config.dtype)
-            self._moved[piece, "gather"] = self._collective("all_gather", self.weight_bytes(piece), size, _GATHER)
+            self._moved[piece, "gather"] = tuple(
+                line for group, some in self._by_group(piece)
+                for line in self._collective("all_gather", self._bytes_of(some, size), size, _GATHER, group)
+            )  # fmt: skip
         return self._moved[piece, "gather"]
 
     def reduce(self, piece: str) -> tuple[Line, ...]:
@@ -220,7 +249,10 @@ class Chunks:
             optimizer = self.degrees.optimizer
             call = "reduce_scatter" if optimizer.parallel_level >= 1 else "all_reduce"
             size = itemsize(optimizer.reduces_in(self.config.dtype))
-            moved = self._collective(call, self.reduced_bytes(piece), size, _REDUCE)
+            moved = tuple(
+                line for group, some in self._by_group(piece)
+                for line in self._collective(call, self._bytes_of(some, size), size, _REDUCE, group)
+            )  # fmt: skip
             copied = self._copied(self.weight_bytes(piece), self.reduced_bytes(piece)) if moved else ()
             self._moved[piece, "reduce"] = (*copied, *moved)
         return self._moved[piece, "reduce"]
@@ -296,8 +328,11 @@ class Chunks:
             optimizer.accumulates_in(dtype), optimizer.keeps_states_in(dtype), optimizer.has_master(dtype),
         )  # fmt: skip
         if key not in self.known:
-            sizes = [self.numbers[each.elements] for each in self.parameters(piece)]
-            lines = self.stack.update_lines(sizes, dtype, optimizer, shards, self.machine)
+            lines: list[Line] = []
+            for group, some in self._by_group(piece):
+                sizes = [self.numbers[each.elements] for each in some]
+                copies = self.groups[group][0] if optimizer.parallel_level else 1
+                lines += self.stack.update_lines(sizes, dtype, optimizer, copies, self.machine)
             self.known[key] = measure(lines, self.rates)
         found: Stretch = self.known[key]
         return found

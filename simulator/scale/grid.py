@@ -89,7 +89,9 @@ class _Grid:
         """One configuration."""
         schedule = degrees.pipeline
         split = is_split(schedule)
-        shape = (degrees.tp, degrees.cp, degrees.micro_batch, degrees.sequence_parallel, degrees.recompute, split)
+        shape = (
+            degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel, degrees.recompute, split
+        )  # fmt: skip
         own = (*shape, degrees.num_ranks, degrees.dp, self._number(degrees.optimizer))
         if own not in self._pieces:
             known = self._known.setdefault((*shape, degrees.num_ranks), {})

@@ -32,7 +32,7 @@ def forecast(
     """Predict one configuration.
 
     Args:
-        config: of a dense transformer.
+        config: of a transformer whose blocks are equal: dense, or all with experts.
         degrees: how it is spread.
         machine: with at least as many devices, whose compute runs behind the host.
         stack: the software that runs it; twofold's executor by default.
@@ -50,7 +50,7 @@ def forecast(
     schedule, stack = degrees.pipeline, stack or Stack()
     split = is_split(schedule)
     known = _known(
-        config, machine, stack, degrees.tp, degrees.cp, degrees.micro_batch, degrees.sequence_parallel,
+        config, machine, stack, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel,
         degrees.recompute, split, degrees.num_ranks,
     )  # fmt: skip
     costs = Chunks(

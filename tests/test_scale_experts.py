@@ -1,0 +1,132 @@
+"""Mixtures of experts that are folded: templates against real lowering, forecasts against the SimPy engine."""
+
+import math
+from dataclasses import replace
+
+import msgspec
+import pytest
+from test_scale import _said_by_lowering
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.lower import lower
+from plans.lower.collectives import by_collectives
+from plans.plan import Optimizer, Plan, Stage
+from plans.program import Kind
+from plans.scale import Degrees, model_sizes, model_template
+from plans.transformer import (
+    Experts,
+    TransformerConfig,
+    block_strategies,
+    mesh_axes,
+    named_config,
+    parts_of,
+    recompute_set,
+    transformer,
+)
+from search import uniform_plan
+from simulator import simulate
+from simulator.scale import forecast, stack_named
+
+CONFIG = TransformerConfig(
+    num_layers=4, hidden=96, num_heads=8, num_kv_heads=4, head_dim=16, ffn=192, vocab=512, seq=64, dtype="float32",
+    experts=Experts(num_experts=8, top_k=2, ffn=48, num_shared=2),
+)  # fmt: skip
+
+
+def small_plan(config, *, tp, ep, sequence_parallel, recompute, schedule):
+    graph = transformer(config, batch_size=4 * ep, num_layers=1)
+    axes, parts = mesh_axes(dp=ep, ep=ep, tp=tp, num_kv_heads=config.kv_heads), parts_of(graph)
+    width = math.prod(axes.sizes)
+    stages = tuple(
+        Stage(mesh=Layout(axes.sizes, axes.names, list(range(n * width, (n + 1) * width))), operators=operators)
+        for n, operators in enumerate((parts.embedding, parts.blocks[0], parts.head))
+    )
+    plan = Plan(
+        graph=graph, stages=stages, strategies=block_strategies(graph, axes, sequence_parallel=sequence_parallel),
+        num_micro_batches=2, schedule=schedule, recompute=recompute_set(graph, recompute),
+    )  # fmt: skip
+    return by_collectives(plan) if ep > 1 and tp > 1 else plan
+
+
+@pytest.mark.parametrize(
+    ("tp", "ep", "sequence_parallel", "recompute", "schedule"),
+    [
+        (1, 1, False, "none", "1f1b"),
+        (1, 4, False, "full", "1f1b"),
+        (2, 1, False, "none", "zb_h1"),
+        (2, 2, False, "selective", "1f1b"),
+        (4, 2, True, "none", "zb_h1"),
+    ],
+)
+@pytest.mark.parametrize("num_shared", [0, 2])
+def test_template_says_what_lowering_of_these_sizes_says(tp, ep, sequence_parallel, recompute, schedule, num_shared):
+    config = replace(CONFIG, experts=replace(CONFIG.experts, num_shared=num_shared))
+    settings = {"tp": tp, "ep": ep, "sequence_parallel": sequence_parallel, "recompute": recompute}
+    program = lower(small_plan(config, schedule=schedule, **settings))
+    template = model_template(config, split_backward=schedule == "zb_h1", **settings)
+    numbers = template.monomials.values(model_sizes(config, micro_batch=2, tp=tp, cp=1, ep=ep))
+    for piece, group in zip(("embedding", "block", "head"), program.groups, strict=True):
+        for block in group.blocks:
+            if block.micro_batch != 0 or block.label.endswith(".recv"):
+                continue
+            found = []
+            for cell in template.pieces[piece].parts[block.label[-2]].cells:
+                if cell.kind is Kind.COMPUTE:
+                    shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
+                    found.append((cell.call, shapes, sum(numbers[size] for size in cell.touched)))
+                elif cell.kind is Kind.COLLECTIVE:
+                    found.append((cell.call, cell.axes, numbers[cell.message]))
+            assert found == _said_by_lowering(group, block.body), (piece, block.label)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "zero"),
+    [
+        ({"dp": 4, "ep": 2, "micro_batch": 2}, 0),
+        ({"dp": 2, "ep": 2, "tp": 2, "micro_batch": 2}, 0),
+        ({"dp": 2, "ep": 2, "tp": 2, "sequence_parallel": True, "micro_batch": 1}, 0),
+        ({"dp": 4, "ep": 2, "pp": 2, "micro_batch": 1}, 1),
+    ],
+)
+def test_forecast_is_close_to_the_engine_on_the_whole_program(degrees, zero):
+    config = TransformerConfig(
+        num_layers=4, hidden=2048, num_heads=16, num_kv_heads=4, ffn=5632, vocab=32_000, seq=2048, dtype="bfloat16",
+        experts=Experts(num_experts=8, top_k=2, ffn=5632, num_shared=1),
+    )  # fmt: skip
+    machine = msgspec.structs.replace(Machine.load("h200-x8"), overlap=())
+    optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, bucket_bytes=0, parallel_level=zero)
+    plan = uniform_plan(transformer(config, batch_size=16), machine, optimizer=optimizer, zero=zero, **degrees)
+    expected = simulate(plan, machine, num_steps=1)
+    found = forecast(config, Degrees(global_batch=16, optimizer=optimizer, **degrees), machine)
+    assert found.step_s == pytest.approx(expected.step_s, rel=0.02)
+    assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
+
+
+def test_expert_parallelism_makes_a_large_mixture_fit():
+    config, machine = replace(named_config("mixtral-8x7b"), seq=4096), Machine.load("h200-x64")
+    common = {"dp": 32, "tp": 2, "micro_batch": 1, "global_batch": 64, "sequence_parallel": True}
+    alone, spread = (forecast(config, Degrees(ep=ep, **common), machine) for ep in (1, 8))
+    assert alone.memory["weight"] > 4 * spread.memory["weight"]
+    assert alone.peak_bytes > machine.memory_bytes > spread.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "message"),
+    [
+        ("mixtral-8x7b", {"dp": 2, "ep": 4}, r"ep\(4\) must divide dp\(2\)"),
+        ("mixtral-8x7b", {"dp": 3, "ep": 3}, r"experts 8 does not divide by ep\(3\)"),
+        ("mixtral-8x7b", {"cp": 2}, "experts take whole samples, which cp 2 splits"),
+        ("deepseek-moe-16b", {"dp": 2, "ep": 2}, "its first 1 blocks have no experts"),
+        ("llama-3-8b", {"dp": 2, "ep": 2}, "has no experts that ep 2 could split"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, degrees, message):
+    with pytest.raises(TwofoldError, match=message):
+        forecast(named_config(name), Degrees(global_batch=24, **degrees), Machine.load("h200-x8"))
+
+
+def test_other_stacks_are_refused():
+    with pytest.raises(TwofoldError, match="how the stack 'megatron' runs a mixture of experts is not known"):
+        forecast(named_config("mixtral-8x7b"), Degrees(), Machine.load("h200-x8"), stack=stack_named("megatron"))
