@@ -12,7 +12,8 @@ import tyro
 from twofold.cli import run_command
 from twofold.commands_plan import plan
 from twofold.commands_predict import predict, validate
-from twofold.commands_simulate import simulate, whatif
+from twofold.commands_simulate import simulate
+from twofold.commands_whatif import whatif
 
 __all__ = ["COMMANDS"]
 
