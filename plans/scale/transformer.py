@@ -32,7 +32,10 @@ _MICRO_BATCHES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTemplate:
-    """The pieces of a transformer with symbolic sizes: "embedding", "block" and "head"."""
+    """The pieces of a transformer with symbolic sizes: "embedding", "block" and "head".
+
+    In a mixture of experts whose first blocks have a plain MLP those are "dense_block".
+    """
 
     monomials: Monomials
     pieces: Mapping[str, PieceTemplate]
@@ -51,22 +54,17 @@ def model_template(
     """The template of a configuration's structure; equal structures give the same object.
 
     Args:
-        config: of a transformer whose blocks are all equal.
+        config: of a transformer.
         tp, cp, ep: degrees.
         sequence_parallel: see `plans.transformer.block_strategies`.
         recompute: one of `plans.transformer.recompute.RECOMPUTE_MODES`.
         split_backward: whether input-gradient and weight-gradient parts are bodies of their own.
 
     Raises:
-        TwofoldError: a mixture of experts whose first blocks are dense, or whose samples are split over cp; ep without
-            experts; sequence parallelism with more ranks than key-value heads.
+        TwofoldError: a mixture of experts whose samples are split over cp; ep without experts; sequence parallelism
+            with more ranks than key-value heads.
     """
     experts = config.experts
-    if experts is not None and experts.num_dense_layers:
-        raise TwofoldError(
-            f"{config.name}: its first {experts.num_dense_layers} blocks have no experts; blocks that differ cannot be "
-            "folded yet: simulate a plan of uniform_plan instead"
-        )
     if experts is not None and cp > 1:
         raise TwofoldError(f"{config.name}: experts take whole samples, which cp {cp} splits; take cp 1")
     if experts is None and ep > 1:
@@ -82,7 +80,10 @@ def model_template(
         name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, head_dim=2, ffn=1, vocab=1, seq=1,
         dropout=0.1 if config.dropout else 0.0, attention_dropout=0.1 if config.attention_dropout else 0.0,
         norm_eps=1e-5, tied=False, source="",
-        experts=experts and Experts(num_experts=1, top_k=1, ffn=1, num_shared=min(1, experts.num_shared)),
+        experts=experts and Experts(
+            num_experts=1, top_k=1, ffn=1, num_shared=min(1, experts.num_shared),
+            num_dense_layers=min(1, experts.num_dense_layers),
+        ),
     )  # fmt: skip
     sp = sequence_parallel and tp > 1
     return _template(structure, grouping, tp > 1, cp > 1, sp, recompute, split_backward, ep > 1)
@@ -160,6 +161,7 @@ def _template(
     group = {"each": 1, "single": tensor * _GROUP, "spread": _TP_Q * _GROUP}.get(grouping, _GROUP)
     seq = tensor * context * _SEQ
     hidden, experts, ways = _HIDDEN, structure.experts, _EP if ep else 1
+    num_layers = 1 if experts is None else 1 + experts.num_dense_layers
     if experts is not None:  # what comes back from them is split by features
         hidden *= tensor
         count, factor = ways * _EXPERTS, (_CAPACITY - 0.5) * ways * _EXPERTS / seq
@@ -171,7 +173,7 @@ def _template(
             capacity_factor=factor,
         )
     config = replace(
-        structure, experts=experts,
+        structure, experts=experts, num_layers=num_layers,
         hidden=hidden, num_heads=kv * group, num_kv_heads=kv, head_dim=2 * _HEAD, ffn=tensor * _FFN,
         vocab=tensor * _VOCAB, seq=_ROWS if structure.position == "learned" else seq,
     )  # fmt: skip
@@ -197,7 +199,8 @@ def _template(
     plan = _plan(config, seq, tensor, context, sp, recompute, "zb_h1" if split else "1f1b", ways)
     monomials = Monomials(symbols)
     program = lower.__wrapped__(plan)
-    names = ("embedding", "block", "head")
+    first = experts is not None and experts.num_dense_layers
+    names = ("embedding", "dense_block", "block", "head") if first else ("embedding", "block", "head")
     pieces = {name: piece_template(group, monomials) for name, group in zip(names, program.groups, strict=True)}
     return ModelTemplate(monomials=monomials, pieces=pieces)
 
@@ -213,7 +216,7 @@ def _plan(
         Stage(
             mesh=Layout(axes.sizes, axes.names, list(range(number * width, (number + 1) * width))), operators=operators
         )
-        for number, operators in enumerate((parts.embedding, parts.blocks[0], parts.head))
+        for number, operators in enumerate((parts.embedding, *parts.blocks, parts.head))
     )
     plan = Plan(
         graph=graph, stages=stages, strategies=block_strategies(graph, axes, sequence_parallel=sp),

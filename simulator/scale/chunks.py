@@ -34,16 +34,23 @@ _GATHER, _REDUCE = 2**20, 2**20 + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What one virtual stage consists of: the number of blocks, and whether the embedding and the head are there."""
+    """What one virtual stage consists of: the number of blocks, and whether the embedding and the head are there.
+
+    `num_dense` of the blocks, the first ones, have a plain MLP in a model whose other blocks have experts.
+    """
 
     num_blocks: int
     has_embedding: bool
     has_head: bool
+    num_dense: int = 0
 
     @property
     def pieces(self) -> tuple[tuple[str, int], ...]:
         """(piece, how often), in the order of the forward."""
-        counts = (("embedding", int(self.has_embedding)), ("block", self.num_blocks), ("head", int(self.has_head)))
+        counts = (
+            ("embedding", int(self.has_embedding)), ("dense_block", self.num_dense),
+            ("block", self.num_blocks - self.num_dense), ("head", int(self.has_head)),
+        )  # fmt: skip
         return tuple((name, count) for name, count in counts if count)
 
 

@@ -32,7 +32,7 @@ def forecast(
     """Predict one configuration.
 
     Args:
-        config: of a transformer whose blocks are equal: dense, or all with experts.
+        config: of a transformer, dense or with experts.
         degrees: how it is spread.
         machine: with at least as many devices, whose compute runs behind the host.
         stack: the software that runs it; twofold's executor by default.
@@ -81,11 +81,13 @@ def check_machine(machine: Machine) -> None:
 def chunks_of(config: TransformerConfig, degrees: Degrees) -> tuple[Chunk, ...]:
     """Per stage of the pipeline what it consists of."""
     layers = degrees.layers_of(config.num_layers)
-    last = len(layers) - 1
-    return tuple(
-        Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last)
-        for number, count in enumerate(layers)
-    )
+    last, found = len(layers) - 1, []
+    dense = 0 if config.experts is None else config.experts.num_dense_layers
+    for number, count in enumerate(layers):
+        plain = min(dense, count)
+        dense -= plain
+        found.append(Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last, num_dense=plain))
+    return tuple(found)
 
 
 @lru_cache(maxsize=64)
