@@ -285,7 +285,7 @@ class StageCosts:
         if key not in self._moves:
             tensor = self.micro.tensors[name]
             if self.choice is not None:
-                self._moves[key] = self.choice.least_s(source, target, tensor.shape, tensor.dtype)[1]
+                self._moves[key] = self.choice.seconds(source, target, tensor.shape, tensor.dtype)
             else:
                 table, emitter = self._scratch(source.mesh)
                 emitter.move(self._value(table, name, source), name, source, target, tensor.shape)

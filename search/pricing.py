@@ -158,7 +158,7 @@ def _collective_s(
 @lru_cache(maxsize=65_536)
 def _slice_s(price: StepSeconds, touched_bytes: int) -> float:
     machine, shared = price.machine, ranks_per_core(price.machine, price.num_ranks)
-    cost = price_compute(machine, "slice", (), price.dtype, touched_bytes)
+    cost = price_compute(machine, "slice", (), price.dtype, touched_bytes, own=True)
     return _counted_s(machine, shared, Kind.COMPUTE, cost)
 
 

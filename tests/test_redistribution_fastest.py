@@ -124,7 +124,7 @@ def test_never_above_the_greedy_sequences(machine: str | None) -> None:
 
 @pytest.mark.parametrize("machine", ["h200-x8", "ascend-910b2-x8", "cpu-2core-x8"])
 def test_a_price_is_that_of_the_lowered_instructions(machine: str) -> None:
-    price, shape = price_on(machine), (64, 32)
+    price, shape = price_on(machine), (2048, 4096)
     cost = instruction_cost(price.machine, CUBE, 8)
     rng = np.random.default_rng(7)
     layouts = [each for each in all_layouts(CUBE, 2) if each.is_even(shape)]
@@ -137,7 +137,7 @@ def test_a_price_is_that_of_the_lowered_instructions(machine: str) -> None:
                 args = (busiest.num_peers, busiest.num_elements * 4)
                 assert price.transfer_s(*args, busiest.pairs, CUBE.rank_list) == pytest.approx(lowered_s, rel=1e-9)
                 floors_s = price.transfer_floors_s(np.array([args[1]]), np.array([max(1, args[0])]), 7, False)
-                assert not args[0] or lowered_s * 0.5 <= floors_s[0] <= lowered_s * (1 + 1e-12)
+                assert not args[0] or lowered_s * 0.1 <= floors_s[0] <= lowered_s * (1 + 1e-12)
             else:
                 sizes = [4 * int(np.prod(layout.local_shape(shape))) for layout in (one, two)]
                 size = sum(sizes) if step.kind is StepKind.SLICE else max(sizes)

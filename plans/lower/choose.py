@@ -15,6 +15,7 @@ from plans.layout import TensorLayout
 from plans.lower.emit import Ways, least_bytes
 from plans.plan import Plan
 from plans.redistribution import Step, StepPrice, redistribute
+from plans.redistribution.fastest import EXACT_AXES
 
 __all__ = ["Choice", "stored_ways"]
 
@@ -54,6 +55,17 @@ class Choice:
         if steps != least_bytes(source, target, shape, dtype):
             self._stored[key] = Redistribution.of(source, target, shape, key[3], steps)
         return steps
+
+    def seconds(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> float:
+        """Seconds of the steps of least time."""
+        mesh = source.mesh
+        if mesh != target.mesh or sum(mesh.size((axis,)) > 1 for axis in mesh.alias_name) > EXACT_AXES:
+            return self.least_s(source, target, shape, dtype)[1]
+        price, size = self.price_of(dtype), itemsize(dtype)  # the search is exact: no other steps are faster
+        return sum(
+            price(step, shape, size)
+            for step in redistribute(source, target, shape, itemsize=size, price=price, even=True)
+        )
 
     def least_s(
         self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str

@@ -11,6 +11,7 @@ a transfer are looked at as well, but only some transfers to the goal or from th
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -93,19 +94,34 @@ def fastest(space: Space, start: State, goal: State, itemsize: int, price: Local
         price: seconds of a step.
         even: whether all layouts on the way must cut every dim evenly.
     """
-    return _Fastest(space, itemsize, price, even, start, goal).run()
+    dims = _worth_splitting(space, start, goal)
+    measured = _measured(space.mesh, space.shape, dims, start[1], goal[1], itemsize, price, even)
+    return copy.copy(measured).run(start, goal)
+
+
+@lru_cache(maxsize=256)
+def _measured(
+    mesh: Layout, shape: tuple[int, ...], dims: tuple[int, ...], before: DimAxes, after: DimAxes, itemsize: int,
+    price: LocalPrice, even: bool,
+) -> _Fastest:  # fmt: skip
+    return _Fastest(mesh, shape, dims, before, after, itemsize, price, even)
 
 
 class _Fastest:
-    def __init__(self, space: Space, itemsize: int, price: LocalPrice, even: bool, start: State, goal: State) -> None:
-        self.space, self.itemsize, self.price = space, itemsize, price
+    """The seconds of all steps between layouts of one tensor; what was found from a start or to a goal is kept."""
+
+    def __init__(
+        self, mesh: Layout, shape: tuple[int, ...], dims: tuple[int, ...], before: DimAxes, after: DimAxes,
+        itemsize: int, price: LocalPrice, even: bool,
+    ) -> None:  # fmt: skip
+        self.space = space = Space(mesh, TensorLayout(mesh=mesh, dims=((),) * len(shape)), shape)
+        self.itemsize, self.price, self.dims = itemsize, price, dims
         self.axes = space.axes
         self.sequences = sequences(len(self.axes))
         self.number = {tuple(self.axes[axis] for axis in order): at for at, order in enumerate(self.sequences)}
-        self.dims = _worth_splitting(space, start, goal)
-        self.table = step_table(len(self.axes), len(self.dims), self._bits(start[1]), self._bits(goal[1]))
-        self.template = start[0]
-        self.start, self.goal = self._index(start), self._index(goal)
+        self.table = step_table(len(self.axes), len(self.dims), self._bits(before), self._bits(after))
+        self.paid_from: dict[int, Seconds] = {}
+        self.left_to: dict[int, Seconds] = {}
         self.sizes = tuple(space.sizes[axis] for axis in self.axes)
         every = range(1 << len(self.axes))
         self.chosen_axes = [frozenset(axis for at, axis in enumerate(self.axes) if bits >> at & 1) for bits in every]
@@ -113,13 +129,14 @@ class _Fastest:
         self._least_transfer_s = float(self._floors(np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), False)[0])
         self._measure(even)
 
-    def run(self) -> list[Move]:
+    def run(self, start: State, goal: State) -> list[Move]:
         """Shortest paths without transfers, from the start and to the goal; then with one where that is faster."""
-        num_states = len(self.table.ids)
-        self.paid, self.left = np.full(num_states, np.inf), np.full(num_states, np.inf)
-        self.paid[self.start] = self.left[self.goal] = 0.0
-        self._relax()
-        self._relax_back()
+        self.start, self.goal = self._index(start), self._index(goal)
+        if self.start not in self.paid_from:
+            self.paid_from[self.start] = self._relax()
+        if self.goal not in self.left_to:
+            self.left_to[self.goal] = self._relax_back()
+        self.paid, self.left = self.paid_from[self.start], self.left_to[self.goal]
         if (transfer := self._transfer()) is None:
             return self._to(self.goal)
         before, after = (self._state(index) for index in transfer)
@@ -137,7 +154,7 @@ class _Fastest:
         ]
 
     def _state(self, index: int) -> State:
-        dims = list(self.template)
+        dims: list[DimAxes] = [()] * len(self.space.shape)
         for dim, number in zip(self.dims, self.table.ids[index].tolist(), strict=True):
             dims[dim] = self._names(number)
         bits = int(self.table.partial[index])
@@ -203,25 +220,29 @@ class _Fastest:
 
     # ----------------------------------------------------------- shortest paths
 
-    def _relax(self) -> None:
-        table, paid = self.table, self.paid
+    def _relax(self) -> Seconds:
+        table, paid = self.table, np.full(len(self.table.ids), np.inf)
+        paid[self.start] = 0.0
         while len(table.source):
             least = np.minimum.reduceat(paid[table.source] + self.cost, table.starts)
             better = least < paid[table.reached]
             if not better.any():
-                return
+                break
             paid[table.reached[better]] = least[better]
+        return paid
 
-    def _relax_back(self) -> None:
-        table, left = self.table, self.left
+    def _relax_back(self) -> Seconds:
+        table, left = self.table, np.full(len(self.table.ids), np.inf)
+        left[self.goal] = 0.0
         order = table.leaving
         cost, goals = self.cost[order], table.target[order]
         while len(order):
             least = np.minimum.reduceat(left[goals] + cost, table.leaving_starts)
             better = least < left[table.left]
             if not better.any():
-                return
+                break
             left[table.left[better]] = least[better]
+        return left
 
     def _transfer(self) -> tuple[int, int] | None:
         """The transfer (between two states) that makes the fastest sequence together with the paths on both sides.
