@@ -237,13 +237,8 @@ def _collectives(fit: DeviceFit) -> list[tuple[Picture, str] | None]:
             name = f"{ranks} ranks" if call != "transfer" else "one way"
             series.append(_series(name, these, partial(_sent, call, ranks, library), curve))
         picture = log_picture(series, title=call, x_name="message (bytes)", y_name="GB/s sent by a rank")
-        drawn.append(
-            (
-                picture,
-                "Curves are the fitted form with its protocols; bends are where one takes over. Small messages below "
-                "the curve were issued back to back and waited for their host.",
-            )
-        )
+        said = "Curves are the fitted form with its protocols; bends are where one takes over."
+        drawn.append((picture, f"{said} Small messages below were issued back to back and waited for their host."))
     return drawn
 
 

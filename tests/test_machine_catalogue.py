@@ -99,12 +99,53 @@ def test_nodes_are_joined_by_their_cards():
     assert one > 4 * eight
 
 
-@pytest.mark.parametrize(("field", "value"), [("memory_Bps", -1.0), ("num_cores", 0), ("quantisation", 1.5)])
-def test_bad_figures_of_a_device_are_named(field, value):
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("memory_Bps", -1.0, "memory_Bps is -1.0"),
+        ("memory_Bps", 0.0, "memory_Bps is 0"),
+        ("memory_Bps", "4.8 TB/s", r"compute.memory_Bps"),
+        ("num_cores", 0, "num_cores is 0"),
+        ("clock_drop", 1.5, "clock_drop is 1.5"),
+        ("sustained_clock", 0.0, "sustained_clock is 0"),
+        ("kernel_start", {"add.forward": -2.0}, "kernel_start.add.forward is -2.0"),
+        ("tiled.quantisation", 1.5, "quantisation is 1.5"),
+        ("tiled.core_Bps", 0.0, "core_Bps is 0"),
+        ("tiled.tiles", [], "at least one"),
+        ("tiled.arithmetic_cost", {"3": 2.0}, "alignment in bytes '3'"),
+        ("attention.backward_tail", 2.0, "backward_tail is 2.0"),
+        ("form_cost", {"tt": 1.0}, "form of a matrix product 'tt'"),
+    ],
+)
+def test_bad_figures_of_a_device_are_named(path, value, said):
     content = msgspec.json.decode(msgspec.json.encode(load_device("h200")))
-    content["compute"][field] = value
-    with pytest.raises((TwofoldError, msgspec.ValidationError), match=field):
+    *outer, last = path.split(".")
+    section = content["compute"]
+    for name in outer:
+        section = section[name]
+    section[last] = value
+    with pytest.raises((TwofoldError, msgspec.ValidationError), match=said):
         msgspec.json.decode(msgspec.json.encode(content), type=type(load_device("h200")))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda file: file["collectives"]["all_gather"].update(chunk_s=-1e-6), "chunk_s is -1e-06"),
+        (lambda file: file["overlap"][0].update(hold=9.0), "hold is 9.0"),
+        (lambda file: file["price_intervals"].update(matrx={"low": 0.9, "high": 1.1}), "did you mean 'matrix'"),
+        (lambda file: file["price_intervals"].update(matrix={"low": 1.2, "high": 1.1}), "interval 1.2 to 1.1"),
+        (lambda file: file["compute"].pop("memory_Bps"), r"missing required field `memory_Bps`.*compute"),
+        (lambda file: file["compute"].update(memory_GBps=4800.0), r"unknown field `memory_GBps`.*compute"),
+        (lambda file: file["dispatch_s"].pop("matrix"), "dispatch_s lacks matrix"),
+    ],
+)  # fmt: skip
+def test_bad_figures_of_a_machine_file_are_named(change, said):
+    content = msgspec.json.decode(Machine.load("h200-x2").to_json())
+    change(content)
+    with pytest.raises(TwofoldError, match=said) as caught:
+        Machine.from_json(msgspec.json.encode(content), "mine.json")
+    assert "mine.json" in str(caught.value)
 
 
 def test_an_unknown_unit_is_refused():
