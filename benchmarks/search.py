@@ -138,6 +138,15 @@ CASES = {
         model="llama-3-405b", machine="h100-sxm-x16384", devices=16_384, batch=2048, target_s=10.0,
         shows="W10: growth",
     ),
+    "Mixtral 8x7B on 64": Case(
+        model="mixtral-8x7b", machine="h100-sxm-x64", devices=64, batch=256, seq=4096, shows="experts: ep searched"
+    ),
+    "Mixtral 8x22B on 256": Case(
+        model="mixtral-8x22b", machine="h100-sxm-x256", devices=256, batch=1024, seq=4096, shows="experts"
+    ),
+    "DeepSeek-MoE 16B on 64": Case(
+        model="deepseek-moe-16b", machine="h100-sxm-x64", devices=64, batch=512, shows="experts: many small ones"
+    ),
     "skewed: wide MLP": Case(
         model={"num_layers": 8, "hidden": 512, "num_heads": 8, "ffn": 65_536, "vocab": 32_000, "seq": 512},
         machine="h100-sxm-x64", devices=64, batch=64, shows="W7: skewed matrices, no constants",

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.scale import Degrees
-from plans.transformer import TransformerConfig
+from plans.transformer import Experts, TransformerConfig
 from search.scale import Answer, Found, NothingFits, Pins, Problem, baseline, solve
 from search.scale.branch import Branching
 from search.scale.costs import Inner
@@ -22,9 +23,9 @@ from search.scale.space import Mesh, enumerate_degrees, layer_choices, meshes, s
 from simulator.scale import forecast, forecast_grid, stack_named
 
 
-def small(**values: int) -> TransformerConfig:
+def small(**values: Any) -> TransformerConfig:
     given = {"num_layers": 4, "hidden": 512, "num_heads": 8, "ffn": 2048, "vocab": 8192, "seq": 1024} | values
-    return TransformerConfig(name="small", **given)  # type: ignore[arg-type]
+    return TransformerConfig(name="small", **given)
 
 
 SMALL = small()
@@ -49,6 +50,10 @@ CASES = {
         small(hidden=1536, num_heads=12, ffn=6144, vocab=12_288), "h100-sxm-x16", num_devices=12,
         global_batch=12, pins=Pins(recompute="none", micro_batch=1, sequence_parallel=False, schedule="zb_v"),
     ),
+    "experts": problem(
+        small(experts=Experts(num_experts=4, top_k=2, ffn=1024)),
+        pins=Pins(recompute="none", micro_batch=1, schedule="1f1b"),
+    ),
     "megatron": problem(pins=Pins(tp=2, pp=2, micro_batch=1, zero=1), stack=stack_named("megatron")),
     "torch": problem(pins=Pins(cp=1, recompute="none", schedule="1f1b", micro_batch=1), stack=stack_named("torch")),
 }  # fmt: skip
@@ -64,6 +69,8 @@ def test_the_best_is_that_of_all_configurations_forecast_one_by_one(name: str) -
     assert found.best.forecast.step_s == pytest.approx(min(fitting), rel=1e-9)
     assert found.complete and found.gap == 0.0
     assert found.physics_s <= found.relaxed_s <= min(fitting)
+    if name == "experts":
+        assert {each.ep for each in enumerate_degrees(asked)} == {1, 2, 4}
     if name == "tight memory":
         assert len(fitting) < len(everything)
 
@@ -234,6 +241,7 @@ def test_the_answer_does_not_hang_on_the_hash_seed() -> None:
         ({"global_batch": 9, "pins": Pins(dp=2)}, "does not divide"),
         ({"pins": Pins(tp=3)}, "cannot make up 4"),
         ({"pins": Pins(tp=2, pp=2, cp=2)}, "cannot make up 4"),
+        ({"pins": Pins(ep=2)}, "has no experts"),
         ({"pins": Pins(dp=1, tp=1, pp=1, cp=1)}, "cannot make up 4"),
         ({"pins": Pins(tp=1, sequence_parallel=True)}, "leaves nothing to split"),
         ({"pins": Pins(pp=2, layers=(1, 1))}, "add up to 2"),

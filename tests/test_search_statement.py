@@ -138,7 +138,7 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "magic"], "magic"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--export", "alpa"], "alpa"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "grid", "--tp", "2"], "takes no pins"),
-        (["plan", "mixtral-8x7b", "--machine", "h100-sxm-x8", "--global-batch", "8"], "experts"),
+        (["plan", "mixtral-8x7b", "--machine", "h100-sxm-x8", "--cp", "2"], "which cp splits"),
         (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--tp", "2"], "--tp is for transformers"),
         (["simulate", "nowhere.sh", "--recost", "--machine", "h100-sxm-x8"], "nowhere.sh"),
     ],

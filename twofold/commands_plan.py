@@ -31,6 +31,7 @@ def plan(
     tp: int | None = None,
     pp: int | None = None,
     cp: int | None = None,
+    ep: int | None = None,
     micro_batch: int | None = None,
     schedule: str | None = None,
     virtual: int | None = None,
@@ -71,6 +72,7 @@ def plan(
         tp: transformers: fixes the tensor-parallel degree.
         pp: transformers: fixes the pipeline-parallel degree.
         cp: transformers: fixes the context-parallel degree.
+        ep: mixtures of experts: fixes over how many of the data-parallel ranks the experts are split.
         micro_batch: transformers: fixes the samples of a micro-batch on a data-parallel rank.
         schedule: of the pipeline: a name, or for other models a file (.csv, .txt) with a row of actions for every
             pipeline rank; 1f1b for other models, unless given.
@@ -96,7 +98,8 @@ def plan(
     from twofold.console import Console
 
     pins: dict[str, Any] = {
-        "dp": dp, "tp": tp, "pp": pp, "cp": cp, "micro_batch": micro_batch, "virtual": virtual, "recompute": recompute,
+        "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "micro_batch": micro_batch, "virtual": virtual,
+        "recompute": recompute,
         "sequence_parallel": sequence_parallel, "layers": stage_layers,
     }  # fmt: skip
 

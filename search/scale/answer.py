@@ -139,7 +139,8 @@ class Answer:
 def degrees_json(degrees: Any) -> dict[str, Any]:
     """Degrees as plain values."""
     return {
-        "dp": degrees.dp, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "micro_batch": degrees.micro_batch,
+        "dp": degrees.dp, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
+        "micro_batch": degrees.micro_batch,
         "micro_batches": degrees.num_micro_batches, "schedule": degrees.schedule, "virtual": degrees.virtual,
         "sequence_parallel": degrees.sequence_parallel, "recompute": degrees.recompute,
         "zero": degrees.optimizer.parallel_level,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -65,7 +66,7 @@ def _forecasts(problem: Problem, candidates: Iterable[Degrees]) -> list[Found]:
 def _data_parallel(problem: Problem) -> list[Found]:
     count = problem.num_devices
     try:
-        part = Branching(problem=problem.changed(pins=Pins(dp=count, tp=1, pp=1, cp=1)))
+        part = Branching(problem=problem.changed(pins=Pins(dp=count, tp=1, pp=1, cp=1, ep=1)))
     except TwofoldError:
         return []
     part.run()
@@ -81,19 +82,22 @@ def _grid(problem: Problem) -> list[Found]:
 
 def _grid_values(problem: Problem) -> Iterator[dict[str, object]]:
     count, config = problem.num_devices, problem.config
+    experts = 1 if config.experts is None else config.experts.num_experts
     node = problem.machine.links[0].ranks if problem.machine.links else 1
     for tp in _powers(min(count, node)):
         for pp in _powers(count // tp):
             dp = count // tp // pp
             if dp * tp * pp != count or config.num_layers % pp:
                 continue
+            eps = [ep for ep in _powers(dp) if dp % ep == 0 and experts % ep == 0]
             for size in (1, 2, 4):
                 chunked = [v for v in (2, 4) if pp > 1 and config.num_layers % (pp * v) == 0]
                 for schedule, virtual in (("1f1b", 1), *(("interleaved_1f1b", v) for v in chunked)):
-                    for recompute in ("none", "selective", "full"):
+                    for recompute, ep in itertools.product(("none", "selective", "full"), eps):
                         yield {
                             "dp": dp, "tp": tp, "pp": pp, "micro_batch": size, "schedule": schedule,
                             "virtual": virtual, "recompute": recompute, "zero": 1, "sequence_parallel": tp > 1,
+                            "ep": ep,
                         }  # fmt: skip
 
 

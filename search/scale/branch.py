@@ -64,7 +64,8 @@ class Found:
         """Orders what is equally fast: less memory first, then smaller degrees."""
         each = self.degrees
         return (
-            self.forecast.step_s, self.forecast.peak_bytes, each.pp, each.tp, each.cp, each.micro_batch, each.schedule,
+            self.forecast.step_s, self.forecast.peak_bytes, each.pp, each.tp, each.cp, each.ep,
+            each.micro_batch, each.schedule,
             each.virtual, each.recompute, each.optimizer.parallel_level, each.sequence_parallel, each.layers or (),
         )  # fmt: skip
 
@@ -204,7 +205,8 @@ class Branching:
                     for level in levels(self.problem, mesh)
                     if (
                         peaks := self.footing.peaks_bytes(
-                            Inner(mesh.tp, mesh.cp, sp, size, recompute, frame.split), frame.schedule, frame.layers,
+                            Inner(mesh.tp, mesh.cp, sp, size, recompute, frame.split, mesh.ep),
+                            frame.schedule, frame.layers,
                             dp=mesh.dp, level=level,
                         )
                     ).min() <= self.problem.limit_bytes
@@ -227,8 +229,7 @@ class Branching:
         each = problem.optimizer.bytes_per_element(config.dtype)
         each -= itemsize(problem.optimizer.accumulates_in(config.dtype))  # gradients may come where activations were
         weights = config.block_parameters() / mesh.tp * each
-        if max(levels(problem, mesh)) > 0:
-            weights /= mesh.dp * mesh.cp
+        weights /= mesh.dp * mesh.cp if max(levels(problem, mesh)) > 0 else mesh.ep
         least = (kept + weights) * config.num_layers / mesh.pp
         if least > problem.limit_bytes:
             what = f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {size}"
@@ -247,7 +248,7 @@ class Branching:
 
     def _mesh_bound(self, mesh: Mesh, size: int, sp: bool) -> float:
         """A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other."""
-        inner = Inner(mesh.tp, mesh.cp, sp, size, recomputes(self.problem)[0], False)
+        inner = Inner(mesh.tp, mesh.cp, sp, size, recomputes(self.problem)[0], False, mesh.ep)
         forward, backward, *_ = self.costs.whole(inner)
         return self._spread_bound(mesh, size, any(self._splits(mesh)), forward, backward, 0.0)
 
@@ -284,7 +285,7 @@ class Branching:
             for split in self._splits(mesh):
                 seen: list[tuple[tuple[float, ...], int]] = []
                 for recompute in modes:
-                    inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, split)
+                    inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, split, mesh.ep)
                     times = self.costs.whole(inner)
                     kept = self.footing.kept_bytes(inner)
                     if any(kept >= least and all(map(operator.ge, times, other)) for other, least in seen):
@@ -443,7 +444,8 @@ class Branching:
 def identity(degrees: Degrees) -> tuple[Any, ...]:
     """What tells configurations of one problem apart."""
     return (
-        degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.micro_batch, degrees.schedule, degrees.virtual,
+        degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.ep, degrees.micro_batch,
+        degrees.schedule, degrees.virtual,
         degrees.recompute, degrees.optimizer.parallel_level, degrees.sequence_parallel, degrees.layers,
     )  # fmt: skip
 
@@ -454,7 +456,7 @@ def describe(degrees: Degrees) -> str:
     >>> describe(Degrees(dp=2, tp=4, pp=2, micro_batch=1, global_batch=16))
     'dp 2 tp 4 pp 2, micro-batch 1 x 8, 1f1b, recompute none, optimizer level 0'
     """
-    parts = [f"{name} {value}" for name in ("dp", "cp", "tp", "pp") if (value := getattr(degrees, name)) > 1]
+    parts = [f"{name} {value}" for name in ("dp", "ep", "cp", "tp", "pp") if (value := getattr(degrees, name)) > 1]
     schedule = degrees.schedule if degrees.virtual == 1 else f"{degrees.schedule} x {degrees.virtual}"
     micro = f"micro-batch {degrees.micro_batch} x {degrees.num_micro_batches}"
     text = (

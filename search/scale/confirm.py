@@ -40,7 +40,7 @@ def plan_of(problem: Problem, found: Found) -> Plan:
     degrees = found.degrees
     return uniform_plan(
         transformer(problem.config, batch_size=degrees.global_batch), problem.machine, dp=degrees.dp, tp=degrees.tp,
-        pp=degrees.pp, cp=degrees.cp, micro_batch=degrees.micro_batch, schedule=degrees.schedule,
+        pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch, schedule=degrees.schedule,
         virtual=degrees.virtual, recompute=degrees.recompute, zero=degrees.optimizer.parallel_level,
         optimizer=degrees.optimizer, sequence_parallel=degrees.sequence_parallel, layers_per_stage=degrees.layers,
     )  # fmt: skip

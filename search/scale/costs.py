@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Inner:
-    """What happens inside a stage: tp, cp, sequence parallel, samples of a micro-batch, recompute, split backward."""
+    """What happens inside a stage."""
 
     tp: int
     cp: int
@@ -37,6 +37,7 @@ class Inner:
     micro_batch: int
     recompute: str
     split: bool
+    ep: int = 1
 
 
 WAYS = ("F.first", "F", "closing", "closing.last", "I")
@@ -93,7 +94,7 @@ class Costs:
         if key not in self._chunks:
             problem = self.problem
             degrees = Degrees(
-                dp=dp, tp=inner.tp, cp=inner.cp, pp=problem.num_devices // (dp * inner.tp * inner.cp),
+                dp=dp, tp=inner.tp, cp=inner.cp, ep=inner.ep, pp=problem.num_devices // (dp * inner.tp * inner.cp),
                 micro_batch=inner.micro_batch, global_batch=dp * inner.micro_batch, recompute=inner.recompute,
                 sequence_parallel=inner.sequence_parallel, optimizer=problem.at_level(level),
             )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -71,7 +72,7 @@ def neighbours(branching: Branching, best: Found) -> tuple[Neighbour, ...]:
 def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
     degrees, count = best.degrees, problem.num_devices
     base = Pins(
-        dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, micro_batch=degrees.micro_batch,
+        dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch,
         schedule=degrees.schedule, virtual=degrees.virtual, recompute=degrees.recompute,
         zero=degrees.optimizer.parallel_level, sequence_parallel=degrees.sequence_parallel,
     )  # fmt: skip
@@ -95,6 +96,10 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
                 yield (
                     f"{name} {now} -> {value}, {other} {have} -> {have * now // value}", replace(base, **given)
                 )  # fmt: skip
+    experts = problem.config.experts
+    if experts is not None and "ep" not in fixed:
+        for value in _beside(degrees.ep, divisors(math.gcd(degrees.dp, experts.num_experts))):
+            yield f"ep {degrees.ep} -> {value}", replace(base, ep=value)
     each = problem.global_batch // degrees.dp
     for value in _beside(degrees.micro_batch, divisors(each)):
         if "micro_batch" not in fixed:
@@ -187,7 +192,7 @@ def least_memory_bytes(problem: Problem) -> tuple[int, str] | None:
             choices = () if schedule is None else spreads(problem, schedule.num_stages)
             if schedule is None or not choices:
                 continue
-            inner = Inner(mesh.tp, mesh.cp, sps[0], sizes[0], recomputes(problem)[-1], is_split(schedule))
+            inner = Inner(mesh.tp, mesh.cp, sps[0], sizes[0], recomputes(problem)[-1], is_split(schedule), mesh.ep)
             for level in levels(problem, mesh)[-2:]:
                 peaks = branching.footing.peaks_bytes(inner, schedule, choices, dp=mesh.dp, level=level)
                 least = int(np.min(peaks))

@@ -33,8 +33,8 @@ class Footing:
 
     costs: Costs
     _activations: dict[tuple[Inner, str, int, int, int, int], Ints] = field(default_factory=dict)
-    _static: dict[tuple[int, int, int], Ints] = field(default_factory=dict)
-    _whole: dict[int, Ints] = field(default_factory=dict)
+    _static: dict[tuple[int, int, int, int], Ints] = field(default_factory=dict)
+    _whole: dict[tuple[int, int], Ints] = field(default_factory=dict)
     _prints: dict[Inner, tuple[Footprint, ...]] = field(default_factory=dict)
 
     def peaks_bytes(
@@ -83,7 +83,7 @@ class Footing:
 
     def static_bytes(self, inner: Inner, dp: int, level: int) -> Ints:
         """(piece, role) weights, gradients and states on one rank."""
-        key = (inner.tp, dp * inner.cp, level)
+        key = (inner.tp, inner.ep, dp * inner.cp, level)
         if key not in self._static:
             chunks = self.costs.chunks(inner, dp, level, contention=True)
             self._static[key] = np.array(
@@ -92,10 +92,11 @@ class Footing:
         return self._static[key]
 
     def _whole_weights(self, inner: Inner) -> Ints:
-        if inner.tp not in self._whole:
+        key = (inner.tp, inner.ep)
+        if key not in self._whole:
             chunks = self.costs.plain(inner)
-            self._whole[inner.tp] = np.array([chunks.weight_bytes(piece) for piece in PIECES], dtype=np.int64)
-        return self._whole[inner.tp]
+            self._whole[key] = np.array([chunks.weight_bytes(piece) for piece in PIECES], dtype=np.int64)
+        return self._whole[key]
 
     def _gathered(self, inner: Inner, has: NDArray[np.bool_]) -> Ints:
         """Per spread and rank the whole weights that are there at a time, given (spread, piece, rank) what it has."""

@@ -30,6 +30,7 @@ class Pins:
     tp: int | None = None
     pp: int | None = None
     cp: int | None = None
+    ep: int | None = None
     micro_batch: int | None = None
     schedule: str | None = None
     virtual: int | None = None
@@ -44,7 +45,7 @@ class Pins:
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise TwofoldError(f"{name} is pinned to {value!r}; it is a whole number of at least 1")
@@ -126,6 +127,12 @@ class Problem:
             raise TwofoldError(
                 f"{' x '.join(names)} = {product} devices cannot make up {self.num_devices}; change a pin or --devices"
             )
+        experts = 1 if config.experts is None else config.experts.num_experts
+        if pins.ep is not None and experts % pins.ep:
+            told = "has no experts" if config.experts is None else f"has {experts} experts"
+            raise TwofoldError(f"{config.name} {told}, which ep={pins.ep} cannot split")
+        if pins.ep is not None and pins.dp is not None and pins.dp % pins.ep:
+            raise TwofoldError(f"ep={pins.ep} must divide dp={pins.dp}: experts are split over data-parallel ranks")
         if pins.dp is not None and pins.dp > self.global_batch:
             raise TwofoldError(
                 f"a global batch of {self.global_batch} cannot feed dp={pins.dp}: every data-parallel rank needs at "

@@ -88,9 +88,11 @@ def model_flops(config: TransformerConfig, global_batch: int) -> float:
     gated = 3 if config.gated else 2
     attention = config.hidden * config.head_size * (2 * config.num_heads + 2 * config.kv_heads)
     mlp = gated * config.hidden * config.inner
-    weights = config.num_layers * (attention + mlp) + config.vocab * config.hidden
-    if config.experts is not None:
-        weights = config.num_active_parameters - config.vocab * config.hidden
+    weights = float(config.num_layers * (attention + mlp) + config.vocab * config.hidden)
+    if (experts := config.experts) is not None:
+        chosen = experts.top_k * min(1.0, experts.capacity_factor) + experts.num_shared
+        mixed = config.num_layers - experts.num_dense_layers
+        weights += mixed * (chosen * gated * config.hidden * experts.ffn - mlp)
     pairs = tokens * config.seq * (0.5 if config.causal else 1.0)
     scores = 4.0 * config.num_heads * config.head_size * pairs * config.num_layers
     return 6.0 * weights * tokens + 3.0 * scores

@@ -54,12 +54,13 @@ _FIRST_FEWER = 2
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mesh:
-    """Degrees whose product is the number of devices."""
+    """Degrees; dp x cp x tp x pp is the number of devices, ep a part of dp."""
 
     dp: int
     cp: int
     tp: int
     pp: int
+    ep: int = 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,6 +99,12 @@ def refusal(config: TransformerConfig, *, tp: int, cp: int, sequence_parallel: b
         return f"{config.kv_heads} heads of keys and values and tp {tp}: neither is a multiple of the other"
     if sequence_parallel and tp > config.kv_heads > 1:
         return f"sequence parallel over tp {tp}, above the {config.kv_heads} heads of keys and values, is not forecast"
+    if config.experts is not None:
+        if cp > 1:
+            return "experts take whole samples, which cp splits"
+        for what, size in (("rows of an expert", config.experts.ffn), ("hidden features", config.hidden)):
+            if size % tp:
+                return f"{size} {what} do not divide by tp {tp}"
     parts = cp * (tp if sequence_parallel else 1)
     if config.seq % parts:
         return f"a sequence of {config.seq} does not divide by {parts}"
@@ -132,8 +139,14 @@ def meshes(problem: Problem) -> tuple[list[Mesh], dict[str, int]]:
                 elif problem.global_batch % dp:
                     no(f"a global batch of {problem.global_batch} does not divide by dp {dp}")
                 else:
-                    found.append(Mesh(dp, cp, tp, pp))
+                    found += [Mesh(dp, cp, tp, pp, ep) for ep in _expert_degrees(problem, dp)]
     return found, refused
+
+
+def _expert_degrees(problem: Problem, dp: int) -> tuple[int, ...]:
+    experts = problem.config.experts
+    possible = divisors(math.gcd(dp, 1 if experts is None else experts.num_experts))
+    return tuple(each for each in possible if problem.pins.ep in (None, each))
 
 
 def _of(count: int, pinned: int | None) -> tuple[int, ...]:
@@ -284,7 +297,8 @@ def values_of(
     whole, rest = divmod(problem.config.num_layers, chunks)
     even = tuple(whole + (chunk < rest) for chunk in range(chunks))
     return {
-        "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp, "pp": mesh.pp, "micro_batch": size, "sequence_parallel": sp,
+        "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp, "pp": mesh.pp, "ep": mesh.ep, "micro_batch": size,
+        "sequence_parallel": sp,
         "recompute": recompute, "schedule": shape.schedule, "virtual": shape.virtual, "zero": zero,
         "layers": None if layers == even and whole else layers,
     }  # fmt: skip
