@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -154,15 +154,34 @@ class WhatIf:
 
     def __str__(self) -> str:
         said = [f"{name} x{factor:g}" for name, factor in self.factors.items()]
-        said += [f"rank {rank} x{factor:g} slower" for rank, factor in self.slowdown.items()]
+        by_factor: dict[float, list[int]] = {}
+        for rank, factor in self.slowdown.items():
+            by_factor.setdefault(factor, []).append(rank)
+        said += [f"{_ranks(ranks)} x{factor:g} slower" for factor, ranks in by_factor.items()]
         said += [f"jitter {self.jitter:g} (seed {self.seed})"] if self.jitter else []
         said += [f"link {change}" for change in self.links]
         names: dict[str, list[int]] = {}
         for rank, machine in self.devices.items():
             names.setdefault(machine.name, []).append(rank)
-        said += [f"ranks {', '.join(map(str, ranks))} as in {name}" for name, ranks in names.items()]
+        said += [f"{_ranks(ranks)} as in {name}" for name, ranks in names.items()]
         said += [str(each) for each in (self.checkpoints, self.failures) if each is not None]
         return ", ".join(said) or "nothing changed"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ranks in words, runs of them as such.
+
+    >>> _ranks([3]), _ranks([7, 0, 1, 2])
+    ('rank 3', 'ranks 0-2, 7')
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    said = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank {said}" if len(ranks) == 1 else f"ranks {said}"
 
 
 def _times(rate: float | None, factor: float) -> float | None:
