@@ -9,7 +9,7 @@
 
 from search.scale.answer import Answer, NothingFits
 from search.scale.baselines import BASELINES, baseline
-from search.scale.branch import Found, Refused, describe
+from search.scale.found import Found, Refused, describe
 from search.scale.problem import Pins, Problem
 from search.scale.solve import solve
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from plans.errors import TwofoldError
-from search.scale.branch import Found, Refused
 from search.scale.explain import Neighbour
+from search.scale.found import Found, Refused
 from search.scale.problem import Problem
 
 __all__ = ["Answer", "NothingFits", "degrees_json"]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from plans.errors import TwofoldError
 from plans.scale import Degrees
 from search.scale.answer import Answer, NothingFits
-from search.scale.branch import Branching, Found, identity
+from search.scale.branch import Branching
+from search.scale.found import Found, identity
 from search.scale.problem import Pins, Problem
 from search.scale.solve import physics_s
 from search.scale.space import refusal

@@ -23,6 +23,7 @@ from plans.scale import Degrees
 from search.scale.bounds import Frame, mesh_bound_s
 from search.scale.costs import Costs, Inner
 from search.scale.footing import Footing
+from search.scale.found import Found, Refused, describe, identity
 from search.scale.problem import Pins, Problem
 from search.scale.space import (
     Mesh,
@@ -37,12 +38,12 @@ from search.scale.space import (
     spreads,
     values_of,
 )
-from simulator.scale import Forecast, forecast
+from simulator.scale import forecast
 from simulator.scale.case import is_split
 from simulator.scale.chunks import Chunk
 from simulator.scale.predict import rates_of
 
-__all__ = ["Branching", "Found", "Refused", "describe", "identity"]
+__all__ = ["Branching"]
 
 _SEEDS = 12
 
@@ -50,41 +51,6 @@ _USUAL = ("interleaved_1f1b", "1f1b")
 
 _SAFE = 1.0 - 1e-9
 """Bounds and forecasts add the same numbers in another order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A configuration and its forecast."""
-
-    degrees: Degrees
-    forecast: Forecast
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Orders what is equally fast: less memory first, then smaller degrees."""
-        each = self.degrees
-        return (
-            self.forecast.step_s, self.forecast.peak_bytes, each.pp, each.tp, each.cp, each.ep,
-            each.micro_batch, each.schedule,
-            each.virtual, each.recompute, each.optimizer.parallel_level, each.sequence_parallel, each.layers or (),
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """Configurations that were not taken, and the reason.
-
-    Args:
-        what: the part of the space.
-        reason: why.
-        count: how many configurations, or 0 where they were not counted.
-        excess_bytes: by how much the least of them exceeds the memory.
-    """
-
-    what: str
-    reason: str
-    count: int = 0
-    excess_bytes: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -110,7 +76,6 @@ class Branching:
     complete: bool = False
     interrupted: bool = False
     num_opened: int = 0
-    kinds: list[int] = field(default_factory=lambda: [0] * 7)
     num_forecasts: int = 0
 
     def __post_init__(self) -> None:
@@ -141,7 +106,6 @@ class Branching:
                 heapq.heappop(self._heap)
                 self._now_s = bound
                 self.num_opened += 1
-                self.kinds[kind] += 1
                 self._open[kind](self, bound, *node)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -439,44 +403,6 @@ class Branching:
             f"{shape.virtual} recompute {inner.recompute} optimizer level {level}"
         )
         self.refused.append(Refused(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit))
-
-
-def identity(degrees: Degrees) -> tuple[Any, ...]:
-    """What tells configurations of one problem apart."""
-    return (
-        degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.ep, degrees.micro_batch,
-        degrees.schedule, degrees.virtual,
-        degrees.recompute, degrees.optimizer.parallel_level, degrees.sequence_parallel, degrees.layers,
-    )  # fmt: skip
-
-
-def describe(degrees: Degrees) -> str:
-    """One line of plain words.
-
-    >>> describe(Degrees(dp=2, tp=4, pp=2, micro_batch=1, global_batch=16))
-    'dp 2 tp 4 pp 2, micro-batch 1 x 8, 1f1b, recompute none, optimizer level 0'
-    """
-    parts = [f"{name} {value}" for name in ("dp", "ep", "cp", "tp", "pp") if (value := getattr(degrees, name)) > 1]
-    schedule = degrees.schedule if degrees.virtual == 1 else f"{degrees.schedule} x {degrees.virtual}"
-    micro = f"micro-batch {degrees.micro_batch} x {degrees.num_micro_batches}"
-    text = (
-        f"{' '.join(parts) or 'one device'}, {micro}, {schedule}, "
-        f"recompute {degrees.recompute}, optimizer level {degrees.optimizer.parallel_level}"
-    )
-    if degrees.sequence_parallel:
-        text += ", sequence parallel"
-    return text + (f", layers {_runs(degrees.layers)}" if degrees.layers else "")
-
-
-def _runs(layers: Sequence[int]) -> str:
-    """3, 4, 4, 4, 1 as "3 4x3 1"."""
-    parts: list[list[int]] = []
-    for each in layers:
-        if parts and parts[-1][0] == each:
-            parts[-1][1] += 1
-        else:
-            parts.append([each, 1])
-    return " ".join(f"{value}x{count}" if count > 1 else str(value) for value, count in parts)
 
 
 def _chunks(layers: Sequence[int]) -> list[Chunk]:

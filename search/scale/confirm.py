@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.transformer import transformer
-from search.scale.branch import Found
+from search.scale.found import Found
 from search.scale.problem import Problem
 from search.uniform import uniform_plan
 from simulator import simulate

@@ -11,8 +11,9 @@ import numpy as np
 
 from costmodels import Machine
 from plans.errors import TwofoldError
-from search.scale.branch import Branching, Found
+from search.scale.branch import Branching
 from search.scale.costs import Inner
+from search.scale.found import Found
 from search.scale.problem import Pins, Problem
 from search.scale.space import (
     Shape,

@@ -10,8 +10,9 @@ from plans.errors import TwofoldError
 from plans.transformer import TransformerConfig
 from search.scale.answer import Answer, NothingFits
 from search.scale.bounds import physics_bound_s
-from search.scale.branch import Branching, Found
+from search.scale.branch import Branching
 from search.scale.explain import neighbours, relaxations
+from search.scale.found import Found
 from search.scale.problem import Problem
 
 __all__ = ["model_flops", "physics_s", "solve"]
