@@ -132,9 +132,10 @@ def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool =
     begin = busy = 0.0
     before: dict[str, float] = {}
     trailing: list[float] = []
+    joined = _joined(lines)
     for _ in range(_SETTLED if steady else 1):
         begin, before, busy = walk.stream, dict(walk.exposed), walk.compute
-        walk.run(lines)
+        walk.run(joined)
         trailing.append(max(0.0, walk.last_end() - walk.stream))
     late = _Walk(rates)
     late.run(lines, late=True)
@@ -149,6 +150,19 @@ def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool =
         trailing_ps=trailing[-1],
         lag_ps=max(0.0, trailing[-1] - trailing[-2]) if steady else 0.0,
     )
+
+
+def _joined(lines: Sequence[Line]) -> list[Line]:
+    """The lines with neighbours of one class as one: the same where the host is far ahead."""
+    result: list[Line] = []
+    for line in lines:
+        if line.kind != COMPUTE:
+            result.append(line)
+        elif line.work_ps:
+            if result and result[-1].kind == COMPUTE and result[-1].name == line.name:
+                line = Line(COMPUTE, 0, result.pop().work_ps + line.work_ps, line.name)
+            result.append(line)
+    return result
 
 
 def _alone(lines: Sequence[Line]) -> Stretch:
