@@ -85,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("points", nargs="*")
     parser.add_argument("--out", help="JSON of the comparison")
     parser.add_argument("--experts", action="store_true", help="mixtures of experts")
+    parser.add_argument("--all", action="store_true", help="mixtures of experts too")
     parser.add_argument("--measured", nargs="*", default=[], help="points to fit beside the shipped ones")
     options = parser.parse_args(arguments)
     if options.action == "predict":
@@ -94,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             assert fit is not None
             device = fit.device
         plans = expert_plans() if options.experts else step_plans() | new_plans()
+        if options.all:
+            plans |= expert_plans()
         said: dict[str, Any] = {"written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
         said |= {"device": DEVICE, "rows": predictions(plans, device)}
         write_atomically(options.predictions, json.dumps(said, indent=1).encode() + b"\n")

@@ -54,6 +54,14 @@ def rule_points(points: Sequence[Point]) -> list[Point]:
     ]  # fmt: skip
 
 
+def _of_the_last_code(points: Sequence[Point]) -> list[Point]:
+    """Without what was measured of code that has changed since: of every call the code of its last point counts."""
+    last = {(point.kind, point.call): point.options["code"] for point in points if "code" in point.options}
+    return [
+        point for point in points if point.options.get("code") == last.get((point.kind, point.call))
+    ]  # fmt: skip
+
+
 def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
     """Rules of all calls with at least two points.
 
@@ -66,6 +74,7 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
         TwofoldError: no points.
     """
     by_call: dict[str, list[Point]] = defaultdict(list)
+    points = _of_the_last_code(points)
     own = rule_points(points)
     for point in own:
         if not point.held_out:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import inspect
 import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +22,13 @@ from executor.calibrate.timing import Timer, sampled
 from executor.feeding import own_rows, random_batches, random_parameters
 from executor.groups import Groups
 from executor.interpreter import Interpreter
+from executor.rules import rule_of
+from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import load_plan
 from plans.program import Instruction, Kind
 
-__all__ = ["dispatch_class", "instruction_points"]
+__all__ = ["code_of", "dispatch_class", "instruction_points"]
 
 WARM_STEPS = 3
 STEPS = 12
@@ -37,6 +43,19 @@ def dispatch_class(instruction: Instruction) -> str:
     if instruction.kind is Kind.COLLECTIVE:
         return "collective"
     return "wait" if instruction.kind is Kind.WAIT else "transfer"
+
+
+@lru_cache(maxsize=1024)
+def code_of(call: str) -> str:
+    """A digest of the file that the rule of a call stands in: figures of other code are not figures of this one."""
+    try:
+        rule = rule_of(call)
+    except TwofoldError:  # a collective, a transfer, a wait
+        return ""
+    while isinstance(rule, partial):
+        rule = rule.func
+    source = inspect.getsource(sys.modules[rule.__module__])
+    return hashlib.sha256(source.encode()).hexdigest()[:8]
 
 
 def instruction_points(timer: Timer, plans: Sequence[Path]) -> Iterator[Point]:
@@ -58,7 +77,8 @@ def instruction_points(timer: Timer, plans: Sequence[Path]) -> Iterator[Point]:
             by_class[which].append(taken_s)
     common: dict[str, Any] = {"kind": "dispatch", "stack": "twofold", "ranks": world, "active_ranks": world}
     for (call, which), seconds in sorted(by_call.items()):
-        yield Point(call=call, options={"class": which}, **common, **_summary(seconds))
+        code = {"code": code_of(call)} if code_of(call) else {}
+        yield Point(call=call, options={"class": which} | code, **common, **_summary(seconds))
     for which, seconds in sorted(by_class.items()):
         yield Point(call=which, **common, **_summary(seconds))
     if between:

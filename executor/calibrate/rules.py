@@ -16,7 +16,7 @@ from torch import Tensor
 
 from costmodels.points import Point
 from executor.calibrate.bench import DTYPES, Bench, Job
-from executor.calibrate.instructions import dispatch_class
+from executor.calibrate.instructions import code_of, dispatch_class
 from executor.calibrate.timing import Call
 from executor.rules import rule_of
 from executor.rules.site import Progress, Site, torch_dtype
@@ -66,7 +66,7 @@ def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out
     if not moved or not writes:
         return None
     inputs = ";".join("x".join(map(str, value.shape)) for value in reads)
-    options: dict[str, int | float | str] = {"class": which, "inputs": inputs}
+    options: dict[str, int | float | str] = {"class": which, "inputs": inputs, "code": code_of(instruction.call)}
     options |= {f"dtype{number}": value.dtype for number, value in enumerate(reads) if value.dtype != writes[0].dtype}
     if writes[0].shares is not None:
         options["shares"] = 1  # a view: no kernel
