@@ -112,6 +112,7 @@ def anchored(compute: Compute, shape: tuple[int, int, int], dtype: str, flops_pe
 
 _EQUAL: Mapping[str, str] = {
     "matrix_efficiency": "share of the peak",
+    "dtype_efficiency": "what other dtypes reach of it",
     "clock_drop": "how far the clock falls with the load",
     "memory_efficiency": "share of the peak",
     "sharpness": "how arithmetic and traffic overlap",

@@ -12,7 +12,8 @@ from costmodels.tiled import Tiled, alignment_bytes, one_tiled_s
 from plans.errors import TwofoldError
 
 __all__ = [
-    "FORMS", "Attention", "Compute", "Rule", "attention_s", "matrix_s", "memory_s", "rate", "rule_name", "rule_s",
+    "FORMS", "Attention", "Compute", "Rule", "attention_s", "matrix_rate", "matrix_s", "memory_s", "rate", "rule_name",
+    "rule_s",
 ]  # fmt: skip
 
 FORMS = ("nt", "nn", "tn")
@@ -101,6 +102,7 @@ class Compute(Section, frozen=True, kw_only=True):
         vector_flops_per_s: dtype -> peak rate of everything else.
         memory_Bps: peak memory bandwidth.
         matrix_efficiency: share of the matrix peak that large products reach, on a chip at work.
+        dtype_efficiency: dtype -> share of matrix_efficiency that its products reach; 1 where nothing is said.
         clock_MHz: clock of a chip at work that makes no products, to which `matrix_efficiency` refers; None: not known.
         clock_drop: share of it lost, for want of power, in products that reach the peak; in others in proportion.
         sustained_clock: clock under load, relative to that of the chip the efficiencies were taken on.
@@ -124,6 +126,7 @@ class Compute(Section, frozen=True, kw_only=True):
     vector_flops_per_s: dict[str, float]
     memory_Bps: float
     matrix_efficiency: float = 1.0
+    dtype_efficiency: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
     clock_MHz: float | None = None
     clock_drop: float = 0.0
     sustained_clock: float = 1.0
@@ -171,6 +174,15 @@ def rate(compute: Compute, name: str, dtype: str, owner: str = "this machine") -
             "use one of these dtypes or calibrate the machine for it"
         )
     return min(table.values())
+
+
+def matrix_rate(compute: Compute, dtype: str, owner: str = "this machine") -> float:
+    """The peak rate of a dtype's products, lowered by `dtype_efficiency`.
+
+    Raises:
+        TwofoldError: a floating dtype without a rate.
+    """
+    return rate(compute, "matrix_flops_per_s", dtype, owner) * compute.dtype_efficiency.get(dtype, 1.0)
 
 
 def matrix_s(

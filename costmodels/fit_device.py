@@ -19,7 +19,7 @@ from costmodels.compute import Compute
 from costmodels.fit import Residuals, residuals
 from costmodels.fit_kernels import fit_attention, fit_memory, predicted_s
 from costmodels.fit_links import BackToBack, communication_s, fit_links, fit_overlaps, overlap_s
-from costmodels.fit_matrix import density_weights, fit_clock, fit_matrix, weighted_quantile
+from costmodels.fit_matrix import density_weights, fit_clock, fit_dtypes, fit_matrix, weighted_quantile
 from costmodels.machine import DISPATCH_CLASSES
 from costmodels.points import Point
 from costmodels.rules import fit_rules, rule_points
@@ -30,7 +30,7 @@ from plans.graph import itemsize
 __all__ = ["TARGETS", "DeviceFit", "Predicted", "fit_device", "predict_points", "scoreboard"]
 
 SIXTEEN = ("bfloat16", "float16")
-"""Dtypes of the products that are fitted; wider ones are only predicted, at their peak's share (section matrix32)."""
+"""Dtypes of the products that are fitted; others have one factor each (section matrix32)."""
 
 LEAST_S = 5e-9
 """Points below this are not times of anything."""
@@ -135,6 +135,9 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
         compute, forms["matrix"] = fit.compute, fit.form
         for name in ("matrix_efficiency", "half_depth", "half_rows", "tiled", "sharpness", "form_cost"):
             says(f"compute.{name}", f"{len(matrix)} matrix products, form: {fit.form}")
+        if others := [point for point in of("matrix") if point.dtype not in SIXTEEN]:
+            compute = fit_dtypes(others, compute)
+            says("compute.dtype_efficiency", f"{len(others)} products of other dtypes")
     if attention := of("attention"):
         fit = fit_attention(attention, compute)
         compute, forms["attention"] = fit.compute, fit.form

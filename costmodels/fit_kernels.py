@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from costmodels.compute import Attention, Compute, attention_s, matrix_s, memory_s
+from costmodels.compute import Attention, Compute, attention_s, matrix_rate, matrix_s, memory_s
 from costmodels.fit import Floats, log_ratio, solve
 from costmodels.points import Point
 from plans.errors import TwofoldError
@@ -200,7 +200,7 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
         size = itemsize("float32" if point.dtype == "tf32" else point.dtype)
         touched = point.batch * size * (m * k + n * k + m * n)
         return matrix_s(
-            compute, (m, n, k), compute.matrix_flops_per_s[point.dtype], touched, point.batch, point.form or "nt", size
+            compute, (m, n, k), matrix_rate(compute, point.dtype), touched, point.batch, point.form or "nt", size
         )
     if point.kind == "memory":
         kernels = max(1, round(point.figures.get("kernels", 1)))

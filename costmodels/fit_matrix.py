@@ -9,16 +9,19 @@ import numpy as np
 
 from costmodels.compute import FORMS, Compute
 from costmodels.fit import Floats, log_ratio, solve
-from costmodels.fit_kernels import KernelFit, choose, folds, relative_clock, said
+from costmodels.fit_kernels import KernelFit, choose, folds, predicted_s, relative_clock, said
 from costmodels.points import Point
 from costmodels.tiled import Tiled, alignment_bytes, tiled_s
 from plans.errors import TwofoldError
 from plans.graph import itemsize
 
-__all__ = ["density_weights", "fit_clock", "fit_matrix", "weighted_quantile"]
+__all__ = ["density_weights", "fit_clock", "fit_dtypes", "fit_matrix", "weighted_quantile"]
 
 LEAST_TILED = 30
 """Points that the form with tiles needs."""
+
+LEAST_DTYPE = 4
+"""Points that a dtype of its own needs."""
 
 OCTAVES = 0.7
 """Products whose sizes differ by less than about this many powers of two share their weight in the fit."""
@@ -99,6 +102,28 @@ def fit_clock(points: Sequence[Point], compute: Compute) -> Compute:
     return msgspec.structs.replace(
         compute, clock_MHz=round(float(np.exp(found[0])), 1), clock_drop=max(0.0, round(float(found[1]), 4))
     )
+
+
+def fit_dtypes(points: Sequence[Point], compute: Compute) -> Compute:
+    """`compute` with the share of the matrix efficiency that products of other dtypes reach.
+
+    Args:
+        points: kind "matrix", of the dtypes that `fit_matrix` was not given, none of them held out.
+        compute: as `fit_matrix` left it.
+    """
+    shares = dict(compute.dtype_efficiency)
+    for dtype in sorted({point.dtype for point in points}):
+        own = [point for point in points if point.dtype == dtype]
+        if len(own) >= LEAST_DTYPE:
+            seconds = np.array([point.seconds for point in own])
+
+            def misfit(q: Floats) -> Floats:
+                tried = msgspec.structs.replace(compute, dtype_efficiency={dtype: float(np.exp(q[0]))})  # noqa: B023
+                return log_ratio(np.array([predicted_s(point, tried) for point in own]), seconds)  # noqa: B023
+
+            found = solve(misfit, np.zeros(1), np.array([-3.0]), np.array([0.5]))
+            shares[dtype] = float(np.exp(found[0]))
+    return msgspec.structs.replace(compute, dtype_efficiency=shares)
 
 
 def density_weights(points: Sequence[Point]) -> Floats:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from costmodels.communication import processor_s, route, wire_s
-from costmodels.compute import attention_s, matrix_s, memory_s, rate, rule_name, rule_s
+from costmodels.compute import attention_s, matrix_rate, matrix_s, memory_s, rate, rule_name, rule_s
 from costmodels.machine import Machine
 from costmodels.products import matrix_shape, product
 from costmodels.traffic import Traffic, collective_traffic, plain_call
@@ -252,7 +252,7 @@ def _vector_s(machine: Machine, touched: int, flops: int, dtype: str) -> float:
 
 
 def _matrix_rate(machine: Machine, dtype: str) -> float:
-    return rate(machine.compute, "matrix_flops_per_s", dtype, machine.name)
+    return matrix_rate(machine.compute, dtype, machine.name)
 
 
 def _update(call: str) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from costmodels.compute import Attention, Compute, attention_s, matrix_s, memory
 from costmodels.fit_device import fit_device
 from costmodels.fit_kernels import fit_attention, fit_memory, predicted_s
 from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overlap_s
-from costmodels.fit_matrix import fit_clock, fit_matrix
+from costmodels.fit_matrix import fit_clock, fit_dtypes, fit_matrix
 from costmodels.interval import class_seconds
 from costmodels.points import Point
 from costmodels.sections import Collective, Interval, Link, Overlap, Protocol
@@ -123,6 +123,16 @@ def test_clocks_recorded_beside_points_explain_their_times():
     got = fit_clock(made, CHIP)
     assert (got.clock_MHz, got.clock_drop) == (pytest.approx(1700, rel=2e-3), pytest.approx(0.1, rel=0.05))
     assert fit_clock([msgspec.structs.replace(point, clock_MHz=0.0) for point in made], CHIP) == CHIP
+
+
+def test_a_dtype_that_reaches_less_of_its_peak_has_a_factor():
+    rates = {"bfloat16": 1e15, "tf32": 5e14}
+    chip = msgspec.structs.replace(CHIP, matrix_flops_per_s=rates, dtype_efficiency={"tf32": 0.6})
+    shapes = [(2048, 4096, size) for size in (1024, 2048, 4096, 8192)]
+    made = [Point(kind="matrix", call="mm", shape=shape, dtype="tf32", seconds=1.0) for shape in shapes]
+    made = [msgspec.structs.replace(point, seconds=predicted_s(point, chip)) for point in made]
+    got = fit_dtypes(made, msgspec.structs.replace(chip, dtype_efficiency={}))
+    assert got.dtype_efficiency == {"tf32": pytest.approx(0.6, rel=1e-3)}
 
 
 def test_attention_in_closed_form():
