@@ -65,10 +65,13 @@ def plan_degrees(
         )  # fmt: skip
     else:
         found = baseline(problem, method)
+    certificate = found.summary()
     simulated: list[dict[str, Any]] = []
     if simulate:
         checked = confirmed(problem, found.found, simulate)
         kept = [each.found for each in checked]
+        if kept[0] is not found.best:
+            certificate = f"the event engine puts another one first; the forecast's: {certificate}"
         found = replace(found, found=(*kept, *(each for each in found.found if each not in kept)))
         for each in checked:
             told = each.reason if each.simulated_s is None else f"{each.simulated_s:.4g} s in the event engine"
@@ -79,10 +82,10 @@ def plan_degrees(
     for table in made if explain else made[:1]:
         say.say(table.text())
         say.say("")
-    say.say(found.summary())
+    say.say(certificate)
     saved = _save(found, machine, out, say)
     if report is not None:
-        say.say(f"saved {_report(found, made, report, model, machine)}")
+        say.say(f"saved {_report(found, made, certificate, report, model, machine)}")
     if exported is not None:
         say.say(exported)
     return found.to_json(top_k) | {"files": saved, "export": exported, "simulated": simulated}
@@ -216,7 +219,7 @@ def _refused(found: Answer) -> list[Table]:
     ]  # fmt: skip
 
 
-def _report(found: Answer, made: list[Table], path: str, model: str, machine: Machine) -> Path:
+def _report(found: Answer, made: list[Table], certificate: str, path: str, model: str, machine: Machine) -> Path:
     from datetime import UTC, datetime
 
     from reports import write_report
@@ -228,7 +231,7 @@ def _report(found: Answer, made: list[Table], path: str, model: str, machine: Ma
             "step": f"{best.step_s:.4g} s", "peak memory": f"{best.peak_bytes / _GiB:.2f} GiB",
             "gap": f"{found.gap:.1%}", "idle": f"{best.bubble_fraction:.1%}",
         },
-        notes=[found.summary(), "Every time is a forecast; nothing was run."],
+        notes=[certificate, "Every time is a forecast; nothing was run."],
         environment={"date": datetime.now(UTC).date().isoformat()},
         command=f"twofold plan {model} --machine {machine.name} --devices {problem.num_devices} "
         f"--global-batch {problem.global_batch}",
