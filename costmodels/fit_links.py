@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from costmodels.communication import route, wire_s
+from costmodels.communication import Route, route, wire_s
 from costmodels.fit import Floats, log_ratio, overlapped_s, solve
 from costmodels.fit_kernels import choose, folds, said
 from costmodels.points import Point
@@ -90,6 +90,11 @@ _RINGS = ("all_gather", "reduce_scatter")
 
 def communication_s(point: Point, model: Collective, links: Sequence[Link], library: str) -> float:
     """Seconds of a measured collective or transfer by the form, on the tier that a group of its size needs."""
+    return wire_s(model, *_way(point, links, library))
+
+
+def _way(point: Point, links: Sequence[Link], library: str) -> tuple[Traffic, int, Route]:
+    """What `wire_s` needs to know of a measured call."""
     if point.kind == "transfer":
         traffic = Traffic(messages=1, hops=1, moved_bytes=point.size_bytes, size_bytes=point.size_bytes)
         ranks, peers = 2, 1
@@ -98,7 +103,7 @@ def communication_s(point: Point, model: Collective, links: Sequence[Link], libr
         ranks, peers = point.ranks, point.ranks - 1
     tier = next(number for number, link in enumerate(links) if link.ranks >= ranks)
     together = 1 if tier == 0 else links[tier - 1].ranks
-    return wire_s(model, traffic, ranks, route(tuple(links), tier, together, ranks, peers))
+    return traffic, ranks, route(tuple(links), tier, together, ranks, peers)
 
 
 def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> LinkFit:
@@ -119,6 +124,7 @@ def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> L
     protocols = protocols_of(call, library)
     several = len({point.ranks for point in points}) > 1
 
+    ways = [_way(point, links, library) for point in points]
     recorded = any(point.options.get("recorded") for point in points)
     typical = {
         "start_s": (2e-6, 1e-8, 1e-4), "latency": (1.0, 0.1, 3.0), "link_fraction": (0.8, 0.02, 1.0),
@@ -148,7 +154,9 @@ def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> L
 
     def predict(q: Floats) -> Floats:
         model, issued = model_of(q)
-        return np.array([issued.measured_s(point, communication_s(point, model, links, library)) for point in points])
+        return np.array([
+            issued.measured_s(point, wire_s(model, *way)) for point, way in zip(points, ways, strict=True)
+        ])  # fmt: skip
 
     # a factor of e in a parameter counts as an error of a few percent
     def misfit(q: Floats) -> Floats:
