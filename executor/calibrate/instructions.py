@@ -77,8 +77,10 @@ def instruction_points(timer: Timer, plans: Sequence[Path]) -> Iterator[Point]:
             by_class[which].append(taken_s)
     common: dict[str, Any] = {"kind": "dispatch", "stack": "twofold", "ranks": world, "active_ranks": world}
     for (call, which), seconds in sorted(by_call.items()):
-        code = {"code": code_of(call)} if code_of(call) else {}
-        yield Point(call=call, options={"class": which} | code, **common, **_summary(seconds))
+        options: dict[str, int | float | str] = {"class": which}
+        if code := code_of(call):
+            options["code"] = code
+        yield Point(call=call, options=options, **common, **_summary(seconds))
     for which, seconds in sorted(by_class.items()):
         yield Point(call=which, **common, **_summary(seconds))
     if between:
