@@ -66,8 +66,11 @@ class StageCosts:
     suggested: Mapping[str, Sequence[Strategy]] = field(default_factory=dict)
     choice: Choice | None = None
     choices: list[list[Strategy]] = field(init=False)
+    _own: dict[int, tuple[np.ndarray, np.ndarray]] = field(init=False, default_factory=dict)
     _tensor: list[Table] | None = field(init=False, default=None)
-    _moves: dict[tuple[TensorLayout, TensorLayout, str], float] = field(init=False, default_factory=dict)
+    _moves: dict[tuple[TensorLayout, TensorLayout, tuple[int, ...], str], float] = field(
+        init=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self.choices = [self._choices(operator) for operator in self.operators]
@@ -98,13 +101,13 @@ class StageCosts:
     # ------------------------------------------------------------ one operator
 
     def _own_table(self, position: int, compute_only: bool) -> Table:
-        operator = self.operators[position]
-        costs = [
-            self.num_micro_batches * self.compute_s(operator, strategy)
-            + (0.0 if compute_only else self.step_s(operator, strategy) + self.hand_on_s(operator, strategy))
-            for strategy in self.choices[position]
-        ]
-        return Table((position,), np.array(costs))
+        if position not in self._own:
+            operator, choices = self.operators[position], self.choices[position]
+            compute_s = [self.num_micro_batches * self.compute_s(operator, strategy) for strategy in choices]
+            others_s = [self.step_s(operator, strategy) + self.hand_on_s(operator, strategy) for strategy in choices]
+            self._own[position] = np.array(compute_s), np.array(others_s)
+        compute, others = self._own[position]
+        return Table((position,), compute if compute_only else compute + others)
 
     def compute_s(self, operator: Operator, strategy: Strategy) -> float:
         """Seconds of an operator's forward and gradients for one micro-batch."""
@@ -281,9 +284,9 @@ class StageCosts:
         return self.num_micro_batches * sum(self._move_s(*move) for move in moves)
 
     def _move_s(self, source: TensorLayout, target: TensorLayout, name: str) -> float:
-        key = (source, target, name)
+        tensor = self.micro.tensors[name]
+        key = (source, target, tensor.shape, tensor.dtype)
         if key not in self._moves:
-            tensor = self.micro.tensors[name]
             if self.choice is not None:
                 self._moves[key] = self.choice.seconds(source, target, tensor.shape, tensor.dtype)
             else:

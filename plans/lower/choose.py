@@ -16,6 +16,7 @@ from plans.lower.emit import Ways, least_bytes
 from plans.plan import Plan
 from plans.redistribution import Step, StepPrice, redistribute
 from plans.redistribution.fastest import EXACT_AXES
+from plans.redistribution.search import least_s
 
 __all__ = ["Choice", "stored_ways"]
 
@@ -61,11 +62,8 @@ class Choice:
         mesh = source.mesh
         if mesh != target.mesh or sum(mesh.size((axis,)) > 1 for axis in mesh.alias_name) > EXACT_AXES:
             return self.least_s(source, target, shape, dtype)[1]
-        price, size = self.price_of(dtype), itemsize(dtype)  # the search is exact: no other steps are faster
-        return sum(
-            price(step, shape, size)
-            for step in redistribute(source, target, shape, itemsize=size, price=price, even=True)
-        )
+        # the search is exact here: no other steps are faster
+        return least_s(source, target, shape, itemsize(dtype), self.price_of(dtype))
 
     def least_s(
         self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str

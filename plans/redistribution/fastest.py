@@ -27,7 +27,7 @@ from plans.redistribution.space import Move, Space, State
 from plans.redistribution.step import Step, StepKind
 from plans.redistribution.table import KINDS, Array, code, num_layouts, sequences, step_table
 
-__all__ = ["EXACT_AXES", "LocalPrice", "fastest", "is_small"]
+__all__ = ["EXACT_AXES", "LocalPrice", "fastest", "fastest_s", "is_small"]
 
 EXACT_AXES = 3
 """Axes of more than one rank up to which transfers between any two states are looked at."""
@@ -49,6 +49,9 @@ class LocalPrice(Protocol):
 
     The object is hashable (what was found is kept), and equal prices are equal objects.
     """
+
+    def __hash__(self) -> int:
+        """Of what it says."""
 
     def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
         """Seconds of any step."""
@@ -99,6 +102,13 @@ def fastest(space: Space, start: State, goal: State, itemsize: int, price: Local
     return copy.copy(measured).run(start, goal)
 
 
+def fastest_s(space: Space, start: State, goal: State, itemsize: int, price: LocalPrice, even: bool) -> float:
+    """The seconds of `fastest`."""
+    dims = _worth_splitting(space, start, goal)
+    measured = _measured(space.mesh, space.shape, dims, start[1], goal[1], itemsize, price, even)
+    return copy.copy(measured).least_s(start, goal)
+
+
 @lru_cache(maxsize=256)
 def _measured(
     mesh: Layout, shape: tuple[int, ...], dims: tuple[int, ...], before: DimAxes, after: DimAxes, itemsize: int,
@@ -129,15 +139,24 @@ class _Fastest:
         self._least_transfer_s = float(self._floors(np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), False)[0])
         self._measure(even)
 
-    def run(self, start: State, goal: State) -> list[Move]:
-        """Shortest paths without transfers, from the start and to the goal; then with one where that is faster."""
+    def _choose(self, start: State, goal: State) -> tuple[int, int] | None:
+        """Shortest paths without transfers, from the start and to the goal; then the transfer that makes it faster."""
         self.start, self.goal = self._index(start), self._index(goal)
         if self.start not in self.paid_from:
             self.paid_from[self.start] = self._relax()
         if self.goal not in self.left_to:
             self.left_to[self.goal] = self._relax_back()
         self.paid, self.left = self.paid_from[self.start], self.left_to[self.goal]
-        if (transfer := self._transfer()) is None:
+        return self._transfer()
+
+    def least_s(self, start: State, goal: State) -> float:
+        """Seconds of the moves of least time."""
+        self._choose(start, goal)
+        return self.best
+
+    def run(self, start: State, goal: State) -> list[Move]:
+        """The moves of least time."""
+        if (transfer := self._choose(start, goal)) is None:
             return self._to(self.goal)
         before, after = (self._state(index) for index in transfer)
         fetch = Move(StepKind.TRANSFER, (), None, None, before, after)
@@ -300,9 +319,9 @@ class _Fastest:
         lacking, peers = self._lacking(one, two)
         bounds = np.where(lacking > 0, around + self._floors(lacking, peers, False), np.inf)
         if (domains := self.price.domains(self.space.mesh.rank_list)) is not None:
-            near = np.flatnonzero(bounds < self.best)
-            near = near[self._leaves_domain(one[near], two[near], domains)]
-            bounds[near] = around[near] + self._floors(lacking[near], peers[near], True)
+            far = np.flatnonzero(bounds < self.best)
+            far = far[self._leaves_domain(one[far], two[far], domains)]
+            bounds[far] = around[far] + self._floors(lacking[far], peers[far], True)
         order = np.flatnonzero(bounds < self.best)
         for at in order[np.argsort(bounds[order], kind="stable")].tolist():
             if bounds[at] >= self.best:

@@ -42,13 +42,13 @@ from typing import cast
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
 from plans.redistribution.atomic import primes, refine, rewrite
-from plans.redistribution.fastest import LocalPrice, fastest, is_small
+from plans.redistribution.fastest import EXACT_AXES, LocalPrice, fastest, fastest_s, is_small
 from plans.redistribution.greedy import by_gathering, by_moving, by_moving_each, by_transfer
 from plans.redistribution.space import Move, Space, State
 from plans.redistribution.step import Step, StepKind
 from plans.redistribution.traffic import max_received_bytes
 
-__all__ = ["StepPrice", "redistribute"]
+__all__ = ["StepPrice", "least_s", "redistribute"]
 
 StepPrice = Callable[[Step, tuple[int, ...], int], float]
 """Seconds of one step, for the global shape and the bytes per element."""
@@ -144,7 +144,8 @@ def _on_one_mesh(
     else:
         moves = _search(space, start, goal, itemsize, price, even)
     steps = [space.step(move) for move in moves]
-    if price is not None and hasattr(price, "local_s"):
+    if hasattr(price, "local_s") and cast(LocalPrice, price).domains(source.mesh.rank_list) is not None:
+        assert price is not None
         least_s = sum(price(step, shape, itemsize) for step in steps)
         tiered = _by_factors(source, target, shape, itemsize, cast(LocalPrice, price), least_s)
         if tiered is not None:
@@ -155,6 +156,23 @@ def _on_one_mesh(
     return (_with(first, source, first.after), *steps[1:-1], _with(last, last.before, target))
 
 
+def least_s(
+    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: StepPrice
+) -> float:
+    """Seconds of the steps of least time through even layouts, without the steps where they are not needed for it."""
+    if source.mesh == target.mesh and hasattr(price, "local_s"):
+        space = Space(source.mesh, target, shape)
+        start, goal = space.state(source), space.state(target)
+        local = cast(LocalPrice, price)
+        is_exact = len(space.axes) <= EXACT_AXES and local.domains(source.mesh.rank_list) is None
+        if is_exact and set(goal[1]) <= set(start[1]):
+            if start[1] == goal[1] and space.lacking(start) == 0 and space.lacking(goal, start) == 0:
+                return 0.0
+            return fastest_s(space, start, goal, itemsize, local, True)
+    steps = redistribute(source, target, shape, itemsize=itemsize, price=price, even=True)
+    return sum(price(step, shape, itemsize) for step in steps)
+
+
 def _by_factors(
     source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: LocalPrice, least_s: float
 ) -> tuple[Step, ...] | None:
@@ -163,7 +181,7 @@ def _by_factors(
     A collective over an axis that reaches out of a node and one over its part inside the node, one after the other, may
     be faster than one over both.
     """
-    if price.domains(source.mesh.rank_list) is None or not (source.is_even(shape) and target.is_even(shape)):
+    if not (source.is_even(shape) and target.is_even(shape)):
         return None
     mesh, atoms = primes(source.mesh)
     if mesh.alias_name == source.mesh.alias_name:
