@@ -235,7 +235,7 @@ def layer_choices(num_layers: int, num_chunks: int, last_fewer: int = 2) -> tupl
 
     >>> layer_choices(8, 4)[0]
     (2, 2, 2, 2)
-    >>> (3, 2, 2, 1) in layer_choices(8, 4)
+    >>> (2, 3, 2, 1) in layer_choices(8, 4)
     True
     """
     if num_chunks == 1:
