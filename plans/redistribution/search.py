@@ -146,8 +146,8 @@ def _on_one_mesh(
     steps = [space.step(move) for move in moves]
     if hasattr(price, "local_s") and cast(LocalPrice, price).domains(source.mesh.rank_list) is not None:
         assert price is not None
-        least_s = sum(price(step, shape, itemsize) for step in steps)
-        tiered = _by_factors(source, target, shape, itemsize, cast(LocalPrice, price), least_s)
+        found_s = sum(price(step, shape, itemsize) for step in steps)
+        tiered = _by_factors(source, target, shape, itemsize, cast(LocalPrice, price), found_s)
         if tiered is not None:
             return tiered
     first, last = steps[0], steps[-1]
