@@ -68,9 +68,9 @@ def main() -> None:
     for name in arguments.parts or parts:
         found[name] = parts[name]()
         print(f"{name}: {json.dumps(found[name], indent=1)}", flush=True)
-    if arguments.save:
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps(kept | found, indent=1) + "\n")
+        if arguments.save:
+            kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            RESULTS.write_text(json.dumps(kept | found, indent=1) + "\n")
 
 
 def environment() -> dict[str, str]:
