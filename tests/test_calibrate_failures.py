@@ -233,3 +233,15 @@ def test_one_device_spends_no_time_on_what_takes_several(tmp_path):
     session = small_session(Device(kind="cpu"), tmp_path, [], sections=())
     assert "communication" not in session.sections
     assert "matrix" in session.sections
+
+
+def test_a_cpu_measured_for_no_file_leaves_no_points_behind(tmp_path, monkeypatch):
+    from twofold import calibration
+
+    asked = {}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibration, "calibrate_cpu", lambda ranks, **more: asked.update(more))
+    calibration.calibrate(2, device="cpu")
+    assert asked["points"] is None
+    calibration.calibrate(2, device="cpu", out=tmp_path / "m.json")
+    assert asked["points"] == tmp_path / "m.points.jsonl"

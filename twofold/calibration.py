@@ -93,7 +93,7 @@ def calibrate(
         name: of the machine; "this-cpu", or that of the catalogue's device and their number, when None.
         out: path of the machine file, which is replaced only when all went well; none is written when None.
         points: file of JSON lines that points are appended to as they are measured; what is there already is not
-            measured again (probe programs are). Beside `out` when None.
+            measured again (probe programs are). Beside `out` when None; of a CPU without `out` it is temporary.
         base: accelerators: device of the catalogue whose peaks and links are taken where nothing is measured.
         minutes: of measuring; under 5 when None.
         quick: only what tells most, in under a minute.
@@ -116,7 +116,8 @@ def calibrate(
             raise TwofoldError("base is for accelerators; a CPU's peaks are measured")
         seconds = QUICK_S if quick else 60.0 * (MINUTES if minutes is None else minutes)
         return calibrate_cpu(
-            8 if num_ranks is None else num_ranks, name=name or "this-cpu", out=out, points=points or beside,
+            8 if num_ranks is None else num_ranks, name=name or "this-cpu", out=out,
+            points=points or (None if out is None else beside),
             measure_s=seconds, thorough=not quick, log_dir=log_dir, on_progress=on_progress,
         )  # fmt: skip
     from twofold.accelerators import calibrate_accelerators, spoken
