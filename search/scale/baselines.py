@@ -11,12 +11,12 @@ from plans.scale import Degrees
 from search.scale.answer import Answer, NothingFits
 from search.scale.branch import Branching
 from search.scale.found import Found, identity
+from search.scale.physics import physics_s
 from search.scale.problem import Pins, Problem
-from search.scale.solve import physics_s
 from search.scale.space import refusal
 from simulator.scale import forecast_grid
 
-__all__ = ["BASELINES", "baseline"]
+__all__ = ["BASELINES", "baseline", "usual_candidates"]
 
 
 def baseline(problem: Problem, name: str) -> Answer:
@@ -56,6 +56,13 @@ def baseline(problem: Problem, name: str) -> Answer:
         problem=problem, found=tuple(fitting), bound_s=physics, relaxed_s=physics, physics_s=physics, complete=True,
         search_s=time.monotonic() - began, num_forecasts=len(tried), num_opened=0, method=name,
     )  # fmt: skip
+
+
+def usual_candidates(problem: Problem) -> list[Degrees]:
+    """What the grid and the greedy halving find."""
+    found = [sorted(tried, key=lambda each: each.key) for tried in (_grid(problem), _greedy(problem))]
+    fitting = [[each for each in tried if each.forecast.peak_bytes <= problem.limit_bytes] for tried in found]
+    return [tried[0].degrees for tried in fitting if tried]
 
 
 def _forecasts(problem: Problem, candidates: Iterable[Degrees]) -> list[Found]:
