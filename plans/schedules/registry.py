@@ -140,6 +140,7 @@ def _make(name: str, num_ranks: int, num_micro_batches: int, virtual: int | None
     return make(num_ranks, num_micro_batches)
 
 
+@lru_cache(maxsize=64)
 def _known_name(name: str) -> str:
     known = {_plain(known): known for known in _SCHEDULES} | _ALIASES
     if _plain(name) in known:

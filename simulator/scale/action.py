@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Line", "Stretch", "measure"]
+__all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Body", "Line", "Stretch", "measure"]
 
 COMPUTE, COLLECTIVE, WAIT = range(3)
 
@@ -73,9 +74,11 @@ class Stretch:
         >>> both.work_ps, both.lead_ps, both.dispatch_ps
         (6, 11, 10)
         """
-        exposed = dict(self.exposed_ps)
-        for call, time in other.exposed_ps.items():
-            exposed[call] = exposed.get(call, 0) + time
+        exposed = self.exposed_ps or other.exposed_ps
+        if self.exposed_ps and other.exposed_ps:
+            exposed = dict(self.exposed_ps)
+            for call, time in other.exposed_ps.items():
+                exposed[call] = exposed.get(call, 0) + time
         return Stretch(
             work_ps=self.work_ps + other.work_ps,
             lead_ps=max(self.lead_ps + other.work_ps, self.dispatch_ps + other.lead_ps),
@@ -96,6 +99,8 @@ class Stretch:
         """
         if count == 0:
             return Stretch()
+        if count == 1 and not self.lag_ps:
+            return self
         return Stretch(
             work_ps=count * self.work_ps,
             lead_ps=self.lead_ps + (count - 1) * max(self.work_ps, self.dispatch_ps),
@@ -126,30 +131,81 @@ def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool =
     >>> stretch.work_ps, stretch.lead_ps, stretch.dispatch_ps, dict(stretch.exposed_ps)
     (16.0, 17.0, 3.0, {'all_reduce': 6.0})
     """
-    if all(line.kind != COLLECTIVE for line in lines):
-        return _alone(lines)
-    walk = _Walk(rates)
-    begin = busy = 0.0
-    before: dict[str, float] = {}
-    trailing: list[float] = []
-    joined = _joined(lines)
-    for _ in range(_SETTLED if steady else 1):
-        begin, before, busy = walk.stream, dict(walk.exposed), walk.compute
-        walk.run(joined)
-        trailing.append(max(0.0, walk.last_end() - walk.stream))
-    late = _Walk(rates)
-    late.run(lines, late=True)
-    return Stretch(
-        work_ps=walk.stream - begin,
-        lead_ps=late.stream,
-        dispatch_ps=float(sum(line.dispatch_ps for line in lines)),
-        compute_ps=walk.compute - busy,
-        exposed_ps={
-            call: time - before.get(call, 0.0) for call, time in walk.exposed.items() if time > before.get(call, 0.0)
-        },
-        trailing_ps=trailing[-1],
-        lag_ps=max(0.0, trailing[-1] - trailing[-2]) if steady else 0.0,
-    )
+    return Body(lines, rates).stretch(steady=steady)
+
+
+class Body:
+    """A sequence that is measured alone and beside several others; what is the same each time is walked once.
+
+    Args:
+        lines: in program order.
+        rates: of pairs of compute and collective; None: overlap costs nothing.
+    """
+
+    def __init__(self, lines: Sequence[Line], rates: Rates | None = None) -> None:
+        self._lines = lines
+        self._rates = rates
+        self._joined = _joined(lines)
+        self._dispatch = float(sum(line.dispatch_ps for line in lines))
+        self._has_collectives = any(line.kind == COLLECTIVE for line in lines)
+
+    @cached_property
+    def _ahead(self) -> _Walk:
+        """After the sequence alone, the host far ahead."""
+        walk = _Walk(self._rates)
+        walk.run(self._joined)
+        return walk
+
+    @cached_property
+    def _late(self) -> _Walk:
+        """After the sequence alone, the host starting with it."""
+        walk = _Walk(self._rates)
+        walk.run(self._lines, late=True)
+        return walk
+
+    def stretch(self, before: Sequence[Line] = (), after: Sequence[Line] = (), *, steady: bool = False) -> Stretch:
+        """The map of `before`, the sequence and `after`.
+
+        `steady` as of `measure`. Once a repetition leaves behind what the one before it did, all others are like it.
+        """
+        if not self._has_collectives and all(line.kind != COLLECTIVE for line in (*before, *after)):
+            return _alone([*before, *self._lines, *after])
+        joined = [*before, *self._joined, *after]
+        if before:
+            walk, late = _Walk(self._rates), _Walk(self._rates)
+            walk.run(joined)
+            late.run([*before, *self._lines, *after], late=True)
+        else:
+            walk, late = self._ahead.again(), self._late.again()
+            walk.run(after)
+            late.run(after, late=True)
+        begin = busy = 0.0
+        exposed: dict[str, float] = {}
+        trailing, earlier, lag = max(0.0, walk.last_end() - walk.stream), 0.0, 0.0
+        left: _Left = ()
+        for _ in range(1, _SETTLED if steady else 1):
+            remains = walk.left()
+            if remains == left:
+                break
+            left = remains
+            begin, exposed, busy, earlier = walk.stream, dict(walk.exposed), walk.compute, trailing
+            walk.run(joined)
+            trailing = max(0.0, walk.last_end() - walk.stream)
+        else:
+            lag = max(0.0, trailing - earlier) if steady and walk.left() != left else 0.0
+        return Stretch(
+            work_ps=walk.stream - begin,
+            lead_ps=late.stream,
+            dispatch_ps=self._dispatch + sum(line.dispatch_ps for line in (*before, *after)),
+            compute_ps=walk.compute - busy,
+            exposed_ps={
+                call: time - exposed.get(call, 0.0)
+                for call, time in walk.exposed.items()
+                if time > exposed.get(call, 0.0)
+            },
+            trailing_ps=trailing,
+            lag_ps=lag,
+        )
 
 
 def _joined(lines: Sequence[Line]) -> list[Line]:
@@ -192,6 +248,13 @@ class _Flow:
         self.left = work
         self.end = -1.0
 
+    def again(self) -> _Flow:
+        """One of its own."""
+        return _Flow(self.call, self.token, self.start, self.left)
+
+
+_Left = tuple[object, ...]
+
 
 class _Walk:
     """One rank's stream and its channels."""
@@ -205,10 +268,11 @@ class _Walk:
         self._clock = 0.0  # up to where the channels have been followed
         self._tail: dict[str, float] = {}
         self._num_flows = 0  # under way
+        self._host = 0.0
 
     def run(self, lines: Sequence[Line], *, late: bool = False) -> None:
         """Walk the lines; `late`: the host starts at 0 with the stream idle, else it is far ahead."""
-        host = 0.0
+        host = self._host
         tokens: dict[int, _Flow] = {}
         for kind, dispatch, work, name, channel, token in lines:
             if late:
@@ -234,6 +298,27 @@ class _Walk:
                 self._wait(waited, ready)
             else:
                 self.stream = ready
+        self._host = host
+
+    def again(self) -> _Walk:
+        """Another walk that goes on from here on its own."""
+        walk = _Walk(self._rates)
+        walk.stream, walk.compute, walk.exposed = self.stream, self.compute, dict(self.exposed)
+        walk._channels = {
+            channel: [flow.again() for flow in queue] for channel, queue in self._channels.items() if queue
+        }
+        walk._clock, walk._tail, walk._num_flows = self._clock, dict(self._tail), self._num_flows
+        walk._host = self._host
+        return walk
+
+    def left(self) -> _Left:
+        """What is under way, from the time of the stream on: with an equal rest walks go on equally."""
+        if not self._num_flows:
+            return ()
+        return self._clock - self.stream, tuple(
+            (channel, flow.call, flow.start - self.stream, flow.left)
+            for channel, queue in self._channels.items() for flow in queue
+        )  # fmt: skip
 
     def last_end(self) -> float:
         """When the last collective ends if nothing computes from now on."""

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from costmodels import Machine
@@ -67,6 +70,8 @@ class Pieces:
         self._actions: dict[Chunk, Mapping[str, Stretch]] = {}
         self._updates: dict[tuple[Chunk, ...], Stretch] = {}
         self._activations: dict[Chunk, Activations] = {}
+        self._update_of: dict[Chunk, Stretch] = {}
+        self._static_of: dict[Chunk, Mapping[str, int]] = {}
         self._held: dict[tuple[Chunk, ...], Mapping[str, int]] = {}
         self._seconds: dict[tuple[Chunk, ...], tuple[Mapping[str, float], Mapping[str, float]]] = {}
 
@@ -93,11 +98,14 @@ class Pieces:
     def update(self, chunks: tuple[Chunk, ...]) -> Stretch:
         """The optimizer's work of a rank with these chunks."""
         if chunks not in self._updates:
-            total = Stretch()
-            for chunk in chunks:
-                total = total.then(self.costs.update(chunk))
-            self._updates[chunks] = total
+            parts = [self._update(chunk).times(len(list(equal))) for chunk, equal in groupby(chunks)]
+            self._updates[chunks] = functools.reduce(Stretch.then, parts, Stretch())
         return self._updates[chunks]
+
+    def _update(self, chunk: Chunk) -> Stretch:
+        if chunk not in self._update_of:
+            self._update_of[chunk] = self.costs.update(chunk)
+        return self._update_of[chunk]
 
     def activations(self, chunk: Chunk) -> Activations:
         """What its micro-batches keep, and what its actions need for themselves."""
@@ -118,9 +126,9 @@ class Pieces:
         """Weights, gradients and states of a rank with these chunks, by role."""
         if chunks not in self._held:
             costs, roles = self.costs, dict[str, int]()
-            for chunk in chunks:
-                for role, size in costs.static_bytes(chunk).items():
-                    roles[role] = roles.get(role, 0) + size
+            for chunk, count in Counter(chunks).items():
+                for role, size in self._static(chunk).items():
+                    roles[role] = roles.get(role, 0) + count * size
             if costs.degrees.optimizer.parallel_level >= 3 and costs.shards > 1:
                 # whole weights exist only while their block computes: its own and the next one's
                 whole = {piece: costs.weight_bytes(piece) for chunk in chunks for piece, _ in chunk.pieces}
@@ -128,22 +136,27 @@ class Pieces:
             self._held[chunks] = roles
         return self._held[chunks]
 
+    def _static(self, chunk: Chunk) -> Mapping[str, int]:
+        if chunk not in self._static_of:
+            self._static_of[chunk] = self.costs.static_bytes(chunk)
+        return self._static_of[chunk]
+
     def seconds(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> dict[str, float]:
         """Compute and exposed communication by call, of a step of a rank with these chunks."""
         if chunks not in self._seconds:
             once, each = _Shares(), _Shares()
             once.add(self.update(chunks), 1)
-            for chunk in chunks:
+            for chunk, count in Counter(chunks).items():
                 actions = self.actions(chunk)
                 for name, stretch in actions.items():
                     if name[0] == "B" and "W" in actions:  # counted as what it consists of
                         continue
                     if name.endswith((".first", ".last")):
-                        once.add(stretch, 1)
-                        each.add(actions[name[0]], 0)
-                        once.add(actions[name[0]], -1)  # one of them is the first, or the last
+                        if stretch is not actions[name[0]]:
+                            once.add(stretch, count)
+                            once.add(actions[name[0]], -count)  # one of them is the first, or the last
                     else:
-                        each.add(stretch, 1)
+                        each.add(stretch, count)
             self._seconds[chunks] = once.seconds, each.seconds
         once_s, each_s = self._seconds[chunks]
         calls = sorted({*once_s, *each_s} - {"compute"})
@@ -155,8 +168,10 @@ class _Shares:
         self.seconds = {"compute": 0.0}
 
     def add(self, stretch: Stretch, times: int) -> None:
-        for name, time in (("compute", stretch.compute_ps), *stretch.exposed_ps.items()):
-            self.seconds[name] = self.seconds.get(name, 0.0) + times * time / PS_PER_S
+        seconds = self.seconds
+        seconds["compute"] += times * stretch.compute_ps / PS_PER_S
+        for name, time in stretch.exposed_ps.items():
+            seconds[name] = seconds.get(name, 0.0) + times * time / PS_PER_S
 
 
 class RankKinds(NamedTuple):

@@ -7,10 +7,11 @@ are gathered while the block before it computes (`plans.lower.optimizer`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from costmodels import Machine
@@ -20,7 +21,7 @@ from plans.errors import TwofoldError
 from plans.graph import itemsize
 from plans.scale import Degrees, ModelTemplate, ParameterTemplate, model_sizes, model_template
 from plans.transformer import TransformerConfig
-from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Line, Rates, Stretch, measure
+from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Body, Line, Rates, Stretch, measure
 from simulator.scale.memory import Footprint, footprint, parameter_bytes
 from simulator.scale.pricing import Groups, priced_lines
 from simulator.scale.stacks import PieceSizes, Stack
@@ -47,11 +48,16 @@ class Chunk:
     @property
     def pieces(self) -> tuple[tuple[str, int], ...]:
         """(piece, how often), in the order of the forward."""
-        counts = (
-            ("embedding", int(self.has_embedding)), ("dense_block", self.num_dense),
-            ("block", self.num_blocks - self.num_dense), ("head", int(self.has_head)),
-        )  # fmt: skip
-        return tuple((name, count) for name, count in counts if count)
+        return _pieces(self)
+
+
+@lru_cache(maxsize=1024)
+def _pieces(chunk: Chunk) -> tuple[tuple[str, int], ...]:
+    counts = (
+        ("embedding", int(chunk.has_embedding)), ("dense_block", chunk.num_dense),
+        ("block", chunk.num_blocks - chunk.num_dense), ("head", int(chunk.has_head)),
+    )  # fmt: skip
+    return tuple((name, count) for name, count in counts if count)
 
 
 @dataclass(kw_only=True)
@@ -285,13 +291,20 @@ class Chunks:
     def _stretch(self, beside: tuple[Any, ...]) -> Stretch:
         if beside not in self.known:
             piece, part, given, gather, reduce = beside
-            lines = self._hosted(self.lines(piece, part), given)
+            after = list(reduce)
             if gather:
                 wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
                 copied = self._copied(self.weight_bytes(piece), 0)
-                lines = [*gather, *lines, Line(WAIT, wait, 0, token=_GATHER), *copied]
-            self.known[beside] = measure([*lines, *reduce], self.rates, steady=bool(gather or reduce))
+                after = [Line(WAIT, wait, 0, token=_GATHER), *copied, *reduce]
+            self.known[beside] = self._body(piece, part, given).stretch(gather, after, steady=bool(after))
         found: Stretch = self.known[beside]
+        return found
+
+    def _body(self, piece: str, part: str, given: float | None) -> Body:
+        key = ("body", piece, part, given)
+        if key not in self.known:
+            self.known[key] = Body(self._hosted(self.lines(piece, part), given), self.rates)
+        found: Body = self.known[key]
         return found
 
     @staticmethod
@@ -308,23 +321,27 @@ class Chunks:
         pieces = chunk.pieces if part == "F" else chunk.pieces[::-1]
         own = tuple((self._beside(piece, part, gathers, reduces), count) for piece, count in pieces)
         if own not in self.known:
-            total = Stretch()
+            parts = [self._stretch(beside).times(count) for beside, count in own]
             if gathers and pieces and (gather := self.gather(pieces[0][0])):
-                total = measure([*gather, Line(WAIT, 0, 0, token=_GATHER)], self.rates)
-            for beside, count in own:
-                total = total.then(self._stretch(beside).times(count))
-            self.known[own] = total
+                parts.insert(0, self._gathered(gather))
+            self.known[own] = functools.reduce(Stretch.then, parts) if parts else Stretch()
         found: Stretch = self.known[own]
+        return found
+
+    def _gathered(self, gather: tuple[Line, ...]) -> Stretch:
+        """Weights that nothing was computed beside."""
+        key = ("gathered", gather)
+        if key not in self.known:
+            self.known[key] = measure([*gather, Line(WAIT, 0, 0, token=_GATHER)], self.rates)
+        found: Stretch = self.known[key]
         return found
 
     # ------------------------------------------------------------------- the end of a step
 
     def update(self, chunk: Chunk) -> Stretch:
         """The optimizer's kernels on what a rank holds of a chunk."""
-        total = Stretch()
-        for piece, count in chunk.pieces:
-            total = total.then(self._update(piece).times(count))
-        return total
+        parts = [self._update(piece).times(count) for piece, count in chunk.pieces]
+        return functools.reduce(Stretch.then, parts) if parts else Stretch()
 
     def _update(self, piece: str) -> Stretch:
         optimizer = self.degrees.optimizer
