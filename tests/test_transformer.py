@@ -243,7 +243,7 @@ def test_names_are_found_whatever_their_punctuation(given, name):
 
 
 def test_an_unknown_name_suggests_others():
-    with pytest.raises(TwofoldError, match=r"did you mean 'llama-3-8b'.*known are deepseek-moe-16b, gpt2, "):
+    with pytest.raises(TwofoldError, match=r"did you mean 'llama-3-8b'.*known are deepseek-moe-16b, deepseek-v3, "):
         transformer("lama-3-8b")
 
 
@@ -317,7 +317,7 @@ def test_what_a_config_json_says_beside_sizes():
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not modelled"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not modelled"),
         ({"sliding_window": 4096}, "sliding_window 4096 below max_position_embeddings 131072"),
-        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known: gpt2, gpt_neox, llama"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known: deepseek_v2, deepseek_v3, gpt2, "),
         ({"pretraining_tp": 2}, "pretraining_tp 2 is not modelled"),
         ({"num_attention_heads": 30}, "hidden 4096 is not a multiple of num_heads 30"),
         ({"num_key_value_heads": 5}, "num_heads 32 is not a multiple of num_kv_heads 5"),

@@ -57,6 +57,49 @@ class Attention(nn.Module):
         return self.wo((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1))
 
 
+class LatentAttention(nn.Module):
+    """DeepSeek's, head by head; the elements that bear the position come first."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, latent = config, config.latent
+        if latent.q_rank is None:
+            self.wq = nn.Linear(config.hidden, config.num_heads * config.head_size, False)
+        else:
+            self.wq_a = nn.Linear(config.hidden, latent.q_rank, False)
+            self.q_norm = Norm(config.norm, latent.q_rank, config.norm_eps)
+            self.wq_b = nn.Linear(latent.q_rank, config.num_heads * config.head_size, False)
+        self.wk_pos = nn.Linear(config.hidden, latent.rope_dim, False)
+        self.wkv_a = nn.Linear(config.hidden, latent.kv_rank, False)
+        self.kv_norm = Norm(config.norm, latent.kv_rank, config.norm_eps)
+        self.wk_b = nn.Linear(latent.kv_rank, config.num_heads * latent.nope_dim, False)
+        self.wv_b = nn.Linear(latent.kv_rank, config.num_heads * latent.value_dim, False)
+        self.wo = nn.Linear(config.num_heads * latent.value_dim, config.hidden, False)
+
+    def turned(self, x):
+        """x[b, s, d] as complex numbers of its two halves, turned."""
+        half = x.shape[-1] // 2
+        rates = self.config.rope.base ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * rates
+        made = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([made.real, made.imag], -1)
+
+    def forward(self, x):
+        config, latent = self.config, self.config.latent
+        q = self.wq(x) if latent.q_rank is None else self.wq_b(self.q_norm(self.wq_a(x)))
+        narrow, position = self.kv_norm(self.wkv_a(x)), self.turned(self.wk_pos(x))
+        k, v, rope = self.wk_b(narrow), self.wv_b(narrow), latent.rope_dim
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        made = []
+        for head in range(config.num_heads):
+            mine = q[..., head * config.head_size : (head + 1) * config.head_size]
+            own = k[..., head * latent.nope_dim : (head + 1) * latent.nope_dim]
+            scores = self.turned(mine[..., :rope]) @ position.mT + mine[..., rope:] @ own.mT
+            weights = (scores / math.sqrt(config.head_size)).masked_fill(later, -torch.inf).softmax(-1)
+            made.append(weights @ v[..., head * latent.value_dim : (head + 1) * latent.value_dim])
+        return self.wo(torch.cat(made, -1))
+
+
 class MLP(nn.Module):
     def __init__(self, config, width=None):
         super().__init__()
@@ -127,7 +170,8 @@ class Block(nn.Module):
         super().__init__()
         self.parallel = config.parallel_residual
         routed = config.experts is not None and layer >= config.experts.num_dense_layers
-        self.attention, self.feed_forward = Attention(config), (Mixture if routed else MLP)(config)
+        self.attention = (Attention if config.latent is None else LatentAttention)(config)
+        self.feed_forward = (Mixture if routed else MLP)(config)
         self.attention_norm, self.ffn_norm = (Norm(config.norm, config.hidden, config.norm_eps) for _ in range(2))
 
     def forward(self, x):

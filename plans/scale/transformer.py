@@ -19,13 +19,15 @@ from plans.operators.experts import expert_capacity
 from plans.plan import Plan, Stage
 from plans.scale.symbols import Monomials, Symbols
 from plans.scale.template import PieceTemplate, piece_template
-from plans.transformer import Experts, TransformerConfig, block_strategies, mesh_axes, parts_of, recompute_set
+from plans.transformer import Experts, Latent, TransformerConfig, block_strategies, mesh_axes, parts_of, recompute_set
 from plans.transformer.builder import build_graph
 
 __all__ = ["ModelTemplate", "model_sizes", "model_template"]
 
 _TP, _TP_Q, _CP = 11, 17, 13
 _EP, _EXPERTS, _CAPACITY, _EXPERT_FFN, _SHARED = 61, 59, 41, 67, 71
+_Q_RANK, _KV_RANK, _VALUE = 73, 83, 89
+_NOPE, _ROPE, _QUERY = 79, 139, 109  # twos of them: a query has 2 x 79 + 2 x 139 = 4 x 109 elements
 _BATCH, _SEQ, _HIDDEN, _KV, _GROUP, _HEAD, _FFN, _VOCAB, _ROWS = 43, 47, 53, 19, 23, 29, 31, 37, 10_007
 _MICRO_BATCHES = 2
 
@@ -77,7 +79,11 @@ def model_template(
         )
     structure = replace(
         config,
-        name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, head_dim=2, ffn=1, vocab=1, seq=1,
+        name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, ffn=1, vocab=1, seq=1,
+        head_dim=2 if config.latent is None else 3,
+        latent=config.latent and Latent(
+            kv_rank=1, q_rank=config.latent.q_rank and 1, nope_dim=1, rope_dim=2, value_dim=1
+        ),
         dropout=0.1 if config.dropout else 0.0, attention_dropout=0.1 if config.attention_dropout else 0.0,
         norm_eps=1e-5, tied=False, source="",
         experts=experts and Experts(
@@ -106,6 +112,11 @@ def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int
         "kv_heads": config.kv_heads, "group": config.num_heads // config.kv_heads, "head_dim": config.head_size,
         "ffn": config.inner, "vocab": config.vocab, "cp": cp,
     }  # fmt: skip
+    if (latent := config.latent) is not None:
+        sizes |= {
+            "q_rank": latent.q_rank or 1, "kv_rank": latent.kv_rank, "nope_dim": latent.nope_dim,
+            "rope_dim": latent.rope_dim, "value_dim": latent.value_dim,
+        }  # fmt: skip
     if (experts := config.experts) is not None:
         sizes |= {
             "experts": experts.num_experts, "expert_ffn": experts.ffn, "ep": ep,
@@ -172,16 +183,27 @@ def _template(
             num_shared=_SHARED * experts.num_shared,
             capacity_factor=factor,
         )
+    latent, head = structure.latent, (2 * _HEAD, _HEAD)
+    if latent is not None:
+        latent = Latent(
+            kv_rank=_KV_RANK, q_rank=latent.q_rank and _Q_RANK, nope_dim=2 * _NOPE, rope_dim=2 * _ROPE, value_dim=_VALUE
+        )
+        head = 4 * _QUERY, _QUERY
     config = replace(
-        structure, experts=experts, num_layers=num_layers,
-        hidden=hidden, num_heads=kv * group, num_kv_heads=kv, head_dim=2 * _HEAD, ffn=tensor * _FFN,
+        structure, experts=experts, num_layers=num_layers, latent=latent,
+        hidden=hidden, num_heads=kv * group, num_kv_heads=kv, head_dim=head[0], ffn=tensor * _FFN,
         vocab=tensor * _VOCAB, seq=_ROWS if structure.position == "learned" else seq,
     )  # fmt: skip
     sizes = {
         "rows": (_ROWS, _ROWS), "seq": (seq, _SEQ), "ffn": (config.inner, _FFN), "vocab": (config.vocab, _VOCAB),
-        "kv_heads": (kv, _KV), "group": (group, _GROUP), "head_dim": (2 * _HEAD, _HEAD), "batch": (_BATCH, _BATCH),
+        "kv_heads": (kv, _KV), "group": (group, _GROUP), "head_dim": head, "batch": (_BATCH, _BATCH),
         "hidden": (hidden, _HIDDEN), "cp": (_CP, _CP),
     }  # fmt: skip
+    if latent is not None:
+        sizes |= {
+            "q_rank": (_Q_RANK, _Q_RANK), "kv_rank": (_KV_RANK, _KV_RANK), "nope_dim": (2 * _NOPE, _NOPE),
+            "rope_dim": (2 * _ROPE, _ROPE), "value_dim": (_VALUE, _VALUE),
+        }  # fmt: skip
     if experts is not None:
         sizes |= {
             "experts": (ways * _EXPERTS, _EXPERTS), "expert_ffn": (tensor * _EXPERT_FFN, _EXPERT_FFN), "ep": (_EP, _EP),

@@ -8,7 +8,7 @@
 """
 
 from plans.transformer.catalogue import model_names, named_config
-from plans.transformer.config import Experts, Rope, TransformerConfig
+from plans.transformer.config import Experts, Latent, Rope, TransformerConfig
 from plans.transformer.model import transformer, transformer_config
 from plans.transformer.parts import Parts, is_transformer, parts_of
 from plans.transformer.recompute import RECOMPUTE_MODES, recompute_set
@@ -17,6 +17,7 @@ from plans.transformer.strategies import MeshAxes, block_strategies, check_degre
 __all__ = [
     "RECOMPUTE_MODES",
     "Experts",
+    "Latent",
     "MeshAxes",
     "Parts",
     "Rope",

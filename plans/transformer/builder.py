@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from plans.graph import Attr, Graph, Operator, Tensor
 from plans.operators.experts import expert_capacity
-from plans.transformer.config import Experts, TransformerConfig
+from plans.transformer.config import Experts, Latent, TransformerConfig
 
 __all__ = ["build_graph"]
 
@@ -79,8 +79,23 @@ class _Builder:
 
     def _attention(self, module: str, x: str, layer: int) -> str:
         config = self.config
+        parts = self._separate(module, x) if config.latent is None else self._latent(module, x, config.latent)
+        attrs: dict[str, Attr] = {"layout": "bshd"}
+        if config.causal:
+            attrs["causal"] = True
+        if config.attention_dropout:
+            attrs |= {"p": config.attention_dropout, "seed": 1000 + layer}
+        heads = (self.batch, self.seq, config.num_heads, config.value_size)
+        core = self._add(f"{module}.core", "attention", heads, tuple(parts), module, attrs)
+        wide = config.num_heads * config.value_size
+        flat = self._add(f"{module}.merge", "reshape", (self.batch, self.seq, wide), (core,), module)
+        made = self._linear(f"{module}.wo", flat, config.hidden, config.out_bias)
+        return self._dropout(f"{module}.dropout", made, 2000 + layer)
+
+    def _separate(self, module: str, x: str) -> list[str]:
+        """Queries, keys and values, each of a product of its own."""
+        config, parts = self.config, []
         wide, narrow = config.num_heads * config.head_size, config.kv_heads * config.head_size
-        parts = []
         for name, width, num_heads in (
             ("q", wide, config.num_heads), ("k", narrow, config.kv_heads), ("v", narrow, config.kv_heads)
         ):  # fmt: skip
@@ -90,16 +105,43 @@ class _Builder:
             if config.position == "rope" and name != "v":
                 part = self._add(f"{module}.{name}_rope", "rope", heads, (part,), module, self._rope_attrs())
             parts.append(part)
-        attrs: dict[str, Attr] = {"layout": "bshd"}
-        if config.causal:
-            attrs["causal"] = True
-        if config.attention_dropout:
-            attrs |= {"p": config.attention_dropout, "seed": 1000 + layer}
-        heads = (self.batch, self.seq, config.num_heads, config.head_size)
-        core = self._add(f"{module}.core", "attention", heads, tuple(parts), module, attrs)
-        flat = self._add(f"{module}.merge", "reshape", (self.batch, self.seq, wide), (core,), module)
-        made = self._linear(f"{module}.wo", flat, config.hidden, config.out_bias)
-        return self._dropout(f"{module}.dropout", made, 2000 + layer)
+        return parts
+
+    def _latent(self, module: str, x: str, latent: Latent) -> list[str]:
+        """Queries, keys and values of multi-head latent attention; what bears the position comes first in a head.
+
+        The published code makes the latent and the shared key in one product, and a head's key and value in another.
+        Products of their own are the same rows, and nothing has to be cut apart afterwards.
+        """
+        config, own = self.config, (self.batch, self.seq, self.config.num_heads)
+        rope = self._rope_attrs()
+        if latent.q_rank is None:
+            q = self._linear(f"{module}.wq", x, config.num_heads * config.head_size, False)
+        else:
+            q = self._norm(f"{module}.q_norm", self._linear(f"{module}.wq_a", x, latent.q_rank, False))
+            q = self._linear(f"{module}.wq_b", q, config.num_heads * config.head_size, False)
+        q = self._heads(f"{module}.q_heads", q, config.num_heads, config.head_size)
+        shape = (*own, config.head_size)
+        turned = rope | {"rotary": latent.rope_dim} if latent.rope_dim < config.head_size else rope
+        q = self._add(f"{module}.q_rope", "rope", shape, (q,), module, turned)
+
+        shared = self._linear(f"{module}.wk_pos", x, latent.rope_dim, False)
+        shared = self._heads(f"{module}.k_pos_heads", shared, 1, latent.rope_dim)
+        alone = (self.batch, self.seq, 1, latent.rope_dim)
+        shared = self._add(f"{module}.k_pos_rope", "rope", alone, (shared,), module, rope)
+        shared = self._add(f"{module}.k_pos", "expand", (*own, latent.rope_dim), (shared,), module)
+
+        narrow = self._norm(f"{module}.kv_norm", self._linear(f"{module}.wkv_a", x, latent.kv_rank, False))
+        k = self._linear(f"{module}.wk_b", narrow, config.num_heads * latent.nope_dim, False)
+        k = self._heads(f"{module}.k_heads", k, config.num_heads, latent.nope_dim)
+        joined: dict[str, Attr] = {"dim": 3, "sizes": (latent.rope_dim, latent.nope_dim)}
+        k = self._add(f"{module}.k_joined", "concat", shape, (shared, k), module, joined)
+        v = self._linear(f"{module}.wv_b", narrow, config.num_heads * latent.value_dim, False)
+        return [q, k, self._heads(f"{module}.v_heads", v, config.num_heads, latent.value_dim)]
+
+    def _heads(self, name: str, flat: str, num_heads: int, size: int) -> str:
+        shape = (self.batch, self.seq, num_heads, size)
+        return self._add(name, "reshape", shape, (flat,), name.rpartition(".")[0])
 
     def _rope_attrs(self) -> dict[str, Attr]:
         rope = self.config.rope
@@ -170,10 +212,10 @@ class _Builder:
         return self._add(module, "linear", (*before[:-1], width), (x, *weights))
 
     def _norm(self, module: str, x: str) -> str:
-        hidden = (self.config.hidden,)
-        weights = [self._parameter(f"{module}.weight", hidden)]
+        width = self.tensors[x].shape[-1:]
+        weights = [self._parameter(f"{module}.weight", width)]
         if self.config.norm == "layer":
-            weights.append(self._parameter(f"{module}.bias", hidden))
+            weights.append(self._parameter(f"{module}.bias", width))
         attrs: dict[str, Attr] = {"eps": self.config.norm_eps}
         return self._add(module, f"{self.config.norm}_norm", self.tensors[x].shape, (x, *weights), module, attrs)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from plans.errors import TwofoldError
-from plans.transformer.config import Experts, Rope, TransformerConfig
+from plans.transformer.config import Experts, Latent, Rope, TransformerConfig
 
 __all__ = ["model_names", "named_config"]
 
@@ -22,6 +22,9 @@ _LLAMA2 = "Touvron et al. 2023, arXiv 2307.09288; sizes of the released params.j
 _LLAMA3 = "Grattafiori et al. 2024, arXiv 2407.21783, table 3"
 _MIXTRAL_22B = "Mistral AI 2024, config.json of mistralai/Mixtral-8x22B-v0.1"
 _DEEPSEEK_MOE = "Dai et al. 2024, arXiv 2401.06066, section 5.1; config.json of deepseek-ai/deepseek-moe-16b-base"
+_DEEPSEEK_V3 = (
+    "DeepSeek-AI 2024, arXiv 2412.19437, section 4.2; config.json of deepseek-ai/DeepSeek-V3; seq of pre-training"
+)
 _MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088, table 1"
 
 
@@ -107,6 +110,12 @@ _MODELS: dict[str, Callable[[], TransformerConfig]] = {
     "deepseek-moe-16b": lambda: _llama(
         "deepseek-moe-16b", 28, 2048, 16, 16, 10944, _DEEPSEEK_MOE, vocab=102_400, seq=4096, base=10_000.0,
         experts=Experts(num_experts=64, top_k=6, ffn=1408, num_shared=2, num_dense_layers=1, weights="all"),
+    ),
+    "deepseek-v3": lambda: TransformerConfig(
+        name="deepseek-v3", num_layers=61, hidden=7168, num_heads=128, ffn=18_432, vocab=129_280, seq=4096,
+        norm_eps=1e-6, rope=Rope(base=10_000.0),
+        latent=Latent(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+        experts=Experts(num_experts=256, top_k=8, ffn=2048, num_shared=1, num_dense_layers=3), source=_DEEPSEEK_V3,
     ),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from plans.errors import TwofoldError
 
-__all__ = ["Experts", "Rope", "TransformerConfig"]
+__all__ = ["Experts", "Latent", "Rope", "TransformerConfig"]
 
 Norm = Literal["rms", "layer"]
 Position = Literal["rope", "learned", "none"]
@@ -77,6 +77,34 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1).
+
+    Keys and values are made of one narrow, normalised latent; beside what a head has of its own, all heads share one
+    key that bears the position.
+
+    Args:
+        kv_rank: width of the latent of keys and values.
+        q_rank: of the queries; None: they are made in one product.
+        nope_dim: elements of a head's query and key that bear no position.
+        rope_dim: those that do, rotated. Here they come first in a head; the published code has them last, which
+            permutes rows of the weights.
+        value_dim: elements of a head's value.
+    """
+
+    kv_rank: int
+    q_rank: int | None = None
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        counts = (self.kv_rank, 1 if self.q_rank is None else self.q_rank, self.nope_dim, self.rope_dim, self.value_dim)
+        if min(counts) < 1 or self.rope_dim % 2:
+            raise TwofoldError(f"{self}: all are at least 1, and rope turns pairs, so rope_dim is even")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
     """The shape of a transformer.
 
@@ -103,6 +131,7 @@ class TransformerConfig:
         attention_dropout: probability of the attention's weights.
         dtype: of parameters and activations; the loss is taken in float32.
         experts: None for a dense model.
+        latent: of multi-head latent attention; head_dim is then that of queries and keys. None: plain attention.
         source: where the figures were published.
 
     Raises:
@@ -136,12 +165,15 @@ class TransformerConfig:
     attention_dropout: float = 0.0
     dtype: str = "bfloat16"
     experts: Experts | None = None
+    latent: Latent | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden", "num_heads", "vocab", "seq"):
             self._check_count(field)
         derived = {"num_kv_heads": self.num_heads, "ffn": 4 * self.hidden}
+        if self.latent is not None:
+            self._check_latent(self.latent)
         if self.head_dim is None and self.hidden % self.num_heads:
             raise TwofoldError(
                 f"{self.name}: hidden {self.hidden} is not a multiple of num_heads {self.num_heads} "
@@ -169,6 +201,19 @@ class TransformerConfig:
                 f"{self.name}: rope turns pairs, so {self.rotary_dim} elements of a head cannot be turned"
             )
 
+    def _check_latent(self, latent: Latent) -> None:
+        size = latent.nope_dim + latent.rope_dim
+        if self.head_dim is None:
+            object.__setattr__(self, "head_dim", size)
+        if self.head_dim != size or self.num_kv_heads not in (None, self.num_heads):
+            raise TwofoldError(
+                f"{self.name}: latent attention has heads of nope_dim + rope_dim = {size} elements and as many of keys "
+                f"and values as of queries, not head_dim {self.head_dim} and num_kv_heads {self.num_kv_heads}; leave "
+                "both out"
+            )
+        if self.position != "rope" or self.rope.fraction != 1 or self.qkv_bias or self.out_bias:
+            raise TwofoldError(f"{self.name}: latent attention has rope on its rope_dim elements, and no biases")
+
     def _check_count(self, field: str) -> None:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -182,9 +227,25 @@ class TransformerConfig:
 
     @property
     def head_size(self) -> int:
-        """Elements of one head."""
+        """Elements of one head of queries and keys."""
         assert self.head_dim is not None
         return self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Elements of one head of values."""
+        return self.head_size if self.latent is None else self.latent.value_dim
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of the matrices of one block's attention."""
+        if self.latent is None:
+            return self.hidden * self.head_size * (2 * self.num_heads + 2 * self.kv_heads)
+        latent, queries = self.latent, self.num_heads * self.head_size
+        made = self.hidden * queries if latent.q_rank is None else latent.q_rank * (self.hidden + queries)
+        compressed = self.hidden * (latent.kv_rank + latent.rope_dim)
+        spread = latent.kv_rank * self.num_heads * (latent.nope_dim + latent.value_dim)
+        return made + compressed + spread + self.num_heads * latent.value_dim * self.hidden
 
     @property
     def inner(self) -> int:
@@ -195,6 +256,8 @@ class TransformerConfig:
     @property
     def rotary_dim(self) -> int:
         """Elements of a head that rope turns."""
+        if self.latent is not None:
+            return self.latent.rope_dim
         return int(self.head_size * self.rope.fraction)
 
     def has_experts(self, layer: int) -> bool:
@@ -207,7 +270,7 @@ class TransformerConfig:
         layers = sum(self.block_parameters(layer) for layer in range(self.num_layers))
         tables = self.vocab * self.hidden * (1 if self.tied else 2)
         positions = self.seq * self.hidden if self.position == "learned" else 0
-        return layers + tables + positions + self._norm_parameters
+        return layers + tables + positions + self._norm_parameters(self.hidden)
 
     @property
     def num_active_parameters(self) -> int:
@@ -218,9 +281,8 @@ class TransformerConfig:
         num_moe = sum(self.has_experts(layer) for layer in range(self.num_layers))
         return self.num_parameters - num_moe * idle * self._mlp_parameters(self.experts.ffn)
 
-    @property
-    def _norm_parameters(self) -> int:
-        return self.hidden * (1 if self.norm == "rms" else 2)
+    def _norm_parameters(self, width: int) -> int:
+        return width * (1 if self.norm == "rms" else 2)
 
     def _mlp_parameters(self, inner: int) -> int:
         matrices = (3 if self.gated else 2) * self.hidden * inner
@@ -229,9 +291,11 @@ class TransformerConfig:
     def block_parameters(self, layer: int = 0) -> int:
         """Trained numbers of one block."""
         q, kv = self.num_heads * self.head_size, self.kv_heads * self.head_size
-        attention = self.hidden * (2 * q + 2 * kv)
+        attention = self.attention_weights + 2 * self._norm_parameters(self.hidden)
+        if self.latent is not None:
+            attention += self._norm_parameters(self.latent.kv_rank) + self._norm_parameters(self.latent.q_rank or 0)
         attention += (q + 2 * kv if self.qkv_bias else 0) + (self.hidden if self.out_bias else 0)
         if self.experts is None or not self.has_experts(layer):
-            return attention + 2 * self._norm_parameters + self._mlp_parameters(self.inner)
+            return attention + self._mlp_parameters(self.inner)
         mlps = (self.experts.num_experts + self.experts.num_shared) * self._mlp_parameters(self.experts.ffn)
-        return attention + 2 * self._norm_parameters + mlps + self.experts.num_experts * self.hidden
+        return attention + mlps + self.experts.num_experts * self.hidden

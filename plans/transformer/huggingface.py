@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plans.errors import TwofoldError
-from plans.transformer.config import Experts, Rope, TransformerConfig
+from plans.transformer.config import Experts, Latent, Rope, TransformerConfig
 
 __all__ = ["FAMILIES", "config_from_dict", "ignored_keys", "read_config"]
 
@@ -60,6 +60,15 @@ _IGNORED: dict[str, str] = {
     "router_aux_loss_coef": "the auxiliary loss of the router is not modelled",
     "max_window_layers": "counts only with use_sliding_window, which must be false",
     "router_jitter_noise": "noise of the router is not modelled",
+    **dict.fromkeys(("aux_loss_alpha", "seq_aux"), "the auxiliary loss of the router is not modelled"),
+    **dict.fromkeys(
+        ("n_group", "topk_group", "topk_method"), "routing limited to groups of experts is not modelled"
+    ),
+    **dict.fromkeys(
+        ("scoring_func", "routed_scaling_factor"), "a router's weights are modelled as a softmax, without a factor"
+    ),
+    "num_nextn_predict_layers": "multi-token prediction is not modelled",
+    "ep_size": _LIBRARY,
 }  # fmt: skip
 """Key -> why it is ignored."""
 
@@ -71,6 +80,10 @@ _ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,), "attention_multiplier": (None, 1), "parallel_attn": (None,),
 }  # fmt: skip
 """Key -> the values that are modelled."""
+
+
+_BY_FAMILY = {("deepseek_v3", "quantization_config")}
+"""(model_type, key) that the family's reader judges."""
 
 
 def read_config(path: str | os.PathLike[str]) -> TransformerConfig:
@@ -120,7 +133,7 @@ def config_from_dict(keys: Keys, name: str = "transformer") -> TransformerConfig
     if family not in FAMILIES:
         raise TwofoldError(f"model_type {family!r} is not known; known: {', '.join(sorted(FAMILIES))}")
     for key, allowed in _ONE_VALUE.items():
-        if key in keys and keys[key] not in allowed:
+        if key in keys and keys[key] not in allowed and (family, key) not in _BY_FAMILY:
             raise TwofoldError(f"{key} {keys[key]!r} is not modelled; it may be {' or '.join(map(repr, allowed))}")
     reader = _Reader(family, keys)
     config = FAMILIES[family](reader, name)
@@ -218,6 +231,42 @@ def _mixtral(reader: _Reader, name: str) -> TransformerConfig:
     return _llama_like(reader, name, experts=experts)
 
 
+def _deepseek(reader: _Reader, name: str) -> TransformerConfig:
+    """DeepSeek-V2 and V3: latent attention and a mixture of experts."""
+    reader.activation("hidden_act", gated=True)
+    for key, modelled in (("attention_bias", False), ("moe_layer_freq", 1)):
+        if (found := reader.get(key, modelled)) != modelled:
+            raise TwofoldError(f"{key} {found!r} is not modelled; it may be {modelled!r}")
+    stored = reader.get("quantization_config", {})
+    if stored and stored.get("quant_method") != "fp8":  # the published weights are stored so; the model is not
+        raise TwofoldError(f"quantization_config {stored!r} is not modelled; it may be null, or fp8")
+    seq, scaling = int(reader.need("max_position_embeddings")), dict(reader.get("rope_scaling", {}))
+    if scaling.get("rope_type", scaling.get("type")) == "yarn":
+        # YaRN was put on after pre-training (arXiv 2412.19437, section 4.3): the model as it was pre-trained
+        seq = int(scaling.get("original_max_position_embeddings", seq))
+        rope = Rope(base=float(reader.get("rope_theta", 10_000.0)))
+    else:
+        rope = reader.rope("rope_theta", 1.0, seq)
+    latent = Latent(
+        kv_rank=reader.need("kv_lora_rank"), q_rank=reader.get("q_lora_rank"), nope_dim=reader.need("qk_nope_head_dim"),
+        rope_dim=reader.need("qk_rope_head_dim"), value_dim=reader.need("v_head_dim"),
+    )  # fmt: skip
+    chosen = bool(reader.get("norm_topk_prob", reader.family == "deepseek_v3"))
+    experts = Experts(
+        num_experts=reader.need("n_routed_experts"), top_k=reader.need("num_experts_per_tok"),
+        ffn=reader.need("moe_intermediate_size"), num_shared=reader.get("n_shared_experts", 0),
+        num_dense_layers=reader.get("first_k_dense_replace", 0), weights="chosen" if chosen else "all",
+    )  # fmt: skip
+    return TransformerConfig(
+        name=name, num_layers=reader.need("num_hidden_layers"), hidden=reader.need("hidden_size"),
+        num_heads=reader.need("num_attention_heads"), num_kv_heads=reader.get("num_key_value_heads"),
+        ffn=reader.need("intermediate_size"), vocab=reader.need("vocab_size"), seq=seq,
+        norm_eps=reader.get("rms_norm_eps", 1e-6), tied=reader.get("tie_word_embeddings", False), rope=rope,
+        attention_dropout=reader.get("attention_dropout", 0.0), dtype=reader.dtype(), experts=experts, latent=latent,
+        source="config.json",
+    )  # fmt: skip
+
+
 def _gpt2(reader: _Reader, name: str) -> TransformerConfig:
     reader.activation("activation_function", gated=False)
     hidden, seq = reader.need("n_embd"), reader.need("n_positions", "n_ctx")
@@ -250,6 +299,8 @@ def _gpt_neox(reader: _Reader, name: str) -> TransformerConfig:
 
 
 FAMILIES: dict[str, Callable[[_Reader, str], TransformerConfig]] = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "llama": _llama,

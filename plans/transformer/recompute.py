@@ -12,7 +12,10 @@ __all__ = ["RECOMPUTE_MODES", "recompute_set"]
 
 RECOMPUTE_MODES = ("none", "selective", "selective_op", "full")
 
-_KEPT_BY_OPERATOR = ("attention.wq", "attention.wv", "attention.core", "feed_forward.w1", "feed_forward.w2")
+_KEPT_BY_OPERATOR = (
+    "attention.wq", "attention.wv", "attention.wq_a", "attention.wkv_a", "attention.wv_b", "attention.core",
+    "feed_forward.w1", "feed_forward.w2",
+)  # fmt: skip
 """Outputs that selection by operator keeps: attention, and every second matrix product in the order of the code."""
 
 

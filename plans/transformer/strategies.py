@@ -8,6 +8,9 @@
   arXiv 2205.05198, section 4.2.2). What a norm makes is gathered once for all its readers, and kept gathered for the
   gradients of their weights; with the norms recomputed it is gathered again there, as Megatron-LM does.
 
+Latent attention: what makes the latents and the shared key is not split by tp, but between ranks of it by the sequence
+where that is; the latents are gathered for the products that make heads of them, which tp splits by heads.
+
 A mixture of experts: the router and the way to the experts and back are split by samples alone; the experts, and what
 is routed to them, over ep, which is a part of the data-parallel ranks; an expert's inner size over tp, as in an MLP.
 
@@ -180,6 +183,14 @@ def _strategy(role: str, kind: str, axes: MeshAxes, sequence_parallel: bool) -> 
         dims = {"d0": between}
     elif role == "pos_embeddings":
         dims = {"b0": between}
+    elif part in ("wq_a", "wkv_a", "wk_pos"):
+        dims = {"b0": dp, "b1": between}
+    elif part == "k_pos_heads":
+        dims = {"d0": dp, "d1": between}
+    elif part == "k_pos_rope":
+        dims = {"b0": dp, "s": between}
+    elif part in ("k_pos", "k_joined"):
+        dims = {"d0": dp, "d1": cp, "d2": tp}
     elif kind == "linear":
         split = {"wk": kv, "wv": kv}.get(part, tp)
         dims = {"b0": dp, "b1": cp, "k" if part in ("wo", "w2") else "n": split}

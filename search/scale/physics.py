@@ -13,13 +13,13 @@ __all__ = ["model_flops", "physics_s"]
 def model_flops(config: TransformerConfig, global_batch: int) -> float:
     """Arithmetic of the matrix products of one step, without anything made again.
 
-    2 per weight and token forward, 4 backward, beside attention's 4 x heads x head dim per pair of tokens forward and
-    twice that backward, half of the pairs where it is causal (Narayanan et al. 2021, arXiv 2104.04473, section 5.1,
+    2 per weight and token forward, 4 backward, beside attention's 4 x heads x head dim (the mean of keys' and values')
+    per pair of tokens forward and twice that backward, half of the pairs where it is causal (Narayanan et al. 2021, arXiv 2104.04473, section 5.1,
     and Dao 2023, arXiv 2307.08691, section 4.1, which counts a backward of 2.5 times; fewer keep this a bound).
     """
     tokens = float(global_batch * config.seq)
     gated = 3 if config.gated else 2
-    attention = config.hidden * config.head_size * (2 * config.num_heads + 2 * config.kv_heads)
+    attention = config.attention_weights
     mlp = gated * config.hidden * config.inner
     weights = float(config.num_layers * (attention + mlp) + config.vocab * config.hidden)
     if (experts := config.experts) is not None:
@@ -27,7 +27,7 @@ def model_flops(config: TransformerConfig, global_batch: int) -> float:
         mixed = config.num_layers - experts.num_dense_layers
         weights += mixed * (chosen * gated * config.hidden * experts.ffn - mlp)
     pairs = tokens * config.seq * (0.5 if config.causal else 1.0)
-    scores = 4.0 * config.num_heads * config.head_size * pairs * config.num_layers
+    scores = 2.0 * config.num_heads * (config.head_size + config.value_size) * pairs * config.num_layers
     return 6.0 * weights * tokens + 3.0 * scores
 
 

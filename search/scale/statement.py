@@ -20,7 +20,7 @@ from plans.files import write_atomically
 from plans.plan import Optimizer
 from plans.scale import Degrees
 from plans.transformer import TransformerConfig
-from plans.transformer.config import Experts, Rope
+from plans.transformer.config import Experts, Latent, Rope
 
 __all__ = ["Statement", "megatron_flags", "read_statement", "torchtitan_toml", "write_statement"]
 
@@ -111,6 +111,7 @@ def _read_own(text: str, path: str) -> Statement:
         fields = dict(found["config"])
         fields["rope"] = Rope(**fields["rope"])
         fields["experts"] = None if fields.get("experts") is None else Experts(**fields["experts"])
+        fields["latent"] = None if fields.get("latent") is None else Latent(**fields["latent"])
         values = dict(found["degrees"])
         values["layers"] = None if values["layers"] is None else tuple(values["layers"])
         config = TransformerConfig(**fields)
