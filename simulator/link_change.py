@@ -91,10 +91,13 @@ def read_ranks(text: str) -> tuple[int, ...]:
     """The ranks of "3", "0-3", "0,4" or "2~5".
 
     Raises:
-        ValueError: text of another form.
+        ValueError: text of another form, a run that goes backwards.
     """
     result: list[int] = []
     for part in text.replace("~", ",").split(","):
         low, _, high = part.partition("-")
-        result += range(int(low), int(high or low) + 1)
+        first, last = int(low), int(high or low)
+        if not 0 <= first <= last:  # an empty run would stand for all ranks
+            raise ValueError(part)
+        result += range(first, last + 1)
     return tuple(dict.fromkeys(result))

@@ -170,7 +170,7 @@ def _cost_on(device: Machine, machine: Machine, num_ranks: int) -> CostOf:
 
 
 def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[int, CostOf]:
-    of_device: dict[str, CostOf] = {}
+    of_device: dict[int, CostOf] = {}  # by identity: two changed copies of a machine may bear one name
     result = {}
     for rank, given in what_if.devices.items():
         device = what_if.device(rank, machine)
@@ -179,7 +179,7 @@ def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[i
         device = msgspec.structs.replace(
             device, num_devices=machine.num_devices, links=machine.links, devices_per_node=machine.devices_per_node
         )
-        result[rank] = of_device.setdefault(given.name, _cost_on(device, machine, num_ranks))
+        result[rank] = of_device.setdefault(id(given), _cost_on(device, machine, num_ranks))
     return result
 
 

@@ -381,6 +381,9 @@ def test_text_keeps_what_the_cells_do_not_say() -> None:
         ("# schedule stages=1 micro_batches=1 placement=1 name=x\n0F0", "places stage 0 on rank 1"),
         ("# schedule stages=2 micro_batches=1 placement=0 name=x\n0F0", "has 2 stages and a placement for 1: (0,)"),
         ("99999999999F0", "numbers end at"),
+        ("9" * 5000 + "F0", "has more than 18 digits"),
+        (f"# schedule stages={'9' * 5000} micro_batches=1 placement=0 name=x\n0F0", "cannot read the line"),
+        ("0F0" + " " * 140_000, "is no table"),
     ],
 )
 def test_unreadable_text_says_where(text: str, message: str) -> None:

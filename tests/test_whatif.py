@@ -58,6 +58,15 @@ def test_a_rank_with_the_device_of_another_machine(program, machine):
     assert every == simulate(program, slow).step_interval_s > mixed
 
 
+def test_two_devices_of_one_name_are_told_apart(program, machine):
+    first, second = (
+        msgspec.structs.replace(machine, compute=msgspec.structs.replace(machine.compute, memory_Bps=rate))
+        for rate in (1e11, 1e10)
+    )
+    times = [step_s(program, machine, devices={0: first, 1: each}) for each in (first, second)]
+    assert times[1] > times[0]
+
+
 def test_equal_devices_change_nothing(program, machine):
     assert step_s(program, machine, devices={5: machine}) == step_s(program, machine)
 

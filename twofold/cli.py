@@ -47,6 +47,11 @@ def run_command(work: Any, json_output: bool) -> int:
             f"error: this needs {error.name}: pip install 'twofold[{EXTRAS[error.name]}]'", file=sys.stderr, flush=True
         )
         return 2
+    except OSError as error:  # a file that the user named: not there, a folder, not allowed, no space
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; every process that was started has ended", file=sys.stderr, flush=True)
         return 130

@@ -30,6 +30,7 @@ KINDS: tuple[ActionKind, ...] = tuple(ActionKind)
 
 _KIND_OF_LETTER = {kind.value: kind for kind in KINDS}
 _DIGITS = frozenset("0123456789")
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -80,6 +81,8 @@ class Action:
             raise _unreadable(text, stop, "expected the number of a micro-batch")
         if stop != end:
             raise _unreadable(text, stop, "expected the end of the action")
+        if max(letter_at - start, stop - letter_at - 1) > _MOST_DIGITS:
+            raise ScheduleError(f"a number in the action {text[:30]!r} has more than {_MOST_DIGITS} digits")
         return cls(stage=int(text[start:letter_at]), kind=kind, micro_batch=int(text[letter_at + 1 : stop]))
 
 

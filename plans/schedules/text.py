@@ -14,7 +14,7 @@ from plans.schedules.grid import format_cells
 
 __all__ = ["Header", "read_rows", "write_rows"]
 
-_HEADER = re.compile(r"#\s*schedule\s+stages=(\d+)\s+micro_batches=(\d+)\s+placement=([\d,]+)\s+name=(\S.*)")
+_HEADER = re.compile(r"#\s*schedule\s+stages=(\d{1,18})\s+micro_batches=(\d{1,18})\s+placement=((?:\d{1,18},?)+)\s+name=(\S.*)")
 _OVERLAP = re.compile(r"\(([^();]+);([^();]+)\)OVERLAP_F_B")
 _COMMUNICATION = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_[FB]|RECV_[FB])\d*")
 _SEPARATOR = re.compile(r"[;+/|\s]+")
@@ -49,7 +49,10 @@ def read_rows(text: str) -> tuple[Header, list[list[Action]]]:
             lines.append(line)
     while lines and not lines[-1].strip():
         lines.pop()
-    rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO("\n".join(lines)))]
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO("\n".join(lines)))]
+    except csv.Error as error:
+        raise ScheduleError(f"the schedule is no table with one line per rank: {error}") from None
     order = []
     for rank, row in enumerate(rows):
         if not row:
@@ -66,7 +69,7 @@ def _read_header(line: str, header: Header) -> Header:
     match = _HEADER.fullmatch(line)
     if match is None:
         raise ScheduleError(
-            f"cannot read the line {line!r}; it looks like\n"
+            f"cannot read the line {line[:200]!r}; it looks like\n"
             "  # schedule stages=4 micro_batches=8 placement=0,1,2,3 name=1f1b"
         )
     stages, micro_batches, placement, name = match.groups()
