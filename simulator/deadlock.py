@@ -115,6 +115,8 @@ def _blocking(own: Communication) -> Communication:
 def _missing(own: Communication) -> list[int]:
     """The ranks that have not come, in rank order."""
     own = _blocking(own)
+    if own.links.is_plain and not own.meetings:
+        return [rank for rank in own.links.members[0] if rank != own.rank]
     missing: dict[int, None] = {}
     for meeting in own.meetings:
         if meeting.missing:

@@ -154,7 +154,7 @@ def run_program(
         raise AssertionError("ranks are stuck in time, but not in order")
     timeline = _timeline(recorder, names, num_ranks=program.num_ranks, num_steps=num_steps, host_async=host_async)
     if with_memory:
-        peaks, curve = memory_timeline(program, timeline)
+        peaks, curve = memory_timeline(program, timeline, orders)
         timeline = replace(timeline, memory=peaks, memory_curve=curve)
     return timeline
 
@@ -221,7 +221,9 @@ def _timeline(recorder: Recorder, names: Names, *, num_ranks: int, num_steps: in
     """
     last = max(recorder.rows[5::6], default=0)
     for records in recorder.runs.values():
-        last = max(last, max((max(host, stream) + run.total_ps for _, _, run, host, stream in records), default=0))
+        for _, _, run, host, stream in records:
+            if (latest := (host if host > stream else stream) + run.total_ps) > last:
+                last = latest
     if last > LONGEST_PS:
         raise TwofoldError(
             f"the timeline ends after {last / 1e12:.3g} s, more than {LONGEST_PS / 1e12:.3g} s; check the prices"
@@ -230,8 +232,8 @@ def _timeline(recorder: Recorder, names: Names, *, num_ranks: int, num_steps: in
     for table, records in recorder.runs.items():
         if not records:
             continue
-        ranks, steps, runs, host, stream = zip(*records, strict=True)
-        found = table.spans(runs, host, stream, host_async)
+        ranks, steps, runs, hosts, streams = zip(*records, strict=True)
+        found = table.spans(runs, hosts, streams, host_async)
         name = np.array(table.order.name, dtype=np.int64)[found["position"]]
         rank = np.array(ranks, dtype=np.int64)[found["record"]]
         step = np.array(steps, dtype=np.int64)[found["record"]]

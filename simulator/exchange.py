@@ -57,7 +57,7 @@ class Communication:
         self.event: Over | None = None
         self.held_by: Communication | None = None
         self.holds: Communication | None = None
-        self.meetings: list[Meeting] = []
+        self.meetings: list[Meeting] = []  # none where a pair of ranks meets alone
 
 
 class Meeting:
@@ -116,7 +116,7 @@ class Exchange:
         self._meetings: dict[tuple[int, int], Meeting] = {}
         self._come: dict[int, int] = {}
         self._is_alone = cores is None and fabric is None and wires is None
-        self._pairs: dict[int, deque[Meeting]] = {}
+        self._pairs: dict[int, deque[Communication]] = {}
 
     def post(self, own: Communication, posted: int) -> None:
         """A rank issues its part at the time `posted` (now or later)."""
@@ -173,13 +173,10 @@ class Exchange:
         pairs = self._pairs.get(key)
         if pairs is None:
             pairs = self._pairs[key] = deque()
-        if not pairs or pairs[0].present[0].links.is_send is links.is_send:
-            meeting = Meeting(links.members[0], 1)
-            meeting.present.append(own)
-            own.meetings.append(meeting)
-            pairs.append(meeting)
+        if not pairs or pairs[0].links.is_send is links.is_send:
+            pairs.append(own)
             return
-        other = pairs.popleft().present[0]
+        other = pairs.popleft()
         own.start = other.start = start = max(own.arrived, other.arrived)
         own.end = other.end = start + max(own.cpu_ps, other.cpu_ps) + max(own.work_ps, other.work_ps)
         self._over(other, arriving)
@@ -261,7 +258,8 @@ class Exchange:
         own.done = True
         own.start = own.arrived if own.start < 0 else own.start
         own.held_by = None
-        own.meetings.clear()
+        if own.meetings:
+            own.meetings.clear()
         self._finished(own)
         if own.event is not None:
             own.event.after(own.end - int(self._env.now))

@@ -15,7 +15,7 @@ it is over.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from costmodels.machine import Machine
 from plans.errors import TwofoldError
-from plans.program import GroupProgram, Kind, Program, Scope
+from plans.program import GroupProgram, Kind, Program, Scope, Value
 from plans.timeline import STREAMS, MemoryPeak, Timeline
 from simulator.buffers import Buffers, buffers_of, peak_of_sum
 from simulator.order import ISSUE, WAIT, Names, Order
@@ -51,8 +51,15 @@ def peak_of_order(group: GroupProgram) -> MemoryPeak:
     return changes.peak(group.ranks[0], np.argsort(changes.key, kind="stable"))
 
 
-def memory_timeline(program: Program, timeline: Timeline) -> tuple[tuple[MemoryPeak, ...], Mapping[int, _Curve]]:
+def memory_timeline(
+    program: Program, timeline: Timeline, orders: Sequence[Order] | None = None
+) -> tuple[tuple[MemoryPeak, ...], Mapping[int, _Curve]]:
     """The peak of every rank and its live bytes over the last step of a timeline of `program`.
+
+    Args:
+        program: that ran.
+        timeline: of it.
+        orders: of its groups, whose names have the timeline's numbers; made anew where they are not known.
 
     Returns:
         peaks by rank; rank -> (times in ps, live bytes from then on), with every change, also where several fall on one
@@ -64,7 +71,7 @@ def memory_timeline(program: Program, timeline: Timeline) -> tuple[tuple[MemoryP
     peaks: dict[int, MemoryPeak] = {}
     curves: dict[int, _Curve] = {}
     begin = timeline.step_start_ps[-1]
-    for group, of_ranks in times_of_instructions(program, timeline):
+    for group, of_ranks in times_of_instructions(program, timeline, orders):
         changes = Changes(group)
         for rank, (start, end) in of_ranks:
             times = np.where(changes.is_release, end[changes.position], start[changes.position])
@@ -78,19 +85,22 @@ def memory_timeline(program: Program, timeline: Timeline) -> tuple[tuple[MemoryP
 
 
 def times_of_instructions(
-    program: Program, timeline: Timeline
+    program: Program, timeline: Timeline, orders: Sequence[Order] | None = None
 ) -> Iterator[tuple[GroupProgram, Iterator[tuple[int, _Curve]]]]:
     """Group by group and rank by rank when every instruction of the last step started and had run, by position."""
-    number_of = {triple: number for number, triple in enumerate(timeline.names)}
+    number_of = {} if orders is not None else {triple: number for number, triple in enumerate(timeline.names)}
     last = timeline.num_steps - 1
     rows = np.flatnonzero(timeline.step == last)
     rows = rows[np.argsort(timeline.rank[rows], kind="stable")]
     bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
     here = timeline.represents
-    for group in program.groups:
-        order = Order(group, Names())
-        triples = zip(order.ids, order.instructions, strict=True)
-        name = [number_of.get((id_, instruction.call, instruction.part), -1) for id_, instruction in triples]
+    for number, group in enumerate(program.groups):
+        if orders is not None:
+            order, name = orders[number], orders[number].name
+        else:
+            order = Order(group, Names())
+            triples = zip(order.ids, order.instructions, strict=True)
+            name = [number_of.get((id_, instruction.call, instruction.part), -1) for id_, instruction in triples]
         when = _When(order, np.array(name, dtype=np.int64))
         own = {rank: rows[bounds[rank] : bounds[rank + 1]] for rank in group.ranks if rank in here}
         begin = timeline.step_start_ps[last]
@@ -170,6 +180,11 @@ def _num_communicators(program: Program, ranks: Container[int]) -> dict[int, int
     return {rank: len(groups) for rank, groups in found.items()}
 
 
+_Touch = tuple[bool, str, bool, Value, Scope, int, int]
+"""A value that an instruction frees or writes: whether it frees it, its name, whether every micro-batch has one of its
+own; the value whose memory it is, with its scope, the number of its role and its bytes."""
+
+
 class Changes:
     """Every allocation and release of one step of a group, in columns.
 
@@ -208,34 +223,49 @@ class Changes:
         micro_batches: list[int] = []
         alive: set[tuple[str, int]] = set()
         sharers: dict[tuple[str, int], int] = {}
-        for at, (block, instruction) in enumerate(group.walk()):
-            micro_batch = block.micro_batch
-            if instruction.kind is Kind.WAIT:
-                micro_batch = instruction.attrs.get("micro_batch", micro_batch)
-            for is_free, named in ((False, instruction.outputs), (True, instruction.frees)):
-                for name in named:
-                    if scope[name] is Scope.KEPT:
-                        continue
-                    key = (name, micro_batch if scope[name] is Scope.MICRO else 0)
-                    if is_free and key not in alive:
-                        raise TwofoldError(
-                            f"'{block.label}/{instruction.name}' frees {name!r}, which is not alive: "
-                            "never written, or freed before"
+        touched: dict[int, list[_Touch]] = {}
+        at = -1
+        for block in group.blocks:
+            for instruction in block.body.instructions:
+                at += 1
+                touches = touched.get(id(instruction))
+                if touches is None:
+                    touches = touched[id(instruction)] = [
+                        (
+                            is_free, name, scope[name] is Scope.MICRO, root[name], root[name].scope,
+                            roles[root[name].role], root[name].size_bytes,
                         )
-                    if not is_free and key in alive:
+                        for is_free, named in ((False, instruction.outputs), (True, instruction.frees))
+                        for name in named if scope[name] is not Scope.KEPT
+                    ]  # fmt: skip
+                if not touches:
+                    continue
+                micro_batch = block.micro_batch
+                if instruction.kind is Kind.WAIT:
+                    micro_batch = instruction.attrs.get("micro_batch", micro_batch)
+                for is_free, name, by_micro_batch, base, base_scope, base_role, base_bytes in touches:
+                    key = (name, micro_batch if by_micro_batch else 0)
+                    if is_free:
+                        if key not in alive:
+                            raise TwofoldError(
+                                f"'{block.label}/{instruction.name}' frees {name!r}, which is not alive: "
+                                "never written, or freed before"
+                            )
+                        alive.remove(key)
+                    elif key in alive:
                         continue  # written in place
-                    (alive.remove if is_free else alive.add)(key)
-                    base = root[name]
-                    if base.scope is Scope.KEPT:
+                    else:
+                        alive.add(key)
+                    if base_scope is Scope.KEPT:
                         continue
-                    base_key = (base.name, micro_batch if base.scope is Scope.MICRO else 0)
+                    base_key = (base.name, micro_batch if base_scope is Scope.MICRO else 0)
                     before = sharers.get(base_key, 0)
-                    sharers[base_key] = before + (-1 if is_free else 1)
-                    if base.size_bytes and (before == 0 or sharers[base_key] == 0):
+                    sharers[base_key] = after = before - 1 if is_free else before + 1
+                    if base_bytes and (before == 0 or after == 0):
                         position.append(at)
                         is_release.append(is_free)
-                        size.append(-base.size_bytes if is_free else base.size_bytes)
-                        role.append(roles[base.role])
+                        size.append(-base_bytes if is_free else base_bytes)
+                        role.append(base_role)
                         value_of.append(numbers.setdefault(base.name, len(numbers)))
                         micro_batches.append(base_key[1])
         self.position = np.array(position, dtype=np.int64)

@@ -100,6 +100,7 @@ class Order:
         first = -1
         lines: dict[int, list[_Line]] = {}
         position = -1
+        table, ids, own_names, wait_names = names.table, self.ids, self.name, self.wait_name
         for block in group.blocks:
             label, micro_batch, body = block.label, block.micro_batch, block.body
             of_body = lines.get(id(body))
@@ -109,13 +110,14 @@ class Order:
             for end, call, part, kind, instruction in of_body:
                 position += 1
                 id_ = label + end
-                self.ids.append(id_)
-                self.name.append(names.number(id_, call, part))
+                ids.append(id_)
+                own_names.append(table.setdefault((id_, call, part), len(table)))
                 if kind is Kind.COMPUTE:
-                    self.wait_name.append(-1)
-                    first = position if first < 0 else first
+                    wait_names.append(-1)
+                    if first < 0:
+                        first = position
                     continue
-                self.wait_name.append(names.number(id_, "wait", part))
+                wait_names.append(table.setdefault((id_, "wait", part), len(table)))
                 if first >= 0:
                     self.segments.append((RUN, len(self.runs), 0))
                     self.runs.append((first, position))
@@ -163,7 +165,8 @@ class Run:
         self.marks: list[int] = []
         for position in range(first, stop):
             self.dispatch_ps += dispatch[position]
-            self.lead_ps = max(self.lead_ps, self.dispatch_ps - self.work_ps)
+            if (lead := self.dispatch_ps - self.work_ps) > self.lead_ps:
+                self.lead_ps = lead
             self.work_ps += work[position]
             self.total_ps += dispatch[position] + work[position]
             self.marks.append(self.total_ps)
@@ -194,8 +197,7 @@ class Table:
             TwofoldError: a price that is negative, not a number or not whole.
         """
         known: dict[int, tuple[int, int, int]] = {}
-        columns: tuple[list[int], list[int], list[int]] = ([], [], [])
-        dispatch_ps, work_ps, cpu_ps = columns
+        rows: list[tuple[int, int, int]] = []
         for instruction, id_ in zip(order.instructions, order.ids, strict=True):
             row = known.get(id(instruction))
             if row is None:
@@ -209,10 +211,8 @@ class Table:
                     raise TwofoldError(f"{id_!r} computes, but has cpu_ps = {row[2]}; only communication has")
                 if instruction.kind is Kind.WAIT and (row[1] or row[2]):
                     raise TwofoldError(f"{id_!r} only waits, but has work_ps = {row[1]} and cpu_ps = {row[2]}")
-            dispatch_ps.append(row[0])
-            work_ps.append(row[1])
-            cpu_ps.append(row[2])
-        return cls(order, *columns)
+            rows.append(row)
+        return cls(order, *([row[column] for row in rows] for column in range(3)))
 
     def stretched(self, factor: npt.NDArray[np.float64]) -> Table:
         """The same prices, what the rank itself does times a factor per position and rounded; links stay."""

@@ -95,7 +95,8 @@ class Rank:
                     run = runs[position]
                     kept.append((self.rank, step, run, host, stream))
                     if is_async:
-                        stream = run.work_ps + max(stream, host + run.lead_ps)
+                        ahead = host + run.lead_ps
+                        stream = run.work_ps + (stream if stream > ahead else ahead)
                         host += run.dispatch_ps
                     else:
                         host += run.total_ps
@@ -110,7 +111,7 @@ class Rank:
                     if dispatch:
                         record(self.rank, HOST, step, order.name[position], host, host + dispatch)
                         host += dispatch
-                    self._exchange.post(own, max(host, stream))
+                    self._exchange.post(own, host if host > stream else stream)
                     if slot >= 0:
                         slots[slot] = own
                         if position in order.unwaited:
@@ -126,7 +127,8 @@ class Rank:
                 if not own.done:
                     yield self._over(own)
                 if is_async:
-                    stream = max(stream, own.end)
+                    if own.end > stream:
+                        stream = own.end
                 elif own.end > host:
                     record(self.rank, HOST, step, order.wait_name[position], host, own.end)
                     host = own.end
