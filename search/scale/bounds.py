@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.schedules import Schedule
-from search.scale.costs import PIECES, WAYS, Table
+from search.scale.costs import WAYS, Table, piece_counts
 
 __all__ = ["Frame", "mesh_bound_s", "physics_bound_s"]
 
@@ -36,6 +36,7 @@ class Frame:
     Args:
         schedule: of the pipeline.
         layers: per spread the blocks of every chunk.
+        num_dense: how many of the first blocks have a plain MLP where the others have experts.
 
     Attributes:
         pieces: (spread, chunk, piece) how many.
@@ -48,6 +49,7 @@ class Frame:
 
     schedule: Schedule
     layers: Sequence[tuple[int, ...]]
+    num_dense: int = 0
 
     pieces: Floats = field(init=False)
     order: Ints = field(init=False)
@@ -60,14 +62,11 @@ class Frame:
 
     def __post_init__(self) -> None:
         schedule = self.schedule
-        blocks = np.asarray(self.layers, dtype=np.float64)
-        pieces = np.zeros((*blocks.shape, len(PIECES)))
-        pieces[:, 0, 0] = 1
-        pieces[:, :, 1] = blocks
-        pieces[:, -1, 2] = 1
-        forward = np.where(blocks > 0, 1, 2)  # which piece an action meets first
+        pieces = piece_counts(self.layers, self.num_dense).astype(np.float64)
+        blocks, dense = pieces[:, :, 1], pieces[:, :, -1] if self.num_dense else np.zeros(pieces.shape[:2])
+        forward = np.where(dense > 0, 3, np.where(blocks > 0, 1, 2))  # which piece an action meets first
         forward[:, 0] = 0
-        backward = np.where(blocks > 0, 1, 0)
+        backward = np.where(blocks > 0, 1, np.where(dense > 0, 3, 0))
         backward[:, -1] = 2
         order = np.stack([forward if way.startswith("F") else backward for way in WAYS], axis=2)
         placement = np.asarray(schedule.placement)
@@ -99,8 +98,7 @@ class Frame:
 
     def quick_bound_s(self, table: Table, transfers_s: Sequence[float]) -> float:
         """A bound for all spreads at once, from the rounds of the first chunk and the mean of the ranks."""
-        counts = np.array([1, sum(self.layers[0]), 1])
-        times = counts @ table.work
+        times = self.pieces[0].sum(axis=0) @ table.work
         way = times[_FORWARD] + (times[_INPUTS] if self.split else times[_CLOSING])
         around = way + 2 * float(self.hops_s(transfers_s).sum())
         whole = times[_FORWARD] + times[_INPUTS] + times[_CLOSING]
@@ -127,7 +125,8 @@ class Frame:
         count = self.schedule.num_micro_batches
         times = self.pieces @ table.work
         if table.gathers:
-            times = times + table.first_gather[self.order, np.arange(len(WAYS))]
+            there = self.pieces.any(axis=2, keepdims=True)  # a chunk of nothing gathers nothing
+            times = times + there * table.first_gather[self.order, np.arange(len(WAYS))]
         first, forward, inputs = times[..., _FIRST], times[..., _FORWARD], times[..., _INPUTS]
         closing, last = times[..., _CLOSING], times[..., _LAST]
         back = inputs if self.split else closing

@@ -21,7 +21,7 @@ from plans.errors import TwofoldError
 from plans.graph import itemsize
 from plans.scale import Degrees
 from search.scale.bounds import Frame, mesh_bound_s
-from search.scale.costs import Costs, Inner
+from search.scale.costs import Costs, Inner, num_dense, piece_counts
 from search.scale.footing import Footing
 from search.scale.found import Found, Refused, describe, identity
 from search.scale.problem import Pins, Problem
@@ -192,9 +192,11 @@ class Branching:
         assert problem.optimizer is not None
         each = problem.optimizer.bytes_per_element(config.dtype)
         each -= itemsize(problem.optimizer.accumulates_in(config.dtype))  # gradients may come where activations were
-        weights = config.block_parameters() / mesh.tp * each
+        dense = num_dense(config)
+        blocks = dense * config.block_parameters() + (config.num_layers - dense) * config.block_parameters(dense)
+        weights = blocks / mesh.tp * each
         weights /= mesh.dp * mesh.cp if max(levels(problem, mesh)) > 0 else mesh.ep
-        least = (kept + weights) * config.num_layers / mesh.pp
+        least = (kept * config.num_layers + weights) / mesh.pp
         if least > problem.limit_bytes:
             what = f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {size}"
             self.refused.append(Refused(what=what, reason="memory", excess_bytes=int(least) - problem.limit_bytes))
@@ -247,12 +249,12 @@ class Branching:
         modes = recomputes(self.problem)
         for sp in sequence_parallels(self.problem, mesh):
             for split in self._splits(mesh):
-                seen: list[tuple[tuple[float, ...], int]] = []
+                seen: list[tuple[tuple[float, ...], tuple[int, ...]]] = []
                 for recompute in modes:
                     inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, split, mesh.ep)
                     times = self.costs.whole(inner)
                     kept = self.footing.kept_bytes(inner)
-                    if any(kept >= least and all(map(operator.ge, times, other)) for other, least in seen):
+                    if any(all(map(operator.ge, (*times, *kept), (*other, *least))) for other, least in seen):
                         continue  # a mode before it takes no longer and keeps no more
                     seen.append((times, kept))
                     if chosen := self._may_fit(mesh, inner, levels(self.problem, mesh)):
@@ -262,8 +264,7 @@ class Branching:
     def _open_inner(self, bound: float, mesh: Mesh, size: int, inner: Inner, chosen: tuple[int, ...]) -> None:
         for level in chosen:
             work = self.costs.early(inner, mesh.dp, level).work
-            counts = np.array([1, self.problem.config.num_layers, 1])
-            _, forward, closing, _, inputs = (float(each) for each in counts @ work)
+            _, forward, closing, _, inputs = (float(each) for each in self.costs.all_counts @ work)
             parts = (inputs, closing) if inner.split else (closing, 0.0)
             own = self._spread_bound(mesh, size, inner.split, forward, *parts)
             self._push(max(bound, own), 2, mesh, size, inner, level)
@@ -307,7 +308,7 @@ class Branching:
         assert frame is not None
         trailing = np.array(
             [
-                [self.costs.trailing_s(inner, mesh.dp, level, chunk) for chunk in _chunks(layers)]
+                [self.costs.trailing_s(inner, mesh.dp, level, chunk) for chunk in _chunks(layers, frame.num_dense)]
                 for layers in frame.layers
             ]
         )  # fmt: skip
@@ -327,7 +328,10 @@ class Branching:
         if key not in self._frames:
             schedule = schedule_of(shape, pp, count)
             choices = () if schedule is None else spreads(self.problem, schedule.num_stages)
-            self._frames[key] = Frame(schedule=schedule, layers=choices) if schedule is not None and choices else None
+            dense = num_dense(self.problem.config)
+            self._frames[key] = (
+                Frame(schedule=schedule, layers=choices, num_dense=dense) if schedule is not None and choices else None
+            )
         return self._frames[key]
 
     def _open_leaf(
@@ -405,9 +409,9 @@ class Branching:
         self.refused.append(Refused(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit))
 
 
-def _chunks(layers: Sequence[int]) -> list[Chunk]:
-    last = len(layers) - 1
+def _chunks(layers: Sequence[int], dense: int) -> list[Chunk]:
+    last, counts = len(layers) - 1, piece_counts([layers], dense)[0, :, 3:].sum(axis=1).tolist()
     return [
-        Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last)
-        for number, count in enumerate(layers)
+        Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last, num_dense=plain)
+        for number, (count, plain) in enumerate(zip(layers, counts, strict=True))
     ]

@@ -7,7 +7,9 @@ also knows the data-parallel width and the optimizer's level: its numbers are th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,17 @@ from numpy.typing import NDArray
 from costmodels.price import price_transfer
 from plans.scale import Degrees
 from plans.timeline import PS_PER_S
+from plans.transformer import TransformerConfig
 from search.scale.problem import Problem
 from simulator.scale.action import Rates
 from simulator.scale.chunks import Chunk, Chunks
 
-__all__ = ["PIECES", "WAYS", "Costs", "Inner", "Table", "only"]
+__all__ = ["WAYS", "Costs", "Inner", "Table", "num_dense", "only", "piece_counts", "pieces_of"]
 
-PIECES = ("embedding", "block", "head")
+_PIECES = ("embedding", "block", "head")
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,7 +51,7 @@ last, and the input-gradient part where the backward is split."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Seconds on the stream and on the host, by piece (`PIECES`) and way (`WAYS`).
+    """Seconds on the stream and on the host, by piece (`pieces_of`) and way (`WAYS`).
 
     Args:
         work: (piece, way) on the stream.
@@ -88,6 +92,17 @@ class Costs:
     _trailing: dict[tuple[Inner, int, int, Chunk], float] = field(default_factory=dict)
     _transfer: dict[tuple[Inner, int, int], tuple[float, ...]] = field(default_factory=dict)
 
+    @cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """The pieces of the model."""
+        return pieces_of(self.problem.config)
+
+    @cached_property
+    def all_counts(self) -> Ints:
+        """(piece) how often the whole model has each."""
+        config = self.problem.config
+        return np.asarray(piece_counts([(config.num_layers,)], num_dense(config))[0, 0])
+
     def chunks(self, inner: Inner, dp: int, level: int, *, contention: bool) -> Chunks:
         """The costs of pieces as the forecast takes them."""
         key = (inner, dp, level, contention)
@@ -119,8 +134,7 @@ class Costs:
         Without contention and without the optimizer: the cheapest thing there is to know of a layout.
         """
         if inner not in self._whole:
-            chunks, layers = self.plain(inner), self.problem.config.num_layers
-            counts = {"embedding": 1, "block": layers, "head": 1}
+            chunks, counts = self.plain(inner), dict(zip(self.pieces, self.all_counts.tolist(), strict=True))
             self._whole[inner] = tuple(
                 sum(count * chunks.stretch(piece, part).work_ps for piece, count in counts.items()) / PS_PER_S
                 for part in (("F", "I", "W") if inner.split else ("F", "B"))
@@ -134,17 +148,17 @@ class Costs:
         if key not in self._early:
             chunks = self.chunks(inner, dp, level, contention=True)
             gathers, reduces = level >= 3, chunks.degrees.optimizer.reduces_each
-            zero = np.zeros((len(PIECES), len(WAYS)))
+            zero, nothing = np.zeros((len(self.pieces), len(WAYS))), np.zeros(len(self.pieces))
             work = zero.copy()
-            for number, piece in enumerate(PIECES):
-                beside = piece == "block"  # what runs beside the others is left out
+            for number, piece in enumerate(self.pieces):
+                beside = piece.endswith("block")  # what runs beside the others is left out
                 first = chunks.stretch(piece, "F", gathers=gathers and beside).work_ps
                 part = "W" if inner.split else "B"
                 closing = chunks.stretch(piece, part, gathers=gathers and beside, reduces=reduces and beside).work_ps
                 between = chunks.stretch(piece, "I", gathers=gathers and beside).work_ps if inner.split else 0.0
                 work[number] = first, first, closing, closing, between
             self._early[key] = Table(
-                work=work / PS_PER_S, first_gather=zero, dispatch=zero, update=np.zeros(3), update_dispatch=np.zeros(3)
+                work=work / PS_PER_S, first_gather=zero, dispatch=zero, update=nothing, update_dispatch=nothing
             )
         return self._early[key]
 
@@ -166,17 +180,17 @@ class Costs:
             (closing, again, True),
             ("I", again, False),
         )
-        work, dispatch, first = np.zeros((3, len(PIECES), len(WAYS)))
+        work, dispatch, first = np.zeros((3, len(self.pieces), len(WAYS)))
         for way, (part, gathers, reduces) in enumerate(ways):
             if part == "I" and not inner.split:
                 continue
-            for number, piece in enumerate(PIECES):
+            for number, piece in enumerate(self.pieces):
                 stretch = chunks.stretch(piece, part, gathers=gathers, reduces=reduces)
                 work[number, way], dispatch[number, way] = stretch.work_ps, stretch.dispatch_ps
                 if gathers:
                     action = chunks.action(only(piece), part, gathers=True, reduces=reduces)
                     first[number, way] = action.work_ps - stretch.work_ps
-        updates = [chunks.update(only(piece)) for piece in PIECES]
+        updates = [chunks.update(only(piece)) for piece in self.pieces]
         return Table(
             work=work / PS_PER_S, first_gather=first / PS_PER_S, dispatch=dispatch / PS_PER_S,
             update=_seconds([each.work_ps for each in updates]),
@@ -214,4 +228,36 @@ def _seconds(picoseconds: list[float]) -> Floats:
 
 def only(piece: str) -> Chunk:
     """A chunk of one piece."""
-    return Chunk(num_blocks=int(piece == "block"), has_embedding=piece == "embedding", has_head=piece == "head")
+    dense = int(piece == "dense_block")
+    return Chunk(
+        num_blocks=int(piece == "block") + dense, has_embedding=piece == "embedding", has_head=piece == "head",
+        num_dense=dense,
+    )  # fmt: skip
+
+
+def num_dense(config: TransformerConfig) -> int:
+    """How many of the first blocks have a plain MLP where the others have experts."""
+    return 0 if config.experts is None else min(config.experts.num_dense_layers, config.num_layers)
+
+
+def pieces_of(config: TransformerConfig) -> tuple[str, ...]:
+    """What a model consists of; "dense_block" comes last, and only where there are any."""
+    return (*_PIECES, "dense_block") if num_dense(config) else _PIECES
+
+
+def piece_counts(layers: Sequence[Sequence[int]], num_dense: int = 0) -> Ints:
+    """(spread, chunk, piece) how many, the pieces as `pieces_of` has them; the first blocks are the dense ones.
+
+    >>> piece_counts([(1, 3)], 2).tolist()
+    [[[1, 0, 0, 1], [0, 2, 1, 1]]]
+    """
+    blocks = np.asarray(layers, dtype=np.int64)
+    before = np.cumsum(blocks, axis=1) - blocks
+    dense = np.minimum(np.maximum(num_dense - before, 0), blocks)
+    pieces = np.zeros((*blocks.shape, len(_PIECES) + bool(num_dense)), dtype=np.int64)
+    pieces[:, 0, 0] = 1
+    pieces[:, :, 1] = blocks - dense
+    pieces[:, -1, 2] = 1
+    if num_dense:
+        pieces[:, :, 3] = dense
+    return pieces

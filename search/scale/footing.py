@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.schedules import Schedule
-from search.scale.costs import PIECES, Costs, Inner, only
+from search.scale.costs import Costs, Inner, num_dense, only, piece_counts
 from simulator.scale.batch import peak_bytes
 from simulator.scale.memory import Footprint
 
@@ -47,7 +47,7 @@ class Footing:
         level: int,
     ) -> Ints:
         """The peak of the fullest rank, per spread."""
-        counts = _pieces(layers)
+        counts = self._pieces(layers)
         placement = np.asarray(schedule.placement)
         owners = placement[:, None] == np.arange(schedule.num_ranks)
         held = self.static_bytes(inner, dp, level)
@@ -63,22 +63,30 @@ class Footing:
     def least_bytes(self, inner: Inner, *, pp: int, dp: int, level: int) -> float:
         """What the fullest rank of any schedule and spread holds at least.
 
-        Every rank once holds the activations of one micro-batch on all of its blocks, and the fullest has no fewer
-        blocks than the mean.
+        Every rank once holds the activations of one micro-batch on all of its blocks, and the fullest holds no less
+        than the mean.
         """
-        block = PIECES.index("block")
-        held = self.static_bytes(inner, dp, level)[block]
-        kept, gradient = float(self._footprints(inner)[block].kept), float(held[_GRADIENT])
-        return (float(held.sum()) - gradient + max(kept, gradient)) * self.costs.problem.config.num_layers / pp
+        numbers = self._blocks
+        counts = self.costs.all_counts[numbers]
+        held = counts @ self.static_bytes(inner, dp, level)[numbers]
+        kept, gradient = float(counts @ np.array(self.kept_bytes(inner))), float(held[_GRADIENT])
+        return (float(held.sum()) - gradient + max(kept, gradient)) / pp
 
-    def kept_bytes(self, inner: Inner) -> int:
-        """What one micro-batch leaves behind in one block."""
-        return self._footprints(inner)[PIECES.index("block")].kept
+    def kept_bytes(self, inner: Inner) -> tuple[int, ...]:
+        """What one micro-batch leaves behind in one block, for each kind of block."""
+        return tuple(self._footprints(inner)[number].kept for number in self._blocks)
+
+    @property
+    def _blocks(self) -> list[int]:
+        return [number for number, piece in enumerate(self.costs.pieces) if piece.endswith("block")]
+
+    def _pieces(self, layers: Sequence[Sequence[int]]) -> Ints:
+        return piece_counts(layers, num_dense(self.costs.problem.config))
 
     def _footprints(self, inner: Inner) -> tuple[Footprint, ...]:
         if inner not in self._prints:
             chunks = self.costs.plain(inner)
-            self._prints[inner] = tuple(chunks.footprint(piece) for piece in PIECES)
+            self._prints[inner] = tuple(chunks.footprint(piece) for piece in self.costs.pieces)
         return self._prints[inner]
 
     def static_bytes(self, inner: Inner, dp: int, level: int) -> Ints:
@@ -87,7 +95,7 @@ class Footing:
         if key not in self._static:
             chunks = self.costs.chunks(inner, dp, level, contention=True)
             self._static[key] = np.array(
-                [list(chunks.static_bytes(only(piece)).values()) for piece in PIECES], dtype=np.int64
+                [list(chunks.static_bytes(only(piece)).values()) for piece in self.costs.pieces], dtype=np.int64
             )
         return self._static[key]
 
@@ -95,15 +103,16 @@ class Footing:
         key = (inner.tp, inner.ep)
         if key not in self._whole:
             chunks = self.costs.plain(inner)
-            self._whole[key] = np.array([chunks.weight_bytes(piece) for piece in PIECES], dtype=np.int64)
+            self._whole[key] = np.array([chunks.weight_bytes(piece) for piece in self.costs.pieces], dtype=np.int64)
         return self._whole[key]
 
     def _gathered(self, inner: Inner, has: NDArray[np.bool_]) -> Ints:
         """Per spread and rank the whole weights that are there at a time, given (spread, piece, rank) what it has."""
-        weights = dict(zip(PIECES, self._whole_weights(inner).tolist(), strict=True))
+        names = self.costs.pieces
+        weights = dict(zip(names, self._whole_weights(inner).tolist(), strict=True))
         result = np.zeros((has.shape[0], has.shape[2]), dtype=np.int64)
-        for pattern in np.unique(has.transpose(0, 2, 1).reshape(-1, len(PIECES)), axis=0):
-            own = {piece: weights[piece] for piece, there in zip(PIECES, pattern.tolist(), strict=True) if there}
+        for pattern in np.unique(has.transpose(0, 2, 1).reshape(-1, len(names)), axis=0):
+            own = {piece: weights[piece] for piece, there in zip(names, pattern.tolist(), strict=True) if there}
             result[(has == pattern[None, :, None]).all(axis=1)] = self.costs.problem.stack.whole_bytes(own)
         return result
 
@@ -119,7 +128,7 @@ class Footing:
 
     def _count(self, inner: Inner, schedule: Schedule, layers: Sequence[Sequence[int]]) -> Ints:
         prints = self._footprints(inner)
-        counts = _pieces(layers)
+        counts = self._pieces(layers)
         has = counts > 0
         kept = counts @ np.array([own.kept for own in prints], dtype=np.int64)
         later = counts @ np.array([own.kept_for_weights for own in prints], dtype=np.int64)
@@ -139,15 +148,6 @@ class Footing:
         return np.concatenate(
             [peak_bytes(schedule, kept[part].T, later[part].T, during[:, part].transpose(0, 2, 1)).T for part in parts]
         )
-
-
-def _pieces(layers: Sequence[Sequence[int]]) -> Ints:
-    blocks = np.asarray(layers, dtype=np.int64)
-    pieces = np.zeros((*blocks.shape, len(PIECES)), dtype=np.int64)
-    pieces[:, 0, 0] = 1
-    pieces[:, :, 1] = blocks
-    pieces[:, -1, 2] = 1
-    return pieces
 
 
 def _forwards_first(schedule: Schedule) -> bool:

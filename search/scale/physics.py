@@ -14,8 +14,9 @@ def model_flops(config: TransformerConfig, global_batch: int) -> float:
     """Arithmetic of the matrix products of one step, without anything made again.
 
     2 per weight and token forward, 4 backward, beside attention's 4 x heads x head dim (the mean of keys' and values')
-    per pair of tokens forward and twice that backward, half of the pairs where it is causal (Narayanan et al. 2021, arXiv 2104.04473, section 5.1,
-    and Dao 2023, arXiv 2307.08691, section 4.1, which counts a backward of 2.5 times; fewer keep this a bound).
+    per pair of tokens forward and twice that backward, half of the pairs where it is causal (Narayanan et al. 2021,
+    arXiv 2104.04473, section 5.1, and Dao 2023, arXiv 2307.08691, section 4.1, which counts a backward of 2.5 times;
+    fewer keep this a bound).
     """
     tokens = float(global_batch * config.seq)
     gated = 3 if config.gated else 2
