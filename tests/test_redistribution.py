@@ -142,6 +142,58 @@ def test_regions_that_agree_by_chance_need_no_step() -> None:
     assert redistribute(Layout((4,), ("y",))("None", "None"), turned("None", "None"), (1, 4)) == ()
 
 
+def test_parts_without_elements_get_their_shape() -> None:
+    """Rank 1 has no element of a single one in either layout, but parts of shape (0, 1) and (1, 0)."""
+    for mesh, shape in [(Layout((2,), ("a",)), (1, 1)), (Layout((2, 2), ("a", "b")), (1, 3))]:
+        for source, target in [(mesh("a", "None"), mesh("None", "a")), (mesh("None", "a"), mesh("a", "None"))]:
+            for price in (None, links_price):
+                steps = redistribute(source, target, shape, price=price)
+                check(Case(source=source, target=target, shape=shape, relation="same"), steps)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "names"),
+    [((4, 2), {"a": "x", "b": "y"}), ((4, 2, 1), {"a": "x", "b": "y"}), ((4, 2), {"a": "b", "b": "a"})],
+)
+@pytest.mark.parametrize("price", [None, links_price])
+def test_names_of_axes_do_not_matter(matrix: tuple[int, ...], names: dict[str, str], price: StepPrice | None) -> None:
+    """Uneven dims cut by the same axes under other names: the steps cost what they cost where the names agree."""
+    mesh, rng, shape = Layout((4, 2), ("a", "b")), np.random.default_rng(11), (37, 21)
+    named = Layout(matrix, (*names.values(), "one")[: len(matrix)])
+
+    def cost(steps: tuple[Step, ...]) -> float:
+        return sum(max_received_bytes(step, shape) if price is None else price(step, shape, 4) for step in steps)
+
+    for _ in range(25):
+        source, target = random_layout(rng, mesh, 2, 0.3), random_layout(rng, mesh, 2, 0.0)
+        renamed = TensorLayout(mesh=named, dims=tuple(tuple(names[axis] for axis in axes) for axes in target.dims))
+        steps = redistribute(source, renamed, shape, price=price)
+        check(Case(source=source, target=renamed, shape=shape, relation="regrouped"), steps)
+        assert cost(steps) == pytest.approx(cost(redistribute(source, target, shape, price=price)), rel=1e-12)
+
+
+def test_a_finer_mesh_is_gone_through_where_it_cuts_alike() -> None:
+    """(4,) is (2, 2) where it cuts evenly: here one all-gather, not a transfer, although the other dim is uneven."""
+    coarse, fine = Layout((2, 4), ("dp", "tp")), Layout((2, 2, 2), ("dp", "sp", "mp"))
+    source, target = coarse("dp", "tp"), fine("dp", "sp")
+    assert [str(step.kind) for step in redistribute(source, target, (37, 16))] == ["all_gather"]
+    steps = redistribute(source, target, (37, 18))  # 18 columns by 4 are 5, 5, 5, 3, by 2 and 2 they are 5, 4, 5, 4
+    assert [str(step.kind) for step in steps] == ["transfer"]
+    for shape in [(37, 16), (37, 18)]:
+        case = Case(source=source, target=target, shape=shape, relation="regrouped")
+        check(case, redistribute(source, target, shape))
+
+
+def test_no_transfer_that_moves_nothing_ends_a_sequence() -> None:
+    """Across meshes without a common refinement: after the reduce-scatter every rank has its part already."""
+    mesh = Layout((4, 2), ("a", "b"))
+    source = TensorLayout(mesh=mesh, dims=(("a",), ()), partial=("b",))
+    target = Layout((8,), ("tp",))("tp", "None")
+    assert [str(step.kind) for step in redistribute(source, target, (55, 4))] == ["reduce_scatter"]
+    case = Case(source=source, target=target, shape=(55, 4), relation="regrouped")
+    check(case, redistribute(source, target, (55, 4)))  # 55 rows by 8 begin where those by 4 and 2 do
+
+
 def test_copies_do_not_move() -> None:
     mesh = Layout((2, 2, 2), ("dp", "sp", "interleaved_parallel"))
     assert redistribute(mesh(("dp", "interleaved_parallel"), "None"), mesh("dp", "None"), (8, 8)) == ()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from plans.layout import DimAxes, Layout, TensorLayout
 
-__all__ = ["Refinement", "primes", "refine", "rewrite"]
+__all__ = ["Refinement", "is_same_cut", "primes", "refine", "rewrite"]
 
 Refinement = tuple[Layout, dict[str, DimAxes], dict[str, DimAxes]]
 """The atomic mesh, and for each axis of the first and of the second mesh its atoms, the first is major."""
@@ -103,6 +104,25 @@ def rewrite(layout: TensorLayout, mesh: Layout, atoms: dict[str, DimAxes]) -> Te
     """The same placement written with the atoms of `mesh`."""
     dims = tuple(tuple(atom for axis in axes for atom in atoms[axis]) for axes in layout.dims)
     return TensorLayout(mesh=mesh, dims=dims, partial=tuple(atom for axis in layout.partial for atom in atoms[axis]))
+
+
+def is_same_cut(layout: TensorLayout, atoms: dict[str, DimAxes], shape: Sequence[int]) -> bool:
+    """Whether `rewrite` leaves every rank its part of a tensor of `shape`.
+
+    An axis that is one atom cuts as before. One of several does where it cuts what the axes before it left evenly: 2 by
+    2 parts of 5 elements begin at 0, 3, 3 + 2 and 5, but 4 parts at 0, 2, 4 and 5.
+
+    >>> mesh = Layout((2, 4), ("a", "b"))
+    >>> [is_same_cut(mesh(("a", "b")), {"a": ("a",), "b": ("b.0", "b.1")}, (size,)) for size in (16, 10)]
+    [True, False]
+    """
+    for size, axes in zip(shape, layout.dims, strict=True):
+        count = 1
+        for axis in axes:
+            count *= layout.mesh.size((axis,))
+            if len(atoms[axis]) > 1 and size % count:
+                return False
+    return True
 
 
 def _device_matrix(mesh: Layout) -> tuple[int, ...]:

@@ -22,9 +22,9 @@ With `even` only layouts count that cut every dim evenly, as the values of a pro
 
 Two different meshes over the same ranks are refined to their atomic mesh (`atomic`; one of the two where possible), and
 all layouts of the steps lie on it; so the first step's `before` and the last step's `after` are placed like source and
-target but may be written with other axes. Without a common refinement, with different ranks, or where a dim is uneven
-(other axes would cut it elsewhere), all sums are reduced first, for all ranks or scattered onto one dim, and a transfer
-does the rest.
+target but may be written with other axes. Without a common refinement, with different ranks, or where an axis of
+several atoms cuts a dim unevenly (its atoms would cut it elsewhere), all sums are reduced first, for all ranks or
+scattered onto one dim, and a transfer does the rest, if anything is left.
 
 A target may keep partial axes of the source. Making a replicated tensor partial is refused: it would hold zeros on all
 ranks but one, and no operator asks for that.
@@ -41,7 +41,7 @@ from typing import cast
 
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
-from plans.redistribution.atomic import primes, refine, rewrite
+from plans.redistribution.atomic import is_same_cut, primes, refine, rewrite
 from plans.redistribution.fastest import EXACT_AXES, LocalPrice, fastest, fastest_s, is_small
 from plans.redistribution.greedy import by_gathering, by_moving, by_moving_each, by_transfer
 from plans.redistribution.space import Move, Space, State
@@ -115,10 +115,12 @@ def _cached(
         return _on_one_mesh(source, target, shape, itemsize, price, even)
     if source.is_even(shape) and source.same_placement(target):
         return ()
-    refined = refine(source.mesh, target.mesh) if source.is_even(shape) and target.is_even(shape) else None
+    refined = refine(source.mesh, target.mesh)
     if refined is None:
         return _across(source, target, shape, itemsize, price, even)
     mesh, mine, theirs = refined
+    if not (is_same_cut(source, mine, shape) and is_same_cut(target, theirs, shape)):
+        return _across(source, target, shape, itemsize, price, even)
     return _on_one_mesh(rewrite(source, mesh, mine), rewrite(target, mesh, theirs), shape, itemsize, price, even)
 
 
@@ -137,7 +139,7 @@ def _on_one_mesh(
             f"the target {target} is partial over {target.partial}, but the source {source} is not; "
             "only sums that are already partial can stay so"
         )
-    if start == goal or (start[1] == goal[1] and space.lacking(start) == 0 and space.lacking(goal, start) == 0):
+    if space.is_alike(start, goal):
         return ()
     if hasattr(price, "local_s") and is_small(space, start, goal):
         moves = fastest(space, start, goal, itemsize, cast(LocalPrice, price), even)
@@ -166,7 +168,7 @@ def least_s(
         local = cast(LocalPrice, price)
         is_exact = len(space.axes) <= EXACT_AXES and local.domains(source.mesh.rank_list) is None
         if is_exact and set(goal[1]) <= set(start[1]):
-            if start[1] == goal[1] and space.lacking(start) == 0 and space.lacking(goal, start) == 0:
+            if space.is_alike(start, goal):
                 return 0.0
             return fastest_s(space, start, goal, itemsize, local, True)
     steps = redistribute(source, target, shape, itemsize=itemsize, price=price, even=True)
@@ -302,9 +304,8 @@ def _across(
         return sum(price(step, shape, itemsize) for step in steps), len(steps)
 
     same_ranks = set(source.mesh.rank_list) == set(target.mesh.rank_list)
-    if same_ranks and not source.partial and not target.partial:
-        if all(source.region(rank, shape) == target.region(rank, shape) for rank in source.mesh.rank_list):
-            return ()
+    if same_ranks and not source.partial and not target.partial and _same_regions(source, target, shape):
+        return ()
     if target.partial and source.mesh.size(source.partial) != target.mesh.size(target.partial):
         raise TwofoldError(f"{source} cannot become {target} on another mesh: its partial sums are spread otherwise")
     floor: Callable[[float], float] | None = None if price is None else getattr(price, "floor_s", None)
@@ -321,6 +322,9 @@ def _across(
             continue
         before = redistribute(source, reduced, shape, itemsize=itemsize, price=price, even=even)
         for landing, ending in endings:
+            if before and same_ranks and not landing.partial and _same_regions(reduced, landing, shape):
+                ways.append((cost((*before, *ending))[0], len(ways), (*before, *ending)))
+                continue
             transfer = Step(kind=StepKind.TRANSFER, before=reduced, after=landing)
             least = max_received_bytes(transfer, shape, itemsize)
             least_cost = least if price is None else 0.0 if floor is None else floor(least)
@@ -332,6 +336,10 @@ def _across(
         if (now := cost(steps)) < best:
             best, chosen = now, steps
     return chosen
+
+
+def _same_regions(one: TensorLayout, two: TensorLayout, shape: tuple[int, ...]) -> bool:
+    return all(one.region(rank, shape) == two.region(rank, shape) for rank in one.mesh.rank_list)
 
 
 def _reduced(source: TensorLayout) -> list[TensorLayout]:
