@@ -138,8 +138,15 @@ class Layout:
             raise TwofoldError(f"The axis {axis!r} is not found in {self.alias_name}") from None
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Where `rank` stands in the device matrix."""
-        return _coordinates(self)[rank]
+        """Where `rank` stands in the device matrix.
+
+        Raises:
+            TwofoldError: a rank that the mesh does not have.
+        """
+        found = _coordinates(self).get(rank)
+        if found is None:
+            raise TwofoldError(f"rank {rank!r} is none of {self!r}")
+        return found
 
     def index(self, rank: int, axes: Sequence[str]) -> int:
         """The position of `rank` along `axes` taken together, the first axis is major."""
@@ -159,8 +166,15 @@ class Layout:
         return _groups(self, tuple(axes))
 
     def group_of(self, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
-        """The group of `groups(axes)` that holds `rank`."""
-        return _group_by_rank(self, tuple(axes))[rank]
+        """The group of `groups(axes)` that holds `rank`.
+
+        Raises:
+            TwofoldError: a rank or an axis that the mesh does not have.
+        """
+        found = _group_by_rank(self, tuple(axes)).get(rank)
+        if found is None:
+            raise TwofoldError(f"rank {rank!r} is none of {self!r}")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,9 @@ def search(
             f"{num_micro_batches} micro-batches do not divide the batch of {graph.batch_size}: "
             f"{graph.batch_size} % {num_micro_batches} != 0"
         )
-    if interleave < 1 or graph.batch_size % (num_micro_batches * interleave):
+    if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 1:
+        raise TwofoldError(f"interleave is {interleave!r}; it is a number of slices, an int of at least 1")
+    if graph.batch_size % (num_micro_batches * interleave):
         micro_batch = graph.batch_size // num_micro_batches
         raise TwofoldError(
             f"interleave {interleave} does not divide the micro-batch of {micro_batch}: "

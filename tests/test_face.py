@@ -114,6 +114,7 @@ def test_optimizers_are_read(cell: nn.Module) -> None:
         ),
         (lambda cell: tf.Model(tf.AutoParallel(cell), tf.Optimizer()).train(1, [([0], [0])]), "inside launched ranks"),
         (lambda cell: LossMonitor(0), "per_print_times=0"),
+        (lambda cell: tf.run(None, steps=0), "steps is 0"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named(cell: nn.Module, make, message: str) -> None:

@@ -36,6 +36,13 @@ def test_recorded_layouts(matrix: Any, names: Any, dims: Any, tensor_map: Any, s
     ]
 
 
+def test_ranks_outside_the_mesh_are_named() -> None:
+    mesh = Layout((2, 2), ("dp", "mp"))
+    for ask in (lambda: mesh.coordinate(7), lambda: mesh.group_of(7, ("dp",)), lambda: mesh("dp").region(7, (4,))):
+        with pytest.raises(TwofoldError, match=r"rank 7 is none of Layout\(\(2, 2\)"):
+            ask()
+
+
 @pytest.mark.parametrize(
     ("matrix", "names", "ranks", "message"),
     [

@@ -17,6 +17,7 @@ from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import Plan, plan_digest, save_plan
 from plans.timeline import PS_PER_S, Timeline
+from twofold.context import positive
 
 if TYPE_CHECKING:
     from executor.job import Emulate
@@ -124,6 +125,8 @@ def run(
     """
     from executor.job import Emulate
 
+    positive("steps", steps)
+    positive("record_steps", record_steps)
     with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
         folder = Path(temporary if out is None else out)
         what = None
