@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
 
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
-from plans.schedules.dependencies import remote_dependencies
+from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from simulator.scale.action import Stretch
+from simulator.scale.batch import VARIANTS
 
 __all__ = ["pipeline_end_ps"]
-
-_LETTERS = "FBIW"
 
 
 def pipeline_end_ps(
@@ -43,75 +45,93 @@ def pipeline_end_ps(
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
     """
+    num_ranks = schedule.num_ranks
+    host, stream, final = [0.0] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
+    begins: list[float | None] = [None] * num_ranks
+    rows, pairs = _walk(schedule)
+    travels = [transfer_ps.get(pair) for pair in pairs] + [None]
+    stretches = [[_clocks(own, name) for name in VARIANTS] for own in actions]
+    sent = [0.0] * len(rows)
+    for at, rank, stage, variant, needed, arrives, leaves in rows:
+        free, begun, arrival = host[rank], stream[rank], 0.0
+        if needed >= 0:
+            arrival = sent[needed]
+            if (travel := travels[arrives]) is not None:
+                arrival += travel
+                free += send_ps
+            if arrival > begun:
+                begun = arrival
+        if begins[rank] is None:
+            begins[rank] = begun
+        if fetch_ps and VARIANTS[variant][0] == "F":
+            free = max(free, stream[rank]) + fetch_ps
+        if synchronises and arrival:
+            free = max(free, begun)
+        work, lead, dispatch, trailing = stretches[stage][variant]
+        end, late = begun + work, free + lead
+        if late > end:
+            end = late
+        free += dispatch
+        if end + trailing > final[rank]:
+            final[rank] = end + trailing
+        if (travel := travels[leaves]) is not None:
+            free += send_ps
+            sent[at] = end if end > free else free
+            if blocking:
+                end = sent[at] + travel
+            if synchronises:
+                free = max(free, end)
+        else:
+            sent[at] = end
+        host[rank], stream[rank] = free, end
+    ends = []
+    for rank in range(num_ranks):
+        begun = max(stream[rank], final[rank])
+        end = max(begun + updates[rank].work_ps, host[rank] + updates[rank].lead_ps)
+        ends.append(end if together else end - (begins[rank] or 0.0))
+    return max(ends)
+
+
+def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, float, float, float]:
+    """Work, lead, dispatch and trailing time of an action; nothing where no action of its kind is."""
+    own = actions.get(name) or actions.get(name[0])
+    return (0.0, 0.0, 0.0, 0.0) if own is None else (own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps)
+
+
+_Row = tuple[int, int, int, int, int, int, int]
+
+
+@lru_cache(maxsize=64)
+def _walk(schedule: Schedule) -> tuple[list[_Row], list[tuple[int, int]]]:
+    """A schedule's rows in an order in which they can run, and the pairs of stages between which tensors go.
+
+    A row is its number in the table, rank, stage, number of its variant, the row that it waits for or -1, and the
+    numbers of the pairs over which its tensor arrives and its own one leaves, -1 for none.
+    """
     table = schedule.table
     waits = remote_dependencies(schedule).tolist()
     stages, kinds = table.stage.tolist(), table.kind.tolist()
-    starts = table.rank_start.tolist()
-    ranks = range(schedule.num_ranks)
-    host, stream, row, final = [0.0] * len(ranks), [0.0] * len(ranks), starts[:-1].copy(), [0.0] * len(ranks)
     first_of, last_of = _ends(stages, kinds)
-    begins = [0.0] * len(ranks)
-    sent: dict[int, float] = {}
-    waiting: dict[int, int] = {}
-    ready = list(ranks)
-    senders = {needed: number for number, needed in enumerate(waits) if needed >= 0}
-    while ready:
-        rank = ready.pop()
-        while row[rank] < starts[rank + 1]:
-            at = row[rank]
-            stage, letter = stages[at], _LETTERS[kinds[at]]
-            arrival, needed = 0.0, waits[at]
-            if needed >= 0:
-                if needed not in sent:
-                    waiting[needed] = rank
-                    break
-                travel = transfer_ps.get((stages[needed], stage))
-                if travel is None:
-                    arrival = sent[needed]
-                else:
-                    arrival = sent[needed] + travel
-                    host[rank] += send_ps
-            own = actions[stage]
-            if letter == "F" and first_of.get(stage) == at:
-                stretch = own.get("F.first", own["F"])
-            elif last_of.get(stage) == at:
-                stretch = own.get(f"{letter}.last", own[letter])
-            else:
-                stretch = own[letter]
-            begun = max(stream[rank], arrival)
-            if row[rank] == starts[rank]:
-                begins[rank] = begun
-            if fetch_ps and letter == "F":
-                host[rank] = max(host[rank], stream[rank]) + fetch_ps
-            if synchronises and arrival:
-                host[rank] = max(host[rank], begun)
-            stream[rank] = max(begun + stretch.work_ps, host[rank] + stretch.lead_ps)
-            host[rank] += stretch.dispatch_ps
-            final[rank] = max(final[rank], stream[rank] + stretch.trailing_ps)
-            reader = senders.get(at)
-            if reader is not None and (travel := transfer_ps.get((stage, stages[reader]))) is not None:
-                host[rank] += send_ps
-                sent[at] = max(stream[rank], host[rank])
-                if blocking:
-                    stream[rank] = sent[at] + travel
-                if synchronises:
-                    host[rank] = max(host[rank], stream[rank])
-            else:
-                sent[at] = stream[rank]
-            if at in waiting:
-                ready.append(waiting.pop(at))
-            row[rank] += 1
-    if any(row[rank] < starts[rank + 1] for rank in ranks):
-        stuck = next(rank for rank in ranks if row[rank] < starts[rank + 1])
+    variants = list(kinds)
+    for row in first_of.values():
+        variants[row] = VARIANTS.index("F.first")
+    for row in last_of.values():
+        variants[row] = VARIANTS.index(f"{VARIANTS[kinds[row]]}.last")
+    pairs: dict[tuple[int, int], int] = {}
+    arrives, leaves = [-1] * len(waits), [-1] * len(waits)
+    for row, needed in enumerate(waits):
+        if needed >= 0:
+            arrives[row] = leaves[needed] = pairs.setdefault((stages[needed], stages[row]), len(pairs))
+    rank_of, times = rank_of_rows(table).tolist(), unit_start_times(schedule)
+    if times.size and times.min() < 0:
+        row = int(np.flatnonzero(times < 0)[0])
         raise TwofoldError(
-            f"schedule {schedule.name!r} deadlocks: rank {stuck} waits at {schedule.cell_text(row[stuck])}"
+            f"schedule {schedule.name!r} deadlocks: rank {rank_of[row]} waits at {schedule.cell_text(row)}"
         )
-    ends = []
-    for rank in ranks:
-        begun = max(stream[rank], final[rank])
-        end = max(begun + updates[rank].work_ps, host[rank] + updates[rank].lead_ps)
-        ends.append(end if together else end - begins[rank])
-    return max(ends)
+    return [
+        (row, rank_of[row], stages[row], variants[row], waits[row], arrives[row], leaves[row])
+        for row in np.argsort(times, kind="stable").tolist()
+    ], list(pairs)
 
 
 def _ends(stages: Sequence[int], kinds: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
@@ -121,6 +141,6 @@ def _ends(stages: Sequence[int], kinds: Sequence[int]) -> tuple[dict[int, int], 
     for row, (stage, kind) in enumerate(zip(stages, kinds, strict=True)):
         if kind == 0:
             first.setdefault(stage, row)
-        elif _LETTERS[kind] in "BW":
+        elif VARIANTS[kind] in "BW":
             last[stage] = row
     return first, last
