@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -26,6 +27,12 @@ from simulator.scale import forecast, forecast_grid, stack_named
 def small(**values: Any) -> TransformerConfig:
     given = {"num_layers": 4, "hidden": 512, "num_heads": 8, "ffn": 2048, "vocab": 8192, "seq": 1024} | values
     return TransformerConfig(name="small", **given)
+
+
+def mixture(num_dense: int) -> TransformerConfig:
+    """The first blocks without experts."""
+    experts = Experts(num_experts=8, top_k=2, ffn=1408, num_shared=2, num_dense_layers=num_dense)
+    return small(num_layers=5, hidden=1024, ffn=4096, vocab=12_000, experts=experts)
 
 
 SMALL = small()
@@ -53,6 +60,12 @@ CASES = {
     "experts": problem(
         small(experts=Experts(num_experts=4, top_k=2, ffn=1024)),
         pins=Pins(recompute="none", micro_batch=1, schedule="1f1b"),
+    ),
+    "one dense block": problem(
+        mixture(1), num_devices=8, pins=Pins(recompute="none", micro_batch=1, pp=4, schedule="1f1b")
+    ),
+    "three dense blocks": problem(
+        mixture(3), num_devices=8, pins=Pins(recompute="none", micro_batch=1, tp=1, cp=1, zero=3)
     ),
     "megatron": problem(pins=Pins(tp=2, pp=2, micro_batch=1, zero=1), stack=stack_named("megatron")),
     "torch": problem(pins=Pins(cp=1, recompute="none", schedule="1f1b", micro_batch=1), stack=stack_named("torch")),
@@ -187,6 +200,29 @@ def test_the_smallest_relaxation_does_fit_and_less_does_not() -> None:
     assert solve(asked.changed(memory_limit_bytes=memory)).best.forecast.peak_bytes == memory
     with pytest.raises(NothingFits):
         solve(asked.changed(memory_limit_bytes=memory - 1))
+
+
+@pytest.mark.parametrize("stack", ["torch", "torchtitan", "megatron", "megatron-2022"])
+def test_every_relaxation_holds_for_what_a_stack_adds(stack: str) -> None:
+    asked = problem(
+        small(hidden=1024, num_layers=4), num_devices=8, global_batch=16, pins=Pins(dp=2, micro_batch=2),
+        memory_limit_bytes=150_000_000, stack=stack_named(stack),
+    )  # fmt: skip
+    changes = {
+        "memory": lambda each: {"memory_limit_bytes": each.value},
+        "devices": lambda each: {"num_devices": each.value, "machine": Machine.load(f"h100-sxm-x{each.value}")},
+        "batch": lambda each: {"global_batch": each.value},
+    }
+    found = relaxations(asked)
+    assert "memory" in {each.what for each in found}
+    for each in found:
+        rest = {name: value for name, value in asked.pins.given.items() if name != each.what}
+        changed = changes.get(each.what, lambda _, rest=rest: {"pins": Pins(**rest)})(each)
+        with contextlib.suppress(NothingFits):
+            answer = solve(asked.changed(**changed), time_limit_s=10)
+            assert answer.best.forecast.peak_bytes <= answer.problem.limit_bytes
+            continue
+        pytest.fail(f"{each.text}: nothing fits")
 
 
 @pytest.mark.parametrize("name", ["data-parallel", "grid", "greedy"])

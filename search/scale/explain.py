@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,7 +14,7 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from search.scale.branch import Branching
 from search.scale.costs import Inner
-from search.scale.found import Found
+from search.scale.found import Found, describe
 from search.scale.problem import Pins, Problem
 from search.scale.space import (
     Shape,
@@ -26,13 +27,17 @@ from search.scale.space import (
     sequence_parallels,
     shapes,
     spreads,
+    values_of,
 )
 from simulator.scale.case import is_split
 
-__all__ = ["Neighbour", "Relaxation", "least_memory_bytes", "neighbours", "relaxations"]
+__all__ = ["Neighbour", "Relaxation", "least_memory", "neighbours", "relaxations"]
 
 _LEAN = ("1f1b", "v_half", "v_min")
 """Schedules that keep the fewest activations."""
+
+_MOST_LEAN = 40
+"""Lean configurations that are forecast at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,13 +181,32 @@ def composition(found: Found) -> dict[str, float]:
 # ------------------------------------------------------------------- nothing fits
 
 
-def least_memory_bytes(problem: Problem) -> tuple[int, str] | None:
-    """The least peak of any configuration, and its words; None where there is none at all.
+def least_memory(problem: Problem, *, enough_bytes: int = 0) -> Found | None:
+    """The configuration with the least forecast peak of those looked at; None where there is none at all.
 
-    Only what keeps least is looked at: the smallest micro-batch, most recomputing, the leanest schedules.
+    Only what keeps least is looked at: the smallest micro-batch, most recomputing, the leanest schedules. The leanest
+    few of these are forecast, with what the stack adds, until one takes no more than `enough_bytes` or the others
+    cannot be better.
     """
     branching = Branching(problem=problem)
-    best: tuple[int, str] | None = None
+    best: Found | None = None
+    for least, _, values in sorted(_lean(branching), key=operator.itemgetter(0, 1))[:_MOST_LEAN]:
+        if best is not None and best.forecast.peak_bytes <= max(least, enough_bytes):
+            break
+        if least > enough_bytes > 0:
+            return None
+        try:
+            found = branching.evaluate(problem.degrees(values))
+        except TwofoldError:
+            continue
+        if best is None or found.forecast.peak_bytes < best.forecast.peak_bytes:
+            best = found
+    return best
+
+
+def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """(a lower bound on the peak in bytes, number, values) of lean configurations."""
+    problem, number = branching.problem, 0
     for mesh in meshes(problem)[0]:
         sizes, sps = micro_batches(problem, mesh), sequence_parallels(problem, mesh)
         if not sizes or not sps:
@@ -196,45 +220,46 @@ def least_memory_bytes(problem: Problem) -> tuple[int, str] | None:
             inner = Inner(mesh.tp, mesh.cp, sps[0], sizes[0], recomputes(problem)[-1], is_split(schedule), mesh.ep)
             for level in levels(problem, mesh)[-2:]:
                 peaks = branching.footing.peaks_bytes(inner, schedule, choices, dp=mesh.dp, level=level)
-                least = int(np.min(peaks))
-                if best is None or least < best[0]:
-                    best = (
-                        least,
-                        (
-                            f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp}, {shape}, recompute "
-                            f"{inner.recompute}, optimizer level {level}"
-                        ),
-                    )
-    return best
+                layers = choices[int(np.argmin(peaks))]
+                values = values_of(mesh, sizes[0], sps[0], inner.recompute, shape, level, layers, problem)
+                number += 1
+                yield int(np.min(peaks)), number, values
 
 
 def relaxations(problem: Problem) -> list[Relaxation]:
     """The smallest changes under which something would fit, one kind at a time."""
     found: list[Relaxation] = []
-    least = least_memory_bytes(problem)
-    if least is not None and least[0] > problem.limit_bytes:
+    least = least_memory(problem)
+    if least is not None and (peak := least.forecast.peak_bytes) > problem.limit_bytes:
         found.append(
-            Relaxation(
-                what="memory", value=least[0], text=f"{least[0] / 2**30:.2f} GiB per device would do ({least[1]})"
-            )
+            Relaxation(what="memory", value=peak, text=f"{_GiB(peak)} per device would do ({describe(least.degrees)})")
         )
     for pin in problem.pins.given:
         rest = Pins(**{each.name: getattr(problem.pins, each.name) for each in fields(Pins) if each.name != pin})
-        if _fits(problem, pins=rest):
-            found.append(
-                Relaxation(what=pin, value=None, text=f"without {pin}={problem.pins.given[pin]} something fits")
-            )
+        if fits := _fitting(problem, pins=rest):
+            given = problem.pins.given[pin]
+            found.append(Relaxation(what=pin, value=None, text=f"without {pin}={given} something fits ({_told(fits)})"))
     for factor in (2, 4, 8, 16, 32, 64, 128):
         count = problem.num_devices * factor
         machine = _larger(problem.machine, count)
-        if machine is not None and _fits(problem, num_devices=count, machine=machine):
-            found.append(Relaxation(what="devices", value=count, text=f"{count} devices would do"))
+        if machine is not None and (fits := _fitting(problem, num_devices=count, machine=machine)):
+            found.append(Relaxation(what="devices", value=count, text=f"{count} devices would do ({_told(fits)})"))
             break
     for batch in _batches(problem.global_batch):
-        if _fits(problem, global_batch=batch):
-            found.append(Relaxation(what="batch", value=batch, text=f"a global batch of {batch} would do"))
+        if fits := _fitting(problem, global_batch=batch):
+            text = f"a global batch of {batch} would do ({_told(fits)})"
+            found.append(Relaxation(what="batch", value=batch, text=text))
             break
     return found
+
+
+def _told(found: Found) -> str:
+    return f"{_GiB(found.forecast.peak_bytes)}: {describe(found.degrees)}"
+
+
+def _GiB(size_bytes: int) -> str:
+    """Rounded up: what is told is enough."""
+    return f"{math.ceil(size_bytes / 2**30 * 100) / 100:.2f} GiB"
 
 
 def _batches(batch: int) -> list[int]:
@@ -244,13 +269,14 @@ def _batches(batch: int) -> list[int]:
     return sorted({*smaller, *larger}, key=lambda each: (abs(each - batch), each))
 
 
-def _fits(problem: Problem, **values: Any) -> bool:
+def _fitting(problem: Problem, **values: Any) -> Found | None:
+    """What fits the changed question."""
     try:
         changed = problem.changed(**values)
-        least = least_memory_bytes(changed)
+        found = least_memory(changed, enough_bytes=changed.limit_bytes)
     except TwofoldError:
-        return False
-    return least is not None and least[0] <= changed.limit_bytes
+        return None
+    return found if found is not None and found.forecast.peak_bytes <= changed.limit_bytes else None
 
 
 def _larger(machine: Machine, count: int) -> Machine | None:
