@@ -50,7 +50,7 @@ def uniform_plan(
     schedule: str = "1f1b",
     virtual: int = 1,
     recompute: str | Sequence[str] = "none",
-    zero: int = 0,
+    zero: int | None = None,
     sequence_parallel: bool = False,
     optimizer: Optimizer | None = None,
     layers_per_stage: Sequence[int] | None = None,
@@ -72,7 +72,7 @@ def uniform_plan(
             by themselves, placed as a V.
         recompute: "none", "selective" (the attention core), "full" (all of a block but its input), or names of
             operators or modules whose outputs are made again in the backward.
-        zero: optimizer-parallel level.
+        zero: optimizer-parallel level; None: that of `optimizer`.
         sequence_parallel: tp splits the sequence where it splits nothing else; transformers only.
         optimizer: its kind and settings.
         layers_per_stage: blocks of each chunk, in the order of the model; spread evenly by default, chunks in the
@@ -109,7 +109,9 @@ def uniform_plan(
             f"{graph.batch_size}: {per_rank} % {micro_batch} != 0"
         )
     count = per_rank // micro_batch
-    chosen = msgspec.structs.replace(optimizer or Optimizer(), parallel_level=zero)
+    chosen = optimizer or Optimizer()
+    if zero is not None:
+        chosen = msgspec.structs.replace(chosen, parallel_level=zero)
     placement = _placement(schedule, pp, count, virtual)
     if stated:
         kv_heads = graph.tensors["layers.0.attention.k_heads.out"].shape[2]

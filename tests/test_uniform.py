@@ -231,3 +231,10 @@ def test_degrees_that_do_not_fit_are_refused(options, message):
 def test_a_vocabulary_that_cannot_be_split_says_how_to_pad_it():
     with pytest.raises(TwofoldError, match=r"50257 % 2 != 0; pad it.*vocab=50432"):
         uniform_plan(transformer("gpt2", num_layers=1), MACHINE, tp=2)
+
+
+def test_the_optimizer_keeps_its_level_unless_another_is_given():
+    sharded = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=2)
+    assert planned(dp=2, optimizer=sharded).optimizer.parallel_level == 2
+    assert planned(dp=2, optimizer=sharded, zero=0).optimizer.parallel_level == 0
+    assert planned(dp=2).optimizer.parallel_level == 0

@@ -127,7 +127,7 @@ def _greedy(problem: Problem) -> list[Found]:
         now = {name: getattr(best, name) for name in now}
     choices = [
         _usual(now) | {"recompute": recompute, "zero": level, "micro_batch": size}
-        for recompute in ("none", "selective", "selective_op", "full")
+        for recompute in problem.stack.recompute_modes
         for level in (0, 1, 2, 3)
         for size in (1, 2, 4)
     ]

@@ -17,7 +17,6 @@ from plans.errors import TwofoldError
 from plans.scale import Degrees
 from plans.schedules import Schedule, chunks_per_rank, make_schedule, schedule_names
 from plans.transformer import TransformerConfig
-from plans.transformer.recompute import RECOMPUTE_MODES
 from search.scale.problem import Problem
 
 __all__ = [
@@ -176,8 +175,8 @@ def sequence_parallels(problem: Problem, mesh: Mesh) -> tuple[bool, ...]:
 
 
 def recomputes(problem: Problem) -> tuple[str, ...]:
-    """The recompute modes."""
-    return RECOMPUTE_MODES if problem.pins.recompute is None else (problem.pins.recompute,)
+    """The recompute modes that the stack has."""
+    return problem.stack.recompute_modes if problem.pins.recompute is None else (problem.pins.recompute,)
 
 
 def levels(problem: Problem, mesh: Mesh) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from plans.graph import itemsize
 from plans.plan import Optimizer
 from plans.scale import Degrees
 from plans.transformer import TransformerConfig
+from plans.transformer.recompute import RECOMPUTE_MODES
 from simulator.scale.action import COMPUTE, Line
 from simulator.scale.memory import Footprint
 
@@ -115,6 +116,11 @@ class Stack:
     gathers_each: int = 3
     copies_shards: bool = False
     reserved: bool = False
+
+    @property
+    def recompute_modes(self) -> tuple[str, ...]:
+        """What it can recompute."""
+        return RECOMPUTE_MODES
 
     def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
         """Host time of one operation, given what the machine's file says of twofold's executor."""

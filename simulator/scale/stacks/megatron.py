@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from costmodels import Machine
 from costmodels.price import price_compute
+from plans.errors import TwofoldError
 from plans.plan import Optimizer
 from plans.scale import Degrees
 from plans.transformer import TransformerConfig
@@ -62,6 +63,11 @@ class Megatron(Stack):
     flash_attention: bool = True
     overlaps_interleaved: bool = True
     overlaps_split: bool = True
+
+    @property
+    def recompute_modes(self) -> tuple[str, ...]:
+        """The attention core or whole layers (--recompute-granularity)."""
+        return "none", "selective", "full"
 
     def waits_for_sends(self, degrees: Degrees) -> bool:
         """1F1B sends and receives in one batch and waits for it (megatron/core/pipeline_parallel/schedules.py)."""
@@ -140,6 +146,11 @@ class Megatron(Stack):
             return replace(found, forward=found.kept + 4 * sizes.logits + low, backward=low + 2 * sizes.arrival_bytes)
         if piece != "block":
             return found
+        if sizes.recompute not in self.recompute_modes:
+            raise TwofoldError(
+                "Megatron-LM recomputes the attention core or whole layers, not chosen operators; with the stack "
+                f"{self.name!r} give recompute none, selective or full"
+            )
         extra = largest = 0
         if sizes.recompute != "full":
             extra = sizes.arrival_bytes

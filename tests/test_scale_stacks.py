@@ -1,0 +1,49 @@
+"""Every stack: what it holds grows with the layers, and modes that it does not have are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.plan import Optimizer
+from plans.scale import Degrees
+from plans.transformer import transformer_config
+from search.scale import Pins, Problem
+from search.scale.space import recomputes
+from simulator.scale import forecast_grid, stack_named, stack_names
+
+CONFIG = transformer_config("llama-3-8b", seq=8192)
+MACHINE = Machine.load("h100-sxm-x16")
+OPTIMIZER = Optimizer(kind="adamw", settings={"lr": 1e-4}, gradient_dtype="float32", master_dtype="float32")
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("name", stack_names())
+def test_more_layers_take_more_of_every_role(name, split):
+    stack = stack_named(name)
+    for mode in stack.recompute_modes:
+        degrees = [
+            Degrees(
+                tp=tp, micro_batch=size, global_batch=size, sequence_parallel=split, recompute=mode, optimizer=OPTIMIZER
+            )
+            for tp in (2, 8) for size in (1, 4)
+        ]  # fmt: skip
+        few, many = (
+            forecast_grid(replace(CONFIG, num_layers=count), degrees, MACHINE, stack=stack) for count in (16, 32)
+        )
+        for one, other in zip(few, many, strict=True):
+            assert other.peak_bytes > one.peak_bytes
+            assert all(other.memory[role] >= size >= 0 for role, size in one.memory.items()), mode
+            assert other.memory["activation"] > one.memory["activation"] > 0, mode
+
+
+def test_megatron_does_not_recompute_by_operator():
+    stack = stack_named("megatron")
+    degrees = Degrees(tp=8, global_batch=1, sequence_parallel=True, recompute="selective_op")
+    with pytest.raises(TwofoldError, match="'megatron' give recompute none, selective or full"):
+        forecast_grid(CONFIG, [degrees], MACHINE, stack=stack)
+    problem = Problem(config=CONFIG, machine=MACHINE, num_devices=16, global_batch=16, stack=stack, pins=Pins())
+    assert recomputes(problem) == ("none", "selective", "full")
