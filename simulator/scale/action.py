@@ -194,8 +194,8 @@ class Body:
         else:
             lag = max(0.0, trailing - earlier) if steady and walk.left() != left else 0.0
         return Stretch(
-            work_ps=walk.stream - begin,
-            lead_ps=late.stream,
+            work_ps=_dyadic(walk.stream - begin),
+            lead_ps=_dyadic(late.stream),
             dispatch_ps=self._dispatch + sum(line.dispatch_ps for line in (*before, *after)),
             compute_ps=walk.compute - busy,
             exposed_ps={
@@ -203,9 +203,14 @@ class Body:
                 for call, time in walk.exposed.items()
                 if time > exposed.get(call, 0.0)
             },
-            trailing_ps=trailing,
-            lag_ps=lag,
+            trailing_ps=_dyadic(trailing),
+            lag_ps=_dyadic(lag),
         )
+
+
+def _dyadic(time_ps: float) -> float:
+    """To the nearest 64th of a picosecond: sums of such times are exact up to two minutes, in whatever order."""
+    return round(64 * time_ps) / 64
 
 
 def _joined(lines: Sequence[Line]) -> list[Line]:
