@@ -88,6 +88,33 @@ def test_least_bytes_is_exact(matrix: tuple[int, ...]) -> None:
                 assert sum(max_received_bytes(step, SHAPE) for step in steps) == best[target], (start, target, steps)
 
 
+@pytest.mark.parametrize(
+    ("matrix", "shape"), [((2, 3), (7, 5)), ((2, 2), (1, 7)), ((3, 2), (2, 9)), ((4, 2), (5, 3)), ((2, 2, 2), (5, 6))]
+)
+def test_least_bytes_is_exact_for_uneven_dims(matrix: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    layouts = all_layouts(Layout(matrix, ("a", "b", "c")[: len(matrix)]), 2)
+    rng = np.random.default_rng(2)
+    summed = [each for each in layouts if each.partial]
+    for start in rng.choice(
+        np.array(summed, dtype=object), min(12 if len(matrix) < 3 else 3, len(summed)), replace=False
+    ):
+        best = cheapest(lambda step: max_received_bytes(step, shape), layouts, start)
+        for target in layouts:
+            if target in best:
+                steps = redistribute(start, target, shape)
+                brought = sum(max_received_bytes(step, shape) for step in steps)
+                assert brought == best[target], (f"{start}", f"{target}", steps)
+
+
+def test_terms_of_a_sum_move_first_where_parts_are_uneven() -> None:
+    """A reduce-scatter pads its chunks: after it 108 bytes have come to a rank, 72 if the terms go where they fit."""
+    mesh = Layout((2, 4), ("a", "b"))
+    source = TensorLayout(mesh=mesh, dims=((), ("b",), ()), partial=("a",))
+    steps = redistribute(source, mesh("b", "None", "a"), (21, 1, 2))
+    assert [str(step.kind) for step in steps] == ["transfer", "reduce_scatter"]
+    assert sum(max_received_bytes(step, (21, 1, 2)) for step in steps) == 72
+
+
 class Links:
     """Nodes of two ranks with fast links inside and slow ones between; transfers run at half the rate."""
 

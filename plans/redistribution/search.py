@@ -1,18 +1,20 @@
 """The cheapest sequence of steps from one layout to another.
 
 States are layouts on one mesh: per dim the ordered axes that split it, and the axes that are partial. Edges are steps:
-slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several axes, and transfers that lead to
-the target or to a layout one collective away from it. A* finds the cheapest path (Hart, Nilsson and Raphael 1968):
+slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several axes, and transfers. A* finds the
+cheapest path (Hart, Nilsson and Raphael 1968):
 
 * **Least bytes** (`price=None`): the sum over steps of the bytes received by the rank that receives most. The bound
-  on what is left is what the worst rank still lacks of its target region, so almost nothing is expanded. Ties go to
+  on what is left is what the worst rank still lacks of its target region, so almost nothing is expanded. Transfers
+  lead to the target; where sums have uneven parts to any layout, as moving terms to where they fit may pay. Ties go to
   fewer communicating steps, then fewer transfers (a collective is one library call), then fewer slices.
 * **Least time**: `price` gives the seconds of a step. One that says more about itself (`fastest.LocalPrice`) is
   searched over arrays: on up to three axes transfers between any two layouts included, on four and five some; where
   links have tiers, greedy sequences over prime factors of the axes are tried too. Any other callable is asked for every
-  step; if it has a method `floor_s(num_bytes)`, the least seconds of any step that brings that many bytes to some rank,
-  the search leaves out what cannot win (floor_s must be subadditive, as latency + bytes / bandwidth is, with
-  floor_s(0) = 0); otherwise it expands every state cheaper than the target.
+  step, transfers lead to the target or to a layout one collective away from it; if it has a method
+  `floor_s(num_bytes)`, the least seconds of any step that brings that many bytes to some rank, the search leaves out
+  what cannot win (floor_s must be subadditive, as latency + bytes / bandwidth is, with floor_s(0) = 0); otherwise it
+  expands every state cheaper than the target.
 
 On up to three axes of more than one rank the answer is the cheapest path over these edges. On more axes slices and
 reductions are tried axis by axis and in the target's own runs, and the search stops after a number of states; it starts
@@ -226,6 +228,8 @@ def _search(space: Space, start: State, goal: State, itemsize: int, price: StepP
 
     space.drop_spare_dims(start, goal)
     landings = [goal] if price is None else [goal, *(move.before for move in space.closing(goal))]
+    if price is None and not even and start[1] != goal[1] and len(space.axes) <= EXACT_AXES and space.may_be_uneven():
+        landings = list(space.states(goal[1], start[1]))
     if even:
         landings = [landing for landing in landings if space.is_even(landing)]
     best: dict[State, _Cost] = {start: (0, 0, 0, 0)}
@@ -248,6 +252,9 @@ def _search(space: Space, start: State, goal: State, itemsize: int, price: StepP
         fetches = _transfers(state, landings) if state not in came or came[state].kind in _BEFORE_TRANSFER else ()
         for move in itertools.chain(fetches, space.moves(state, goal)):
             if move.after in closed or (even and not space.is_even(move.after)):
+                continue
+            is_transfer = move.kind is StepKind.TRANSFER  # there may be many: leave out what is cheap to leave out
+            if is_transfer and goal in best and paid + bound(move.after) > best[goal][0]:
                 continue
             step_least = least(move)
             if goal in best and paid + step_least > best[goal][0]:

@@ -80,6 +80,30 @@ class Space:
         before, after = self.layout(move.before), self.layout(move.after)
         return Step(kind=move.kind, axes=move.axes, dim=move.dim, to_dim=move.to_dim, before=before, after=after)
 
+    def states(self, least: DimAxes, most: DimAxes) -> Iterator[State]:
+        """Every state whose partial axes include `least` and lie within `most`.
+
+        >>> mesh = Layout((2,), ("a",))
+        >>> list(Space(mesh, mesh("a"), (4,)).states((), ("a",)))
+        [(((),), ()), ((('a',),), ()), (((),), ('a',))]
+        """
+        num_dims, dims_seen = len(self.shape), {}
+        for order in itertools.permutations(self.axes):
+            for places in itertools.product(range(-1, num_dims), repeat=len(order)):
+                cuts = (
+                    tuple(axis for axis, at in zip(order, places, strict=True) if at == dim) for dim in range(num_dims)
+                )
+                dims_seen[tuple(cuts)] = {axis for axis, at in zip(order, places, strict=True) if at < 0}
+        for count in range(len(most) + 1):
+            for partial in itertools.combinations(most, count):
+                if set(least) <= set(partial):
+                    yield from ((dims, partial) for dims, free in dims_seen.items() if free.issuperset(partial))
+
+    def may_be_uneven(self) -> bool:
+        """Whether some layout cuts a dim unevenly."""
+        whole = math.prod(self.sizes.values())
+        return any(size % whole for size in self.shape)
+
     def moves(self, state: State, goal: State) -> Iterator[Move]:
         """Every collective and slice that leads on from `state`; sums that the goal keeps stay untouched."""
         dims, partial = state
