@@ -242,12 +242,16 @@ def grid_of_this_process() -> dict[str, Any]:
 
 
 def grid(repeats: int = 3) -> dict[str, Any]:
-    """Whole predictions from a cold start, imports apart; each run in a new process."""
+    """Whole predictions from a cold start, imports apart; each run in a new process. And one whose like was asked."""
     runs = []
     for _ in range(repeats):
         command = [sys.executable, "-m", "benchmarks.simulator", "--cold"]
         runs.append(json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
-    return max(runs, key=lambda run: run["per_second"]) | {"best_of": repeats}
+    config, machine = transformer_config("llama-3-70b"), Machine.load("h100-sxm-x1024")
+    degrees = Degrees(dp=16, tp=8, pp=8, global_batch=512)
+    alone_s = best_s(lambda: forecast(config, degrees, machine), 100)
+    best = max(runs, key=lambda run: run["per_second"])
+    return best | {"best_of": repeats, "one alone of 8 x 32, seen before, ms": 1e3 * alone_s}
 
 
 def engine() -> dict[str, Any]:
