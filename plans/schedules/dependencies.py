@@ -56,10 +56,11 @@ def unit_start_times(schedule: Schedule) -> NDArray[np.int64]:
                 if end[needed] < 0:
                     waiting.setdefault(needed, []).append(rank)
                     break
-                time = max(time, end[needed])
+                if end[needed] > time:
+                    time = end[needed]
             time += 1
             end[row] = time
-            if row in waiting:
+            if waiting and row in waiting:
                 ready += waiting.pop(row)
             row += 1
         next_row[rank], free[rank] = row, time

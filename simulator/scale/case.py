@@ -73,7 +73,7 @@ class Pieces:
         self._update_of: dict[Chunk, Stretch] = {}
         self._static_of: dict[Chunk, Mapping[str, int]] = {}
         self._held: dict[tuple[Chunk, ...], Mapping[str, int]] = {}
-        self._seconds: dict[tuple[Chunk, ...], tuple[Mapping[str, float], Mapping[str, float]]] = {}
+        self._seconds: dict[tuple[Chunk, ...], list[tuple[str, float, float]]] = {}
 
     def actions(self, chunk: Chunk) -> Mapping[str, Stretch]:
         """Its actions by kind; "F.first" is the first of a step, "B.last" or "W.last" the last."""
@@ -157,10 +157,11 @@ class Pieces:
                             once.add(actions[name[0]], -count)  # one of them is the first, or the last
                     else:
                         each.add(stretch, count)
-            self._seconds[chunks] = once.seconds, each.seconds
-        once_s, each_s = self._seconds[chunks]
-        calls = sorted({*once_s, *each_s} - {"compute"})
-        return {name: once_s.get(name, 0.0) + num_micro_batches * each_s.get(name, 0.0) for name in ("compute", *calls)}
+            calls = sorted({*once.seconds, *each.seconds} - {"compute"})
+            self._seconds[chunks] = [
+                (name, once.seconds.get(name, 0.0), each.seconds.get(name, 0.0)) for name in ("compute", *calls)
+            ]
+        return {name: once_s + num_micro_batches * each_s for name, once_s, each_s in self._seconds[chunks]}
 
 
 class _Shares:
@@ -278,19 +279,19 @@ class Case:
         for kind, size in zip(self.ranks.of_rank, activations, strict=True):
             largest[kind] = max(largest[kind], int(size))
         best: tuple[int, dict[str, int]] = (-1, {})
-        costs = self.pieces.costs
+        costs, forwards_first = self.pieces.costs, self._forwards_first
         for chunks, size in zip(self.ranks.kinds, largest, strict=True):
             outputs = costs.outputs_bytes if any(chunk.has_head for chunk in chunks) else 0
             roles = costs.stack.memory({"activation": size, **self.pieces.held(chunks)}, self.degrees, outputs)
-            if "gradient" in roles and self._forwards_first:
+            if forwards_first and "gradient" in roles:
                 # gradients come while the first backward frees what its forward kept
                 freed = sum(self.pieces.activations(chunk).kept for chunk in chunks)
                 gone = min(roles["gradient"], freed)
                 roles = {**roles, "gradient": roles["gradient"] - gone}
             total = sum(roles.values())
             if total > best[0]:
-                best = total, dict(sorted(roles.items()))
-        return best
+                best = total, roles
+        return best[0], dict(sorted(best[1].items()))
 
 
 def _interval(machine: Machine, step_s: float, busiest: Mapping[str, float]) -> tuple[float, float]:
