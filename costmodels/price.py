@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from costmodels.communication import processor_s, route, wire_s
@@ -294,6 +294,11 @@ def price_collective(
     if kind not in machine.collectives or kind == "transfer":
         raise TwofoldError(f"the collective {call!r} has no price; priced are {', '.join(sorted(machine.collectives))}")
     traffic = collective_traffic(call, members, size_bytes, item_bytes, machine.library)
+    if kind == "all_to_all" and tiers[0] and machine.library != "gloo":
+        # no ring: a member sends what is for other domains itself, by its own link, all of it to one member each
+        tier, together = tiers
+        traffic = replace(traffic, moved_bytes=size_bytes * (members - together) / members)
+        tiers = tier, 1
     return _communication(machine, kind, traffic, tiers, members=members, num_peers=members - 1)
 
 

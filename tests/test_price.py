@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from costmodels.machine import COLLECTIVES, DISPATCH_CLASSES, Collective, Compute, Interval, Link, Machine
-from costmodels.price import Cost, compute_class, matrix_shape, price, price_step, price_transfer
+from costmodels.price import (
+    Cost,
+    compute_class,
+    matrix_shape,
+    price,
+    price_collective,
+    price_step,
+    price_transfer,
+)
 from costmodels.traffic import collective_traffic
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -255,3 +263,12 @@ def test_an_unknown_collective():
 def test_pricing_imports_neither_torch_nor_scipy():
     code = "import sys, costmodels; print([m for m in ('torch', 'scipy', 'pandas') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("members", "together"), [(256, 8), (32, 8), (16, 1)])
+def test_an_all_to_all_across_nodes_leaves_by_the_own_link_of_every_member(members, together):
+    of = Machine.load("h100-sxm-x2048")
+    far = of.links[1]
+    cost = price_collective(of, "all_to_all", members, 2**30, 2, (1, together))
+    least_s = 2**30 * (members - together) / members / (far.bandwidth_Bps * (far.reached_fraction or 1.0))
+    assert least_s <= cost.work_ps / 1e12 <= 1.25 * least_s
