@@ -16,6 +16,7 @@ from plans.redistribution import Step, StepKind, max_received_bytes, pieces, red
 from plans.redistribution.greedy import by_gathering, by_moving, by_transfer
 from plans.redistribution.load import load
 from plans.redistribution.pretend import apply_steps, split
+from plans.redistribution.search import least_s
 from plans.redistribution.space import Space
 from search.pricing import StepSeconds, instruction_cost
 from tests.test_redistribution_exact import all_layouts, steps_between
@@ -183,6 +184,26 @@ def test_a_slow_tier_is_looked_at() -> None:
         shape = (16 * int(rng.integers(1, 64)), 16 * int(rng.integers(1, 64)))
         with_bound, without = (redistribute(source, target, shape, price=each, even=True) for each in (price, blind))
         assert seconds(with_bound, shape, price) == pytest.approx(seconds(without, shape, price), rel=1e-9)
+
+
+def test_seconds_are_known_without_pricing_the_pieces() -> None:
+    """Planning asks for no step's instructions (a transfer has one per piece), and knows what their seconds would be."""
+    machine = Machine.load("h200-x64")
+
+    class Aggregate(StepSeconds):
+        __slots__ = ()
+
+        def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
+            raise AssertionError(f"priced {step}")
+
+    fast, price = Aggregate(machine, 64, "float32"), StepSeconds(machine, 64, "float32")
+    mesh, rng = Layout((4, 2, 8), ("a", "b", "c")), np.random.default_rng(12)
+    for _ in range(12):
+        source, target = random_layout(rng, mesh, 2, 0.1), random_layout(rng, mesh, 2, 0.0)
+        shape = (64 * int(rng.integers(1, 64)), 64 * int(rng.integers(1, 64)))
+        steps = redistribute(source, target, shape, price=fast, even=True)
+        known_s = least_s(source, target, shape, 4, fast)
+        assert seconds(steps, shape, price) == pytest.approx(known_s, rel=1e-8, abs=1e-12)
 
 
 def test_even_keeps_every_layout_even() -> None:

@@ -87,8 +87,10 @@ def is_small(space: Space, start: State, goal: State) -> bool:
     return len(space.axes) <= _MAX_AXES and num_layouts(len(space.axes), len(dims)) <= _MAX_LAYOUTS
 
 
-def fastest(space: Space, start: State, goal: State, itemsize: int, price: LocalPrice, even: bool) -> list[Move]:
-    """The moves of least time from `start` to `goal`.
+def fastest(
+    space: Space, start: State, goal: State, itemsize: int, price: LocalPrice, even: bool
+) -> tuple[list[Move], float]:
+    """The moves of least time from `start` to `goal`, and their seconds.
 
     Args:
         space: of the tensor; `is_small`.
@@ -99,7 +101,8 @@ def fastest(space: Space, start: State, goal: State, itemsize: int, price: Local
     """
     dims = _worth_splitting(space, start, goal)
     measured = _measured(space.mesh, space.shape, dims, start[1], goal[1], itemsize, price, even)
-    return copy.copy(measured).run(start, goal)
+    search = copy.copy(measured)
+    return search.run(start, goal), search.best
 
 
 def fastest_s(space: Space, start: State, goal: State, itemsize: int, price: LocalPrice, even: bool) -> float:

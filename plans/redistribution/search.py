@@ -58,6 +58,9 @@ StepPrice = Callable[[Step, tuple[int, ...], int], float]
 _Cost = tuple[float, int, int, int]
 """(bytes or seconds, communicating steps, transfers, slices)"""
 
+_Found = tuple[tuple[Step, ...], float | None]
+"""Steps, and their seconds where the search knows them."""
+
 _BEFORE_TRANSFER = frozenset(StepKind) - {StepKind.SLICE, StepKind.TRANSFER}
 """A transfer fetches from fewer replicas after a slice, and two transfers fetch more than one: neither can win."""
 
@@ -98,8 +101,8 @@ def redistribute(
     try:
         hash(price)
     except TypeError:
-        return _cached.__wrapped__(source, target, tuple(shape), itemsize, price, even)
-    return _cached(source, target, tuple(shape), itemsize, price, even)
+        return _cached.__wrapped__(source, target, tuple(shape), itemsize, price, even)[0]
+    return _cached(source, target, tuple(shape), itemsize, price, even)[0]
 
 
 @lru_cache(maxsize=8192)
@@ -110,19 +113,19 @@ def _cached(
     itemsize: int,
     price: StepPrice | None,
     even: bool,
-) -> tuple[Step, ...]:
+) -> _Found:
     if not len(source.dims) == len(target.dims) == len(shape):
         raise TwofoldError(f"a tensor of shape {shape} cannot go from {source} to {target}: the numbers of dims differ")
     if source.mesh == target.mesh:
         return _on_one_mesh(source, target, shape, itemsize, price, even)
     if source.is_even(shape) and source.same_placement(target):
-        return ()
+        return (), 0.0
     refined = refine(source.mesh, target.mesh)
     if refined is None:
-        return _across(source, target, shape, itemsize, price, even)
+        return _across(source, target, shape, itemsize, price, even), None
     mesh, mine, theirs = refined
     if not (is_same_cut(source, mine, shape) and is_same_cut(target, theirs, shape)):
-        return _across(source, target, shape, itemsize, price, even)
+        return _across(source, target, shape, itemsize, price, even), None
     return _on_one_mesh(rewrite(source, mesh, mine), rewrite(target, mesh, theirs), shape, itemsize, price, even)
 
 
@@ -133,7 +136,7 @@ def _on_one_mesh(
     itemsize: int,
     price: StepPrice | None,
     even: bool,
-) -> tuple[Step, ...]:
+) -> _Found:
     space = Space(source.mesh, target, shape)
     start, goal = space.state(source), space.state(target)
     if not set(goal[1]) <= set(start[1]):
@@ -142,22 +145,23 @@ def _on_one_mesh(
             "only sums that are already partial can stay so"
         )
     if space.is_alike(start, goal):
-        return ()
+        return (), 0.0
+    seconds: float | None = None
     if hasattr(price, "local_s") and is_small(space, start, goal):
-        moves = fastest(space, start, goal, itemsize, cast(LocalPrice, price), even)
+        moves, seconds = fastest(space, start, goal, itemsize, cast(LocalPrice, price), even)
     else:
         moves = _search(space, start, goal, itemsize, price, even)
     steps = [space.step(move) for move in moves]
     if hasattr(price, "local_s") and cast(LocalPrice, price).domains(source.mesh.rank_list) is not None:
         assert price is not None
-        found_s = sum(price(step, shape, itemsize) for step in steps)
-        tiered = _by_factors(source, target, shape, itemsize, cast(LocalPrice, price), found_s)
+        seconds = sum(price(step, shape, itemsize) for step in steps) if seconds is None else seconds
+        tiered = _by_factors(source, target, shape, itemsize, cast(LocalPrice, price), seconds)
         if tiered is not None:
             return tiered
     first, last = steps[0], steps[-1]
     if last is first:
-        return (_with(first, source, target),)
-    return (_with(first, source, first.after), *steps[1:-1], _with(last, last.before, target))
+        return (_with(first, source, target),), seconds
+    return (_with(first, source, first.after), *steps[1:-1], _with(last, last.before, target)), seconds
 
 
 def least_s(
@@ -173,13 +177,13 @@ def least_s(
             if space.is_alike(start, goal):
                 return 0.0
             return fastest_s(space, start, goal, itemsize, local, True)
-    steps = redistribute(source, target, shape, itemsize=itemsize, price=price, even=True)
-    return sum(price(step, shape, itemsize) for step in steps)
+    steps, seconds = _cached(source, target, shape, itemsize, price, True)
+    return sum(price(step, shape, itemsize) for step in steps) if seconds is None else seconds
 
 
 def _by_factors(
     source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: LocalPrice, least_s: float
-) -> tuple[Step, ...] | None:
+) -> tuple[tuple[Step, ...], float] | None:
     """The greedy sequences over prime factors of the axes, where links have tiers, if they take less than `least_s`.
 
     A collective over an axis that reaches out of a node and one over its part inside the node, one after the other, may
@@ -190,17 +194,21 @@ def _by_factors(
     mesh, atoms = primes(source.mesh)
     if mesh.alias_name == source.mesh.alias_name:
         return None
-    found = None
+    found: list[Move] | None = None
     space = Space(mesh, rewrite(target, mesh, atoms), shape)
     start = space.state(rewrite(source, mesh, atoms))
+    least_s *= 1 - 1e-9
     for sequence in (by_gathering, by_moving, by_moving_each):
-        moves = sequence(space, start, space.goal)
-        if not all(space.is_even(move.after) for move in moves):
-            continue
-        steps = tuple(space.step(move) for move in moves)
-        if (seconds := sum(price(step, shape, itemsize) for step in steps)) < least_s * (1 - 1e-9):
-            found, least_s = steps, seconds
-    return found
+        moves, seconds = sequence(space, start, space.goal), 0.0
+        for move in moves:
+            sizes = [itemsize * space.local_elements(state) for state in (move.before, move.after)]
+            size = sum(sizes) if move.kind is StepKind.SLICE else max(sizes)
+            seconds += price.local_s(move.kind, mesh, frozenset(move.axes), size, itemsize)
+            if seconds >= least_s:
+                break
+        if seconds < least_s and all(space.is_even(move.after) for move in moves):
+            found, least_s = moves, seconds
+    return None if found is None else (tuple(space.step(move) for move in found), least_s)
 
 
 def _with(step: Step, before: TensorLayout, after: TensorLayout) -> Step:
