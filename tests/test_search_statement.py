@@ -12,7 +12,7 @@ from plans.errors import TwofoldError
 from plans.plan import Optimizer, load_plan
 from plans.scale import Degrees
 from plans.transformer import transformer_config
-from search.scale.statement import megatron_flags, read_statement, torchtitan_toml, write_statement
+from search.scale.statement import megatron_flags, megatron_text, read_statement, torchtitan_toml, write_statement
 from twofold.cli import main
 
 CONFIG = transformer_config("llama-3-8b")
@@ -33,6 +33,8 @@ def degrees(*, zero: int = 1, **values: Any) -> Degrees:
         degrees(zero=0, tp=1, sequence_parallel=False, recompute="selective"),
         degrees(schedule="interleaved_1f1b", virtual=4, recompute="full"),
         degrees(pp=1, zero=3, cp=2),
+        degrees(pp=4, layers=(7, 9, 9, 7)),
+        degrees(pp=4, schedule="interleaved_1f1b", virtual=2, layers=(3, 4, 4, 5, 4, 4, 4, 4)),
     ],
 )
 def test_flags_of_megatron_come_back_as_they_went(stated: Degrees, tmp_path: Path) -> None:
@@ -41,7 +43,26 @@ def test_flags_of_megatron_come_back_as_they_went(stated: Degrees, tmp_path: Pat
     script.write_text(f"# a job\ntorchrun pretrain_gpt.py \\\n  {words} --world-size {stated.num_ranks}\n")
     found = read_statement(script)
     assert found.seq == 8192
-    assert found.degrees() == stated
+    assert found.degrees() == stated and not found.unread
+    script.write_text(megatron_text(CONFIG, stated))
+    assert read_statement(script).degrees() == stated
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["Et*7|t*9|t*9|t*7L", "Ettttttt|(" + 9 * "t" + "|)*2,t*7,L", "E,t*7,|,t*9,|,t*9,|,t*7,L"],
+)
+def test_layouts_of_megatron_may_be_short(layout: str, tmp_path: Path) -> None:
+    flags = "--micro-batch-size 2 --global-batch-size 32 --pipeline-model-parallel-size 4 --num-layers 32 "
+    (tmp_path / "a.sh").write_text(flags + f"--pipeline-model-parallel-layout '{layout}' --world-size 16")
+    assert read_statement(tmp_path / "a.sh").degrees().layers == (7, 9, 9, 7)
+
+
+def test_processes_may_be_those_of_torchrun_and_other_flags_are_told(tmp_path: Path) -> None:
+    words = " ".join(megatron_flags(CONFIG, degrees()))
+    (tmp_path / "a.sh").write_text(f"torchrun --nnodes 2 --nproc_per_node=8 pretrain_gpt.py {words} --clip-grad 1.0")
+    found = read_statement(tmp_path / "a.sh")
+    assert found.degrees() == degrees() and found.unread == ("--clip-grad",)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +70,75 @@ def test_flags_of_megatron_come_back_as_they_went(stated: Degrees, tmp_path: Pat
     [
         degrees(zero=3, schedule="zb_v", virtual=2, recompute="full"),
         degrees(zero=2),
-        degrees(zero=0, pp=1, recompute="selective_op"),
+        degrees(zero=0, tp=1, pp=1, sequence_parallel=False, recompute="selective_op"),
         degrees(zero=3, pp=1, cp=2),
+        degrees(zero=2, dp=1, pp=1, cp=2),
+        degrees(zero=3, schedule="interleaved_1f1b", virtual=4),
+        degrees(zero=3, pp=4, layers=(7, 9, 9, 7)),
+        degrees(zero=3, pp=4, layers=(8, 9, 8, 7)),
+        degrees(zero=3, schedule="zb_v", virtual=2, layers=(9, 9, 8, 6)),
     ],
 )
 def test_settings_of_torchtitan_come_back_as_they_went(stated: Degrees, tmp_path: Path) -> None:
     file = tmp_path / "train.toml"
     file.write_text(torchtitan_toml(CONFIG, stated))
     assert read_statement(file).degrees() == stated
+
+
+REPLICAS = "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 1\n"
+
+
+def titan(tmp_path: Path, parallelism: str, training: str = "local_batch_size = 8", more: str = "") -> Path:
+    file = tmp_path / "train.toml"
+    mode = more or '[activation_checkpoint]\nmode = "none"'
+    file.write_text(f"[training]\n{training}\n[parallelism]\n{parallelism}\n{mode}\n")
+    return file
+
+
+def test_stages_are_those_that_torchtitan_makes_of_the_model_named(tmp_path: Path) -> None:
+    """One layer fewer on the first and the last unless stated; what does not divide goes first."""
+    stages = "data_parallel_shard_degree = 1\npipeline_parallel_degree = 4"
+    found = read_statement(titan(tmp_path, stages))
+    assert found.degrees(num_layers=32).layers == (8, 9, 8, 7)
+    assert found.degrees(num_layers=30).layers == (7, 8, 8, 7)
+    with pytest.raises(TwofoldError, match="name the model"):
+        found.degrees()
+    per_stage = stages + '\npipeline_parallel_layers_per_stage = 3\npipeline_parallel_schedule = "Interleaved1F1B"'
+    assert read_statement(titan(tmp_path, per_stage)).degrees(num_layers=32).virtual == 3
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "training", "more", "message"),
+    [
+        (REPLICAS + "tensor_parallel_degree = 2", "", "", "refuses"),
+        (REPLICAS + "context_parallel_degree = 2", "", "", "HSDP"),
+        ("data_parallel_shard_degree = 2\nexpert_parallel_degree = 2", "", "", "expert_parallel_degree = 2"),
+        ("data_parallel_shard_degree = 2\nsome_other_degree = 2", "", "", "some_other_degree"),
+        ("data_parallel_shard_degree = 2.5", "", "", "2.5, not a whole number"),
+        ("data_parallel_shard_degree = 2\ntensor_parallel_degree = 'two'", "", "", "not a whole number"),
+        (
+            "data_parallel_shard_degree = 2\npipeline_parallel_degree = 2",
+            "global_batch_size = 64",
+            "",
+            "several passes",
+        ),
+        ("data_parallel_shard_degree = 2", "", "[activation_checkpoint]\nmode = 'selective'", "option '2'"),
+        ("data_parallel_shard_degree = 2", "", "[profiling]", "selective_ac_option '2'"),
+    ],
+)
+def test_settings_that_degrees_cannot_express_are_refused(
+    parallelism: str, training: str, more: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TwofoldError, match=message):
+        read_statement(titan(tmp_path, parallelism, "local_batch_size = 8\n" + training, more))
+
+
+def test_stages_that_torchtitan_refuses_are_refused(tmp_path: Path) -> None:
+    stages = "data_parallel_shard_degree = 1\npipeline_parallel_degree = 4\npipeline_parallel_layers_per_stage = "
+    for each, layers, message in ((4, 32, "cannot share out"), (5, 36, "1 stage per rank")):
+        found = read_statement(titan(tmp_path, f"{stages}{each}"))
+        with pytest.raises(TwofoldError, match=message):
+            found.degrees(num_layers=layers)
 
 
 def test_our_own_file_comes_back_as_it_went(tmp_path: Path) -> None:
@@ -67,8 +149,8 @@ def test_our_own_file_comes_back_as_it_went(tmp_path: Path) -> None:
 
 
 def test_uneven_layers_are_a_layout_of_megatron_and_fewer_on_the_last_stage_of_torchtitan() -> None:
-    uneven = degrees(zero=0, layers=(17, 15))
-    flags = megatron_flags(CONFIG, uneven)
+    uneven = degrees(zero=3, layers=(17, 15))
+    flags = megatron_flags(CONFIG, degrees(layers=(17, 15)))
     assert flags[flags.index("--pipeline-model-parallel-layout") + 1] == "E" + 17 * "t" + "|" + 15 * "t" + "L"
     assert "pipeline_parallel_last_stage_less_layers = 2" in torchtitan_toml(CONFIG, uneven)
 
@@ -80,6 +162,8 @@ def test_uneven_layers_are_a_layout_of_megatron_and_fewer_on_the_last_stage_of_t
         (megatron_flags, degrees(recompute="selective_op"), "by operator"),
         (megatron_flags, degrees(zero=2), "only without pipeline"),
         (torchtitan_toml, degrees(), "level 1"),
+        (torchtitan_toml, degrees(zero=0), "only without tensor"),
+        (torchtitan_toml, degrees(zero=0, dp=1, tp=1, pp=1, cp=2, sequence_parallel=False), "context-parallel"),
         (torchtitan_toml, degrees(zero=3, sequence_parallel=False), "splits the sequence"),
         (torchtitan_toml, degrees(zero=3, recompute="selective"), "by operator"),
         (torchtitan_toml, degrees(zero=3, schedule="v_half", virtual=2), "no schedule 'v_half'"),
@@ -98,6 +182,12 @@ def test_what_a_program_has_no_words_for_is_refused(write: Any, stated: Degrees,
         ("a.sh", "--micro-batch-size 1 --global-batch-size 8", "world-size"),
         ("a.sh", "--micro-batch-size 1 --global-batch-size 8 --world-size eight", "not a whole number"),
         ("a.sh", "--micro-batch-size 1 --global-batch-size 8 --world-size 8 --tensor-model-parallel-size 3", "divide"),
+        ("a.sh", "--tensor-model-parallel-size '3", "no shell script"),
+        (
+            "a.sh",
+            "--micro-batch-size 1 --global-batch-size 8 --world-size 8 --pipeline-model-parallel-layout Ettm|L",
+            "at",
+        ),
         ("a.sh", "--num-experts 8 --micro-batch-size 1 --global-batch-size 8 --world-size 8", "num-experts"),
         ("a.toml", "parallelism = 3 =", "not TOML"),
         ("a.toml", "[training]\nseq_len = 3", "parallelism"),
@@ -120,6 +210,16 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
     assert found["physics_bound_s"] <= found["lower_bound_s"] <= found["best"]["step_s"]
     assert load_plan(out).num_ranks == 4 and found["neighbours"]
     assert "One degree changed at a time" in report.read_text()
+    for export in ("megatron", "torchtitan"):
+        spread = ["--zero", "1"] if export == "megatron" else ["--zero", "3", "--sequence-parallel", "True"]
+        told = ["--export", export, "--out", str(tmp_path / "other.json"), "--pp", "2", "--schedule", "1f1b", "--json"]
+        assert main([*asked, *pins, *spread, *told]) == 0
+        made = json.loads(capsys.readouterr().out)
+        file = tmp_path / ("a.sh" if export == "megatron" else "a.toml")
+        file.write_text(made["export"])
+        recost = ["simulate", str(file), "--recost", "--model", "llama-3-8b", "--machine", "h100-sxm-x8"]
+        assert main([*recost, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(made["best"]["step_s"])
     assert main(["simulate", str(out), "--recost", "--machine", "h100-sxm-x8", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["step_s"] == pytest.approx(found["best"]["step_s"]) and again["fits"]

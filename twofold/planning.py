@@ -92,12 +92,12 @@ def plan_degrees(
 
 
 def _exported(found: Answer, export: str | None) -> str | None:
-    from search.scale.statement import megatron_flags, torchtitan_toml
+    from search.scale.statement import megatron_text, torchtitan_toml
 
     if export is None:
         return None
     config, degrees = found.problem.config, found.best.degrees
-    return " ".join(megatron_flags(config, degrees)) if export == "megatron" else torchtitan_toml(config, degrees)
+    return megatron_text(config, degrees) if export == "megatron" else torchtitan_toml(config, degrees)
 
 
 def _save(found: Answer, machine: Machine, out: str, say: Console) -> list[str]:

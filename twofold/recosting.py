@@ -36,11 +36,17 @@ def recost(
     statement = read_statement(beside if path.endswith(".json") and beside.is_file() else path)
     if model is not None:
         config = transformer_config(model, seq=seq or statement.seq)
+        if statement.num_layers not in (None, config.num_layers):
+            say.say(f"{statement.num_layers} layers, as {path} states, instead of the {config.num_layers} of {model}")
+            config = replace(config, num_layers=statement.num_layers)
     elif statement.config is not None:
         config = statement.config if seq is None else replace(statement.config, seq=seq)
     else:
         raise TwofoldError(f"{path} does not say which model it is for; add --model, such as --model llama-3-8b")
-    degrees = statement.degrees(global_batch, half=config.dtype in ("bfloat16", "float16"))
+    half = config.dtype in ("bfloat16", "float16")
+    degrees = statement.degrees(global_batch, half=half, num_layers=config.num_layers)
+    if statement.unread:
+        say.say(f"of no account here: {', '.join(statement.unread)}")
     target = Machine.load(machine)
     found = forecast(config, degrees, target, stack=stack_named(stack))
     fits = found.peak_bytes <= target.memory_bytes

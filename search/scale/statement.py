@@ -1,15 +1,15 @@
 """A configuration in words that other programs know: Megatron-LM's flags, torchtitan's settings, and our own JSON file.
 
-Flags as in Megatron-LM's megatron/training/arguments.py and settings as in torchtitan's job_config.py, both of 2025.
-What a program has no words for is refused, never rounded to something near.
+Flags as in Megatron-LM's megatron/training/arguments.py of 2025; torchtitan's settings are in `torchtitan`. What a
+program has no words for is refused, never rounded to something near.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,13 +21,9 @@ from plans.plan import Optimizer
 from plans.scale import Degrees
 from plans.transformer import TransformerConfig
 from plans.transformer.config import Experts, Latent, Rope
+from search.scale.torchtitan import check_dense, read_torchtitan, stage_values, torchtitan_toml
 
-__all__ = ["Statement", "megatron_flags", "read_statement", "torchtitan_toml", "write_statement"]
-
-_TITAN_SCHEDULES = {
-    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
-    "interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV",
-}  # fmt: skip
+__all__ = ["Statement", "megatron_flags", "megatron_text", "read_statement", "torchtitan_toml", "write_statement"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +35,28 @@ class Statement:
         global_batch: sequences of a step.
         seq: tokens of a sequence; None: the model's.
         config: of the model; None where the file does not say.
+        num_layers: of the model for which the file was made; None where it does not say.
+        stages: torchtitan's layers per stage, and how many fewer the first and the last hold.
+        unread: what the file states beside, of which no notice is taken.
     """
 
     values: dict[str, Any]
     global_batch: int
     seq: int | None = None
     config: TransformerConfig | None = None
+    num_layers: int | None = None
+    stages: tuple[int | None, int, int] | None = None
+    unread: tuple[str, ...] = ()
 
-    def degrees(self, global_batch: int | None = None, *, half: bool = True) -> Degrees:
-        """The degrees, under another batch where one is given.
+    def degrees(self, global_batch: int | None = None, *, half: bool = True, num_layers: int | None = None) -> Degrees:
+        """The degrees, under another batch or for another number of layers where given.
 
         Raises:
-            TwofoldError: a batch that they cannot take.
+            TwofoldError: a batch or a number of layers that they cannot take.
         """
         rest = {name: value for name, value in self.values.items() if name != "zero"}
+        if self.stages is not None:
+            rest |= stage_values(self.values, self.stages, num_layers or self.num_layers)
         wide = "float32" if half else None
         return Degrees(
             **rest, global_batch=global_batch or self.global_batch,
@@ -98,7 +102,7 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
     except (OSError, UnicodeDecodeError) as error:
         raise TwofoldError(f"cannot read {os.fspath(path)!r}: {error}") from None
     if source.suffix == ".toml":
-        return _read_torchtitan(text, os.fspath(path))
+        return Statement(**read_torchtitan(text, os.fspath(path)))
     if source.suffix == ".json":
         return _read_own(text, os.fspath(path))
     return _read_megatron(text, os.fspath(path))
@@ -138,7 +142,7 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
     >>> flags[:2]
     ['--tensor-model-parallel-size', '2']
     """
-    _check_dense(config)
+    check_dense(config)
     if degrees.schedule not in ("1f1b", "interleaved_1f1b"):
         raise TwofoldError(
             f"Megatron-LM has no schedule {degrees.schedule!r}; plan with --schedule 1f1b or interleaved_1f1b"
@@ -176,9 +180,9 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
     return [str(each) for each in flags]
 
 
-def _check_dense(config: TransformerConfig) -> None:
-    if config.experts is not None:
-        raise TwofoldError(f"{config.name}: a mixture of experts is not exported yet; its degrees are in .degrees.json")
+def megatron_text(config: TransformerConfig, degrees: Degrees) -> str:
+    """The flags, after a comment with what is none of them: the number of processes."""
+    return f"# WORLD_SIZE={degrees.num_ranks}\n{shlex.join(megatron_flags(config, degrees))}"
 
 
 _MEGATRON = {
@@ -191,17 +195,32 @@ _MEGATRON_ON = frozenset(
      "untie-embeddings-and-output-weights", "overlap-grad-reduce", "overlap-param-gather"}
 )  # fmt: skip
 
-_MEGATRON_REFUSED = ("expert-model-parallel-size", "num-experts", "rampup-batch-size", "pipeline-model-parallel-layout")
+_MEGATRON_READ = frozenset(
+    {*_MEGATRON, "global-batch-size", "seq-length", "num-layers", "world-size", "nproc-per-node", "nnodes",
+     "data-parallel-sharding-strategy", "recompute-granularity", "recompute-method", "recompute-num-layers",
+     "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank", "pipeline-model-parallel-layout"}
+)  # fmt: skip
+
+_MEGATRON_REFUSED = (
+    "expert-model-parallel-size", "num-experts", "rampup-batch-size", "decoder-first-pipeline-num-layers",
+    "decoder-last-pipeline-num-layers", "account-for-embedding-in-pipeline-split",
+    "account-for-loss-in-pipeline-split", "hierarchical-context-parallel-sizes", "use-torch-fsdp2",
+    "optimizer-cpu-offload", "num-distributed-optimizer-instances", "encoder-tensor-model-parallel-size",
+)  # fmt: skip
 
 
 def _read_megatron(text: str, path: str) -> Statement:
     lines = (line.partition("#")[0].strip().removesuffix("\\") for line in text.splitlines())
-    words = shlex.split(" ".join(lines))
+    try:
+        words = shlex.split(" ".join(lines))
+    except ValueError as error:
+        raise TwofoldError(f"{path} is no shell script: {error}") from None
     flags: dict[str, list[str]] = {}
     name = ""
     for word in words:
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
+            name = name.replace("_", "-")
             flags[name] = [value] if value else []
         elif name:
             flags[name].append(word)
@@ -209,21 +228,14 @@ def _read_megatron(text: str, path: str) -> Statement:
         raise TwofoldError(f"{path} has no flags such as --tensor-model-parallel-size 8; nor is it .json or .toml")
     for refused in _MEGATRON_REFUSED:
         if refused in flags:
-            raise TwofoldError(f"{path}: --{refused} has no meaning for a dense transformer in even stages")
+            raise TwofoldError(f"{path}: --{refused} cannot be stated in degrees of a dense transformer")
     values: dict[str, Any] = {
         mine: _whole(flags[theirs], theirs, path) for theirs, mine in _MEGATRON.items() if theirs in flags
     }
-    for needed in ("global-batch-size", "micro-batch-size", "world-size"):
+    for needed in ("global-batch-size", "micro-batch-size"):
         if needed not in flags:
-            raise TwofoldError(
-                f"{path} does not state --{needed}"
-                + (
-                    "; add it: torchrun's number of processes is no flag of Megatron-LM"
-                    if needed == "world-size"
-                    else ""
-                )
-            )
-    world = _whole(flags["world-size"], "world-size", path)
+            raise TwofoldError(f"{path} does not state --{needed}")
+    world = _world_size(flags, text, path)
     rest = values.get("tp", 1) * values.get("pp", 1) * values.get("cp", 1)
     if world % rest:
         raise TwofoldError(f"{path}: tp x pp x cp = {rest} does not divide --world-size {world}")
@@ -242,126 +254,72 @@ def _read_megatron(text: str, path: str) -> Statement:
     if granularity not in ("none", "selective", "full"):
         raise TwofoldError(f"{path}: --recompute-granularity {granularity!r} is none of selective, full")
     values["recompute"] = granularity
-    if "num-layers-per-virtual-pipeline-stage" in flags and values.get("pp", 1) > 1:
-        if "num-layers" not in flags:
-            raise TwofoldError(f"{path}: --num-layers-per-virtual-pipeline-stage needs --num-layers")
-        each = _whole(flags["num-layers-per-virtual-pipeline-stage"], "num-layers-per-virtual-pipeline-stage", path)
-        layers = _whole(flags["num-layers"], "num-layers", path)
-        if layers % (each * values["pp"]):
-            raise TwofoldError(f"{path}: {layers} layers do not divide by {values['pp']} stages of {each}")
-        virtual = layers // (each * values["pp"])
-        values |= {"virtual": virtual, "schedule": "interleaved_1f1b" if virtual > 1 else "1f1b"}
+    layers = _whole(flags["num-layers"], "num-layers", path) if "num-layers" in flags else None
+    values |= _megatron_stages(flags, layers, values.get("pp", 1), path)
     seq = _whole(flags["seq-length"], "seq-length", path) if "seq-length" in flags else None
-    return Statement(values=values, global_batch=_whole(flags["global-batch-size"], "global-batch-size", path), seq=seq)
+    unread = tuple(f"--{name}" for name in flags if name not in _MEGATRON_READ | _MEGATRON_ON)
+    return Statement(
+        values=values, global_batch=_whole(flags["global-batch-size"], "global-batch-size", path), seq=seq,
+        num_layers=layers, unread=unread,
+    )  # fmt: skip
+
+
+def _world_size(flags: dict[str, list[str]], text: str, path: str) -> int:
+    if "world-size" in flags:
+        return _whole(flags["world-size"], "world-size", path)
+    if found := re.search(r"\bWORLD_SIZE=(\d+)", text):
+        return _whole([found[1]], "world-size", path)
+    if "nproc-per-node" in flags:  # torchrun's words; the script and its flags follow the last one
+        nodes = _whole(flags.get("nnodes", ["1"])[:1], "nnodes", path)
+        return nodes * _whole(flags["nproc-per-node"][:1], "nproc-per-node", path)
+    raise TwofoldError(
+        f"{path} does not state --world-size; add it, or a line with WORLD_SIZE=8, say: the number of processes is no "
+        "flag of Megatron-LM"
+    )
+
+
+def _megatron_stages(flags: dict[str, list[str]], layers: int | None, pp: int, path: str) -> dict[str, Any]:
+    """Chunks per rank, schedule and layers."""
+    if "pipeline-model-parallel-layout" in flags:
+        counts = _layout(flags["pipeline-model-parallel-layout"], path)
+        if len(counts) % pp:
+            raise TwofoldError(f"{path}: {len(counts)} stages of --pipeline-model-parallel-layout on {pp} ranks")
+        if layers not in (None, sum(counts)):
+            raise TwofoldError(
+                f"{path}: --pipeline-model-parallel-layout has {sum(counts)} layers, --num-layers is {layers}"
+            )
+        return _chunked(len(counts) // pp) | {"layers": counts}
+    if "num-virtual-stages-per-pipeline-rank" in flags and pp > 1:
+        name = "num-virtual-stages-per-pipeline-rank"
+        return _chunked(_whole(flags[name], name, path))
+    if "num-layers-per-virtual-pipeline-stage" not in flags or pp == 1:
+        return {}
+    if layers is None:
+        raise TwofoldError(f"{path}: --num-layers-per-virtual-pipeline-stage needs --num-layers")
+    each = _whole(flags["num-layers-per-virtual-pipeline-stage"], "num-layers-per-virtual-pipeline-stage", path)
+    if layers % (each * pp):
+        raise TwofoldError(f"{path}: {layers} layers do not divide by {pp} stages of {each}")
+    return _chunked(layers // (each * pp))
+
+
+def _chunked(virtual: int) -> dict[str, Any]:
+    return {"virtual": virtual, "schedule": "interleaved_1f1b" if virtual > 1 else "1f1b"}
+
+
+def _layout(words: Sequence[str], path: str) -> tuple[int, ...]:
+    """Blocks of every stage of a layout such as "Et*3|(tt|)*5,tL": E the embedding, t a block, L the loss."""
+    told = "".join(words)
+    text = re.sub(r"[\s,]", "", told)
+    text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"([EtL|])\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
+    if not re.fullmatch(r"Et*(\|t*)*L", text):
+        raise TwofoldError(
+            f"{path}: --pipeline-model-parallel-layout {told!r} is not E, blocks t in stages between |, L at the end"
+        )
+    return tuple(stage.count("t") for stage in text.split("|"))
 
 
 def _whole(words: Sequence[str], name: str, path: str) -> int:
     if len(words) != 1 or not words[0].isdigit() or int(words[0]) < 1:
         raise TwofoldError(f"{path}: --{name} is {' '.join(words)!r}, not a whole number of at least 1")
     return int(words[0])
-
-
-# ------------------------------------------------------------------- torchtitan
-
-
-def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
-    """torchtitan's settings that state the layout, the batch and the recomputing.
-
-    Raises:
-        TwofoldError: what torchtitan has no setting for.
-    """
-    _check_dense(config)
-    level = degrees.optimizer.parallel_level
-    if level == 1 and degrees.dp * degrees.cp > 1:
-        raise TwofoldError("torchtitan cannot shard optimizer states alone (level 1); plan with --zero 0, 2 or 3")
-    if degrees.tp > 1 and not degrees.sequence_parallel:
-        raise TwofoldError("torchtitan's tensor parallelism splits the sequence; plan with --sequence-parallel")
-    if degrees.recompute == "selective":
-        raise TwofoldError("torchtitan recomputes by operator or all; plan with --recompute selective_op or full")
-    if degrees.pp > 1 and degrees.schedule not in _TITAN_SCHEDULES:
-        raise TwofoldError(
-            f"torchtitan has no schedule {degrees.schedule!r}; plan with one of {', '.join(_TITAN_SCHEDULES)}"
-        )
-    counts = degrees.layers_of(config.num_layers)
-    inner = set(counts[1:-1]) or {max(counts)}
-    most = max(inner)
-    if len(inner) > 1 or counts[0] > most or counts[-1] > most:
-        raise TwofoldError(
-            f"torchtitan's stages are equal but for fewer layers on the first and the last, not {list(counts)}; pin "
-            "others with --stage-layers"
-        )
-    lines = [
-        "[training]",
-        f"seq_len = {config.seq}",
-        f"local_batch_size = {degrees.global_batch // degrees.dp if degrees.pp > 1 else degrees.micro_batch}",
-        f"global_batch_size = {degrees.global_batch}",
-        "",
-        "[parallelism]",
-        f"data_parallel_replicate_degree = {1 if level else degrees.dp}",
-        f"data_parallel_shard_degree = {degrees.dp if level else 1}",
-        *([f'fsdp_reshard_after_forward = "{"always" if level == 3 else "never"}"'] if level else []),
-        f"tensor_parallel_degree = {degrees.tp}",
-        f"context_parallel_degree = {degrees.cp}",
-        f"pipeline_parallel_degree = {degrees.pp}",
-    ]
-    if degrees.pp > 1:
-        lines += [
-            f'pipeline_parallel_schedule = "{_TITAN_SCHEDULES[degrees.schedule]}"',
-            f"pipeline_parallel_microbatch_size = {degrees.micro_batch}",
-            f"pipeline_parallel_layers_per_stage = {most}",
-            f"pipeline_parallel_first_stage_less_layers = {most - counts[0]}",
-            f"pipeline_parallel_last_stage_less_layers = {most - counts[-1]}",
-        ]
-    mode = {"none": "none", "selective_op": "selective", "full": "full"}[degrees.recompute]
-    lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
-    if mode == "selective":
-        lines.append('selective_ac_option = "op"')
-    return "\n".join(lines) + "\n"
-
-
-def _read_torchtitan(text: str, path: str) -> Statement:
-    try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TwofoldError(f"{path} is not TOML: {error}") from None
-    spread, training = dict(found.get("parallelism", {})), dict(found.get("training", {}))
-    if not spread or "local_batch_size" not in training:
-        raise TwofoldError(
-            f"{path} has no [parallelism] or no local_batch_size in [training]: not torchtitan's settings"
-        )
-    replicas = int(spread.get("data_parallel_replicate_degree", 1))
-    shards = int(spread.get("data_parallel_shard_degree", -1))
-    if shards == -1:
-        raise TwofoldError(f"{path}: data_parallel_shard_degree -1 leaves the number open; state it")
-    if replicas > 1 and shards > 1:
-        raise TwofoldError(f"{path}: replicas of shards (HSDP) are not modelled; set one of both degrees to 1")
-    if int(spread.get("expert_parallel_degree", 1)) > 1:
-        raise TwofoldError(f"{path}: expert parallelism cannot be stated in degrees yet")
-    dp, pp = replicas * shards, int(spread.get("pipeline_parallel_degree", 1))
-    again = str(spread.get("fsdp_reshard_after_forward", "default"))
-    level = 0 if shards == 1 else (2 if again == "never" or (again == "default" and pp > 1) else 3)
-    local = int(training["local_batch_size"])
-    batch = int(training.get("global_batch_size", -1))
-    values: dict[str, Any] = {
-        "dp": dp, "pp": pp, "tp": int(spread.get("tensor_parallel_degree", 1)),
-        "cp": int(spread.get("context_parallel_degree", 1)), "zero": level,
-        "micro_batch": int(spread.get("pipeline_parallel_microbatch_size", 1)) if pp > 1 else local,
-    }  # fmt: skip
-    values["sequence_parallel"] = values["tp"] > 1
-    if pp > 1:
-        names = {theirs.lower(): mine for mine, theirs in _TITAN_SCHEDULES.items()}
-        name = str(spread.get("pipeline_parallel_schedule", "1F1B"))
-        if name.lower() not in names:
-            raise TwofoldError(f"{path}: pipeline_parallel_schedule {name!r} is none of {', '.join(names)}")
-        values["schedule"] = names[name.lower()]
-        values["virtual"] = 1 if values["schedule"] in ("1f1b", "gpipe") else 2
-    settings = dict(found.get("activation_checkpoint", {}))
-    mode = str(settings.get("mode", "none"))
-    modes = {"none": "none", "full": "full", "selective": "selective_op"}
-    if mode not in modes or (mode == "selective" and str(settings.get("selective_ac_option", "op")) != "op"):
-        raise TwofoldError(f"{path}: activation_checkpoint {settings} is none of none, full, selective by op")
-    values["recompute"] = modes[mode]
-    seq = training.get("seq_len")
-    return Statement(
-        values=values, global_batch=local * dp if batch == -1 else batch, seq=None if seq is None else int(seq)
-    )
