@@ -1,10 +1,14 @@
 """Multi-head latent attention and DeepSeek's models: counts, files, and training on one and on four ranks."""
 
 import json
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from on_ranks import run_on_ranks
+from test_scale import _said_by_lowering
+from test_scale_experts import small_plan
 from transformer_module import random_tokens, random_weights, trained
 
 from costmodels import Machine
@@ -14,9 +18,13 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.operators import declare
 from plans.plan import Optimizer, Plan, Stage
+from plans.program import Kind
+from plans.scale import Degrees, model_sizes, model_template
 from plans.transformer import Experts, Latent, TransformerConfig, named_config, transformer, transformer_config
 from plans.transformer.huggingface import config_from_dict
 from search import uniform_plan
+from simulator import simulate
+from simulator.scale import forecast
 
 LATENT = Latent(q_rank=12, kv_rank=8, nope_dim=6, rope_dim=4, value_dim=8)
 DIRECT = Latent(kv_rank=8, nope_dim=4, rope_dim=2, value_dim=10)
@@ -169,3 +177,47 @@ def test_deepseek_v2_lite_reads_as_well():
 def test_files_that_say_what_is_not_modelled_are_refused(changes, message):
     with pytest.raises(TwofoldError, match=message):
         config_from_dict(DEEPSEEK_V3 | changes)
+
+
+@pytest.mark.parametrize("latent", [LATENT, DIRECT], ids=["both latents", "keys and values only"])
+@pytest.mark.parametrize(
+    ("tp", "ep", "sequence_parallel", "recompute", "schedule"),
+    [(1, 1, False, "none", "zb_h1"), (2, 2, False, "full", "1f1b"), (2, 2, True, "selective_op", "1f1b")],
+)
+def test_template_says_what_lowering_of_these_sizes_says(latent, tp, ep, sequence_parallel, recompute, schedule):
+    experts = Experts(num_experts=4, top_k=2, ffn=12, num_shared=1)
+    config = replace(config_of(latent), experts=experts, num_layers=1, seq=64, hidden=32)
+    settings = {"tp": tp, "ep": ep, "sequence_parallel": sequence_parallel, "recompute": recompute}
+    program = lower(small_plan(config, schedule=schedule, **settings))
+    template = model_template(config, split_backward=schedule == "zb_h1", **settings)
+    numbers = template.monomials.values(model_sizes(config, micro_batch=2, tp=tp, cp=1, ep=ep))
+    for piece, group in zip(("embedding", "block", "head"), program.groups, strict=True):
+        for block in group.blocks:
+            if block.micro_batch != 0 or block.label.endswith(".recv"):
+                continue
+            found = []
+            for cell in template.pieces[piece].parts[block.label[-2]].cells:
+                if cell.kind is Kind.COMPUTE:
+                    shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
+                    found.append((cell.call, shapes, sum(numbers[size] for size in cell.touched)))
+                elif cell.kind is Kind.COLLECTIVE:
+                    found.append((cell.call, cell.axes, numbers[cell.message]))
+            assert found == _said_by_lowering(group, block.body), (piece, block.label)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "within"), [({"dp": 4, "ep": 2, "pp": 2}, 0.05), ({"dp": 2, "ep": 2, "tp": 2}, 0.03)]
+)
+def test_forecast_is_close_to_the_engine_on_the_whole_program(degrees, within):
+    config = TransformerConfig(
+        num_layers=4, hidden=2048, num_heads=16, ffn=8192, vocab=32_000, seq=2048, dtype="bfloat16",
+        latent=Latent(q_rank=768, kv_rank=256, nope_dim=128, rope_dim=64, value_dim=128),
+        experts=Experts(num_experts=8, top_k=2, ffn=2048, num_shared=1, num_dense_layers=1),
+    )  # fmt: skip
+    machine = msgspec.structs.replace(Machine.load("h200-x8"), overlap=())
+    optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, bucket_bytes=0)
+    plan = uniform_plan(transformer(config, batch_size=16), machine, optimizer=optimizer, micro_batch=1, **degrees)
+    expected = simulate(plan, machine, num_steps=1)
+    found = forecast(config, Degrees(global_batch=16, optimizer=optimizer, micro_batch=1, **degrees), machine)
+    assert found.step_s == pytest.approx(expected.step_s, rel=within)
+    assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.03)
