@@ -1,5 +1,7 @@
 """Layouts agree with MindSpore's recorded ones where those are right, and refuse what it accepts wrongly."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,31 +11,50 @@ from plans.errors import TwofoldError
 from plans.layout import INTERLEAVED, Layout
 from plans.show_layout import layout_table
 
-# (name, device_matrix, alias_name, dims, tensor_map, sharding_strategy): recorded from MindSpore 2.10.0 on CPU
-RECORDED: list[tuple[str, Any, Any, Any, Any, Any]] = [
-    ("basic", (2, 2, 2), ("dp", "sp", "mp"), ("dp", "mp"), (2, 0), (2, 2)),
-    ("two axes", (2, 2, 2), ("dp", "sp", "mp"), (("sp", "dp"), "None"), ((1, 2), -1), (4, 1)),
-    ("one axis", (8,), ("tp",), ("None", "tp"), (-1, 0), (1, 8)),
-    ("no dims", (2, 2, 2), ("dp", "sp", "mp"), (), (), ()),
-    ("tuple of one", (2, 2, 2), ("dp", "sp", "mp"), (("dp",), "mp"), ((2,), 0), (2, 2)),
-    ("no powers of two", (3, 5), ("dp", "mp"), ("dp", "mp"), (1, 0), (3, 5)),
-    ("copies", (2, 2, 2), ("dp", "sp", INTERLEAVED), (("dp", INTERLEAVED), "sp"), ((2, 0), 1), (4, 2)),
-    ("copies alone", (2, 2), ("dp", INTERLEAVED), (INTERLEAVED, "dp"), (0, 1), (2, 2)),
-    ("copies unused", (2, 2), ("dp", INTERLEAVED), ("dp", "None"), (1, -1), (2, 1)),
-]
+RECORDED = json.loads((Path(__file__).parent / "data" / "mindspore_2.10.0_layouts.json").read_text())["cases"]
+
+# what MindSpore takes or refuses otherwise, on purpose
+ALSO_TAKEN = {"matrix_list": "lists are as good as tuples", "rank_list_tuple": "tuples are as good as lists"}
+ALSO_REFUSED = {"bool_in_matrix": "True", "negative_in_matrix": "-2", "rank_list_dup": "more than once"}
 
 
-@pytest.mark.parametrize(("matrix", "names", "dims", "tensor_map", "strategy"), [row[1:] for row in RECORDED])
-def test_recorded_layouts(matrix: Any, names: Any, dims: Any, tensor_map: Any, strategy: Any) -> None:
-    layout = Layout(matrix, names)(*dims)
-    assert layout.sharding_strategy == strategy
-    assert list(layout.to_dict().items()) == [
-        ("device_matrix", matrix),
-        ("tensor_map", tensor_map),
-        ("interleaved_parallel", INTERLEAVED in names),
-        ("alias_name", names),
-        ("rank_list", list(range(int(np.prod(matrix))))),
-    ]
+def tuples(value: Any) -> Any:
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in RECORDED])
+def test_recorded_layouts(case: dict[str, Any]) -> None:
+    arguments = {key: value if key == "rank_list" else tuples(value) for key, value in case["mesh"].items()}
+    if case["name"] in ALSO_TAKEN:
+        assert case["refused"] and Layout(**case["mesh"]) == Layout(
+            **{key: tuples(case["mesh"][key]) for key in arguments}
+        )
+        return
+    if case["refused"] or case["name"] in ALSO_REFUSED:
+        with pytest.raises(TwofoldError, match=ALSO_REFUSED.get(case["name"])):
+            Layout(**arguments)
+        return
+    mesh = Layout(**arguments)
+    for call in case["calls"]:
+        dims = tuples(call["dims"])
+        if call.get("refused"):
+            with pytest.raises(TwofoldError):
+                mesh(*dims)
+            continue
+        layout = mesh(*dims)
+        assert layout.sharding_strategy == tuples(call["sharding_strategy"])
+        assert list(layout.to_dict().items()) == [
+            ("device_matrix", arguments["device_matrix"]),
+            ("tensor_map", tuples(call["tensor_map"])),
+            ("interleaved_parallel", call["interleaved_parallel"]),
+            ("alias_name", arguments["alias_name"]),
+            ("rank_list", call["rank_list"]),
+        ]
+
+
+def test_the_record_is_read() -> None:
+    assert len(RECORDED) == 24 and sum(len(case.get("calls", ())) for case in RECORDED) >= 18
+    assert {*ALSO_TAKEN, *ALSO_REFUSED} <= {case["name"] for case in RECORDED}
 
 
 def test_ranks_outside_the_mesh_are_named() -> None:

@@ -68,9 +68,9 @@ def test_least_time_is_exact(machine: str, shape: tuple[int, ...]) -> None:
     }
     rng = np.random.default_rng(0)
     for start in rng.choice(np.array(layouts, dtype=object), 3, replace=False):
-        for target, least_s in fastest_to_all(start, edges):
+        for target, expected_s in fastest_to_all(start, edges):
             steps = redistribute(start, target, shape, price=price, even=True)
-            assert seconds(steps, shape, price) == pytest.approx(least_s, rel=1e-9), (f"{start}", f"{target}", steps)
+            assert seconds(steps, shape, price) == pytest.approx(expected_s, rel=1e-9), (f"{start}", f"{target}", steps)
 
 
 @pytest.mark.parametrize("uneven", [False, True])
@@ -187,7 +187,7 @@ def test_a_slow_tier_is_looked_at() -> None:
 
 
 def test_seconds_are_known_without_pricing_the_pieces() -> None:
-    """Planning asks for no step's instructions (a transfer has one per piece), and knows what their seconds would be."""
+    """No step is lowered while planning (a transfer has one instruction per piece) nor needed for its seconds."""
     machine = Machine.load("h200-x64")
 
     class Aggregate(StepSeconds):
