@@ -100,10 +100,11 @@ def measure_rank(
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    session = _Session(report, budget_s, log, thorough, timeout_s)
     try:
-        session = _Session(report, budget_s, log, thorough, timeout_s)
         points = session.run()
     finally:
+        session.meeting.close()
         torch.set_num_threads(threads)
     outside = [point.outside_cores for point in points if point.active_ranks > 1]
     around = {"ranks": str(session.num_ranks), "outside_cores": f"{statistics.fmean(outside or [0.0]):.2f}"}

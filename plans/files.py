@@ -11,8 +11,17 @@ __all__ = ["write_atomically"]
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write `data` to `path`, whole or not at all; what stood there before stays until then."""
+    """Write `data` to `path`, whole or not at all; what stood there before stays until then.
+
+    What is no file of its own, such as /dev/null or a pipe, is written to, never replaced.
+
+    Raises:
+        OSError: with the name of what cannot be written.
+    """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -8,6 +8,8 @@ from plans.errors import TwofoldError
 
 __all__ = ["LinkChange", "read_ranks"]
 
+_MOST_RANKS = 2**24
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkChange:
@@ -97,7 +99,7 @@ def read_ranks(text: str) -> tuple[int, ...]:
     for part in text.replace("~", ",").split(","):
         low, _, high = part.partition("-")
         first, last = int(low), int(high or low)
-        if not 0 <= first <= last:  # an empty run would stand for all ranks
+        if not 0 <= first <= last < _MOST_RANKS:  # an empty run would stand for all ranks
             raise ValueError(part)
         result += range(first, last + 1)
     return tuple(dict.fromkeys(result))

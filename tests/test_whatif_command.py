@@ -125,6 +125,7 @@ def test_the_tables_show_the_numbers(program):
         (["--slow", "stage1-0=1.2"], "cannot read --slow stage1-0=1.2"),
         (["--link", "0:3-0:bandwidth=0.5"], "cannot read the link change '0:3-0:bandwidth=0.5'"),
         (["--report", "/"], "/"),
+        (["--slow", "0-999999999=2"], "cannot read --slow"),
         (["--link", "rope:failed"], "has the tiers node"),
         (["--checkpoint-GBps", "1"], "needs --checkpoint-every"),
         (["--restart-s", "1"], "needs --device-mtbf-hours"),

@@ -38,20 +38,21 @@ def main(arguments: list[str] | None = None) -> int:
     if not device.is_async:
         torch.set_num_threads(1)
     joined = int(os.environ.get("WORLD_SIZE", "1")) > 1 and connect(device, options.timeout)
+    device.use_own_stream()
+    meeting = Meeting(device, options.timeout)
     try:
-        return _measure(options, device)
+        return _measure(options, device, meeting)
     except TwofoldError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
+        meeting.close()
         if joined:
             dist.destroy_process_group()
 
 
-def _measure(options: argparse.Namespace, device: Device) -> int:
+def _measure(options: argparse.Namespace, device: Device, meeting: Meeting) -> int:
     start = time.monotonic()
-    device.use_own_stream()
-    meeting = Meeting(device, options.timeout)
     path = Path(options.points)
     if path.suffix != ".jsonl":
         raise TwofoldError(f"the points go to a file of JSON lines, such as points.jsonl, not {path.name!r}")

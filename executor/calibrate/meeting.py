@@ -70,6 +70,12 @@ class Meeting:
                 made = [self._group(range(i, i + size)) for i in range(0, self.size, size)]
                 self.groups[size] = made[self.rank // size]
 
+    def close(self) -> None:
+        """Let go of the groups, so that they end with `destroy_process_group`, not with the process (torch 2.13 may die
+        of it)."""
+        self.groups.clear()
+        self.pair = self._control = self._store = None
+
     def _group(self, ranks: Sequence[int]) -> Any:
         return dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=4 * self.timeout_s))
 

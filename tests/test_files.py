@@ -1,0 +1,25 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plans.files import write_atomically
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.json"
+    assert write_atomically(path, b"one") == path
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two" and os.listdir(path.parent) == ["a.json"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    write_atomically("/dev/null", b"gone")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_atomically(tmp_path, b"x")
+    assert caught.value.filename == str(tmp_path)
