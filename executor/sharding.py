@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from executor.fitting import check_fit
 from executor.stages import covers
 from plans.errors import TwofoldError
 from plans.given import GivenStrategy, given_strategy
@@ -33,8 +34,9 @@ def shard(op_or_module: ModuleT, in_strategy: object, out_strategy: object = Non
             rows (the contracted dim's axes appended to those of the rows).
 
     Raises:
-        TwofoldError: no module, or a form that `plans.given` refuses. Whether a strategy fits the operator's shapes
-            shows when the network is planned.
+        TwofoldError: no module, a form that `plans.given` refuses, or what no input can make right: another number of
+            dims, parts that do not divide a parameter, an output that the operator cannot make. Whether a strategy fits
+            the shapes of the inputs shows when the network is planned.
 
     >>> layer = shard(nn.Linear(8, 8), ((4, 1), (2, 1)))
     """
@@ -42,7 +44,9 @@ def shard(op_or_module: ModuleT, in_strategy: object, out_strategy: object = Non
         raise TwofoldError(
             f"shard takes a torch.nn.Module or an operator of twofold.ops such as MatMul(), not {op_or_module!r}"
         )
-    setattr(op_or_module, _MARK, given_strategy(in_strategy, out_strategy))
+    given = given_strategy(in_strategy, out_strategy)
+    check_fit(op_or_module, given)
+    setattr(op_or_module, _MARK, given)
     return op_or_module
 
 

@@ -16,7 +16,7 @@ from executor.job import Job, Task, save_job
 from executor.launch import launch
 from executor.losscell import WithLossCell
 from executor.networks import OperatorNetwork
-from executor.sharding import given_strategies, shard
+from executor.sharding import given_strategies, shard, sharded_modules
 from plans.errors import TwofoldError
 from plans.given import given_strategy
 from plans.graph import Graph, Operator, Tensor
@@ -204,6 +204,60 @@ def test_methods_of_operators_and_the_function_mark_modules():
     }
     with pytest.raises(TwofoldError, match=r"shard takes a torch\.nn\.Module"):
         shard(torch.matmul, ((1, 2), (2, 1)))
+
+
+@pytest.mark.parametrize(
+    ("module", "in_strategy", "out_strategy", "message"),
+    [
+        (nn.Linear(16, 8), ((4, 1), (2, 1, 1)), None, r"entry 1 names 3 dims, input 'weight' \[8, 16\] has 2"),
+        (
+            nn.Linear(16, 8),
+            ((4, 1), (3, 1)),
+            None,
+            r"entry 1 cuts dim 0 of input 'weight' \[8, 16\] into 3 parts: 8 % 3",
+        ),
+        (nn.Linear(16, 8), ((2, 2, 5), (1, 5)), None, r"dim 2 of input 'x' \[\.\., 16\] into 5 parts: 16 % 5 != 0"),
+        (
+            nn.Linear(16, 8, bias=False),
+            ((4, 1), (1, 1), (1,)),
+            None,
+            r"3 entries; it reads 2: 'x' \[\.\., 16\] x 'weight'",
+        ),
+        (nn.Linear(16, 8), ((4, 1), (2, 1)), ((4, 2, 1),), r"names 3 dims, the output has 2; it can be \(4, 2\)$"),
+        (
+            nn.Linear(16, 8),
+            ((2, 4), (1, 4)),
+            ((1, 8),),
+            r"\(1, 8\) parts; it can be \(2, 1\) \(sums taken\) or \(8, 1\)",
+        ),
+        (nn.Linear(16, 8), (MESH("dp", "None"), MESH("mp", "None")), (MESH("dp"),), "names 1 dims, the output has 2"),
+        (ops.MatMul(), ((2, 1), (1, 4)), ((2, 2),), r"it can be \(2, 4\)$"),
+        (ops.ReLU(), ((2, 1),), ((2,),), "names 1 dims, the output has 2"),
+        (ops.ReLU(), ((2, 1), (2, 1)), None, "2 entries; it reads 1"),
+        (ops.Flatten(), ((2, 2, 1),), ((2, 1),), r"it can be \(2, 2\)$"),
+        (ops.Add(), ((4, 2), (2,)), ((4, 1),), r"it can be \(4, 2\)$"),
+        (nn.LayerNorm((4, 6)), ((6,),), None, r"names 1 dims, input 'x' \[\.\., 4, 6\] has at least 2"),
+        (nn.Conv2d(3, 8, 3), ((2, 1, 1),), None, r"names 3 dims, input 'x' \[\?, 3, \?, \?\] has 4"),
+        (nn.Embedding(64, 16), ((4, 1), (1, 3)), None, r"dim 1 of input 'weight' \[64, 16\] into 3 parts"),
+    ],
+)
+def test_what_no_input_can_make_right_is_refused_when_it_is_said(module, in_strategy, out_strategy, message):
+    with pytest.raises(TwofoldError, match=rf"{type(module).__name__} was given .*{message}"):
+        shard(module, in_strategy, out_strategy)
+    assert not sharded_modules(module)
+
+
+def test_what_only_the_input_tells_is_left_to_planning():
+    class Twice(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    shard(Twice(16, 8), ((4, 1), (2, 1, 1)))  # it may read anything
+    shard(nn.Linear(16, 8), ((4, 1, 1), (2, 1)), ((4, 1, 2),))  # for inputs of 3 dims
+    shard(nn.Linear(16, 8), ((2, 4), (1, 4)), ((8, 1),))
+    shard(nn.LayerNorm(16), ((8, 1),), ((8, 1),))
+    shard(ops.MatMul(), ((2, 2, 1), (2, 1, 2)), ((2, 2, 2),))
+    assert shard(nn.Conv2d(3, 8, 3), ((2, 1, 1, 1), (4, 1, 1, 1))) is not None
 
 
 def test_modules_that_are_not_one_operator_are_refused():

@@ -1,0 +1,153 @@
+"""What a module alone says of a strategy: ranks, sizes of its parameters, outputs that it can make.
+
+The shapes of inputs are known when a network is planned (`plans.given` checks them then); what no input can make right
+is refused here, when it is said.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from plans.errors import TwofoldError
+from plans.given import Entry, GivenStrategy
+from plans.layout import TensorLayout
+
+__all__ = ["check_fit"]
+
+_Sizes = tuple[int | None, ...]
+"""Sizes of dims, None where the input says them."""
+
+_Parts = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operand:
+    """A tensor that an operator reads.
+
+    Args:
+        name: what the module calls it.
+        sizes: of its dims; of the last ones if `is_open`.
+        is_open: whether more dims may come before.
+    """
+
+    name: str
+    sizes: _Sizes
+    is_open: bool = False
+
+    def __str__(self) -> str:
+        shown = [".."] * self.is_open + ["?" if size is None else str(size) for size in self.sizes]
+        return f"{self.name!r} [{', '.join(shown)}]"
+
+
+def check_fit(module: nn.Module, given: GivenStrategy) -> None:
+    """Refuse a strategy that no input of `module` makes right; modules not known here are left to planning.
+
+    Raises:
+        TwofoldError: too many entries, another number of dims, parts that do not divide a parameter, an output of
+            another rank or split than the operator can make; it names the tensor and what would be allowed.
+
+    >>> check_fit(nn.Linear(16, 8), GivenStrategy(inputs=((4, 1), (2, 1))))
+    """
+    operands, asked = _operands(module), f"{type(module).__name__} was given {given}"
+    if not operands:
+        return
+    reads = " x ".join(map(str, operands))
+    if len(given.inputs) > len(operands):
+        raise TwofoldError(f"{asked}, {len(given.inputs)} entries; it reads {len(operands)}: {reads}")
+    entries = [_parts(entry) for entry in given.inputs]
+    for position, (parts, operand) in enumerate(zip(entries, operands, strict=False)):
+        known = len(operand.sizes)
+        if len(parts) < known or (len(parts) > known and not operand.is_open):
+            least = "at least " if operand.is_open else ""
+            raise TwofoldError(f"{asked}: entry {position} names {len(parts)} dims, input {operand} has {least}{known}")
+        for dim, (count, size) in enumerate(zip(parts[len(parts) - known :], operand.sizes, strict=True)):
+            if size is not None and size % count:
+                raise TwofoldError(
+                    f"{asked}: entry {position} cuts dim {len(parts) - known + dim} of input {operand} into {count} "
+                    f"parts: {size} % {count} != 0; the number of parts must divide {size}"
+                )
+    if given.output is None or (made := _outputs(module, entries)) is None:
+        return
+    out = _parts(given.output)
+    if len(out) != len(made[0]):
+        raise TwofoldError(f"{asked}: out_strategy names {len(out)} dims, the output has {len(made[0])}; {_ways(made)}")
+    if out not in made:
+        raise TwofoldError(f"{asked}: out_strategy cuts the output into {out} parts; {_ways(made)}")
+
+
+def _parts(entry: Entry) -> _Parts:
+    return entry.split_counts if isinstance(entry, TensorLayout) else entry
+
+
+def _ways(made: list[_Parts]) -> str:
+    """What would be allowed."""
+    if len(made) == 1:
+        return f"it can be {made[0]}"
+    return f"it can be {made[0]} (sums taken) or {made[1]} (sums left scattered)"
+
+
+def _is(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a module computes what one of these classes does, subclasses with a forward of their own left out."""
+    return any(type(module).forward is kind.forward for kind in kinds)
+
+
+def _operands(module: nn.Module) -> tuple[_Operand, ...]:
+    """The tensors that the operator of a known module reads, in order."""
+    from executor import ops  # it imports `sharding`, which imports this module
+
+    any_rank = _Operand(name="x", sizes=(), is_open=True)
+    if _is(module, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Dropout, ops.ReLU, ops.GeLU, ops.SiLU):
+        return (any_rank,)
+    if _is(module, nn.Softmax, ops.Flatten):
+        return (_Operand(name="x", sizes=(None,), is_open=True),)
+    if _is(module, ops.Add, ops.Mul):
+        return any_rank, _Operand(name="y", sizes=(), is_open=True)
+    if _is(module, ops.MatMul):
+        return _Operand(name="x", sizes=(None,), is_open=True), _Operand(name="w", sizes=(None, None), is_open=True)
+    parameters = tuple(
+        _Operand(name=name, sizes=tuple(value.shape))
+        for name in ("weight", "bias")
+        if isinstance(value := getattr(module, name, None), nn.Parameter)
+    )
+
+    def first(*sizes: int | None) -> _Operand:
+        return _Operand(name="x", sizes=sizes, is_open=True)
+
+    if isinstance(module, nn.Linear) and _is(module, nn.Linear):
+        return first(module.in_features), *parameters
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and _is(module, nn.LayerNorm, nn.RMSNorm):
+        return first(*module.normalized_shape), *parameters
+    if isinstance(module, nn.Embedding) and _is(module, nn.Embedding):
+        return first(), *parameters
+    if isinstance(module, nn.Conv2d) and _is(module, nn.Conv2d):
+        return _Operand(name="x", sizes=(None, module.in_channels, None, None)), *parameters
+    return ()
+
+
+def _outputs(module: nn.Module, entries: list[_Parts]) -> list[_Parts] | None:
+    """Into how many parts the output may be cut; None where that depends on more than the entries."""
+    from executor import ops  # as above
+
+    x = entries[0]
+    if _is(module, nn.Linear, ops.MatMul):
+        if _is(module, ops.MatMul) and len(entries) > 1 and len(entries[1]) != 2:
+            return None  # batches of matrices
+        columns = 1 if len(entries) < 2 else entries[1][0 if isinstance(module, nn.Linear) else 1]
+        made, summed = (*x[:-1], columns), x[-1]
+        if summed == 1 or len(made) < 2:
+            return [made]
+        return [made, (*made[:-2], made[-2] * summed, columns)]
+    if _is(module, nn.Embedding):
+        return None if len(entries) > 1 and entries[1][0] > 1 else [(*x, 1 if len(entries) < 2 else entries[1][1])]
+    if _is(module, ops.Flatten):
+        return [(x[0], math.prod(x[1:]))]
+    if _is(module, ops.Add, ops.Mul):
+        if len(entries) < 2:
+            return None
+        rank = max(map(len, entries))
+        aligned = [(1,) * (rank - len(entry)) + entry for entry in entries]
+        return [tuple(max(pair) for pair in zip(*aligned, strict=True))]
+    return None if _is(module, nn.Conv2d) else [x]
