@@ -39,7 +39,8 @@ def test_row_becomes_a_configuration():
     [({"precision": "float8"}, "float8"), ({"async_tp": "y"}, "asynchronous"), ({"layout_complete": "n"}, "layout"),
      ({"gpu_type": "TPU v5"}, "catalogue"), ({"gpu_count": "16"}, "8 ranks"), ({"micro_batch": ""}, "micro_batch"),
      ({"value": "nan"}, "positive"), ({"metric": "joy"}, "metric"), ({"global_batch": "15"}, "divide"),
-     ({"hidden": "many"}, "hidden")],
+     ({"hidden": "many"}, "hidden"), ({"zero_level": "x"}, "zero_level is 'x'"), ({"layers": "inf"}, "layers is 'inf'"),
+     ({"layers": "1e30"}, "layers is '1e30'"), ({"zero_level": "nan"}, "zero_level"), ({"tp": "-1"}, "tp is '-1'")],
 )  # fmt: skip
 def test_what_cannot_be_predicted_is_skipped_with_its_reason(change, reason):
     with pytest.raises(Skip, match=reason):
@@ -68,6 +69,12 @@ def test_scores_are_those_of_the_rows(tmp_path):
     assert score["pair_order"] in (0.0, 1.0) and [each["row"] for each in found.skipped] == [3]
     slower = found.rows[0]["predicted"] < found.rows[1]["predicted"]  # it is chosen, and measured the slower one
     assert score["regret_max"] == pytest.approx(1.5 if slower else 0)
+
+
+def test_rows_of_impossible_sizes_are_skipped_and_the_others_predicted(tmp_path):
+    rows = [ROW | {"layers": "inf"}, ROW, ROW | {"layers": "1e30"}, ROW | {"zero_level": "x"}]
+    found = validate(_table(tmp_path / "a.csv", rows))
+    assert [row["row"] for row in found.rows] == [2] and [row["row"] for row in found.skipped] == [1, 3, 4]
 
 
 def test_tables_that_cannot_be_read_are_refused(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -45,6 +46,10 @@ _LLAMA_VOCAB = 32_000
 
 _GPT_VOCAB = 51_200
 """GPT-2's 50,257 entries, padded to a multiple of 128 x 8 (Narayanan et al. 2021, arXiv 2104.04473, section 5.1)."""
+
+
+_MOST = 2**21
+"""No count of a real model, batch or cluster is larger."""
 
 
 class Skip(Exception):
@@ -166,7 +171,7 @@ class _Reading:
     def text(self, name: str) -> str:
         return (self.row.get(name) or "").strip()
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         text = self.text(name)
         if not text:
             if default is None:
@@ -176,8 +181,8 @@ class _Reading:
             number = float(text)
         except ValueError:
             raise Skip(f"{name} is {text!r}, no whole number") from None
-        if number != int(number) or number < 1:
-            raise Skip(f"{name} is {text!r}, no whole number above 0")
+        if not math.isfinite(number) or number != int(number) or not least <= number <= _MOST:
+            raise Skip(f"{name} is {text!r}, no whole number from {least} to {_MOST:,}")
         return int(number)
 
     def dtype(self) -> str:
@@ -260,7 +265,7 @@ class _Reading:
         if not micro:
             raise Skip("micro_batch is not stated")
         schedule, virtual = self.schedule(pp, config.num_layers)
-        level = int(float(self.text("zero_level") or 0))
+        level = self.count("zero_level", 0, least=0)
         recompute = self.text("recompute").lower() or "none"
         if not self.text("recompute"):
             self.assumed.append("recomputation not stated: none")

@@ -68,6 +68,10 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
         except (Skip, TwofoldError) as reason:
             skipped.append({"row": number, "reason": str(reason), "source": row.get("source", "")})
             continue
+        except OverflowError:
+            reason = "its sizes are beyond what can be counted"
+            skipped.append({"row": number, "reason": reason, "source": row.get("source", "")})
+            continue
         cases.append((case, result))
         rows.append(result)
     groups: dict[tuple[str, str], list[tuple[Case, dict[str, Any]]]] = {}
