@@ -148,6 +148,19 @@ def test_our_own_file_comes_back_as_it_went(tmp_path: Path) -> None:
     assert found.config is not None and found.config.num_parameters == CONFIG.num_parameters
 
 
+@pytest.mark.parametrize(("name", "value"), [("dp", None), ("foo", 3), ("zero", "a")])
+def test_degrees_that_are_missing_or_unknown_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    file = write_statement(tmp_path / "plan.degrees.json", CONFIG, degrees())
+    made = json.loads(file.read_text())
+    if value is None:
+        del made["degrees"][name]
+    else:
+        made["degrees"][name] = value
+    file.write_text(json.dumps(made))
+    with pytest.raises(TwofoldError, match=name):
+        read_statement(file)
+
+
 def test_uneven_layers_are_a_layout_of_megatron_and_fewer_on_the_last_stage_of_torchtitan() -> None:
     uneven = degrees(zero=3, layers=(17, 15))
     flags = megatron_flags(CONFIG, degrees(layers=(17, 15)))
@@ -209,6 +222,7 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
     assert found["complete"] and found["gap"] == 0 and found["best"]["tp"] == 2
     assert found["physics_bound_s"] <= found["lower_bound_s"] <= found["best"]["step_s"]
     assert load_plan(out).num_ranks == 4 and found["neighbours"]
+    assert "not proven to be the next best" in report.read_text()
     assert "One degree changed at a time" in report.read_text()
     for export in ("megatron", "torchtitan"):
         spread = ["--zero", "1"] if export == "megatron" else ["--zero", "3", "--sequence-parallel", "True"]
@@ -235,6 +249,7 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
         (["plan", "llama-3-8b", "--machine", "h900-x8"], "h900-x8"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--tp", "3"], "tp=3"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--devices", "0"], "num_devices is 0"),
+        (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--simulate", "-1"], "--simulate -1"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "magic"], "magic"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--export", "alpa"], "alpa"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "grid", "--tp", "2"], "takes no pins"),

@@ -87,7 +87,7 @@ def plan(
         lr: learning rate (SGD for other models).
         memory: limit per device, such as 25GB.
         time_limit: transformers: seconds after which the best so far is taken.
-        top_k: plans to list.
+        top_k: plans to list; for transformers the best, and the fastest others that were forecast on the way.
         out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
         report: transformers: write the search's report to this HTML file.
         export: transformers: megatron or torchtitan: print the best as that program's settings.
@@ -112,6 +112,8 @@ def plan(
             raise TwofoldError(f"--method {method!r} is not known; known are {', '.join(METHODS)}, operators")
         if top_k < 1:
             raise TwofoldError(f"--top-k {top_k}: it is at least 1")
+        if simulate < 0:
+            raise TwofoldError(f"--simulate {simulate}: it is at least 0")
         if time_limit is not None and not time_limit > 0:
             raise TwofoldError(f"--time-limit {time_limit}: seconds above 0")
         if method == "operators" or ":" in model or not target.host_async:

@@ -145,6 +145,8 @@ def _ranking(found: Answer, top_k: int) -> Table:
     rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
     notes = (
         f"The best: {rate:,.0f} tokens/s per device, 90 % interval {best.low_s:.4g} to {best.high_s:.4g} s.",
+        *(["Below it: the fastest of the others that were forecast on the way, not proven to be the next best."]
+          if len(rows) > 1 and found.method == "search" else []),
     )  # fmt: skip
     title = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
     return Table(title=title, columns=columns, rows=rows, right=frozenset(columns[:-1]), notes=notes)

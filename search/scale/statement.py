@@ -108,6 +108,12 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
     return _read_megatron(text, os.fspath(path))
 
 
+_OWN = frozenset(
+    {"dp", "cp", "tp", "pp", "ep", "micro_batch", "schedule", "virtual", "recompute", "zero", "sequence_parallel",
+     "layers"}
+)  # fmt: skip
+
+
 def _read_own(text: str, path: str) -> Statement:
     try:
         found = json.loads(text)
@@ -117,6 +123,13 @@ def _read_own(text: str, path: str) -> Statement:
         fields["experts"] = None if fields.get("experts") is None else Experts(**fields["experts"])
         fields["latent"] = None if fields.get("latent") is None else Latent(**fields["latent"])
         values = dict(found["degrees"])
+        if wrong := values.keys() ^ _OWN:
+            raise TwofoldError(
+                f"{path}: degrees are {', '.join(sorted(_OWN))}; wrong or missing: {', '.join(sorted(wrong))}"
+            )
+        level = values["zero"]
+        if isinstance(level, bool) or level not in (0, 1, 2, 3):
+            raise TwofoldError(f"{path}: zero is {level!r}; optimizer-parallel levels are 0, 1, 2 and 3")
         values["layers"] = None if values["layers"] is None else tuple(values["layers"])
         config = TransformerConfig(**fields)
         return Statement(values=values, global_batch=found["global_batch"], seq=config.seq, config=config)
