@@ -101,9 +101,11 @@ class Problem:
                 "model as file.py:function, or an accelerator such as h100-sxm-x64"
             )
         if self.num_devices > machine.num_devices:
+            node = machine.links[0].ranks if machine.links else 8
+            larger = f"{machine.name.rpartition('-x')[0] or 'h100-sxm'}-x{-(-self.num_devices // node) * node}"
             raise TwofoldError(
                 f"{self.num_devices} devices are asked for, machine {machine.name!r} has {machine.num_devices}; name a "
-                f"larger one, such as {machine.name.rpartition('-x')[0] or 'h100-sxm'}-x{self.num_devices}"
+                f"larger one, such as {larger}"
             )
         if self.num_devices > 1 and not machine.links:
             raise TwofoldError(f"machine {machine.name!r} has no links; {self.num_devices} devices need some")
