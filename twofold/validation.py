@@ -69,8 +69,8 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
             skipped.append({"row": number, "reason": str(reason), "source": row.get("source", "")})
             continue
         except OverflowError:
-            reason = "its sizes are beyond what can be counted"
-            skipped.append({"row": number, "reason": reason, "source": row.get("source", "")})
+            told = "its sizes are beyond what can be counted"
+            skipped.append({"row": number, "reason": told, "source": row.get("source", "")})
             continue
         cases.append((case, result))
         rows.append(result)
