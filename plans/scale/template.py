@@ -8,10 +8,11 @@ there is dropped, because pieces of one stage hand over in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from plans.layout import TensorLayout
 from plans.operators.attention import heads_first
 from plans.program import Body, GroupProgram, Instruction, Kind, Scope, Value
 from plans.scale.symbols import Monomials
@@ -31,6 +32,7 @@ class Cell:
         message: bytes of a collective's larger end, or -1.
         axes: mesh axes of a collective.
         token: numbers the collectives of a body; a WAIT bears the number of what it waits for; -1 for compute.
+        gradient: the parameter whose gradient this cell accumulates, where it does.
         whole: an attention's whole lengths of queries and keys (places), and whether it is causal.
     """
 
@@ -45,6 +47,7 @@ class Cell:
     axes: tuple[str, ...] = ()
     token: int = -1
     causal: bool = False
+    gradient: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +66,23 @@ class PartTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTemplate:
-    """A parameter: its local elements (a place), the number of axes of size > 1 that split it, its dtype and name."""
+    """A parameter.
+
+    Args:
+        name: of the tensor.
+        elements: of the local weight (a place).
+        dtype: of the weight.
+        whole: elements of the whole tensor (a place).
+        summed: axes inside a stage along which its gradient is a partial sum.
+        same: the other axes inside a stage along which ranks hold the same weight.
+    """
 
     name: str
     elements: int
     dtype: str
+    whole: int
+    summed: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +114,21 @@ def piece_template(group: GroupProgram, monomials: Monomials) -> PieceTemplate:
                 leaves = monomials.enter(value.span_bytes)
     parameters = tuple(
         ParameterTemplate(
-            name=home.name, elements=monomials.enter(math.prod(values[home.weight].shape)), dtype=home.dtype
+            name=home.name,
+            elements=monomials.enter(math.prod(values[home.weight].shape)),
+            dtype=home.dtype,
+            whole=monomials.enter(math.prod(home.shape)),
+            summed=_split(home.layout, home.reduce_axes),
+            same=_split(home.layout, [axis for axis in home.layout.replicated if axis not in home.reduce_axes]),
         )
         for home in group.parameters
     )
     return PieceTemplate(parts=parts, parameters=parameters, leaves=leaves)
+
+
+def _split(layout: TensorLayout, axes: Iterable[str]) -> tuple[str, ...]:
+    """Those of the axes that have more than one rank."""
+    return tuple(axis for axis in axes if layout.mesh.size((axis,)) > 1)
 
 
 def _part(body: Body, group: GroupProgram, monomials: Monomials, arrived: set[str]) -> PartTemplate:
@@ -175,5 +200,13 @@ def _cell(line: Instruction, group: GroupProgram, monomials: Monomials, tokens: 
         shapes=tuple(tuple(monomials.enter(size) for size in shape) for shape in shapes),
         touched=tuple(monomials.enter(size) for size in operands if size),
         causal=bool(line.attrs.get("causal", False)),
+        gradient=_accumulated(line),
         **common,
     )
+
+
+def _accumulated(line: Instruction) -> str:
+    """The parameter whose gradient an instruction accumulates."""
+    if line.call != "accumulate" or not line.outputs[0].startswith("g:"):
+        return ""
+    return line.outputs[0].removeprefix("g:")

@@ -124,9 +124,12 @@ class Costs:
         return self._chunks[key]
 
     def plain(self, inner: Inner) -> Chunks:
-        """Chunks of the widest data parallelism that is possible, where only what is inside a stage matters."""
+        """Chunks of the widest data parallelism that is possible, where only what is inside a stage matters.
+
+        Sharded gradients (level 2) are not summed over micro-batches while they are whole: the least of all levels.
+        """
         dp = self.problem.num_devices // (inner.tp * inner.cp)
-        return self.chunks(inner, dp, 0, contention=False)
+        return self.chunks(inner, dp, 2 if self.problem.pins.zero in (None, 2, 3) else 0, contention=False)
 
     def whole(self, inner: Inner) -> tuple[float, ...]:
         """Seconds of the whole model and one micro-batch, forward and backward (in one part or two).

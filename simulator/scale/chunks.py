@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -22,6 +22,7 @@ from plans.graph import itemsize
 from plans.scale import Degrees, ModelTemplate, ParameterTemplate, model_sizes, model_template
 from plans.transformer import TransformerConfig
 from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Body, Line, Rates, Stretch, measure
+from simulator.scale.lowered import Lowered
 from simulator.scale.memory import Footprint, footprint, parameter_bytes
 from simulator.scale.pricing import Groups, priced_lines
 from simulator.scale.stacks import PieceSizes, Stack
@@ -31,6 +32,9 @@ __all__ = ["Chunk", "Chunks"]
 _CHANNEL = "dp"
 _GATHER, _REDUCE = 2**20, 2**20 + 1
 """Tokens that no template has."""
+
+_NO_TOKEN = -2
+"""Of a wait for what was issued long ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,7 @@ class Chunks:
     known: dict[tuple[object, ...], Any] = field(default_factory=dict)
     _held: dict[str, dict[str, int]] = field(default_factory=dict)
     _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
-    _depends: dict[tuple[str, str, bool, bool], tuple[object, ...]] = field(default_factory=dict)
+    _depends: dict[tuple[str, str, bool, bool], tuple[Any, ...]] = field(default_factory=dict)
 
     @cached_property
     def template(self) -> ModelTemplate:
@@ -120,6 +124,13 @@ class Chunks:
             found["tp_q"] = each, group_tiers(self.machine, each, 1, ranks)
             found["tp_kv"] = heads, group_tiers(self.machine, heads, each, ranks)
         return found
+
+    @cached_property
+    def lowered(self) -> Lowered | None:
+        """Of twofold's own programs; None for other stacks, and for experts, whose copies are on fewer ranks."""
+        if self.stack.name != "twofold" or self.degrees.ep > 1:
+            return None
+        return Lowered(machine=self.machine, degrees=self.degrees, numbers=self.numbers)
 
     @property
     def shards(self) -> int:
@@ -276,21 +287,34 @@ class Chunks:
         """One of many equal pieces in a row, steady; beside it the gather of the next and the reduction of its own."""
         return self._stretch(self._beside(piece, part, gathers, reduces))
 
-    def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> tuple[object, ...]:
+    def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> tuple[Any, ...]:
         """What a stretch depends on."""
         key = (piece, part, gathers, reduces)
         if key not in self._depends:
             if piece == "block":
-                given = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
+                given: object = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
             else:
                 given = self.stack.end_host_s(piece, self.degrees, part)
-            gather, reduce = self.gather(piece) if gathers else (), self.reduce(piece) if reduces else ()
+            gather: object = self.gather(piece) if gathers else ()
+            reduce: object = self.reduce(piece) if reduces else ()
+            if self.lowered is not None:
+                own = self.parameters(piece)
+                # gradients of weights, and of a lookup, read no weights
+                reads = part == "F" or (part != "W" and piece != "embedding")
+                gather = self.lowered.gathers(own) if gathers and reads else ()
+                order = [cell.gradient for cell in self.template.pieces[piece].parts[part].cells if cell.gradient]
+                due = sorted((each for each in own if each.name in order), key=lambda each: order.index(each.name))
+                reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
+                given = frozenset(each.name for each in due if self.lowered.reduces_each(each))
             self._depends[key] = (piece, part, given, gather, reduce)
         return self._depends[key]
 
     def _stretch(self, beside: tuple[Any, ...]) -> Stretch:
         if beside not in self.known:
             piece, part, given, gather, reduce = beside
+            if self.lowered is not None:
+                self.known[beside] = self._as_lowered(piece, part, given, gather, dict(reduce))
+                return self.known[beside]
             after = list(reduce)
             if gather:
                 wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
@@ -299,6 +323,28 @@ class Chunks:
             self.known[beside] = self._body(piece, part, given).stretch(gather, after, steady=bool(after))
         found: Stretch = self.known[beside]
         return found
+
+    def _as_lowered(
+        self,
+        piece: str,
+        part: str,
+        alone: frozenset[str],
+        gather: tuple[tuple[Line, ...], ...],
+        reduce: Mapping[str, tuple[Line, ...]],
+    ) -> Stretch:
+        issue, arrive = gather or ((), ())
+        if not reduce and not alone:
+            return self._body(piece, part, None).stretch(issue, arrive, steady=bool(gather))
+        lines: list[Line] = []
+        for cell, line in zip(self.template.pieces[piece].parts[part].cells, self.lines(piece, part), strict=True):
+            if cell.gradient not in alone:  # reduced as it is, without a sum over micro-batches
+                lines.append(line)
+            if cell.gradient:
+                lines += reduce.get(cell.gradient, ())
+        last = reduce.get("", ())
+        if piece != "embedding":  # waited for when the piece before has issued its own
+            last = tuple(line._replace(token=_NO_TOKEN) if line.kind == WAIT else line for line in last)
+        return Body([*lines, *last], self.rates).stretch(issue, arrive, steady=True)
 
     def _body(self, piece: str, part: str, given: float | None) -> Body:
         key = ("body", piece, part, given)
@@ -322,10 +368,23 @@ class Chunks:
         own = tuple((self._beside(piece, part, gathers, reduces), count) for piece, count in pieces)
         if own not in self.known:
             parts = [self._stretch(beside).times(count) for beside, count in own]
-            if gathers and pieces and (gather := self.gather(pieces[0][0])):
+            if gathers and pieces and self.lowered is not None:
+                (first, count), (beside, _) = pieces[0], own[0]
+                if beside[3]:  # the last piece has nothing to gather beside it
+                    bare = self._stretch(self._beside(first, part, False, reduces))
+                    parts[0] = bare.then(self._stretch(beside).times(count - 1))
+                    parts.insert(0, self._first(beside[3]))
+            elif gathers and pieces and (gather := self.gather(pieces[0][0])):
                 parts.insert(0, self._gathered(gather))
             self.known[own] = functools.reduce(Stretch.then, parts) if parts else Stretch()
         found: Stretch = self.known[own]
+        return found
+
+    def _first(self, gather: tuple[tuple[Line, ...], ...]) -> Stretch:
+        key = ("first", gather)
+        if key not in self.known:
+            self.known[key] = measure([line for lines in gather for line in lines], self.rates)
+        found: Stretch = self.known[key]
         return found
 
     def _gathered(self, gather: tuple[Line, ...]) -> Stretch:
@@ -347,9 +406,10 @@ class Chunks:
         optimizer = self.degrees.optimizer
         shards = self.shards if optimizer.parallel_level else 1
         dtype = self.config.dtype
+        ending = () if self.lowered is None else self.lowered.endings(self.parameters(piece))
         key = (
             "update", piece, shards, self._shares_table, optimizer.kind, optimizer.updates_in(dtype),
-            optimizer.accumulates_in(dtype), optimizer.keeps_states_in(dtype), optimizer.has_master(dtype),
+            optimizer.accumulates_in(dtype), optimizer.keeps_states_in(dtype), optimizer.has_master(dtype), ending,
         )  # fmt: skip
         if key not in self.known:
             lines: list[Line] = []
@@ -357,6 +417,6 @@ class Chunks:
                 sizes = [self.numbers[each.elements] for each in some]
                 copies = self.groups[group][0] if optimizer.parallel_level else 1
                 lines += self.stack.update_lines(sizes, dtype, optimizer, copies, self.machine)
-            self.known[key] = measure(lines, self.rates)
+            self.known[key] = measure([*ending, *lines], self.rates)
         found: Stretch = self.known[key]
         return found

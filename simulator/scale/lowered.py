@@ -1,0 +1,234 @@
+"""The optimizer's communication in twofold's own programs, as `plans.lower` emits it for one piece.
+
+A bucket of several parameters is packed, moved by one collective and unpacked; a parameter alone is moved as it is.
+What a block leaves of a bucket is shared with the blocks after it, and so is its price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from costmodels import Machine
+from costmodels.price import price_collective, price_compute, price_wait
+from costmodels.tiers import group_tiers
+from costmodels.traffic import plain_call
+from plans.graph import itemsize
+from plans.scale import Degrees, ParameterTemplate
+from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Line
+
+__all__ = ["Lowered"]
+
+_FIRST_TOKEN = {"reduce": 2**20, "gather": 2**21}
+"""Tokens that no template has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    parameters: tuple[ParameterTemplate, ...]
+    share: float = 1.0  # of a bucket that several blocks fill
+    num_blocks: int = 1
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.parameters) == 1 and self.num_blocks == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """Lines of the optimizer for the parameters of one piece.
+
+    Args:
+        machine, degrees: of the configuration; without expert parallelism.
+        numbers: values of the template's monomials.
+    """
+
+    machine: Machine
+    degrees: Degrees
+    numbers: Sequence[int]
+
+    # ------------------------------------------------------------------- parameters
+
+    def is_sharded(self, each: ParameterTemplate) -> bool:
+        """As `LocalParameter.axes`."""
+        optimizer = self.degrees.optimizer
+        large = self.numbers[each.whole] * itemsize(each.dtype) >= optimizer.threshold_bytes
+        return optimizer.parallel_level >= 1 and large and self._size((*each.summed, *each.same), True) > 1
+
+    def reduces_each(self, each: ParameterTemplate) -> bool:
+        """As `LocalParameter.reduces_each`."""
+        return self.degrees.optimizer.reduces_each and self.is_sharded(each)
+
+    def _size(self, axes: Iterable[str], copies: bool) -> int:
+        """Ranks along axes of a stage, and along the data-parallel one."""
+        degrees = self.degrees
+        sizes = {"cp": degrees.cp, "tp": degrees.tp, "tp_kv": 1, "tp_q": 1}
+        if degrees.tp > 1 and "tp" not in axes and (spread := {"tp_kv", "tp_q"} & set(axes)):
+            sizes[min(spread)] = degrees.tp  # both, of weights that every rank has
+        return math.prod(sizes.get(axis, 1) for axis in axes) * (degrees.dp if copies else 1)
+
+    def _group(self, axes: tuple[str, ...]) -> tuple[int, tuple[int, int]]:
+        degrees, ranks = self.degrees, self.degrees.num_ranks
+        members = self._size(axes, True)
+        inner = any(axis.startswith("tp") for axis in axes)
+        return members, group_tiers(self.machine, members, 1 if inner else degrees.tp, ranks)
+
+    def _buckets(self, parameters: Sequence[ParameterTemplate], gradients: bool) -> list[_Bucket]:
+        """As `plans.lower.buckets.filled`, in the order in which they are complete."""
+        optimizer = self.degrees.optimizer
+        limit = optimizer.bucket_bytes
+        if not limit:
+            return [_Bucket((each,)) for each in parameters]
+        open_: dict[object, list[ParameterTemplate]] = {}
+        sizes: dict[object, int] = {}
+        closed: list[tuple[object, list[ParameterTemplate]]] = []
+        key: object
+        for each in parameters:
+            sharded = self.is_sharded(each)
+            key = (each.summed, each.same if sharded else (), sharded)
+            open_.setdefault(key, []).append(each)
+            dtype = optimizer.reduces_in(each.dtype) if gradients else each.dtype
+            sizes[key] = sizes.get(key, 0) + self.numbers[each.elements] * itemsize(dtype)
+            whole_block = optimizer.parallel_level == 3 and sharded
+            if not whole_block and sizes[key] >= limit:
+                sizes.pop(key)
+                closed.append((key, open_.pop(key)))
+        found = [_Bucket(tuple(held)) for _, held in closed]
+        for key, held in open_.items():
+            if optimizer.parallel_level == 3 and self.is_sharded(held[0]):
+                found.append(_Bucket(tuple(held)))
+                continue
+            last = next((at for at in reversed(range(len(closed))) if closed[at][0] == key), None)
+            if last is not None:  # goes into the first bucket of the next block
+                found[last] = _Bucket((*found[last].parameters, *held))
+            else:
+                count = max(1, limit // sizes[key])
+                found.append(_Bucket(tuple(held), 1 / count, count))
+        return found
+
+    # ------------------------------------------------------------------- lines
+
+    def _compute(self, call: str, num_operands: int, touched: int, dtype: str, share: float = 1.0) -> Line:
+        cost = price_compute(self.machine, call, ((1,),) * num_operands, dtype, touched, 0, True)
+        return Line(COMPUTE, round(cost.dispatch_ps * share), round(cost.work_ps * share), "memory")
+
+    def _collective(self, call: str, axes: tuple[str, ...], size: int, item: int, token: int, share: float) -> Line:
+        members, tiers = self._group(axes)
+        cost = price_collective(self.machine, call, members, size, item, tiers)
+        channel = ".".join(("dp", *(axis for axis in axes if axis != "cp")))
+        if call == "all_gather_flat" and self.degrees.optimizer.parallel_level >= 3:
+            channel += ":weights"
+        work, dispatch = round(cost.work_ps * share), round(cost.dispatch_ps * share)
+        return Line(COLLECTIVE, dispatch, work, plain_call(call), channel, token)
+
+    def _wait(self, token: int, share: float = 1.0) -> Line:
+        return Line(WAIT, round(price_wait(self.machine).dispatch_ps * share), 0, token=token)
+
+    def gathers(self, parameters: Sequence[ParameterTemplate]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+        """What issues the gathers of a piece's weights, and what makes them usable."""
+        optimizer, issue, arrive = self.degrees.optimizer, list[Line](), list[Line]()
+        mine = [each for each in parameters if self.is_sharded(each)]
+        for number, bucket in enumerate(self._buckets(mine, False)):
+            first, token = bucket.parameters[0], _FIRST_TOKEN["gather"] + number
+            axes, own, share = (*first.summed, *first.same), itemsize(first.dtype), bucket.share
+            members, kept = self._size(axes, True), itemsize(optimizer.updates_in(first.dtype))
+            shards = sum(-(-self.numbers[each.elements] // members) for each in bucket.parameters) * bucket.num_blocks
+            count = 1 + len(bucket.parameters)
+            if not bucket.is_single:
+                issue.append(self._compute("flat_pack", count, shards * (kept + own), first.dtype, share))
+            elif kept != own:
+                issue.append(self._compute("cast.forward", 2, shards * (kept + own), first.dtype))
+            issue.append(self._collective("all_gather_flat", axes, members * shards * own, own, token, share))
+            arrive.append(self._wait(token, share))
+            if not bucket.is_single:
+                moved = 2 * members * shards * own
+                arrive.append(self._compute("flat_unpack", count, moved, first.dtype, share))
+        return tuple(issue), tuple(arrive)
+
+    def reductions(self, parameters: Sequence[ParameterTemplate]) -> dict[str, tuple[Line, ...]]:
+        """Parameter -> what follows once its gradient is whole; "": what ends the body.
+
+        Args:
+            parameters: in the order in which their gradients are whole.
+        """
+        optimizer = self.degrees.optimizer
+        each_body = optimizer.reduces_each
+        mine = [each for each in parameters if self._needs(each) and (self.is_sharded(each) or not each_body)]
+        turn = {each.name: number for number, each in enumerate(parameters)}
+        result: dict[str, tuple[Line, ...]] = {}
+        before: tuple[Line, ...] = ()
+        buckets = self._buckets(mine, True)
+        buckets.sort(key=lambda bucket: max(turn[each.name] for each in bucket.parameters))
+        for number, bucket in enumerate(buckets):
+            at = max(bucket.parameters, key=lambda each: turn[each.name]).name
+            lines, after = self._reduction(bucket, _FIRST_TOKEN["reduce"] + number)
+            waits = optimizer.parallel_level >= 2 and self.is_sharded(bucket.parameters[0])
+            result[at] = (*result.get(at, ()), *lines, *before)
+            before = after if waits else ()
+        if before:
+            result[""] = before
+        return result
+
+    def _needs(self, each: ParameterTemplate) -> bool:
+        sharded = self.is_sharded(each) and self.degrees.optimizer.parallel_level >= 2
+        return self._size(each.summed, True) > 1 or sharded
+
+    def _reduction(self, bucket: _Bucket, token: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+        """What issues it, and what settles it."""
+        optimizer, first, share = self.degrees.optimizer, bucket.parameters[0], bucket.share
+        sharded, rows = self.is_sharded(first), self._size(first.summed, True)
+        axes = (*first.summed, *first.same) if sharded else ()
+        whole = first.dtype if optimizer.reduces_each and sharded else optimizer.accumulates_in(first.dtype)
+        made = itemsize(optimizer.reduces_in(first.dtype) if rows > 1 else whole)
+        elements = sum(self.numbers[each.elements] for each in bucket.parameters) * bucket.num_blocks
+        shards = elements
+        if sharded:
+            ways = self._size(axes, True)
+            shards = sum(-(-self.numbers[each.elements] // ways) for each in bucket.parameters) * bucket.num_blocks
+        packed = not bucket.is_single or itemsize(whole) != made
+        packed = packed or bool(sharded and first.same and optimizer.parallel_level >= 2)
+        lines: list[Line] = []
+        flat = (rows * shards if sharded else elements) * made
+        read = elements * itemsize(whole)
+        if packed:
+            count = 1 + len(bucket.parameters)
+            moved = min(read, flat * itemsize(whole) // made) + flat
+            lines.append(self._compute("flat_pack", count, moved, first.dtype, share))
+        if rows > 1:
+            call = "reduce_scatter_flat" if sharded else "all_reduce"
+            size = flat if packed or not sharded else elements * made
+            lines.append(self._collective(call, first.summed, size, made, token, share))
+        after = [self._wait(token, share)] if rows > 1 else []
+        if optimizer.reduces_each and sharded:
+            total = itemsize(optimizer.accumulates_in(first.dtype))
+            after.append(self._compute("accumulate", 2, shards * (made + total), first.dtype, share))
+        return tuple(lines), tuple(after)
+
+    def endings(self, parameters: Sequence[ParameterTemplate]) -> tuple[Line, ...]:
+        """What the end of a step adds to the updates: gradients that no body reduces, views, casts, weights stored."""
+        optimizer = self.degrees.optimizer
+        lines: list[Line] = []
+        late = [each for each in parameters if optimizer.reduces_each and not self.is_sharded(each)]
+        late = [each for each in late if self._needs(each)]
+        waits: list[Line] = []
+        for number, bucket in enumerate(self._buckets(late, True)):
+            issued, settled = self._reduction(bucket, _FIRST_TOKEN["reduce"] + number)
+            lines += issued
+            waits += settled
+        lines += waits
+        for each in parameters:
+            own, kept = optimizer.accumulates_in(each.dtype), optimizer.updates_in(each.dtype)
+            sharded = self.is_sharded(each)
+            axes = (*each.summed, *each.same) if sharded else ()
+            elements = -(-self.numbers[each.elements] // (self._size(axes, True) if sharded else 1))
+            if optimizer.parallel_level < 2 and self._needs(each):
+                own = optimizer.reduces_in(each.dtype)
+                bucket_share = 1.0
+                if optimizer.bucket_bytes:
+                    whole = self.numbers[each.elements] * itemsize(own)
+                    bucket_share = min(1.0, whole / optimizer.bucket_bytes)
+                lines.append(self._wait(-2, bucket_share))
+            if own != kept:
+                lines.append(self._compute("cast.forward", 2, elements * (itemsize(own) + itemsize(kept)), each.dtype))
+        return tuple(lines)
