@@ -69,6 +69,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
     variant: str
     device: Literal["cuda", "npu"]
     memory_bytes: int
+    runtime_bytes: int | None = None
     memory_allowance: float = 0.0
     communicator_bytes: int | None = None
     compute: Compute
@@ -143,8 +144,8 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
         return tiers
 
 
-_SHARED = ("device", "memory_bytes", "memory_allowance", "communicator_bytes", "compute", "collectives", "dispatch_s",
-           "overlap", "interval", "spreads", "price_intervals")  # fmt: skip
+_SHARED = ("device", "memory_bytes", "runtime_bytes", "memory_allowance", "communicator_bytes", "compute",
+           "collectives", "dispatch_s", "overlap", "interval", "spreads", "price_intervals")  # fmt: skip
 
 
 def named_machine(name: str) -> Machine:

@@ -66,6 +66,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         num_devices: ranks that can run on it.
         devices_per_node: ranks that share a host.
         memory_bytes: per device.
+        runtime_bytes: of it what the device's runtime takes before the first tensor: context, kernels.
         memory_allowance: what predicted peaks get on top for an allocator's fragmentation, as a share of them.
         communicator_bytes: what the communication library keeps on a device for every group of ranks.
         compute: rates of one device.
@@ -95,6 +96,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
     num_devices: int
     devices_per_node: int
     memory_bytes: int
+    runtime_bytes: int | None = None
     memory_allowance: float = 0.0
     communicator_bytes: int | None = None
     compute: Compute
@@ -139,6 +141,11 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
                 raise TwofoldError(f"the link tiers join {sizes} ranks; each must be a multiple of the one before")
         if self.links[0].uplink_Bps is not None:
             raise TwofoldError(f"link tier {self.links[0].name!r} is the first: no tier below has an uplink into it")
+
+    @property
+    def room_bytes(self) -> int:
+        """What a device has for tensors."""
+        return self.memory_bytes - (self.runtime_bytes or 0)
 
     @property
     def library(self) -> str:

@@ -72,7 +72,7 @@ def search(
         recompute: operators whose outputs are made again in the backward.
         optimizer: kind, settings and parallel level.
         full_batch, output_broadcast: see `Plan`.
-        memory_limit_bytes: per rank; the machine's device memory by default.
+        memory_limit_bytes: per rank; by default the machine's device memory without what its runtime takes.
         pinned: operator -> strategy to keep. A mesh of its own has the ranks of its stage, or counts them from 0.
         top_k: plans to return.
         on_progress: called with a line now and then.
@@ -110,7 +110,7 @@ def search(
         graph=graph, machine=machine, num_devices=num_devices, num_stages=num_stages,
         num_micro_batches=num_micro_batches, interleave=interleave, schedule=schedule, recompute=tuple(recompute),
         optimizer=optimizer or Optimizer(), full_batch=full_batch,
-        output_broadcast=output_broadcast, limit_bytes=memory_limit_bytes or machine.memory_bytes,
+        output_broadcast=output_broadcast, limit_bytes=memory_limit_bytes or machine.room_bytes,
         pinned=dict(pinned or {}), say=on_progress or (lambda line: None),
     )  # fmt: skip
     return run.run(stages, top_k, started)

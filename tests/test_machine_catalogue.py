@@ -153,3 +153,10 @@ def test_an_unknown_unit_is_refused():
     content["links"][0]["bandwidth_GBps"] = content["links"][0].pop("bandwidth_Bps") / 1e9
     with pytest.raises(TwofoldError, match=r"bandwidth.*links\[0\]"):
         Machine.from_json(msgspec.json.encode(content), "mine.json")
+
+
+def test_a_runtime_takes_its_part_of_the_memory():
+    machine = Machine.load("h200-x4")
+    assert machine.runtime_bytes and machine.room_bytes == machine.memory_bytes - machine.runtime_bytes
+    npu = Machine.load("ascend-910b2-x8")  # not measured: what is not known is not made up
+    assert npu.runtime_bytes is None and npu.room_bytes == npu.memory_bytes

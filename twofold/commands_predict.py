@@ -84,8 +84,8 @@ def predict(
         )
         say.say(f"bubble {found.bubble_fraction:.1%}, exposed communication {found.exposed_comm_s:.4g} s")
         parts = ", ".join(f"{role} {size / 2**30:.2f}" for role, size in found.memory.items() if size)
-        say.say(f"peak memory {found.peak_bytes / 2**30:.2f} GiB of {target.memory_bytes / 2**30:.2f}: {parts}")
-        if found.peak_bytes > target.memory_bytes:
+        say.say(f"peak memory {found.peak_bytes / 2**30:.2f} GiB of {target.room_bytes / 2**30:.2f}: {parts}")
+        if found.peak_bytes > target.room_bytes:
             say.say("it does not fit")
         return {
             "step_s": found.step_s,
@@ -93,7 +93,7 @@ def predict(
             "step_high_s": found.high_s,
             "peak_bytes": found.peak_bytes,
             "memory_bytes": dict(found.memory),
-            "fits": found.peak_bytes <= target.memory_bytes,
+            "fits": found.peak_bytes <= target.room_bytes,
             "bubble_fraction": found.bubble_fraction,
             "exposed_comm_s": found.exposed_comm_s,
             "tokens_per_s_per_device": tokens,

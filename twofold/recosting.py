@@ -49,7 +49,7 @@ def recost(
         say.say(f"of no account here: {', '.join(statement.unread)}")
     target = Machine.load(machine)
     found = forecast(config, degrees, target, stack=stack_named(stack))
-    fits = found.peak_bytes <= target.memory_bytes
+    fits = found.peak_bytes <= target.room_bytes
     tokens = degrees.global_batch * config.seq / found.step_s / degrees.num_ranks
     say.say(f"{config.name} on {degrees.num_ranks} devices of {target.name}: {describe(degrees)}")
     say.say(
@@ -57,7 +57,7 @@ def recost(
         f"per device, idle {found.bubble_fraction:.1%}, exposed communication {found.exposed_comm_s:.3g} s"
     )
     say.say(
-        f"peak memory {found.peak_bytes / 2**30:.2f} GiB of {target.memory_bytes / 2**30:.2f}"
+        f"peak memory {found.peak_bytes / 2**30:.2f} GiB of {target.room_bytes / 2**30:.2f}"
         + ("" if fits else ": it does not fit")
     )
     told = found_json(Found(degrees=degrees, forecast=found))

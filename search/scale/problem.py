@@ -72,7 +72,7 @@ class Problem:
         global_batch: sequences of a step.
         pins: what is fixed.
         stack: the software that runs it.
-        memory_limit_bytes: of a device; the machine's memory by default. A hard limit.
+        memory_limit_bytes: of a device; by default the machine's memory without what its runtime takes. A hard limit.
         optimizer: its kind and dtypes; the level is searched.
 
     Raises:
@@ -169,7 +169,7 @@ class Problem:
     @property
     def limit_bytes(self) -> int:
         """What a device may hold."""
-        own = self.machine.memory_bytes
+        own = self.machine.room_bytes
         return own if self.memory_limit_bytes is None else min(own, self.memory_limit_bytes)
 
     def at_level(self, level: int) -> Optimizer:
