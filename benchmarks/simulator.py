@@ -134,7 +134,10 @@ def contention(num_plans: int = 40) -> dict[str, Any]:
         virtual = 2 if (chunks_per_rank(name) or 2) == 2 else 1
         if tp * pp > 8:
             continue
-        optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=draw.choice((0, 1)), bucket_bytes=0)
+        optimizer = Optimizer(
+            kind="adamw", settings={"lr": 1e-4}, parallel_level=draw.choice((0, 1, 2, 3)),
+            bucket_bytes=draw.choice((0, 25 * 2**20)), master_dtype=draw.choice((None, "float32")),
+        )  # fmt: skip
         try:
             degrees = Degrees(
                 dp=8 // tp // pp, tp=tp, pp=pp, micro_batch=draw.choice((1, 2)), global_batch=32, schedule=name,
