@@ -82,6 +82,7 @@ class Chunks:
     _held: dict[str, dict[str, int]] = field(default_factory=dict)
     _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
     _depends: dict[tuple[str, str, bool, bool], tuple[Any, ...]] = field(default_factory=dict)
+    _updates: dict[str, Stretch] = field(default_factory=dict)
 
     @cached_property
     def template(self) -> ModelTemplate:
@@ -399,7 +400,10 @@ class Chunks:
 
     def update(self, chunk: Chunk) -> Stretch:
         """The optimizer's kernels on what a rank holds of a chunk."""
-        parts = [self._update(piece).times(count) for piece, count in chunk.pieces]
+        for piece, _ in chunk.pieces:
+            if piece not in self._updates:
+                self._updates[piece] = self._update(piece)
+        parts = [self._updates[piece].times(count) for piece, count in chunk.pieces]
         return functools.reduce(Stretch.then, parts) if parts else Stretch()
 
     def _update(self, piece: str) -> Stretch:
