@@ -46,10 +46,10 @@ def simulate(
         num_steps: steps, back to back; step time, bubble and memory are those of the last.
         what_if: what is to be different; checkpoints and failures change no step (`outcome` says what they cost).
         with_memory: whether to follow the memory too.
-        fold_ranks: simulate equal ranks once, as programs of many thousand ranks need (`run_program`). Ports and uplinks
-            are then taken as wide enough for all that goes over them together, unless `what_if` changes links: up to
-            0.2 % too fast in schedules with several chunks per rank, more where a rank sends several large tensors at
-            once.
+        fold_ranks: simulate equal ranks once, as programs of many thousand ranks need (`run_program`). Ports and
+            uplinks are then taken as wide enough for all that goes over them together, unless `what_if` changes links:
+            up to 0.2 % too fast in schedules with several chunks per rank, more where a rank sends several large
+            tensors at once.
 
     Returns:
         the timeline with memory; `low_s` and `high_s` are the machine's interval around `step_interval_s`. Peaks hold
