@@ -23,8 +23,7 @@ from costmodels.fit_matrix import density_weights, fit_clock, fit_dtypes, fit_ma
 from costmodels.machine import DISPATCH_CLASSES
 from costmodels.points import Point
 from costmodels.rules import fit_rules, rule_points
-from costmodels.sections import COLLECTIVES, Collective, Interval, Link, Overlap, Provenance
-from plans.errors import TwofoldError
+from costmodels.sections import COLLECTIVES, Collective, Interval, Overlap, Provenance
 from plans.graph import itemsize
 
 __all__ = ["TARGETS", "DeviceFit", "Predicted", "fit_device", "predict_points", "scoreboard"]
@@ -284,14 +283,3 @@ def _priced(point: Point, compute: Compute) -> bool:
     if point.options.get("warm"):
         return False
     return point.kind not in ("matrix", "attention") or point.dtype in compute.matrix_flops_per_s
-
-
-def node_links(device: Device, ranks: int) -> tuple[Link, ...]:
-    """The links of a part of a node.
-
-    Raises:
-        TwofoldError: more ranks than the node has.
-    """
-    if ranks > device.per_node:
-        raise TwofoldError(f"{ranks} ranks were measured, but a node of {device.name} has {device.per_node} devices")
-    return device.node

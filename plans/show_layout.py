@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from plans.layout import Layout, TensorLayout
+from plans.ranks import format_ranks
 
 __all__ = ["layout_table", "mesh_table"]
 
@@ -61,7 +62,10 @@ def layout_table(layout: TensorLayout, shape: Sequence[int] | None = None) -> st
             ranges.update(
                 {(dim, at): f"[{region[dim][0]}:{region[dim][1]}]" for dim, at in zip(split, part, strict=True)}
             )
-    cells = {part: " + ".join(_ranks(by_term[term]) for term in sorted(by_term)) for part, by_term in terms.items()}
+    cells = {
+        part: " + ".join(format_ranks(by_term[term], ",") for term in sorted(by_term))
+        for part, by_term in terms.items()
+    }
     labels = [
         [f"dim{dim}{ranges.get((dim, at), f' {at}/{counts[dim]}')}" for at in range(counts[dim])] for dim in split
     ]
@@ -89,14 +93,3 @@ def _blocks(labels: list[list[str]], cells: dict[tuple[int, ...], str]) -> list[
             texts = (cells[(*outer, *inner, column)].rjust(width) for column, width in enumerate(widths))
             lines.append("  ".join([name.ljust(left), *texts]))
     return lines
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Ranks as runs: 0-3,8."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from plans.errors import TwofoldError
 from plans.layout import Region, TensorLayout
+from plans.ranks import format_ranks
 from reports.svg import Picture, text_width
-from reports.tables import format_ranks
 
 __all__ = ["Part", "layout_parts", "layout_picture"]
 

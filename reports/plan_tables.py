@@ -8,9 +8,10 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Scope
+from plans.ranks import format_ranks
 from plans.schedules.registry import is_written
 from reports.spans import read_label
-from reports.tables import Table, format_axes, format_ranks
+from reports.tables import Table, format_axes
 from reports.units import format_bytes
 
 __all__ = ["parameter_table", "plan_table"]

@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from reports.units import format_bytes, format_seconds
 
-__all__ = ["Check", "Table", "format_axes", "format_ranks", "verification_table"]
+__all__ = ["Check", "Table", "format_axes", "verification_table"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,21 +129,6 @@ def verification_table(checks: Iterable[Check]) -> Table:
 def format_axes(axes: Sequence[str]) -> str:
     """Axes as one word: "tp" or "(dp, tp)"."""
     return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """Ranks with runs joined.
-
-    >>> format_ranks([0, 1, 2, 3, 6])
-    '0-3, 6'
-    """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _number(value: float | None, unit: str) -> str:

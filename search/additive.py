@@ -260,19 +260,6 @@ class StageCosts:
             if read == name
         )
 
-    def _handed_on_s(
-        self, name: str, maker: Operator | None, readers: Sequence[Operator], picked: Sequence[Strategy], wanted: bool
-    ) -> float:
-        """Seconds per step of all redistributions of a tensor under the picked strategies, the maker's first."""
-        rest = list(picked)
-        source = None if maker is None else self._layouts_of(name, maker, rest.pop(0), True)[0][0]
-        pairs = [
-            pair
-            for reader, strategy in zip(readers, rest, strict=True)
-            for pair in self._layouts_of(name, reader, strategy, False)
-        ]
-        return self._layouts_s(name, source, pairs, wanted)
-
     def _layouts_s(
         self, name: str, source: TensorLayout | None, targets: Sequence[tuple[TensorLayout, TensorLayout]], wanted: bool
     ) -> float:

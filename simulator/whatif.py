@@ -14,6 +14,7 @@ import msgspec
 
 from costmodels.machine import Collective, Machine
 from plans.errors import TwofoldError
+from plans.ranks import format_ranks
 from simulator.goodput import Checkpoints, Failures
 from simulator.link_change import LinkChange
 
@@ -174,13 +175,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     >>> _ranks([3]), _ranks([7, 0, 1, 2])
     ('rank 3', 'ranks 0-2, 7')
     """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    said = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    said = format_ranks(ranks)
     return f"rank {said}" if len(ranks) == 1 else f"ranks {said}"
 
 

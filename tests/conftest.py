@@ -29,3 +29,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
             return (yield)
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough if a child process still holds the file
+
+
+@pytest.fixture
+def one_thread() -> Generator[None, None, None]:
+    """For tiny tensors: threads would only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -21,17 +21,10 @@ from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.program import Kind
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 6, 16, 4, 24
 SGD = Optimizer(settings={"lr": 0.1}, parallel_level=0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """These tensors are tiny: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class RMSNorm(nn.Module):

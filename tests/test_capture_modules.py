@@ -22,15 +22,10 @@ from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage, load_plan, save_plan
 
 NUM_STEPS, NUM_RANKS = 2, 4
-pytestmark = pytest.mark.filterwarnings("ignore:.*every rank computes all of it")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*every rank computes all of it"),
+]
 
 
 def plan_of(graph, mesh=None, level=0, draw=None, num_micro_batches=1):

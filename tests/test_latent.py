@@ -6,9 +6,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from folded_lowering import check_template, small_plan
 from on_ranks import run_on_ranks
-from test_scale import _said_by_lowering
-from test_scale_experts import small_plan
 from transformer_module import random_tokens, random_weights, trained
 
 from costmodels import Machine
@@ -18,8 +17,7 @@ from plans.layout import Layout
 from plans.lower import lower
 from plans.operators import declare
 from plans.plan import Optimizer, Plan, Stage
-from plans.program import Kind
-from plans.scale import Degrees, model_sizes, model_template
+from plans.scale import Degrees, model_template
 from plans.transformer import Experts, Latent, TransformerConfig, named_config, transformer, transformer_config
 from plans.transformer.huggingface import config_from_dict
 from search import uniform_plan
@@ -190,19 +188,7 @@ def test_template_says_what_lowering_of_these_sizes_says(latent, tp, ep, sequenc
     settings = {"tp": tp, "ep": ep, "sequence_parallel": sequence_parallel, "recompute": recompute}
     program = lower(small_plan(config, schedule=schedule, **settings))
     template = model_template(config, split_backward=schedule == "zb_h1", **settings)
-    numbers = template.monomials.values(model_sizes(config, micro_batch=2, tp=tp, cp=1, ep=ep))
-    for piece, group in zip(("embedding", "block", "head"), program.groups, strict=True):
-        for block in group.blocks:
-            if block.micro_batch != 0 or block.label.endswith(".recv"):
-                continue
-            found = []
-            for cell in template.pieces[piece].parts[block.label[-2]].cells:
-                if cell.kind is Kind.COMPUTE:
-                    shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
-                    found.append((cell.call, shapes, sum(numbers[size] for size in cell.touched)))
-                elif cell.kind is Kind.COLLECTIVE:
-                    found.append((cell.call, cell.axes, numbers[cell.message]))
-            assert found == _said_by_lowering(group, block.body), (piece, block.label)
+    check_template(template, program, config, tp=tp, ep=ep)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout, TensorLayout
 from plans.operators import declare, factors, kinds
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 1e-10
 MESHES = (
     Layout((2,), ("a",)),
@@ -30,15 +32,6 @@ MESHES = (
     Layout((2, 2, 2), ("a", "b", "c")),
 )
 LOSSES = ("l1_loss", "mse_loss", "cross_entropy")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """These tensors are tiny: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def numbers(high, *shape):

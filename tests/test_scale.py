@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from folded_lowering import check_template, small_plan
 
 from costmodels import Machine
 from costmodels.points import load_points
 from costmodels.tiers import group_tiers
 from plans.errors import TwofoldError
-from plans.layout import Layout
 from plans.lower import lower
-from plans.operators.attention import heads_first
-from plans.plan import Optimizer, Plan, Stage
-from plans.program import Kind
-from plans.scale import Degrees, Symbols, model_sizes, model_template
+from plans.plan import Optimizer
+from plans.scale import Degrees, Symbols, model_template
 from plans.schedules import make_schedule
 from plans.transformer import (
     TransformerConfig,
-    block_strategies,
-    mesh_axes,
-    parts_of,
-    recompute_set,
     transformer,
     transformer_config,
 )
@@ -54,34 +47,6 @@ def test_numbers_are_read_as_products():
         symbols.read(17)
 
 
-def _small_plan(config, *, tp, cp, sequence_parallel, recompute, schedule):
-    """Embedding, one block and head as three stages, as the template has them, with these very sizes."""
-    graph = transformer(config, batch_size=4, num_layers=1)
-    axes, parts = mesh_axes(cp=cp, tp=tp, num_kv_heads=config.kv_heads), parts_of(graph)
-    width = math.prod(axes.sizes)
-    stages = tuple(
-        Stage(mesh=Layout(axes.sizes, axes.names, list(range(n * width, (n + 1) * width))), operators=operators)
-        for n, operators in enumerate((parts.embedding, parts.blocks[0], parts.head))
-    )
-    return Plan(
-        graph=graph, stages=stages, strategies=block_strategies(graph, axes, sequence_parallel=sequence_parallel),
-        num_micro_batches=2, schedule=schedule, recompute=recompute_set(graph, recompute),
-    )  # fmt: skip
-
-
-def _said_by_lowering(group, body):
-    """(call, shapes or message bytes) of every instruction that does not cross stages."""
-    lines = []
-    for line in body.instructions:
-        if line.kind is Kind.COMPUTE:
-            shapes = heads_first(line.shapes, line.attrs) if line.call.startswith("attention.") else line.shapes
-            touched = sum(group.values[name].span_bytes for name in (*line.inputs, *line.outputs))
-            lines.append((line.call, tuple(map(tuple, shapes)), touched))
-        elif line.kind is Kind.COLLECTIVE:
-            lines.append((line.call, line.axes, line.message_bytes))
-    return lines
-
-
 @pytest.mark.parametrize("recompute", ["none", "selective", "selective_op", "full"])
 @pytest.mark.parametrize(
     ("config", "tp", "cp", "sequence_parallel"),
@@ -96,27 +61,13 @@ def _said_by_lowering(group, body):
 )
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_template_says_what_lowering_of_these_sizes_says(config, tp, cp, sequence_parallel, recompute, schedule):
-    plan = _small_plan(
-        config, tp=tp, cp=cp, sequence_parallel=sequence_parallel, recompute=recompute, schedule=schedule
-    )
+    plan = small_plan(config, tp=tp, cp=cp, sequence_parallel=sequence_parallel, recompute=recompute, schedule=schedule)
     program = lower(plan)
     template = model_template(
         config, tp=tp, cp=cp, sequence_parallel=sequence_parallel, recompute=recompute,
         split_backward=schedule == "zb_h1",
     )  # fmt: skip
-    numbers = template.monomials.values(model_sizes(config, micro_batch=2, tp=tp, cp=cp))
-    for piece, group in zip(("embedding", "block", "head"), program.groups, strict=True):
-        for block in group.blocks:
-            if block.micro_batch != 0 or block.label.endswith(".recv"):
-                continue
-            found = []
-            for cell in template.pieces[piece].parts[block.label[-2]].cells:
-                if cell.kind is Kind.COMPUTE:
-                    shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
-                    found.append((cell.call, shapes, sum(numbers[size] for size in cell.touched)))
-                elif cell.kind is Kind.COLLECTIVE:
-                    found.append((cell.call, cell.axes, numbers[cell.message]))
-            assert found == _said_by_lowering(group, block.body), (piece, block.label)
+    check_template(template, program, config, tp=tp, cp=cp)
 
 
 def _without_overlap(machine):

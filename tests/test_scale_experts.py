@@ -1,28 +1,20 @@
 """Mixtures of experts that are folded: templates against real lowering, forecasts against the SimPy engine."""
 
-import math
 from dataclasses import replace
 
 import msgspec
 import pytest
-from test_scale import _said_by_lowering
+from folded_lowering import check_template, small_plan
 
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.layout import Layout
 from plans.lower import lower
-from plans.lower.collectives import by_collectives
-from plans.plan import Optimizer, Plan, Stage
-from plans.program import Kind
-from plans.scale import Degrees, model_sizes, model_template
+from plans.plan import Optimizer
+from plans.scale import Degrees, model_template
 from plans.transformer import (
     Experts,
     TransformerConfig,
-    block_strategies,
-    mesh_axes,
     named_config,
-    parts_of,
-    recompute_set,
     transformer,
 )
 from search import uniform_plan
@@ -33,21 +25,6 @@ CONFIG = TransformerConfig(
     num_layers=4, hidden=96, num_heads=8, num_kv_heads=4, head_dim=16, ffn=192, vocab=512, seq=64, dtype="float32",
     experts=Experts(num_experts=8, top_k=2, ffn=48, num_shared=2),
 )  # fmt: skip
-
-
-def small_plan(config, *, tp, ep, sequence_parallel, recompute, schedule):
-    graph = transformer(config, batch_size=4 * ep, num_layers=1)
-    axes, parts = mesh_axes(dp=ep, ep=ep, tp=tp, num_kv_heads=config.kv_heads), parts_of(graph)
-    width = math.prod(axes.sizes)
-    stages = tuple(
-        Stage(mesh=Layout(axes.sizes, axes.names, list(range(n * width, (n + 1) * width))), operators=operators)
-        for n, operators in enumerate((parts.embedding, parts.blocks[0], parts.head))
-    )
-    plan = Plan(
-        graph=graph, stages=stages, strategies=block_strategies(graph, axes, sequence_parallel=sequence_parallel),
-        num_micro_batches=2, schedule=schedule, recompute=recompute_set(graph, recompute),
-    )  # fmt: skip
-    return by_collectives(plan) if ep > 1 and tp > 1 else plan
 
 
 @pytest.mark.parametrize(
@@ -66,19 +43,7 @@ def test_template_says_what_lowering_of_these_sizes_says(tp, ep, sequence_parall
     settings = {"tp": tp, "ep": ep, "sequence_parallel": sequence_parallel, "recompute": recompute}
     program = lower(small_plan(config, schedule=schedule, **settings))
     template = model_template(config, split_backward=schedule == "zb_h1", **settings)
-    numbers = template.monomials.values(model_sizes(config, micro_batch=2, tp=tp, cp=1, ep=ep))
-    for piece, group in zip(("embedding", "block", "head"), program.groups, strict=True):
-        for block in group.blocks:
-            if block.micro_batch != 0 or block.label.endswith(".recv"):
-                continue
-            found = []
-            for cell in template.pieces[piece].parts[block.label[-2]].cells:
-                if cell.kind is Kind.COMPUTE:
-                    shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
-                    found.append((cell.call, shapes, sum(numbers[size] for size in cell.touched)))
-                elif cell.kind is Kind.COLLECTIVE:
-                    found.append((cell.call, cell.axes, numbers[cell.message]))
-            assert found == _said_by_lowering(group, block.body), (piece, block.label)
+    check_template(template, program, config, tp=tp, ep=ep)
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,10 @@ def test_a_tensor_with_two_readers_is_paid_once_per_layout(machine: Machine) -> 
         cost=lambda instruction: 1.0 if instruction.axes else 0.0,
     )  # fmt: skip
     split, whole = Strategy(dims={"d0": ("d0",)}), Strategy()
-    one = costs._handed_on_s("b", graph.operators[1], [graph.operators[2]], [split, whole], False)
-    both = costs._handed_on_s("b", graph.operators[1], graph.operators[2:4], [split, whole, whole], False)
-    assert one == both == 1.0
+    act, two, join = (costs.choices[number].index(each) for number, each in ((1, split), (2, whole), (3, whole)))
+    one = costs._tensor_table("b", graph.operators[1], [graph.operators[2]], [1, 2], False)
+    both = costs._tensor_table("b", graph.operators[1], graph.operators[2:4], [1, 2, 3], False)
+    assert one.costs[act, two] == both.costs[act, two, join] == 1.0
 
 
 def small(machine: Machine, **options: object) -> tuple[Plan, list[Plan]]:

@@ -25,6 +25,8 @@ from plans.transformer import (
 )
 from plans.transformer.huggingface import config_from_dict, ignored_keys
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = {"num_layers": 2, "hidden": 64, "num_heads": 4, "ffn": 96, "vocab": 128, "seq": 16}
 GPT = {"gated": False, "norm": "layer", "qkv_bias": True, "out_bias": True, "mlp_bias": True, "position": "learned"}
 CONFIGS = {
@@ -53,15 +55,6 @@ BILLIONS = {
     "megatron-39.1b": 39.1, "megatron-76.1b": 76.1, "megatron-145.6b": 145.6, "megatron-310.1b": 310.1,
     "megatron-530b": 529.6, "megatron-1t": 1008.0,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """These tensors are tiny: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def counted(graph):

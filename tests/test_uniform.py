@@ -19,6 +19,8 @@ from plans.program import Kind
 from plans.transformer import Rope, TransformerConfig, transformer
 from search import uniform_plan
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LLAMA = TransformerConfig(
     num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, ffn=48, vocab=32, seq=8, rope=Rope(base=50.0), dtype="float64"
 )
@@ -28,15 +30,6 @@ GPT = TransformerConfig(
 )  # fmt: skip
 SGD = Optimizer(settings={"lr": 0.1})
 MACHINE = SimpleNamespace(name="any", num_devices=10**6)  # stated plans price nothing
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """These tensors are tiny: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def planned(config: TransformerConfig = LLAMA, batch: int = 8, **options) -> Plan:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
+from plans.schedules.variants import VARIANTS
 from simulator.fast.maxplus import NEVER, MaxPlus, Times
-from simulator.fast.structure import COEFFICIENTS, VARIANTS
+from simulator.fast.structure import COEFFICIENTS
 
 __all__ = ["Columns", "PipelineCosts"]
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.schedules import Schedule, validate
+from plans.schedules.variants import VARIANTS
 from simulator.fast.costs import Expand, PipelineCosts
 from simulator.fast.known import Closing, Known
 from simulator.fast.maxplus import NEVER, Times
@@ -29,7 +30,6 @@ from simulator.fast.structure import (
     FROM_STREAM,
     FROM_TENSOR,
     TRANSFER,
-    VARIANTS,
     Structure,
     structure_of,
 )

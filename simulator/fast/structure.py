@@ -19,16 +19,14 @@ import numpy.typing as npt
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies
+from plans.schedules.variants import VARIANTS, variant_of_rows
 
 __all__ = [
     "ACTION", "CHANNEL", "COEFFICIENTS", "FINAL", "FROM_CHANNEL", "FROM_CONSTANT", "FROM_POST", "FROM_PREVIOUS",
-    "FROM_STREAM", "FROM_TENSOR", "TRANSFER", "VARIANTS", "Structure", "structure_of",
+    "FROM_STREAM", "FROM_TENSOR", "TRANSFER", "Structure", "structure_of",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
-
-VARIANTS = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
-"""What an action may do: the four kinds, and those of the first forward and the last backward of a stage."""
 
 ACTION, TRANSFER, CHANNEL, FINAL = range(4)
 """Kinds of events."""
@@ -121,7 +119,7 @@ def structure_of(schedule: Schedule, on_channel: frozenset[str] = frozenset(), w
     way = 2 * table.stage[receivers].astype(np.int64) + (table.kind[receivers] != 0)
     previous = _previous(way, 1 + num_rows)
     _check_same_order(schedule, way, senders, receivers)
-    variant = _variants(schedule)
+    variant = variant_of_rows(schedule)
     parts = [
         np.zeros((6, 1), dtype=np.int64),
         _stacked(before, tensor),
@@ -224,18 +222,6 @@ def _latest(rank: Ints, using: Ints, number: Ints, first_row: Ints) -> Ints:
     before[first_row[:-1][first_row[:-1] < len(rank)]] = 0
     place = np.where(before > 0, np.arange(len(rank)), first_row[rank])
     return before[np.maximum.accumulate(place)]
-
-
-def _variants(schedule: Schedule) -> Ints:
-    """The number in `VARIANTS` of each row."""
-    table = schedule.table
-    variant = table.kind.astype(np.int64)
-    forward = np.flatnonzero(table.kind == 0)
-    variant[forward[np.unique(table.stage[forward], return_index=True)[1]]] = VARIANTS.index("F.first")
-    closing = np.flatnonzero((table.kind == 1) | (table.kind == 3))[::-1]
-    last = closing[np.unique(table.stage[closing], return_index=True)[1]]
-    variant[last] = np.where(table.kind[last] == 1, VARIANTS.index("B.last"), VARIANTS.index("W.last"))
-    return variant
 
 
 def _levels(schedule: Schedule, inputs: Ints) -> Ints:

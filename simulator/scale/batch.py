@@ -17,14 +17,13 @@ import numpy.typing as npt
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
+from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.scale.action import Stretch
 
-__all__ = ["VARIANTS", "ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
+__all__ = ["ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-VARIANTS = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
 
 ActionColumns = npt.NDArray[np.float64]
 """(4, variants) work, lead, dispatch and trailing picoseconds of a chunk's actions."""
@@ -80,14 +79,8 @@ def _levels(schedule: Schedule) -> _Levels:
     sends = np.zeros(num_rows, dtype=bool)
     sends[needed[receives]] = True
     ordered = level[by_level]
-    variant = table.kind.astype(np.int64)
-    forward = np.flatnonzero(table.kind == 0)
-    variant[forward[np.unique(table.stage[forward], return_index=True)[1]]] = VARIANTS.index("F.first")
-    closing = np.flatnonzero((table.kind == 1) | (table.kind == 3))[::-1]
-    last = closing[np.unique(table.stage[closing], return_index=True)[1]]
-    variant[last] = np.where(table.kind[last] == 1, VARIANTS.index("B.last"), VARIANTS.index("W.last"))
     return _Levels(
-        variant=variant,
+        variant=variant_of_rows(schedule),
         by_level=by_level,
         bounds=np.searchsorted(ordered, np.arange(ordered[-1] + 2)).tolist(),
         inputs=np.stack([before, waits])[:, by_level],

@@ -10,8 +10,8 @@ import numpy as np
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
+from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.scale.action import Stretch
-from simulator.scale.batch import VARIANTS
 
 __all__ = ["pipeline_end_ps"]
 
@@ -110,13 +110,7 @@ def _walk(schedule: Schedule) -> tuple[list[_Row], list[tuple[int, int]]]:
     """
     table = schedule.table
     waits = remote_dependencies(schedule).tolist()
-    stages, kinds = table.stage.tolist(), table.kind.tolist()
-    first_of, last_of = _ends(stages, kinds)
-    variants = list(kinds)
-    for row in first_of.values():
-        variants[row] = VARIANTS.index("F.first")
-    for row in last_of.values():
-        variants[row] = VARIANTS.index(f"{VARIANTS[kinds[row]]}.last")
+    stages, variants = table.stage.tolist(), variant_of_rows(schedule).tolist()
     pairs: dict[tuple[int, int], int] = {}
     arrives, leaves = [-1] * len(waits), [-1] * len(waits)
     for row, needed in enumerate(waits):
@@ -132,15 +126,3 @@ def _walk(schedule: Schedule) -> tuple[list[_Row], list[tuple[int, int]]]:
         (row, rank_of[row], stages[row], variants[row], waits[row], arrives[row], leaves[row])
         for row in np.argsort(times, kind="stable").tolist()
     ], list(pairs)
-
-
-def _ends(stages: Sequence[int], kinds: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
-    """Per stage the row of its first forward and of the last action that makes weight gradients."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for row, (stage, kind) in enumerate(zip(stages, kinds, strict=True)):
-        if kind == 0:
-            first.setdefault(stage, row)
-        elif VARIANTS[kind] in "BW":
-            last[stage] = row
-    return first, last

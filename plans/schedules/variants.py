@@ -1,0 +1,30 @@
+"""Which of a schedule's actions begin and end a step for their stage: these gather weights and reduce gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.schedules.schedule import Schedule
+
+__all__ = ["VARIANTS", "variant_of_rows"]
+
+VARIANTS = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
+"""What an action may do: the four kinds, and those of the first forward and the last backward of a stage."""
+
+
+def variant_of_rows(schedule: Schedule) -> npt.NDArray[np.int64]:
+    """The number in `VARIANTS` of each row of the schedule's table.
+
+    >>> from plans.schedules import make_schedule
+    >>> [VARIANTS[number] for number in variant_of_rows(make_schedule("1f1b", 1, 2))]
+    ['F.first', 'B', 'F', 'B.last']
+    """
+    table = schedule.table
+    variant = table.kind.astype(np.int64)
+    forward = np.flatnonzero(table.kind == 0)
+    variant[forward[np.unique(table.stage[forward], return_index=True)[1]]] = VARIANTS.index("F.first")
+    closing = np.flatnonzero((table.kind == 1) | (table.kind == 3))[::-1]
+    last = closing[np.unique(table.stage[closing], return_index=True)[1]]
+    variant[last] = np.where(table.kind[last] == 1, VARIANTS.index("B.last"), VARIANTS.index("W.last"))
+    return variant
