@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from plans.schedules import Schedule, ScheduleError, make_schedule, schedule_names
 from plans.schedules.interleaved_1f1b import micro_batches_per_round
+from plans.schedules.variants import VARIANTS
 from simulator.fast.structure import (
     ACTION,
     CHANNEL,
@@ -25,7 +26,6 @@ from simulator.fast.structure import (
     FROM_STREAM,
     FROM_TENSOR,
     TRANSFER,
-    VARIANTS,
     Structure,
     structure_of,
 )
