@@ -31,8 +31,9 @@ from simulator.ranks import COMPUTE, HOST, Rank, Recorder
 
 __all__ = ["Overlap", "Stretch", "run_program"]
 
-Overlap = Callable[[Instruction, Instruction], tuple[float, float]]
-"""(compute, communication) -> (rate of the one, rate of the other) while both run on a device; 1 is alone."""
+Overlap = Callable[[Instruction, Instruction, float, float], tuple[float, float]]
+"""(compute, communication, seconds of the one alone, seconds of the other) -> (rate of the one, rate of the other)
+while both run on a device; 1 is alone."""
 
 Stretch = Callable[[int, int, int], "npt.NDArray[np.float64] | float | None"]
 """(rank, step, number of instructions) -> a factor for each instruction, one for all, or None for 1.
@@ -41,6 +42,7 @@ It acts on dispatch, compute and the processor time of communication, not on lin
 """
 
 _RATE_DIGITS = 10**6
+_MOST_RATES = 100_000
 
 
 @without_collection()
@@ -191,15 +193,17 @@ def _cores(
 
 
 def _checked(overlap: Overlap | None) -> Rates | None:
-    """The rates as fractions of at most six digits, asked for once per pair of instructions."""
+    """The rates as fractions of at most six digits, asked for once per pair of instructions and their lengths."""
     if overlap is None:
         return None
-    known: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
+    known: dict[tuple[int, int, int, int], tuple[Fraction, Fraction]] = {}
 
-    def rates(compute: Instruction, comm: Instruction) -> tuple[Fraction, Fraction]:
-        key = (id(compute), id(comm))
+    def rates(compute: Instruction, compute_ps: int, comm: Instruction, comm_ps: int) -> tuple[Fraction, Fraction]:
+        key = (id(compute), compute_ps, id(comm), comm_ps)
         if key not in known:
-            pair = overlap(compute, comm)
+            if len(known) >= _MOST_RATES:  # jitter draws ever new lengths
+                known.clear()
+            pair = overlap(compute, comm, compute_ps / 1e12, comm_ps / 1e12)
             if any(not math.isfinite(rate) or rate * _RATE_DIGITS < 1 for rate in pair):
                 raise TwofoldError(
                     f"the overlap rates of {compute.call!r} and {comm.call!r} are {pair}; they must be above 0"

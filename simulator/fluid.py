@@ -21,8 +21,9 @@ import simpy
 
 __all__ = ["Activity", "Claims", "Cores", "Fabric", "Rates"]
 
-Rates = Callable[[Any, Any], tuple[Fraction, Fraction]]
-"""(kind of compute, kind of communication) -> the rates of both while they run on one device, above 0."""
+Rates = Callable[[Any, int, Any, int], tuple[Fraction, Fraction]]
+"""(kind of compute, its picoseconds alone, kind of communication, its picoseconds alone) -> the rates of both while
+they run on one device, above 0."""
 
 Claims = Sequence[tuple[Hashable, Fraction]]
 """(link, share of it that a communication needs to proceed as if alone), ..."""
@@ -219,10 +220,11 @@ class Cores:
 class _Load:
     """An activity with where it runs."""
 
-    __slots__ = ("activity", "devices", "is_compute", "kind", "links")
+    __slots__ = ("activity", "devices", "is_compute", "kind", "links", "work_ps")
 
-    def __init__(self, kind: Any, *, is_compute: bool, devices: Sequence[int], links: Claims) -> None:
+    def __init__(self, kind: Any, work_ps: int, *, is_compute: bool, devices: Sequence[int], links: Claims) -> None:
         self.kind = kind
+        self.work_ps = work_ps
         self.is_compute = is_compute
         self.devices = devices
         self.links = links
@@ -250,7 +252,7 @@ class Fabric:
 
     def compute(self, device: int, kind: Any, work_ps: int, done: Callable[[], object]) -> None:
         """Start compute of a kind on a device now."""
-        self._add(_Load(kind, is_compute=True, devices=(device,), links=()), work_ps, done)
+        self._add(_Load(kind, work_ps, is_compute=True, devices=(device,), links=()), done)
 
     def communicate(
         self,
@@ -261,10 +263,10 @@ class Fabric:
         links: Claims = (),
     ) -> None:
         """Start a communication of a kind between devices now, with its claims on shared links."""
-        self._add(_Load(kind, is_compute=False, devices=devices, links=links), work_ps, done)
+        self._add(_Load(kind, work_ps, is_compute=False, devices=devices, links=links), done)
 
-    def _add(self, load: _Load, work_ps: int, done: Callable[[], object]) -> None:
-        load.activity = Activity(self._env, work_ps, lambda: self._end(load, done))
+    def _add(self, load: _Load, done: Callable[[], object]) -> None:
+        load.activity = Activity(self._env, load.work_ps, lambda: self._end(load, done))
         if self._rates is not None:
             for device in load.devices:
                 self._on_device.setdefault(device, {})[load] = None
@@ -297,9 +299,9 @@ class Fabric:
             for device in load.devices:
                 for other in self._on_device[device]:
                     if load.is_compute and not other.is_compute:
-                        rate = min(rate, self._rates(load.kind, other.kind)[0])
+                        rate = min(rate, self._rates(load.kind, load.work_ps, other.kind, other.work_ps)[0])
                     elif other.is_compute and not load.is_compute:
-                        rate = min(rate, self._rates(other.kind, load.kind)[1])
+                        rate = min(rate, self._rates(other.kind, other.work_ps, load.kind, load.work_ps)[1])
         if not load.links:
             return rate
         fullest = max(sum(self._on_link[link].values(), _NONE) for link, _ in load.links)

@@ -27,6 +27,8 @@ from simulator.whatif import WhatIf
 __all__ = ["Outcome", "finished", "outcome", "simulate"]
 
 _NOTHING = WhatIf()
+_SLOWEST = 1e-6
+"""A message never moves slower than so, however long the kernel beside it."""
 
 
 def simulate(
@@ -206,13 +208,20 @@ def _lowered(plan: Plan) -> Program:
 
 
 def _overlap(machine: Machine) -> Overlap | None:
-    """The machine's pairs; what is not among them goes on undisturbed. Updates count as bound by memory."""
+    """The machine's pairs, at the lengths of the two; what is not among them goes on undisturbed.
+
+    Updates count as bound by memory, an instruction as one kernel.
+    """
     if not machine.overlap:
         return None
-    pairs = {(entry.compute, entry.collective): (entry.compute_rate, entry.comm_rate) for entry in machine.overlap}
+    pairs = {(entry.compute, entry.collective): entry for entry in machine.overlap}
 
-    def rates(compute: Instruction, comm: Instruction) -> tuple[float, float]:
+    def rates(compute: Instruction, comm: Instruction, compute_s: float, comm_s: float) -> tuple[float, float]:
         kind = compute_class(compute.call)
-        return pairs.get(("memory" if kind == "update" else kind, plain_call(comm.call)), (1.0, 1.0))  # type: ignore[arg-type]
+        pair = pairs.get(("memory" if kind == "update" else kind, plain_call(comm.call)))  # type: ignore[arg-type]
+        if pair is None:
+            return 1.0, 1.0
+        slowed, moving = pair.rates(compute_s, comm_s)
+        return slowed, max(moving, _SLOWEST)
 
     return rates

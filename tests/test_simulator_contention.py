@@ -102,14 +102,14 @@ def test_overlap_slows_both_and_completes_both():
         script.compute("b", 10)
     asked = []
 
-    def rates(compute, comm):
-        asked.append((compute.name, comm.name))
+    def rates(compute, comm, compute_s, comm_s):
+        asked.append((compute.name, comm.name, compute_s, comm_s))
         return 0.5, 0.25
 
     timeline = run_program(program_of(scripts), written_price, overlap=rates)
     one = [row[1:] for row in columns(timeline) if row[0] == 0]
     assert [(stream, start, end) for stream, _, _, start, end in one] == [(1, 0, 80), (2, 0, 100), (1, 100, 110)]
-    assert set(asked) == {("a", "reduce")}
+    assert set(asked) == {("a", "reduce", 40e-12, 40e-12)}  # their lengths alone
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.5, float("nan"), float("inf")])

@@ -137,7 +137,7 @@ def test_overlap_rates_need_not_add_to_one():
 def test_a_collective_goes_at_the_pace_of_its_slowest_member():
     env, ends = simpy.Environment(), []
     rates = {"fast": (Fraction(1), Fraction(1, 2)), "slow": (Fraction(1), Fraction(1, 4))}
-    fabric = Fabric(env, lambda compute, comm: rates[compute])
+    fabric = Fabric(env, lambda compute, _work, comm, _left: rates[compute])
     fabric.compute(0, "fast", 1000, lambda: None)
     fabric.compute(1, "slow", 40, lambda: None)
     fabric.communicate((0, 1), "all_reduce", 100, lambda: ends.append(env.now))

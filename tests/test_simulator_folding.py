@@ -56,7 +56,7 @@ def test_lowered_plans(schedule, virtual, zero):
     def cost_of(instruction, group):
         return price(instruction, group, machine, 8)
 
-    def overlap(compute, comm):
+    def overlap(compute, comm, compute_s, comm_s):
         return (0.7, 0.8) if compute.call.startswith("linear") else (0.9, 1.0)
 
     for options in ({}, {"overlap": overlap, "with_memory": False}, {"host_async": False, "with_memory": False}):

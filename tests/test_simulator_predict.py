@@ -11,7 +11,9 @@ from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.program import Instruction, Kind
 from simulator import WhatIf, composition, peak_of_order, simulate
+from simulator.predict import _overlap
 
 BATCH = 32
 
@@ -124,6 +126,22 @@ def test_overlap_of_the_machine_slows_what_overlaps(plan):
         ),
     )
     assert simulate(plan, slow).step_interval_s > simulate(plan, fast).step_interval_s
+
+
+def test_a_message_beside_a_long_kernel_waits_for_it_and_beside_short_ones_does_not():
+    """One kernel of a whole step, or as much work in a hundred kernels: only the one holds the message up."""
+    pair = Overlap(compute="matrix", collective="all_reduce", compute_rate=0.7, comm_rate=0.5, hold=0.8)
+    rates = _overlap(msgspec.structs.replace(small_machine(2), overlap=(pair,)))
+    mm = Instruction(name="fc.F", kind=Kind.COMPUTE, call="linear.forward", part="F")
+    reduce = Instruction(name="fc.r", kind=Kind.COLLECTIVE, call="all_reduce", part="F")
+    assert rates(mm, reduce, 1e-4, 1e-4) == pytest.approx((0.7, 0.5))
+    long, short = rates(mm, reduce, 1e-2, 1e-4), rates(mm, reduce, 1e-6, 1e-4)
+    # it moves for message_s / 0.8333 beside the end of a kernel, after 0.8 of the kernel have passed
+    assert 1e-4 / long[1] == pytest.approx(0.8 * 1e-2 + 1e-4 / (0.5 / 0.6))
+    assert short == pytest.approx((1 - 0.3 / 0.6, 0.5 / 0.6), rel=0.01)
+    assert rates(mm, reduce, 1e9, 1e-12)[1] > 0
+    other = Instruction(name="fc.g", kind=Kind.COLLECTIVE, call="all_gather", part="F")
+    assert rates(mm, other, 1e-4, 1e-4) == (1.0, 1.0)
 
 
 def test_jitter_is_repeatable_and_differs_by_seed(plan, cpu):
