@@ -1,6 +1,6 @@
 """Plans of transformers for measuring whole steps on 1, 2 and 4 devices, and tiny ones for the host's time.
 
-    python -m benchmarks.step_plans FOLDER            # plan files
+    python -m benchmarks.step_plans FOLDER            # plan files; of one set where its name follows: --set third
     python -m executor.calibrate.steps POINTS.jsonl FOLDER/*.json        # under torchrun, per number of devices
 
 The shapes were chosen before anything was measured on them, and no machine file is fitted to their step times.
@@ -8,7 +8,9 @@ The shapes were chosen before anything was measured on them, and no machine file
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from plans.plan import Optimizer, Plan, save_plan
 from plans.transformer import Experts, TransformerConfig, transformer
 from search import uniform_plan
 
-__all__ = ["expert_plans", "main", "new_plans", "step_plans", "tiny_plans"]
+__all__ = ["SETS", "expert_plans", "main", "new_plans", "step_plans", "third_plans", "tiny_plans"]
 
 MACHINE = "h200-x4"
 ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
@@ -44,6 +46,23 @@ NEW_MODELS = {
     "wide-gpt": TransformerConfig(
         name="wide-gpt", num_layers=8, hidden=2304, num_heads=18, vocab=32768, seq=2048, dtype="bfloat16", gated=False,
         norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+    ),
+}  # fmt: skip
+THIRD_MODELS = {
+    "2b": TransformerConfig(
+        name="2b", num_layers=10, hidden=2560, num_heads=20, num_kv_heads=4, ffn=6912, vocab=49152, seq=2048,
+        dtype="bfloat16",
+    ),
+    "long": TransformerConfig(
+        name="long", num_layers=6, hidden=1536, num_heads=12, num_kv_heads=4, ffn=4096, vocab=32768, seq=8192,
+        dtype="bfloat16",
+    ),
+    "gpt-mid": TransformerConfig(
+        name="gpt-mid", num_layers=16, hidden=1280, num_heads=20, vocab=51200, seq=1024, dtype="bfloat16", gated=False,
+        norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+    ),
+    "deep": TransformerConfig(
+        name="deep", num_layers=24, hidden=768, num_heads=12, ffn=2048, vocab=32000, seq=512, dtype="bfloat16"
     ),
 }  # fmt: skip
 EXPERT_MODELS = {
@@ -108,6 +127,26 @@ _NEW: tuple[tuple[str, int, dict[str, Any]], ...] = (  # predicted before they w
     ("wide-gpt", 32, {"pp": 2, "dp": 2, "micro_batch": 2, "zero": 1}),
     ("wide-gpt", 16, {"dp": 2, "tp": 2, "micro_batch": 4, "zero": 2}),
 )
+_THIRD: tuple[tuple[str, int, dict[str, Any]], ...] = (  # on one and two devices, H100 and H200, predicted before
+    ("2b", 4, {"micro_batch": 2}),
+    ("2b", 8, {"micro_batch": 4, "recompute": "full"}),
+    ("long", 2, {"micro_batch": 1}),
+    ("gpt-mid", 16, {"micro_batch": 8, "recompute": "selective"}),
+    ("gpt-mid", 8, {"micro_batch": 2}),
+    ("deep", 8, {"micro_batch": 8}),
+    ("2b", 8, {"dp": 2, "micro_batch": 2, "zero": 1}),
+    ("2b", 8, {"dp": 2, "micro_batch": 4, "zero": 3}),
+    ("2b", 4, {"tp": 2, "micro_batch": 2, "sequence_parallel": True}),
+    ("2b", 8, {"pp": 2, "micro_batch": 1}),
+    ("2b", 8, {"pp": 2, "micro_batch": 2, "schedule": "interleaved_1f1b", "virtual": 5}),
+    ("long", 4, {"pp": 2, "micro_batch": 1, "schedule": "zb_h1"}),
+    ("long", 2, {"tp": 2, "micro_batch": 1}),
+    ("long", 2, {"cp": 2, "micro_batch": 1}),
+    ("gpt-mid", 32, {"dp": 2, "micro_batch": 8, "zero": 2}),
+    ("gpt-mid", 16, {"tp": 2, "micro_batch": 16}),
+    ("deep", 16, {"dp": 2, "micro_batch": 8}),
+    ("deep", 16, {"tp": 2, "micro_batch": 16}),
+)
 _EXPERTS: tuple[tuple[str, int, dict[str, Any]], ...] = (  # mixtures of experts
     ("moe8", 4, {"micro_batch": 2}),
     ("moe64", 4, {"micro_batch": 2}),
@@ -154,6 +193,15 @@ def new_plans() -> dict[str, Plan]:
     }
 
 
+def third_plans() -> dict[str, Plan]:
+    """Name -> plan, of shapes of neither of the two."""
+    machine = Machine.load(MACHINE)
+    return {
+        _name(model, batch, degrees): _plan(THIRD_MODELS[model], batch, degrees, machine)
+        for model, batch, degrees in _THIRD
+    }
+
+
 def expert_plans() -> dict[str, Plan]:
     """Name -> plan, of mixtures of experts."""
     machine = Machine.load(MACHINE)
@@ -182,11 +230,21 @@ def _name(model: str, batch: int, degrees: dict[str, Any]) -> str:
     return "-".join([model, f"b{batch}", *said])
 
 
+SETS: dict[str, Callable[[], dict[str, Plan]]] = {
+    "first": step_plans, "new": new_plans, "third": third_plans, "experts": expert_plans, "tiny": tiny_plans,
+}  # fmt: skip
+"""Name -> its plans."""
+
+
 def main() -> int:
     """Write the plan files."""
-    folder = Path(sys.argv[1])
-    for name, plan in (step_plans() | new_plans() | expert_plans() | tiny_plans()).items():
-        print(save_plan(plan, folder / f"{name}.json"), plan.num_ranks, "devices")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--set", choices=SETS, action="append", dest="sets", help="all of them unless stated")
+    options = parser.parse_args()
+    for chosen in options.sets or SETS:
+        for name, plan in SETS[chosen]().items():
+            print(save_plan(plan, options.folder / f"{name}.json"), plan.num_ranks, "devices")
     return 0
 
 

@@ -5,8 +5,8 @@
     torchrun --nproc-per-node N -m executor.calibrate.steps POINTS.jsonl FOLDER/*.json
     python -m benchmarks.step_truth compare PREDICTIONS.json POINTS...    how good the predictions were
 
-With `--experts` the plans are those of mixtures of experts; with `--measured POINTS...` the machine is fitted anew, to
-points of instructions alone that were taken just before as well.
+`--set` names the plans (benchmarks/step_plans.py) and `--device` the device of the catalogue; with `--measured
+POINTS...` the device is fitted anew, to points of instructions alone that were taken just before as well.
 
 Machine files are fitted to kernels, collectives and instructions measured alone, never to steps.
 """
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.calibration import DATA, fitted
-from benchmarks.step_plans import expert_plans, new_plans, step_plans
+from benchmarks.step_plans import SETS, step_plans
 from costmodels.catalogue import Device, load_device
 from costmodels.points import load_points
 from plans.files import write_atomically
@@ -50,11 +50,10 @@ def predictions(plans: dict[str, Plan], device: Device) -> list[dict[str, Any]]:
 
 def compared(predicted: Sequence[dict[str, Any]], points: Sequence[str | Path]) -> list[dict[str, Any]]:
     """The predicted rows that were measured, with what was measured."""
-    measured = {}
-    for file in points:
-        for point in load_points(file)[0]:
-            if point.kind == "step" and point.stack == "twofold" and "part" not in point.options:
-                measured[point.call] = point
+    measured = {
+        point.call: point for file in points for point in load_points(file)[0]
+        if point.kind == "step" and point.stack == "twofold" and "part" not in point.options
+    }  # fmt: skip
     rows = []
     for row in predicted:
         if (point := measured.get(row["plan"])) is not None:
@@ -84,21 +83,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("predictions")
     parser.add_argument("points", nargs="*")
     parser.add_argument("--out", help="JSON of the comparison")
-    parser.add_argument("--experts", action="store_true", help="mixtures of experts")
-    parser.add_argument("--all", action="store_true", help="mixtures of experts too")
+    parser.add_argument(
+        "--set", choices=SETS, action="append", dest="sets", help="of plans; first and new unless stated"
+    )
+    parser.add_argument("--device", default=DEVICE, help="of the catalogue")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[], help="plans of so many devices only")
     parser.add_argument("--measured", nargs="*", default=[], help="points to fit beside the shipped ones")
     options = parser.parse_args(arguments)
     if options.action == "predict":
-        device = load_device(DEVICE)
+        device = load_device(options.device)
         if options.measured:
-            fit = fitted(DEVICE, [*sorted(DATA.glob(f"{DEVICE}-*.jsonl*")), *options.measured])
+            fit = fitted(options.device, [*sorted(DATA.glob(f"{options.device}-*.jsonl*")), *options.measured])
             assert fit is not None
             device = fit.device
-        plans = expert_plans() if options.experts else step_plans() | new_plans()
-        if options.all:
-            plans |= expert_plans()
+        plans = {name: plan for chosen in options.sets or ("first", "new") for name, plan in SETS[chosen]().items()}
+        plans = {name: plan for name, plan in plans.items() if not options.ranks or plan.num_ranks in options.ranks}
         said: dict[str, Any] = {"written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
-        said |= {"device": DEVICE, "rows": predictions(plans, device)}
+        said |= {"device": device.name, "rows": predictions(plans, device)}
         write_atomically(options.predictions, json.dumps(said, indent=1).encode() + b"\n")
         return 0
     written = json.loads(Path(options.predictions).read_bytes())

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import subprocess
 import time
 import warnings
 from collections.abc import Callable
@@ -196,6 +197,24 @@ class Device:
             with contextlib.suppress(Exception):  # no NVML on this host, or a driver that does not tell
                 found[name] = float(read(self.index)) * scale
         return found
+
+    def limits(self) -> dict[str, str]:
+        """The driver's version and what it lets the device do: power_limit_W, max_clock_MHz and so on.
+
+        Empty where `nvidia-smi` does not tell.
+        """
+        asked = {
+            "driver": "driver_version", "power_limit_W": "power.limit", "max_clock_MHz": "clocks.max.sm",
+            "memory_clock_MHz": "clocks.max.memory", "persistence": "persistence_mode", "ecc": "ecc.mode.current",
+        }  # fmt: skip
+        if self.kind != "cuda":
+            return {}
+        command = ["nvidia-smi", f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader,nounits"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run([*command, "-i", str(self.index)], capture_output=True, text=True, timeout=20)
+            if said.returncode == 0:
+                return dict(zip(asked, map(str.strip, said.stdout.strip().split(",")), strict=False))
+        return {}
 
 
 def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:

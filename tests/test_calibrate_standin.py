@@ -9,9 +9,11 @@ import torch
 from costmodels.catalogue import load_device
 from costmodels.points import Point, PointLog, load_points
 from executor.calibrate.bench import Job
+from executor.calibrate.chosen import split_at_markers
+from executor.calibrate.communication import recorded_jobs
 from executor.calibrate.meeting import Meeting
 from executor.calibrate.session import Session
-from executor.calibrate.timing import Timer
+from executor.calibrate.timing import Timer, sampled
 from executor.device import Device
 from executor.launch import launch
 from plans.errors import TwofoldError
@@ -103,12 +105,82 @@ def test_a_device_that_nobody_knows_is_refused_before_anything_is_measured():
     assert base_device("Ascend310", 2**34, "ascend-910b4") == load_device("ascend-910b4")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorder(StandIn):
+    """A stand-in that records launches: a recording issues its calls once and a replay again."""
+
+    def capture(self, run):
+        run()
+        return run
+
+    def spin(self, cycles: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("each_s", "repeats"), [(2e-4, 5), (1e-6, 9)])
+def test_a_device_is_kept_busy_before_every_repeat_and_short_calls_are_repeated_more(monkeypatch, each_s, repeats):
+    device, now, marks = Recorder(kind="npu"), [0.0], []
+    monkeypatch.setattr(Recorder, "mark", lambda self: marks.append(now[0]) or round(now[0] * 1e9))
+    timer, busy = Timer(device, window_s=2e-3, busy_s=0.012), []
+    monkeypatch.setattr(timer, "keep_busy", lambda seconds=None: busy.append(seconds))
+
+    def call():
+        now[0] += each_s
+
+    sample = timer.device_time([call])
+    assert (sample.seconds, sample.repeats, sample.recorded) == (pytest.approx(each_s, rel=1e-3), repeats, True)
+    assert busy == [None, *[pytest.approx(0.004)] * (repeats - 1)]
+
+
+def test_a_clock_that_moves_between_repeats_flags_the_point():
+    assert sampled([1.0, 1.0], 1, clocks=[1500.0, 0.0, 1560.0]).flag == ""
+    moved = sampled([1.0, 1.0], 1, clocks=[1500.0, 1800.0, 1510.0])
+    assert (moved.flag, moved.clock_MHz) == ("clock", 1510.0)
+
+
+def test_recorded_messages_are_all_transfers_and_small_collectives_of_one_group():
+    jobs = recorded_jobs((2, 4), 4, 2**24)
+    assert all(job.point.options["recorded"] == 1 for job in jobs)
+    assert len({job.point.key for job in jobs}) == len(jobs)
+    transfers = [job.point for job in jobs if job.point.kind == "transfer"]
+    assert {point.options["pattern"] for point in transfers} == {"one_way", "both_ways", "ping_pong"}
+    assert max(point.size_bytes for point in transfers) == 2**30
+    for pattern in ("one_way", "ping_pong"):
+        held = {point.size_bytes for point in transfers if point.held_out and point.options["pattern"] == pattern}
+        assert len(held) == 15
+        assert not held & {2**power for power in range(10, 31)}
+    collectives = [job.point for job in jobs if job.point.kind == "collective"]
+    assert max(point.size_bytes for point in collectives) <= 2**24
+    assert all(point.active_ranks == point.ranks for point in collectives)
+
+
+def test_kernels_of_a_trace_are_those_between_pairs_of_markers():
+    def kernel(ts, name, cat="kernel"):
+        return {"cat": cat, "ts": ts, "dur": 2.0, "name": name, "args": {"grid": [ts, 1, 1]}}
+
+    names = [
+        "warm",
+        "spin_kernel(long)",
+        "gemm",
+        "reduce",
+        "spin_kernel(long)",
+        "warm",
+        "spin_kernel(long)",
+        "spin_kernel(long)",
+    ]
+    events = [kernel(ts, name) for ts, name in enumerate(names)]
+    events.append(kernel(2, "cudaLaunchKernel", cat="cuda_runtime"))
+    found = list(split_at_markers(reversed(events)))
+    assert [[each["name"] for each in part] for part in found] == [["gemm", "reduce"], []]
+    assert (found[0][0]["seconds"], found[0][0]["grid"]) == (2e-6, [2, 1, 1])
+
+
 HCCL = """
 import torch, torch.distributed as dist
 from costmodels.points import Point
-from executor.calibrate.communication import make_call, timed_together
+from executor.calibrate.communication import make_call, recorded_together, timed_together
 from executor.calibrate.meeting import Meeting
-from executor.calibrate.timing import Timer
+from executor.calibrate.timing import Timer, sampled
 from executor.device import pick_device
 
 def gloo(store, rank, size, timeout):
@@ -125,6 +197,13 @@ for call in ("all_reduce", "all_gather"):
     sample, skew_s = timed_together(Timer(device, repeats=2, window_s=1e-3), meeting, run)
     assert sample.seconds > 0 and skew_s >= 0
     print(call, flush=True)
+for pattern in ("one_way", "ping_pong"):
+    said = {"pattern": pattern, "groups": 1}
+    point = Point(kind="transfer", call="transfer", size_bytes=4096, ranks=2, active_ranks=2, options=said, seconds=0.0)
+    sample, _ = timed_together(Timer(device, repeats=2, window_s=1e-3), meeting, make_call(point, meeting, "cpu"))
+    assert sample.seconds > 0
+    assert recorded_together(Timer(device, repeats=2), meeting, make_call(point, meeting, "cpu")) is None
+    print(pattern, flush=True)
 """
 
 
@@ -136,4 +215,4 @@ def test_collectives_are_timed_under_the_name_hccl(tmp_path):
         script, num_ranks=2, log_dir=tmp_path / "log", timeout_s=100, stream_rank=0,
         on_line=lambda rank, line: said.append(line),
     )  # fmt: skip
-    assert said == ["all_reduce", "all_gather"]
+    assert said == ["all_reduce", "all_gather", "one_way", "ping_pong"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,10 +22,12 @@ from executor.device import now_ns
 
 __all__ = [
     "COLLECTIVES",
+    "PING_PONG",
     "CommJob",
     "collective_call",
     "communication_jobs",
     "make_call",
+    "recorded_jobs",
     "recorded_together",
     "timed_together",
 ]
@@ -34,10 +38,17 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 PATTERNS = ("one_way", "both_ways", "ring")
+PING_PONG = "ping_pong"
+"""There and back: half of it is one message from its start to its end, with nothing hidden behind another one."""
+
 LEAST, MOST = 2**10, 2**30
 HELD_OUT_EACH = 3
+HELD_OUT_TRANSFERS = 15
 FIRST_CALLS = 3
 RECORDED_CALLS = 50
+LEAST_RECORDED_CALLS = 4
+RECORDED_S = 5e-3
+"""About how long one recorded launch may last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +79,38 @@ def communication_jobs(group_sizes: tuple[int, ...], num_ranks: int, *, seed: in
                 for option in options:
                     jobs += _sizes(call, size, num_ranks, option, rng)
     return jobs
+
+
+def recorded_jobs(group_sizes: tuple[int, ...], num_ranks: int, most_bytes: int, *, seed: int = 20_31) -> list[CommJob]:
+    """What is taken once more from recorded launches, without the host: small collectives, and all transfers of a pair.
+
+    Args:
+        group_sizes: that divide the ranks.
+        num_ranks: of this job.
+        most_bytes: of a collective; above that the host's time does not show.
+        seed: of the sizes of transfers that are held out.
+    """
+    rng = random.Random(seed)
+    jobs = [
+        job for job in communication_jobs(group_sizes, num_ranks)
+        if job.point.kind == "collective" and job.point.size_bytes <= most_bytes
+        and job.point.active_ranks == job.point.ranks
+    ]  # fmt: skip
+    held_out = []  # odd multiples of 256 bytes, evenly over the powers of two
+    for number in range(HELD_OUT_TRANSFERS):
+        share = (number + rng.random()) / HELD_OUT_TRANSFERS
+        held_out.append(round(LEAST * (MOST / LEAST) ** share) // 512 * 512 + 256)
+    sizes = [(2**power, False) for power in range(10, 31)] + [(size, True) for size in held_out]
+    for pattern, (size, held) in itertools.product((PING_PONG, *PATTERNS[:2]), sizes):
+        point = Point(
+            kind="transfer", call="transfer", size_bytes=size, ranks=2, active_ranks=2, dtype="bfloat16",
+            options={"groups": 1, "pattern": pattern}, held_out=held, seconds=0.0,
+        )  # fmt: skip
+        jobs.append(CommJob(point=point, tier=0 if pattern != PATTERNS[1] else 1))
+    return [
+        CommJob(point=msgspec.structs.replace(job.point, options=job.point.options | {"recorded": 1}), tier=job.tier)
+        for job in sorted(jobs, key=lambda job: job.tier)
+    ]
 
 
 def _sizes(
@@ -142,6 +185,16 @@ def _transfer(point: Point, meeting: Meeting, tensor: Tensor) -> Call:
             work.wait()
 
         return one_way
+    if pattern == PING_PONG:
+        pair, begins = meeting.groups[2], rank % 2 == 0
+
+        def there_and_back() -> None:
+            for sends in (begins, not begins):
+                work = dist.isend(tensor, peer, group=pair) if sends else dist.irecv(other, peer, group=pair)
+                assert work is not None
+                work.wait()
+
+        return there_and_back
     to, source = (peer, peer) if pattern == "both_ways" else ((rank + 1) % meeting.size, (rank - 1) % meeting.size)
     ring = None if pattern == "ring" else meeting.groups[2]
 
@@ -153,18 +206,28 @@ def _transfer(point: Point, meeting: Meeting, tensor: Tensor) -> Call:
     return exchange
 
 
-def recorded_together(timer: Timer, meeting: Meeting, call: Call | None) -> float | None:
+def recorded_together(timer: Timer, meeting: Meeting, call: Call | None) -> Sample | None:
     """Seconds of one call in one recorded launch of many, of the slowest rank: no host time is in it.
 
     None where calls cannot be recorded.
     """
-    replay = None
+    count, replay = RECORDED_CALLS, None
     if call is not None:
         call()
+        timer.device.synchronize()
+        first = timer.mark()
+        call()
+        last = timer.mark()
+        timer.device.synchronize()
+        count = round(RECORDED_S / max(1e-7, timer.between_s(first, last)))
+    count = int(-meeting.most([-float(max(LEAST_RECORDED_CALLS, min(RECORDED_CALLS, count)))])[0])
+    if call is not None:
         with contextlib.suppress(RuntimeError):
-            replay = timer.device.capture(lambda: [call() for _ in range(RECORDED_CALLS)])
+            replay = timer.device.capture(lambda: [call() for _ in range(count)])
     if not meeting.all_say(call is None or replay is not None):
         return None
+    if call is not None:
+        timer.keep_busy(0.003)
     times = []
     for _ in range(timer.repeats + 1):
         timer.device.synchronize()
@@ -176,8 +239,8 @@ def recorded_together(timer: Timer, meeting: Meeting, call: Call | None) -> floa
             last = timer.mark()
             timer.device.synchronize()
             taken = timer.between_s(first, last)
-        times.append(meeting.most([taken])[0] / RECORDED_CALLS)
-    return statistics.median(times[1:])
+        times.append(meeting.most([taken])[0])
+    return sampled([max(time, 1e-9) for time in times[1:]], count)
 
 
 def timed_together(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,12 +30,57 @@ STEPS = 12
 
 
 def load_points(timer: Timer, seconds: float = 1.5) -> Iterator[Point]:
-    """A product again and again, alone or with a share of the time spent in copies: its time, window by window.
+    """A product again and again, alone or with a share of the time spent in copies, then attention, then copies alone:
+    times, clocks and power, window by window.
 
     Args:
         timer: of the device.
         seconds: per share.
     """
+    yield from _products(timer, seconds)
+    yield from _others(timer, seconds)
+
+
+def _others(timer: Timer, seconds: float) -> Iterator[Point]:
+    """What draws other power than a product."""
+    device = timer.device
+    place, kind = device.torch_device, torch.bfloat16 if device.is_async else torch.float32
+    shape = (4, 32, 4096, 128) if device.is_async else (1, 2, 64, 16)
+    q, k, v = (torch.randn(*shape, device=place).to(kind) for _ in range(3))
+    x = torch.randn(2**29 if device.is_async else 2**18, device=place).to(kind)
+    batch, heads, sequence, dim = shape
+    given: dict[str, tuple[tuple[int, ...], Callable[[], object]]] = {
+        "attention": ((batch, heads, heads, sequence, sequence, dim), partial(_attend, q, k, v)),
+        "memory": ((x.numel(),), x.clone),
+    }
+    for name, (sizes, call) in given.items():
+        call()
+        first = timer.mark()
+        call()
+        last = timer.mark()
+        device.synchronize()
+        rounds = max(1, round(WINDOW_S / max(1e-6, timer.between_s(first, last))))
+        for window in range(max(2, round(seconds / WINDOW_S))):
+            first = timer.mark()
+            for _ in range(rounds):
+                call()
+            last = timer.mark()
+            spun = timer.spin_marks()
+            device.synchronize()
+            clock = {"clock_MHz": round(timer.clock_of(spun), 1)}
+            sensors = {sensor: value for sensor, value in device.sensors().items() if sensor != "clock_MHz"}
+            fields = sampled([timer.between_s(first, last)], rounds).fields | clock | sensors
+            yield Point(
+                kind="clock", call=f"sustained_{name}", shape=sizes, dtype=str(kind).split(".")[-1],
+                options={"window": window}, **fields,
+            )  # fmt: skip
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _products(timer: Timer, seconds: float) -> Iterator[Point]:
     device = timer.device
     size = 8192 if device.is_async else 256
     kind = torch.bfloat16 if device.is_async else torch.float32

@@ -64,7 +64,8 @@ def _measure(options: argparse.Namespace, device: Device, meeting: Meeting) -> i
     session = Session(
         timer, meeting, log, minutes=minutes, quick=options.quick, plans=[Path(plan) for plan in options.plans],
         wanted=None if options.wanted is None else Path(options.wanted),
-        sections=options.sections.split(",") if options.sections else (), say=lambda line: print(line, flush=True),
+        sections=options.sections.split(",") if options.sections else (), order=options.order,
+        say=lambda line: print(line, flush=True),
     )  # fmt: skip
     session.run()
     if meeting.rank == 0:
@@ -85,6 +86,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="only what tells most, in under a minute")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or npu")
     parser.add_argument("--sections", default="", help=f"some of {','.join(SECTIONS)}")
+    parser.add_argument("--order", type=int, default=0, help="seed of the order that points are taken in")
     parser.add_argument("--plans", nargs="*", default=[], help="plan files whose instructions are timed on the host")
     parser.add_argument("--wanted", default=None, help="file of points that are asked for beyond the grids")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a measurement counts as hung")
@@ -95,7 +97,9 @@ def surroundings(device: Device, num_ranks: int) -> dict[str, str]:
     """Versions, machine, settings, date and command that belong to the points."""
     _, total = device.memory_bytes()
     names = sorted(name for name in os.environ if name in VARIABLES or name.startswith(PREFIXES))
-    return environment(device) | {
+    return {
+        **environment(device),
+        **device.limits(),
         "date": datetime.date.today().isoformat(),
         "command": "python -m executor.calibrate.main " + " ".join(sys.argv[1:]),
         "ranks": str(num_ranks),

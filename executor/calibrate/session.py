@@ -21,7 +21,15 @@ from costmodels.points import Point, PointLog
 from executor.calibrate.allocation import allocation_points, communicator_points
 from executor.calibrate.attention import attention_jobs
 from executor.calibrate.bench import Bench, Job, in_order
-from executor.calibrate.communication import CommJob, communication_jobs, make_call, recorded_together, timed_together
+from executor.calibrate.communication import (
+    PING_PONG,
+    CommJob,
+    communication_jobs,
+    make_call,
+    recorded_jobs,
+    recorded_together,
+    timed_together,
+)
 from executor.calibrate.dispatch import dispatch_points
 from executor.calibrate.instructions import instruction_points
 from executor.calibrate.kernels import kernel_jobs
@@ -54,7 +62,7 @@ SECTIONS = {
     "stack_steps": 0.04,
     "blocks": 0.03,
     "load": 0.03,
-    "latency": 0.04,
+    "latency": 0.06,
 }
 """Name -> share of the time. A section that needs less leaves the rest to those after it."""
 
@@ -102,6 +110,7 @@ class Session:
         plans: programs for the section "instructions".
         wanted: a file of points that are asked for beyond the grids.
         sections: of `SECTIONS`, those to take; all when empty.
+        order: seed of the order inside a section; another one takes the same points at other times.
         say: takes a line of progress; called on rank 0 only.
         max_call_s: a point whose single call would take longer is left out.
         clock_s: the time of day, in seconds.
@@ -118,6 +127,7 @@ class Session:
         plans: Sequence[Path] = (),
         wanted: Path | None = None,
         sections: Sequence[str] = (),
+        order: int = 0,
         say: Callable[[str], None] = print,
         max_call_s: float | None = None,
         clock_s: Callable[[], float] = time.monotonic,
@@ -128,7 +138,7 @@ class Session:
         self.sections = [name for name in SECTIONS if name in (sections or SECTIONS)]
         without = (*(TOGETHER if meeting.size == 1 else ()), *(("wanted",) if wanted is None else ()))
         self.sections = [name for name in self.sections if name not in without]
-        self.quick, self.plans, self.wanted = quick, plans, wanted
+        self.quick, self.plans, self.wanted, self.order = quick, plans, wanted, order
         self.say = say if meeting.rank == 0 else (lambda line: None)
         self.clock_s, self.end_s = clock_s, clock_s() + 60 * minutes
         self.max_call_s = max_call_s or (0.3 if self.device.is_async else 0.02)
@@ -221,7 +231,7 @@ class Session:
             end_s: when to stop.
             everything: also what is not for a quick run.
         """
-        wanted = [job for job in in_order(jobs) if job.point.key not in self.known]
+        wanted = [job for job in in_order(jobs, self.order) if job.point.key not in self.known]
         if self.quick and not everything:
             wanted = [job for job in wanted if job.tier == 0]
         rank, size = self.meeting.rank, self.meeting.size
@@ -335,25 +345,28 @@ class Session:
                 self.keep(msgspec.structs.replace(point, **sample.fields, figures={"skew_s": skew_s}))
 
     def _latency(self, end_s: float) -> None:
-        """Small collectives without the host's time; last, as recording them asks most of the library."""
+        """Messages without the host's time; last, as recording them asks most of the library."""
         if self.meeting.size == 1 or not self.device.is_async:
             return
-        jobs = communication_jobs(tuple(self.meeting.groups), self.meeting.size)
-        jobs = [job for job in jobs if job.point.kind == "collective" and job.point.size_bytes <= RECORDED_BYTES]
-        for number, job in enumerate(sorted(jobs, key=lambda job: job.tier)):
-            point = msgspec.structs.replace(job.point, options=job.point.options | {"recorded": 1})
-            if point.key in self.known or point.active_ranks > point.ranks:
-                continue
+        limit = self.device.memory_bytes()[0] // 16
+        jobs = recorded_jobs(tuple(self.meeting.groups), self.meeting.size, RECORDED_BYTES)
+        jobs = [job for job in jobs if job.point.key not in self.known and job.point.size_bytes <= limit]
+        for number, job in enumerate(jobs):
             if not self.meeting.all_say(self.clock_s() < end_s):
                 self.left.time += len(jobs) - number
                 break
+            self._tell(number, len(jobs))
+            point = job.point
             with self._in_step(f"recording {point.call} of {point.size_bytes} bytes", range(point.active_ranks)):
                 call = make_call(point, self.meeting, self.device.torch_device)
-                seconds = recorded_together(self.timer, self.meeting, call)
-            if seconds is None:
+                sample = recorded_together(self.timer, self.meeting, call)
+            if sample is None:
                 self.left.failed += 1
             elif self.meeting.rank == 0:
-                self.keep(msgspec.structs.replace(point, seconds=seconds, low_s=seconds, high_s=seconds))
+                ways = 2 if point.options.get("pattern") == PING_PONG else 1
+                fields = sample.fields
+                fields |= {name: fields[name] / ways for name in ("seconds", "low_s", "high_s")}
+                self.keep(msgspec.structs.replace(point, **fields))
 
     def _overlap(self, end_s: float) -> None:
         if self.meeting.size == 1:

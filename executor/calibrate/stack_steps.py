@@ -65,7 +65,8 @@ def stack_step_points(timer: Timer, meeting: Meeting) -> Iterator[Point]:
                 times.append(taken)
         meeting.barrier()
         clock_MHz = timer.clock_during(train, times[-1])
-        peak = meeting.most([float(timer.device.max_memory_allocated())])[0]
+        held = [float(timer.device.max_memory_allocated()), float(timer.device.memory_reserved())]
+        peak, reserved = meeting.most(held)
         what: dict[str, Any] = {
             "hidden": sizes.hidden, "heads": sizes.heads, "ffn": sizes.ffn, "vocab": sizes.vocab,
             "blocks": sizes.blocks, "batch": batch, "sequence": sequence, "micro_batches": MICRO_BATCHES,
@@ -73,7 +74,8 @@ def stack_step_points(timer: Timer, meeting: Meeting) -> Iterator[Point]:
         fields = sampled(times, 1).fields | {"clock_MHz": round(clock_MHz, 1)}
         yield Point(
             kind="step", call="decoder_step", stack=stack, dtype="bfloat16", ranks=meeting.size,
-            active_ranks=meeting.size, options=what | options, figures={"peak_bytes": peak}, **fields,
+            active_ranks=meeting.size, options=what | options,
+            figures={"peak_bytes": peak, "reserved_bytes": reserved}, **fields,
         )  # fmt: skip
         del model, placed, optimizer, train
         timer.device.release_memory()

@@ -1,9 +1,10 @@
 """Times of calls: on the device alone, or of the host that issues them.
 
 Device time is taken by events around recorded launches (CUDA graphs) where there are such, so that no host time is in
-it, over operands that rotate through more memory than the cache holds. Before the repeats the device is kept busy for a
-while: a chip that has just idled runs faster than one in the middle of a training step. Its clock is read on the device
-itself, by a kernel that spins for a known number of cycles, before and after the repeats.
+it, over operands that rotate through more memory than the cache holds. Before every repeat the device is kept busy for
+a while: a chip that has just idled runs faster than one in the middle of a training step, and within milliseconds of
+light work its clock rises. The clock is read on the device itself, by a kernel that spins for a known number of cycles,
+before every repeat and after the last. Short calls are repeated more often, in shorter windows.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ CLOCK_MOVED = 0.05
 """Relative change of the clock within the repeats beyond which a point is flagged."""
 
 SPIN_CYCLES = (20_000, 220_000)
+SHORT_S = 5e-5
+"""Calls below that are repeated more often."""
+
+SHORT_REPEATS = 4
+"""By how many."""
+
+BUSY_EACH = 1 / 3
+"""Of the time that the device is kept busy at first, it is before every repeat."""
+
 MAX_RETAKES = 3
 MAX_NODES = 256
 """Calls in one recorded launch."""
@@ -59,20 +69,19 @@ class Sample:
         }  # fmt: skip
 
 
-def sampled(times_s: Sequence[float], calls: int, *, clocks: tuple[float, float] = (0.0, 0.0), **more: Any) -> Sample:
-    """The sample of repeats that took `times_s`, each of `calls` calls.
+def sampled(times_s: Sequence[float], calls: int, *, clocks: Sequence[float] = (), **more: Any) -> Sample:
+    """The sample of repeats that took `times_s`, each of `calls` calls, with readings of the clock in MHz around them.
 
-    >>> sampled([2.0, 2.1, 3.0], 1).flag
-    'unsteady'
+    >>> sampled([2.0, 2.1, 3.0], 1).flag, sampled([2.0, 2.1], 1, clocks=[1500.0, 1600.0]).flag
+    ('unsteady', 'clock')
     """
-    each = [time_s / calls for time_s in times_s]
+    each, read = [time_s / calls for time_s in times_s], [clock for clock in clocks if clock]
     flag = "unsteady" if max(each) > STEADY * min(each) else ""
-    before, after = clocks
-    if before and after and abs(after - before) > CLOCK_MOVED * before:
+    if read and max(read) > (1 + CLOCK_MOVED) * min(read):
         flag = "clock"
     return Sample(
         seconds=statistics.median(each), low_s=min(each), high_s=max(each), repeats=len(each), calls=calls,
-        clock_MHz=(before + after) / 2, flag=flag, **more,
+        clock_MHz=statistics.median(read) if read else 0.0, flag=flag, **more,
     )  # fmt: skip
 
 
@@ -83,7 +92,7 @@ class Timer:
         device: which one; its current stream must not be the default one for launches to be recorded.
         repeats: how many means are taken.
         window_s: about how long one repeat lasts, unless a single call lasts longer.
-        busy_s: how long the device works before the repeats; 0 for not at all.
+        busy_s: how long the device works before the first repeat, and a third of it before each; 0 for not at all.
         clock_ns: the host's clock.
     """
 
@@ -93,7 +102,7 @@ class Timer:
         *,
         repeats: int = 5,
         window_s: float = 2e-3,
-        busy_s: float = 0.03,
+        busy_s: float = 0.012,
         clock_ns: Callable[[], int] = now_ns,
     ) -> None:
         self.device, self.repeats, self.window_s = device, repeats, window_s
@@ -120,13 +129,15 @@ class Timer:
             return self._repeated(lambda: _rounds(calls, rounds), rounds * len(calls))
         replay()
         recorded_s = max(1e-7, self._marked(replay))
-        times = max(1, min(200, math.ceil(self.window_s / recorded_s)))
+        short = recorded_s < SHORT_S * rounds * len(calls)
+        times = max(1, min(200, math.ceil((self.window_s / 2 if short else self.window_s) / recorded_s)))
 
         def again() -> None:
             for _ in range(times):
                 replay()
 
-        return self._repeated(again, times * rounds * len(calls), recorded=True)
+        repeats = self.repeats + (SHORT_REPEATS if short else 0)
+        return self._repeated(again, times * rounds * len(calls), repeats, recorded=True)
 
     def _once(self, calls: Sequence[Call]) -> float:
         """Seconds of one call, from the second round."""
@@ -141,19 +152,22 @@ class Timer:
         self.device.synchronize()
         return self.between_s(first, last)
 
-    def _repeated(self, run: Call, calls: int, **more: Any) -> Sample:
+    def _repeated(self, run: Call, calls: int, repeats: int | None = None, **more: Any) -> Sample:
         for _ in range(MAX_RETAKES):
             self.keep_busy()
-            spun, marks = self.spin_marks(), []
-            for _ in range(self.repeats):
+            spun, marks = [], []
+            for number in range(repeats or self.repeats):
+                if number:
+                    self.keep_busy(BUSY_EACH * self._busy_s)
+                spun.append(self.spin_marks())
                 first = self.mark()
                 run()
                 marks.append((first, self.mark()))
-            spun_after = self.spin_marks()
+            spun.append(self.spin_marks())
             self.device.synchronize()
             times = [self.between_s(first, last) for first, last in marks]
             if all(math.isfinite(time) and time > 0 for time in times):
-                return sampled(times, calls, clocks=(self.clock_of(spun), self.clock_of(spun_after)), **more)
+                return sampled(times, calls, clocks=[self.clock_of(spin) for spin in spun], **more)
         raise TwofoldError(
             f"the clock of {self.device.name} jumps: {MAX_RETAKES} times in a row a repeat took {min(times):g} s; "
             "is this machine being suspended or moved? Measure again later"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from costmodels.points import load_points
+from costmodels.points import Point, load_points
 from executor.calibrate.attention import attention_job
 from executor.calibrate.bench import Job
 from executor.calibrate.matrix import matrix_job
 from plans.errors import TwofoldError
 
-__all__ = ["wanted_jobs"]
+__all__ = ["job_of", "wanted_jobs"]
 
 
 def wanted_jobs(path: str | os.PathLike[str] | None) -> list[Job]:
@@ -24,24 +24,24 @@ def wanted_jobs(path: str | os.PathLike[str] | None) -> list[Job]:
     """
     if path is None:
         return []
-    jobs = []
-    for number, point in enumerate(load_points(path)[0]):
-        held_out = point.held_out
-        if point.kind == "matrix":
-            jobs.append(
-                matrix_job(
-                    point.form, point.shape, batch=point.batch, dtype=point.dtype, tier=number, held_out=held_out
-                )
-            )
-        elif point.kind == "attention" and len(point.shape) == 6 and point.shape[3] == point.shape[4]:
-            batch, heads, kv_heads, sequence, _, dim = point.shape
-            part = point.call.removeprefix("sdpa_")
-            causal = bool(point.options.get("causal"))
-            shape = (batch, heads, kv_heads, sequence, dim)
-            jobs.append(attention_job(part, shape, causal, tier=number, held_out=held_out))
-        else:
-            raise TwofoldError(
-                f"{os.fspath(path)!r} asks for {point.kind} {point.call} {point.shape}; matrix products and attention "
-                "of equally many queries and keys can be asked for"
-            )
-    return jobs
+    return [job_of(point, number, path) for number, point in enumerate(load_points(path)[0])]
+
+
+def job_of(point: Point, tier: int, path: str | os.PathLike[str] = "the file") -> Job:
+    """The job that takes a point.
+
+    Raises:
+        TwofoldError: another kind of point than a product, or attention of equally many queries and keys.
+    """
+    if point.kind == "matrix":
+        return matrix_job(
+            point.form, point.shape, batch=point.batch, dtype=point.dtype, tier=tier, held_out=point.held_out
+        )
+    if point.kind == "attention" and len(point.shape) == 6 and point.shape[3] == point.shape[4]:
+        batch, heads, kv_heads, queries, _, dim = point.shape
+        shape, causal = (batch, heads, kv_heads, queries, dim), bool(point.options.get("causal"))
+        return attention_job(point.call.removeprefix("sdpa_"), shape, causal, tier=tier, held_out=point.held_out)
+    raise TwofoldError(
+        f"{os.fspath(path)!r} asks for {point.kind} {point.call} {point.shape}; matrix products and attention "
+        "of equally many queries and keys can be asked for"
+    )
