@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import math
+import dataclasses
 import os
 import re
 from collections.abc import Mapping
@@ -14,6 +14,9 @@ from plans.errors import TwofoldError
 from plans.plan import Optimizer
 from plans.scale import Degrees
 from plans.transformer import TransformerConfig
+from twofold.table_cells import METRICS, ZERO_BUBBLE, Cells, Skip
+from twofold.table_devices import Network, UnknownDevice, device_named, network_of
+from twofold.table_models import catalogued, family_of, named_parameters, resized
 
 __all__ = ["COLUMNS", "METRICS", "Case", "Skip", "case_of", "read_table"]
 
@@ -24,36 +27,31 @@ COLUMNS = (
     "layout_complete", "notes",
 )  # fmt: skip
 
-METRICS = (
-    "iteration_time_s", "tokens_per_s_per_gpu", "samples_per_s_per_gpu", "tflops_per_gpu", "mfu_percent",
-    "peak_memory_GiB", "peak_memory_GB",
-)  # fmt: skip
+_NEEDED = ("source", "model", "metric", "value", "gpu_type", "gpu_count")
 
-_NEEDED = ("source", "model", "layers", "hidden", "heads", "seq", "metric", "value", "gpu_type", "gpu_count")
+_SCHEDULES = {
+    "1f1bi": "interleaved_1f1b", "vpp": "interleaved_1f1b", "interleaved": "interleaved_1f1b",
+    "interleaved1f1b": "interleaved_1f1b", "1f1binterleaved": "interleaved_1f1b", "vp": "interleaved_1f1b",
+    "zb1p": "zb_h1", "zb2p": "zb_h2", "zbv": "zb_v", "afab": "gpipe", "pipedreamflush": "1f1b",
+    "noninterleaved": "1f1b",
+    "noninterleaved1f1b": "1f1b", "default": "1f1b", "interleavedzb": "interleaved_zb",
+}  # fmt: skip
 
-_DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "fp32": "float32",
-           "float32": "float32"}  # fmt: skip
+_RECOMPUTE = {
+    **dict.fromkeys(("none", "no", "n", "false", "off", "0", "disabled"), "none"),
+    **dict.fromkeys(("full", "yes", "y", "true", "on", "1", "uniform", "fulllayer", "block", "layer", "fullac",
+                     "activationcheckpointing", "fullactivationcheckpointing", "fullrecompute"), "full"),
+    **dict.fromkeys(("selective", "selectiveattention", "attention", "attn", "attnonly", "coreattn", "coreattention",
+                     "selectiveac", "seqsel", "selectiverecompute"), "selective"),
+    **dict.fromkeys(("op", "perop", "selectiveop", "sacop", "selectiveperop", "operator", "sac"), "selective_op"),
+}  # fmt: skip
 
-_SCHEDULES = {"1f1bi": "interleaved_1f1b", "vpp": "interleaved_1f1b", "zb1p": "zb_h1", "zb2p": "zb_h2"}
+_LEVELS = {"none": 0, "no": 0, "ddp": 0, "distributedoptimizer": 1, "zero1": 1, "os": 1, "zero2": 2, "osg": 2,
+           "shardgradop": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "fullshard": 3, "osgp": 3}  # fmt: skip
 
-_ZERO_BUBBLE = "2401.10241"
-"""Qi et al. 2024; its experiments ran examples/pretrain_zero_bubble.sh of sail-sg/zero-bubble-pipeline-parallelism:
---fp16, no --use-flash-attn, no recomputation, no distributed optimizer."""
-
-_LLAMA_VOCAB = 32_000
-"""Of the usual SentencePiece models. The zero-bubble experiments use one; the parameters that their models' names state
-(1.5B, 6.2B, 14.6B, 28.3B) leave 28,000 to 35,000 entries beside their layers."""
-
-_GPT_VOCAB = 51_200
-"""GPT-2's 50,257 entries, padded to a multiple of 128 x 8 (Narayanan et al. 2021, arXiv 2104.04473, section 5.1)."""
-
-
-_MOST = 2**21
-"""No count of a real model, batch or cluster is larger."""
-
-
-class Skip(Exception):
-    """A row that is not predicted, with the reason."""
+_ZERO_BUBBLE_VOCAB = 32_000
+"""The zero-bubble experiments use a SentencePiece model; the parameters that their models' names state (1.5B, 6.2B,
+14.6B, 28.3B) leave 28,000 to 35,000 entries beside their layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +61,10 @@ class Case:
     Args:
         config, degrees: the model and its layout.
         machine: the name of a catalogued machine.
+        network: what the row says of the links between nodes.
         stack: the name of a software stack.
         metric, value: what was measured.
+        counts_recompute: whether a rate counts the operations of recomputation as work.
         assumed: what the row does not state, in words.
         group: rows whose predictions are compared with each other.
         row: its number in the table, from 1, the header not counted.
@@ -74,14 +74,21 @@ class Case:
     config: TransformerConfig
     degrees: Degrees
     machine: str
+    network: Network
     stack: str
     metric: str
     value: float
+    counts_recompute: bool
     assumed: tuple[str, ...]
     group: tuple[str, ...]
     row: int
     source: str
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def machine_of_one(self) -> str:
+        """The name of a machine with one such device."""
+        return f"{self.machine.rpartition('-x')[0]}-x1"
 
 
 def read_table(path: str | os.PathLike[str]) -> list[dict[str, str]]:
@@ -120,40 +127,39 @@ def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Ca
     return _Reading(row, number, stack).case()
 
 
-class _Reading:
+class _Reading(Cells):
     """One row, read column by column."""
 
     def __init__(self, row: Mapping[str, str], number: int, stack: str | None) -> None:
-        self.row = row
+        super().__init__(row)
         self.number = number
         self.given_stack = stack
-        self.assumed: list[str] = []
 
     def case(self) -> Case:
         row = self.row
-        metric = self.text("metric")
-        if metric not in METRICS:
-            raise Skip(f"metric {metric!r} is none of {', '.join(METRICS)}")
-        try:
-            value = float(self.text("value"))
-        except ValueError:
-            raise Skip(f"value {self.text('value')!r} is no number") from None
-        if not value > 0 or value == float("inf"):
-            raise Skip(f"value {value} is not a positive number")
-        if self.text("layout_complete").lower() in ("n", "no", "false"):
+        metric = {name.lower(): name for name in METRICS}.get(self.text("metric").lower(), "")
+        if not metric:
+            raise Skip(f"metric {self.text('metric')!r} is none of {', '.join(METRICS)}")
+        value = self.value(metric)
+        if self.switch("layout_complete") is False:
             raise Skip("its parallel layout is not stated (layout_complete n)")
-        if self.count("ep", 1) > 1:
-            raise Skip("expert parallelism is not modelled")
-        dtype = self.dtype()
+        self.check_task()
         try:
-            config = self.config(dtype)
-            stack = self.given_stack or self.stack(config)
+            device, more = device_named(self.text("gpu_type"))
+        except UnknownDevice as error:
+            raise Skip(str(error)) from None
+        self.assumed += more
+        dtype = self.dtype(device)
+        try:
+            stack = self.given_stack or self.stack(device)
+            config = self.config(dtype, stack)
             degrees = self.degrees(config, stack)
         except TwofoldError as error:
             raise Skip(str(error)) from None
-        gpus = self.count("gpu_count")
+        gpus = self.count("gpu_count", degrees.num_ranks)
         if degrees.num_ranks != gpus:
             raise Skip(f"its degrees make {degrees.num_ranks} ranks, it states {gpus} devices")
+        network = network_of(self.text("interconnect"), self.text("notes"), 4 if device == "gh200" else 8)
         labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
         group = tuple(
             row.get(name, "")
@@ -161,123 +167,162 @@ class _Reading:
                          "global_batch", "metric")
         )  # fmt: skip
         return Case(
-            config=config, degrees=degrees, machine=f"{self.device()}-x{gpus}", stack=stack, metric=metric, value=value,
+            config=config, degrees=degrees, machine=f"{device}-x{gpus}", network=network, stack=stack, metric=metric,
+            value=value, counts_recompute=self.counts_recompute(metric, stack, degrees.recompute),
             assumed=tuple(dict.fromkeys(self.assumed)), group=group, row=self.number, source=self.text("source"),
             labels=labels,
         )  # fmt: skip
 
-    # ------------------------------------------------------------------- cells
+    # ------------------------------------------------------------------- model and stack
 
-    def text(self, name: str) -> str:
-        return (self.row.get(name) or "").strip()
-
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        text = self.text(name)
-        if not text:
-            if default is None:
-                raise Skip(f"{name} is not stated")
-            return default
-        try:
-            number = float(text)
-        except ValueError:
-            raise Skip(f"{name} is {text!r}, no whole number") from None
-        if not math.isfinite(number) or number != int(number) or not least <= number <= _MOST:
-            raise Skip(f"{name} is {text!r}, no whole number from {least} to {_MOST:,}")
-        return int(number)
-
-    def dtype(self) -> str:
-        text = self.text("precision").lower()
-        if not text and _ZERO_BUBBLE in self.text("source").lower():
-            self.assumed.append("precision not stated: fp16, the default of the repository's script")
-            return "float16"
-        if not text:
-            self.assumed.append("precision not stated: bf16")
-            return "bfloat16"
-        if text not in _DTYPES:
-            raise Skip(f"precision {text!r} is not modelled; modelled are bf16, fp16 and fp32")
-        return _DTYPES[text]
-
-    def device(self) -> str:
-        """The catalogue's name of the device."""
-        text = self.text("gpu_type").lower()
-        name = re.sub(r"[^a-z0-9]+", " ", text)
-        memory = match.group(1) if (match := re.search(r"(\d+)\s*gb", name)) else ""
-        words = name.split()
-        for device, memories in (("a100", ("40", "80")), ("v100", ("16", "32"))):
-            if device in words:
-                if memory not in memories:
-                    self.assumed.append(f"memory of the {device.upper()} not stated: {memories[1]} GB")
-                    memory = memories[1]
-                return f"{device}-{memory}gb"
-        if "h100" in words:
-            return "h100-sxm-96gb" if memory == "96" else "h100-sxm"
-        for device in ("h200", "gh200", "b200"):
-            if device in words:
-                return device
-        if match := re.search(r"910\s?(b[1-4]|c)", name):
-            return f"ascend-910{match.group(1)}"
-        raise Skip(f"device {self.text('gpu_type')!r} is not in the catalogue")
-
-    # ------------------------------------------------------------------- model and layout
-
-    def config(self, dtype: str) -> TransformerConfig:
-        hidden, heads = self.count("hidden"), self.count("heads")
-        kv_heads, ffn = self.count("kv_heads", heads), self.count("ffn", 4 * hidden)
-        is_llama = "llama" in self.text("model").lower() or ffn != 4 * hidden or kv_heads != heads
-        small = is_llama or _ZERO_BUBBLE in self.text("source")
-        vocab = self.count("vocab", 0) if self.text("vocab") else (_LLAMA_VOCAB if small else _GPT_VOCAB)
+    def config(self, dtype: str, stack: str) -> TransformerConfig:
+        name = self.text("model")
+        known = catalogued(name)
+        if known is not None:
+            missing = [cell for cell in ("layers", "hidden", "heads") if not self.text(cell)]
+            if missing:
+                self.assumed.append(f"{', '.join(missing)} of {known.name} as published ({known.source})")
+        seq = self.count("seq")
+        layers = self.count("layers", known.num_layers if known else None)
+        hidden = self.count("hidden", known.hidden if known else None)
+        heads = self.count("heads", known.num_heads if known else None)
+        own = known is not None and (hidden, heads) == (known.hidden, known.num_heads)
+        if known is not None and (known.experts is not None or known.latent is not None):
+            if not own:
+                raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}")
+            return self.mixture(known, layers, seq, dtype)
+        kv_heads = self.count("kv_heads", known.kv_heads if known and own else heads)
+        ffn = self.count("ffn", known.inner if known and own else 4 * hidden)
+        if self.count("ep", 1) > 1:
+            raise Skip(f"ep {self.text('ep')} without experts in its model")
+        family, told = family_of(name, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn)
+        settings = dict(family.settings)
+        usual = known.vocab if known else family.vocab
+        if ZERO_BUBBLE in self.words("source"):
+            usual = _ZERO_BUBBLE_VOCAB
+        stated = self.count("vocab", usual)
+        # Megatron-LM pads it (--make-vocab-size-divisible-by), torch splits it unevenly
+        parts = self.count("tp", 1) * (1 if stack.startswith("torch") else 128)
+        vocab = -(-stated // parts) * parts
+        if vocab != stated and self.text("vocab"):
+            self.assumed.append(f"vocabulary padded to {vocab}")
         if not self.text("vocab"):
             self.assumed.append(f"vocabulary not stated: {vocab}")
-        common = {
-            "name": self.text("model"), "num_layers": self.count("layers"), "hidden": hidden, "num_heads": heads,
-            "num_kv_heads": kv_heads, "ffn": ffn, "vocab": vocab, "seq": self.count("seq"), "dtype": dtype,
-        }  # fmt: skip
-        if is_llama:
-            rope = "none" if "like" in self.text("model").lower() else "rope"
-            return TransformerConfig(**common, gated=True, norm="rms", position=rope)  # type: ignore[arg-type]
-        return TransformerConfig(
-            **common, gated=False, norm="layer", qkv_bias=True, out_bias=True, mlp_bias=True, tied=True,  # type: ignore[arg-type]
-            position="learned", dropout=0.1, attention_dropout=0.1,
+        if re.search(r"\bno (rope|rotary|positions?)\b", self.words("notes")):
+            settings["position"] = "none"
+        self.assumed.append(told)
+        dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
+        if dropout:
+            self.assumed.append("dropout and attention dropout of 0.1, Megatron-LM's defaults")
+        found = TransformerConfig(
+            name=name, num_layers=layers, hidden=hidden, num_heads=heads, num_kv_heads=kv_heads, ffn=ffn, vocab=vocab,
+            seq=seq, dtype=dtype, dropout=dropout, attention_dropout=dropout, **settings,
         )  # fmt: skip
+        named = named_parameters(name)
+        if named and not 0.8 < found.num_parameters / named < 1.25:
+            self.assumed.append(
+                f"its sizes make {found.num_parameters / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9"
+            )
+        return found
 
-    def stack(self, config: TransformerConfig) -> str:
-        """torch's parts where the source or its switches speak of them, else Megatron-LM."""
-        words = " ".join(self.text(name) for name in ("source", "notes")).lower()
-        compiled = self.text("compile").lower()
-        if _ZERO_BUBBLE in words:
+    def mixture(self, known: TransformerConfig, layers: int, seq: int, dtype: str) -> TransformerConfig:
+        """A catalogued mixture of experts, whose tokens no expert turns away."""
+        assert known.experts is not None
+        self.assumed.append(f"experts as published ({known.source}), evenly loaded, none dropped")
+        return resized(
+            known,
+            num_layers=layers,
+            seq=seq,
+            dtype=dtype,
+            experts=dataclasses.replace(known.experts, capacity_factor=1.0),
+        )
+
+    def stack(self, device: str) -> str:
+        """The software that a row's source, notes and switches speak of."""
+        source, words = self.words("source", "provenance"), self.words("source", "provenance", "notes")
+        compiled, level = self.switch("compile"), self.level(None)
+        if ZERO_BUBBLE in words:
             return "zero-bubble"
-        if self.text("async_tp").lower() in ("y", "yes", "true"):
-            if "torchtitan" not in self.text("source").lower():
+        if self.switch("async_tp"):
+            if "torchtitan" not in source:
                 raise Skip("asynchronous tensor parallelism is modelled for torchtitan only")
             return "torchtitan-async"
-        if "torchtitan" in self.text("source").lower():
-            return "torchtitan-compile" if compiled in ("y", "yes", "true") else "torchtitan"
-        if "torch" in words or compiled or self.text("zero_level") in ("2", "3") or "fsdp" in words:
-            return "torch-compile" if compiled in ("y", "yes", "true") else "torch"
-        if match := re.search(r"\barxiv[: ]?(2[12])\d\d\.", words):  # before fused attention kernels were in use
-            return "megatron-2022" if match.group(1) <= "22" else "megatron"
-        return "megatron"
+        if "torchtitan" in source:
+            return "torchtitan-compile" if compiled else "torchtitan"
+        year = match.group(1) if (match := re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)) else ""
+        own = "own run" in words
+        torch = own or re.search(
+            r"\bfsdp|llm-foundry|mosaic|composer|lightning|accelerate|hugging ?face|deepspeed", words
+        )
+        if re.search(r"megatron|nemo|mcore|neox|nanotron|picotron", words) and "megatron-deepspeed" not in words:
+            name = "megatron"
+        elif torch or "torch" in words or compiled is not None or level in (2, 3):
+            name = "torch"
+        else:
+            name = "megatron"
+        if name == "megatron":
+            # before fused attention kernels were in use, or where there is none
+            old = device.startswith("v100") or (year and year <= "22" and device.startswith("a100"))
+            name = "megatron-2022" if old else "megatron"
+        elif not own and re.search(r"arxiv|https?:|github|blog|paper|/|\b20(1\d|2[0-5])\b", words):
+            name = "torch-2024"
+        if compiled and name.startswith("torch"):
+            name += "-compile"
+        if not re.search(r"megatron|nemo|torch", words):
+            self.assumed.append(f"software not named: {name}")
+        return name
+
+    def counts_recompute(self, metric: str, stack: str, recompute: str) -> bool:
+        """Whether a rate counts recomputation: "hardware" rates do, so do Megatron-LM's of 2022 and before (Narayanan
+        et al. 2021, arXiv 2104.04473, eq. 3)."""
+        if metric not in ("tflops_per_gpu", "mfu_percent"):
+            return False
+        words = self.words("source", "notes", "provenance")
+        counts = metric == "tflops_per_gpu" and stack == "megatron-2022"
+        if metric == "tflops_per_gpu" and re.search(r"\bhfu\b|hardware (flops|tflops|flop)|2104\.04473|neox", words):
+            counts = True
+        if re.search(r"\bmodel (flops|tflops|flop)|\bmfu\b", words):
+            counts = False
+        told = "operations of all scores of attention, masked ones too"
+        if recompute != "none":
+            told += ", and those of recomputation" if counts else ", none of recomputation"
+        self.assumed.append(f"the rate counts {told}")
+        return counts
+
+    # ------------------------------------------------------------------- layout
+
+    def level(self, default: int | None) -> int | None:
+        text = self.plain("zero_level")
+        return (
+            _LEVELS[text] if text in _LEVELS else self.count("zero_level", -1 if default is None else default, least=0)
+        )
 
     def degrees(self, config: TransformerConfig, stack: str) -> Degrees:
-        tp, pp, dp, cp = (self.count(name, 1) for name in ("tp", "pp", "dp", "cp"))
+        tp, pp, cp, ep = (self.count(name, 1) for name in ("tp", "pp", "cp", "ep"))
+        gpus = self.count("gpu_count", 0)
+        dp = self.count("dp", 0)
+        if not dp:
+            if not gpus or gpus % (tp * pp * cp):
+                raise Skip("dp is not stated and does not follow from the devices")
+            if (
+                gpus > 1
+                and not any(self.text(name) for name in ("tp", "pp", "zero_level"))
+                and stack.startswith("mega")
+            ):
+                raise Skip("its parallel degrees are not stated")
+            dp = gpus // (tp * pp * cp)
+            self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
         batch = self.count("global_batch")
-        micro = self.count("micro_batch", 0) if self.text("micro_batch") else 0
+        micro = self.count("micro_batch", batch // dp if batch == dp else 0)
         if not micro:
             raise Skip("micro_batch is not stated")
         schedule, virtual = self.schedule(pp, config.num_layers)
-        level = self.count("zero_level", 0, least=0)
-        recompute = self.text("recompute").lower() or "none"
-        if not self.text("recompute"):
-            self.assumed.append("recomputation not stated: none")
-        if recompute == "selective" and stack.startswith("torch"):
-            recompute = "selective_op"
-            self.assumed.append("selective recomputation: torchtitan's, by operator")
-        if pp > 1 and "torchtitan" in self.text("source").lower():
+        if pp > 1 and "torchtitan" in self.words("source"):
             raise Skip("the micro-batch of the pipeline is not stated")
         first = Degrees(
-            dp=dp, tp=tp, pp=pp, cp=cp, micro_batch=micro, global_batch=batch, schedule=schedule, virtual=virtual,
-            recompute=recompute, sequence_parallel=self.text("sequence_parallel").lower() in ("y", "yes", "true"),
-            optimizer=self.optimizer(config.dtype, level, stack),
+            dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro, global_batch=batch, schedule=schedule,
+            virtual=virtual, recompute=self.recompute(stack), sequence_parallel=self.sequence_parallel(tp, stack),
+            optimizer=self.optimizer(config.dtype, self.sharding(dp, stack), stack, accumulates=batch > dp * micro),
         )  # fmt: skip
         chunks, layers = first.num_chunks, config.num_layers
         if layers % chunks and (layers + 2) % chunks == 0:
@@ -286,40 +331,85 @@ class _Reading:
             counts[0] -= 1
             counts[-1] -= 1
             self.assumed.append("first and last chunk hold one layer fewer")
-            return Degrees(
-                **{name: getattr(first, name) for name in first.__dataclass_fields__} | {"layers": tuple(counts)}
-            )
+            return dataclasses.replace(first, layers=tuple(counts))
         return first
 
+    def sequence_parallel(self, tp: int, stack: str) -> bool:
+        stated = self.switch("sequence_parallel")
+        if stated is None and tp > 1:
+            stated = stack not in ("megatron-2022", "zero-bubble")
+            self.assumed.append(f"sequence parallelism not stated: {'on' if stated else 'off'} with tensor parallelism")
+        return bool(stated) and tp > 1
+
+    def sharding(self, dp: int, stack: str) -> int:
+        """The optimizer-parallel level."""
+        usual = 3 if stack.startswith("torch") else 1 if stack == "megatron" else 0
+        usual = usual if dp > 1 else 0
+        found = self.level(usual)
+        if not self.text("zero_level") and dp > 1:
+            self.assumed.append(f"optimizer sharding not stated: level {usual}")
+        assert found is not None
+        return found
+
+    def recompute(self, stack: str) -> str:
+        text = self.plain("recompute")
+        if not text:
+            self.assumed.append("recomputation not stated: none")
+            return "none"
+        if text not in _RECOMPUTE:
+            raise Skip(f"recompute {self.text('recompute')!r} is not modelled; modelled are none, selective, full")
+        found = _RECOMPUTE[text]
+        if found == "selective" and stack.startswith("torch"):
+            found = "selective_op"
+            self.assumed.append("selective recomputation: torchtitan's, by operator")
+        return found
+
     def schedule(self, pp: int, layers: int) -> tuple[str, int]:
-        text = self.text("schedule").lower()
         virtual = 1
-        if (vpp := self.text("vpp").lower()).startswith("max"):
+        if self.text("vpp").lower().startswith("max"):
             virtual = -(-layers // pp)
-        elif vpp:
-            virtual = self.count("vpp")
+        elif self.text("vpp"):
+            virtual = max(1, self.count("vpp", least=0))
         if pp == 1:
             return "1f1b", 1
-        plain = re.sub(r"[^a-z0-9]+", "", text) or "1f1b"
-        if not text:
+        plain = self.plain("schedule") or "1f1b"
+        if not self.text("schedule"):
             self.assumed.append("schedule not stated: 1F1B")
         name = _SCHEDULES.get(plain, plain)
         if virtual > 1 and name == "1f1b":
             name = "interleaved_1f1b"
+        if virtual == 1 and name in ("interleaved_1f1b", "interleaved_zb", "looped_bfs"):
+            if layers == pp or not self.text("vpp"):
+                raise Skip(f"schedule {self.text('schedule')!r}, but vpp is not stated")
+            name = "1f1b"
         return name, virtual
 
-    def optimizer(self, dtype: str, level: int, stack: str) -> Optimizer:
+    def optimizer(self, dtype: str, level: int, stack: str, *, accumulates: bool) -> Optimizer:
         """Adam; in mixed precision with float32 master weights, except where everything is said to be in one dtype."""
         settings = {"lr": 1e-4}
+        megatron = not stack.startswith("torch")  # fp16 gradients stay in their buffers
         per_step = "step"
-        megatron = stack in ("megatron", "megatron-2022", "zero-bubble")  # fp16 gradients stay in their buffers
-        if "torchtitan" in stack:  # without accumulation FSDP2 keeps shards of gradients only
-            per_step = "micro_batch"
-        mixed = not stack.startswith("torch") or "torchtitan" in self.text("source").lower()
-        if mixed and dtype != "float32":
-            self.assumed.append("mixed precision: float32 master weights, states and reductions")
-            return Optimizer(
-                kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step,
-                gradient_dtype="float16" if megatron and dtype == "float16" else "float32", master_dtype="float32",
-            )  # fmt: skip
-        return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)
+        if not megatron and level >= 2 and (stack not in ("torch", "torch-compile") or not accumulates):
+            per_step = (
+                "micro_batch"  # FSDP2 keeps shards of gradients only, unless told not to reduce until the last one
+            )
+            if accumulates:
+                self.assumed.append("gradients reduced in every micro-batch")
+        self.assumed.append("optimizer AdamW")
+        if dtype == "float32":
+            return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)
+        if not megatron and self.one_dtype():
+            self.assumed.append("weights, gradients and states in one precision")
+            return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)
+        self.assumed.append("mixed precision: float32 master weights, states and reductions")
+        return Optimizer(
+            kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step,
+            gradient_dtype="float16" if megatron and dtype == "float16" else "float32", master_dtype="float32",
+        )  # fmt: skip
+
+    def one_dtype(self) -> bool:
+        """Whether a run of torch's parts keeps everything in one dtype: own runs do unless they say otherwise."""
+        words = self.words("precision", "notes", "source")
+        if re.search(r"mixed|\bamp|master|autocast", words):
+            return False
+        return bool(re.search(r"\bpure\b|everything|\bown run\b", words))

@@ -11,8 +11,11 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
+
+import msgspec
 
 from costmodels import Machine
 from plans.errors import TwofoldError
@@ -83,9 +86,11 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
 
 def _row(case: Case, machine: str | None) -> dict[str, Any]:
     stack = stack_named(case.stack)
-    found = forecast(case.config, case.degrees, Machine.load(machine or case.machine), stack=stack)
+    target = _machine(case) if machine is None else Machine.load(machine)
+    found = forecast(case.config, case.degrees, target, stack=stack)
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)
+    assumed = [*case.assumed, *stack.habits(case.config, case.degrees), *_assumed_of(target, case)]
     if case.metric.startswith("peak_memory"):
         unit = predicted / found.peak_bytes
         unknown = stack.unknown_bytes(case.config, case.degrees)
@@ -94,8 +99,61 @@ def _row(case: Case, machine: str | None) -> dict[str, Any]:
     return {
         "row": case.row, "source": case.source, "metric": case.metric, "value": case.value, "predicted": predicted,
         "low": low, "high": high, "machine": machine or case.machine, "stack": case.stack,
-        "assumed": list(case.assumed),
+        "fits": found.peak_bytes <= target.room_bytes, "assumed": assumed,
     } | {f"label_{name}": text for name, text in case.labels.items() if name in _SHOWN}  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _load(name: str) -> Machine:
+    return Machine.load(name)
+
+
+def _machine(case: Case) -> Machine:
+    """The catalogue's machine with the links that the row states.
+
+    Where the devices fill no whole number of nodes the next larger machine is taken.
+    """
+    device, _, count = case.machine.rpartition("-x")
+    network, devices = case.network, int(count)
+    node = _load(f"{device}-x1").devices_per_node
+    if devices > node and devices % node:
+        devices = -(-devices // node) * node
+    found = _load(f"{device}-x{devices}")
+    own = network.devices_per_node
+    if (
+        own is not None
+        and own < found.devices_per_node
+        and len(found.links) == 1
+        and devices > own
+        and devices % own == 0
+    ):
+        whole = _load(f"{device}-x{2 * node}")  # smaller nodes than the catalogue's: some links go between them
+        found = msgspec.structs.replace(whole, num_devices=devices)
+    if len(found.links) < 2:
+        return found
+    links = list(found.links)
+    if own is not None and own < links[0].ranks and links[-1].ranks % own == 0:
+        links[0] = msgspec.structs.replace(links[0], ranks=own)
+        found = msgspec.structs.replace(found, devices_per_node=own)
+    if network.per_device_Bps is not None:
+        links[-1] = msgspec.structs.replace(links[-1], bandwidth_Bps=network.per_device_Bps)
+    return msgspec.structs.replace(found, links=tuple(links))
+
+
+def _assumed_of(machine: Machine, case: Case) -> list[str]:
+    """What the machine's file assumes of the device, in the few words that a reader of scores needs."""
+    notes = machine.provenance
+    result = list(case.network.assumed) if len(machine.links) > 1 else []
+    for entry in ("compute.sustained_clock", "links.network.reached_fraction"):
+        if (own := notes.get(entry)) is not None and (len(machine.links) > 1 or "links" not in entry):
+            result.append(f"{machine.name.rpartition('-x')[0]}, {entry}: {own.status}: {own.source}")
+    carried = sorted(
+        entry.removeprefix("compute.") for entry, own in notes.items()
+        if own.status == "assumed" and own.source.startswith("carried over")
+    )  # fmt: skip
+    if carried:
+        result.append(f"{machine.name.rpartition('-x')[0]}: carried over from a measured H200: {', '.join(carried)}")
+    return result
 
 
 _SHOWN = ("model", "seq", "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "schedule", "sequence_parallel",
@@ -105,8 +163,10 @@ _SHOWN = ("model", "seq", "global_batch", "micro_batch", "tp", "pp", "dp", "vpp"
 def measured_as(case: Case, found: Forecast, step_s: float) -> float:
     """A prediction in the unit of a row's metric.
 
-    Model FLOPs are those of Narayanan et al. 2021 (arXiv 2104.04473, eq. 3) without recomputation for `mfu_percent`,
-    with what is recomputed for `tflops_per_gpu` as that paper counts them.
+    Operations are those of the products and of all scores of attention, masked ones too: so count Narayanan et al.
+    2021 (arXiv 2104.04473, eq. 3), PaLM (arXiv 2204.02311, appendix B), Megatron-LM until 2024 and torchtitan. What is
+    recomputed counts where the source counts it (`Case.counts_recompute`): the blocks a second time forward, or their
+    attention's scores, never the head.
     """
     degrees, config = case.degrees, case.config
     gpus = degrees.num_ranks
@@ -122,18 +182,25 @@ def measured_as(case: Case, found: Forecast, step_s: float) -> float:
         return found.peak_bytes / 1e9
     flops = model_flops(case)
     if case.metric == "tflops_per_gpu":
-        return flops * (4 / 3 if degrees.recompute == "full" else 1) / step_s / gpus / 1e12
-    machine = Machine.load(case.machine)
-    return 100 * flops / step_s / gpus / machine.compute.matrix_flops_per_s[config.dtype]
+        return flops / step_s / gpus / 1e12
+    return 100 * flops / step_s / gpus / _load(case.machine_of_one).compute.matrix_flops_per_s[config.dtype]
 
 
 def model_flops(case: Case) -> float:
-    """Forward and backward of all matrix products and attention of one step."""
+    """Forward and backward of all matrix products and attention of one step, as the row's source counts them."""
     config, tokens = case.config, case.degrees.global_batch * case.config.seq
-    wide, narrow = config.num_heads * config.head_size, config.kv_heads * config.head_size
-    products = config.hidden * (2 * wide + 2 * narrow) + (3 if config.gated else 2) * config.hidden * config.inner
-    attention = 2 * config.seq * wide
-    return 6.0 * tokens * (config.num_layers * (products + attention) + config.vocab * config.hidden)
+    scores = config.seq * config.num_heads * (config.head_size + config.value_size)
+    mlp = (3 if config.gated else 2) * config.hidden
+    dense, every, experts = config.num_layers, config.num_layers, 0.0
+    if (mixture := config.experts) is not None:
+        dense = mixture.num_dense_layers
+        each = mlp * mixture.ffn * (mixture.top_k + mixture.num_shared) + config.hidden * mixture.num_experts
+        experts = (every - dense) * each
+    blocks = every * (config.attention_weights + scores) + dense * mlp * config.inner + experts
+    passes = 3 * (blocks + config.vocab * config.hidden)
+    if case.counts_recompute and case.degrees.recompute != "none":
+        passes += blocks if case.degrees.recompute == "full" else every * scores
+    return 2.0 * tokens * passes
 
 
 def _score(source: str, metric: str, found: Sequence[tuple[Case, dict[str, Any]]]) -> dict[str, Any]:

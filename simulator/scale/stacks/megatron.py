@@ -41,9 +41,11 @@ _MESSAGE_HOST_S = 30e-6
 
 
 FETCH_S = 2 * _MESSAGE_HOST_S + 11 * 7e-6
-"""Megatron-LM until 2023, on every stage and chunk before a forward: the sizes of the batch are broadcast and read back
-(`.cpu()`, for which the host waits), the batch is broadcast, masks and positions are made
-(core/tensor_parallel/data.py, training/utils.py): two messages, eleven operators."""
+"""Megatron-LM until 2023, on every stage and chunk before a forward. Two messages: the sizes of the batch and the batch
+are broadcast. Eleven operators: sizes to the device and back (`.cpu()`, for which the host waits), data to the device
+and joined (core/tensor_parallel/data.py); tokens and labels made contiguous; ones, tril and a comparison for the mask,
+ones for the loss's mask, arange for positions (training/utils.py). An operator takes 7 us, as the cheap ones of
+benchmarks/data do (stack torch); that every run issues all of them is assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,26 @@ class Megatron(Stack):
     flash_attention: bool = True
     overlaps_interleaved: bool = True
     overlaps_split: bool = True
+
+    def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
+        """See `Stack`."""
+        own = f"software {self.name}:"
+        attention = "one fused kernel" if self.flash_attention else "written out (products, softmax, dropout)"
+        told = [
+            f"{own} attention {attention}, other kernels fused as in arXiv 2104.04473, section 4.2",
+            f"{own} host {_HOST_S[0] * 1e6:.0f} and {_HOST_S[1] * 1e6:.0f} us for a block's forward and backward, "
+            "those of plain torch modules on an H200 host",
+        ]
+        if self.fetch_s:
+            told.append(
+                f"{own} the host waits for the device and takes {self.fetch_s * 1e6:.0f} us before every forward"
+            )
+        if degrees.pp > 1:
+            waits = "waits for what it sent" if self.waits_for_sends(degrees) else "computes beside its sends"
+            told.append(f"{own} a stage {waits} ({degrees.schedule})")
+            if not self.steps_together(degrees):
+                told.append(f"{own} ranks begin a step before the last one is validated")
+        return tuple(told)
 
     @property
     def recompute_modes(self) -> tuple[str, ...]:

@@ -21,6 +21,10 @@ _TORCHTITAN: dict[str, Any] = {
 are dropped before the backward, PrepareModuleInput makes one input of what products share, norms are torch.nn.RMSNorm
 before torch had a kernel for it, memory is reported as reserved."""
 
+_TORCH_2024: dict[str, Any] = {"fused_norm": False, "update": "foreach", "flash_2": True}
+"""torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm
+was written out, torch.optim's default form of AdamW is foreach."""
+
 _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron": Megatron,
     "megatron-2022": lambda: Megatron(
@@ -28,6 +32,8 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     ),
     "torch": TorchNative,
     "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True),
+    "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
+    "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", compiled=True, **_TORCH_2024),
     "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),
     "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, **_TORCHTITAN),
     "torchtitan-async": lambda: TorchNative(name="torchtitan-async", compiled=True, async_tp=True, **_TORCHTITAN),

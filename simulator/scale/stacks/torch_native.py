@@ -90,6 +90,39 @@ class TorchNative(Stack):
     gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
     copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
 
+    def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
+        """See `Stack`."""
+        own = f"software {self.name}:"
+        host = "Inductor's kernels at a machine's dispatch" if self.compiled else (
+            "a block's dispatch as measured on H200 hosts, for each entry the faster of two"
+        )  # fmt: skip
+        told = [f"{own} host: {host}"]
+        if self.flash_2:
+            told.append(f"{own} attention is FlashAttention-2 at {_FLASH_2_SHARE:.0%} of the peak (arXiv 2407.08608)")
+        if config.norm == "rms" and not (self.fused_norm or self.compiled):
+            told.append(f"{own} RMS norms written out")
+        if config.position == "rope" and self.complex_rotary:
+            told.append(f"{own} rotary positions as products of complex float numbers")
+        if degrees.optimizer.kind == "adamw":
+            told.append(f"{own} AdamW in its {self.update} form")
+        if degrees.tp > 1:
+            told.append(f"{own} loss on {'split' if self.loss_parallel else 'gathered'} logits")
+            told.append(
+                f"{own} {'one reduction' if self.one_input else 'one reduction each'} for products of one input"
+            )
+        if degrees.optimizer.parallel_level and degrees.dp * degrees.cp > 1:
+            told.append(
+                f"{own} FSDP2: weights gathered again in every forward, shards copied in and out of flat buffers"
+            )
+        if self.holds_logits:
+            told.append(f"{own} the caller's variable holds the logits during the backward")
+        if self.reserved:
+            told.append(
+                f"{own} memory is what the allocator reserved: gathered weights and reduced gradients that other "
+                "streams were given stay theirs (read in its source, not measured)"
+            )
+        return tuple(told)
+
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
     ) -> float | None:
@@ -175,7 +208,7 @@ class TorchNative(Stack):
         if self.compiled:  # Inductor joins it with the sum before it: the sum's output is not read again
             reads = 1 if which == "forward" else 2
             return (elementwise(call, elements, dtype, reads, 1, shapes[0]),)
-        if self.fused_norm:
+        if self.fused_norm or not call.startswith("rms"):  # a layer norm has had a kernel of its own since torch 1.0
             return (Kernel(call=call, shapes=shapes, dtype=dtype, touched_bytes=touched),)
         return (Kernel(call=f"rms_norm_by_hand.{which}", shapes=shapes, dtype=dtype, touched_bytes=touched),)
 
@@ -260,7 +293,8 @@ class TorchNative(Stack):
         if degrees.pp > 1:
             extra += (degrees.num_micro_batches - self.holds_logits) * outputs_bytes
         if self.reserved and degrees.optimizer.parallel_level:
-            # what other streams were given stays theirs: the gathered weights of the root and the reduced gradients
+            # assumed, from reading the allocator (c10/cuda/CUDACachingAllocator.cpp), not from a micro-benchmark: what
+            # other streams were given stays theirs, the gathered weights of the root and the reduced gradients
             extra += roles["gradient"] + max(0, roles["weight"])
             roles = {**roles, "gradient": 0} if degrees.num_micro_batches == 1 else roles
         return {**roles, "buffer": roles.get("buffer", 0) + extra}

@@ -1,0 +1,118 @@
+"""The cells of one row of a table, in whatever spelling."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+__all__ = ["METRICS", "ZERO_BUBBLE", "Cells", "Skip"]
+
+METRICS = (
+    "iteration_time_s", "tokens_per_s_per_gpu", "samples_per_s_per_gpu", "tflops_per_gpu", "mfu_percent",
+    "peak_memory_GiB", "peak_memory_GB",
+)  # fmt: skip
+
+_DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16",
+           "fp32": "float32", "float32": "float32", "single": "float32"}  # fmt: skip
+
+_YES, _NO = ("y", "yes", "true", "1", "on", "enabled"), ("n", "no", "false", "0", "off", "disabled")
+_BLANK = ("", "-", "--", "n/a", "na", "nan", "unknown", "not stated", "?")
+
+ZERO_BUBBLE = "2401.10241"
+"""Qi et al. 2024; its experiments ran examples/pretrain_zero_bubble.sh of sail-sg/zero-bubble-pipeline-parallelism:
+--fp16, no --use-flash-attn, no recomputation, no distributed optimizer."""
+
+_MOST = 2**21
+"""No count of a real model, batch or cluster is larger."""
+
+
+class Skip(Exception):
+    """A row that is not predicted, with the reason."""
+
+
+class Cells:
+    """One row, read cell by cell.
+
+    Args:
+        row: column -> text; absent columns count as blank.
+    """
+
+    def __init__(self, row: Mapping[str, str]) -> None:
+        self.row = row
+        self.assumed: list[str] = []
+
+    def text(self, name: str) -> str:
+        found = (self.row.get(name) or "").strip()
+        return "" if found.lower() in _BLANK else found
+
+    def plain(self, name: str) -> str:
+        """A cell's letters and digits only."""
+        return re.sub(r"[^a-z0-9]+", "", self.text(name).lower())
+
+    def words(self, *names: str) -> str:
+        return " ".join(self.text(name) for name in names).lower()
+
+    def switch(self, name: str) -> bool | None:
+        text = self.text(name).lower()
+        if not text or text in _YES or text in _NO:
+            return None if not text else text in _YES
+        raise Skip(f"{name} is {self.text(name)!r}, neither y nor n")
+
+    def value(self, metric: str) -> float:
+        text = (self.row.get("value") or "").strip().replace(",", "").removesuffix("%")
+        try:
+            value = float(text)
+        except ValueError:
+            raise Skip(f"value {text!r} is no number") from None
+        if not value > 0 or value == float("inf"):
+            raise Skip(f"value {value} is not a positive number")
+        if metric == "mfu_percent" and not 1 <= value <= 100:
+            raise Skip(f"value {value} is no share of the peak in percent")
+        return value
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        text = self.text(name)
+        if not text:
+            if default is None:
+                raise Skip(f"{name} is not stated")
+            return default
+        kilo = re.fullmatch(r"(\d+)k", text.lower())
+        try:
+            number = float(int(kilo.group(1)) * 1024) if kilo and name == "seq" else float(text.replace(",", ""))
+        except ValueError:
+            raise Skip(f"{name} is {text!r}, no whole number") from None
+        if not math.isfinite(number) or number != int(number) or not least <= number <= _MOST:
+            raise Skip(f"{name} is {text!r}, no whole number from {least} to {_MOST:,}")
+        return int(number)
+
+    def check_task(self) -> None:
+        words = self.words("task", "notes", "model")
+        if match := re.search(r"\b(q?lora|peft|inference|decode|prefill|generation|serving)\b", words):
+            raise Skip(f"its task has {match.group()!r}; pre-training of all weights is modelled")
+        if match := re.search(r"\b(hsdp|hybrid[- ]shard\w*|offload\w*|tensor offload)\b", words):
+            raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
+
+    def dtype(self, device: str) -> str:
+        text = self.plain("precision")
+        if not text and ZERO_BUBBLE in self.words("source"):
+            self.assumed.append("precision not stated: fp16, the default of the repository's script")
+            return "float16"
+        if not text:
+            half = "float16" if device.startswith("v100") else "bfloat16"
+            self.assumed.append(f"precision not stated: {'bf16' if half == 'bfloat16' else 'fp16'}")
+            return half
+        core = re.sub(r"amp|mixed|precision|pure|true|dense|full", "", text)
+        if core in ("", "16"):
+            core = "fp16" if core or device.startswith("v100") else "bf16"
+            self.assumed.append(f"precision {self.text('precision')!r}: {core}")
+        core = re.sub(r"(?<=16)(fp32|float32|32)+$", "", core)  # the accumulation's, as in "bf16/fp32"
+        if core not in _DTYPES:
+            raise Skip(
+                f"precision {self.text('precision').lower()!r} is not modelled; modelled are bf16, fp16 and fp32"
+            )
+        if _DTYPES[core] == "bfloat16" and device.startswith("v100"):
+            raise Skip("precision bf16 on a V100, which has no bf16 products")
+        if _DTYPES[core] == "float32":
+            self.assumed.append("fp32: products without TF32")
+        return _DTYPES[core]

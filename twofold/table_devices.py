@@ -1,0 +1,141 @@
+"""What a table says of devices and their links, in whatever spelling, as the catalogue's names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["Network", "UnknownDevice", "device_named", "network_of"]
+
+
+class UnknownDevice(Exception):
+    """A device that the catalogue does not have, with the reason."""
+
+
+_INSTANCES = (
+    ("p4de", "a100 80gb"), ("p4d", "a100 40gb"), ("p5en", "h200"), ("p5e", "h200"), ("p5", "h100 80gb"),
+    ("p3dn", "v100 32gb"), ("p3", "v100 16gb"), ("p6 b200", "b200"),
+)  # fmt: skip
+"""EC2 instances by the devices they have (vendor)."""
+
+_OTHERS = {
+    "pcie": "devices on PCIe cards have other clocks, memory and links than the catalogue's boards",
+    "nvl": "NVL cards are pairs on PCIe, not the catalogue's boards",
+    "a800": "an A800 has fewer links than the catalogue's A100",
+    "h800": "an H800 has fewer links than the catalogue's H100",
+    "h20": "the catalogue has no H20",
+    "gb200": "the catalogue has no GB200; B200 is the nearest",
+    "gb300": "the catalogue has no GB300",
+    "b300": "the catalogue has no B300",
+}
+
+_MEMORIES = {
+    "a100": {"40": "a100-40gb", "80": "a100-80gb"},
+    "v100": {"16": "v100-16gb", "32": "v100-32gb"},
+    "h100": {"80": "h100-sxm", "96": "h100-sxm-96gb"},
+    "h200": {"141": "h200", "140": "h200", "144": "h200"},
+    "b200": {"180": "b200", "192": "b200", "179": "b200", "183": "b200"},
+    "gh200": {"96": "gh200"},
+}
+
+_USUAL = {"a100": "80", "v100": "32", "h100": "80", "h200": "141", "b200": "180", "gh200": "96"}
+
+
+def device_named(text: str) -> tuple[str, tuple[str, ...]]:
+    """The catalogue's name of a device, and what had to be assumed.
+
+    Raises:
+        UnknownDevice: it is not in the catalogue; says why.
+
+    >>> device_named("NVIDIA A100-SXM4-40G")[0], device_named("8xH100 80GB HBM3")[0], device_named("p4de.24xlarge")[0]
+    ('a100-40gb', 'h100-sxm', 'a100-80gb')
+    """
+    plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+    for instance, device in _INSTANCES:
+        if re.match(rf"{instance}\b", plain):
+            plain = device
+            break
+    for word, reason in _OTHERS.items():
+        if re.search(rf"(?<![a-z0-9]){word}(?![a-z0-9])", plain):
+            raise UnknownDevice(f"device {text!r} is not in the catalogue: {reason}")
+    if match := re.search(r"910 ?(b[1-4]|c)", plain):
+        return f"ascend-910{match.group(1)}", ()
+    found = re.search(r"gh200|(?<!g)h200|(?<!g)b200|h100|a100|v100", plain)
+    if found is None:
+        raise UnknownDevice(f"device {text!r} is not in the catalogue")
+    kind = found.group()
+    known = _MEMORIES[kind]
+    memory = re.search(r"(\d+) ?g(?:i?b)?(?![a-z0-9])", plain[found.end() :])
+    if memory is None:
+        usual = _USUAL[kind]
+        assumed = () if len(known) == 1 else (f"memory of the {kind.upper()} not stated: {usual} GB",)
+        return known[usual], assumed
+    if memory.group(1) not in known and kind in ("a100", "v100", "h100"):
+        raise UnknownDevice(
+            f"device {text!r} is not in the catalogue: it has the {kind.upper()} with {' or '.join(known)} GB"
+        )
+    stated = known.get(memory.group(1))
+    if stated is None:
+        return known[_USUAL[kind]], (f"{kind.upper()} with {memory.group(1)} GB: as the one with {_USUAL[kind]} GB",)
+    return stated, ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What a row says of the links between nodes.
+
+    Args:
+        per_device_Bps: of a device's link to other nodes; None: not stated.
+        devices_per_node: None: not stated.
+        assumed: what had to be assumed.
+    """
+
+    per_device_Bps: float | None = None
+    devices_per_node: int | None = None
+    assumed: tuple[str, ...] = ()
+
+
+_GENERATIONS = {"fdr": 56e9, "edr": 100e9, "hdr100": 100e9, "hdr": 200e9, "ndr200": 200e9, "ndr": 400e9, "xdr": 800e9}
+"""Bits per second of a port with four lanes (InfiniBand Trade Association's road map)."""
+
+_RATE = re.compile(r"(?:(\d+) ?x ?)?(?<![\d.])(\d+(?:\.\d+)?) ?-?([GgTt])(bits?|b|B)(?:/s|ps|/sec)(?![a-zA-Z])")
+_INSIDE = ("nvlink", "nvswitch", "nvl", "pcie", "c2c", "hbm", "xgmi")
+
+
+def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
+    """What the words about links mean for one device.
+
+    A rate is one device's where "per node" is not said and it is at most 400 Gb/s; "8 x" before it counts the cards of
+    a node. Without a rate an InfiniBand generation is one port for each device; else the catalogue's node is meant.
+
+    >>> network_of("NVLink + 4x HDR200 per node", "", 8).per_device_Bps / 1e9
+    12.5
+    >>> network_of("NVLink; 400 Gb/s RDMA per GPU", "", 8).per_device_Bps / 1e9
+    50.0
+    """
+    per_node = usual_per_node
+    stated = None
+    told = f"{interconnect}; {notes}"
+    if match := re.search(r"(\d+) ?(?:x )?(?:gpus?|devices?|npus?|[ahvb]+\d00s?)(?: per |/| a |-per-)node", told, re.I):
+        stated = per_node = max(1, int(match.group(1)))
+    for clause in re.split(r"[;,+&]|\band\b|\bwith\b", interconnect):
+        low = clause.lower()
+        if any(word in low for word in _INSIDE):
+            continue
+        shared = ("node" in low and not re.search(r"between|inter", low)) or "efa" in low or "total" in low
+        if match := _RATE.search(clause):
+            cards, rate, giga, unit = match.groups()
+            bits = float(rate) * (1e12 if giga.lower() == "t" else 1e9) * (8 if unit == "B" else 1)
+            several = int(cards or 1)
+            shared = (shared or several > 1 or bits > 400e9) and "per gpu" not in low
+            each = bits * several / per_node if shared else bits
+            said = f"{match.group().strip()!r} read as {each / 1e9:g} Gb/s of each device"
+            return Network(per_device_Bps=each / 8, devices_per_node=stated, assumed=(f"links between nodes: {said}",))
+        if match := re.search(r"(?:(\d+) ?x ?)?\b(hdr100|ndr200|hdr|ndr|edr|fdr|xdr)(?:200|400|100)?\b", low):
+            ports, bits = match.group(1), _GENERATIONS[match.group(2)]
+            each = bits * int(ports) / per_node if ports else bits
+            if ports is None and usual_per_node == 8 and match.group(2) in ("edr", "fdr"):
+                each = bits / 2  # nodes of that time had a card for two devices
+            said = f"{match.group().strip()} read as {each / 1e9:g} Gb/s of each device"
+            return Network(per_device_Bps=each / 8, devices_per_node=stated, assumed=(f"links between nodes: {said}",))
+    return Network(devices_per_node=stated)
