@@ -1,5 +1,47 @@
-"""The one base exception of twofold."""
+"""The one base exception of twofold, and the two checks that every public function asks of its numbers."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+__all__ = ["TwofoldError", "number", "whole_number"]
 
 
 class TwofoldError(ValueError):
     """Bad input, said once: the message names the user's own input and the way out (exit code 2)."""
+
+
+def whole_number(what: str, value: object, *, least: int = 1) -> int:
+    """`value` as an int, numpy's kinds of integers included.
+
+    Raises:
+        TwofoldError: it is no whole number, or below `least`.
+
+    >>> whole_number("num_steps", 3)
+    3
+    >>> whole_number("num_steps", 1.5)
+    Traceback (most recent call last):
+        ...
+    plans.errors.TwofoldError: num_steps is 1.5; it is a whole number of at least 1
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise TwofoldError(f"{what} is {value!r}; it is a whole number of at least {least}")
+    return int(value)
+
+
+def number(what: str, value: object, *, above: float = -math.inf) -> float:
+    """`value` as a float, numpy's kinds of numbers included.
+
+    Raises:
+        TwofoldError: it is no number (a text, say), not finite, or not above `above`.
+
+    >>> number("bandwidth", "2", above=0)
+    Traceback (most recent call last):
+        ...
+    plans.errors.TwofoldError: bandwidth is '2'; it is a finite number above 0
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not above < float(value) < math.inf:
+        least = "" if above == -math.inf else f" above {above:g}"
+        raise TwofoldError(f"{what} is {value!r}; it is a finite number{least}")
+    return float(value)

@@ -34,7 +34,7 @@ from simulator.causes import Causes
 
 __all__ = ["MAX_SPANS", "TRACE_VERSION", "read_trace", "write_rank_traces", "write_trace"]
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 MAX_SPANS = 200_000
 """Beyond about a million slices viewers of this format give up; 200,000 are 20 MB, 2 MB packed."""
 
@@ -120,7 +120,7 @@ def write_rank_traces(
     timeline, note = _limit(timeline, max_spans)
     shown = timeline if program is None else _from_arrival(timeline, program)
     own = {
-        "kind": timeline.kind, "origin_ps": timeline.step_start_ps[0] if timeline.step_start_ps else 0,
+        "kind": timeline.kind, "origin_ps": _origin(shown),
         "step_start_ps": list(timeline.step_start_ps), "step_end_ps": list(timeline.step_end_ps),
         "low_s": timeline.low_s, "high_s": timeline.high_s,
     }  # fmt: skip
@@ -207,6 +207,7 @@ def _header(timeline: Timeline, before: Timeline, note: str) -> dict[str, Any]:
         "num_ranks": timeline.num_ranks,
         "num_steps_before": before.num_steps,
         "note": note,
+        "origin_ps": _origin(timeline),
         "step_start_ps": list(timeline.step_start_ps),
         "step_end_ps": list(timeline.step_end_ps),
         "low_s": timeline.low_s,
@@ -263,7 +264,7 @@ def _rank_events(
     With `exact` communication has the names of kernels, and args hold the times of that timeline.
     """
     rows = np.flatnonzero(timeline.rank == rank)
-    origin = timeline.step_start_ps[0] if timeline.step_start_ps else 0
+    origin = _origin(timeline)
     tracks = _lanes(timeline, rows)
     yield _named("thread_name", pid, _STEP_TRACK, name="steps")
     yield _named("thread_sort_index", pid, _STEP_TRACK, sort_index=0)
@@ -329,7 +330,7 @@ def _step(number: int, pid: int, start: int, end: int, origin: int) -> dict[str,
 
 def _launches(rank: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
     """What analysis tools tie a kernel to its step by: a launch on the host with the same correlation."""
-    origin = timeline.step_start_ps[0] if timeline.step_start_ps else 0
+    origin = _origin(timeline)
     rows = np.flatnonzero(timeline.rank == rank)
     on_host = timeline.stream[rows] == STREAMS.index("host")
     issued = {
@@ -345,6 +346,13 @@ def _launches(rank: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
     if timeline.step_end_ps:
         end = timeline.step_end_ps[-1]
         yield _step(timeline.num_steps, rank, end, end + 1000, origin)
+
+
+def _origin(timeline: Timeline) -> int:
+    """Time 0 of a file: the first that is told, which may be a batch that is loaded before the first step begins."""
+    curves = [times for times, _ in timeline.memory_curve.values()]
+    firsts = [int(times.min()) for times in (timeline.start_ps, *curves) if len(times)]
+    return min((*firsts, *timeline.step_start_ps[:1]), default=0)
 
 
 def _times(start_ps: int, end_ps: int, origin_ps: int) -> dict[str, float]:
@@ -379,7 +387,7 @@ def _arrows(
     for row in np.flatnonzero(timeline.stream == STREAMS.index("comm")):
         key = (int(timeline.rank[row]), int(timeline.step[row]), timeline.names[timeline.name_index[row]][0])
         row_of[key] = int(row)
-    origin = timeline.step_start_ps[0] if timeline.step_start_ps else 0
+    origin = _origin(timeline)
     arrow = number * 10**9
     for send, receive, pairs in _transfers(program):
         for step in range(timeline.num_steps):
@@ -419,7 +427,7 @@ def _columns(points: Sequence[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], 
 
 
 def _timeline(header: Mapping[str, Any], events: Sequence[Mapping[str, Any]], number: int) -> Timeline:
-    origin = header["step_start_ps"][0] if header["step_start_ps"] else 0
+    origin = header["origin_ps"]
     found: list[Span] = []
     curve: dict[int, list[tuple[int, int]]] = {}
     for event in events:

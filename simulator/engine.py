@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from plans.errors import TwofoldError
+from plans.errors import TwofoldError, whole_number
 from plans.program import Instruction, Program
 from plans.timeline import Timeline
 from simulator.deadlock import refuse_deadlock
@@ -100,8 +100,7 @@ def run_program(
     >>> [(span.id, span.start_ps, span.end_ps) for span in timeline.spans() if span.stream == "compute"]
     [('0F0/fc.F', 2, 12), ('0F1/fc.F', 12, 22), ('0F2/fc.F', 22, 32)]
     """
-    if num_steps < 1:
-        raise TwofoldError(f"num_steps is {num_steps}; it is at least 1")
+    num_steps = whole_number("num_steps", num_steps)
     if cores_per_node is not None and (cores_per_node < 1 or host_async):
         raise TwofoldError(
             f"cores_per_node = {cores_per_node} with host_async = {host_async}: cores are shared where hosts compute "

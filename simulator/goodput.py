@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plans.errors import TwofoldError
+from plans.errors import TwofoldError, number, whole_number
 
 __all__ = ["Checkpoints", "Failures", "Goodput", "best_interval_s", "goodput", "sampled_goodput"]
 
@@ -52,12 +52,10 @@ class Checkpoints:
     size_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.every_steps < 1:
-            raise TwofoldError(f"a checkpoint every {self.every_steps} steps; it is at least 1")
-        if not 0 < self.write_Bps < math.inf:
-            raise TwofoldError(f"checkpoints are written with {self.write_Bps} bytes a second; it is above 0")
-        if self.size_bytes is not None and self.size_bytes < 0:
-            raise TwofoldError(f"a checkpoint of {self.size_bytes} bytes; it is at least 0")
+        whole_number("the number of steps between checkpoints", self.every_steps)
+        number("write_Bps of checkpoints", self.write_Bps, above=0)
+        if self.size_bytes is not None:
+            whole_number("size_bytes of checkpoints", self.size_bytes, least=0)
 
     def __str__(self) -> str:
         how = "blocking" if self.blocking else "asynchronous"
@@ -80,9 +78,8 @@ class Failures:
     restart_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.device_mtbf_s < math.inf:
-            raise TwofoldError(f"the mean time between failures is {self.device_mtbf_s} s; it is above 0")
-        if not 0 <= self.restart_s < math.inf:
+        number("device_mtbf_s, the mean time between failures,", self.device_mtbf_s, above=0)
+        if number("restart_s", self.restart_s) < 0:
             raise TwofoldError(f"a restart takes {self.restart_s} s; it is at least 0")
 
     def __str__(self) -> str:
@@ -138,6 +135,7 @@ def goodput(
     >>> round(found.fraction, 4), found.best_every_steps
     (0.9456, 1128)
     """
+    whole_number("num_devices", num_devices)
     if checkpoints is None:
         if failures is not None:
             raise TwofoldError(
@@ -195,6 +193,7 @@ def sampled_goodput(
     seed: int,
 ) -> Goodput:
     """The same played out failure by failure until so many checkpoints are durable; equal seeds give equal results."""
+    whole_number("num_devices", num_devices)
     size = checkpoint_bytes if checkpoints.size_bytes is None else checkpoints.size_bytes
     write_s, work_s = size / checkpoints.write_Bps, checkpoints.every_steps * step_s
     mean_s = failures.device_mtbf_s / num_devices

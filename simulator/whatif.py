@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from costmodels.machine import Collective, Machine
-from plans.errors import TwofoldError
+from plans.errors import TwofoldError, number, whole_number
 from plans.ranks import format_ranks
 from simulator.goodput import Checkpoints, Failures
 from simulator.link_change import LinkChange
@@ -74,17 +73,16 @@ class WhatIf:
 
     def __post_init__(self) -> None:
         for name in KNOBS:
-            if not 0 < getattr(self, name) < math.inf:
-                raise TwofoldError(f"the factor {name} is {getattr(self, name)}; it is above 0 (1 changes nothing)")
+            number(f"the factor {name}", getattr(self, name), above=0)
         for rank, factor in self.slowdown.items():
-            if rank < 0 or not 0 < factor < math.inf:
-                raise TwofoldError(f"slowdown of rank {rank} is {factor}; ranks are from 0 on, factors above 0")
-        if not 0 <= self.jitter < 2:
+            whole_number("a rank of slowdown", rank, least=0)
+            number(f"slowdown of rank {rank}", factor, above=0)
+        if not 0 <= number("jitter", self.jitter) < 2:
             raise TwofoldError(f"jitter is {self.jitter}; it is at least 0 and below 2 (0.05 is about 5 %)")
         if self.jitter and self.seed is None:
             raise TwofoldError(f"jitter = {self.jitter} needs a seed, so that the prediction can be repeated")
-        if self.seed is not None and self.seed < 0:
-            raise TwofoldError(f"seed is {self.seed}; it is at least 0")
+        if self.seed is not None:
+            whole_number("seed", self.seed, least=0)
 
     @property
     def is_none(self) -> bool:

@@ -77,7 +77,10 @@ def test_more_devices_fail_more_often():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Checkpoints(every_steps=0, write_Bps=1.0), "every 0 steps"),
+        (lambda: Checkpoints(every_steps=0, write_Bps=1.0), "steps between checkpoints is 0"),
+        (lambda: Checkpoints(every_steps=math.nan, write_Bps=1.0), "checkpoints is nan"),
+        (lambda: Checkpoints(every_steps=1, write_Bps=1.0, size_bytes=1.5), "size_bytes of checkpoints is 1.5"),
+        (lambda: goodput(1.0, 0, checkpoints=None, failures=None), "num_devices is 0"),
         (lambda: Checkpoints(every_steps=1, write_Bps=0.0), "above 0"),
         (lambda: Checkpoints(every_steps=1, write_Bps=math.nan), "above 0"),
         (lambda: Checkpoints(every_steps=1, write_Bps=1.0, size_bytes=-1), "at least 0"),

@@ -4,10 +4,12 @@ from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plans.errors import TwofoldError
 from plans.schedules import (
     Action,
     ActionKind,
@@ -419,6 +421,11 @@ def test_a_name_is_one_line() -> None:
         ("0F0,0B0,0F2,0B2", "no forward of micro-batch 1 on stage 0: 0F1 is missing", ">.<"),
         ("0B0,0F0", "rank 0 does 0B0 before its forward 0F0", ">0B0<"),
         ("0F0,0W0,0I0", "rank 0 does 0W0 before its input gradient 0I0", ">0W0<"),
+        (
+            "0F0,0B0,2F0,2B0\n1F0,1B0",
+            "deadlock: rank 0 waits at 0B0 for 1B0, at which rank 1 waits itself; rank 1 waits at 1B0 for 2B0, which",
+            ">0B0<",
+        ),
         ("1F0,0F0,1B0,0B0", "deadlock: rank 0 waits at 1F0 for 0F0, which rank 0 does after 1F0", ">1F0<"),
         (
             "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
@@ -433,6 +440,22 @@ def test_bad_schedule_is_pointed_at(text: str, message: str, marked: str) -> Non
         validate(Schedule.from_text(text))
     assert message in str(caught.value)
     assert str(caught.value).count(">") == 1 and marked in str(caught.value)
+
+
+@pytest.mark.parametrize("counts", [(2.0, 4), ("2", 4), (2, None)])
+def test_counts_are_whole_numbers(counts):
+    with pytest.raises(ScheduleError, match="give whole numbers"):
+        make_schedule("1f1b", *counts)
+
+
+def test_a_memory_limit_is_a_whole_number_of_any_kind():
+    schedule = make_schedule("1f1b", 2, 4)
+    validate(schedule, memory_limit=np.int64(2))
+    validate(schedule, memory_limit=np.array([2, 1]))
+    with pytest.raises(ScheduleError, match="the limit is 1"):
+        validate(schedule, memory_limit=np.int64(1))
+    with pytest.raises(TwofoldError, match=r"memory_limit is 1\.5"):
+        validate(schedule, memory_limit=1.5)
 
 
 def test_deadlock_shows_the_smallest_circle() -> None:

@@ -133,11 +133,22 @@ def test_the_tables_show_the_numbers(program):
         (["--device", "1=h300"], "machine 'h300' is not known"),
         (["--steps", "0"], "--steps 0"),
         (["--schedule", "nowhere.csv"], "nowhere.csv"),
-        (["--by", "2", "--sensitivity"], "knobs are turned by 2"),
+        (["--schedule", "{folder}/empty.csv"], "empty.csv: the file is empty"),
+        (["--schedule", "{folder}/hello.txt"], "hello.txt: rank 0, cell 0: 'hello' is no action"),
+        (["--schedule", "{folder}/short.csv"], "short.csv: the written schedule 'custom' is for 2 pipeline ranks"),
+        (["--schedule", "{folder}"], "a file with a schedule is named *.csv or *.txt"),
+        (["--by", "2", "--sensitivity"], "--by 2"),
+        (["--by", "0.1"], "--by changes nothing without --sensitivity"),
+        (["--seed", "3"], "--seed changes nothing without --jitter"),
+        (["--checkpoint-async"], "--checkpoint-async changes nothing without --checkpoint-every"),
+        (["--slow", "0-1=2", "1=1"], "--slow 1=1: rank 1 has a factor already"),
     ],
 )
-def test_bad_input_exits_with_2_and_one_error(files, arguments, message, capsys):
+def test_bad_input_exits_with_2_and_one_error(files, arguments, message, capsys, tmp_path):
     plan, machine = files
+    for name, text in (("empty.csv", ""), ("hello.txt", "hello"), ("short.csv", "0F0,0B0\n1F0,1B0\n")):
+        (tmp_path / name).write_text(text)
+    arguments = [each.replace("{folder}", str(tmp_path)) for each in arguments]
     assert main(["whatif", plan, "--machine", machine, *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("error:") == 1 and message in error

@@ -24,14 +24,26 @@ def schedule_argument(given: str) -> str:
     """The name of a schedule, or the text of the file (.csv, .txt) that holds one.
 
     Raises:
-        TwofoldError: a file that cannot be read.
+        TwofoldError: a file that cannot be read or holds no schedule.
     """
+    from plans.schedules import Schedule, ScheduleError
+
     if not given.endswith((".csv", ".txt")):
+        if Path(given).exists():
+            raise TwofoldError(f"--schedule {given}: a file with a schedule is named *.csv or *.txt")
         return given
     try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TwofoldError(f"cannot read the schedule file {given!r}: {error}") from None
+        text = Path(given).read_text(encoding="utf-8")
+        if not text.strip():
+            raise ScheduleError("the file is empty; write a row of actions such as 0F0,0F1,0B0 for every pipeline rank")
+        Schedule.from_text(text)
+    except OSError as error:
+        raise TwofoldError(f"--schedule {given}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TwofoldError(f"--schedule {given}: the file is no text") from None
+    except ScheduleError as error:
+        raise TwofoldError(f"--schedule {given}: {error}") from None
+    return text
 
 
 def simulate(
@@ -172,12 +184,21 @@ def load_scheduled(path: str, schedule: str | None, steps: int) -> Plan:
     """The plan of a file, with another schedule where one is given."""
     import msgspec
 
+    from plans.lower import schedule_of
     from plans.plan import load_plan
 
     if steps < 1:
         raise TwofoldError(f"--steps {steps}: it is at least 1")
     loaded = load_plan(path)
-    return loaded if schedule is None else msgspec.structs.replace(loaded, schedule=schedule_argument(schedule))
+    if schedule is None:
+        return loaded
+    text = schedule_argument(schedule)
+    try:
+        changed = msgspec.structs.replace(loaded, schedule=text)
+        schedule_of(changed)  # whether it is for these stages and micro-batches
+    except TwofoldError as error:
+        raise TwofoldError(f"--schedule {schedule}: {error}") from None
+    return changed
 
 
 def _run(path: str, program: Program) -> Timeline:

@@ -33,7 +33,7 @@ def whatif(
     dispatch: Values = (),
     slow: tuple[str, ...] = (),
     jitter: Values = (),
-    seed: int = 1,
+    seed: int | None = None,
     link: tuple[str, ...] = (),
     device: tuple[str, ...] = (),
     checkpoint_every: tuple[int, ...] = (),
@@ -43,7 +43,7 @@ def whatif(
     restart_s: Values = (),
     schedule: str | None = None,
     sensitivity: bool = False,
-    by: float = 0.2,
+    by: float | None = None,
     picture: str | None = None,
     report: str | None = None,
     steps: int = 3,
@@ -62,7 +62,7 @@ def whatif(
         slow: RANKS=FACTOR: ranks that take so many times as long for what they do themselves, e.g. 3=1.2, 0-7=1.05, or
             stage1=1.3 for the ranks of a stage.
         jitter: spread of such factors, drawn anew for every rank, step and instruction (0.05 is about 5 %).
-        seed: of the jitter.
+        seed: of the jitter; 1 by default.
         link: TIER[:RANKS]:CHANGES, e.g. NVLink:bandwidth=0.5, 1:0-7:latency=2, or 0:2~5:failed for one link.
         device: RANKS=MACHINE: ranks with the device of another machine, e.g. 4-7=h200-x8 or stage0=a100-80gb-x8.
         checkpoint_every: steps between checkpoints.
@@ -72,7 +72,7 @@ def whatif(
         restart_s: from a failure to the next step.
         schedule: of the pipeline instead of the plan's: a name, or a file (.csv, .txt).
         sensitivity: turn every knob down and up, and sort them by effect.
-        by: by which share they are turned.
+        by: by which share they are turned; 0.2 by default.
         picture: write the sensitivity as an SVG picture there.
         report: write an HTML report there: the tables, the sensitivity, and the step with the (first) change.
         steps: to simulate; the last is reported.
@@ -96,10 +96,19 @@ def whatif(
 
         if several := [name for name, values in given.items() if len(values) > 1][1:]:
             raise TwofoldError(f"--{several[0].replace('_', '-')} has several values too; one knob at a time is varied")
+        idle = (
+            ("--checkpoint-async", checkpoint_async and not checkpoint_every, "--checkpoint-every"),
+            ("--seed", seed is not None and not jitter, "--jitter"),
+            ("--by", by is not None and not sensitivity and picture is None, "--sensitivity or --picture"),
+        )
+        if unused := [(name, needed) for name, is_idle, needed in idle if is_idle]:
+            raise TwofoldError("{} changes nothing without {}".format(*unused[0]))
+        if by is not None and not 0 < by < 1:
+            raise TwofoldError(f"--by {by:g}: knobs are turned by a share above 0 and below 1")
         loaded, target = load_scheduled(plan, schedule, steps), Machine.load(machine)
         fixed = WhatIf(
             slowdown=_slowdown(slow, loaded), links=tuple(map(_link, link)),
-            devices=_devices(device, Machine.load, loaded), seed=seed,
+            devices=_devices(device, Machine.load, loaded), seed=1 if seed is None else seed,
         )  # fmt: skip
         program = lower(loaded)
         known: dict[str, Outcome] = {}
@@ -137,7 +146,7 @@ def whatif(
             "changed": [{"what_if": name, **_numbers(each, base)} for name, each in changed],
         }
         if sensitivity or picture is not None:
-            effects = turned(program, target, start, by=by, num_steps=steps, evaluate=of)
+            effects = turned(program, target, start, by=0.2 if by is None else by, num_steps=steps, evaluate=of)
             shown += [tornado_picture(effects, title=f"What a step of {loaded.graph.name} depends on")]
             shown += [sensitivity_table(effects)]
             say.say(shown[-1].text())
@@ -198,6 +207,8 @@ def _slowdown(texts: Sequence[str], plan: Plan) -> dict[int, float]:
     found: dict[int, float] = {}
     for text in texts:
         ranks, factor = _assignment(text, "--slow", "3=1.2", plan)
+        if again := [rank for rank in ranks if rank in found]:
+            raise TwofoldError(f"--slow {text}: rank {again[0]} has a factor already; give one for each rank")
         try:
             found |= dict.fromkeys(ranks, float(factor))
         except ValueError:
@@ -209,6 +220,8 @@ def _devices(texts: Sequence[str], load: Callable[[str], Machine], plan: Plan) -
     found: dict[int, Machine] = {}
     for text in texts:
         ranks, name = _assignment(text, "--device", "4-7=h200-x8", plan)
+        if again := [rank for rank in ranks if rank in found]:
+            raise TwofoldError(f"--device {text}: rank {again[0]} has a device already; give one for each rank")
         found |= dict.fromkeys(ranks, load(name))
     return found
 

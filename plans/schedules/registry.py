@@ -94,6 +94,10 @@ def make_schedule(name: str, num_ranks: int, num_micro_batches: int, *, virtual:
     >>> make_schedule("interleaved_1f1b", 2, 4, virtual=2).placement
     (0, 1, 0, 1)
     """
+    counts = {"num_ranks": num_ranks, "num_micro_batches": num_micro_batches}
+    counts |= {} if virtual is None else {"virtual": virtual}
+    if wrong := [f"{what}={count!r}" for what, count in counts.items() if not isinstance(count, int)]:
+        raise ScheduleError(f"schedule {name[:60]!r} of {', '.join(wrong)}: give whole numbers")
     if is_written(name):
         return _written(name, num_ranks, num_micro_batches, virtual)
     return _make(_known_name(name), num_ranks, num_micro_batches, virtual)

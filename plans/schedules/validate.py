@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from plans.errors import whole_number
 from plans.schedules.action import KINDS
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from plans.schedules.errors import ScheduleError
@@ -140,17 +141,18 @@ def _check_waiting(schedule: Schedule) -> None:
         owner = int(rank_of[needed])
         blocker = stuck[owner]
         assert blocker is not None
-        lines.append(
-            f"rank {rank} waits at {schedule.cell_text(row)} for {schedule.cell_text(needed)}, "
-            f"which rank {owner} does after {schedule.cell_text(blocker)}"
-        )
+        after = f"which rank {owner} does after {schedule.cell_text(blocker)}"
+        if blocker == needed:
+            after = f"at which rank {owner} waits itself"
+        lines.append(f"rank {rank} waits at {schedule.cell_text(row)} for {schedule.cell_text(needed)}, {after}")
     first_row = stuck[cycle[0]]
     assert first_row is not None
     raise _culprit(schedule, first_row, "deadlock: " + "; ".join(lines), times=times)
 
 
 def _check_memory(schedule: Schedule, memory_limit: int | Sequence[int]) -> None:
-    limits = [memory_limit] * schedule.num_ranks if isinstance(memory_limit, int) else list(memory_limit)
+    each = memory_limit if isinstance(memory_limit, Sequence | np.ndarray) else [memory_limit] * schedule.num_ranks
+    limits = [whole_number("memory_limit", limit, least=0) for limit in each]
     if len(limits) != schedule.num_ranks:
         raise ScheduleError(f"memory_limit has {len(limits)} numbers for {schedule.num_ranks} ranks: {limits}")
     table = schedule.table
