@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reports_example import US, measured, predicted, small_program
 
-from costmodels.price import Cost
+from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.timeline import Span, Timeline
 from reports import read_rank_traces, read_trace, write_rank_traces, write_trace
-from simulator import run_program
+from simulator import run_program, simulate
 
 
 def load(path: Path) -> dict:
@@ -228,7 +228,7 @@ def test_a_failing_write_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_no_time_in_a_file_is_negative(tmp_path):
     """The host is busy before the first compute, with which a step begins; viewers of traces start at 0."""
-    timeline = run_program(small_program(), lambda *_: Cost(dispatch_ps=36_008_000, work_ps=10**7))
+    timeline = simulate(small_program(), Machine.load("h200-x8"))
     assert int(timeline.start_ps.min()) < timeline.step_start_ps[0]
     files = [write_trace(tmp_path / "trace.json.gz", [timeline]), *write_rank_traces(tmp_path / "ranks", timeline)]
     for file in files:
