@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
+from types import MappingProxyType
 
 import msgspec
 
@@ -168,9 +169,22 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         names = dict.fromkeys(name for operator in self.operators for name in operator.inputs)
         return tuple(self.tensors[name] for name in names if self.tensors[name].kind == kind)
 
+    @cached_property
+    def by_name(self) -> Mapping[str, Operator]:
+        """Name -> operator."""
+        return {operator.name: operator for operator in self.operators}
+
+    @cached_property
+    def _producers(self) -> dict[str, Operator]:
+        return {name: operator for operator in self.operators for name in operator.outputs}
+
+    @cached_property
+    def _trained(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
     def producers(self) -> Mapping[str, Operator]:
         """tensor name -> the operator that makes it."""
-        return {name: operator for operator in self.operators for name in operator.outputs}
+        return MappingProxyType(self._producers)
 
     def consumers(self) -> Mapping[str, tuple[Operator, ...]]:
         """tensor name -> the operators that read it, in order."""
@@ -186,14 +200,24 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         Raises:
             TwofoldError: a trained tensor is read where no gradient is computed, such as the labels of a loss.
         """
+        return self._needs_gradient
+
+    @cached_property
+    def _needs_gradient(self) -> frozenset[str]:
         return _needs_gradient(self)
 
     def trained_inputs(self, operator: Operator) -> tuple[int, ...]:
         """Which inputs of an operator it computes a gradient for; none where its output does not reach the loss."""
-        wanted = self.needs_gradient()
-        if not any(name in wanted for name in operator.outputs):
-            return ()
-        return tuple(index for index in sorted(self.spec(operator).gradients) if operator.inputs[index] in wanted)
+        found = self._trained.get(operator.name)
+        if found is None or self.by_name.get(operator.name) is not operator:
+            wanted = self.needs_gradient()
+            found = ()
+            if any(name in wanted for name in operator.outputs):
+                mine = self.spec(operator).gradients
+                found = tuple(index for index in sorted(mine) if operator.inputs[index] in wanted)
+            if self.by_name.get(operator.name) is operator:
+                self._trained[operator.name] = found
+        return found
 
     def with_batch(self, batch_size: int) -> Graph:
         """The same graph for another batch size: every dim that is the batch follows.
@@ -206,7 +230,6 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return _resized(self, batch_size)
 
 
-@lru_cache(maxsize=256)
 def _needs_gradient(graph: Graph) -> frozenset[str]:
     needed = {tensor.name for tensor in graph.parameters}
     for operator in graph.operators:

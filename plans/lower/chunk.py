@@ -68,6 +68,8 @@ class ChunkLowering:
     senders: dict[str, Instruction] = field(default_factory=dict)
     statistics: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
+    shared: frozenset[str] | None = None
+    mine: list[Operator] | None = None
 
     @property
     def mesh(self) -> Layout:
@@ -76,8 +78,10 @@ class ChunkLowering:
 
     def operators(self) -> list[Operator]:
         """The chunk's operators in graph order."""
-        mine = set(self.plan.stages[self.number].operators)
-        return [operator for operator in self.micro.operators if operator.name in mine]
+        if self.mine is None:
+            names = set(self.plan.stages[self.number].operators)
+            self.mine = [operator for operator in self.micro.operators if operator.name in names]
+        return self.mine
 
     def mesh_of(self, operator: Operator) -> Layout:
         """The mesh that an operator's strategy speaks of."""
@@ -92,18 +96,17 @@ class ChunkLowering:
 
         The tensor's name; with the stage's number where another stage on the same ranks makes or holds it too.
         """
-        reads, makes = self._touched(self.number)
-        if tensor in makes:
-            return tensor
-        for number, stage in enumerate(self.plan.stages):
-            if number != self.number and set(stage.mesh.rank_list) == set(self.mesh.rank_list):
-                reads, makes = self._touched(number)
-                if tensor in reads or tensor in makes:
-                    return f"{tensor}.stage{self.number}"
-        return tensor
+        if self.shared is None:
+            self.shared = self._find_shared()
+        return f"{tensor}.stage{self.number}" if tensor in self.shared else tensor
 
-    def _touched(self, number: int) -> tuple[frozenset[str], frozenset[str]]:
-        return _touched(self.micro, self.plan.stages[number].operators)
+    def _find_shared(self) -> frozenset[str]:
+        """The tensors that another stage on these ranks touches, and this one does not make."""
+        ranks, found = set(self.mesh.rank_list), set[str]()
+        for number, stage in enumerate(self.plan.stages):
+            if number != self.number and set(stage.mesh.rank_list) == ranks:
+                found.update(*_touched(self.micro, stage.operators))
+        return frozenset(found - _touched(self.micro, self.plan.stages[self.number].operators)[1])
 
     # ------------------------------------------------------------------ forward
 
@@ -466,8 +469,8 @@ def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:
 @lru_cache(maxsize=256)
 def _touched(graph: Graph, operators: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
     """The tensors that these operators read and make."""
-    mine = set(operators)
-    found = [operator for operator in graph.operators if operator.name in mine]
+    by_name = graph.by_name
+    found = [by_name[name] for name in operators]
     return (
         frozenset(name for operator in found for name in operator.inputs),
         frozenset(name for operator in found for name in operator.outputs),

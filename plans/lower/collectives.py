@@ -15,14 +15,19 @@ from plans.lower.lower import lower_by
 from plans.plan import Plan
 from plans.redistribution import Step, StepKind, max_received_bytes
 
-__all__ = ["by_collectives"]
+__all__ = ["by_collectives", "collective_ways"]
 
 _NEVER = 1e18
 
 
+def collective_ways() -> Choice:
+    """The steps that redistribute tensors inside a stage by collectives of least bytes."""
+    return Choice(lambda dtype: _bytes)
+
+
 def by_collectives(plan: Plan) -> Plan:
     """The plan with the steps stored that redistribute its tensors inside a stage by collectives of least bytes."""
-    choice = Choice(lambda dtype: _bytes)
+    choice = collective_ways()
     lower_by(msgspec.structs.replace(plan, redistributions=()), choice)
     return msgspec.structs.replace(plan, redistributions=choice.redistributions)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from plans.errors import TwofoldError
-from plans.graph import Graph
+from plans.graph import Graph, Operator
 from plans.layout import Layout, TensorLayout
+from plans.lower.borders import find_borders, parameter_layouts
 from plans.lower.choose import stored_ways
-from plans.lower.chunk import LOSSES, Border, ChunkLowering
-from plans.lower.emit import Emitter, ValueTable, Ways, channel_of, transfer_pair, value_name
+from plans.lower.chunk import Border, ChunkLowering
+from plans.lower.emit import Emitter, ValueTable, Ways, channel_of, transfer_pair
 from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.liveness import with_frees
+from plans.lower.loss import accumulate_loss, loss_operator
 from plans.lower.optimizer import OptimizerLowering
 from plans.lower.slices import Slices
 from plans.plan import Plan
@@ -68,6 +70,16 @@ def _groups(plan: Plan) -> list[Layout]:
     return list(found.values())
 
 
+def _closing(order: Sequence[Action]) -> list[bool]:
+    """For each action whether no later one of its stage adds to weight gradients."""
+    result, seen = list[bool](), set[int]()
+    for action in reversed(order):
+        result.append(action.stage not in seen)
+        if str(action.kind) in "BW":
+            seen.add(action.stage)
+    return result[::-1]
+
+
 @dataclass(slots=True)
 class _Bodies:
     """The bodies of one chunk; `last` ones also start the reduction of gradients, `first` one waits for the gathers."""
@@ -86,51 +98,27 @@ class _Lowering:
     micro: Graph = field(init=False)
     borders: list[Border] = field(init=False)
     group_of_stage: list[int] = field(init=False)
+    stage_of: Mapping[str, int] = field(init=False)
+    loss: Operator = field(init=False)
 
     def run(self) -> Program:
         plan = self.plan
         self.micro = plan.slice_graph
+        self.stage_of = plan.stage_of()
         schedule = schedule_of(plan)
         groups = _groups(plan)
         self.group_of_stage = [schedule.placement[number] for number in range(len(plan.stages))]
-        self.borders = self._find_borders()
+        self.borders = find_borders(plan, self.micro)
         self._check_parameters()
+        self.loss = loss_operator(self.micro)
         programs = tuple(self._group(number, mesh, schedule.order[number]) for number, mesh in enumerate(groups))
         return Program(groups=programs, num_micro_batches=plan.num_micro_batches, name=plan.graph.name)
 
-    def _find_borders(self) -> list[Border]:
-        stage_of, found = self.plan.stage_of(), {}
-        trained = {
-            (operator.inputs[index], stage_of[operator.name])
-            for operator in self.micro.operators
-            for index in self.micro.trained_inputs(operator)
-        }
-        producers = self.micro.producers()
-        for operator in self.micro.operators:
-            here = stage_of[operator.name]
-            for index, name in enumerate(operator.inputs):
-                maker = producers.get(name)
-                if maker is None or stage_of[maker.name] == here or (name, here) in found:
-                    continue
-                there = stage_of[maker.name]
-                source = self.plan.strategy(maker).handed_on(
-                    self.micro.spec(maker), maker.outputs.index(name), self._mesh(maker)
-                )
-                target = self.micro.spec(operator).input_layout(
-                    index, self._mesh(operator), self.plan.strategy(operator).dims
-                )
-                found[name, here] = Border(
-                    tensor=name, from_stage=there, to_stage=here, source=source.without_partial(), target=target,
-                    trained=(name, here) in trained,
-                )  # fmt: skip
-        return list(found.values())
-
-    def _mesh(self, operator: object) -> Layout:
-        stage = self.plan.stages[self.plan.stage_of()[operator.name]]  # type: ignore[attr-defined]
-        return self.plan.strategy(operator).mesh or stage.mesh  # type: ignore[arg-type]
+    def _mesh(self, operator: Operator) -> Layout:
+        return self.plan.strategy(operator).mesh or self.plan.stages[self.stage_of[operator.name]].mesh
 
     def _check_parameters(self) -> None:
-        stage_of = self.plan.stage_of()
+        stage_of = self.stage_of
         owner: dict[str, int] = {}
         for operator in self.micro.operators:
             group = self.group_of_stage[stage_of[operator.name]]
@@ -144,7 +132,7 @@ class _Lowering:
     def _group(self, number: int, mesh: Layout, order: Sequence[Action]) -> GroupProgram:
         table = ValueTable(ways=self.ways)
         stages = [stage for stage, group in enumerate(self.group_of_stage) if group == number]
-        homes, reduced = self._parameter_layouts(stages)
+        homes, reduced = parameter_layouts(self.plan, self.micro, stages)
         tensors = {tensor.name: tensor for tensor in self.micro.parameters if tensor.name in homes}
         optimizer = OptimizerLowering(
             optimizer=self.plan.optimizer, mesh=mesh, table=table, parameters=tensors, homes=homes, reduced=reduced,
@@ -164,9 +152,16 @@ class _Lowering:
             optimizer.arrange(stage, chunk.operators(), chunk.completed(), self._read_elsewhere(stage))
         gathers, gathered = optimizer.gathers()
         slices = Slices(self.plan.interleave, table, self.plan.interleave_order == "interleaved")
-        bodies = {stage: self._chunk(chunk, optimizer, gathered, slices) for stage, chunk in chunks.items()}
+        closing = _closing(order)
+        wanted: dict[int, set[tuple[str, bool]]] = {stage: set() for stage in stages}
+        for action, closes in zip(order, closing, strict=True):
+            if str(action.kind) != "F":
+                wanted[action.stage].add((str(action.kind), closes))
+        bodies = {
+            stage: self._chunk(chunk, optimizer, gathered, slices, wanted[stage]) for stage, chunk in chunks.items()
+        }
         loss = self._loss_value(table, stages)
-        blocks = self._order(order, bodies, gathers)
+        blocks = self._order(order, closing, bodies, gathers)
         blocks.append(
             Block(label="end", micro_batch=END, body=self._end(mesh, table, optimizer, places, blocks, bodies, loss))
         )
@@ -174,36 +169,6 @@ class _Lowering:
             mesh=mesh, values=dict(slices.values()), blocks=tuple(blocks), parameters=places, loss=loss,
             constants=tuple(table.constants.values()),
         )  # fmt: skip
-
-    def _parameter_layouts(self, stages: Sequence[int]) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
-        """Where each parameter lives (as its first reader wants it), and the layout of its accumulated gradient."""
-        homes: dict[str, TensorLayout] = {}
-        partial: dict[str, tuple[str, ...]] = {}
-        wanted = self.micro.needs_gradient()
-        mine = {name for stage in stages for name in self.plan.stages[stage].operators}
-        for operator in self.micro.operators:
-            if operator.name not in mine:
-                continue
-            spec, dims = self.micro.spec(operator), self.plan.strategy(operator).dims
-            for index, name in enumerate(operator.inputs):
-                if self.micro.tensors[name].kind != "parameter":
-                    continue
-                if name not in wanted:
-                    raise TwofoldError(f"parameter {name!r} does not reach the loss; freeze it or leave it out")
-                mesh = self._mesh(operator)
-                home = homes.setdefault(name, spec.input_layout(index, mesh, dims))
-                if index not in self.micro.trained_inputs(operator):
-                    continue
-                axes = spec.gradient_layout(index, mesh, dims).partial
-                if mesh != home.mesh:
-                    axes = ()  # the same names mean other axes there
-                partial[name] = tuple(axis for axis in partial.get(name, axes) if axis in axes)
-        reduced = {}
-        for name, home in homes.items():
-            own = {axis for axes in home.dims for axis in axes}
-            axes = tuple(axis for axis in home.mesh.alias_name if axis in partial[name] and axis not in own)
-            reduced[name] = TensorLayout(mesh=home.mesh, dims=home.dims, partial=axes)
-        return homes, reduced
 
     # ------------------------------------------------------------------- bodies
 
@@ -213,7 +178,9 @@ class _Lowering:
         optimizer: OptimizerLowering,
         gathered: Mapping[str, Arrival],
         slices: Slices,
+        wanted: Collection[tuple[str, bool]],
     ) -> _Bodies:
+        """The bodies of a chunk, of its backward those that are `wanted`: (kind, whether none comes after it)."""
         stage, table, arriving, leaving = chunk.number, chunk.table, chunk.arriving, chunk.leaving
 
         def crossing(
@@ -245,35 +212,28 @@ class _Lowering:
         returning = [receive(border, True) for border in leaving if border.trained]
         forward = chunk.forward(lambda emitter, border, value: send(emitter, border, value, False))
         if self._is_last(stage):
-            forward += self._accumulate_loss(table)
+            forward += accumulate_loss(self.plan, self.micro, table, stage)
 
         def back(emitter: Emitter, border: Border, value: str) -> None:
             send(emitter, border, value, True)
-
-        whole, _ = chunk.backward(back, optimizer.reduction(stage, is_last=False))
-        whole_last, _ = chunk.backward(back, optimizer.reduction(stage, is_last=True))
-        first, second = chunk.backward(back, optimizer.reduction(stage, is_last=False), split=True)
-        first_last, second_last = chunk.backward(back, optimizer.reduction(stage, is_last=True), split=True)
 
         def spread(*backward: list[Instruction]) -> list[list[Instruction]]:
             bodies = slices.spread([incoming, forward, returning, *backward])
             return with_frees([optimizer.with_gathers(stage, body) for body in bodies], table.values)
 
-        incoming_, forward_, returning_, whole_ = spread(whole)
-        *_, whole_last_ = spread(whole_last)
-        *_, first_, second_ = spread(first, second)
-        *_, first_last_, second_last_ = spread(first_last, second_last)
+        ways_back: dict[tuple[str, bool], Body] = {}
+        incoming_, forward_, returning_ = [list[Instruction]() for _ in range(3)]
+        for split, is_last in sorted({(kind != "B", is_last) for kind, is_last in wanted or {("B", False)}}):
+            parts = chunk.backward(back, optimizer.reduction(stage, is_last=is_last), split=split)
+            own = [*parts] if split else [parts[0]]
+            incoming_, forward_, returning_, *bodies = spread(*own)
+            for kind, body in zip("IW" if split else "B", bodies, strict=True):
+                name = f"{stage}{kind}{'.last' * is_last}"
+                ways_back[kind, is_last] = Body(name=name, instructions=tuple(body))
         return _Bodies(
             forward=Body(name=f"{stage}F", instructions=tuple(forward_)),
             first=Body(name=f"{stage}F.first", instructions=tuple(with_arrivals(forward_, gathered))),
-            backward={
-                ("B", False): Body(name=f"{stage}B", instructions=tuple(whole_)),
-                ("B", True): Body(name=f"{stage}B.last", instructions=tuple(whole_last_)),
-                ("I", False): Body(name=f"{stage}I", instructions=tuple(first_)),
-                ("I", True): Body(name=f"{stage}I.last", instructions=tuple(first_last_)),
-                ("W", False): Body(name=f"{stage}W", instructions=tuple(second_)),
-                ("W", True): Body(name=f"{stage}W.last", instructions=tuple(second_last_)),
-            },
+            backward=ways_back,
             receive_forward=Body(name=f"{stage}F.recv", instructions=tuple(incoming_)) if incoming_ else None,
             receive_backward=Body(name=f"{stage}B.recv", instructions=tuple(returning_)) if returning_ else None,
         )
@@ -284,26 +244,7 @@ class _Lowering:
         return {name for operator in self.micro.operators if operator.name not in mine for name in operator.inputs}
 
     def _is_last(self, stage: int) -> bool:
-        return self._loss_operator().name in self.plan.stages[stage].operators
-
-    def _loss_operator(self):  # type: ignore[no-untyped-def]
-        operator = self.micro.producers()[self.micro.loss]
-        if operator.kind not in LOSSES:
-            raise TwofoldError(
-                f"the loss comes from {operator.name!r} ({operator.kind}); it must be one of {sorted(LOSSES)}"
-            )
-        return operator
-
-    def _accumulate_loss(self, table: ValueTable) -> list[Instruction]:
-        operator = self._loss_operator()
-        layout = self.micro.spec(operator).output_layout(0, self._mesh(operator), self.plan.strategy(operator).dims)
-        mesh = self.plan.stages[self.plan.stage_of()[operator.name]].mesh
-        value, dtype = value_name(self.micro.loss, layout, mesh), self.micro.tensors[self.micro.loss].dtype
-        total = table.add(Value(name="step_loss", shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
-        emitter = Emitter(mesh=self._mesh(operator), table=table)
-        scale = {"scale": 1.0 / self.plan.num_slices}
-        emitter.compute("step_loss.accumulate", "accumulate", "F", (value,), (total,), attrs=scale)
-        return emitter.instructions
+        return self.loss.name in self.plan.stages[stage].operators
 
     def _loss_value(self, table: ValueTable, stages: Sequence[int]) -> str | None:
         if any(self._is_last(stage) for stage in stages):
@@ -315,13 +256,16 @@ class _Lowering:
 
     # -------------------------------------------------------------------- order
 
-    def _order(self, order: Sequence[Action], bodies: Mapping[int, _Bodies], gathers: list[Instruction]) -> list[Block]:
+    def _order(
+        self,
+        order: Sequence[Action],
+        closing: Sequence[bool],
+        bodies: Mapping[int, _Bodies],
+        gathers: list[Instruction],
+    ) -> list[Block]:
         """The blocks of one group: each action's receives are posted one action ahead."""
         blocks = [Block(label="begin", micro_batch=BEGIN, body=Body(name="begin", instructions=tuple(gathers)))]
         seen: set[int] = set()
-        final: dict[tuple[int, str], Action] = {}
-        for action in order:
-            final[action.stage, str(action.kind)] = action
 
         def receives(action: Action) -> list[Block]:
             chunk = bodies[action.stage]
@@ -338,14 +282,9 @@ class _Lowering:
                 body = chunk.forward if action.stage in seen else chunk.first
                 seen.add(action.stage)
             else:
-                body = chunk.backward[kind, self._closes(action, order, position)]
+                body = chunk.backward[kind, closing[position]]
             blocks.append(Block(label=str(action), micro_batch=action.micro_batch, body=body))
         return blocks
-
-    @staticmethod
-    def _closes(action: Action, order: Sequence[Action], position: int) -> bool:
-        """Whether no later action of this stage adds to weight gradients."""
-        return not any(later.stage == action.stage and str(later.kind) in "BW" for later in order[position + 1 :])
 
     def _end(
         self,
@@ -378,8 +317,8 @@ class _Lowering:
 
     def _share_loss(self, emitter: Emitter, table: ValueTable, mesh: Layout) -> None:
         """Sum the loss over the ranks that hold parts of it; with output_broadcast, hand it to the other groups."""
-        operator = self._loss_operator()
-        stage = self.plan.stage_of()[operator.name]
+        operator = self.loss
+        stage = self.stage_of[operator.name]
         last = self.plan.stages[stage].mesh
         whole = TensorLayout(mesh=last, dims=())
         dtype = table["step_loss"].dtype

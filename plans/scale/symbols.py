@@ -60,6 +60,7 @@ class Monomials:
     places: dict[tuple[Fraction, tuple[int, ...]], int] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)
     columns: tuple[npt.NDArray[np.int64], ...] | None = None
+    numbers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def enter(self, number: int) -> int:
         """The place of the product that a number of the template stands for."""
@@ -71,11 +72,18 @@ class Monomials:
         return place
 
     def values(self, sizes: Mapping[str, int]) -> list[int]:
-        """The numbers of all entered products for other sizes of the symbols.
+        """The numbers of all entered products for other sizes of the symbols; kept, so not to be written to.
 
         Raises:
             TwofoldError: sizes that do not divide as the products ask for.
         """
+        key = tuple([sizes[symbol] for symbol in self.symbols.sizes])
+        found = self.numbers.get(key)
+        if found is None or len(found) < len(self.places):
+            found = self.numbers[key] = self._values(sizes)
+        return found
+
+    def _values(self, sizes: Mapping[str, int]) -> list[int]:
         if self.columns is None:
             self.columns = self._columns()
         above, below, numerator, denominator = self.columns
@@ -91,7 +99,7 @@ class Monomials:
             )
             sizes_text = ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())
             raise TwofoldError(f"{constant} {product} is not whole for {sizes_text}")
-        return [int(each) for each in whole]
+        return whole.tolist()
 
     def _columns(self) -> tuple[npt.NDArray[np.int64], ...]:
         exponents = np.array([entry for _, entry in self.places], dtype=np.int64).reshape(len(self.places), -1)

@@ -1,20 +1,21 @@
 """Bodies of a piece of a model as rows of symbolic sizes.
 
 A piece is what a model consists of many times or once: the embedding, one block, the head with the loss. A template is
-made from the lowered program of a small plan in which every piece is a stage of its own; what crosses between stages
+made from the lowered bodies of a small plan in which every piece is a stage of its own; what crosses between stages
 there is dropped, because pieces of one stage hand over in place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from plans.layout import TensorLayout
+from plans.lower.alone import StageBodies
 from plans.operators.attention import heads_first
-from plans.program import Body, GroupProgram, Instruction, Kind, Scope, Value
+from plans.program import Instruction, Kind, Scope, Value
 from plans.scale.symbols import Monomials
 
 __all__ = ["Cell", "ParameterTemplate", "PartTemplate", "PieceTemplate", "piece_template"]
@@ -94,36 +95,24 @@ class PieceTemplate:
     leaves: int = -1
 
 
-def piece_template(group: GroupProgram, monomials: Monomials) -> PieceTemplate:
-    """The template of the piece that is the only chunk of `group`; bodies of micro-batch 0 are taken."""
-    parts: dict[str, PartTemplate] = {}
-    values = group.values
-    leaves = -1
-    arrived: set[str] = set()
-    for block in group.blocks:
-        if block.micro_batch != 0:
-            continue
-        if block.label.endswith(".recv"):
-            arrived.update(name for line in block.body.instructions for name in line.outputs)
-            continue
-        letter = block.label[: -len("0")][-1]
-        parts[letter] = _part(block.body, group, monomials, arrived)
-        for line in block.body.instructions:
-            if letter == "F" and line.kind is Kind.SEND and not line.channel.endswith(":within"):
-                value = values[line.inputs[0]]
-                leaves = monomials.enter(value.span_bytes)
-    parameters = tuple(
-        ParameterTemplate(
-            name=home.name,
-            elements=monomials.enter(math.prod(values[home.weight].shape)),
-            dtype=home.dtype,
-            whole=monomials.enter(math.prod(home.shape)),
-            summed=_split(home.layout, home.reduce_axes),
-            same=_split(home.layout, [axis for axis in home.layout.replicated if axis not in home.reduce_axes]),
-        )
-        for home in group.parameters
+def piece_template(stage: StageBodies, monomials: Monomials) -> PieceTemplate:
+    """The template of the piece that a stage consists of, with all its bodies."""
+    values = stage.values
+    return PieceTemplate(
+        parts={letter: _part(body, values, monomials) for letter, body in stage.bodies.items()},
+        parameters=tuple(
+            ParameterTemplate(
+                name=home.name,
+                elements=monomials.enter(math.prod(values[home.weight].shape)),
+                dtype=home.dtype,
+                whole=monomials.enter(math.prod(home.shape)),
+                summed=_split(home.layout, home.reduce_axes),
+                same=_split(home.layout, [axis for axis in home.layout.replicated if axis not in home.reduce_axes]),
+            )
+            for home in stage.parameters
+        ),
+        leaves=-1 if stage.leaving is None else monomials.enter(values[stage.leaving].span_bytes),
     )
-    return PieceTemplate(parts=parts, parameters=parameters, leaves=leaves)
 
 
 def _split(layout: TensorLayout, axes: Iterable[str]) -> tuple[str, ...]:
@@ -131,56 +120,39 @@ def _split(layout: TensorLayout, axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if layout.mesh.size((axis,)) > 1)
 
 
-def _part(body: Body, group: GroupProgram, monomials: Monomials, arrived: set[str]) -> PartTemplate:
-    values = group.values
+def _part(body: Sequence[Instruction], values: Mapping[str, Value], monomials: Monomials) -> PartTemplate:
     cells: list[Cell] = []
     memory: list[tuple[int, int, int]] = []
     tokens: dict[str, int] = {}
     alive: set[str] = set()
-    roots = {name: _root(values, name) for name in values}
-    for line in body.instructions:
+    for line in body:
         border = line.kind in (Kind.SEND, Kind.RECV) and not line.channel.endswith(":within")
         if line.kind is Kind.WAIT and line.waits not in tokens:
             border = True
         assert line.kind not in (Kind.SEND, Kind.RECV) or border, f"{line.name}: transfers inside a stage do not fold"
         if not border:
-            cells.append(_cell(line, group, monomials, tokens))
+            cells.append(_cell(line, values, monomials, tokens))
         at = len(cells) - 1
         for name in line.outputs:
-            _note(memory, alive, values, roots, name, at, +1, monomials)
+            _note(memory, alive, values[name], at, +1, monomials)
         for name in line.frees:
-            _note(memory, alive, values, roots, name, at, -1, monomials)
+            _note(memory, alive, values[name], at, -1, monomials)
     return PartTemplate(cells=tuple(cells), memory=tuple(memory))
 
 
-def _root(values: Mapping[str, Value], name: str) -> Value:
-    value = values[name]
-    while value.shares is not None:
-        value = values[value.shares]
-    return value
-
-
 def _note(
-    memory: list[tuple[int, int, int]],
-    alive: set[str],
-    values: Mapping[str, Value],
-    roots: Mapping[str, Value],
-    name: str,
-    at: int,
-    sign: int,
-    monomials: Monomials,
+    memory: list[tuple[int, int, int]], alive: set[str], value: Value, at: int, sign: int, monomials: Monomials
 ) -> None:
     """A value of its own memory comes or goes; what shares another's memory is counted with that one."""
-    value = values[name]
     if value.scope is not Scope.MICRO or value.shares is not None or not value.size_bytes:
         return
-    if sign > 0 and name in alive:
+    if sign > 0 and value.name in alive:
         return  # written in place
-    (alive.add if sign > 0 else alive.discard)(name)
+    (alive.add if sign > 0 else alive.discard)(value.name)
     memory.append((at, sign, monomials.enter(value.size_bytes)))
 
 
-def _cell(line: Instruction, group: GroupProgram, monomials: Monomials, tokens: dict[str, int]) -> Cell:
+def _cell(line: Instruction, values: Mapping[str, Value], monomials: Monomials, tokens: dict[str, int]) -> Cell:
     common: dict[str, Any] = {
         "call": line.call, "part": line.part, "operator": line.operator, "dtype": line.dtype
     }  # fmt: skip
@@ -194,7 +166,7 @@ def _cell(line: Instruction, group: GroupProgram, monomials: Monomials, tokens: 
             token=-1 if line.token is None else tokens[line.token], **common,
         )  # fmt: skip
     shapes = heads_first(line.shapes, line.attrs) if line.call.startswith("attention.") else line.shapes
-    operands = [group.values[name].span_bytes for name in (*line.inputs, *line.outputs) if name in group.values]
+    operands = [values[name].span_bytes for name in (*line.inputs, *line.outputs) if name in values]
     return Cell(
         kind=Kind.COMPUTE,
         shapes=tuple(tuple(monomials.enter(size) for size in shape) for shape in shapes),

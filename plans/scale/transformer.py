@@ -7,14 +7,18 @@ than one, what is recomputed. The sizes (hidden, heads, sequence, degrees) only 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import msgspec
+
 from plans.errors import TwofoldError
 from plans.layout import Layout
-from plans.lower import lower
-from plans.lower.collectives import by_collectives
+from plans.lower.alone import lower_stage
+from plans.lower.borders import find_borders
+from plans.lower.collectives import collective_ways
+from plans.lower.emit import Ways, least_bytes
 from plans.operators.experts import expert_capacity
 from plans.plan import Plan, Stage
 from plans.scale.symbols import Monomials, Symbols
@@ -29,7 +33,6 @@ _EP, _EXPERTS, _CAPACITY, _EXPERT_FFN, _SHARED = 61, 59, 41, 67, 71
 _Q_RANK, _KV_RANK, _VALUE = 73, 83, 89
 _NOPE, _ROPE, _QUERY = 79, 139, 109  # twos of them: a query has 2 x 79 + 2 x 139 = 4 x 109 elements
 _BATCH, _SEQ, _HIDDEN, _KV, _GROUP, _HEAD, _FFN, _VOCAB, _ROWS = 43, 47, 53, 19, 23, 29, 31, 37, 10_007
-_MICRO_BATCHES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +169,39 @@ def _grouping(config: TransformerConfig, tp: int) -> str:
 def _template(
     structure: TransformerConfig, grouping: str, tp: bool, cp: bool, sp: bool, recompute: str, split: bool, ep: bool
 ) -> ModelTemplate:
+    return _structure(structure, grouping, tp, cp, sp, ep).template(recompute, split)
+
+
+class _Structure:
+    """What the templates of all recompute modes, with a whole backward and with a split one, have in common."""
+
+    def __init__(self, plan: Plan, names: Sequence[str], symbols: Symbols, ways: Ways) -> None:
+        self._plan = plan
+        self._names = names
+        self._monomials = Monomials(symbols)
+        self._ways = ways
+        self._borders = find_borders(plan, plan.graph)
+        self._pieces: dict[tuple[str, str], PieceTemplate] = {}
+
+    def template(self, recompute: str, split: bool) -> ModelTemplate:
+        """Of one recompute mode; only blocks differ between them."""
+        letters = "FIW" if split else "FB"
+        plan, pieces = None, {}
+        for number, name in enumerate(self._names):
+            mode = recompute if name.endswith("block") else "none"
+            if (name, mode) not in self._pieces:
+                if plan is None:
+                    chosen = recompute_set(self._plan.graph, recompute)
+                    plan = msgspec.structs.replace(self._plan, recompute=chosen) if chosen else self._plan
+                bodies = lower_stage(plan, number, self._ways, self._borders)
+                self._pieces[name, mode] = piece_template(bodies, self._monomials)
+            whole = self._pieces[name, mode]
+            pieces[name] = replace(whole, parts={letter: whole.parts[letter] for letter in letters})
+        return ModelTemplate(monomials=self._monomials, pieces=pieces)
+
+
+@lru_cache(maxsize=64)
+def _structure(structure: TransformerConfig, grouping: str, tp: bool, cp: bool, sp: bool, ep: bool) -> _Structure:
     tensor = (_TP * _TP_Q if grouping == "spread" else _TP) if tp else 1
     context = _CP if cp else 1
     kv = {"single": 1, "spread": _TP}.get(grouping, tensor * _KV)
@@ -218,19 +254,15 @@ def _template(
         sizes={symbol: size for symbol, (size, _) in sizes.items()},
         marks={symbol: mark for symbol, (_, mark) in sizes.items()},
     )
-    plan = _plan(config, seq, tensor, context, sp, recompute, "zb_h1" if split else "1f1b", ways)
-    monomials = Monomials(symbols)
-    program = lower.__wrapped__(plan)
     first = experts is not None and experts.num_dense_layers
     names = ("embedding", "dense_block", "block", "head") if first else ("embedding", "block", "head")
-    pieces = {name: piece_template(group, monomials) for name, group in zip(names, program.groups, strict=True)}
-    return ModelTemplate(monomials=monomials, pieces=pieces)
+    plan = _plan(config, seq, tensor, context, sp, ways)
+    return _Structure(plan, names, symbols, collective_ways() if ep and tp else least_bytes)
 
 
-def _plan(
-    config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, recompute: str, schedule: str, ep: int
-) -> Plan:
-    graph = build_graph(config, _MICRO_BATCHES * _BATCH * ep, seq)
+def _plan(config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, ep: int) -> Plan:
+    """Every piece on ranks of its own, one micro-batch."""
+    graph = build_graph(config, _BATCH * ep, seq)
     axes = mesh_axes(dp=ep, cp=cp, tp=tp, num_kv_heads=config.kv_heads, ep=ep)
     parts = parts_of(graph)
     width = math.prod(axes.sizes)
@@ -240,8 +272,4 @@ def _plan(
         )
         for number, operators in enumerate((parts.embedding, *parts.blocks, parts.head))
     )
-    plan = Plan(
-        graph=graph, stages=stages, strategies=block_strategies(graph, axes, sequence_parallel=sp),
-        num_micro_batches=_MICRO_BATCHES, schedule=schedule, recompute=recompute_set(graph, recompute),
-    )  # fmt: skip
-    return by_collectives(plan) if ep > 1 and tp > 1 else plan
+    return Plan(graph=graph, stages=stages, strategies=block_strategies(graph, axes, sequence_parallel=sp))

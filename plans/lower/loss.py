@@ -1,0 +1,40 @@
+"""The loss of a step: the mean over its micro-batches, summed up in the forward of the stage that makes it."""
+
+from __future__ import annotations
+
+from plans.errors import TwofoldError
+from plans.graph import Graph, Operator
+from plans.lower.chunk import LOSSES
+from plans.lower.emit import Emitter, ValueTable, value_name
+from plans.plan import Plan
+from plans.program import Instruction, Scope, Value
+
+__all__ = ["accumulate_loss", "loss_operator"]
+
+
+def loss_operator(micro: Graph) -> Operator:
+    """The operator that makes the loss.
+
+    Raises:
+        TwofoldError: it is no loss that lowering knows.
+    """
+    operator = micro.producers()[micro.loss]
+    if operator.kind not in LOSSES:
+        raise TwofoldError(
+            f"the loss comes from {operator.name!r} ({operator.kind}); it must be one of {sorted(LOSSES)}"
+        )
+    return operator
+
+
+def accumulate_loss(plan: Plan, micro: Graph, table: ValueTable, stage: int) -> list[Instruction]:
+    """What adds a micro-batch's part of the loss to the step's, on the stage that makes it."""
+    operator = loss_operator(micro)
+    stage_mesh = plan.stages[stage].mesh
+    mesh = plan.strategy(operator).mesh or stage_mesh
+    layout = micro.spec(operator).output_layout(0, mesh, plan.strategy(operator).dims)
+    value, dtype = value_name(micro.loss, layout, stage_mesh), micro.tensors[micro.loss].dtype
+    total = table.add(Value(name="step_loss", shape=(), dtype=dtype, scope=Scope.STEP, role="buffer"))
+    emitter = Emitter(mesh=mesh, table=table)
+    scale = {"scale": 1.0 / plan.num_slices}
+    emitter.compute("step_loss.accumulate", "accumulate", "F", (value,), (total,), attrs=scale)
+    return emitter.instructions
