@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.calibration import DATA, fitted
 from benchmarks.step_plans import SETS, step_plans
+from costmodels import Machine
 from costmodels.catalogue import Device, load_device
 from costmodels.points import load_points
 from plans.files import write_atomically
@@ -36,11 +37,11 @@ __all__ = ["compared", "main", "predictions"]
 DEVICE = "h200"
 
 
-def predictions(plans: dict[str, Plan], device: Device) -> list[dict[str, Any]]:
+def predictions(plans: dict[str, Plan], device: Device | Machine) -> list[dict[str, Any]]:
     """One row per plan: step time with its interval, and peak memory."""
     rows, first = [], step_plans()
     for name, plan in plans.items():
-        timeline = simulate(plan, device.machine(plan.num_ranks))
+        timeline = simulate(plan, device if isinstance(device, Machine) else device.machine(plan.num_ranks))
         rows.append({
             "plan": name, "ranks": plan.num_ranks, "new": name not in first, "step_s": timeline.step_interval_s,
             "low_s": timeline.low_s, "high_s": timeline.high_s, "peak_bytes": timeline.peak_bytes,
@@ -87,12 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--set", choices=SETS, action="append", dest="sets", help="of plans; first and new unless stated"
     )
     parser.add_argument("--device", default=DEVICE, help="of the catalogue")
+    parser.add_argument("--machine", help="machine file to take instead, of as many devices as the plans")
     parser.add_argument("--ranks", type=int, nargs="*", default=[], help="plans of so many devices only")
     parser.add_argument("--measured", nargs="*", default=[], help="points to fit beside the shipped ones")
     options = parser.parse_args(arguments)
     if options.action == "predict":
-        device = load_device(options.device)
-        if options.measured:
+        device: Device | Machine = load_device(options.device)
+        if options.machine:
+            device = Machine.load(options.machine)
+        elif options.measured:
             fit = fitted(options.device, [*sorted(DATA.glob(f"{options.device}-*.jsonl*")), *options.measured])
             assert fit is not None
             device = fit.device

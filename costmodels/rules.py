@@ -68,7 +68,7 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
     Args:
         points: kind "rule", device times of single instructions, those held out only reported on; kind "dispatch" of
             the stack "twofold", host times of the same.
-        compute: the device's peaks and the least time of its kernels.
+        compute: the device's peaks and the least time of its kernels; its rules keep what the points do not say.
 
     Raises:
         TwofoldError: no points.
@@ -81,9 +81,10 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
             by_call[_name(point)].append(point)
     rules = {call: _fit(some, compute) for call, some in sorted(by_call.items()) if len(some) >= LEAST_POINTS}
     judged_calls = frozenset(rules)
+    known = {**compute.rules, **rules}
     for call, dispatch_s in _dispatches(points).items():
-        for name in [name for name in rules if name.partition(":")[0] == call] or [call]:
-            rules[name] = msgspec.structs.replace(rules.get(name, Rule()), dispatch_s=dispatch_s)
+        for name in [name for name in known if name.partition(":")[0] == call] or [call]:
+            rules[name] = msgspec.structs.replace(known.get(name, Rule()), dispatch_s=dispatch_s)
 
     def judged(held_out: bool) -> Residuals | None:
         some = [point for point in own if _name(point) in judged_calls and point.held_out is held_out]

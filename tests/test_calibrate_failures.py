@@ -10,7 +10,9 @@ import msgspec
 import pytest
 import torch
 
+from costmodels.catalogue import load_device
 from costmodels.points import Point, PointLog, load_points
+from costmodels.rules import fit_rules
 from executor.calibrate.bench import Job
 from executor.calibrate.meeting import HUNG_EXIT_CODE, Meeting
 from executor.calibrate.resume import go_on
@@ -21,6 +23,8 @@ from executor.launch import launch
 from executor.measure import _summary
 from executor.rank_failures import RankFailed
 from plans.errors import TwofoldError
+from twofold.calibration import calibrate
+from twofold.cli import main
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,3 +249,35 @@ def test_a_cpu_measured_for_no_file_leaves_no_points_behind(tmp_path, monkeypatc
     assert asked["points"] is None
     calibration.calibrate(2, device="cpu", out=tmp_path / "m.json")
     assert asked["points"] == tmp_path / "m.points.jsonl"
+
+
+@pytest.mark.parametrize("minutes", [-1.0, 0.0, float("nan"), float("inf")])
+def test_no_time_to_measure_in_is_refused(minutes, tmp_path):
+    with pytest.raises(TwofoldError, match="minutes are no time"):
+        calibrate(device="cpu", quick=True, minutes=minutes, out=tmp_path / "machine.json")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("where", ["file/report.html", "folder", "/proc/none/report.html"])
+def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(where, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    machine = tmp_path / "machine.json"
+    machine.write_text("old")
+    assert (
+        main(["calibrate", "--quick", "--device", "cpu", "--out", str(machine), "--report", str(tmp_path / where)]) == 2
+    )
+    assert "cannot be written" in capsys.readouterr().err
+    assert machine.read_text() == "old"
+    with pytest.raises(TwofoldError, match="cannot be written"):
+        calibrate(device="cpu", quick=True, out=tmp_path / where)
+
+
+def test_a_rule_keeps_what_its_points_do_not_say():
+    compute = load_device("h200").compute
+    known = compute.rules["rms_norm.forward"]
+    point = Point(
+        kind="dispatch", call="rms_norm.forward", stack="twofold", options={"class": "memory"}, seconds=3e-5
+    )  # fmt: skip
+    found = fit_rules([point], compute).rules["rms_norm.forward"]
+    assert (found.dispatch_s, found.kernels, found.passes) == (3e-5, known.kernels, known.passes)

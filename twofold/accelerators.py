@@ -19,7 +19,7 @@ from costmodels import Machine
 from costmodels.catalogue import Device, device_names, load_device
 from plans.errors import TwofoldError
 from plans.plan import save_plan
-from twofold.probes import dispatch_plans
+from twofold.probes import dispatch_plans, rule_plans
 
 if TYPE_CHECKING:
     from costmodels.fit_device import DeviceFit
@@ -84,7 +84,8 @@ def calibrate_accelerators(
     with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
         folder = Path(temporary)
         plans = [save_plan(plan, folder / f"{name}.json") for name, plan in dispatch_plans(num_ranks).items()]
-        options += ["--plans", *map(str, plans)]
+        alone = [save_plan(plan, folder / f"{name}.json") for name, plan in rule_plans().items()]
+        options += ["--plans", *map(str, plans), "--rule-plans", *map(str, alone)]
         if "RANK" in os.environ:
             from executor.calibrate.main import main
 

@@ -7,6 +7,7 @@ On a CPU micro-benchmarks and then probe programs run in one launch; accelerator
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import re
 import shutil
@@ -30,7 +31,7 @@ from twofold.running import RunResult, read_result
 if TYPE_CHECKING:
     from costmodels.fit_device import DeviceFit
 
-__all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu", "write_report"]
+__all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu", "check_writable", "write_report"]
 
 PROBE_STEPS = 24
 MORE_PROBE_STEPS = 48
@@ -104,11 +105,16 @@ def calibrate(
         What was found; None on ranks other than 0 under torchrun.
 
     Raises:
-        TwofoldError: fewer than 2 ranks on a CPU, a device that is not there or not in the catalogue;
-            `executor.launch.RankFailed` when a rank fails.
+        TwofoldError: fewer than 2 ranks on a CPU, a device that is not there or not in the catalogue, no time, files
+            that cannot be written (all before anything is measured); `executor.launch.RankFailed` when a rank fails.
     """
     from executor.device import num_accelerators, pick_device
 
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise TwofoldError(f"{minutes:g} minutes are no time to measure in; give more than 0, or none for the usual")
+    for file in (out, points):
+        if file is not None:
+            check_writable(file)
     found = pick_device(device)
     beside = Path(out).with_suffix(".points.jsonl") if out is not None else Path("calibration.points.jsonl")
     if not found.is_async:
@@ -203,6 +209,25 @@ def calibrate_cpu(
     if out is not None:
         result.machine.save(out)
     return replace(result, points=None if points is None else log)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that could not be written once everything has been measured; its folder is made.
+
+    Raises:
+        TwofoldError: it cannot.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        if path.exists() and not path.is_file():  # such as /dev/null
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise TwofoldError(f"{str(path)!r} cannot be written: {error.strerror or error}; name another file") from None
 
 
 def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Path:

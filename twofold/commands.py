@@ -225,7 +225,10 @@ def calibrate(
 
     def work() -> tuple[Any, bool]:
         from twofold.calibration import calibrate as measure
+        from twofold.calibration import check_writable
 
+        if report is not None:
+            check_writable(report)  # before the machine file is replaced
         say = Console(json=json)
         found = measure(
             devices, device=device, name=name, out=out, points=points, base=base, minutes=minutes, quick=quick,

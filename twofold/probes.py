@@ -16,7 +16,7 @@ from plans.plan import Optimizer, Plan
 from plans.transformer import TransformerConfig, transformer
 from search import uniform_plan
 
-__all__ = ["dispatch_plans", "probe_plans"]
+__all__ = ["dispatch_plans", "probe_plans", "rule_plans"]
 
 # sizes, batch, dp, tp, pp per eight ranks, micro-batches, optimizer-parallel level, last stage replicated
 _PROBES = (
@@ -76,4 +76,37 @@ def dispatch_plans(num_ranks: int) -> dict[str, Plan]:
         graph = transformer(_TINY, batch_size=8 * max(1, stated.get("dp", 1)))
         name = "-".join(["tiny", *(f"{axis}{count}" for axis, count in stated.items())])
         plans[name] = uniform_plan(graph, machine, micro_batch=micro_batch, optimizer=adamw, **stated)
+    return plans
+
+
+_RULES = (  # hidden, heads, kv heads, inner size, sequence; gated with rms norms and rotary positions, or as GPT
+    (2048, 16, 4, 5632, 1024, True),
+    (4096, 32, 8, 14336, 2048, True),
+    (1024, 16, None, 4096, 1024, False),
+    (3072, 24, None, 12288, 2048, False),
+)
+
+
+def rule_plans() -> dict[str, Plan]:
+    """Plans of one block of usual sizes: their instructions are measured one by one, the plans are never run.
+
+    >>> sorted(rule_plans())[:2]
+    ['rules-1024-dp2-zero1', 'rules-1024-recompute']
+    """
+    machine, adamw = Machine.load("h200-x8"), Optimizer(kind="adamw", settings={"lr": 1e-4})
+    ways: dict[str, dict[str, Any]] = {
+        "dp2-zero1": {"dp": 2, "micro_batch": 1, "zero": 1},
+        "recompute": {"micro_batch": 2, "recompute": "selective"},
+        "tp2": {"tp": 2, "micro_batch": 2, "sequence_parallel": True},
+    }
+    plans = {}
+    for hidden, heads, kv_heads, ffn, seq, gated in _RULES:
+        config = TransformerConfig(
+            name="rules", num_layers=1, hidden=hidden, num_heads=heads, num_kv_heads=kv_heads, ffn=ffn, vocab=32000,
+            seq=seq, dtype="bfloat16", gated=gated, norm="rms" if gated else "layer",
+            position="rope" if gated else "learned", qkv_bias=not gated, out_bias=not gated, mlp_bias=not gated,
+        )  # fmt: skip
+        for name, degrees in ways.items():
+            plan = uniform_plan(transformer(config, batch_size=4), machine, optimizer=adamw, **degrees)
+            plans[f"rules-{hidden}-{name}"] = plan
     return plans

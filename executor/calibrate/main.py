@@ -63,6 +63,7 @@ def _measure(options: argparse.Namespace, device: Device, meeting: Meeting) -> i
     minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
     session = Session(
         timer, meeting, log, minutes=minutes, quick=options.quick, plans=[Path(plan) for plan in options.plans],
+        rule_plans=[Path(plan) for plan in options.rule_plans],
         wanted=None if options.wanted is None else Path(options.wanted),
         sections=options.sections.split(",") if options.sections else (), order=options.order,
         say=lambda line: print(line, flush=True),
@@ -88,6 +89,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sections", default="", help=f"some of {','.join(SECTIONS)}")
     parser.add_argument("--order", type=int, default=0, help="seed of the order that points are taken in")
     parser.add_argument("--plans", nargs="*", default=[], help="plan files whose instructions are timed on the host")
+    parser.add_argument(
+        "--rule-plans", nargs="*", default=[], help="more of them, timed only alone"
+    )
     parser.add_argument("--wanted", default=None, help="file of points that are asked for beyond the grids")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a measurement counts as hung")
     return parser.parse_args(arguments)

@@ -53,7 +53,7 @@ SECTIONS = {
     "matrix": 0.19,
     "kernels": 0.1,
     "attention": 0.12,
-    "rules": 0.05,
+    "rules": 0.09,
     "communication": 0.2,
     "overlap": 0.14,
     "dispatch": 0.07,
@@ -107,7 +107,8 @@ class Session:
         log: this rank's file; that of rank 0 gets everything in the end.
         minutes: of time there is.
         quick: only what tells most.
-        plans: programs for the section "instructions".
+        plans: programs for the section "instructions"; its and those of `rule_plans` for the section "rules".
+        rule_plans: programs that are not run.
         wanted: a file of points that are asked for beyond the grids.
         sections: of `SECTIONS`, those to take; all when empty.
         order: seed of the order inside a section; another one takes the same points at other times.
@@ -125,6 +126,7 @@ class Session:
         minutes: float,
         quick: bool = False,
         plans: Sequence[Path] = (),
+        rule_plans: Sequence[Path] = (),
         wanted: Path | None = None,
         sections: Sequence[str] = (),
         order: int = 0,
@@ -139,6 +141,7 @@ class Session:
         without = (*(TOGETHER if meeting.size == 1 else ()), *(("wanted",) if wanted is None else ()))
         self.sections = [name for name in self.sections if name not in without]
         self.quick, self.plans, self.wanted, self.order = quick, plans, wanted, order
+        self.rule_plans = (*plans, *rule_plans)
         self.say = say if meeting.rank == 0 else (lambda line: None)
         self.clock_s, self.end_s = clock_s, clock_s() + 60 * minutes
         self.max_call_s = max_call_s or (0.3 if self.device.is_async else 0.02)
@@ -172,7 +175,7 @@ class Session:
             "matrix": lambda end: self._alone(matrix_jobs(self.device.num_processors), end),
             "kernels": lambda end: self._alone(kernel_jobs(), end),
             "attention": lambda end: self._alone(attention_jobs(), end),
-            "rules": lambda end: self._alone(rule_jobs(self.plans), end),
+            "rules": lambda end: self._alone(rule_jobs(self.rule_plans), end),
             "communication": self._communication,
             "overlap": self._overlap,
             "dispatch": lambda end: self._rank_0(dispatch_points(self.timer), end),
