@@ -24,6 +24,7 @@ from executor.calibrate.main import surroundings
 from executor.calibrate.session import MEMORY_SHARE
 from executor.calibrate.wanted import job_of
 from executor.device import Device, pick_device
+from plans.errors import TwofoldError
 from plans.files import write_atomically
 
 __all__ = ["chosen_kernels", "main", "split_at_markers"]
@@ -44,23 +45,22 @@ def chosen_kernels(device: Device, jobs: Sequence[Job]) -> Iterator[dict[str, An
     for number in range(0, len(jobs), TOGETHER):
         some = jobs[number : number + TOGETHER]
         issued: list[Job] = []
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile,
-        ):
-            for job in some:
-                try:
-                    call = job.make(bench)[0]
-                    call()  # the library loads its kernels
-                    device.spin(1000)
-                    call()
-                except RuntimeError:
-                    device.release_memory()
-                    continue
+        profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        profile.start()
+        for job in some:
+            try:
+                call = job.make(bench)[0]
+                call()  # the library loads its kernels
                 device.spin(1000)
-                issued.append(job)
-            device.synchronize()
-            profile.stop()
+                call()
+            except RuntimeError:
+                device.release_memory()
+                continue
+            device.spin(1000)
+            issued.append(job)
+        device.synchronize()
+        profile.stop()
+        with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace.json"
             profile.export_chrome_trace(str(trace))
             events = json.loads(trace.read_bytes())["traceEvents"]
@@ -94,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the records of all products and attention of files of points."""
     out, *files = sys.argv[1:] if arguments is None else arguments
     device = pick_device("auto")
+    if device.kind != "cuda":
+        raise TwofoldError(f"device {device.kind!r} does not tell the names of its kernels; cuda does")
     device.use()
     points: dict[Any, Point] = {}
     for file in files:
