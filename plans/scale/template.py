@@ -51,7 +51,7 @@ class Cell:
     gradient: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartTemplate:
     """One body: forward, whole backward, input-gradient or weight-gradient part.
 

@@ -7,8 +7,11 @@ What a block leaves of a bucket is shared with the blocks after it, and so is it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
 
 from costmodels import Machine
 from costmodels.price import price_collective, price_compute, price_wait
@@ -24,9 +27,20 @@ _FIRST_TOKEN = {"reduce": 2**20, "gather": 2**21}
 """Tokens that no template has."""
 
 
+class _Parameter(NamedTuple):
+    """A `ParameterTemplate` with its numbers."""
+
+    name: str
+    elements: int
+    whole: int
+    dtype: str
+    summed: tuple[str, ...]
+    same: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    parameters: tuple[ParameterTemplate, ...]
+    parameters: tuple[_Parameter, ...]
     share: float = 1.0  # of a bucket that several blocks fill
     num_blocks: int = 1
 
@@ -47,21 +61,94 @@ class Lowered:
     machine: Machine
     degrees: Degrees
     numbers: Sequence[int]
+    _lines: _Lines = field(init=False, repr=False, compare=False)
 
-    # ------------------------------------------------------------------- parameters
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_lines", _lines(self.machine, self.degrees))
 
     def is_sharded(self, each: ParameterTemplate) -> bool:
         """As `LocalParameter.axes`."""
-        optimizer = self.degrees.optimizer
-        large = self.numbers[each.whole] * itemsize(each.dtype) >= optimizer.threshold_bytes
-        return optimizer.parallel_level >= 1 and large and self._size((*each.summed, *each.same), True) > 1
+        return self._lines.is_sharded(self._parameter(each))
 
     def reduces_each(self, each: ParameterTemplate) -> bool:
         """As `LocalParameter.reduces_each`."""
         return self.degrees.optimizer.reduces_each and self.is_sharded(each)
 
-    def _size(self, axes: Iterable[str], copies: bool) -> int:
+    def gathers(self, parameters: Iterable[ParameterTemplate]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+        """What issues the gathers of a piece's weights, and what makes them usable."""
+        return self._lines.gathers(self._parameters(parameters))
+
+    def reductions(self, parameters: Iterable[ParameterTemplate]) -> Mapping[str, tuple[Line, ...]]:
+        """Parameter -> what follows once its gradient is whole; "": what ends the body.
+
+        Args:
+            parameters: in the order in which their gradients are whole.
+        """
+        return self._lines.reductions(self._parameters(parameters))
+
+    def endings(self, parameters: Iterable[ParameterTemplate]) -> tuple[Line, ...]:
+        """What the end of a step adds to the updates: gradients that no body reduces, views, casts, weights stored."""
+        return self._lines.endings(self._parameters(parameters))
+
+    def _parameter(self, each: ParameterTemplate) -> _Parameter:
+        numbers = self.numbers
+        return _Parameter(
+            each.name, numbers[each.elements], numbers[each.whole], each.dtype, each.summed, each.same
+        )  # fmt: skip
+
+    def _parameters(self, parameters: Iterable[ParameterTemplate]) -> tuple[_Parameter, ...]:
+        return tuple([self._parameter(each) for each in parameters])
+
+
+_KNOWN: dict[tuple[object, ...], _Lines] = {}
+_MOST_KNOWN = 4096
+
+
+def _lines(machine: Machine, degrees: Degrees) -> _Lines:
+    """The same object for all layouts in which the optimizer does the same."""
+    optimizer = degrees.optimizer
+    own = [
+        tuple(sorted(each.items())) if isinstance(each, dict) else each for each in msgspec.structs.astuple(optimizer)
+    ]
+    key = (machine, degrees.tp, degrees.cp, degrees.dp, degrees.num_ranks, *own)
+    found = _KNOWN.get(key)
+    if found is None:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        found = _KNOWN[key] = _Lines(machine, degrees)
+    return found
+
+
+class _Lines:
+    """What `Lowered` says, made once for equal parameters."""
+
+    def __init__(self, machine: Machine, degrees: Degrees) -> None:
+        self.machine = machine
+        self.degrees = degrees
+        self._sizes: dict[tuple[tuple[str, ...], bool], int] = {}
+        self._groups: dict[tuple[str, ...], tuple[int, tuple[int, int]]] = {}
+        self._sharded: dict[_Parameter, bool] = {}
+        self._made: dict[tuple[str, tuple[_Parameter, ...]], Any] = {}
+
+    # ------------------------------------------------------------------- parameters
+
+    def is_sharded(self, each: _Parameter) -> bool:
+        found = self._sharded.get(each)
+        if found is None:
+            optimizer = self.degrees.optimizer
+            large = each.whole * itemsize(each.dtype) >= optimizer.threshold_bytes
+            found = optimizer.parallel_level >= 1 and large and self._size((*each.summed, *each.same), True) > 1
+            self._sharded[each] = found
+        return found
+
+    def _size(self, axes: tuple[str, ...], copies: bool) -> int:
         """Ranks along axes of a stage, and along the data-parallel one."""
+        found = self._sizes.get((axes, copies))
+        if found is None:
+            found = self._sizes[axes, copies] = self._count(axes, copies)
+        return found
+
+    def _count(self, axes: tuple[str, ...], copies: bool) -> int:
         degrees = self.degrees
         sizes = {"cp": degrees.cp, "tp": degrees.tp, "tp_kv": 1, "tp_q": 1}
         if degrees.tp > 1 and "tp" not in axes and (spread := {"tp_kv", "tp_q"} & set(axes)):
@@ -69,27 +156,31 @@ class Lowered:
         return math.prod(sizes.get(axis, 1) for axis in axes) * (degrees.dp if copies else 1)
 
     def _group(self, axes: tuple[str, ...]) -> tuple[int, tuple[int, int]]:
-        degrees, ranks = self.degrees, self.degrees.num_ranks
-        members = self._size(axes, True)
-        inner = any(axis.startswith("tp") for axis in axes)
-        return members, group_tiers(self.machine, members, 1 if inner else degrees.tp, ranks)
+        found = self._groups.get(axes)
+        if found is None:
+            degrees, ranks = self.degrees, self.degrees.num_ranks
+            members = self._size(axes, True)
+            inner = any(axis.startswith("tp") for axis in axes)
+            found = members, group_tiers(self.machine, members, 1 if inner else degrees.tp, ranks)
+            self._groups[axes] = found
+        return found
 
-    def _buckets(self, parameters: Sequence[ParameterTemplate], gradients: bool) -> list[_Bucket]:
+    def _buckets(self, parameters: Sequence[_Parameter], gradients: bool) -> list[_Bucket]:
         """As `plans.lower.buckets.filled`, in the order in which they are complete."""
         optimizer = self.degrees.optimizer
         limit = optimizer.bucket_bytes
         if not limit:
             return [_Bucket((each,)) for each in parameters]
-        open_: dict[object, list[ParameterTemplate]] = {}
+        open_: dict[object, list[_Parameter]] = {}
         sizes: dict[object, int] = {}
-        closed: list[tuple[object, list[ParameterTemplate]]] = []
+        closed: list[tuple[object, list[_Parameter]]] = []
         key: object
         for each in parameters:
             sharded = self.is_sharded(each)
             key = (each.summed, each.same if sharded else (), sharded)
             open_.setdefault(key, []).append(each)
             dtype = optimizer.reduces_in(each.dtype) if gradients else each.dtype
-            sizes[key] = sizes.get(key, 0) + self.numbers[each.elements] * itemsize(dtype)
+            sizes[key] = sizes.get(key, 0) + each.elements * itemsize(dtype)
             whole_block = optimizer.parallel_level == 3 and sharded
             if not whole_block and sizes[key] >= limit:
                 sizes.pop(key)
@@ -125,15 +216,21 @@ class Lowered:
     def _wait(self, token: int, share: float = 1.0) -> Line:
         return Line(WAIT, round(price_wait(self.machine).dispatch_ps * share), 0, token=token)
 
-    def gathers(self, parameters: Sequence[ParameterTemplate]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-        """What issues the gathers of a piece's weights, and what makes them usable."""
+    def gathers(self, parameters: tuple[_Parameter, ...]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+        key = ("gathers", parameters)
+        if key not in self._made:
+            self._made[key] = self._gathers(parameters)
+        found: tuple[tuple[Line, ...], tuple[Line, ...]] = self._made[key]
+        return found
+
+    def _gathers(self, parameters: tuple[_Parameter, ...]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
         optimizer, issue, arrive = self.degrees.optimizer, list[Line](), list[Line]()
         mine = [each for each in parameters if self.is_sharded(each)]
         for number, bucket in enumerate(self._buckets(mine, False)):
             first, token = bucket.parameters[0], _FIRST_TOKEN["gather"] + number
             axes, own, share = (*first.summed, *first.same), itemsize(first.dtype), bucket.share
             members, kept = self._size(axes, True), itemsize(optimizer.updates_in(first.dtype))
-            shards = sum(-(-self.numbers[each.elements] // members) for each in bucket.parameters) * bucket.num_blocks
+            shards = sum(-(-each.elements // members) for each in bucket.parameters) * bucket.num_blocks
             count = 1 + len(bucket.parameters)
             if not bucket.is_single:
                 issue.append(self._compute("flat_pack", count, shards * (kept + own), first.dtype, share))
@@ -146,12 +243,14 @@ class Lowered:
                 arrive.append(self._compute("flat_unpack", count, moved, first.dtype, share))
         return tuple(issue), tuple(arrive)
 
-    def reductions(self, parameters: Sequence[ParameterTemplate]) -> dict[str, tuple[Line, ...]]:
-        """Parameter -> what follows once its gradient is whole; "": what ends the body.
+    def reductions(self, parameters: tuple[_Parameter, ...]) -> Mapping[str, tuple[Line, ...]]:
+        key = ("reductions", parameters)
+        if key not in self._made:
+            self._made[key] = self._reductions(parameters)
+        found: Mapping[str, tuple[Line, ...]] = self._made[key]
+        return found
 
-        Args:
-            parameters: in the order in which their gradients are whole.
-        """
+    def _reductions(self, parameters: tuple[_Parameter, ...]) -> Mapping[str, tuple[Line, ...]]:
         optimizer = self.degrees.optimizer
         each_body = optimizer.reduces_each
         mine = [each for each in parameters if self._needs(each) and (self.is_sharded(each) or not each_body)]
@@ -170,7 +269,7 @@ class Lowered:
             result[""] = before
         return result
 
-    def _needs(self, each: ParameterTemplate) -> bool:
+    def _needs(self, each: _Parameter) -> bool:
         sharded = self.is_sharded(each) and self.degrees.optimizer.parallel_level >= 2
         return self._size(each.summed, True) > 1 or sharded
 
@@ -181,11 +280,11 @@ class Lowered:
         axes = (*first.summed, *first.same) if sharded else ()
         whole = first.dtype if optimizer.reduces_each and sharded else optimizer.accumulates_in(first.dtype)
         made = itemsize(optimizer.reduces_in(first.dtype) if rows > 1 else whole)
-        elements = sum(self.numbers[each.elements] for each in bucket.parameters) * bucket.num_blocks
+        elements = sum(each.elements for each in bucket.parameters) * bucket.num_blocks
         shards = elements
         if sharded:
             ways = self._size(axes, True)
-            shards = sum(-(-self.numbers[each.elements] // ways) for each in bucket.parameters) * bucket.num_blocks
+            shards = sum(-(-each.elements // ways) for each in bucket.parameters) * bucket.num_blocks
         packed = not bucket.is_single or itemsize(whole) != made
         packed = packed or bool(sharded and first.same and optimizer.parallel_level >= 2)
         lines: list[Line] = []
@@ -205,8 +304,14 @@ class Lowered:
             after.append(self._compute("accumulate", 2, shards * (made + total), first.dtype, share))
         return tuple(lines), tuple(after)
 
-    def endings(self, parameters: Sequence[ParameterTemplate]) -> tuple[Line, ...]:
-        """What the end of a step adds to the updates: gradients that no body reduces, views, casts, weights stored."""
+    def endings(self, parameters: tuple[_Parameter, ...]) -> tuple[Line, ...]:
+        key = ("endings", parameters)
+        if key not in self._made:
+            self._made[key] = self._endings(parameters)
+        found: tuple[Line, ...] = self._made[key]
+        return found
+
+    def _endings(self, parameters: tuple[_Parameter, ...]) -> tuple[Line, ...]:
         optimizer = self.degrees.optimizer
         lines: list[Line] = []
         late = [each for each in parameters if optimizer.reduces_each and not self.is_sharded(each)]
@@ -221,12 +326,12 @@ class Lowered:
             own, kept = optimizer.accumulates_in(each.dtype), optimizer.updates_in(each.dtype)
             sharded = self.is_sharded(each)
             axes = (*each.summed, *each.same) if sharded else ()
-            elements = -(-self.numbers[each.elements] // (self._size(axes, True) if sharded else 1))
+            elements = -(-each.elements // (self._size(axes, True) if sharded else 1))
             if optimizer.parallel_level < 2 and self._needs(each):
                 own = optimizer.reduces_in(each.dtype)
                 bucket_share = 1.0
                 if optimizer.bucket_bytes:
-                    whole = self.numbers[each.elements] * itemsize(own)
+                    whole = each.elements * itemsize(own)
                     bucket_share = min(1.0, whole / optimizer.bucket_bytes)
                 lines.append(self._wait(-2, bucket_share))
             if own != kept:

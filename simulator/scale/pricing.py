@@ -1,10 +1,17 @@
-"""Cells of a template, for given sizes, as priced lines."""
+"""Cells of a template, for given sizes, as priced lines.
+
+A cell is priced once for each set of its own sizes: layouts share most of them (recompute modes, split backwards, data
+parallelism change none), so that a body is mostly looked up.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from costmodels import Machine
 from costmodels.price import overlap_class, price_collective, price_compute, price_wait
@@ -23,6 +30,8 @@ Groups = Mapping[str, tuple[int, tuple[int, int]]]
 
 Shape = tuple[int, ...]
 
+_MOST_KNOWN = 2**18
+
 
 def priced_lines(
     part: PartTemplate, numbers: Sequence[int], groups: Groups, machine: Machine, stack: Stack
@@ -32,11 +41,90 @@ def priced_lines(
     Raises:
         TwofoldError: what the machine has no price for.
     """
-    steps: list[Step] = []
-    for cell in part.cells:
-        steps += _steps(cell, numbers, stack)
+    prices = _prices(machine, stack)
+    if type(stack).arranged is Stack.arranged:
+        return [line for cell in _looked_up(part) for line in prices.lines(cell, numbers, groups)]
+    steps = [step for cell in _looked_up(part) for step in prices.steps(cell, numbers)]
     ways = groups["tp"][0] if "tp" in groups else 1
-    return [_line(step, groups, machine, stack) for step in stack.arranged(steps, ways)]
+    return [prices.line(step, groups) for step in stack.arranged(steps, ways)]
+
+
+class _LookUp(NamedTuple):
+    """A cell, the number of its form (what it is but for its sizes), and what takes its sizes out of all numbers."""
+
+    cell: Cell
+    form: int
+    sizes: Callable[[Sequence[int]], Any]
+
+
+_FORMS: dict[tuple[object, ...], int] = {}
+
+
+@lru_cache(maxsize=8192)
+def _looked_up(part: PartTemplate) -> tuple[_LookUp, ...]:
+    found = []
+    for cell in part.cells:
+        ranks = tuple(len(shape) for shape in cell.shapes)
+        form = (
+            cell.kind, cell.call, cell.part, cell.dtype, cell.axes, cell.token, cell.causal, ranks, len(cell.touched),
+            cell.operator if cell.kind is Kind.COLLECTIVE else "",
+        )  # fmt: skip
+        places = [place for shape in cell.shapes for place in shape] + list(cell.touched)
+        if cell.kind is Kind.COLLECTIVE:
+            places = [cell.message]
+        found.append(_LookUp(cell, _FORMS.setdefault(form, len(_FORMS)), itemgetter(*places) if places else _none))
+    return tuple(found)
+
+
+def _none(numbers: Sequence[int]) -> None:
+    return None
+
+
+@lru_cache(maxsize=16)
+def _prices(machine: Machine, stack: Stack) -> _Prices:
+    return _Prices(machine, stack)
+
+
+class _Prices:
+    """What a stack runs for cells on a machine, and what that costs."""
+
+    def __init__(self, machine: Machine, stack: Stack) -> None:
+        self._machine = machine
+        self._stack = stack
+        self._lines: dict[tuple[object, ...], Sequence[Line]] = {}
+        self._steps: dict[tuple[object, ...], Sequence[Step]] = {}
+        self._line_of: dict[object, Line] = {}
+
+    def lines(self, found: _LookUp, numbers: Sequence[int], groups: Groups) -> Sequence[Line]:
+        """The lines of a cell, where the stack arranges nothing."""
+        cell = found.cell
+        key = (found.form, found.sizes(numbers), _members(cell.axes, groups) if cell.axes else None)
+        lines = self._lines.get(key)
+        if lines is None:
+            if len(self._lines) > _MOST_KNOWN:
+                self._lines.clear()
+            lines = self._lines[key] = [self.line(step, groups) for step in self.steps(found, numbers)]
+        return lines
+
+    def steps(self, found: _LookUp, numbers: Sequence[int]) -> Sequence[Step]:
+        """What the stack runs for a cell."""
+        key = (found.form, found.sizes(numbers))
+        steps = self._steps.get(key)
+        if steps is None:
+            if len(self._steps) > _MOST_KNOWN:
+                self._steps.clear()
+            steps = self._steps[key] = _steps(found.cell, numbers, self._stack)
+        return steps
+
+    def line(self, step: Step, groups: Groups) -> Line:
+        """A step, priced."""
+        key = (step, _members(step.axes, groups)) if isinstance(step, Message) and step.axes else step
+        line = self._line_of.get(key)
+        if line is None:
+            if len(self._line_of) > _MOST_KNOWN:
+                self._line_of.clear()
+            line = self._line_of[key] = _line(step, groups, self._machine, self._stack)
+        return line
 
 
 def _steps(cell: Cell, numbers: Sequence[int], stack: Stack) -> list[Step]:
