@@ -10,11 +10,13 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
+
+import numpy as np
 
 from plans.files import write_atomically
 from plans.lower import lower
@@ -30,6 +32,7 @@ from reports.plan_tables import parameter_table, plan_table
 from reports.svg import Picture, style_sheet, template
 from reports.tables import Check, Table, verification_table
 from reports.time_tables import comparison_table, composition_table, critical_path_table, timeline_table
+from reports.units import format_seconds
 from simulator import composition, critical_path
 
 __all__ = ["MAX_REPORT_BYTES", "report_html", "write_report"]
@@ -95,7 +98,7 @@ def report_html(
         sections = [
             _verification(checks),
             _what_if(what_if, max_rows),
-            _results(timelines),
+            _results(timelines, step_times_s),
             _pipeline(timelines, max_boxes),
             _losses(losses),
             _step_times(step_times_s, predicted, measured),
@@ -159,10 +162,10 @@ def _verification(checks: Sequence[Check]) -> str:
     must = [check for check in checks if not check.informs]
     failed = [check.name for check in must if not check.passed]
     said = f"FAILED: {', '.join(failed)}." if failed else f"All {len(must)} checks passed."
-    outside = [check.name for check in checks if check.informs and not check.passed]
-    said += f" Outside its interval: {', '.join(outside)}." if outside else ""
-    verdict = f'<p class="{"fail" if failed else "pass"}">{escape(said)}</p>'
-    return _section("verification", "Verification", verdict, verification_table(checks).html())
+    verdicts = [f'<p class="{"fail" if failed else "pass"}">{escape(said)}</p>']
+    if outside := [check.name for check in checks if check.informs and not check.passed]:
+        verdicts.append(f'<p class="warn">Outside its interval: {escape(", ".join(outside))}.</p>')
+    return _section("verification", "Verification", *verdicts, verification_table(checks).html())
 
 
 def _what_if(parts: Sequence[Table | Picture], max_rows: int) -> str:
@@ -171,11 +174,16 @@ def _what_if(parts: Sequence[Table | Picture], max_rows: int) -> str:
     return _section("what-if", "What if", *shown) if shown else ""
 
 
-def _results(timelines: Sequence[Timeline]) -> str:
+def _results(timelines: Sequence[Timeline], times_s: Sequence[float]) -> str:
     if not timelines:
         return ""
     title = " and ".join(each.kind for each in timelines)
-    return _section("results", f"The step, {title}", timeline_table(timelines).html())
+    table, run = timeline_table(timelines), timelines[-1]
+    if len(times_s) > run.num_steps and run.kind != "predicted":
+        every = f"The {run.kind} figures are of the last {run.num_steps} steps, which were recorded; all "
+        every += f"{len(times_s)} steps took {format_seconds(float(np.median(times_s)))} in the median."
+        table = replace(table, notes=(*table.notes, every))
+    return _section("results", f"The step, {title}", table.html())
 
 
 def _pipeline(timelines: Sequence[Timeline], max_boxes: int) -> str:
@@ -193,7 +201,9 @@ def _losses(losses: Mapping[str, Sequence[float]] | None) -> str:
     if not lines:
         return ""
     picture = line_picture(lines, title="Loss", x_name="step", y_name="loss")
-    return _section("losses", "Losses", _figure(picture, "The loss of every step: mean over micro-batches."))
+    said = "The loss of every step: mean over micro-batches."
+    said += " Equal losses lie on each other: dashes on a line." if len(lines) > 1 else ""
+    return _section("losses", "Losses", _figure(picture, said))
 
 
 def _step_times(times_s: Sequence[float], predicted: Timeline | None, measured: Timeline | None) -> str:

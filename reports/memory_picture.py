@@ -250,7 +250,7 @@ def _curve(
         picture.line(x, low, x, low + 4)
         picture.text(x, low + 15, f"{tick:g}", "middle small")
     last = _drawn(live, across)
-    times = np.append(live.times_ps[last], length)
+    times = np.clip(np.append(live.times_ps[last], length), 0, length)  # a rank may begin before the step does
     below = np.zeros(int(last.sum()), dtype=np.int64)
     for role in roles:
         if role not in live.by_role:
@@ -267,7 +267,7 @@ def _curve(
         below = above
     picture.line(_LEFT, low, _WIDTH - _RIGHT, low)
     when, peak = live.peak
-    x, y = _LEFT + when * across, low - peak * up
+    x, y = _LEFT + max(0, when) * across, low - peak * up
     picture.circle(x, y, 3.5, "frame")
     text = f"peak {format_bytes(peak)} at {format_seconds(when / PS_PER_S)}"
     left = x + 8 + text_width(text, 10.5) < _WIDTH

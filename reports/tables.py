@@ -13,6 +13,9 @@ from reports.units import format_bytes, format_seconds
 
 __all__ = ["Check", "Table", "format_axes", "verification_table"]
 
+_LONG_CELL = 60
+"""Cells of more characters are broken into lines."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
@@ -140,5 +143,6 @@ def _number(value: float | None, unit: str) -> str:
 
 
 def _cell(cell: str, kind: str) -> str:
-    mark = {"pass": ' class="pass"', "FAIL": ' class="fail"'}.get(cell, kind)
+    marks = {"pass": ' class="pass"', "FAIL": ' class="fail"', "OUTSIDE": ' class="warn"'}
+    mark = marks.get(cell, ' class="long"' if len(cell) > _LONG_CELL else kind)
     return f"<td{mark}>{escape(cell)}</td>"

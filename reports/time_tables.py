@@ -19,7 +19,7 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
     """Step time, span, bubble, exposed communication and peak memory, a column per timeline.
 
     The step time is the median from one step's end to the next; the span is that of the last step alone. With a
-    prediction first, the difference of the second timeline is given in per cent.
+    prediction first, the difference of the second timeline is given in per cent, of shares in percentage points.
     """
     quantities = (
         ("step time, end to end", [each.step_interval_s for each in timelines], format_seconds),
@@ -34,7 +34,12 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
         cells = ["not known" if value is None else form(value) for value in values]
         if compared:
             first, second = values
-            cells.append("" if not first or second is None else _percent(second / first - 1, sign=True))
+            if not first or second is None:
+                cells.append("")
+            elif form is _percent:
+                cells.append(f"{100 * (second - first):+.1f} points")
+            else:
+                cells.append(_percent(second / first - 1, sign=True))
         rows.append((name, *cells))
     if any(each.low_s is not None for each in timelines):
         spans = [
@@ -48,7 +53,8 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
     if len(set(columns)) < len(columns):  # two timelines of one kind
         numbered = (f"{each.kind} {number}" for number, each in enumerate(timelines, 1))
         columns = ("quantity", *numbered, *columns[1 + len(timelines) :])
-    return Table(title="Step", columns=columns, rows=tuple(rows), right=frozenset(columns[1:]))
+    notes = (f"difference: {columns[2]} against {columns[1]}.",) if compared else ()
+    return Table(title="Step", columns=columns, rows=tuple(rows), right=frozenset(columns[1:]), notes=notes)
 
 
 def composition_table(timeline: Timeline, program: Program | None = None) -> Table:

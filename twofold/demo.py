@@ -135,6 +135,8 @@ def demo(
     chosen, say = CASES[case], console or Console(num_steps=8)
     folder = Path(out) / case
     say.say(f"{case}: {chosen.title}")
+    if busy := _busy():
+        say.note(busy)
 
     say.step("data")
     from executor.data import ArrayDataset, load_digits
@@ -188,11 +190,13 @@ def demo(
 
     say.step("report")
     notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0] + "."]
-    notes += [] if calibrated is None else [f"Calibration, {line}." for line in calibrated.residuals]
+    notes += [] if calibrated is None else ["This machine was calibrated first; how well is under Further tables."]
+    notes += [busy] if busy else []
     command = f"twofold demo --case {case} --steps {steps} --seed {seed}"
     for option, value in (("data", data), ("machine", machine)):
         command += "" if value is None else f" --{option} {shlex.quote(value)}"
-    files |= _report(folder, case, command, plans, predicted, verification, target, notes)
+    tables = [_search_table(plans)] + ([] if calibrated is None else [_calibration_table(calibrated)])
+    files |= _report(folder, case, command, predicted, verification, target, notes, tables)
     say.note("\n".join(f"{name:<8} {path}" for name, path in files.items()))
     outcome = DemoResult(
         plans=plans,
@@ -245,7 +249,7 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
     interval = calibrated.machine.interval
     say.note(
         f"overall factor {calibrated.machine.host_scale:.2f}; 90 % interval of a step time "
-        f"{interval.low - 1:+.0%} to {interval.high - 1:+.0%}"
+        f"{100 * (interval.low - 1):+.0f} % to {100 * (interval.high - 1):+.0f} %"
     )
     return calibrated.machine, calibrated
 
@@ -256,7 +260,7 @@ def _say_prediction(say: Console, predicted: Timeline) -> None:
         interval = f" (90 % interval {predicted.low_s * 1e3:.1f} to {predicted.high_s * 1e3:.1f} ms)"
     say.note(f"predicted step {predicted.step_interval_s * 1e3:.1f} ms{interval}")
     say.note(
-        f"compute idle {predicted.bubble_fraction:.0%} of a step (bubble and waiting), exposed communication "
+        f"compute idle {100 * predicted.bubble_fraction:.0f} % of a step (bubble and waiting), exposed communication "
         f"{predicted.exposed_comm_s * 1e3:.1f} ms, peak memory {predicted.peak_bytes / 2**20:.2f} MiB per rank"
     )
 
@@ -270,11 +274,11 @@ def _report(
     folder: Path,
     name: str,
     command: str,
-    plans: PlanSet,
     predicted: Timeline,
     verification: Verification,
     machine: Machine,
     notes: list[str],
+    tables: list[Table],
 ) -> dict[str, Path]:
     from reports import pipeline_picture, write_report, write_trace
 
@@ -284,15 +288,15 @@ def _report(
     report = write_report(
         folder / "report.html", title=f"twofold demo: {name}",
         summary={
-            "loss against one process": f"{verification.loss_max_rel_diff:.1e}",
-            "weights against one process": f"{verification.weights_max_rel_diff:.1e}",
+            "loss against one process": f"{verification.loss_max_rel_diff:.1e} relative",
+            "weights against one process": f"{verification.weights_max_rel_diff:.1e} relative",
             "communication as planned": "yes" if result.collectives_match else "no",
             "step time": step,
         },
         plan=result.plan, program=program, predicted=predicted, measured=measured, checks=verification.checks(),
         losses={"8 ranks": list(map(float, result.losses)), "one process": list(verification.reference_losses)},
         step_times_s=list(map(float, result.interval_s)), machine=_facts(machine),
-        environment={key: str(value) for key, value in measured.meta.items()}, tables=[_search_table(plans)],
+        environment={key: str(value) for key, value in measured.meta.items()}, tables=tables,
         notes=notes, command=command,
     )  # fmt: skip
     trace = write_trace(folder / "trace.json.gz", [predicted, measured], program=program)
@@ -308,7 +312,7 @@ def _facts(machine: Machine) -> dict[str, str]:
         "devices": f"{machine.num_devices} {machine.device}",
         "cores per node": str(machine.cores_per_node or "not shared"),
         "overall factor": f"{machine.host_scale:.2f}",
-        "90 % interval": f"{interval.low - 1:+.0%} to {interval.high - 1:+.0%}",
+        "90 % interval": f"{100 * (interval.low - 1):+.0f} % to {100 * (interval.high - 1):+.0f} %",
     }
     for section, origin in machine.provenance.items():
         facts[section] = f"{origin.status}: {origin.source} ({origin.date})"
@@ -327,6 +331,23 @@ def _search_table(plans: PlanSet) -> Table:
             for each in nearest
         ),
     )  # fmt: skip
+
+
+def _calibration_table(calibrated: CalibrationResult) -> Table:
+    from reports import Table
+
+    return Table(
+        title="Calibration: how far the fitted forms are from the points that they were fitted to",
+        columns=("of", "error"), rows=tuple(tuple(line.partition(": ")[::2]) for line in calibrated.residuals),
+    )  # fmt: skip
+
+
+def _busy() -> str:
+    """A sentence where something else keeps the processor from the ranks; "" otherwise."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < 0.5 * cores:
+        return ""
+    return f"Something else ran here when the demo began (load {load:.1f} on {cores} cores): times swing with it."
 
 
 def _say_summary(say: Console, outcome: DemoResult) -> None:

@@ -113,7 +113,8 @@ class Verification:
             Check(
                 name=f"step time, {self.run.timeline.kind}", value=measured, low=self.predicted.low_s,
                 high=self.predicted.high_s, unit="s", informs=True,
-                detail=f"predicted {predicted * 1e3:.1f} ms, {predicted / measured - 1:+.1%}; limits: 90 % interval",
+                detail=f"predicted {predicted * 1e3:.1f} ms, {abs(100 * (predicted / measured - 1)):.1f} % too "
+                f"{'short' if predicted < measured else 'long'}; limits: 90 % interval",
             )
         ]  # fmt: skip
 
