@@ -1,9 +1,12 @@
-"""The search over degrees on a suite of models and clusters: `python -m benchmarks.search [CASE ...]`.
+"""The search over degrees on a suite of models and clusters: `python -m benchmarks.search [CASE | W1 ... W12 ...]`.
 
 For every case: the best configuration, how far it is above the bounds, what the baselines find (pure data parallel, a
 grid as tried by hand with Megatron-LM, greedy halving; all scored by the same forecast), and what the search took. Each
 case runs in a process of its own, so nothing is known from the case before. Every step time is a forecast: nothing was
 run on GPU or Ascend. Results go to benchmarks/results/search.json after every case.
+
+Then the checks of `benchmarks.search_weaknesses`: what a greedy search by element counts gets wrong, W1 to W12. The
+command fails if one of them does, or if a baseline beats the search.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks import search_weaknesses
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.transformer import TransformerConfig, transformer_config
@@ -35,7 +39,7 @@ GB = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One question, and what it shows (W1 to W11: weaknesses of a greedy recursive search by element counts).
+    """One question, and what it shows (W1 to W12: see `benchmarks.search_weaknesses`).
 
     Args:
         model: name, or sizes of a transformer of its own.
@@ -198,21 +202,25 @@ def run(case: Case, time_limit_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the named cases, or all; one line each."""
+    """Run the named cases and weaknesses, or all; one line each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--out", default=str(RESULTS))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.cases if name not in CASES]:
+    weaknesses = [name for name in arguments.cases if name in search_weaknesses.CASES]
+    named = [name for name in arguments.cases if name not in weaknesses]
+    if unknown := [name for name in named if name not in CASES]:
         parser.error(f"no case {unknown[0]!r}")
     if arguments.child:
-        print(json.dumps(run(CASES[arguments.cases[0]], arguments.time_limit)))
+        print(json.dumps(run(CASES[named[0]], arguments.time_limit)))
         return
     out = Path(arguments.out)
-    rows: dict[str, Any] = json.loads(out.read_text())["cases"] if out.is_file() and arguments.cases else {}
-    for name in arguments.cases or CASES:
+    before = json.loads(out.read_text()) if out.is_file() and arguments.cases else {}
+    rows: dict[str, Any] = before.get("cases", {})
+    checks: list[dict[str, Any]] = before.get("weaknesses", [])
+    for name in named if arguments.cases else CASES:
         command = [
             sys.executable,
             "-m",
@@ -231,10 +239,25 @@ def main() -> None:
             "shows": case.shows, "target_s": case.target_s, **json.loads(done.stdout),
         }  # fmt: skip
         print(_line(name, rows[name]), flush=True)
-        out.write_text(json.dumps(_document(rows), indent=1) + "\n")
+        out.write_text(json.dumps(_document(rows, checks), indent=1) + "\n")
+    if weaknesses or not arguments.cases:
+        fresh = search_weaknesses.checked(weaknesses)
+        kept = [row for row in checks if row["weakness"] not in {each["weakness"] for each in fresh}]
+        order = list(search_weaknesses.CASES)
+        checks = sorted([*kept, *fresh], key=lambda row: (order.index(row["weakness"]), row["number"]))
+        out.write_text(json.dumps(_document(rows, checks), indent=1) + "\n")
+    worse = [name for name, row in rows.items() if any(_loses(each) for each in row.get("baselines", {}).values())]
+    failed = [f"{row['weakness']} ({row['number']})" for row in checks if not row["passed"]]
+    if worse or failed:
+        sys.exit(f"slower than a baseline: {', '.join(worse) or 'none'}; checks failed: {', '.join(failed) or 'none'}")
+    print(f"no case is slower than a baseline; {len(checks)} checks of W1 to W12 passed")
 
 
-def _document(rows: dict[str, Any]) -> dict[str, Any]:
+def _loses(baseline: dict[str, Any]) -> bool:
+    return bool(baseline["step_s"]) and baseline["speed_up"] < 1.0 - 1e-9
+
+
+def _document(rows: dict[str, Any], checks: list[dict[str, Any]]) -> dict[str, Any]:
     done = [row for row in rows.values() if "step_s" in row]
     ups = {
         name: [row["baselines"][name]["speed_up"] for row in done if row["baselines"][name]["step_s"]]
@@ -251,7 +274,10 @@ def _document(rows: dict[str, Any]) -> dict[str, Any]:
             "speed_up_most": {name: max(each) for name, each in ups.items() if each},
             "does_not_fit": {name: len(done) - len(each) for name, each in ups.items()},
             "most_memory_GiB": max((row["memory_GiB"] for row in done), default=None),
+            "weaknesses": len({row["weakness"] for row in checks}),
+            "checks": len(checks), "checks_passed": sum(row["passed"] for row in checks),
         },
+        "weaknesses": checks,
         "cases": rows,
     }  # fmt: skip
 
