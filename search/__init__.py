@@ -1,10 +1,10 @@
 """The double recursive search: over devices (meshes), over the graph (exact elimination), ranked by simulation.
 
-* `space`: meshes of a stage's ranks and strategies of an operator.
-* `additive`: cost tables of a stage, priced from the instructions that lowering would write.
-* `eliminate`: the exact minimum of a sum of tables.
-* `pricing`: seconds of one instruction.
-* `stages`: stage boundaries. `planset`: the answer and its explanation. `search`: all of it together.
+* `space`: meshes of a stage's ranks and strategies of an operator. `stage`: one stage on all of its meshes.
+* `additive`: cost tables of a stage, from the instructions that lowering would write. `moves`: of redistributions.
+* `eliminate`: the exact minimum of a sum of tables. `refine`: with few redistributions priced. `pricing`: seconds.
+* `shapes`: stages, widths, micro-batches. `stages`: balanced boundaries. `whole`: plans simulated and ranked.
+* `planset`: the answer, its bounds and its explanation. `physics`: what nothing can beat. `search`: all of it together.
 * `pinned`: strategies given by the user, and what they suggest for the operators around them.
 * `uniform`: a plan stated in data-, tensor- and pipeline-parallel degrees.
 """

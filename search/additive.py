@@ -25,6 +25,7 @@ from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Strategy
 from plans.program import Instruction, Kind, Value
 from search.eliminate import Table
+from search.moves import Moves
 from search.space import strategies
 
 __all__ = ["InstructionCost", "StageCosts"]
@@ -33,7 +34,36 @@ _Layouts = tuple[tuple[TensorLayout, TensorLayout], ...]
 """Of a tensor where an operator reads it, and of the gradient that this makes."""
 
 InstructionCost = Callable[[Instruction], float]
-"""Seconds of one instruction on the machine, as the search counts them."""
+"""Seconds of one instruction on the machine, as the search counts them.
+
+It may have a method `group_key(mesh, axes)`: sets of axes with equal keys make collectives of equal cost.
+"""
+
+
+@dataclass(slots=True)
+class _Handed:
+    """A tensor with its maker, where that is in the stage, and its readers.
+
+    Args:
+        tensor: its name.
+        variables: positions of the maker, if it is inside, and of the readers.
+        source: numbers (in `Moves`) of the layouts in which the maker hands it on, per kind; empty without a maker.
+        slots: per reading input: which of `variables` it belongs to, and per kind of that variable's strategies the
+            numbers of the layout that is read, and of the gradient's.
+        kind_of: per variable and strategy the kind.
+        wanted: whether a gradient goes back.
+    """
+
+    tensor: str
+    variables: tuple[int, ...]
+    has_maker: bool
+    source: np.ndarray
+    arrives: np.ndarray
+    slots: list[tuple[int, np.ndarray, np.ndarray]]
+    kind_of: list[np.ndarray]
+    sizes: tuple[int, ...]
+    wanted: bool
+    table: Table | None = None
 
 
 @dataclass(slots=True)
@@ -52,6 +82,8 @@ class StageCosts:
         allowed: leaves only some strategies, where given.
         suggested: operator name -> strategies to choose from beside those on the stage's mesh.
         choice: of the steps of redistributions; those of least bytes where it is None.
+        moves: seconds of redistributions, or bounds of them; by `choice`, all exact, where it is None.
+        known: costs of single operators by all that they depend on; may be shared by stages and meshes.
     """
 
     micro: Graph
@@ -65,14 +97,15 @@ class StageCosts:
     allowed: Callable[[Operator, OperatorSpec, Strategy, Layout], bool] | None = None
     suggested: Mapping[str, Sequence[Strategy]] = field(default_factory=dict)
     choice: Choice | None = None
+    moves: Moves | None = None
+    known: dict[object, tuple[float, ...]] = field(default_factory=dict)
     choices: list[list[Strategy]] = field(init=False)
-    _own: dict[int, tuple[np.ndarray, np.ndarray]] = field(init=False, default_factory=dict)
-    _tensor: list[Table] | None = field(init=False, default=None)
-    _moves: dict[tuple[TensorLayout, TensorLayout, tuple[int, ...], str], float] = field(
-        init=False, default_factory=dict
-    )
+    _own: dict[int, np.ndarray] = field(init=False, default_factory=dict)
+    _handed: list[_Handed] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.moves is None:
+            self.moves = Moves(self.choice.seconds if self.choice is not None else self._lowered_s)
         self.choices = [self._choices(operator) for operator in self.operators]
 
     def _choices(self, operator: Operator) -> list[Strategy]:
@@ -90,64 +123,149 @@ class StageCosts:
         return [len(choices) for choices in self.choices]
 
     def tables(self, compute_only: bool = False) -> list[Table]:
-        """All cost tables; `compute_only` leaves out communication (a lower bound on any choice)."""
+        """All cost tables; `compute_only` leaves out communication (a lower bound on any choice).
+
+        Where `moves` has bounds, the cells of tensors' tables are bounds too until `price` has been asked for them.
+        """
         result = [self._own_table(position, compute_only) for position in range(len(self.operators))]
         if not compute_only:
-            if self._tensor is None:
-                self._tensor = self._tensor_tables()
-            result += self._tensor
+            result += [self._tensor_table(handed) for handed in self._tensors()]
         return result
+
+    def price(self, values: Sequence[int]) -> bool:
+        """Make the tables exact for one choice of strategies; whether anything of it was a bound."""
+        assert self.moves is not None
+        changed = set()
+        for handed in self._tensors():
+            tensor = self.micro.tensors[handed.tensor]
+            for source, target in self._moves_of(handed, values):
+                if not self.moves.is_exact(source, target, tensor.shape, tensor.dtype):
+                    self.moves.price(source, target, tensor.shape, tensor.dtype)
+                    changed.add((tensor.shape, tensor.dtype))
+        for handed in self._tensors():
+            tensor = self.micro.tensors[handed.tensor]
+            if (tensor.shape, tensor.dtype) in changed:
+                handed.table = None
+        return bool(changed)
 
     # ------------------------------------------------------------ one operator
 
     def _own_table(self, position: int, compute_only: bool) -> Table:
-        if position not in self._own:
-            operator, choices = self.operators[position], self.choices[position]
-            compute_s = [self.num_micro_batches * self.compute_s(operator, strategy) for strategy in choices]
-            others_s = [self.step_s(operator, strategy) + self.hand_on_s(operator, strategy) for strategy in choices]
-            self._own[position] = np.array(compute_s), np.array(others_s)
-        compute, others = self._own[position]
+        compute, others, *_ = self._own_costs(position)
         return Table((position,), compute if compute_only else compute + others)
+
+    def least_parts_s(self, position: int) -> tuple[float, float, float]:
+        """The least that an operator takes by itself in a step; its compute on the host, and on the device."""
+        compute, others, host, device = self._own_costs(position)
+        return float((compute + others).min()), float(host.min()), float(device.min())
+
+    def _own_costs(self, position: int) -> np.ndarray:
+        """[4, strategies]: seconds per step of compute, of all else it takes by itself; compute on host and device."""
+        if position not in self._own:
+            operator, spec = self.operators[position], self.micro.spec(self.operators[position])
+            signature = self._signature(operator)
+            found = [self._own_s(operator, spec, strategy, signature) for strategy in self.choices[position]]
+            self._own[position] = np.array(found).T
+        return self._own[position]
+
+    def _own_s(
+        self, operator: Operator, spec: OperatorSpec, strategy: Strategy, signature: object
+    ) -> tuple[float, ...]:
+        """A column of `_own_costs`; kept by all that it depends on."""
+        key: object
+        if strategy.out is not None or strategy.mesh is not None or spec.statistic is not None:
+            key = (signature, self.mesh, strategy.mesh, tuple(strategy.dims.items()), strategy.out)
+        else:
+            key = (signature, self._cuts(operator, spec, strategy))
+        if key not in self.known:
+            compute_s, host_s, device_s = self._compute(operator, strategy)
+            others_s = self.step_s(operator, strategy) + self.hand_on_s(operator, strategy)
+            times = self.num_micro_batches
+            self.known[key] = times * compute_s, others_s, times * host_s, times * device_s
+        return self.known[key]
+
+    def _signature(self, operator: Operator) -> object:
+        tensors = tuple(
+            (tensor.shape, tensor.dtype, tensor.kind == "parameter")
+            for tensor in (self.micro.tensors[name] for name in (*operator.inputs, *operator.outputs))
+        )
+        trained = self.micro.trained_inputs(operator)
+        return operator.kind, repr(sorted(operator.attrs.items())), tensors, trained, self.num_micro_batches
+
+    def _cuts(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
+        """Into how many parts the dims are cut, and what kind of groups the parameters are summed or gathered over."""
+        mesh, group_key = self.mesh, getattr(self.cost, "group_key", None)
+        parts = tuple(mesh.size(strategy.dims.get(dim, ())) for dim in spec.sizes)
+        groups = []
+        for index, name in enumerate(operator.inputs):
+            if self._is_parameter(name) and index in spec.gradients:
+                axes = spec.gradient_layout(index, mesh, strategy.dims).partial
+                over = shard_axes(spec.input_layout(index, mesh, strategy.dims), axes)
+                groups += [group_key(mesh, each) if group_key else (mesh, each) for each in (axes, over)]
+        return parts, tuple(groups)
 
     def compute_s(self, operator: Operator, strategy: Strategy) -> float:
         """Seconds of an operator's forward and gradients for one micro-batch."""
-        spec, mesh = self.micro.spec(operator), self._mesh(strategy)
-        table, emitter = self._scratch(mesh)
+        return self._compute(operator, strategy)[0]
+
+    def _compute(self, operator: Operator, strategy: Strategy) -> tuple[float, float, float]:
+        """Seconds of `compute_s`, and those of its kernels on the host and on the device."""
+        spec, mesh, tensors = self.micro.spec(operator), self._mesh(strategy), self.micro.tensors
         fraction = spec.local_fraction(mesh, strategy.dims)
         inputs = [
-            self._value(table, name, spec.input_layout(index, mesh, strategy.dims))
+            (spec.input_layout(index, mesh, strategy.dims).local_shape(tensors[name].shape), tensors[name].dtype)
             for index, name in enumerate(operator.inputs)
         ]
         outputs = [
-            self._value(table, name, spec.output_layout(index, mesh, strategy.dims))
+            (spec.output_layout(index, mesh, strategy.dims).local_shape(tensors[name].shape), tensors[name].dtype)
             for index, name in enumerate(operator.outputs)
         ]
-        statistic = gather_statistic(emitter, operator, spec, mesh, strategy.dims, inputs)
-        saved = {f"x{index}": value for index, value in enumerate(inputs)}
-        saved |= {f"y{index}": value for index, value in enumerate(outputs)}
-        if statistic is not None:
-            saved["s0"] = statistic
-            inputs.append(statistic)
-        emitter.compute(
-            "F", f"{operator.kind}.forward", "F", tuple(inputs), tuple(outputs), flops=spec.flops // fraction
-        )
-        wanted = self.micro.needs_gradient()
-        indices = [index for index in spec.gradients if operator.inputs[index] in wanted]
+        saved = {f"x{index}": each for index, each in enumerate(inputs)}
+        saved |= {f"y{index}": each for index, each in enumerate(outputs)}
+        total = host_s = device_s = 0.0
+        parts_of = getattr(self.cost, "parts", None)
+        if spec.statistic_layout(mesh, strategy.dims) is not None:
+            table, emitter = self._scratch(mesh)
+            names = [
+                table.add(Value(name=f"x{at}", shape=shape, dtype=dtype)) for at, (shape, dtype) in enumerate(inputs)
+            ]
+            made = gather_statistic(emitter, operator, spec, mesh, strategy.dims, names)
+            assert made is not None
+            emitter.flush()
+            total += self._total(emitter)
+            saved["s0"] = table[made].shape, table[made].dtype
+            inputs.append(saved["s0"])
+        attrs = dict(operator.attrs)
+
+        def called(call: str, part: str, operands: Sequence[tuple[tuple[int, ...], str]], flops: int) -> None:
+            nonlocal total, host_s, device_s
+            instruction = Instruction(
+                name=operator.name, kind=Kind.COMPUTE, call=f"{operator.kind}.{call}", part=part, flops=flops,
+                shapes=tuple(shape for shape, _ in operands), dtype=operands[0][1], attrs=attrs,
+            )  # fmt: skip
+            total += self.cost(instruction)
+            if parts_of is not None:
+                host, device = parts_of(instruction)
+                host_s, device_s = host_s + host, device_s + device
+
+        called("forward", "F", [*inputs, *outputs], spec.flops // fraction)
+        indices = self.micro.trained_inputs(operator)
         weights = [index for index in indices if self._is_parameter(operator.inputs[index])]
         groups = [(group, "B") for group in spec.gradient_groups(set(indices) - set(weights))]
         for group, part in groups + [(group, "W") for group in spec.gradient_groups(weights)]:
             operands = [] if operator.kind in LOSSES else outputs[:1]
-            operands += [saved[need] for need in spec.gradient_needs(group) if need in saved]
+            operands = operands + [saved[need] for need in spec.gradient_needs(group) if need in saved]
             results = [
-                self._value(table, operator.inputs[index], spec.gradient_layout(index, mesh, strategy.dims))
+                (
+                    spec.gradient_layout(index, mesh, strategy.dims).local_shape(tensors[operator.inputs[index]].shape),
+                    tensors[operator.inputs[index]].dtype,
+                )
                 for index in group
             ]
             which = "".join(str(index) for index in group)
-            emitter.compute(
-                f"{part}{which}", f"{operator.kind}.grad{which}", part, tuple(operands), tuple(results),
-                flops=sum(spec.gradients[index].flops for index in group) // fraction,
-            )  # fmt: skip
-        return self._total(emitter)
+            flops = sum(spec.gradients[index].flops for index in group) // fraction
+            called(f"grad{which}", part, [*operands, *results], flops)
+        return total, host_s, device_s
 
     def hand_on_s(self, operator: Operator, strategy: Strategy) -> float:
         """Seconds per step to bring an operator's output to the layout its strategy hands it on in, and back."""
@@ -202,11 +320,14 @@ class StageCosts:
 
     # ------------------------------------------------------- tensors handed on
 
-    def _tensor_tables(self) -> list[Table]:
+    def _tensors(self) -> list[_Handed]:
+        """The tensors whose layouts make a difference, announced to `moves`."""
+        if self._handed is not None:
+            return self._handed
         position = {operator.name: number for number, operator in enumerate(self.operators)}
         producers, consumers = self.micro.producers(), self.micro.consumers()
         wanted = self.micro.needs_gradient()
-        result = []
+        self._handed = []
         for name in dict.fromkeys(
             name for operator in self.operators for name in (*operator.inputs, *operator.outputs)
         ):
@@ -223,30 +344,93 @@ class StageCosts:
             ]
             if len(set(variables)) < 2:
                 continue
-            result.append(self._tensor_table(name, maker if inside else None, readers, variables, name in wanted))
-        return result
+            self._handed.append(
+                self._handed_on(name, maker if inside else None, readers, tuple(variables), name in wanted)
+            )
+        return self._handed
 
-    def _tensor_table(
-        self, name: str, maker: Operator | None, readers: Sequence[Operator], variables: Sequence[int], wanted: bool
-    ) -> Table:
-        """Strategies that hand the tensor on, or read it, in the same layouts cost the same: priced once per kind."""
-        kinds: list[dict[_Layouts, int]] = []
-        kind_of: list[list[int]] = []
+    def _handed_on(
+        self, name: str, maker: Operator | None, readers: Sequence[Operator], variables: tuple[int, ...], wanted: bool
+    ) -> _Handed:
+        """Strategies that hand the tensor on, or read it, in the same layouts cost the same: one kind."""
+        assert self.moves is not None
+        tensor = self.micro.tensors[name]
+        kinds: list[list[_Layouts]] = []
+        kind_of: list[np.ndarray] = []
         for number, variable in enumerate(variables):
             known: dict[_Layouts, int] = {}
-            operator = maker if maker is not None and number == 0 else readers[number - (maker is not None)]
             made = maker is not None and number == 0
+            operator = maker if made and maker is not None else readers[number - (maker is not None)]
             layouts = [self._layouts_of(name, operator, strategy, made) for strategy in self.choices[variable]]
-            kind_of.append([known.setdefault(each, len(known)) for each in layouts])
-            kinds.append(known)
-        costs = np.zeros(tuple(len(each) for each in kinds))
-        for cell in product(*(enumerate(each) for each in kinds)):
-            picked = [layouts for _, layouts in cell]
-            source = picked.pop(0)[0][0] if maker is not None else None
-            costs[tuple(at for at, _ in cell)] = self._layouts_s(
-                name, source, [pair for each in picked for pair in each], wanted
-            )
-        return Table(tuple(variables), costs[np.ix_(*kind_of)])
+            kind_of.append(np.array([known.setdefault(each, len(known)) for each in layouts]))
+            kinds.append(list(known))
+        every = dict.fromkeys(layout for known in kinds for pairs in known for pair in pairs for layout in pair)
+        every |= dict.fromkeys(layout.without_partial() for layout in every)
+        self.moves.add(tensor.shape, tensor.dtype, list(every))
+
+        def numbers(layouts: Sequence[TensorLayout]) -> np.ndarray:
+            assert self.moves is not None
+            return self.moves.numbers(tensor.shape, tensor.dtype, layouts)
+
+        first = [pairs[0][0] for pairs in kinds[0]]  # without a maker it arrives as its first reader wants it
+        slots = []
+        for number in range(maker is not None, len(variables)):
+            for slot in range(len(kinds[number][0])):
+                read = numbers([pairs[slot][0] for pairs in kinds[number]])
+                back = numbers([pairs[slot][1] for pairs in kinds[number]])
+                slots.append((number, read, back))
+        return _Handed(
+            tensor=name, variables=variables, has_maker=maker is not None, source=numbers(first),
+            arrives=numbers([layout.without_partial() for layout in first]), slots=slots, kind_of=kind_of,
+            sizes=tuple(len(known) for known in kinds), wanted=wanted and not self._is_parameter(name),
+        )  # fmt: skip
+
+    def _tensor_table(self, handed: _Handed) -> Table:
+        if handed.table is not None:
+            return handed.table
+        assert self.moves is not None
+        tensor, width = self.micro.tensors[handed.tensor], len(handed.sizes)
+        if self.moves.floors is None:
+            pairs = {pair for _, read, _ in handed.slots for pair in product(handed.source.tolist(), read.tolist())}
+            if handed.wanted:
+                pairs |= {
+                    pair for _, _, back in handed.slots for pair in product(back.tolist(), handed.arrives.tolist())
+                }
+            self.moves.price_all(tensor.shape, tensor.dtype, sorted(pairs))
+        seconds = self.moves.table(tensor.shape, tensor.dtype)
+
+        def along(which: np.ndarray, variable: int) -> np.ndarray:
+            return which.reshape([-1 if at == variable else 1 for at in range(width)])
+
+        costs = np.zeros(handed.sizes)
+        source, arrives = along(handed.source, 0), along(handed.arrives, 0)
+        reads = [along(read, variable) for variable, read, _ in handed.slots]
+        backs = [along(back, variable) for variable, _, back in handed.slots]
+        for at, (read, back) in enumerate(zip(reads, backs, strict=True)):
+            costs = costs + _once(seconds[source, read], read, reads[:at])
+            if handed.wanted:
+                costs = costs + _once(seconds[back, arrives], back, backs[:at])
+        spread = costs * self.num_micro_batches
+        for at, kinds in enumerate(handed.kind_of):
+            spread = spread.take(kinds, axis=at)
+        handed.table = Table(handed.variables, spread)
+        return handed.table
+
+    def _moves_of(self, handed: _Handed, values: Sequence[int]) -> set[tuple[TensorLayout, TensorLayout]]:
+        """The pairs of layouts that a choice of strategies moves the tensor, and its gradient, between."""
+        assert self.moves is not None
+        tensor = self.micro.tensors[handed.tensor]
+        layouts = self.moves.layouts(tensor.shape, tensor.dtype)
+        kinds = [
+            int(kind_of[values[variable]]) for kind_of, variable in zip(handed.kind_of, handed.variables, strict=True)
+        ]
+        source, arrives = layouts[handed.source[kinds[0]]], layouts[handed.arrives[kinds[0]]]
+        found = set()
+        for variable, read, back in handed.slots:
+            found.add((source, layouts[read[kinds[variable]]]))
+            if handed.wanted:
+                found.add((layouts[back[kinds[variable]]], arrives))
+        return found
 
     def _layouts_of(self, name: str, operator: Operator, strategy: Strategy, made: bool) -> _Layouts:
         """In which layout a strategy hands a tensor on; or in which it is read, and its gradient made, each time."""
@@ -260,28 +444,18 @@ class StageCosts:
             if read == name
         )
 
-    def _layouts_s(
-        self, name: str, source: TensorLayout | None, targets: Sequence[tuple[TensorLayout, TensorLayout]], wanted: bool
-    ) -> float:
-        if source is None:
-            source = targets[0][0]
-        moves = dict.fromkeys((source, target, name) for target, _ in targets)
-        if wanted and not self._is_parameter(name):
-            moves |= dict.fromkeys((back, source.without_partial(), name) for _, back in targets)
-        return self.num_micro_batches * sum(self._move_s(*move) for move in moves)
-
     def _move_s(self, source: TensorLayout, target: TensorLayout, name: str) -> float:
+        assert self.moves is not None
         tensor = self.micro.tensors[name]
-        key = (source, target, tensor.shape, tensor.dtype)
-        if key not in self._moves:
-            if self.choice is not None:
-                self._moves[key] = self.choice.seconds(source, target, tensor.shape, tensor.dtype)
-            else:
-                table, emitter = self._scratch(source.mesh)
-                emitter.move(self._value(table, name, source), name, source, target, tensor.shape)
-                emitter.flush()
-                self._moves[key] = self._total(emitter)
-        return self._moves[key]
+        return self.moves.price(source, target, tensor.shape, tensor.dtype)
+
+    def _lowered_s(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> float:
+        """Seconds of the steps of least bytes."""
+        table, emitter = self._scratch(source.mesh)
+        value = table.add(Value(name="before", shape=source.local_shape(shape), dtype=dtype))
+        emitter.move(value, "moved", source, target, shape)
+        emitter.flush()
+        return self._total(emitter)
 
     # ----------------------------------------------------------------- helpers
 
@@ -302,3 +476,10 @@ class StageCosts:
 
     def _total(self, emitter: Emitter) -> float:
         return sum(self.cost(instruction) for instruction in emitter.instructions)
+
+
+def _once(seconds: np.ndarray, number: np.ndarray, earlier: Sequence[np.ndarray]) -> np.ndarray:
+    """What is moved to the same layout for several readers is moved, and paid, once."""
+    for other in earlier:
+        seconds = np.where(number == other, 0.0, seconds)
+    return seconds

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from plans.errors import TwofoldError
 
-__all__ = ["Table", "best_assignment", "min_marginals"]
+__all__ = ["MinMarginals", "Table", "best_assignment", "min_marginals"]
 
 MAX_CELLS = 50_000_000
 """Largest joined table that elimination may build; beyond it the graph needs a declared beam."""
@@ -78,18 +78,18 @@ def min_marginals(sizes: Sequence[int], tables: Sequence[Table]) -> list[list[tu
     >>> min_marginals([2, 2], [t])[0]
     [(1.0, (0, 0)), (0.5, (1, 1))]
     """
-    tree = _Tree(sizes, tables)
+    tree = MinMarginals(sizes, tables)
     return [
         [(total, tree.reached(variable, value) if np.isfinite(total) else ()) for value, total in enumerate(row)]
         for variable, row in ((variable, tree.marginal(variable).tolist()) for variable in range(len(sizes)))
     ]
 
 
-class _Tree:
+class MinMarginals:
     """The joined tables of an elimination; each holds the least cost of its connected part for every cell."""
 
     def __init__(self, sizes: Sequence[int], tables: Sequence[Table]) -> None:
-        self.order = _order(sizes, tables)
+        self.sizes, self.order = sizes, _order(sizes, tables)
         self.scopes: dict[int, tuple[int, ...]] = {}
         self.beliefs: dict[int, npt.NDArray[np.float64]] = {}
         messages: dict[int, npt.NDArray[np.float64]] = {}
@@ -130,6 +130,16 @@ class _Tree:
         elsewhere = sum(least for other, least in self.least.items() if other != root)
         belief = self.beliefs[variable]
         return np.asarray(belief.min(axis=tuple(range(belief.ndim - 1))) + elsewhere)
+
+    def in_order(self) -> list[tuple[float, int, int]]:
+        """(least total, variable, value) of all values that are allowed, the cheapest first."""
+        every = [
+            (total, variable, value)
+            for variable in range(len(self.sizes))
+            for value, total in enumerate(self.marginal(variable).tolist())
+            if np.isfinite(total)
+        ]
+        return sorted(every)
 
     def reached(self, variable: int, value: int) -> tuple[int, ...]:
         """The values of all variables for the least total with one of them fixed; from its table outwards."""

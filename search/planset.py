@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from plans.plan import Plan
+from plans.layout import TensorLayout
+from plans.plan import Plan, Strategy
 from plans.redistribution import Step, redistribute
 
-__all__ = ["Alternative", "PlanSet", "Rejected"]
+__all__ = ["Alternative", "Later", "PlanSet", "Rejected", "describe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +31,36 @@ class Rejected:
     reason: str
 
 
+class Later(Sequence[Alternative]):
+    """Alternatives that are worked out when they are first asked for."""
+
+    def __init__(self, work: Callable[[], Sequence[Alternative]]) -> None:
+        self._work, self._found = work, None  # type: tuple[Callable[[], Sequence[Alternative]], Sequence[Alternative] | None]
+
+    @property
+    def found(self) -> Sequence[Alternative]:
+        """All of them."""
+        if self._found is None:
+            self._found = self._work()
+        return self._found
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self.found[index]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSet:
     """Plans that fit, the fastest simulated one first.
 
     Args:
         plans: each with its prediction.
-        lower_bound_s: no plan of the searched space can be faster (its compute alone, without any communication).
+        lower_bound_s: the optimistic relaxation: no plan of the searched space is simulated faster. Every operator of
+            the slowest stage on its own by the strategy of least compute, without communication, waiting or updates.
+        physics_bound_s: all arithmetic of the model at the peak rate, or its parameters through memory once.
+        complete: whether the search ended by itself; else at the time limit or an interrupt.
         search_s: how long the search took.
         num_candidates: plans simulated.
         num_combinations: strategy combinations covered by the exact search.
@@ -45,6 +70,8 @@ class PlanSet:
 
     plans: Sequence[Plan]
     lower_bound_s: float
+    physics_bound_s: float = 0.0
+    complete: bool = True
     search_s: float
     num_candidates: int
     num_combinations: int
@@ -61,6 +88,33 @@ class PlanSet:
         """How far the best plan may be from the optimum: step time over lower bound, less 1."""
         assert self.best.prediction is not None
         return self.best.prediction.step_s / self.lower_bound_s - 1.0 if self.lower_bound_s else float("inf")
+
+    @property
+    def gap_to_physics(self) -> float:
+        """How far the best plan is above the physical bound."""
+        assert self.best.prediction is not None
+        return self.best.prediction.step_s / self.physics_bound_s - 1.0 if self.physics_bound_s else float("inf")
+
+    def summary(self) -> str:
+        """What the certificate says, in words."""
+        ended = "" if self.complete else "stopped before its end, the best so far; "
+        return (
+            f"{ended}{self.gap:.1%} above the optimistic relaxation ({self.lower_bound_s:.4g} s), "
+            f"{self.gap_to_physics:.1%} above the physical bound ({self.physics_bound_s:.4g} s); "
+            f"{self.num_candidates} plans simulated, {self.search_s:.2f} s"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The certificate as plain values."""
+        return {
+            "lower_bound_s": self.lower_bound_s,
+            "physics_bound_s": self.physics_bound_s,
+            "gap": self.gap,
+            "gap_to_physics": self.gap_to_physics,
+            "complete": self.complete,
+            "search_s": self.search_s,
+            "simulated": self.num_candidates,
+        }
 
     def table(self) -> str:
         """One line per plan: rank, predicted step time, peak memory, meshes."""
@@ -82,8 +136,7 @@ class PlanSet:
         Then the redistributions that the machine's price does by other steps than those of least bytes.
         """
         lines = [
-            f"{self.num_combinations:,} combinations of strategies searched exactly, {self.num_candidates} plans "
-            f"simulated, {self.search_s:.2f} s; gap to the lower bound at most {self.gap:.0%}",
+            f"{self.num_combinations:,} combinations of strategies searched exactly; {self.summary()}",
         ]
         for operator in dict.fromkeys(entry.operator for entry in self.alternatives):
             mine = [entry for entry in self.alternatives if entry.operator == operator]
@@ -104,3 +157,22 @@ class PlanSet:
 
 def _named(steps: Sequence[Step]) -> str:
     return ", ".join(f"{step.kind} over {'.'.join(step.axes)}" if step.axes else str(step.kind) for step in steps)
+
+
+def describe(strategy: Strategy) -> str:
+    """A strategy in one line.
+
+    >>> describe(Strategy(dims={"b0": ("d0",), "n": ("d1",)}))
+    'b0 over d0, n over d1'
+    """
+    parts = [f"{dim} over {'.'.join(axes)}" for dim, axes in strategy.dims.items() if axes]
+    text = ", ".join(parts) or "replicated"
+    if strategy.mesh is not None:
+        text += f" of {strategy.mesh!r}"
+    if strategy.out is not None:
+        text += (
+            f", handed on as {TensorLayout(mesh=strategy.mesh, dims=strategy.out)}"
+            if strategy.mesh
+            else (f", handed on as {strategy.out}")
+        )
+    return text

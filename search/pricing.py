@@ -22,7 +22,11 @@ from plans.redistribution import Step, StepKind
 from plans.timeline import PS_PER_S
 from search.additive import InstructionCost
 
-__all__ = ["StepSeconds", "instruction_cost", "ranks_per_core", "redistribution_choice"]
+__all__ = ["StepSeconds", "instruction_cost", "known_moves", "ranks_per_core", "redistribution_choice"]
+
+
+_PASSED_ON = ("add.grad0", "add.grad1")
+"""Calls that may hand on what they are given, without any work."""
 
 
 def instruction_cost(machine: Machine, mesh: Layout, num_ranks: int) -> InstructionCost:
@@ -31,13 +35,34 @@ def instruction_cost(machine: Machine, mesh: Layout, num_ranks: int) -> Instruct
     Host time is added where the host itself computes, and cores that ranks share are taken as shared by all of them. A
     SEND and its RECV both take host and processor time, but are under way together: the RECV has the time on the links.
     """
-    group = GroupProgram(mesh=mesh, values={}, blocks=())
-    shared = ranks_per_core(machine, num_ranks)
+    return _InstructionSeconds(machine, mesh, num_ranks)
 
-    def seconds(instruction: Instruction) -> float:
-        return _counted_s(machine, shared, instruction.kind, price(instruction, group, machine, num_ranks))
 
-    return seconds
+class _InstructionSeconds:
+    """See `instruction_cost`."""
+
+    def __init__(self, machine: Machine, mesh: Layout, num_ranks: int) -> None:
+        self.machine, self.num_ranks = machine, num_ranks
+        self.group = GroupProgram(mesh=mesh, values={}, blocks=())
+        self.shared = ranks_per_core(machine, num_ranks)
+
+    def __call__(self, instruction: Instruction) -> float:
+        """Seconds, as the search counts them."""
+        cost = price(instruction, self.group, self.machine, self.num_ranks)
+        return _counted_s(self.machine, self.shared, instruction.kind, cost)
+
+    def parts(self, instruction: Instruction) -> tuple[float, float]:
+        """Seconds on the host and on the device, as if no other rank had anything to do."""
+        cost = price(instruction, self.group, self.machine, self.num_ranks)
+        work_ps = 0 if instruction.call in _PASSED_ON else cost.work_ps
+        if self.machine.host_async:
+            return cost.dispatch_ps / PS_PER_S, work_ps / PS_PER_S
+        return (cost.dispatch_ps + work_ps) / PS_PER_S, 0.0
+
+    def group_key(self, mesh: Layout, axes: tuple[str, ...]) -> object:
+        """Collectives over sets of axes with equal keys cost the same."""
+        members = mesh.size(axes)
+        return (1, (0, 1)) if members == 1 else (members, mesh_tiers(self.machine, mesh, tuple(sorted(axes))))
 
 
 def _counted_s(machine: Machine, shared: float, kind: Kind, cost: Cost) -> float:
@@ -60,6 +85,12 @@ def ranks_per_core(machine: Machine, num_ranks: int) -> float:
 def redistribution_choice(machine: Machine, num_ranks: int) -> Choice:
     """The steps of redistributions that are fastest on a machine which runs `num_ranks` ranks."""
     return Choice(lru_cache(partial(StepSeconds, machine, num_ranks)))
+
+
+@lru_cache(maxsize=16)
+def known_moves(machine: Machine, num_ranks: int) -> dict[object, float]:
+    """Prices of redistributions that searches on a machine have taken so far (`search.moves`)."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ sizes, and each axis is then given to one dim of the operator, or to none (repli
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import permutations, product
 
 from plans.layout import Layout
 from plans.operators import OperatorSpec
 from plans.plan import Strategy
 
-__all__ = ["AXIS_NAMES", "factorisations", "meshes", "strategies"]
+__all__ = ["AXIS_NAMES", "factorisations", "finest", "meshes", "strategies"]
 
 AXIS_NAMES = ("d0", "d1", "d2")
 
@@ -37,10 +37,41 @@ def factorisations(number: int, max_factors: int = 3) -> list[tuple[int, ...]]:
     return list(split(number, number, max_factors))
 
 
-def meshes(ranks: Sequence[int]) -> list[Layout]:
-    """The meshes of a stage's ranks; one axis of size 1 for a single rank."""
+def meshes(ranks: Sequence[int], ordered: bool = False) -> list[Layout]:
+    """The meshes of a stage's ranks; one axis of size 1 for a single rank.
+
+    Args:
+        ranks: of the stage.
+        ordered: whether axes of the same sizes in another order are another mesh, as they are where links have tiers:
+            the last axis joins neighbours.
+    """
     found = factorisations(len(ranks)) or [(1,)]
+    if ordered:
+        found = [order for sizes in found for order in sorted(set(permutations(sizes)), reverse=True)]
     return [Layout(sizes or (1,), AXIS_NAMES[: len(sizes) or 1], ranks) for sizes in found if sizes or len(ranks) == 1]
+
+
+def finest(found: Sequence[Layout]) -> list[Layout]:
+    """Without the meshes whose every layout another one has, too: those that cut an axis of theirs further.
+
+    >>> [mesh.device_matrix for mesh in finest(meshes(range(24)))]
+    [(8, 3), (6, 2, 2), (4, 3, 2)]
+    """
+    return [
+        mesh for mesh in found
+        if not any(len(other.device_matrix) > len(mesh.device_matrix) and _cuts(other.device_matrix, mesh.device_matrix)
+                   for other in found)
+    ]  # fmt: skip
+
+
+def _cuts(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
+    """Whether runs of neighbouring axes multiply to the coarser ones."""
+    at, product_of = 0, 1
+    for size in fine:
+        product_of *= size
+        if at < len(coarse) and product_of == coarse[at]:
+            at, product_of = at + 1, 1
+    return at == len(coarse) and product_of == 1
 
 
 def strategies(spec: OperatorSpec, mesh: Layout) -> list[Strategy]:

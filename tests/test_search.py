@@ -147,8 +147,8 @@ def test_a_tensor_with_two_readers_is_paid_once_per_layout(machine: Machine) -> 
     )  # fmt: skip
     split, whole = Strategy(dims={"d0": ("d0",)}), Strategy()
     act, two, join = (costs.choices[number].index(each) for number, each in ((1, split), (2, whole), (3, whole)))
-    one = costs._tensor_table("b", graph.operators[1], [graph.operators[2]], [1, 2], False)
-    both = costs._tensor_table("b", graph.operators[1], graph.operators[2:4], [1, 2, 3], False)
+    one = costs._tensor_table(costs._handed_on("b", graph.operators[1], [graph.operators[2]], (1, 2), False))
+    both = costs._tensor_table(costs._handed_on("b", graph.operators[1], graph.operators[2:4], (1, 2, 3), False))
     assert one.costs[act, two] == both.costs[act, two, join] == 1.0
 
 
@@ -207,7 +207,11 @@ def test_memory_limit_is_hard_and_says_what_would_fit(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_devices": 8, "num_stages": 3}, "3 pipeline stages do not divide 8 devices"),
+        ({"num_devices": 8, "num_stages": 3, "widths": "even"}, "3 pipeline stages do not divide 8 devices"),
+        ({"num_devices": 2, "num_stages": 3}, "3 pipeline stages on 2 devices"),
+        ({"num_stages": 2, "widths": (4, 5)}, r"widths \[4, 5\]"),
+        ({"num_stages": 2, "widths": (4, 2, 2)}, "of 3 stages, but there are 2"),
+        ({"widths": "odd"}, "widths='odd'"),
         ({"num_micro_batches": 5}, "5 micro-batches do not divide the batch of 16"),
         ({"interleave": 0}, "interleave is 0"),
         ({"interleave": "2"}, "interleave is '2'"),
