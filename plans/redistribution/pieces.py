@@ -7,6 +7,7 @@ work is done per element. The cost is proportional to the number of pieces.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,13 +90,14 @@ def _hand_overs(
         number_of = {each: number for number, each in enumerate(distinct)}
         numbers.append([number_of[each] for each in held])
         low, high = cut(target.mesh, new, size)
+        firsts, lasts = [first for first, _ in distinct], [last for _, last in distinct]  # ascending, both
         known: dict[tuple[int, int], list[_Part]] = {}
         for start, stop in set(zip(low.tolist(), high.tolist(), strict=True)):
             common = [
-                ((max(first, start), min(last, stop)), min(last, stop) - max(first, start), number)
-                for number, (first, last) in enumerate(distinct)
+                ((max(firsts[number], start), min(lasts[number], stop)), number)
+                for number in range(bisect_right(lasts, start), bisect_left(firsts, stop))
             ]
-            known[start, stop] = [part for part in common if part[1] > 0]
+            known[start, stop] = [((low, high), high - low, number) for (low, high), number in common if high > low]
         meets.append([known[each] for each in zip(low.tolist(), high.tolist(), strict=True)])
     own = list(zip(*numbers, strict=True))
     owners: dict[tuple[int, ...], list[int]] = defaultdict(list)
