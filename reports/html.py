@@ -39,6 +39,7 @@ __all__ = ["MAX_REPORT_BYTES", "report_html", "write_report"]
 
 MAX_REPORT_BYTES = 2_000_000
 _MAX_TABLE_ROWS = 400
+_MAX_OPEN_ROWS = 40
 
 
 def write_report(path: str | os.PathLike[str], **parts: Any) -> Path:
@@ -255,7 +256,11 @@ def _plan(plan: Plan | None, max_rows: int) -> str:
     if plan is None:
         return ""
     graph = _figure(graph_picture(graph_data(plan.graph, plan)), "The graph after the search; orange edges move data.")
-    return _section("plan", "Plan", plan_table(plan).html(max_rows)) + _folded(
+    table = plan_table(plan)
+    shown = table.html(max_rows)
+    if len(table.rows) > _MAX_OPEN_ROWS:
+        shown = _folded("operators", f"{len(table.rows)} operators: layouts and communication", shown)
+    return _section("plan", "Plan", shown) + _folded(
         "graph", "Parameters and graph", parameter_table(plan).html(max_rows), graph
     )
 

@@ -40,7 +40,7 @@ def test_values_of_one_knob_are_a_sweep(files, capsys):
     plan, machine = files
     found = answer(["whatif", plan, "--machine", machine, "--bandwidth", "0.25", "1", "4"], capsys)
     steps = [each["step_s"] for each in found["changed"]]
-    assert [each["what_if"] for each in found["changed"]] == ["bandwidth 0.25", "bandwidth 1", "bandwidth 4"]
+    assert [each["what_if"] for each in found["changed"]] == ["bandwidth x0.25", "bandwidth x1", "bandwidth x4"]
     assert steps[0] > steps[1] > steps[2]
     assert steps[1] == found["base"]["step_s"]
     assert [each["change"] for each in found["changed"]] == [step / steps[1] - 1 for step in steps]
@@ -294,7 +294,7 @@ def test_a_report_of_a_what_if(files, capsys, tmp_path):
     assert "Peak memory of the fullest rank" in page and "show: ranks 4-7 x1.5 slower" in page
     again = tmp_path / "plain.html"
     assert main(["whatif", plan, "--machine", machine, "--bandwidth", "0.5", "2", "--report", str(again)]) == 0
-    assert "show: bandwidth 0.5." in again.read_text()
+    assert "show: bandwidth x0.5." in again.read_text()
 
 
 def test_a_run_is_laid_beside_its_prediction(files, capsys, tmp_path):

@@ -111,6 +111,7 @@ def simulate(
             write_trace,
         )
         from reports.time_tables import critical_path_table
+        from reports.units import format_bytes, format_seconds
         from simulator import composition, critical_path, memory_peak
         from simulator import simulate as predict
 
@@ -127,10 +128,14 @@ def simulate(
         path = critical_path(timeline, program, host_async=target.host_async)
         fullest = max(timeline.memory, key=lambda each: (each.peak_bytes, -each.rank)).rank
         say = Console(json=json)
-        step_ms, span_ms = (1e3 * seconds for seconds in (timeline.step_interval_s, timeline.step_s))
-        say.say(f"step {step_ms:.3f} ms, peak memory {timeline.peak_bytes / 2**20:.2f} MiB per rank")
-        if span_ms > step_ms:
-            say.say(f"a step itself spans {span_ms:.3f} ms: ranks begin it while others work on the one before")
+        interval = ""
+        if timeline.low_s is not None and timeline.high_s is not None:
+            interval = f" (90 % interval {format_seconds(timeline.low_s)} to {format_seconds(timeline.high_s)})"
+        peak = format_bytes(timeline.peak_bytes)
+        say.say(f"predicted step {format_seconds(timeline.step_interval_s)}{interval}, peak memory of a rank {peak}")
+        if timeline.step_s > timeline.step_interval_s:
+            spans = format_seconds(timeline.step_s)
+            say.say(f"a step itself spans {spans}: ranks begin it while others work on the one before")
         say.say(composition_table(timeline, program).text())
         say.say(critical_path_table(path).text())
         say.say(memory_table(timeline, program).text())
@@ -146,7 +151,8 @@ def simulate(
         if report is not None:
             written = write_report(
                 report, title=f"{loaded.graph.name} on {target.name}", plan=loaded, program=program, predicted=timeline,
-                measured=run, command=f"twofold simulate {plan} --machine {machine}",
+                measured=run, memory_limit_bytes=limit or target.room_bytes,
+                command=f"twofold simulate {plan} --machine {machine}",
             )  # fmt: skip
             say.say(f"saved {written}")
         return {

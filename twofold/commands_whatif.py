@@ -93,6 +93,7 @@ def whatif(
         from simulator import WhatIf, outcome
         from simulator import simulate as predict
         from simulator.sensitivity import sensitivity as turned
+        from simulator.whatif import KNOBS
 
         if several := [name for name, values in given.items() if len(values) > 1][1:]:
             raise TwofoldError(f"--{several[0].replace('_', '-')} has several values too; one knob at a time is varied")
@@ -127,8 +128,9 @@ def whatif(
         # what all have in common: settings that mean nothing without the varied one are said with it
         alone = {name: value for name, value in single.items() if _NEEDS.get(name) not in first}
         shared = _case(fixed, alone, not checkpoint_async)
+        mark = "x" if first.keys() & KNOBS.keys() else ""
         cases = [
-            (f"{name.replace('_', ' ')} {value:g}", _case(fixed, single | {name: value}, not checkpoint_async))
+            (f"{name.replace('_', ' ')} {mark}{value:g}", _case(fixed, single | {name: value}, not checkpoint_async))
             for name, value in varied
         ]
         changed = [(name, of(case)) for name, case in cases]
@@ -146,8 +148,11 @@ def whatif(
             "changed": [{"what_if": name, **_numbers(each, base)} for name, each in changed],
         }
         if sensitivity or picture is not None:
-            effects = turned(program, target, start, by=0.2 if by is None else by, num_steps=steps, evaluate=of)
-            shown += [tornado_picture(effects, title=f"What a step of {loaded.graph.name} depends on")]
+            # of several factors on the machine none is the one to look around; checkpoints need one
+            around = shared if first.keys() & {*KNOBS, "jitter"} else start
+            effects = turned(program, target, around, by=0.2 if by is None else by, num_steps=steps, evaluate=of)
+            told = "" if around.is_none else f", with {around}"
+            shown += [tornado_picture(effects, title=f"What a step of {loaded.graph.name} depends on{told}")]
             shown += [sensitivity_table(effects)]
             say.say(shown[-1].text())
             if picture is not None:

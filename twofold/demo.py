@@ -255,13 +255,15 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
 
 
 def _say_prediction(say: Console, predicted: Timeline) -> None:
+    from reports.units import format_bytes
+
     interval = ""
     if predicted.low_s is not None and predicted.high_s is not None:
         interval = f" (90 % interval {predicted.low_s * 1e3:.1f} to {predicted.high_s * 1e3:.1f} ms)"
     say.note(f"predicted step {predicted.step_interval_s * 1e3:.1f} ms{interval}")
     say.note(
         f"compute idle {100 * predicted.bubble_fraction:.0f} % of a step (bubble and waiting), exposed communication "
-        f"{predicted.exposed_comm_s * 1e3:.1f} ms, peak memory {predicted.peak_bytes / 2**20:.2f} MiB per rank"
+        f"{predicted.exposed_comm_s * 1e3:.1f} ms, peak memory of a rank {format_bytes(predicted.peak_bytes)}"
     )
 
 

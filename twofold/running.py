@@ -70,9 +70,11 @@ class RunResult:
     @property
     def peak_text(self) -> str:
         """The peak memory of the rank that needs most, as measured too where a device says so."""
-        text = f"peak {max(self.peak_bytes) / 2**20:.2f} MiB per rank"
+        from reports.units import format_bytes
+
+        text = f"peak {format_bytes(max(self.peak_bytes))} per rank"
         measured = max(self.device_peak_bytes)
-        return f"{text} (the device's allocator: {measured / 2**20:.2f} MiB)" if measured else text
+        return f"{text} (the device's allocator: {format_bytes(measured)})" if measured else text
 
     @property
     def step_s(self) -> float:
