@@ -19,11 +19,15 @@ from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.scale.action import Stretch
+from simulator.scale.pipeline import at_ends
 
 __all__ = ["ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+_WEIGHTS = 3
+"""Kind of an action that makes gradients of weights only."""
 
 ActionColumns = npt.NDArray[np.float64]
 """(4, variants) work, lead, dispatch and trailing picoseconds of a chunk's actions."""
@@ -98,6 +102,8 @@ def pipeline_ends_ps(
     send_ps: Floats,
     *,
     blocking: bool = False,
+    blocking_ends: bool = False,
+    beside_ps: Floats | None = None,
 ) -> Floats:
     """(batch) when the last rank has ended its step, as `pipeline_end_ps` says of each.
 
@@ -107,7 +113,8 @@ def pipeline_ends_ps(
         updates: (2, ranks, batch) work and lead of what follows each rank's last action.
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
-        blocking: a rank goes on only when what it sent has arrived.
+        blocking, blocking_ends: as of `pipeline_end_ps`.
+        beside_ps: (stages, batch) as there.
 
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
@@ -117,6 +124,12 @@ def pipeline_ends_ps(
     rank, starts = rank_of_rows(table), table.rank_start
     of_row = levels.variant * num_stages + table.stage
     work, lead, dispatch = (column.reshape(-1, column.shape[-1])[of_row] for column in actions[:3])
+    if beside_ps is not None and not blocking:
+        slowed = np.where((table.kind == _WEIGHTS)[:, None], 0.0, beside_ps[table.stage])
+        if blocking_ends:
+            slowed[at_ends(schedule)] = 0.0
+        work += slowed
+        lead += slowed
     sends = np.where(levels.sends[:, None], send_ps, 0.0)
     host = np.cumsum(dispatch + sends + np.where(levels.receives[:, None], send_ps, 0.0), axis=0)
     earlier = np.concatenate([np.zeros((1, host.shape[1])), host])[starts[:-1]]
@@ -125,17 +138,19 @@ def pipeline_ends_ps(
     is_forward = table.kind == 0
     here = np.flatnonzero(levels.receives)
     travel = transfer_ps[np.where(is_forward, table.stage - 1, table.stage)[here]]
-    hop = work.copy()
     extra: Floats | None = None
-    if blocking:
+    if blocking or blocking_ends:
+        held = at_ends(schedule)[levels.needed[here]] if blocking_ends else np.ones(len(here), dtype=bool)
         extra = np.zeros_like(work)
-        extra[levels.needed[here]] = travel
+        senders = levels.needed[here[held]]
+        extra[senders] = travel[held]
         work += extra
-        hop += extra
-        known = np.maximum(known, np.where(levels.sends[:, None], host, -np.inf)) + extra
-    else:
-        hop[here] += travel
-        known[here] = np.maximum(known[here], host[levels.needed[here]] + hop[here])
+        known[senders] = np.maximum(known[senders], host[senders])
+        known += extra
+        here, travel = here[~held], travel[~held]
+    hop = work.copy()
+    hop[here] += travel
+    known[here] = np.maximum(known[here], host[levels.needed[here]] + hop[here])
     weights = np.stack([work[levels.by_level], hop[levels.by_level]])
     known = known[levels.by_level]
     values = np.zeros((num_rows + 1, known.shape[1]))

@@ -9,10 +9,13 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from costmodels import Machine
+import numpy as np
+import numpy.typing as npt
+
 from costmodels.interval import step_interval
 from costmodels.price import price_transfer
 from plans.scale import Degrees
@@ -20,9 +23,10 @@ from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
 from simulator.scale.action import Stretch
 from simulator.scale.chunks import Chunk, Chunks
+from simulator.scale.classes import beside_share, class_seconds, device_classes
 from simulator.scale.pipeline import pipeline_end_ps
 
-__all__ = ["Case", "Forecast", "Pieces", "RankKinds", "is_split"]
+__all__ = ["Case", "Forecast", "Pieces", "RankKinds", "beside_transfers_ps", "is_split"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,8 @@ class Pieces:
         self._static_of: dict[Chunk, Mapping[str, int]] = {}
         self._held: dict[tuple[Chunk, ...], Mapping[str, int]] = {}
         self._seconds: dict[tuple[Chunk, ...], list[tuple[str, float, float]]] = {}
+        self._hosts: dict[tuple[Chunk, ...], tuple[float, float]] = {}
+        self._kernels: dict[tuple[Chunk, ...], tuple[dict[str, float], float]] = {}
 
     def actions(self, chunk: Chunk) -> Mapping[str, Stretch]:
         """Its actions by kind; "F.first" is the first of a step, "B.last" or "W.last" the last."""
@@ -157,20 +163,55 @@ class Pieces:
                             once.add(actions[name[0]], -count)  # one of them is the first, or the last
                     else:
                         each.add(stretch, count)
+            self._hosts[chunks] = once.host_s, each.host_s
             calls = sorted({*once.seconds, *each.seconds} - {"compute"})
             self._seconds[chunks] = [
                 (name, once.seconds.get(name, 0.0), each.seconds.get(name, 0.0)) for name in ("compute", *calls)
             ]
         return {name: once_s + num_micro_batches * each_s for name, once_s, each_s in self._seconds[chunks]}
 
+    @cached_property
+    def slowed_share(self) -> float:
+        """Seconds that a block's kernels lose beside one second of a transfer between stages."""
+        seconds = device_classes(self.costs, (Chunk(num_blocks=1, has_embedding=False, has_head=False),))
+        return beside_share(self.costs.machine, seconds)
+
+    def host_s(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> float:
+        """Host seconds of a step of a rank with these chunks."""
+        if chunks not in self._hosts:
+            self.seconds(chunks, num_micro_batches)
+        once_s, each_s = self._hosts[chunks]
+        return once_s + num_micro_batches * each_s
+
+    def kernels(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> dict[str, float]:
+        """Seconds of kernels of a step of a rank with these chunks, by class."""
+        if chunks not in self._kernels:
+            update_s = self.update(chunks).compute_ps / PS_PER_S
+            self._kernels[chunks] = device_classes(self.costs, chunks), update_s
+        each, update_s = self._kernels[chunks]
+        return {"update": update_s} | {name: num_micro_batches * seconds for name, seconds in each.items()}
+
+
+def beside_transfers_ps(transfer_ps: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
+    """Per stage by how much an action is slowed by what its rank sends and receives meanwhile, both at once.
+
+    Args:
+        transfer_ps: between each stage and the next one; 0 within a rank and behind the last.
+        share: of a transfer's time that is lost (`Pieces.slowed_share`).
+    """
+    longest = np.maximum(transfer_ps, np.concatenate([[0.0], transfer_ps[:-1]]))
+    return np.round(64 * share * longest) / 64  # sums of such times are exact, in whatever order
+
 
 class _Shares:
     def __init__(self) -> None:
         self.seconds = {"compute": 0.0}
+        self.host_s = 0.0
 
     def add(self, stretch: Stretch, times: int) -> None:
         seconds = self.seconds
         seconds["compute"] += times * stretch.compute_ps / PS_PER_S
+        self.host_s += times * stretch.dispatch_ps / PS_PER_S
         for name, time in stretch.exposed_ps.items():
             seconds[name] = seconds.get(name, 0.0) + times * time / PS_PER_S
 
@@ -192,7 +233,7 @@ class RankKinds(NamedTuple):
         return cls(tuple(numbers), of_rank)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One configuration.
 
@@ -242,10 +283,13 @@ class Case:
         """
         stack, degrees = self.pieces.costs.stack, self.degrees
         transfer_ps, send_ps = self.transfers()
+        column = np.array([transfer_ps.get((stage, stage + 1), 0.0) for stage in range(self.schedule.num_stages)])
+        beside_ps = beside_transfers_ps(column, self.pieces.slowed_share)
         return pipeline_end_ps(
             self.schedule, [self.pieces.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
-            blocking=stack.waits_for_sends(degrees), synchronises=stack.synchronises(degrees),
-            together=stack.steps_together(degrees), fetch_ps=stack.fetch_s * PS_PER_S,
+            blocking=stack.waits_for_sends(degrees), blocking_ends=stack.waits_at_ends(degrees),
+            synchronises=stack.synchronises(degrees), together=stack.steps_together(degrees),
+            fetch_ps=stack.fetch_s * PS_PER_S, beside_ps=beside_ps.tolist(),
         )  # fmt: skip
 
     def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:
@@ -259,13 +303,31 @@ class Case:
         compute = sum(share_of[kind]["compute"] for kind in of_rank) / len(of_rank)
         exposed = sum(total_of[kind] for kind in of_rank) / len(of_rank) - compute
         peak, memory = self._memory(activations)
-        busiest = share_of[total_of.index(max(total_of))]
-        low_s, high_s = _interval(costs.machine, step_s, busiest)
+        low_s, high_s = self._interval(step_s, kinds[total_of.index(max(total_of))])
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,
             bubble_fraction=max(0.0, 1 - compute / step_s) if step_s else 0.0, exposed_comm_s=exposed,
             rank_s=tuple(share_of[kind] for kind in of_rank),
         )  # fmt: skip
+
+    def _interval(self, step_s: float, chunks: tuple[Chunk, ...]) -> tuple[float, float]:
+        """From the spreads of what the busiest rank does."""
+        pieces, count = self.pieces, self.degrees.num_micro_batches
+        machine, stack, times = pieces.costs.machine, pieces.costs.stack, pieces.seconds(chunks, count)
+        exposed_s = sum(times.values()) - times["compute"]
+        transfer_s = 0.0
+        if self.schedule.num_ranks > 1:
+            hops = 2 * count * len(chunks) if stack.waits_for_sends(self.degrees) else 2 * (self.schedule.num_ranks - 1)
+            transfer_s = hops * self.longest_transfer_ps / PS_PER_S
+        parts = class_seconds(
+            machine, step_s, pieces.kernels(chunks, count), exposed_s, transfer_s, pieces.host_s(chunks, count)
+        )
+        return step_interval(machine, step_s, parts)
+
+    @cached_property
+    def longest_transfer_ps(self) -> float:
+        """Of one tensor between two stages."""
+        return max(self.transfers()[0].values(), default=0.0)
 
     @property
     def _forwards_first(self) -> bool:
@@ -292,9 +354,3 @@ class Case:
             if total > best[0]:
                 best = total, roles
         return best[0], dict(sorted(best[1].items()))
-
-
-def _interval(machine: Machine, step_s: float, busiest: Mapping[str, float]) -> tuple[float, float]:
-    """From the spreads of what the busiest rank does."""
-    seconds = {"matrix": busiest["compute"], "collective": sum(busiest.values()) - busiest["compute"]}
-    return step_interval(machine, step_s, seconds)

@@ -15,7 +15,7 @@ from plans.transformer import TransformerConfig
 from simulator.garbage import without_collection
 from simulator.scale.action import Stretch
 from simulator.scale.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
-from simulator.scale.case import Case, Forecast, Pieces, RankKinds, is_split
+from simulator.scale.case import Case, Forecast, Pieces, RankKinds, beside_transfers_ps, is_split
 from simulator.scale.chunks import Chunk, Chunks
 from simulator.scale.memory import peak_activations
 from simulator.scale.predict import check_machine, chunks_of, rates_of
@@ -134,6 +134,11 @@ class _Grid:
             schedule, actions[:, :, stage_kind], updates[:, list(rank_kind)],
             np.stack([times for times, _ in transfers], -1),
             np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
+            blocking_ends=stack.waits_at_ends(degrees),
+            beside_ps=np.stack([
+                beside_transfers_ps(times, case.pieces.slowed_share)
+                for (times, _), case in zip(transfers, cases, strict=True)
+            ], -1) if schedule.num_ranks > 1 else None,
         )  # fmt: skip
         memory = np.array([[_flat(case.pieces, chunk) for chunk in kinds] for case in cases], dtype=np.int64).T[
             :, stage_kind

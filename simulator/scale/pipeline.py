@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
@@ -13,7 +15,7 @@ from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.scale.action import Stretch
 
-__all__ = ["pipeline_end_ps"]
+__all__ = ["at_ends", "pipeline_end_ps"]
 
 
 def pipeline_end_ps(
@@ -24,9 +26,11 @@ def pipeline_end_ps(
     send_ps: float,
     *,
     blocking: bool = False,
+    blocking_ends: bool = False,
     synchronises: bool = False,
     together: bool = True,
     fetch_ps: float = 0.0,
+    beside_ps: Sequence[float] = (),
 ) -> float:
     """When the last rank has ended its step; where ranks do not begin together, the longest time of a rank.
 
@@ -38,8 +42,10 @@ def pipeline_end_ps(
         transfer_ps: (sending stage, receiving stage) -> time on the link; absent within a rank.
         send_ps: host time of a send or a receive.
         blocking: a rank goes on only when what it sent has arrived.
+        blocking_ends: it does so before its first backward and after its last forward only.
         synchronises: the host waits for the device whenever something was received or sent.
         fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
+        beside_ps: per stage by how much its compute is slowed by the transfers beside an action; nothing where absent.
         together: all ranks begin a step together; else each begins its next one when it has ended this one.
 
     Raises:
@@ -52,6 +58,7 @@ def pipeline_end_ps(
     travels = [transfer_ps.get(pair) for pair in pairs] + [None]
     stretches = [[_clocks(own, name) for name in VARIANTS] for own in actions]
     sent = [0.0] * len(rows)
+    waits = at_ends(schedule).tolist() if blocking_ends else [blocking] * len(rows)
     for at, rank, stage, variant, needed, arrives, leaves in rows:
         free, begun, arrival = host[rank], stream[rank], 0.0
         if needed >= 0:
@@ -68,6 +75,8 @@ def pipeline_end_ps(
         if synchronises and arrival:
             free = max(free, begun)
         work, lead, dispatch, trailing = stretches[stage][variant]
+        if beside_ps and not waits[at] and VARIANTS[variant][0] != "W":
+            work, lead = work + beside_ps[stage], lead + beside_ps[stage]
         end, late = begun + work, free + lead
         if late > end:
             end = late
@@ -77,7 +86,7 @@ def pipeline_end_ps(
         if (travel := travels[leaves]) is not None:
             free += send_ps
             sent[at] = end if end > free else free
-            if blocking:
+            if waits[at]:
                 end = sent[at] + travel
             if synchronises:
                 free = max(free, end)
@@ -96,6 +105,24 @@ def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, float, fl
     """Work, lead, dispatch and trailing time of an action; nothing where no action of its kind is."""
     own = actions.get(name) or actions.get(name[0])
     return (0.0, 0.0, 0.0, 0.0) if own is None else (own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps)
+
+
+@lru_cache(maxsize=64)
+def at_ends(schedule: Schedule) -> npt.NDArray[np.bool_]:
+    """Which rows of a schedule's table stand before their rank's first backward or after its last forward.
+
+    >>> from plans.schedules import make_schedule
+    >>> at_ends(make_schedule("1f1b", 2, 3)).tolist()
+    [True, False, False, False, True, True, False, False, False, False, False, True]
+    """
+    table = schedule.table
+    found = np.zeros(len(table.stage), dtype=bool)
+    for first, last in itertools.pairwise(table.rank_start.tolist()):
+        forward = table.kind[first:last] == 0
+        if forward.any() and not forward.all():
+            found[first : first + int(np.argmin(forward)) - 1] = True
+            found[last - int(np.argmax(forward[::-1])) : last] = True
+    return found
 
 
 _Row = tuple[int, int, int, int, int, int, int]
