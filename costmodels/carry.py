@@ -125,13 +125,17 @@ _EQUAL: Mapping[str, str] = {
 
 
 def _tiled(compute: Compute, source: Compute) -> Tiled | None:
-    """Loads and stores of a core grow with its rate; latencies do not."""
+    """Loads and stores of a core grow with its rate; latencies do not. Factors by size are the library's choice of
+    kernels for one number of cores of one rate: others have none.
+    """
     if source.tiled is None:
         return None
     faster = _core_rate(compute) / _core_rate(source)
+    same = compute.num_cores == source.num_cores and abs(faster - 1) < 0.02
     return msgspec.structs.replace(
-        source.tiled, core_Bps=source.tiled.core_Bps * faster, core_store_Bps=source.tiled.core_store_Bps * faster
-    )
+        source.tiled, core_Bps=source.tiled.core_Bps * faster, core_store_Bps=source.tiled.core_store_Bps * faster,
+        table=source.tiled.table if same else None,
+    )  # fmt: skip
 
 
 def _core_rate(compute: Compute) -> float:

@@ -200,15 +200,18 @@ def matrix_s(
         return compute.kernel_s + join(work / per_s, memory, compute.sharpness) * cost
     model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
     memory_cost = model.memory_cost.get(aligned, 1.0)
+    clock = compute.sustained_clock
     made_s = one_tiled_s(
         shape, batch, item_bytes, per_s / compute.num_cores, cost, model.arithmetic_cost.get(aligned, 1.0),
-        memory_cost, model, compute.num_cores,
+        memory_cost, model, compute.num_cores, clock,
     )  # fmt: skip
-    start_s = compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)
+    start_s = (compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)) / clock
     loaded_s = memory * memory_cost
     full_s = start_s + join(made_s, loaded_s, compute.sharpness)
     made_s /= lower_clock(compute.clock_drop, 2 * batch * m * n * k / (flops_per_s * full_s))
-    return start_s + join(made_s, loaded_s, compute.sharpness)
+    seconds = start_s + join(made_s, loaded_s, compute.sharpness)
+    by_size = model.table is not None and batch == 1 and aligned == "16"
+    return seconds * model.table.factor(m, n, k) if by_size and model.table is not None else seconds
 
 
 def lower_clock(drop: float, load: float) -> float:

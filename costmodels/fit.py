@@ -291,12 +291,16 @@ def log_ratio(predicted: Floats, measured: Floats) -> Floats:
     return np.asarray(np.log(np.maximum(predicted, TINY_S) / np.maximum(measured, TINY_S)))
 
 
-def solve(misfit: Callable[[Floats], Floats], start: Floats, lower: Floats, upper: Floats) -> Floats:
-    """Parameters within bounds with the least soft L1 loss of `misfit`."""
+def solve(
+    misfit: Callable[[Floats], Floats], start: Floats, lower: Floats, upper: Floats, *, tolerance: float = 1e-8
+) -> Floats:
+    """Parameters within bounds with the least soft L1 loss of `misfit`, until it falls by less than a `tolerance`."""
     from scipy.optimize import least_squares
 
     inside = np.clip(start, lower + 1e-9, upper - 1e-9)
-    solved = least_squares(misfit, inside, bounds=(lower, upper), loss="soft_l1", f_scale=F_SCALE)
+    solved = least_squares(
+        misfit, inside, bounds=(lower, upper), loss="soft_l1", f_scale=F_SCALE, ftol=tolerance, xtol=tolerance
+    )
     return np.asarray(solved.x)
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from costmodels.compute import FORMS, Compute
 from costmodels.fit import Floats, log_ratio, solve
 from costmodels.fit_kernels import KernelFit, choose, folds, predicted_s, relative_clock, said
 from costmodels.points import Point
+from costmodels.size_table import fit_size_table, knot_shapes
 from costmodels.tiled import Tiled, alignment_bytes, tiled_s
 from plans.errors import TwofoldError
 from plans.graph import itemsize
@@ -19,6 +21,8 @@ __all__ = ["density_weights", "fit_clock", "fit_dtypes", "fit_matrix", "weighted
 
 LEAST_TILED = 30
 """Points that the form with tiles needs."""
+
+BY_SIZE = "tiles and factors by size"
 
 LEAST_DTYPE = 4
 """Points that a dtype of its own needs."""
@@ -33,10 +37,20 @@ _TYPICAL: Mapping[str, tuple[float, float, float]] = {
     "matrix_efficiency": (0.78, 0.02, 1.0), "sharpness": (3.0, 1.0, 8.0), "kernel_s": (2e-6, 1e-9, 2e-5),
     "half_rows": (8.0, 1e-3, 256.0), "half_depth": (100.0, 0.1, 2e3),
     "start_s": (8e-7, 1e-9, 1e-5), "unaligned_start_s": (2e-6, 1e-9, 2e-5), "tile_s": (5e-7, 1e-9, 1e-5),
-    "step_s": (5e-8, 1e-9, 1e-6), "core_Bps": (1.4e11, 1e9, 1e13), "core_store_Bps": (4e10, 1e9, 1e13),
+    "step_s": (3e-8, 1e-9, 1e-6), "hidden_s": (1.5e-7, 1e-9, 1e-6),
+    "core_Bps": (1.4e11, 1e9, 1e13), "core_store_Bps": (4e10, 1e9, 1e13),
     "split_s": (4e-6, 1e-8, 2e-5), "quantisation": (0.2, 1e-3, 1.0),
 }  # fmt: skip
 """Parameter -> typical value, least, most."""
+
+TOLERANCE = 1e-4
+"""Relative change of the loss at which a fit ends."""
+
+LEAST_TABLE = 100
+"""Points that factors by size need."""
+
+FLAGGED = 2.0**0.5
+"""How many times as noisy a point is whose repeats or clocks differed."""
 
 _UNALIGNED = {8: (3.0, 1.5), 4: (4.0, 1.5), 2: (6.0, 1.5)}
 """Bytes that rows are aligned to -> typical factors on arithmetic and on loads."""
@@ -60,22 +74,29 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
         raise TwofoldError(f"{len(points)} matrix products were measured; the fit needs at least 6: measure again")
     seconds = np.array([point.seconds for point in points])
     weights = density_weights(points)
+    tiles, table = compute.num_cores > 1 and len(points) >= LEAST_TILED, len(points) >= LEAST_TABLE
     forms: dict[str, Callable[[Sequence[Point]], _Products]] = {
         "smooth": lambda chosen: _Products(chosen, compute, tiled=False, kernel_s=kernel_s),
-        "tiles": lambda chosen: _Products(chosen, compute, tiled=True, kernel_s=kernel_s),
+        **({"tiles": lambda chosen: _Products(chosen, compute, tiled=True, kernel_s=kernel_s)} if tiles else {}),
     }
-    if len(points) < LEAST_TILED or compute.num_cores < 2:
-        del forms["tiles"]
-    errors = {}
+    left_out: dict[str, Floats] = {}
     for name, make in forms.items():
-        left_out = np.empty(len(points))
+        left_out[name] = np.empty(len(points))
         for inside, outside in folds(points):
-            fitted = make([points[at] for at in inside]).fit(seconds[inside], weights[inside])
-            left_out[outside] = make([points[at] for at in outside]).seconds(fitted)
-        errors[name] = weighted_quantile(np.abs(log_ratio(left_out, seconds)), weights, 0.5)
+            own, others = make([points[at] for at in inside]), make([points[at] for at in outside])
+            fitted = own.fit(seconds[inside], weights[inside])
+            left_out[name][outside] = others.seconds(fitted)
+            if name == "tiles" and table:
+                by_size = own.with_table(fitted, seconds[inside])
+                left_out.setdefault(BY_SIZE, np.empty(len(points)))[outside] = others.seconds(by_size)
+    errors = {
+        name: weighted_quantile(np.abs(log_ratio(each, seconds)), weights, 0.5) for name, each in left_out.items()
+    }
     chosen = choose(errors)
-    model = forms[chosen](points)
+    model = forms["tiles" if chosen == BY_SIZE else chosen](points)
     fitted = model.fit(seconds, weights)
+    if chosen == BY_SIZE:
+        fitted = model.with_table(fitted, seconds)
     return KernelFit(compute=fitted, form=said(chosen, errors), predicted_s=tuple(map(float, model.seconds(fitted))))
 
 
@@ -159,6 +180,7 @@ class _Products:
         ])  # fmt: skip
         self.clock = np.array([relative_clock(point, compute) for point in points])
         self.clocked = np.array([bool(point.clock_MHz) for point in points])
+        self.flagged = np.array([bool(point.flag) for point in points])
         m, n, k = self.shapes.T
         self.touched = self.batch * self.items * (m * k + n * k + m * n)
         self.forms = np.array([point.form or "nt" for point in points])
@@ -186,13 +208,37 @@ class _Products:
             loads[here] = model.memory_cost.get(str(each), 1.0)
         made_s = tiled_s(
             self.shapes, self.batch, self.items, per_s / compute.num_cores, cost, steps, loads, model,
-            compute.num_cores,
+            compute.num_cores, compute.sustained_clock * self.clock,
         )  # fmt: skip
         late_s = start_s + model.start_s + np.where(self.aligned < 16, model.unaligned_start_s, 0.0)
+        late_s = late_s / (compute.sustained_clock * self.clock)
         full_s = late_s + _join(made_s, memory_s * loads, compute)
         load = np.minimum(1.0, 2 * self.batch * np.prod(self.shapes, axis=1) / (self.peak * full_s))
         made_s = made_s / np.where(self.clocked, 1.0, 1 - compute.clock_drop * load)
-        return np.asarray(late_s + _join(made_s, memory_s * loads, compute))
+        factors = np.ones(len(self.shapes))
+        if model.table is not None:
+            own = self.by_size
+            factors[own] = [model.table.factor(*map(int, shape)) for shape in self.shapes[own]]
+        return np.asarray(factors * (late_s + _join(made_s, memory_s * loads, compute)))
+
+    @property
+    def by_size(self) -> npt.NDArray[np.bool_]:
+        """Which of the products the factors by size are for."""
+        return np.asarray((self.batch == 1) & (self.aligned == 16))
+
+    def with_table(self, compute: Compute, measured: Floats) -> Compute:
+        """`compute`, fitted to these products, with factors by size of what it misses."""
+        own = self.by_size
+        if compute.tiled is None or own.sum() < LEAST_TABLE / 2:
+            return compute
+        knots = [
+            Point(kind="matrix", call="mm", shape=tuple(map(int, shape)), dtype="bfloat16", form="nt", seconds=1.0)
+            for shape in knot_shapes()
+        ]  # fmt: skip
+        plain = np.array([predicted_s(knot, compute) for knot in knots])
+        missed = -log_ratio(self.seconds(compute), measured)
+        table = fit_size_table(self.shapes[own], missed[own], np.where(self.flagged[own], FLAGGED, 1.0), plain)
+        return msgspec.structs.replace(compute, tiled=msgspec.structs.replace(compute.tiled, table=table))
 
     def fit(self, measured: Floats, weights: Floats) -> Compute:
         """The rates with the least weighted misfit."""
@@ -219,7 +265,7 @@ class _Products:
             errors = np.sqrt(weights) * log_ratio(self.seconds(model(q)), measured)
             return np.concatenate([errors, TYPICAL_WEIGHT * (q - start)])
 
-        return model(solve(misfit, start, lower, upper))
+        return model(solve(misfit, start, lower, upper, tolerance=TOLERANCE))
 
     def _compute(self, values: Mapping[str, float]) -> Compute:
         costs: dict[str, dict[str, float]] = {"form": {}, "arithmetic": {}, "memory": {}}

@@ -18,6 +18,7 @@ from costmodels.fit_matrix import fit_clock, fit_dtypes, fit_matrix
 from costmodels.interval import class_seconds
 from costmodels.points import Point
 from costmodels.sections import Collective, Interval, Link, Overlap, Protocol
+from costmodels.size_table import SizeTable, fit_size_table, knot_shapes, knot_weights
 from costmodels.tiled import Tiled, alignment_bytes, one_tiled_s, tiled_s
 from costmodels.traffic import collective_traffic
 from plans.errors import TwofoldError
@@ -107,7 +108,7 @@ def test_tiled_products_of_equal_alignment_grow_with_every_size(position):
 def test_the_clock_falls_with_the_load():
     # a large product at 0.8 of the peak: the clock is 0.2 * 0.8 lower; a small one hardly loads the chip
     lower = msgspec.structs.replace(PURE, clock_drop=0.2)
-    large, small = ((product_s(chip, 12_800, 25_600, 8192), product_s(chip, 64, 64, 64)) for chip in (PURE, lower))
+    large, small = ((product_s(chip, 12_800, 25_600, 8192), product_s(chip, 16, 8, 64)) for chip in (PURE, lower))
     assert small[0] / large[0] == pytest.approx(1 / (1 - 0.2 * 0.8), rel=1e-3)
     assert small[1] / large[1] == pytest.approx(1, abs=1e-2)
 
@@ -376,3 +377,61 @@ def test_overlap_fits_find_how_long_messages_wait():
     (got,), _ = fit_overlaps(made, lengths)
     for kernel_s in (1e-5, 5e-4):
         assert got.rates(kernel_s, 2e-4) == pytest.approx(truth.rates(kernel_s, 2e-4), abs=0.05)
+
+
+def test_a_latency_of_loads_is_hidden_by_work_that_takes_longer():
+    # one tile on each of 100 cores, 64 steps: 0.5 us of arithmetic each, or the latency where that is longer
+    pure = with_tiles(PURE, tiles=((128, 256),))
+    made_s = product_s(pure, 1280, 2560, 4096)
+    assert product_s(with_tiles(pure, hidden_s=0.9 * made_s / 64), 1280, 2560, 4096) == pytest.approx(made_s)
+    assert product_s(with_tiles(pure, hidden_s=3 * made_s / 64), 1280, 2560, 4096) == pytest.approx(3 * made_s)
+    slow = msgspec.structs.replace(with_tiles(pure, hidden_s=3 * made_s / 64), sustained_clock=0.5)
+    assert product_s(slow, 1280, 2560, 4096) == pytest.approx(6 * made_s)
+
+
+def test_factors_by_size_are_for_single_aligned_products():
+    table = SizeTable(first=3.0, step=2.0, number=2, factors=(1.25,) * 8)
+    with_table = with_tiles(CHIP, table=table)
+    for shape, batch, factor in (((512, 512, 512), 1, 1.25), ((512, 512, 512), 4, 1.0), ((512, 512, 511), 1, 1.0)):
+        assert product_s(with_table, *shape, batch) / product_s(CHIP, *shape, batch) == pytest.approx(factor)
+
+
+def test_a_size_table_is_linear_between_its_knots():
+    rng = np.random.default_rng(9)
+    factors = tuple(rng.uniform(0.8, 1.2, 8**3))
+    table = SizeTable(first=3.0, step=2.0, number=8, factors=factors)
+    for _ in range(50):
+        shape = [int(2 ** rng.uniform(1, 19)) for _ in range(3)]
+        (weights,) = knot_weights(np.array([shape], dtype=float))
+        assert weights.sum() == pytest.approx(1) and (weights >= 0).all()
+        assert table.factor(*shape) == pytest.approx(float(weights @ np.array(factors)))
+    with pytest.raises(TwofoldError, match="number\\^3 factors"):
+        SizeTable(first=3.0, step=2.0, number=3, factors=(1.0,) * 8)
+    with pytest.raises(TwofoldError, match="above 0"):
+        SizeTable(first=3.0, step=2.0, number=2, factors=(0.0,) * 8)
+
+
+def test_a_size_table_follows_its_neighbours_and_forgets_far_away():
+    shapes = knot_shapes()
+    plain = np.prod(shapes, axis=1) ** 0.5
+    near = np.array([[500.0 + at, 600.0, 700.0] for at in range(0, 200, 10)])
+    table = fit_size_table(near, np.full(len(near), 0.1), 1.0, plain)
+    assert table.factor(512, 600, 700) == pytest.approx(math.exp(0.1), abs=0.015)
+    assert table.factor(131_072, 8, 131_072) == pytest.approx(1, abs=0.005)
+    doubtful = fit_size_table(near[:1], np.array([0.1]), 1.0, plain)
+    assert 1.02 < doubtful.factor(512, 600, 700) < 1.09
+    stray = fit_size_table(near[:1], np.array([50.0]), 1.0, plain)
+    assert stray.factor(512, 600, 700) < 1.4
+
+
+def test_no_larger_knot_takes_less_time():
+    rng = np.random.default_rng(10)
+    shapes = knot_shapes()
+    plain = 2e-6 + np.prod(shapes, axis=1) / 1e15
+    some = rng.choice(shapes, 200) * rng.uniform(0.7, 1.4, (200, 3))
+    table = fit_size_table(some, rng.normal(0, 0.2, 200), 1.0, plain)
+    seconds = (plain * np.array(table.factors)).reshape(8, 8, 8)
+    assert all(
+        (np.diff(seconds, axis=axis) >= -2e-4 * seconds.max(axis=axis, keepdims=True)).all() for axis in range(3)
+    )
+    assert any((np.diff(np.array(table.factors).reshape(8, 8, 8), axis=axis) < -0.01).any() for axis in range(3))
