@@ -27,7 +27,7 @@ import torch
 
 from plans.errors import TwofoldError
 
-__all__ = ["BACKENDS", "Device", "Mark", "environment", "now_ns", "num_accelerators", "pick_device", "seed_everything"]
+__all__ = ["BACKENDS", "Device", "Mark", "environment", "now_ns", "num_accelerators", "pick_device"]
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
@@ -249,11 +249,6 @@ def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
 def num_accelerators() -> int:
     """How many accelerators this host has."""
     return torch.accelerator.device_count()
-
-
-def seed_everything(seed: int) -> None:
-    """Seed torch on every device (numpy generators of this project carry their own seeds)."""
-    torch.manual_seed(seed)
 
 
 def environment(device: Device) -> dict[str, str]:

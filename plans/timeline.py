@@ -38,11 +38,6 @@ class Span:
     call: str
     part: str
 
-    @property
-    def duration_s(self) -> float:
-        """Seconds from start to end."""
-        return (self.end_ps - self.start_ps) / PS_PER_S
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPeak:

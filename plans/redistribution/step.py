@@ -120,10 +120,3 @@ class Step:
     def communicates(self) -> bool:
         """Whether anything is sent."""
         return self.kind is not StepKind.SLICE
-
-    @property
-    def group_size(self) -> int:
-        """How many ranks talk to each other; 1 for a slice, the ranks of both meshes for a transfer."""
-        if self.kind is StepKind.TRANSFER:
-            return len(set(self.before.mesh.rank_list) | set(self.after.mesh.rank_list))
-        return 1 if self.kind is StepKind.SLICE else self.before.mesh.size(self.axes)
