@@ -16,12 +16,14 @@ from reports.memory_tables import memory_table
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import parameter_table, plan_table
 from reports.profiler_trace import read_rank_traces
+from reports.search_pictures import Configuration, shares_picture, trade_picture
 from reports.tables import Check, Table, verification_table
 from reports.time_tables import comparison_table, composition_table, timeline_table
 from reports.whatif_tables import sensitivity_table, tornado_picture, what_if_table
 
 __all__ = [
     "Check",
+    "Configuration",
     "Table",
     "comparison_table",
     "composition_table",
@@ -38,8 +40,10 @@ __all__ = [
     "read_trace",
     "save_graph",
     "sensitivity_table",
+    "shares_picture",
     "timeline_table",
     "tornado_picture",
+    "trade_picture",
     "verification_table",
     "what_if_table",
     "write_rank_traces",

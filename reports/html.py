@@ -65,6 +65,7 @@ def report_html(
     memory_limit_bytes: int | None = None,
     machine: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
+    results: Sequence[Table | Picture] = (),
     what_if: Sequence[Table | Picture] = (),
     tables: Sequence[Table] = (),
     notes: Sequence[str] = (),
@@ -86,6 +87,7 @@ def report_html(
         machine: what the prediction was computed for, name -> value.
         environment: where and with what the report was made: versions, date, variables such as
             CUDA_DEVICE_MAX_CONNECTIONS.
+        results: tables and pictures of what was found, shown first.
         what_if: tables and pictures of what would be different, shown first.
         tables: further tables, under details.
         notes: sentences under the title, e.g. what was not run.
@@ -98,6 +100,7 @@ def report_html(
     while True:
         sections = [
             _verification(checks),
+            _found(results, max_rows),
             _what_if(what_if, max_rows),
             _results(timelines, step_times_s),
             _pipeline(timelines, max_boxes),
@@ -167,6 +170,11 @@ def _verification(checks: Sequence[Check]) -> str:
     if outside := [check.name for check in checks if check.informs and not check.passed]:
         verdicts.append(f'<p class="warn">Outside its interval: {escape(", ".join(outside))}.</p>')
     return _section("verification", "Verification", *verdicts, verification_table(checks).html())
+
+
+def _found(parts: Sequence[Table | Picture], max_rows: int) -> str:
+    shown = [each.html(max_rows) if isinstance(each, Table) else _figure(each, "") for each in parts]
+    return _section("found", "Found", *shown) if shown else ""
 
 
 def _what_if(parts: Sequence[Table | Picture], max_rows: int) -> str:
