@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 from plans.errors import TwofoldError
 from plans.plan import Optimizer, load_plan
 from plans.scale import Degrees
-from plans.transformer import transformer_config
+from plans.transformer import TransformerConfig, transformer_config
 from search.scale.statement import megatron_flags, megatron_text, read_statement, torchtitan_toml, write_statement
 from twofold.cli import main
 
 CONFIG = transformer_config("llama-3-8b")
+MIXTURE = transformer_config("mixtral-8x7b", seq=4096)
+FINE = transformer_config("deepseek-moe-16b")
+"""Its first block has no experts; two are shared."""
 
 
 def degrees(*, zero: int = 1, **values: Any) -> Degrees:
@@ -46,6 +50,85 @@ def test_flags_of_megatron_come_back_as_they_went(stated: Degrees, tmp_path: Pat
     assert found.degrees() == stated and not found.unread
     script.write_text(megatron_text(CONFIG, stated))
     assert read_statement(script).degrees() == stated
+
+
+@pytest.mark.parametrize("config", [MIXTURE, FINE], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "stated",
+    [
+        degrees(ep=4),
+        degrees(ep=2, tp=1, sequence_parallel=False, zero=0),
+        degrees(ep=4, pp=1, zero=3),
+        degrees(schedule="interleaved_1f1b", virtual=2, pp=2, ep=2),
+    ],
+)
+def test_a_mixture_in_megatrons_flags_comes_back_as_it_went(
+    config: TransformerConfig, stated: Degrees, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(megatron_text(config, stated))
+    found = read_statement(script)
+    assert found.degrees() == stated and not found.unread and not found.assumed
+    assert found.model(config) == config
+    flags = megatron_flags(config, stated)
+    assert ("--expert-model-parallel-size", str(stated.ep)) in itertools.pairwise(flags)
+    assert "--moe-grouped-gemm" in flags and ("--moe-layer-freq" in flags) is (config is FINE)
+    with pytest.raises(TwofoldError, match="name another"):
+        found.model(FINE if config is MIXTURE else MIXTURE)
+    with pytest.raises(TwofoldError, match="has no experts"):
+        found.model(CONFIG)
+
+
+@pytest.mark.parametrize("config", [MIXTURE, FINE], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "stated",
+    [
+        degrees(ep=4, zero=3),
+        degrees(ep=2, tp=1, pp=1, zero=2, sequence_parallel=False),
+        degrees(ep=1, zero=3),
+        degrees(ep=4, zero=3, schedule="zb_v", virtual=2),
+    ],
+)
+def test_a_mixture_in_torchtitans_settings_comes_back_as_it_went(
+    config: TransformerConfig, stated: Degrees, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text(torchtitan_toml(config, stated))
+    found = read_statement(file)
+    assert found.degrees(num_layers=config.num_layers).ep == stated.ep
+    assert found.degrees(num_layers=config.num_layers) == stated and not found.unread
+    assert bool(found.assumed) is (stated.ep > 1)
+
+
+BATCH = "--micro-batch-size 2 --global-batch-size 32 --world-size 8 "
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--expert-model-parallel-size 2", "without --num-experts"),
+        ("--num-experts 8 --expert-tensor-parallel-size 2", "not the tensor-parallel degree"),
+        ("--num-experts 8 --moe-token-dispatcher-type allgather", "only alltoall"),
+        ("--num-experts 8 --moe-layer-freq 2", "only first layers"),
+        ("--num-experts 8 --moe-layer-freq ([0]*1+[1]*5) --num-layers 8", "not for 8 layers"),
+        ("--num-experts 8 --moe-expert-capacity-factor none", "not a number above 0"),
+        ("--use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping"),
+        ("--some-new-parallel-size 2", "some-new-parallel-size"),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "uniform with 1"),
+    ],
+)
+def test_flags_that_change_the_step_otherwise_are_refused(flags: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(BATCH + flags)
+    with pytest.raises(TwofoldError, match=message):
+        read_statement(tmp_path / "a.sh")
+
+
+def test_what_is_forecast_otherwise_than_stated_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(BATCH + "--num-experts 8 --moe-ffn-hidden-size 14336 --moe-router-group-topk 2")
+    found = read_statement(tmp_path / "a.sh")
+    assert len(found.assumed) == 2 and "drop no token" in found.assumed[0]
+    model = found.model(MIXTURE)
+    assert model.experts is not None and model.experts.capacity_factor == 1.0
 
 
 @pytest.mark.parametrize(
@@ -112,7 +195,13 @@ def test_stages_are_those_that_torchtitan_makes_of_the_model_named(tmp_path: Pat
     [
         (REPLICAS + "tensor_parallel_degree = 2", "", "", "refuses"),
         (REPLICAS + "context_parallel_degree = 2", "", "", "HSDP"),
-        ("data_parallel_shard_degree = 2\nexpert_parallel_degree = 2", "", "", "expert_parallel_degree = 2"),
+        ("data_parallel_shard_degree = 2\nexpert_parallel_degree = 4", "", "", "does not divide the 2 ranks"),
+        (
+            "data_parallel_shard_degree = 2\ntensor_parallel_degree = 2\nexpert_parallel_degree = 2",
+            "",
+            "",
+            "is not tensor_parallel_degree",
+        ),
         ("data_parallel_shard_degree = 2\nsome_other_degree = 2", "", "", "some_other_degree"),
         ("data_parallel_shard_degree = 2.5", "", "", "2.5, not a whole number"),
         ("data_parallel_shard_degree = 2\ntensor_parallel_degree = 'two'", "", "", "not a whole number"),
@@ -143,14 +232,14 @@ def test_stages_that_torchtitan_refuses_are_refused(tmp_path: Path) -> None:
 
 def test_our_own_file_comes_back_as_it_went(tmp_path: Path) -> None:
     stated = degrees(schedule="zb_v", virtual=2, layers=(9, 8, 8, 7))
-    found = read_statement(write_statement(tmp_path / "plan.degrees.json", CONFIG, stated))
-    assert found.degrees() == stated
+    found = read_statement(write_statement(tmp_path / "plan.degrees.json", CONFIG, stated, stack="megatron"))
+    assert found.degrees() == stated and found.stack == "megatron"
     assert found.config is not None and found.config.num_parameters == CONFIG.num_parameters
 
 
 @pytest.mark.parametrize(("name", "value"), [("dp", None), ("foo", 3), ("zero", "a")])
 def test_degrees_that_are_missing_or_unknown_are_refused(name: str, value: Any, tmp_path: Path) -> None:
-    file = write_statement(tmp_path / "plan.degrees.json", CONFIG, degrees())
+    file = write_statement(tmp_path / "plan.degrees.json", CONFIG, degrees(), stack="twofold")
     made = json.loads(file.read_text())
     if value is None:
         del made["degrees"][name]
@@ -158,6 +247,22 @@ def test_degrees_that_are_missing_or_unknown_are_refused(name: str, value: Any, 
         made["degrees"][name] = value
     file.write_text(json.dumps(made))
     with pytest.raises(TwofoldError, match=name):
+        read_statement(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("stack", None, "missing: stack"), ("notes", "mine", "unknown: notes"), ("twofold_degrees", 1, "plan again"),
+        ("stack", 3, "no name"), ("degrees", 3, "states no degrees"), ("config", None, "missing: config"),
+    ],
+)  # fmt: skip
+def test_a_file_of_ours_with_other_keys_is_refused(key: str, value: Any, message: str, tmp_path: Path) -> None:
+    file = write_statement(tmp_path / "plan.degrees.json", CONFIG, degrees(), stack="twofold")
+    made = json.loads(file.read_text())
+    made[key] = value
+    file.write_text(json.dumps({name: each for name, each in made.items() if each is not None}))
+    with pytest.raises(TwofoldError, match=message):
         read_statement(file)
 
 
@@ -181,11 +286,13 @@ def test_uneven_layers_are_a_layout_of_megatron_and_fewer_on_the_last_stage_of_t
         (torchtitan_toml, degrees(zero=3, recompute="selective"), "by operator"),
         (torchtitan_toml, degrees(zero=3, schedule="v_half", virtual=2), "no schedule 'v_half'"),
         (torchtitan_toml, degrees(zero=3, schedule="zb_v", virtual=2, layers=(9, 8, 7, 8)), "equal but for fewer"),
+        (megatron_flags, degrees(ep=2, sequence_parallel=False), "where the sequence is split"),
+        (torchtitan_toml, degrees(ep=2, zero=0, tp=1, pp=1, sequence_parallel=False), "that shard weights"),
     ],
 )
 def test_what_a_program_has_no_words_for_is_refused(write: Any, stated: Degrees, message: str) -> None:
     with pytest.raises(TwofoldError, match=message):
-        write(CONFIG, stated)
+        write(CONFIG if stated.ep == 1 else MIXTURE, stated)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +308,7 @@ def test_what_a_program_has_no_words_for_is_refused(write: Any, stated: Degrees,
             "--micro-batch-size 1 --global-batch-size 8 --world-size 8 --pipeline-model-parallel-layout Ettm|L",
             "at",
         ),
-        ("a.sh", "--num-experts 8 --micro-batch-size 1 --global-batch-size 8 --world-size 8", "num-experts"),
+        ("a.sh", "--rampup-batch-size 8 8 100 --micro-batch-size 1 --global-batch-size 8 --world-size 8", "rampup"),
         ("a.toml", "parallelism = 3 =", "not TOML"),
         ("a.toml", "[training]\nseq_len = 3", "parallelism"),
         ("a.json", "{}", "states no degrees"),
@@ -217,7 +324,7 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
     out, report = tmp_path / "plan.json", tmp_path / "report.html"
     asked = ["plan", "llama-3-8b", "--layers", "2", "--seq", "512", "--machine", "h100-sxm-x8", "--devices", "4"]
     pins = ["--global-batch", "8", "--cp", "1", "--recompute", "none", "--micro-batch", "1", "--tp", "2"]
-    assert main([*asked, *pins, "--out", str(out), "--report", str(report), "--json"]) == 0
+    assert main([*asked, *pins, "--out", str(out), "--report", str(report), "--stack", "torch", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["complete"] and found["gap"] == 0 and found["best"]["tp"] == 2
     assert found["physics_bound_s"] <= found["lower_bound_s"] <= found["best"]["step_s"]
@@ -236,7 +343,9 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
         assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(made["best"]["step_s"])
     assert main(["simulate", str(out), "--recost", "--machine", "h100-sxm-x8", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert again["step_s"] == pytest.approx(found["best"]["step_s"]) and again["fits"]
+    assert again["step_s"] == pytest.approx(found["best"]["step_s"]) and again["fits"] and again["stack"] == "torch"
+    assert main(["simulate", str(out), "--recost", "--machine", "h100-sxm-x8", "--stack", "twofold", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] != again["step_s"]
     larger = ["simulate", str(out), "--recost", "--machine", "h100-sxm-x8", "--global-batch", "16", "--json"]
     assert main(larger) == 0
     assert json.loads(capsys.readouterr().out)["step_s"] > again["step_s"]

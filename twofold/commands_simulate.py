@@ -59,7 +59,7 @@ def simulate(
     model: str | None = None,
     global_batch: int | None = None,
     seq: int | None = None,
-    stack: str = "twofold",
+    stack: str | None = None,
     json: bool = False,
 ) -> int:
     """Predict a plan on a machine: step time with its interval, bubble, critical path, exposed communication, memory.
@@ -80,7 +80,7 @@ def simulate(
         model: recost: name or config.json, where the file does not say or for another one.
         global_batch: recost: sequences of a step, instead of the file's.
         seq: recost: tokens of a sequence, instead of the file's.
-        stack: recost: the software that runs it (see `twofold predict --help`).
+        stack: recost: the software that runs it (see `twofold predict --help`); that of the file, or twofold.
         json: print one JSON object on stdout, progress on stderr.
     """
     from twofold.console import Console

@@ -20,6 +20,8 @@ METHODS = ("search", "data-parallel", "grid", "greedy")
 """How `plan_degrees` finds a configuration."""
 
 _GiB = 2**30
+_DRAWN = 5
+"""Configurations with a bar in the report."""
 
 
 def plan_degrees(
@@ -108,7 +110,12 @@ def _save(found: Answer, machine: Machine, out: str, say: Console) -> list[str]:
 
     best, config = found.best, found.problem.config
     beside = Path(out).with_suffix(".degrees.json")
-    saved = [write_statement(beside, config, best.degrees, machine=machine.name, step_s=best.forecast.step_s)]
+    saved = [
+        write_statement(
+            beside, config, best.degrees, stack=found.problem.stack.name, machine=machine.name,
+            step_s=best.forecast.step_s,
+        )
+    ]  # fmt: skip
     try:
         plan = plan_of(found.problem, best)
         saved.insert(0, save_plan(plan, out))
@@ -224,14 +231,32 @@ def _refused(found: Answer) -> list[Table]:
 def _report(found: Answer, made: list[Table], certificate: str, path: str, model: str, machine: Machine) -> Path:
     from datetime import UTC, datetime
 
-    from reports import write_report
+    from reports import Configuration, shares_picture, trade_picture, write_report
+    from search.scale import describe
+    from search.scale.explain import composition
 
     problem, best = found.problem, found.best.forecast
+    seen = [
+        Configuration(
+            name=describe(each.degrees), step_s=each.forecast.step_s, peak_bytes=each.forecast.peak_bytes,
+            parts=composition(each),
+        )
+        for each in found.found
+    ]  # fmt: skip
+    pictures = [
+        shares_picture(seen[:_DRAWN], title="Where the forecast step of the mean rank goes"),
+        trade_picture(seen, title="Time against memory", limit_bytes=problem.limit_bytes),
+    ]
+    rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
+    interval = f"{best.low_s:.4g} to {best.high_s:.4g} s"
     return write_report(
-        path, title=f"Search: {problem.config.name} on {problem.num_devices} devices of {machine.name}", tables=made,
+        path, title=f"Search: {problem.config.name} on {problem.num_devices} devices of {machine.name}",
+        results=[made[0], *pictures], tables=made[1:],
         summary={
-            "step": f"{best.step_s:.4g} s", "peak memory": f"{best.peak_bytes / _GiB:.2f} GiB",
-            "gap": f"{found.gap:.1%}", "idle": f"{best.bubble_fraction:.1%}",
+            "forecast step (90 % interval)": f"{best.step_s:.4g} s ({interval})",
+            "tokens/s per device": f"{rate:,.0f}", "peak memory": f"{best.peak_bytes / _GiB:.2f} GiB",
+            "at most above the fastest of the space": f"{100 * found.gap:.1f} %",
+            "idle": f"{100 * best.bubble_fraction:.1f} %",
         },
         notes=[certificate, "Every time is a forecast; nothing was run."],
         environment={"date": datetime.now(UTC).date().isoformat()},

@@ -21,7 +21,7 @@ def recost(
     model: str | None,
     global_batch: int | None,
     seq: int | None,
-    stack: str,
+    stack: str | None,
     say: Console,
 ) -> tuple[dict[str, Any], bool]:
     """Read, forecast, print; returns the JSON object and whether it fits the machine's memory."""
@@ -35,23 +35,28 @@ def recost(
     beside = Path(path).with_suffix(".degrees.json")
     statement = read_statement(beside if path.endswith(".json") and beside.is_file() else path)
     if model is not None:
-        config = transformer_config(model, seq=seq or statement.seq)
-        if statement.num_layers not in (None, config.num_layers):
-            say.say(f"{statement.num_layers} layers, as {path} states, instead of the {config.num_layers} of {model}")
-            config = replace(config, num_layers=statement.num_layers)
+        named = transformer_config(model, seq=statement.seq if seq is None else seq)
+        config = statement.model(named)
+        if config.num_layers != named.num_layers:
+            say.say(f"{config.num_layers} layers, as {path} states, instead of the {named.num_layers} of {model}")
     elif statement.config is not None:
         config = statement.config if seq is None else replace(statement.config, seq=seq)
     else:
         raise TwofoldError(f"{path} does not say which model it is for; add --model, such as --model llama-3-8b")
     half = config.dtype in ("bfloat16", "float16")
     degrees = statement.degrees(global_batch, half=half, num_layers=config.num_layers)
+    for told in statement.assumed:
+        say.say(f"assumed: {told}")
     if statement.unread:
         say.say(f"of no account here: {', '.join(statement.unread)}")
     target = Machine.load(machine)
-    found = forecast(config, degrees, target, stack=stack_named(stack))
+    runs = stack_named(stack or statement.stack or "twofold")
+    found = forecast(config, degrees, target, stack=runs)
     fits = found.peak_bytes <= target.room_bytes
     tokens = degrees.global_batch * config.seq / found.step_s / degrees.num_ranks
-    say.say(f"{config.name} on {degrees.num_ranks} devices of {target.name}: {describe(degrees)}")
+    say.say(
+        f"{config.name} on {degrees.num_ranks} devices of {target.name}, as {runs.name} runs it: {describe(degrees)}"
+    )
     say.say(
         f"step {found.step_s:.4g} s (90 %: {found.low_s:.4g} to {found.high_s:.4g}), {tokens:,.0f} tokens/s "
         f"per device, idle {found.bubble_fraction:.1%}, exposed communication {found.exposed_comm_s:.3g} s"
@@ -61,4 +66,5 @@ def recost(
         + ("" if fits else ": it does not fit")
     )
     told = found_json(Found(degrees=degrees, forecast=found))
-    return {**told, "model": config.name, "machine": target.name, "tokens_per_s_per_device": tokens, "fits": fits}, True
+    more = {"model": config.name, "machine": target.name, "stack": runs.name, "tokens_per_s_per_device": tokens}
+    return {**told, **more, "fits": fits}, True

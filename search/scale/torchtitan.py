@@ -14,7 +14,7 @@ from plans.errors import TwofoldError
 from plans.scale import Degrees
 from plans.transformer import TransformerConfig
 
-__all__ = ["check_dense", "read_torchtitan", "stage_values", "torchtitan_toml"]
+__all__ = ["read_torchtitan", "stage_values", "torchtitan_toml"]
 
 _SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
@@ -27,24 +27,19 @@ _SINGLE = ("1f1b", "gpipe")
 _READ = frozenset({
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
     "tensor_parallel_degree", "context_parallel_degree", "pipeline_parallel_degree", "pipeline_parallel_schedule",
+    "expert_parallel_degree", "expert_tensor_parallel_degree",
     "pipeline_parallel_microbatch_size", "pipeline_parallel_layers_per_stage",
     "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
 })  # fmt: skip
 
 _ONLY_SO: dict[str, tuple[Any, ...]] = {
-    "expert_parallel_degree": (1,), "expert_tensor_parallel_degree": (1,), "pipeline_parallel_split_points": ([], ""),
+    "expert_parallel_comm_backend": ("standard",), "pipeline_parallel_split_points": ([], ""),
     "module_fqns_per_model_part": ([],), "pipeline_parallel_schedule_csv": ("",), "disable_loss_parallel": (False,),
     "enable_async_tensor_parallel": (False,), "enable_compiled_autograd": (False,),
     "context_parallel_rotate_method": ("allgather",), "context_parallel_load_balancer": ("headtail",),
     "pipeline_parallel_expert_parallel_overlap": (True, False),
 }  # fmt: skip
 """What else [parallelism] may state, and the only values that degrees can express."""
-
-
-def check_dense(config: TransformerConfig) -> None:
-    """Refuse a mixture of experts."""
-    if config.experts is not None:
-        raise TwofoldError(f"{config.name}: a mixture of experts is not exported yet; its degrees are in .degrees.json")
 
 
 def _stages(num_layers: int, count: int, first: int, last: int) -> tuple[int, ...] | None:
@@ -75,7 +70,6 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
     Raises:
         TwofoldError: what torchtitan has no setting for.
     """
-    check_dense(config)
     level = degrees.optimizer.parallel_level
     if level == 1 and degrees.dp * degrees.cp > 1:
         raise TwofoldError("torchtitan cannot shard optimizer states alone (level 1); plan with --zero 0, 2 or 3")
@@ -92,6 +86,10 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
         raise TwofoldError("torchtitan recomputes by operator or all; plan with --recompute selective_op or full")
     if degrees.pp > 1 and degrees.schedule not in _SCHEDULES:
         raise TwofoldError(f"torchtitan has no schedule {degrees.schedule!r}; plan with one of {', '.join(_SCHEDULES)}")
+    if degrees.ep > 1 and not level:
+        raise TwofoldError(
+            "torchtitan shares experts out among ranks that shard weights; plan with --zero 2 or 3, or --ep 1"
+        )
     replicas = 1 if level else degrees.dp
     lines = [
         f"# num_layers = {config.num_layers}, as twofold's reader needs it: the model's flavor states it to torchtitan",
@@ -108,6 +106,13 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
         f"context_parallel_degree = {degrees.cp}",
         f"pipeline_parallel_degree = {degrees.pp}",
     ]
+    if config.experts is not None:
+        lines += [
+            "# torchtitan's experts drop no token; here they have places for "
+            f"{config.experts.capacity_factor:g} times an even share",
+            f"expert_parallel_degree = {degrees.ep}",
+            f"expert_tensor_parallel_degree = {degrees.tp if degrees.ep > 1 else 1}",
+        ]
     if degrees.pp > 1:
         lines += _pipeline_lines(degrees, degrees.layers_of(config.num_layers))
     mode = {"none": "none", "selective_op": "selective", "full": "full"}[degrees.recompute]
@@ -170,6 +175,7 @@ def read_torchtitan(text: str, path: str) -> dict[str, Any]:
         )
     _check_known(spread, path)
     values, level = _layout(spread, path), 0
+    values["ep"] = _experts(spread, values, path)
     if values["shards"] * values["cp"] > 1:
         again = str(spread.get("fsdp_reshard_after_forward", "default"))
         if again not in ("default", "always", "never"):
@@ -200,13 +206,19 @@ def read_torchtitan(text: str, path: str) -> dict[str, Any]:
     layers = re.search(r"^#.*\bnum_layers *= *(\d+)", text, re.MULTILINE)
     seq = _whole(training, "seq_len", None, path) if "seq_len" in training else None
     unread = [f"training.{name}" for name in training if name not in _TRAINING]
+    unread += [f"[{name}]" for name in found if name not in sections and name not in _OTHER_SECTIONS]
     unread += ["model.converters"] if dict(found.get("model", {})).get("converters") else []
     unread += [f"activation_checkpoint.{name}" for name in settings if name not in ("mode", "selective_ac_option")]
+    assumed = ("places for some tokens at each expert, as the model says; torchtitan's experts drop no token",)
     return {
         "values": values, "global_batch": batch, "seq": seq, "unread": tuple(unread),
+        "assumed": assumed if values["ep"] > 1 else (),
         "stages": None if fewer is None else (each, *fewer), "num_layers": int(layers[1]) if layers else None,
     }  # fmt: skip
 
+
+_OTHER_SECTIONS = ("job", "profiling", "metrics", "model", "lr_scheduler", "checkpoint", "validation", "debug", "comm")
+"""Sections that change no step."""
 
 _TRAINING = ("local_batch_size", "global_batch_size", "seq_len", "steps", "dataset", "dataset_path", "seed", "max_norm")
 
@@ -241,6 +253,23 @@ def _layout(spread: dict[str, Any], path: str) -> dict[str, Any]:
             "shard instead"
         )
     return found
+
+
+def _experts(spread: dict[str, Any], values: dict[str, Any], path: str) -> int:
+    """Over how many ranks experts are shared out; each is split as the rest of the model."""
+    degree = _whole(spread, "expert_parallel_degree", 1, path)
+    tensor = _whole(spread, "expert_tensor_parallel_degree", 1, path)
+    if degree > 1 and values["shards"] * values["cp"] % degree:
+        raise TwofoldError(
+            f"{path}: expert_parallel_degree {degree} does not divide the {values['shards'] * values['cp']} ranks that "
+            "shard weights: torchtitan refuses it"
+        )
+    if degree > 1 and tensor != values["tp"]:
+        raise TwofoldError(
+            f"{path}: expert_tensor_parallel_degree {tensor} is not tensor_parallel_degree {values['tp']}; experts "
+            "split otherwise than the rest cannot be stated in degrees"
+        )
+    return degree
 
 
 def _pipeline(spread: dict[str, Any], path: str) -> dict[str, Any]:
