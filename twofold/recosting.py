@@ -45,8 +45,8 @@ def recost(
         raise TwofoldError(f"{path} does not say which model it is for; add --model, such as --model llama-3-8b")
     half = config.dtype in ("bfloat16", "float16")
     degrees = statement.degrees(global_batch, half=half, num_layers=config.num_layers)
-    for told in statement.assumed:
-        say.say(f"assumed: {told}")
+    for each in statement.assumed:
+        say.say(f"assumed: {each}")
     if statement.unread:
         say.say(f"of no account here: {', '.join(statement.unread)}")
     target = Machine.load(machine)
