@@ -1,7 +1,8 @@
 """How far off predictions are, on tables of measurements: `python -m benchmarks.accuracy TABLE.csv ...`.
 
 Machines are those of the catalogue, made from micro-benchmarks and cited figures; nothing is fitted to these rows. The
-table is printed, and written with date and versions to benchmarks/results/accuracy.json.
+table is printed, and written with date and versions to benchmarks/results/accuracy.json; `--picture FILE.svg` draws the
+errors of all rows, and those of this executor's own steps (benchmarks/results/step_truth.json).
 """
 
 from __future__ import annotations
@@ -14,9 +15,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from twofold.validation import validate
+from reports.accuracy_picture import Scored, accuracy_picture
+from twofold.validation import Validation, validate
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+OWN_STEPS = RESULTS.with_name("step_truth.json")
+
+NAMES = {
+    "h200x2_torch.csv": ("torch's own parts", "1.9B decoder, 21 layouts, 2 H200"),
+    "korthikanti2022_a100.csv": ("Megatron-LM", "22B to 1T, 8 to 512 A100"),
+    "zerobubble2024_a100.csv": ("Zero-bubble pipelines", "1.5B to 28B, 8 to 32 A100"),
+    "torchtitan_h100_h200.csv": ("torchtitan", "Llama 8B and 70B, 8 to 256 H100"),
+}
+"""Table -> its name and a line of detail in the picture."""
 
 
 def main() -> None:
@@ -24,12 +35,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="+")
     parser.add_argument("--out", default=str(RESULTS))
+    parser.add_argument("--picture", help="SVG file of the errors of all rows")
     arguments = parser.parse_args()
-    found, inside, rows = [], 0.0, 0
+    found, inside, rows, drawn = [], 0.0, 0, [_own_steps()]
     for table in arguments.tables:
         start = time.perf_counter()
         scores = validate(table)
         took_s = time.perf_counter() - start
+        drawn.append(_scored(Path(table).name, scores))
         reasons: dict[str, int] = {}
         for skipped in scores.skipped:
             reasons[skipped["reason"]] = reasons.get(skipped["reason"], 0) + 1
@@ -56,6 +69,31 @@ def main() -> None:
     }  # fmt: skip
     Path(arguments.out).write_text(json.dumps(document, indent=1) + "\n")
     print(f"saved {arguments.out}", file=sys.stderr)
+    if arguments.picture:
+        picture = accuracy_picture(drawn, title="Predicted against measured, a dot for every run")
+        print(f"saved {picture.save(arguments.picture)}", file=sys.stderr)
+
+
+def _scored(table: str, scores: Validation) -> Scored:
+    """The errors of a table; those of a throughput as errors of the step time."""
+    errors: dict[str, list[float]] = {"step time": [], "peak memory": []}
+    for row in scores.rows:
+        quantity = "peak memory" if row["metric"].startswith("peak_memory") else "step time"
+        ratio = row["predicted"] / row["value"]
+        errors[quantity].append(
+            (ratio if row["metric"].startswith(("iteration_time", "peak_memory")) else 1 / ratio) - 1
+        )
+    name, detail = NAMES.get(table, (table, ""))
+    return Scored(name=name, detail=detail, errors=errors)
+
+
+def _own_steps() -> Scored:
+    rows = json.loads(OWN_STEPS.read_bytes())["rows"]
+    most = max(row["ranks"] for row in rows)
+    return Scored(
+        name="twofold's own executor", detail=f"{len(rows)} plans on 1 to {most} H200, predicted first",
+        errors={"step time": [row["error"] for row in rows], "peak memory": [row["peak_error"] for row in rows]},
+    )  # fmt: skip
 
 
 def _named(score: dict[str, Any]) -> dict[str, Any]:

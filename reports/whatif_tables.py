@@ -81,6 +81,7 @@ def tornado_picture(effects: Sequence[Effect], *, title: str = "What a step depe
             hover = f"{each.knob} {turned}{by}: {format_seconds(value_s)} ({change:+.2f} %)"
             picture.rect(x, y + (0 if style == "orange" else 9), abs(change) * scale, 9, style, hover)
         picture.text(width - right + 8, y + 13, format_seconds(each.swing_s), "small")
-    said = f"change of the step time of {format_seconds(effects[0].base_s)}; at the right the swing" if effects else ""
+    base = format_seconds(effects[0].base_s) if effects else ""
+    said = f"change of the predicted step time of {base}; at the right the swing" if effects else ""
     picture.text(middle, height - 8, said, "middle small")
     return picture

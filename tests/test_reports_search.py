@@ -34,7 +34,7 @@ def test_bars_are_as_long_as_their_parts():
 def test_dots_lie_by_time_and_memory_and_the_front_is_marked():
     found = [configuration("b", 1.05, 60), configuration("a", 1.0, 70), configuration("c", 1.1, 65)]
     picture = trade_picture([*found, configuration("d", 3.0, 10)], title="t", limit_bytes=75 * 2**30)
-    front = [each for each in shapes(picture, "circle", "orange")]
+    front = shapes(picture, "circle", "orange")
     assert len(front) == 2 and len(shapes(picture, "circle", "sky")) == 1
     by_time = sorted((float(each["cx"]), float(each["cy"])) for each in front)
     assert by_time[0][1] < by_time[1][1]  # the faster one needs more memory: it stands higher

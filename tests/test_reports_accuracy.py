@@ -1,0 +1,42 @@
+"""The picture of errors: a dot for every row where its error is, what is beyond the edge said in words."""
+
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from plans.errors import TwofoldError
+from reports.accuracy_picture import Scored, accuracy_picture
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def dots(picture) -> list[tuple[float, float]]:
+    root = ET.fromstring(picture.alone())
+    return [(float(each.get("cx")), float(each.get("cy"))) for each in root.iter(f"{SVG}circle")]
+
+
+def test_dots_stand_at_their_errors_and_never_on_each_other():
+    errors = [-0.1, 0.0, 0.001, 0.002, 0.1, 0.2]
+    found = sorted(dots(accuracy_picture([Scored(name="a", detail="b", errors={"step time": errors})], title="t")))
+    assert len(found) == len(set(found)) == len(errors)
+    low, middle, high = found[0][0], found[1][0], found[-2][0]
+    assert middle - low == pytest.approx(high - middle, abs=0.02)
+    assert found[-1][0] - middle == pytest.approx(2 * (high - middle), abs=0.02)
+
+
+def test_an_error_beyond_the_edge_is_said():
+    text = accuracy_picture([Scored(name="a", detail="b", errors={"step time": [-0.27, 0.01]})], title="t").alone()
+    assert "-27 %" in text and "14.0 %" in text and "2 rows" in text
+
+
+def test_what_is_not_measured_is_said_and_what_is_no_number_is_refused():
+    tables = [
+        Scored(name="a", detail="", errors={"step time": [0.1], "peak memory": []}),
+        Scored(name="b", detail="", errors={"step time": [0.1], "peak memory": [0.2]}),
+    ]
+    assert accuracy_picture(tables, title="t").alone().count("not stated") == 1
+    with pytest.raises(TwofoldError, match="no number"):
+        accuracy_picture([Scored(name="a", detail="", errors={"x": [math.nan]})], title="t")
+    with pytest.raises(TwofoldError, match="no errors"):
+        accuracy_picture([], title="t")
