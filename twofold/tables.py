@@ -49,6 +49,9 @@ _RECOMPUTE = {
 _LEVELS = {"none": 0, "no": 0, "ddp": 0, "distributedoptimizer": 1, "zero1": 1, "os": 1, "zero2": 2, "osg": 2,
            "shardgradop": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "fullshard": 3, "osgp": 3}  # fmt: skip
 
+_DESCRIBED = "measured/readme.md"
+"""What the notes of our own runs refer to for their model."""
+
 _ZERO_BUBBLE_VOCAB = 32_000
 """The zero-bubble experiments use a SentencePiece model; the parameters that their models' names state (1.5B, 6.2B,
 14.6B, 28.3B) leave 28,000 to 35,000 entries beside their layers."""
@@ -208,9 +211,12 @@ class _Reading(Cells):
             self.assumed.append(f"vocabulary padded to {vocab}")
         if not self.text("vocab"):
             self.assumed.append(f"vocabulary not stated: {vocab}")
+        self.assumed.append(told)
         if re.search(r"\bno (rope|rotary|positions?)\b", self.words("notes")):
             settings["position"] = "none"
-        self.assumed.append(told)
+        elif settings.get("position") == "rope" and _DESCRIBED in self.words("notes"):
+            settings["position"] = "none"
+            self.assumed.append(f"no rotary positions: {_DESCRIBED}, which lists the parts of a block, has none")
         dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
         if dropout:
             self.assumed.append("dropout and attention dropout of 0.1, Megatron-LM's defaults")

@@ -344,7 +344,11 @@ class Case:
         costs, forwards_first = self.pieces.costs, self._forwards_first
         for chunks, size in zip(self.ranks.kinds, largest, strict=True):
             outputs = costs.outputs_bytes if any(chunk.has_head for chunk in chunks) else 0
-            roles = costs.stack.memory({"activation": size, **self.pieces.held(chunks)}, self.degrees, outputs)
+            received = costs.sizes.arrival_bytes * sum(2 - chunk.has_embedding - chunk.has_head for chunk in chunks)
+            roles = costs.stack.memory(
+                {"activation": size, **self.pieces.held(chunks)}, self.degrees, outputs,
+                received if self.degrees.pp > 1 else 0,
+            )  # fmt: skip
             if forwards_first and "gradient" in roles:
                 # gradients come while the first backward frees what its forward kept
                 freed = sum(self.pieces.activations(chunk).kept for chunk in chunks)

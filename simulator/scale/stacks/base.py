@@ -192,13 +192,16 @@ class Stack:
             lines += count * [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
         return lines
 
-    def memory(self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0) -> dict[str, int]:
+    def memory(
+        self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
+    ) -> dict[str, int]:
         """What a rank's memory holds, by role, with what the stack adds to it.
 
         Args:
             roles: bytes by role.
             degrees: how the model is spread.
             outputs_bytes: of the model's output of one micro-batch, on the rank that makes it.
+            received_bytes: that come from other stages for one micro-batch, activations and gradients.
         """
         return roles
 

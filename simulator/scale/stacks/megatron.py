@@ -195,7 +195,9 @@ class Megatron(Stack):
             kept_for_weights=max(0, found.kept_for_weights - 3 * sizes.arrival_bytes),
         )  # fmt: skip
 
-    def memory(self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0) -> dict[str, int]:
+    def memory(
+        self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
+    ) -> dict[str, int]:
         """cuBLAS's workspace; the float copies of the gradients, made for the update when activations are gone."""
         roles = {**roles, "buffer": roles.get("buffer", 0) + _WORKSPACE_BYTES}
         if degrees.optimizer.gradient_dtype == "float16":

@@ -11,6 +11,7 @@ from costmodels.price import price_compute
 from plans.graph import itemsize
 from plans.plan import Optimizer
 from plans.scale import Degrees
+from plans.timeline import PS_PER_S
 from plans.transformer import TransformerConfig
 from simulator.scale.action import COMPUTE, Line
 from simulator.scale.memory import Footprint
@@ -54,6 +55,23 @@ arXiv 2407.08608, abstract); the machines' figures are of cuDNN's."""
 _CUDNN_SHARE = (0.57, 0.555)
 """Of an H200's peak that cuDNN's kernel was measured to reach, forward and backward (benchmarks/data, attention)."""
 
+_ENTRY_HOST_S = (15.6e-6 - 1.9e-6) / 5
+"""What a distributed tensor costs the host in a list that an optimizer's operator takes, over a plain one: the fused
+update takes lists of weights, gradients, two states and counts (kinds of dispatch adamw_fused, stacks fsdp2 and
+optimizer)."""
+
+_UPDATE_HOST_S = {"fused": (1.9e-6, 15.6e-6), "foreach": (5.7e-6, 5.7e-6 + 14 * _ENTRY_HOST_S)}
+"""Of one parameter in an update, plain and sharded: measured (adamw_fused, adamw_foreach) but for the sharded foreach
+form, whose operators take 14 entries of a parameter (torch/optim/adamw.py, _multi_tensor_adamw): assumed."""
+
+_CLIP_ENTRIES = 4
+"""Of a parameter in clip_grad_norm_: its gradient for the norm, the norm, the norm in a stack, the gradient scaled."""
+
+_ROTARY_PASSES = 5.0
+"""The same for x cos + (-x2, x1) sin: a negation of a half, a concatenation, two products and a sum move 10 times a
+tensor's bytes against 2 (Hugging Face's apply_rotary_pos_emb); backward two products, a negation, a concatenation and a
+sum."""
+
 _ROTARY_COMPLEX_PASSES = 5.0
 """Bytes that rotary positions as complex numbers move, over those of one pass: x is made float, multiplied as complex
 float numbers and made half again (6 + 8 + 6 bytes an element against 4; torchtitan, models/llama/model.py)."""
@@ -74,6 +92,7 @@ class TorchNative(Stack):
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
         one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
             reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
+        clips: whether gradients are clipped by their global norm.
         async_tp: whether gathers and scatters of tensor parallelism go on in pieces beside the products next to them.
     """
 
@@ -87,6 +106,7 @@ class TorchNative(Stack):
     holds_logits: bool = True
     one_input: bool = False
     async_tp: bool = False
+    clips: bool = False
     gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
     copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
 
@@ -166,6 +186,8 @@ class TorchNative(Stack):
             )
         if kind == "rope" and self.complex_rotary:  # Inductor leaves complex operators to eager (_inductor/lowering.py)
             return (elementwise("mul.forward", round(_ROTARY_COMPLEX_PASSES * math.prod(shape[0])), dtype, 1, 1),)
+        if kind == "rope" and not self.compiled:
+            return (elementwise("mul.forward", round(_ROTARY_PASSES * math.prod(shape[0])), dtype, 1, 1),)
         if kind == "accumulate":  # in place, into the gradient that the first micro-batch left
             return (elementwise("add_.forward", math.prod(shape[0]), dtype, 2, 1),)
         if kind == "sum":  # autograd adds gradients of one tensor as they come, two at a time
@@ -237,7 +259,19 @@ class TorchNative(Stack):
         cost = price_compute(
             machine, call, ((elements,),), optimizer.updates_in(dtype), elements * update_bytes(dtype, optimizer)
         )
-        return [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
+        host_s = cost.dispatch_ps / PS_PER_S
+        lines = []
+        if optimizer.kind == "adamw":
+            form = 1 if num_shards > 1 else 0
+            host_s = len(sizes) * _UPDATE_HOST_S[self.update][form]
+            if self.clips:
+                size = elements * itemsize(optimizer.accumulates_in(dtype))
+                each = price_compute(machine, "add.forward", ((elements,),), "float32", size)
+                again = price_compute(machine, "add.forward", ((elements,),), "float32", 2 * size)
+                clip_s = len(sizes) * _CLIP_ENTRIES * _ENTRY_HOST_S * form
+                lines = [Line(COMPUTE, round(clip_s * PS_PER_S), each.work_ps + again.work_ps, "memory")]
+        dispatch = self.dispatch_ps(round(host_s * PS_PER_S), "update", "U")
+        return [*lines, Line(COMPUTE, dispatch, cost.work_ps, "memory")]
 
     def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
         """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
@@ -279,19 +313,25 @@ class TorchNative(Stack):
             backward=max(found.backward, 8 * elements), weights=found.weights,
         )  # fmt: skip
 
-    def memory(self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0) -> dict[str, int]:
+    def memory(
+        self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
+    ) -> dict[str, int]:
         """What torch's parts keep beside a rank's tensors.
 
         DistributedDataParallel's buckets hold every gradient once more, since gradient_as_bucket_view is off; steps of
         small decoders show one copy more (kind step in benchmarks/data: 12.9 GB against 10.7 GB with FSDP2). A
         pipeline keeps the outputs of all micro-batches, to give them to the caller (PipelineStage.output_chunks).
-        cuBLAS's workspace is 32 MiB (kind allocation).
+        cuBLAS's workspace is 32 MiB (kind allocation). A stage has a buffer for what it receives in every micro-batch
+        (PipelineStage, _setup_forward_recv_info and _setup_backward_recv_info); those of micro-batches under way are
+        among its activations.
         """
         extra = _WORKSPACE_BYTES
         if degrees.dp > 1 and not degrees.optimizer.parallel_level:
             extra += 2 * roles["gradient"]
         if degrees.pp > 1:
-            extra += (degrees.num_micro_batches - self.holds_logits) * outputs_bytes
+            alive = degrees.num_micro_batches if degrees.schedule == "gpipe" else 1  # counted where they are held
+            extra += (degrees.num_micro_batches - alive * self.holds_logits) * outputs_bytes
+            extra += (degrees.num_micro_batches - alive) * received_bytes
         if self.reserved and degrees.optimizer.parallel_level:
             # assumed, from reading the allocator (c10/cuda/CUDACachingAllocator.cpp), not from a micro-benchmark: what
             # other streams were given stays theirs, the gathered weights of the root and the reduced gradients
