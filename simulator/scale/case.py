@@ -23,7 +23,7 @@ from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
 from simulator.scale.action import Stretch
 from simulator.scale.chunks import Chunk, Chunks
-from simulator.scale.classes import beside_share, class_seconds, device_classes
+from simulator.scale.classes import beside_share, class_seconds, device_classes, slowest_of
 from simulator.scale.pipeline import pipeline_end_ps
 
 __all__ = ["Case", "Forecast", "Pieces", "RankKinds", "beside_transfers_ps", "is_split"]
@@ -303,15 +303,21 @@ class Case:
         compute = sum(share_of[kind]["compute"] for kind in of_rank) / len(of_rank)
         exposed = sum(total_of[kind] for kind in of_rank) / len(of_rank) - compute
         peak, memory = self._memory(activations)
-        low_s, high_s = self._interval(step_s, kinds[total_of.index(max(total_of))])
+        parts = self._parts(step_s, kinds[total_of.index(max(total_of))])
+        slower = costs.stack.chip_spread * slowest_of(self.degrees.num_ranks)
+        if slower:  # products and attention are bound by clocks, which differ from chip to chip
+            added = {name: slower * parts.get(name, 0.0) for name in ("matrix", "attention")}
+            step_s += sum(added.values())
+            parts = {name: seconds + added.get(name, 0.0) for name, seconds in parts.items()}
+        low_s, high_s = step_interval(costs.machine, step_s, parts)
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,
             bubble_fraction=max(0.0, 1 - compute / step_s) if step_s else 0.0, exposed_comm_s=exposed,
             rank_s=tuple(share_of[kind] for kind in of_rank),
         )  # fmt: skip
 
-    def _interval(self, step_s: float, chunks: tuple[Chunk, ...]) -> tuple[float, float]:
-        """From the spreads of what the busiest rank does."""
+    def _parts(self, step_s: float, chunks: tuple[Chunk, ...]) -> dict[str, float]:
+        """Seconds of the step by class of instructions, from what the busiest rank does."""
         pieces, count = self.pieces, self.degrees.num_micro_batches
         machine, stack, times = pieces.costs.machine, pieces.costs.stack, pieces.seconds(chunks, count)
         exposed_s = sum(times.values()) - times["compute"]
@@ -319,10 +325,9 @@ class Case:
         if self.schedule.num_ranks > 1:
             hops = 2 * count * len(chunks) if stack.waits_for_sends(self.degrees) else 2 * (self.schedule.num_ranks - 1)
             transfer_s = hops * self.longest_transfer_ps / PS_PER_S
-        parts = class_seconds(
+        return class_seconds(
             machine, step_s, pieces.kernels(chunks, count), exposed_s, transfer_s, pieces.host_s(chunks, count)
         )
-        return step_interval(machine, step_s, parts)
 
     @cached_property
     def longest_transfer_ps(self) -> float:

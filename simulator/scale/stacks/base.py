@@ -16,9 +16,14 @@ from plans.transformer.recompute import RECOMPUTE_MODES
 from simulator.scale.action import COMPUTE, Line
 from simulator.scale.memory import Footprint
 
-__all__ = ["Kernel", "Message", "PieceSizes", "Shape", "Stack", "Step"]
+__all__ = ["CHIP_SPREAD", "Kernel", "Message", "PieceSizes", "Shape", "Stack", "Step"]
 
 Shape = tuple[int, ...]
+
+CHIP_SPREAD = 0.015
+"""Of chips of one kind under power management: they vary by 8 % on average in five centres (Sinha et al. 2022, arXiv
+2208.11035, abstract; read as the range between the whiskers of a normal sample, 5.4 standard deviations: assumed). The
+large products of five H200 of ours differ by 2 % (benchmarks/data)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +109,8 @@ class Stack:
         step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
         fetch_s: host seconds before every forward for its data, for which the host waits for the device; 0: none.
         gathers_each: from which optimizer level on the weights are gathered in every forward, not once a step.
+        chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: whoever works in step works
+            at the pace of the slowest.
         reserved: whether memory is what the allocator has reserved rather than what is allocated.
         copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
     """
@@ -117,6 +124,7 @@ class Stack:
     gathers_each: int = 3
     copies_shards: bool = False
     reserved: bool = False
+    chip_spread: float = 0.0
 
     def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """What is taken of the software and was not said by the run, in words, for lists of assumptions."""

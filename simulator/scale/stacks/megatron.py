@@ -14,7 +14,7 @@ from plans.scale import Degrees
 from plans.transformer import TransformerConfig
 from simulator.scale.action import COMPUTE, Line
 from simulator.scale.memory import Footprint
-from simulator.scale.stacks.base import Kernel, PieceSizes, Shape, Stack, update_bytes
+from simulator.scale.stacks.base import CHIP_SPREAD, Kernel, PieceSizes, Shape, Stack, update_bytes
 from simulator.scale.stacks.kernels import elementwise, unfused_attention
 
 __all__ = ["Megatron"]
@@ -61,6 +61,7 @@ class Megatron(Stack):
     """
 
     name: str = "megatron"
+    chip_spread: float = CHIP_SPREAD
     gathers_again: bool = True
     flash_attention: bool = True
     overlaps_interleaved: bool = True
@@ -86,6 +87,7 @@ class Megatron(Stack):
             told.append(f"{own} a stage {waits} ({degrees.schedule})")
             if not self.steps_together(degrees):
                 told.append(f"{own} ranks begin a step before the last one is validated")
+        told.append(f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}")
         return tuple(told)
 
     @property

@@ -15,7 +15,7 @@ from plans.timeline import PS_PER_S
 from plans.transformer import TransformerConfig
 from simulator.scale.action import COMPUTE, Line
 from simulator.scale.memory import Footprint
-from simulator.scale.stacks.base import Kernel, Message, PieceSizes, Shape, Stack, Step, update_bytes
+from simulator.scale.stacks.base import CHIP_SPREAD, Kernel, Message, PieceSizes, Shape, Stack, Step, update_bytes
 from simulator.scale.stacks.kernels import elementwise
 
 __all__ = ["TorchNative"]
@@ -97,6 +97,7 @@ class TorchNative(Stack):
     """
 
     name: str = "torch"
+    chip_spread: float = CHIP_SPREAD
     compiled: bool = False
     fused_norm: bool = True
     update: str = "fused"
@@ -141,6 +142,7 @@ class TorchNative(Stack):
                 f"{own} memory is what the allocator reserved: gathered weights and reduced gradients that other "
                 "streams were given stay theirs (read in its source, not measured)"
             )
+        told.append(f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}")
         return tuple(told)
 
     def block_host_s(
