@@ -99,8 +99,8 @@ class PlanSet:
         """What the certificate says, in words."""
         ended = "" if self.complete else "stopped before its end, the best so far; "
         return (
-            f"{ended}{self.gap:.1%} above the optimistic relaxation ({self.lower_bound_s:.4g} s), "
-            f"{self.gap_to_physics:.1%} above the physical bound ({self.physics_bound_s:.4g} s); "
+            f"{ended}{_above(self.gap)} the optimistic relaxation ({self.lower_bound_s:.4g} s), "
+            f"{_above(self.gap_to_physics)} the physical bound ({self.physics_bound_s:.4g} s); "
             f"{self.num_candidates} plans simulated, {self.search_s:.2f} s"
         )
 
@@ -153,6 +153,10 @@ class PlanSet:
             )
         lines += [f"not taken: {entry.what}: {entry.reason}" for entry in self.rejected]
         return "\n".join(lines)
+
+
+def _above(gap: float) -> str:
+    return f"{gap:.1%} above" if gap < 10 else f"{gap + 1:.3g} times"
 
 
 def _named(steps: Sequence[Step]) -> str:

@@ -1,8 +1,9 @@
 """What stands around the strategies: stages, their boundaries and widths, micro-batches; checked, or searched.
 
-A shape is searched by its additive cost before anything is simulated: (m - 1) times the slowest stage of m
-micro-batches and once all stages, as a pipeline takes them. Every stage's cost starts as the least that its operators
-may take one by one, and becomes exact for the shapes that are in front until those in front hold no bound any more.
+A shape is estimated by its additive cost before anything is simulated: m - 1 micro-batches of the slowest stage and one
+of all stages, as a pipeline takes them. Every stage's cost starts as the least that its operators may take one by one,
+and becomes exact for the shapes that are in front until those in front hold no bound any more. The most promising are
+simulated, and what the estimates were off by is fed back (`Ranking`).
 
 Beams: boundaries lie at no more than 12 places, those with few bytes across among even parts of the work; up to 4
 stages where their number is searched; no more than 12 different widths; micro-batches up to 32.
@@ -21,16 +22,27 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.graph import Graph
 from plans.plan import Strategy
+from search.pricing import redistribution_choice
 from search.stage import Floor, StageSearch
 from search.stages import balanced_cuts
 
-__all__ = ["NUM_SHAPES", "Shape", "ShapeSearch", "check_question", "ranks_of"]
+__all__ = ["NUM_NEAR", "Option", "Ranking", "Shape", "ShapeSearch", "check_question", "ranks_of"]
 
-NUM_SHAPES = 6
-"""How many of the cheapest shapes are simulated."""
+NUM_SHAPES = 12
+"""How many shapes are simulated, beside one for every promising number of stages and micro-batches."""
+
+NUM_NEAR = 24
+"""How many shapes are simulated that differ little from the fastest one."""
+
+_AGAIN = 0.05
+"""By how much an estimate counts as longer for every shape simulated that differs in its widths alone."""
 
 _MAX_CUTS, _MAX_WIDTHS, _MAX_STAGES, _MAX_MICRO_BATCHES = 12, 12, 4, 32
 _MAX_COMBINATIONS = 200_000
+
+
+Option = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Micro-batches, where the second and later stages begin (none where stages are given), and widths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,14 +157,20 @@ class ShapeSearch:
     stages: tuple[tuple[str, ...], ...] | None
     is_over: Callable[[], bool]
     _entries: dict[tuple[int, int, int, int, int], int] = field(default_factory=dict)
+    _keys: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    _own: list[float] = field(default_factory=list)
     _cost: list[float] = field(default_factory=list)
     _floor: list[tuple[float, float]] = field(default_factory=list)
     _exact: set[int] = field(default_factory=set)
     _floors: dict[tuple[int, int, int], dict[str, Floor]] = field(default_factory=dict)
+    _crossing: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._crossing = _crossing_bytes(self.graph)
 
     def options(
         self, num_stages: int | None, widths: str | Sequence[int] | None, num_micro_batches: int | None, interleave: int
-    ) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    ) -> list[Option]:
         """Every (micro-batches, boundaries, widths) of the space."""
         names = [operator.name for operator in self.graph.operators]
         counts = [num_micro_batches] if num_micro_batches is not None else [
@@ -173,70 +191,42 @@ class ShapeSearch:
             found += [(count, inside, each) for count in counts for inside in inner for each in offered]
         return found
 
-    def cheapest(self, options: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]], count: int) -> list[Shape]:
-        """The shapes of least additive cost, the cheapest first."""
-        if len(options) == 1:
-            return [self.shape(options[0])]
-        groups: dict[int, list[int]] = {}
-        for at, (_, _, widths) in enumerate(options):
-            groups.setdefault(len(widths), []).append(at)
-        rows = {
-            width: np.array(
-                [[self._entry(option, stage) for stage in range(width)] for option in (options[at] for at in members)]
-            )
-            for width, members in groups.items()
-        }
-        micro = {width: np.array([options[at][0] for at in members]) for width, members in groups.items()}
-        place = {width: np.array(members) for width, members in groups.items()}
-        done = np.zeros(len(options), dtype=bool)
-        found: list[Shape] = []
-        while len(found) < min(count, len(options)):
-            cost = np.array(self._cost)
-            least = np.full(len(options), np.inf)
-            for width, entries in rows.items():
-                each = cost[entries]
-                slowest = each.max(axis=1)
-                least[place[width]] = slowest + (each.sum(axis=1) - slowest) / micro[width]
-            least[done] = np.inf
-            at = int(least.argmin())
-            if not np.isfinite(least[at]):
-                break
-            open_ = [entry for entry in self._of(options[at]) if entry not in self._exact]
-            if open_ and not (found and self.is_over()):
-                for entry in open_:
-                    self._price(entry)
-                continue
-            done[at] = True
-            found.append(self.shape(options[at]))
-        return found
+    def ranking(self, options: Sequence[Option]) -> Ranking:
+        """The shapes in the order in which they are worth a simulation."""
+        return Ranking(self, options)
 
-    def relaxed_s(self, options: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]]) -> float:
+    def relaxed_s(self, options: Sequence[Option]) -> float:
         """No plan of these shapes is faster: the compute of its slowest stage, split as far as each operator can be.
 
-        Where ranks share cores, all that a node's ranks compute must also pass through its cores.
+        Where ranks share cores, all that the ranks of a single stage compute must also pass through them.
         """
         least, machine = math.inf, self.machine
         for option in options:
-            floors = [self._floor[entry] for entry in self._of(option)]
+            floors = [self._floor[entry] for entry in self.entries(option)]
             total = max(max(host, device) for host, device in floors)
-            if machine.cores_per_node is not None:
-                nodes = -(-sum(option[2]) // machine.devices_per_node)
-                work = sum(width * host for width, (host, _) in zip(option[2], floors, strict=True))
-                total = max(total, work / (machine.cores_per_node * nodes))
+            if machine.cores_per_node is not None and len(floors) == 1:  # all ranks at the same time
+                sharing = min(option[2][0], machine.devices_per_node) / machine.cores_per_node
+                total *= max(1.0, sharing)
             least = min(least, total)
         return least
 
-    def shape(self, option: tuple[int, tuple[int, ...], tuple[int, ...]]) -> Shape:
+    def shape(self, option: Option) -> Shape:
         """Of one of the options."""
         count, inside, widths = option
         return Shape(names=self._names(inside), widths=widths, num_micro_batches=count)
 
     # ------------------------------------------------------------------ entries
 
-    def _of(self, option: tuple[int, tuple[int, ...], tuple[int, ...]]) -> list[int]:
+    @property
+    def costs(self) -> Sequence[float]:
+        """Of every entry what it takes, or less."""
+        return self._cost
+
+    def entries(self, option: Option) -> list[int]:
+        """The numbers of the stages' costs."""
         return [self._entry(option, stage) for stage in range(len(option[2]))]
 
-    def _entry(self, option: tuple[int, tuple[int, ...], tuple[int, ...]], stage: int) -> int:
+    def _entry(self, option: Option, stage: int) -> int:
         """The number of a stage's cost: (micro-batches, ranks in all, first and last operator, devices)."""
         count, inside, widths = option
         if self.stages is None:
@@ -250,7 +240,9 @@ class ShapeSearch:
             self._entries[key] = len(self._entries)
             floors = self._floors_of(count, ranks, widths[stage])
             mine = [floors[name] for name in self._segment(start, end)]
-            self._cost.append(sum(each.own_s for each in mine))
+            self._keys.append(key)
+            self._own.append(sum(each.own_s for each in mine))
+            self._cost.append(self._own[-1] + self._borders_s(count, start, end, widths[stage], ranks))
             self._floor.append((sum(each.host_s for each in mine), sum(each.device_s for each in mine)))
         return self._entries[key]
 
@@ -260,11 +252,25 @@ class ShapeSearch:
             self._floors[key] = self.stage_search(count, ranks).floors(range(width))
         return self._floors[key]
 
-    def _price(self, entry: int) -> None:
-        count, ranks, start, end, width = list(self._entries)[entry]
-        cost_s = self.stage_search(count, ranks).least_s(self._segment(start, end), range(width))
-        self._cost[entry] = max(cost_s, self._cost[entry])
-        self._exact.add(entry)
+    def price(self, option: Option) -> bool:
+        """Make the costs of an option's stages exact; whether one of them was not."""
+        open_ = [entry for entry in self.entries(option) if entry not in self._exact]
+        for entry in open_:
+            count, ranks, start, end, width = self._keys[entry]
+            cost_s = self.stage_search(count, ranks).least_s(self._segment(start, end), range(width))
+            self._cost[entry] += max(0.0, cost_s - self._own[entry])
+            self._exact.add(entry)
+        return bool(open_)
+
+    def _borders_s(self, count: int, start: int, end: int, width: int, ranks: int) -> float:
+        """About what a stage takes for what crosses its borders, there and back: it goes from rank to rank."""
+        crossing = sum(self._crossing[at] for at in (start, end) if 0 < at < len(self.graph.operators))
+        if self.stages is not None or not crossing:
+            return 0.0
+        price = redistribution_choice(self.machine, ranks).price_of("float32")
+        borders = sum(0 < at < len(self.graph.operators) for at in (start, end))
+        size = crossing // (borders * count * width)
+        return borders * count * price.transfer_s(1, size, frozenset(), range(ranks))  # type: ignore[attr-defined]
 
     def _segment(self, start: int, end: int) -> tuple[str, ...]:
         if self.stages is not None:
@@ -300,9 +306,97 @@ class ShapeSearch:
         count = len(self.graph.operators)
         if count - 1 <= _MAX_CUTS:
             return list(range(1, count))
-        crossing = _crossing_bytes(self.graph)
+        crossing = self._crossing
         parts = balanced_cuts(self._weights(), _MAX_CUTS + 1)
         return [min(range(start, end), key=lambda at: (crossing[at], at)) for start, end in parts[1:]]
+
+
+class Ranking:
+    """Shapes by what they are estimated to take, corrected by what simulations of their like took.
+
+    Like are those of as many stages and micro-batches. What of a group was simulated says how far its estimates are
+    off; groups of which nothing was count as the most favourable known one, so that promising ones get their turn.
+    """
+
+    def __init__(self, search: ShapeSearch, options: Sequence[Option]) -> None:
+        self.search, self.options = search, options
+        groups: dict[tuple[int, int], list[int]] = {}
+        for at, (count, _, widths) in enumerate(options):
+            groups.setdefault((len(widths), count), []).append(at)
+        self.place = {group: np.array(members) for group, members in groups.items()}
+        self.entries = {
+            group: np.array([search.entries(options[at]) for at in members]) for group, members in groups.items()
+        }
+        self.done, self.again = np.zeros(len(options), dtype=bool), np.zeros(len(options))
+        self.factor: dict[tuple[int, int], float] = {}
+        self.best_s = math.inf
+        self.left = NUM_SHAPES
+
+    def next(self) -> tuple[Option, float] | None:
+        """The most promising option left, priced, and its estimate; None where there is none.
+
+        Every group that may hold something faster than what was found gets its turn first.
+        """
+        while True:
+            least = self._estimates()
+            usual, fresh = min(self.factor.values(), default=1.0), np.zeros(len(self.options), dtype=bool)
+            weighed = least * (1.0 + _AGAIN * self.again)
+            for group, members in self.place.items():
+                weighed[members] *= self.factor.get(group, usual)
+                fresh[members] = group not in self.factor
+            weighed[self.done] = np.inf
+            is_fresh = bool((fresh := fresh & (weighed < self.best_s)).any())
+            if is_fresh:
+                weighed[~fresh] = np.inf
+            at = int(weighed.argmin())
+            if not np.isfinite(weighed[at]) or not (is_fresh or self.left):
+                return None
+            if not self.search.price(self.options[at]):
+                self.done[at] = True
+                self.left -= not is_fresh
+                return self.options[at], float(least[at])
+
+    def take(self, option: Option) -> float:
+        """An option that is to be simulated in any case, priced; its estimate."""
+        at = self.options.index(option)
+        self.search.price(option)
+        self.done[at] = True
+        return float(self._estimates()[at])
+
+    def near(self, option: Option) -> list[Option]:
+        """Options not simulated yet that differ in one boundary, or in one stage's devices, or have one stage more or
+        less; the most promising first."""
+        estimates = self._estimates()
+        found = [at for at in np.flatnonzero(~self.done).tolist() if _is_near(self.options[at], option)]
+        return [self.options[at] for at in sorted(found, key=lambda at: (estimates[at], at))]
+
+    def learn(self, option: Option, estimate_s: float, simulated_s: float) -> None:
+        """What an option took."""
+        group, factor = (len(option[2]), option[0]), simulated_s / estimate_s
+        self.factor[group] = min(factor, self.factor.get(group, factor))
+        self.best_s = min(self.best_s, simulated_s)
+        self.again += np.array([each[:2] == option[:2] for each in self.options], dtype=np.float64)
+
+    def _estimates(self) -> np.ndarray:
+        cost, found = np.array(self.search.costs), np.full(len(self.options), np.inf)
+        for group, entries in self.entries.items():
+            each = cost[entries]
+            slowest = each.max(axis=1)
+            found[self.place[group]] = slowest + (each.sum(axis=1) - slowest) / group[1]
+        return found
+
+
+def _is_near(one: Option, two: Option) -> bool:
+    if one[0] != two[0]:
+        return False
+    short, long = sorted((one, two), key=lambda each: len(each[2]))
+    if len(short[2]) == len(long[2]):
+        cuts = sum(a != b for a, b in zip(one[1], two[1], strict=True))
+        moved = sum(a != b for a, b in zip(one[2], two[2], strict=True))
+        return cuts + moved == 1
+    if len(short[2]) + 1 != len(long[2]) or not set(short[1]) <= set(long[1]):
+        return False
+    return any(short[2][:at] == long[2][:at] and short[2][at + 1 :] == long[2][at + 2 :] for at in range(len(short[2])))
 
 
 def _crossing_bytes(graph: Graph) -> list[int]:

@@ -19,6 +19,7 @@ from plans.layout import Layout
 from plans.lower.collectives import by_collectives
 from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.scale.degrees import check_recompute_layers
 from plans.schedules import chunks_per_rank, make_schedule
 from plans.transformer import (
     block_strategies,
@@ -50,6 +51,7 @@ def uniform_plan(
     schedule: str = "1f1b",
     virtual: int = 1,
     recompute: str | Sequence[str] = "none",
+    recompute_layers: int | None = None,
     zero: int | None = None,
     sequence_parallel: bool = False,
     optimizer: Optimizer | None = None,
@@ -72,6 +74,8 @@ def uniform_plan(
             by themselves, placed as a V.
         recompute: "none", "selective" (the attention core), "full" (all of a block but its input), or names of
             operators or modules whose outputs are made again in the backward.
+        recompute_layers: that many blocks of every chunk, its first ones, recompute, the others keep everything;
+            transformers and modes only.
         zero: optimizer-parallel level; None: that of `optimizer`.
         sequence_parallel: tp splits the sequence where it splits nothing else; transformers only.
         optimizer: its kind and settings.
@@ -95,7 +99,7 @@ def uniform_plan(
     stated = is_transformer(graph)
     _check(graph, machine, {"dp": dp, "cp": cp, "tp": tp, "pp": pp}, stated)
     asked = {"cp": cp > 1, "ep": ep > 1, "sequence_parallel": sequence_parallel}
-    asked["layers_per_stage"] = layers_per_stage is not None
+    asked |= {"layers_per_stage": layers_per_stage is not None, "recompute_layers": recompute_layers is not None}
     if not stated and any(asked.values()):
         which = ", ".join(name for name, given in asked.items() if given)
         raise TwofoldError(f"{which}: for graphs of tf.transformer only; graph {graph.name!r} is searched")
@@ -110,6 +114,7 @@ def uniform_plan(
         )
     count = per_rank // micro_batch
     chosen = optimizer or Optimizer()
+    check_recompute_layers(recompute if isinstance(recompute, str) else "none", recompute_layers)
     if zero is not None:
         chosen = msgspec.structs.replace(chosen, parallel_level=zero)
     placement = _placement(schedule, pp, count, virtual)
@@ -145,8 +150,10 @@ def uniform_plan(
             Stage(mesh=meshes[owner], operators=tuple(part)) for owner, part in zip(placement, parts, strict=True)
         ),
         strategies={name: strategy for name, strategy in strategies.items() if strategy.dims},
-        num_micro_batches=count, schedule=schedule, recompute=recompute_set(graph, recompute), optimizer=chosen,
-        full_batch=full_batch,
+        num_micro_batches=count, schedule=schedule, optimizer=chosen, full_batch=full_batch,
+        recompute=recompute_set(
+            graph, recompute, None if recompute_layers is None else _first_layers(graph, parts, recompute_layers)
+        ),
     )  # fmt: skip
     if ep > 1 and tp > 1:
         plan = by_collectives(plan)  # tokens go by all-to-all, not rank to rank
@@ -209,6 +216,15 @@ def spread_layers(
     found[0] = [*parts.embedding, *found[0]]
     found[-1] = [*found[-1], *parts.head]
     return [tuple(names) for names in found]
+
+
+def _first_layers(graph: Graph, chunks: Sequence[Sequence[str]], count: int) -> set[int]:
+    """The numbers of the first `count` blocks of every chunk."""
+    owner = {name: number for number, chunk in enumerate(chunks) for name in chunk}
+    found: dict[int, list[int]] = {}
+    for number, block in enumerate(parts_of(graph).blocks):
+        found.setdefault(owner[block[0]], []).append(number)
+    return {number for own in found.values() for number in own[:count]}
 
 
 class _Searched:

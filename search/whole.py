@@ -15,7 +15,7 @@ from search.physics import physics_s
 from search.planset import Alternative, Later, PlanSet, Rejected, describe
 from search.predicting import predicted
 from search.refine import cheapest
-from search.shapes import NUM_SHAPES, Shape, ShapeSearch, ranks_of
+from search.shapes import NUM_NEAR, Option, Shape, ShapeSearch, ranks_of
 from search.stage import StageAnswer, StageSearch
 
 __all__ = ["Whole"]
@@ -88,17 +88,17 @@ class Whole:
                 f"no number of micro-batches up to 32 times {self.interleave} slices divides the batch of "
                 f"{self.graph.batch_size}"
             )
-        fitting: list[Plan] = []
         asked: list[Shape] = []
-        smallest = 2**62
         try:
-            asked = search.cheapest(options, NUM_SHAPES)
-            fitting, smallest = self._shapes(asked, fitting, top_k)
+            self._shapes(search, options, asked)
+            for shape in asked[:1]:
+                self._neighbours(shape)
         except KeyboardInterrupt:
             self.complete = False
-            fitting = self._fitting()
-            if not fitting:
+            if not self._fitting():
                 raise
+        fitting = self._fitting()
+        smallest = min(_peak_bytes(plan) for plan in self._tried.values())
         if not fitting and self.limit_bytes is not None:
             fitting, smallest = self._leaner(asked, self.limit_bytes, smallest)
         if not fitting:
@@ -122,32 +122,54 @@ class Whole:
 
     # --------------------------------------------------------------- simulation
 
-    def _shapes(self, asked: Sequence[Shape], fitting: list[Plan], top_k: int) -> tuple[list[Plan], int]:
-        """Simulate the best answer of every shape, then the neighbours of those of the best shape."""
-        first: list[tuple[float, int, Shape]] = []
-        if len(asked) > 1:
-            for at, shape in enumerate(asked):
-                if first and self.is_over():
+    def _shapes(self, search: ShapeSearch, options: Sequence[Option], asked: list[Shape]) -> None:
+        """Simulate the best answer of the most promising shapes, and fill `asked`: the fastest that fits first."""
+        if len(options) == 1:
+            asked.append(search.shape(options[0]))
+            return
+        ranking, found = search.ranking(options), list[tuple[tuple[bool, float, int], Option]]()
+
+        def simulate(option: Option, estimate_s: float) -> None:
+            shape = search.shape(option)
+            plan = self._simulated(self._plan(shape, [each[0] for each in self._answers(shape, 1)]))
+            assert plan.prediction is not None
+            ranking.learn(option, estimate_s, plan.prediction.step_s)
+            found.append(((not self._fits(plan), plan.prediction.step_s, len(found)), option))
+            found.sort()
+            asked[:] = [search.shape(each) for _, each in found]
+            self.say(f"{shape}: {plan.prediction.step_s:.4g} s")
+
+        for option in filter(self._is_plain, options):
+            simulate(option, ranking.take(option))
+        while not (found and self.is_over()) and (following := ranking.next()) is not None:
+            simulate(*following)
+        left, best = NUM_NEAR, None
+        while left and found[0][1] != best:
+            best = found[0][1]
+            for option in ranking.near(best)[:left]:
+                if self.is_over():
+                    return
+                simulate(option, ranking.take(option))
+                left -= 1
+                if found[0][1] != best:
                     break
-                plan = self._simulated(self._plan(shape, [each[0] for each in self._answers(shape, 1)]))
-                assert plan.prediction is not None
-                self.say(f"{shape}: {plan.prediction.step_s:.4g} s")
-                first.append((plan.prediction.step_s if self._fits(plan) else float("inf"), at, shape))
-        order = [shape for _, _, shape in sorted(first)] or list(asked)
-        for shape in order[:1]:
-            answers = self._answers(shape, NUM_NEIGHBOURS)
-            for number, (stage, found) in enumerate(zip(shape.names, answers, strict=True)):
-                self.say(
-                    f"stage {number}: {len(stage)} operators on {shape.widths[number]} devices, additive cost "
-                    f"{found[0].cost_s:.4g} s"
-                )
-            for pick in _picks([len(found) for found in answers]):
-                if self._tried and self.is_over():
-                    break
-                self._simulated(self._plan(shape, [found[at] for found, at in zip(answers, pick, strict=True)]))
-        fitting = self._fitting()
-        smallest = min(plan.prediction.peak_bytes for plan in self._tried.values() if plan.prediction is not None)
-        return fitting, smallest
+
+    def _is_plain(self, option: Option) -> bool:
+        """Everything on all devices at once: what one would do without a search of shapes."""
+        return option[0] == 1 and option[2] == (self.num_devices,)
+
+    def _neighbours(self, shape: Shape) -> None:
+        """Simulate the best answers of all stages of a shape, and their nearest neighbours."""
+        answers = self._answers(shape, NUM_NEIGHBOURS)
+        for number, (stage, found) in enumerate(zip(shape.names, answers, strict=True)):
+            self.say(
+                f"stage {number}: {len(stage)} operators on {shape.widths[number]} devices, additive cost "
+                f"{found[0].cost_s:.4g} s"
+            )
+        for pick in _picks([len(found) for found in answers]):
+            if self._tried and self.is_over():
+                break
+            self._simulated(self._plan(shape, [found[at] for found, at in zip(answers, pick, strict=True)]))
 
     def _answers(self, shape: Shape, count: int) -> list[list[StageAnswer]]:
         search = self._search_of(shape)
@@ -210,9 +232,7 @@ class Whole:
                 return self._plan(shape, [answers[at] for answers, at in zip(per_stage, pick, strict=True)])
 
             for pick in picks_that_may_fit(plan_of, [len(answers) for answers in per_stage], limit_bytes):
-                plan = self._simulated(plan_of(pick))
-                assert plan.prediction is not None
-                smallest = min(smallest, plan.prediction.peak_bytes)
+                smallest = min(smallest, _peak_bytes(self._simulated(plan_of(pick))))
             if fitting := self._fitting():
                 return fitting, smallest
             alone = []
@@ -227,9 +247,7 @@ class Whole:
                 for costs in [search.costs(names, stage_.mesh)]
                 for operator, offered in zip(costs.operators, costs.choices, strict=True)
             }
-            plan = self._simulated(leaner_plan(start, choices))
-            assert plan.prediction is not None
-            smallest = min(smallest, plan.prediction.peak_bytes)
+            smallest = min(smallest, _peak_bytes(self._simulated(leaner_plan(start, choices))))
             if fitting := self._fitting():
                 return fitting, smallest
         return [], smallest
@@ -260,9 +278,14 @@ class Whole:
         return found
 
 
-def _rank(plan: Plan) -> tuple[float, int]:
+def _peak_bytes(plan: Plan) -> int:
     assert plan.prediction is not None
-    return plan.prediction.step_s, plan.prediction.peak_bytes
+    return plan.prediction.peak_bytes
+
+
+def _rank(plan: Plan) -> tuple[float, int, int]:
+    assert plan.prediction is not None
+    return plan.prediction.step_s, plan.prediction.peak_bytes, plan.num_ranks
 
 
 def _picks(counts: Sequence[int]) -> Iterable[tuple[int, ...]]:

@@ -50,7 +50,7 @@ def test_plan_writes_a_plan_that_simulates(tmp_path: Path, capsys: pytest.Captur
         (["demo", "--steps", "0"], "steps=0"),
         (["demo", "--data", "/nowhere/at/all"], "/nowhere/at/all"),
         (["plan", "nothing:here", "--machine", "h200-x8"], "nothing:here"),
-        (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--stages", "3"], "3 pipeline stages"),
+        (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--stages", "9"], "9 pipeline stages"),
         (["verify", "PLAN", "--model", "", "--machine", "h200-x8"], "needs the model"),
     ],
 )

@@ -42,6 +42,7 @@ def plan(
     stack: str = "twofold",
     stages: int | None = None,
     micro_batches: int | None = None,
+    widths: str | None = None,
     lr: float = 0.01,
     memory: str | None = None,
     time_limit: float | None = None,
@@ -84,9 +85,11 @@ def plan(
         stack: transformers: the software that runs it: twofold, torch, torch-compile, megatron or megatron-2022.
         stages: other models: pipeline stages, balanced by compute; 1 unless given.
         micro_batches: other models: into which the batch is cut; 1 unless given.
+        widths: other models: devices of every stage, such as 4,2,2; even; or any, which also searches stages and
+            micro-batches that are not given and may leave devices idle. Even unless given, if the stages divide them.
         lr: learning rate (SGD for other models).
         memory: limit per device, such as 25GB.
-        time_limit: transformers: seconds after which the best so far is taken.
+        time_limit: seconds after which the best so far is taken.
         top_k: plans to list; for transformers the best, and the fastest others that were forecast on the way.
         out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
         report: transformers: write the search's report to this HTML file.
@@ -124,13 +127,16 @@ def plan(
                     f"{model!r} on {target.name} is searched operator by operator"
                 )
             options = {
-                "devices": devices, "global_batch": global_batch, "seq": seq, "layers": layers, "stages": stages or 1,
-                "micro_batches": micro_batches or 1, "schedule": schedule or "1f1b", "zero": zero or 0, "lr": lr,
-                "memory": memory, "top_k": top_k, "out": out, "explain": explain,
+                "devices": devices, "global_batch": global_batch, "seq": seq, "layers": layers, "stages": stages,
+                "micro_batches": micro_batches, "widths": widths, "time_limit": time_limit,
+                "schedule": schedule or "1f1b", "zero": zero or 0, "lr": lr, "memory": memory, "top_k": top_k,
+                "out": out, "explain": explain,
             }  # fmt: skip
             return _plan_operators(model, target, options, say), True
-        if stages is not None or micro_batches is not None:
-            raise TwofoldError("--stages and --micro-batches are for other models; a transformer takes --pp and others")
+        if stages is not None or micro_batches is not None or widths is not None:
+            raise TwofoldError(
+                "--stages, --widths and --micro-batches are for other models; a transformer takes --pp and others"
+            )
         return plan_degrees(
             model, target, devices=devices, global_batch=global_batch, seq=seq, layers=layers, method=method,
             pins=pins | {"schedule": schedule, "zero": zero}, stack=stack, memory=memory, time_limit=time_limit,
@@ -150,8 +156,12 @@ def _plan_operators(model: str, target: Any, options: dict[str, Any], say: Conso
     graph, recompute = _graph_of(
         model, global_batch or devices or target.num_devices, options["seq"], options["layers"]
     )  # fmt: skip
+    widths = _widths(options["widths"])
+    unless = None if widths == "any" else 1
     found = search(
-        graph, target, num_devices=devices, num_stages=options["stages"], num_micro_batches=options["micro_batches"],
+        graph, target, num_devices=devices, num_stages=unless if options["stages"] is None else options["stages"],
+        num_micro_batches=unless if options["micro_batches"] is None else options["micro_batches"], widths=widths,
+        time_limit_s=options["time_limit"], on_progress=say.note,
         schedule=schedule_argument(options["schedule"]), recompute=recompute, global_batch=global_batch,
         top_k=options["top_k"], optimizer=Optimizer(settings={"lr": options["lr"]}, parallel_level=options["zero"]),
         memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory"),
@@ -162,10 +172,18 @@ def _plan_operators(model: str, target: Any, options: dict[str, Any], say: Conso
     say.say(plan_table(found.best).text())
     if options["explain"]:
         say.say(found.explain())
-    say.say(f"saved {path}; searched in {found.search_s:.2f} s, at most {found.gap:.0%} above the lower bound")
+    say.say(f"saved {path}; {found.summary()}")
     plans = [_prediction_of(each) for each in found.plans]
-    numbers = {"lower_bound_s": found.lower_bound_s, "gap": found.gap, "search_s": found.search_s}
-    return {"best": {"file": str(path), **plans[0]}, "plans": plans, **numbers}
+    return {"best": {"file": str(path), **plans[0]}, "plans": plans, **found.to_json()}
+
+
+def _widths(given: str | None) -> str | tuple[int, ...] | None:
+    if given is None or given in ("even", "any"):
+        return given
+    try:
+        return tuple(int(each) for each in given.split(","))
+    except ValueError:
+        raise TwofoldError(f"--widths {given!r}: even, any, or devices per stage such as 4,2,2") from None
 
 
 def _graph_of(model: str, batch: int, seq: int | None, layers: int | None) -> tuple[Graph, tuple[str, ...]]:
