@@ -23,14 +23,14 @@ from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Line
 from simulator.scale.stacks import Stack
 from simulator.scale.stacks.base import Message, Step
 
-__all__ = ["Groups", "priced_lines"]
+__all__ = ["Groups", "priced_cells", "priced_lines"]
 
 Groups = Mapping[str, tuple[int, tuple[int, int]]]
 """axis -> members of its groups and their tiers, as `price_collective` takes them."""
 
 Shape = tuple[int, ...]
 
-_MOST_KNOWN = 2**18
+_MOST_BODIES, _MOST_KNOWN = 2**14, 2**18
 
 
 def priced_lines(
@@ -41,12 +41,19 @@ def priced_lines(
     Raises:
         TwofoldError: what the machine has no price for.
     """
+    return _prices(machine, stack).body(part, numbers, groups)
+
+
+def priced_cells(
+    part: PartTemplate, numbers: Sequence[int], groups: Groups, machine: Machine, stack: Stack
+) -> list[tuple[Cell, Sequence[Line]]]:
+    """Every cell of a body with its own lines, before the stack arranges them.
+
+    Raises:
+        TwofoldError: what the machine has no price for.
+    """
     prices = _prices(machine, stack)
-    if type(stack).arranged is Stack.arranged:
-        return [line for cell in _looked_up(part) for line in prices.lines(cell, numbers, groups)]
-    steps = [step for cell in _looked_up(part) for step in prices.steps(cell, numbers)]
-    ways = groups["tp"][0] if "tp" in groups else 1
-    return [prices.line(step, groups) for step in stack.arranged(steps, ways)]
+    return [(each.cell, prices.lines(each, numbers, groups)) for each in _looked_up(part).cells]
 
 
 class _LookUp(NamedTuple):
@@ -60,9 +67,17 @@ class _LookUp(NamedTuple):
 _FORMS: dict[tuple[object, ...], int] = {}
 
 
+class _Template(NamedTuple):
+    """A part's cells, what takes all their sizes out of all numbers, and the axes of its collectives."""
+
+    cells: tuple[_LookUp, ...]
+    sizes: Callable[[Sequence[int]], Any]
+    axes: tuple[tuple[str, ...], ...]
+
+
 @lru_cache(maxsize=8192)
-def _looked_up(part: PartTemplate) -> tuple[_LookUp, ...]:
-    found = []
+def _looked_up(part: PartTemplate) -> _Template:
+    found, used = [], dict[int, None]()
     for cell in part.cells:
         ranks = tuple(len(shape) for shape in cell.shapes)
         form = (
@@ -72,8 +87,10 @@ def _looked_up(part: PartTemplate) -> tuple[_LookUp, ...]:
         places = [place for shape in cell.shapes for place in shape] + list(cell.touched)
         if cell.kind is Kind.COLLECTIVE:
             places = [cell.message]
+        used.update(dict.fromkeys(places))
         found.append(_LookUp(cell, _FORMS.setdefault(form, len(_FORMS)), itemgetter(*places) if places else _none))
-    return tuple(found)
+    axes = tuple(dict.fromkeys(cell.axes for cell in part.cells if cell.axes))
+    return _Template(tuple(found), itemgetter(*used) if used else _none, axes)
 
 
 def _none(numbers: Sequence[int]) -> None:
@@ -91,9 +108,27 @@ class _Prices:
     def __init__(self, machine: Machine, stack: Stack) -> None:
         self._machine = machine
         self._stack = stack
+        self._bodies: dict[tuple[object, ...], list[Line]] = {}
         self._lines: dict[tuple[object, ...], Sequence[Line]] = {}
         self._steps: dict[tuple[object, ...], Sequence[Step]] = {}
         self._line_of: dict[object, Line] = {}
+
+    def body(self, part: PartTemplate, numbers: Sequence[int], groups: Groups) -> list[Line]:
+        """The lines of a part; not to be written to."""
+        template, ways = _looked_up(part), groups["tp"][0] if "tp" in groups else 1
+        key = (part, template.sizes(numbers), ways, *[_members(axes, groups) for axes in template.axes])
+        lines = self._bodies.get(key)
+        if lines is None:
+            if len(self._bodies) > _MOST_BODIES:
+                self._bodies.clear()
+            lines = self._bodies[key] = self._body(template, numbers, groups, ways)
+        return lines
+
+    def _body(self, template: _Template, numbers: Sequence[int], groups: Groups, ways: int) -> list[Line]:
+        if type(self._stack).arranged is Stack.arranged:
+            return [line for cell in template.cells for line in self.lines(cell, numbers, groups)]
+        steps = [step for cell in template.cells for step in self.steps(cell, numbers)]
+        return [self.line(step, groups) for step in self._stack.arranged(steps, ways)]
 
     def lines(self, found: _LookUp, numbers: Sequence[int], groups: Groups) -> Sequence[Line]:
         """The lines of a cell, where the stack arranges nothing."""
