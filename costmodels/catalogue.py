@@ -166,7 +166,7 @@ def named_machine(name: str) -> Machine:
     close += [known for known in known_names() if device.lower() in known and known not in close]
     hint = f"did you mean {' or '.join(close[:4])}? " if close else ""
     raise TwofoldError(
-        f"machine {name!r} is not known; {hint}Shipped are {', '.join(known_names())} (any number after x that fills "
+        f"machine {name!r} is not known; {hint}shipped are {', '.join(known_names())} (any number after x that fills "
         "nodes, or less than one); or give the path of a machine file"
     )
 

@@ -102,8 +102,10 @@ def read_table(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: {error}") from None
+    except OSError as error:
+        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: it is no text") from None
     reader = csv.DictReader(text.splitlines())
     missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
     if missing:

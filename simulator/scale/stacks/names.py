@@ -59,5 +59,5 @@ def stack_named(name: str) -> Stack:
     if name not in _STACKS:
         close = difflib.get_close_matches(name, _STACKS, n=2, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise TwofoldError(f"stack {name!r} is not known; {hint}Known are {', '.join(stack_names())}")
+        raise TwofoldError(f"stack {name!r} is not known; {hint}known are {', '.join(stack_names())}")
     return _STACKS[name]()
