@@ -86,32 +86,31 @@ def parameter_bytes(
 
 
 def memory_interval(
-    memory: Mapping[str, int], *, unknown_bytes: int = 0, reserved: bool = False
+    memory: Mapping[str, int], *, unknown_bytes: tuple[int, int] = (0, 0), reserved: bool = False
 ) -> tuple[float, float]:
     """The 90 % interval of a peak in bytes.
 
-    Predicted peaks of small decoders under four stacks, none of them among published rows, are off by 2 % (standard
-    deviation, kind step in benchmarks/data). What the code around a stack keeps alive (masks, copies in float, results
+    Predicted peaks of small decoders under four stacks, none of them among published rows, are off by 2.5 % (root mean
+    square, `python -m benchmarks.stack_steps`). What the code around a stack keeps alive (masks, copies in float, results
     in a caller's variables) is not known of other people's runs: 2.5 % of the activations, an assumption. An allocator
     reserved up to 16 % more than was allocated (kind allocation, call pattern).
 
     Args:
         memory: role -> bytes, as of `Forecast.memory`.
-        unknown_bytes: that may be there or not (`Stack.unknown_bytes`).
+        unknown_bytes: that may be missing, and that may be there as well (`Stack.unknown_bytes`).
         reserved: whether what is reserved is meant.
 
     >>> low, high = memory_interval({"weight": 100, "activation": 100})
     >>> round(low), round(high)
-    (192, 208)
+    (191, 209)
     """
     total = sum(memory.values())
     spread = NINETY * math.hypot(_RESIDUAL * total, _UNKNOWN * memory.get("activation", 0))
-    around = math.hypot(spread, unknown_bytes)
-    above = _PATTERN * total if reserved else 0.0
-    return total - around, total + around + above
+    below, above = (math.hypot(spread, size) for size in unknown_bytes)
+    return total - below, total + above + (_PATTERN * total if reserved else 0.0)
 
 
-_RESIDUAL, _UNKNOWN, _PATTERN = 0.02, 0.025, 0.16
+_RESIDUAL, _UNKNOWN, _PATTERN = 0.025, 0.025, 0.16
 
 
 def peak_activations(

@@ -157,9 +157,9 @@ class Stack:
         """What a piece's activations take, given what they would with every tensor freed after its last use."""
         return found
 
-    def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> int:
-        """Bytes that a rank may hold or not, by code around the stack that differs from run to run."""
-        return 0
+    def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> tuple[int, int]:
+        """Bytes by which a rank may hold less and more, by code around the stack that differs from run to run."""
+        return 0, 0
 
     def whole_bytes(self, pieces: Mapping[str, int]) -> int:
         """Bytes of whole weights at level 3, given those of every piece: one computes, the next is gathered."""

@@ -284,12 +284,15 @@ class TorchNative(Stack):
             result = _whole_loss(result, ways)
         return result if self.one_input else _own_reductions(result)
 
-    def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> int:
-        """Logits in half precision that the caller's variable holds, and one copy of them in float."""
+    def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> tuple[int, int]:
+        """Where the loss is the caller's: less, if no variable holds the logits and the loss is made in half precision
+        (its log-softmax, that one's gradient and the logits' gradient are then no float copies); more, if the float
+        copy of the logits is held."""
         if not self.holds_logits:
-            return 0
+            return 0, 0
         elements = degrees.micro_batch * config.seq // degrees.cp * config.vocab
-        return elements * (itemsize(config.dtype) + 4)
+        low = itemsize(config.dtype)
+        return elements * (low + 3 * (4 - low)), elements * 4
 
     def whole_bytes(self, pieces: Mapping[str, int]) -> int:
         """The root keeps its own parameters whole from forward to backward; one block computes, one is gathered."""
