@@ -12,12 +12,12 @@ import tyro
 from twofold.cli import run_command
 from twofold.commands_plan import plan
 from twofold.commands_predict import predict, validate
-from twofold.commands_simulate import simulate
+from twofold.commands_simulate import PlanFile, simulate
 from twofold.commands_whatif import whatif
 
 __all__ = ["COMMANDS"]
 
-Word = Annotated[str, tyro.conf.Positional]
+Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json|SCRIPT.py")]
 
 
 def demo(
@@ -61,7 +61,7 @@ def demo(
 
 
 def run(
-    target: Word,
+    target: Target,
     script_args: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     devices: int = 8,
     steps: int = 100,
@@ -138,7 +138,7 @@ def run(
 
 
 def verify(
-    plan: Word,
+    plan: PlanFile,
     model: str,
     machine: str | None = None,
     steps: int = 100,

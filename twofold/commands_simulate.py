@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from plans.program import Program
     from plans.timeline import Timeline
 
-__all__ = ["load_scheduled", "schedule_argument", "simulate"]
+__all__ = ["PlanFile", "load_scheduled", "schedule_argument", "simulate"]
 
-Word = Annotated[str, tyro.conf.Positional]
+PlanFile = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json")]
 
 
 def schedule_argument(given: str) -> str:
@@ -47,7 +47,7 @@ def schedule_argument(given: str) -> str:
 
 
 def simulate(
-    plan: Word,
+    plan: PlanFile,
     machine: str,
     schedule: str | None = None,
     trace: str | None = None,

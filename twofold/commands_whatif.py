@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
 from twofold.cli import run_command
-from twofold.commands_simulate import Word, load_scheduled
+from twofold.commands_simulate import PlanFile, load_scheduled
 
 if TYPE_CHECKING:
     from costmodels import Machine
@@ -24,7 +24,7 @@ _NEEDS = {"checkpoint_GBps": "checkpoint_every", "restart_s": "device_mtbf_hours
 
 
 def whatif(
-    plan: Word,
+    plan: PlanFile,
     machine: str,
     bandwidth: Values = (),
     latency: Values = (),
