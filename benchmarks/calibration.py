@@ -53,8 +53,8 @@ def fitted(device: str = "h200", paths: Sequence[str | Path] = ()) -> DeviceFit 
     files = [Path(path) for path in paths] or sorted(found)
     points: list[Point] = []
     environment: dict[str, str] = {}
-    for file in files:
-        some, where = load_points(file)
+    # of an instruction whose code has changed the last points count
+    for some, where in sorted(map(load_points, files), key=lambda read: read[1].get("taken", "")):
         points += some
         environment |= where
     return fit_device(points, environment, load_device(device)) if points else None

@@ -89,9 +89,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sections", default="", help=f"some of {','.join(SECTIONS)}")
     parser.add_argument("--order", type=int, default=0, help="seed of the order that points are taken in")
     parser.add_argument("--plans", nargs="*", default=[], help="plan files whose instructions are timed on the host")
-    parser.add_argument(
-        "--rule-plans", nargs="*", default=[], help="more of them, timed only alone"
-    )
+    parser.add_argument("--rule-plans", nargs="*", default=[], help="more of them, timed only alone")
     parser.add_argument("--wanted", default=None, help="file of points that are asked for beyond the grids")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a measurement counts as hung")
     return parser.parse_args(arguments)
@@ -105,6 +103,7 @@ def surroundings(device: Device, num_ranks: int) -> dict[str, str]:
         **environment(device),
         **device.limits(),
         "date": datetime.date.today().isoformat(),
+        "taken": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "command": "python -m executor.calibrate.main " + " ".join(sys.argv[1:]),
         "ranks": str(num_ranks),
         "memory_bytes": str(total),
