@@ -93,5 +93,15 @@ def test_what_cannot_be_is_refused(name, degrees, message):
 
 
 def test_other_stacks_are_refused():
-    with pytest.raises(TwofoldError, match="how the stack 'megatron' runs a mixture of experts is not known"):
-        forecast(named_config("mixtral-8x7b"), Degrees(), Machine.load("h200-x8"), stack=stack_named("megatron"))
+    with pytest.raises(TwofoldError, match="how the stack 'torchtitan' runs a mixture of experts is not known"):
+        forecast(named_config("mixtral-8x7b"), Degrees(), Machine.load("h200-x8"), stack=stack_named("torchtitan"))
+
+
+def test_megatron_computes_the_chosen_experts_only():
+    mixture, machine = named_config("mixtral-8x7b"), Machine.load("h200-x8")
+    degrees = Degrees(dp=8, ep=8, global_batch=8)
+    stack = stack_named("megatron")
+    found = forecast(replace(mixture, seq=4096), degrees, machine, stack=stack)
+    dense = forecast(replace(mixture, seq=4096, experts=None), replace(degrees, ep=1), machine, stack=stack)
+    assert dense.step_s < found.step_s < 3 * dense.step_s  # two of eight experts work for a token
+    assert found.peak_bytes > dense.peak_bytes

@@ -88,10 +88,10 @@ class Chunks:
     def template(self) -> ModelTemplate:
         """The pieces with symbolic sizes."""
         degrees = self.degrees
-        if self.config.experts is not None and self.stack.name != "twofold":
+        if self.config.experts is not None and not self.stack.runs_experts:
             raise TwofoldError(
                 f"{self.config.name}: how the stack {self.stack.name!r} runs a mixture of experts is not known; "
-                "twofold's own is"
+                "twofold's own and megatron's is"
             )
         return model_template(
             self.config, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, sequence_parallel=degrees.sequence_parallel,

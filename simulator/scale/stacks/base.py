@@ -111,6 +111,7 @@ class Stack:
         gathers_each: from which optimizer level on the weights are gathered in every forward, not once a step.
         chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: whoever works in step works
             at the pace of the slowest.
+        runs_experts: whether it is known how it runs a mixture of experts.
         reserved: whether memory is what the allocator has reserved rather than what is allocated.
         copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
     """
@@ -124,6 +125,7 @@ class Stack:
     gathers_each: int = 3
     copies_shards: bool = False
     reserved: bool = False
+    runs_experts: bool = True
     chip_spread: float = 0.0
 
     def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:

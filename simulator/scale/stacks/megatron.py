@@ -76,6 +76,10 @@ class Megatron(Stack):
             f"{own} host {_HOST_S[0] * 1e6:.0f} and {_HOST_S[1] * 1e6:.0f} us for a block's forward and backward, "
             "those of plain torch modules on an H200 host",
         ]
+        if config.experts is not None:
+            told.append(
+                f"{own} experts as grouped products, tokens permuted in one pass, messages as twofold arranges them"
+            )
         if self.fetch_s:
             told.append(
                 f"{own} the host waits for the device and takes {self.fetch_s * 1e6:.0f} us before every forward"
@@ -151,11 +155,19 @@ class Megatron(Stack):
         if kind == "sum":
             each = elementwise("add.forward", math.prod(shape[-1]), dtype, 2, 1)
             return (each,) if len(shape) < 4 else ()  # queries, keys and values come from one product
+        if kind in ("dispatch", "combine"):
+            return (self._permutation(shape, dtype),)
         if kind == "embedding" and which == "grad1":
             return (Kernel(call="embedding.grad0", shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
         if kind == "cross_entropy" and which in ("forward", "grad0"):
             return self._loss(which, math.prod(shape[0]))
         return (Kernel(call=call, shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+
+    @staticmethod
+    def _permutation(shapes: tuple[Shape, ...], dtype: str) -> Kernel:
+        """Tokens brought into the order of experts, or back, in one pass (--moe-permute-fusion)."""
+        moved = sum(math.prod(shape) for shape in shapes)
+        return elementwise("add.forward", moved, dtype, 1, 0)
 
     @staticmethod
     def _loss(which: str, logits: int) -> Sequence[Kernel]:

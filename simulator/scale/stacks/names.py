@@ -28,7 +28,11 @@ was written out, torch.optim's default form of AdamW is foreach."""
 _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron": Megatron,
     "megatron-2022": lambda: Megatron(
-        name="megatron-2022", flash_attention=False, overlaps_interleaved=False, fetch_s=FETCH_S
+        name="megatron-2022",
+        flash_attention=False,
+        overlaps_interleaved=False,
+        fetch_s=FETCH_S,
+        runs_experts=False,
     ),
     "torch": TorchNative,
     "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True),
@@ -38,7 +42,7 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, **_TORCHTITAN),
     "torchtitan-async": lambda: TorchNative(name="torchtitan-async", compiled=True, async_tp=True, **_TORCHTITAN),
     "twofold": Stack,
-    "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S),
+    "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S, runs_experts=False),
 }
 
 

@@ -98,6 +98,7 @@ class TorchNative(Stack):
 
     name: str = "torch"
     chip_spread: float = CHIP_SPREAD
+    runs_experts: bool = False
     compiled: bool = False
     fused_norm: bool = True
     update: str = "fused"
