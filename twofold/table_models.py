@@ -105,7 +105,7 @@ def catalogued(name: str) -> TransformerConfig | None:
     >>> catalogued("Meta-Llama-3.1-70B").num_layers, catalogued("my own")
     (80, None)
     """
-    plain = re.sub(r"^(meta|mistralai|openai|nvidia|deepseek-ai)[-/ ]", "", name.strip().lower())
+    plain = re.sub(r"^(meta|mistralai|openai|nvidia)[- ]", "", name.strip().lower().rpartition("/")[2])
     plain = re.sub(r"[-_ ](base|pretrain(ing)?|bf16|fp8|fp16)$", "", plain)
     for each in (plain, re.sub(r"^(llama)-?(2|3)(?:\.\d)?-?", r"\1-\2-", plain)):
         try:

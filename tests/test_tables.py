@@ -1,0 +1,151 @@
+"""Tables in other people's spelling: devices, links, models; rows of many kinds that are predicted or say why not."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import itertools
+
+import pytest
+
+from twofold.table_devices import UnknownDevice, device_named, network_of
+from twofold.table_models import catalogued, family_of, named_parameters
+from twofold.tables import COLUMNS, Skip, case_of
+from twofold.validation import measured_as, model_flops, validate
+
+ROW = {
+    "source": "NVIDIA/Megatron-LM README", "model": "GPT-3 6.7B", "layers": "32", "hidden": "4096", "heads": "32",
+    "seq": "2048", "global_batch": "64", "micro_batch": "2", "tp": "2", "pp": "2", "dp": "4", "recompute": "none",
+    "gpu_type": "H100-SXM5-80GB", "gpu_count": "16", "precision": "bf16", "metric": "mfu_percent", "value": "40",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("NVIDIA A100-SXM4-40G", "a100-40gb"), ("A100", "a100-80gb"), ("8xH100 80GB HBM3", "h100-sxm"),
+     ("H100-SXM-96GB-HBM2e (500W)", "h100-sxm-96gb"), ("H200-SXM-141GB", "h200"), ("GH200 480GB", "gh200"),
+     ("B200-192GB", "b200"), ("Tesla V100-SXM2-16GB", "v100-16gb"), ("p4de.24xlarge", "a100-80gb"),
+     ("Ascend 910B3", "ascend-910b3")],
+)  # fmt: skip
+def test_devices_in_many_spellings(text, name):
+    assert device_named(text)[0] == name
+
+
+@pytest.mark.parametrize("text", ["H100 PCIe", "A100-PCIE-40GB", "GB200", "H800", "MI300X", "A100-64GB", "H100 NVL"])
+def test_devices_that_are_others_are_not_taken_for_the_nearest(text):
+    with pytest.raises(UnknownDevice, match="not in the catalogue"):
+        device_named(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabits"),
+    [("NVLink; 400 Gb/s RDMA per GPU", 400), ("NVLink (NVSwitch) + 8x HDR InfiniBand", 200), ("EFA 400 Gbps", 50),
+     ("3.2 Tb/s InfiniBand per node", 400), ("RoCE 100Gbps", 100), ("IB NDR", 400), ("NVLink NV18", None),
+     ("RoCE RDMA between 4 nodes", None), ("", None)],
+)  # fmt: skip
+def test_links_between_nodes(text, gigabits):
+    found = network_of(text, "", 8).per_device_Bps
+    assert found is None if gigabits is None else found == pytest.approx(gigabits * 1e9 / 8)
+
+
+def test_a_slower_link_between_nodes_is_a_slower_step(tmp_path):
+    rows = [
+        ROW | {"metric": "iteration_time_s", "tp": "1", "pp": "1", "dp": "16", "interconnect": text}
+        for text in ("InfiniBand 400 Gb/s per GPU", "InfiniBand 100 Gb/s per GPU", "InfiniBand 25 Gb/s per GPU")
+    ]
+    times = [row["predicted"] for row in validate(_table(tmp_path / "a.csv", rows)).rows]
+    assert times == sorted(times) and times[0] < times[-1]
+
+
+def test_names_of_models():
+    assert catalogued("meta-llama/Llama-3.1-8B").num_layers == 32
+    assert named_parameters("GPT-3 175B") == 175e9 and named_parameters("llama-like") is None
+    sizes = {"hidden": 4096, "heads": 32, "kv_heads": 32, "ffn": 16384}
+    assert family_of("MPT-7B", **sizes)[0].settings["position"] == "none"
+    assert family_of("my model", **sizes)[0].settings["gated"] is False
+    assert family_of("llama-like-2B", **sizes)[0].settings["position"] == "rope"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"model": "T5-11B"}, "decoder-only"), ({"model": "my-moe-8x7B"}, "experts"), ({"task": "lora"}, "lora"),
+     ({"notes": "HSDP over nodes"}, "hsdp"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.4"}, "in percent"),
+     ({"recompute": "every 2nd layer"}, "recompute"), ({"dp": "", "gpu_count": ""}, "dp is not stated"),
+     ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "neither y nor n"),
+     ({"precision": "fp8"}, "fp8")],
+)  # fmt: skip
+def test_what_is_not_stated_or_not_modelled_is_skipped(change, reason):
+    with pytest.raises(Skip, match=reason):
+        case_of(ROW | change, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [({"dp": ""}, ("dp", 4)), ({"vpp": "4", "schedule": "1F1B"}, ("schedule", "interleaved_1f1b")),
+     ({"recompute": "core_attn"}, ("recompute", "selective")), ({"recompute": "True"}, ("recompute", "full")),
+     ({"sequence_parallel": ""}, ("sequence_parallel", True)), ({"global_batch": "1,024"}, ("global_batch", 1024)),
+     ({"global_batch": "4", "micro_batch": "-"}, ("micro_batch", 1))],
+)  # fmt: skip
+def test_cells_in_other_spellings(change, value):
+    case = case_of(ROW | change, 1)
+    assert getattr(case.degrees, value[0]) == value[1]
+
+
+def test_what_a_rate_counts():
+    """Of a block 24 b s h^2 + 4 b s^2 h forward (Narayanan et al. 2021, section 3.2), the head 2 b s h V."""
+    case = case_of(ROW | {"recompute": "full", "metric": "tflops_per_gpu", "source": "Narayanan, arXiv 2104.04473"}, 1)
+    seq, hidden, layers, vocab, batch = 2048, 4096, 32, case.config.vocab, 64
+    block = batch * (24 * seq * hidden**2 + 4 * seq**2 * hidden)
+    head = 2 * batch * seq * hidden * vocab
+    assert case.counts_recompute
+    assert model_flops(case) == pytest.approx(4 * layers * block + 3 * head)
+    model = case_of(ROW | {"recompute": "full"}, 1)
+    assert not model.counts_recompute and any("none of recomputation" in text for text in model.assumed)
+    assert model_flops(model) == pytest.approx(3 * layers * block + 3 * head)
+
+
+def test_every_row_of_many_kinds_is_predicted_sensibly_or_says_why(tmp_path):
+    models = {
+        "gpt3-13B": (40, 5120, 40, "", ""), "Llama-3.1-8B": (32, 4096, 32, 8, 14336),
+        "Llama 2 70B": ("", "", "", "", ""), "Mixtral-8x7B": ("", "", "", "", ""), "MPT-7B": (32, 4096, 32, "", ""), "Falcon-40B": (60, 8192, 128, 8, 32768),
+    }  # fmt: skip
+    softwares = {
+        "NVIDIA NeMo performance guide": {"tp": "4", "pp": "2", "dp": "", "vpp": "1", "sequence_parallel": "y"},
+        "arXiv 2205.05198": {"tp": "8", "pp": "1", "dp": "4", "recompute": "full"},
+        "mosaicml/llm-foundry": {"tp": "1", "pp": "1", "dp": "32", "zero_level": "FSDP", "precision": "amp_bf16"},
+        "pytorch/torchtitan": {"tp": "2", "pp": "1", "dp": "16", "zero_level": "3", "compile": "y"},
+    }  # fmt: skip
+    rows = []
+    for (model, sizes), (source, switches), device, metric in itertools.product(
+        models.items(), softwares.items(), ("A100-80GB", "H100", "B200"), ("mfu_percent", "peak_memory_GB")
+    ):
+        shape = dict(zip(("layers", "hidden", "heads", "kv_heads", "ffn"), map(str, sizes), strict=True))
+        rows.append(
+            ROW | shape | {"source": source, "model": model, "gpu_type": device, "gpu_count": "32", "metric": metric,
+                           "global_batch": "64", "micro_batch": "1"} | switches
+        )  # fmt: skip
+    found = validate(_table(tmp_path / "a.csv", rows))
+    assert len(found.rows) + len(found.skipped) == len(rows) and len(found.rows) > 0.75 * len(rows)
+    for row in found.rows:
+        assert row["low"] < row["predicted"] < row["high"]
+        assert row["assumed"] and any("software" in text for text in row["assumed"])
+        if row["metric"] == "mfu_percent":
+            assert 4 < row["predicted"] < 75, row
+        else:
+            assert 2 < row["predicted"] < 400, row
+    assert all("experts" in skipped["reason"] for skipped in found.skipped)
+
+
+def test_the_unit_of_a_metric():
+    case = case_of(ROW | {"metric": "tokens_per_s_per_gpu"}, 1)
+    assert measured_as(case, None, 2.0) == pytest.approx(64 * 2048 / 2 / 16)
+    samples = dataclasses.replace(case, metric="samples_per_s_per_gpu")
+    assert measured_as(samples, None, 2.0) == pytest.approx(2.0)
+
+
+def _table(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
