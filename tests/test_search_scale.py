@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from search.scale import Answer, Found, NothingFits, Pins, Problem, baseline, so
 from search.scale.branch import Branching
 from search.scale.costs import Inner
 from search.scale.explain import relaxations
-from search.scale.space import Mesh, enumerate_degrees, layer_choices, meshes, schedule_of, shapes
+from search.scale.space import Mesh, Shape, enumerate_degrees, layer_choices, meshes, schedule_of, shapes, values_of
 from simulator.scale import forecast, forecast_grid, stack_named
 
 
@@ -88,6 +89,68 @@ def test_the_best_is_that_of_all_configurations_forecast_one_by_one(name: str) -
         assert len(fitting) < len(everything)
 
 
+def by_hand(asked: Problem, layers: int) -> list[Degrees]:
+    """All ways to spread a dense model over one node with one sequence per micro-batch, equal chunks and 1F1B.
+
+    Not by the generator of the search: plain loops over all numbers, of which most do not divide.
+    """
+    found = []
+    count, batch = asked.num_devices, asked.global_batch
+    for dp, tp, pp in itertools.product(range(1, count + 1), repeat=3):
+        if dp * tp * pp != count or batch % dp or layers % pp or asked.config.num_heads % tp:
+            continue
+        for mode, zero, sp in itertools.product(("none", "selective", "selective_op", "full"), range(4), (False, True)):
+            if (sp and tp == 1) or (zero and dp == 1):
+                continue
+            found += [
+                Degrees(
+                    dp=dp, tp=tp, pp=pp, global_batch=batch, recompute=mode, recompute_layers=some,
+                    sequence_parallel=sp, optimizer=asked.at_level(zero),
+                )
+                for some in ([None, *range(1, layers // pp)] if mode != "none" else [None])
+            ]  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("share", [0.25, 0.4, 0.6, 0.8])
+def test_the_best_with_some_blocks_that_recompute_is_that_of_plain_loops(share: float) -> None:
+    asked = problem(small(num_layers=12, num_heads=4), num_devices=4, global_batch=8)
+    every = by_hand(asked, 12)
+    seen = forecast_grid(asked.config, every, asked.machine)
+    peaks = sorted(each.peak_bytes for each in seen)
+    limit = peaks[int(share * len(peaks) / 8)]  # few fit
+    fitting = [
+        (each.step_s, degrees) for each, degrees in zip(seen, every, strict=True) if each.peak_bytes <= limit
+    ]  # fmt: skip
+    least, best = min(fitting, key=lambda each: each[0])
+    pins = Pins(micro_batch=1, cp=1, schedule="1f1b", pp=best.pp, layers=(12 // best.pp,) * best.pp)
+    found = solve(asked.changed(memory_limit_bytes=limit, pins=pins))
+    assert found.best.forecast.step_s == pytest.approx(least, rel=1e-9) and found.gap == 0.0
+    assert found.best.forecast.peak_bytes <= limit
+    all_or_none = [time for time, degrees in fitting if degrees.recompute_layers is None]
+    assert not all_or_none or least <= min(all_or_none)
+
+
+@pytest.mark.parametrize("keep", [3, 8])
+def test_the_fastest_few_with_some_blocks_that_recompute_are_those_of_plain_loops(keep: int) -> None:
+    asked = problem(small(num_layers=6), num_devices=2, global_batch=8)
+    every = by_hand(asked, 6)
+    seen = forecast_grid(asked.config, every, asked.machine)
+    limit = sorted(each.peak_bytes for each in seen)[len(seen) // 3]
+    fitting = sorted(
+        each.step_s for each, degrees in zip(seen, every, strict=True) if each.peak_bytes <= limit and degrees.pp == 1
+    )
+    found = solve(asked.changed(memory_limit_bytes=limit, pins=Pins(micro_batch=1, cp=1, pp=1)), keep=keep)
+    assert [each.forecast.step_s for each in found.found[:keep]] == pytest.approx(fitting[:keep], rel=1e-9)
+
+
+def test_a_number_of_blocks_that_recompute_is_kept() -> None:
+    found = solve(problem(small(num_layers=8), pins=Pins(pp=1, recompute="full", recompute_layers=3))).best.degrees
+    assert (found.recompute, found.recompute_layers) == ("full", 3)
+    whole = solve(problem(pins=Pins(pp=4, recompute_layers=2, micro_batch=1, schedule="1f1b", layers=(1, 1, 1, 1))))
+    assert whole.best.degrees.recompute != "none" and whole.best.degrees.recompute_layers is None
+
+
 @pytest.mark.parametrize("stack", ["twofold", "megatron", "torch", "zero-bubble"])
 def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
     asked = problem(num_devices=8, global_batch=16, stack=stack_named(stack))
@@ -96,7 +159,7 @@ def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
     for mesh in (Mesh(2, 1, 2, 2), Mesh(2, 1, 1, 4), Mesh(1, 2, 1, 4)):
         for shape in shapes(asked, mesh.pp):
             count = 16 // mesh.dp
-            frame = branching._frame(shape, mesh.pp, count)
+            frame = branching.frame(shape, mesh.pp, count)
             if frame is None:
                 continue
             for recompute, level in (("none", 1), ("full", 3)):
@@ -106,7 +169,7 @@ def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
                     branching.costs.early(inner, mesh.dp, level), branching.costs.settled(inner, mesh.dp, level)
                 )  # fmt: skip
                 quick = frame.quick_bound_s(early, transfers)
-                peaks = branching.footing.peaks_bytes(inner, frame.schedule, frame.layers, dp=mesh.dp, level=level)
+                peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level)
                 layers = frame.layers[len(frame.layers) // 2]
                 at = frame.layers.index(layers)
                 degrees = Degrees(
@@ -131,6 +194,39 @@ def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
     assert checked > 40
 
 
+@pytest.mark.parametrize(("stack", "num_dense"), [("twofold", 0), ("twofold", 2), ("megatron", 0), ("torch", 0)])
+def test_every_bound_holds_for_some_blocks_that_recompute(stack: str, num_dense: int) -> None:
+    config = mixture(num_dense) if num_dense else small(num_layers=5)
+    asked = problem(config, num_devices=8, global_batch=16, stack=stack_named(stack))
+    branching, checked = Branching(problem=asked), 0
+    for mesh, level in ((Mesh(4, 1, 2, 1), 3), (Mesh(2, 1, 2, 2), 1), (Mesh(2, 1, 2, 2), 2)):
+        for shape in (Shape("1f1b", 1), Shape("zb_h1", 1), Shape("zb_v", 2), Shape("interleaved_1f1b", 2)):
+            frame = branching.frame(shape, mesh.pp, 16 // mesh.dp)
+            if frame is None or shape not in shapes(asked, mesh.pp):
+                continue
+            inner = Inner(mesh.tp, mesh.cp, True, 1, "full", frame.split)
+            rows, transfers = branching.rows(frame, "full"), branching.costs.transfer_s(inner, mesh.dp, mesh.pp)
+            tables = [branching.costs.some(inner, mesh.dp, level, settled=each) for each in (False, True)]
+            floor = branching.costs.floor(inner, mesh.dp, level, partial=True)
+            together = branching._together(shape)
+            bounds = [frame.bounds_s(table, transfers, rows=rows, together=together) for table in tables]
+            peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
+            most = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows, most=True)
+            for number in range(0, len(rows), 3):
+                layers, some = frame.choice(rows, number)
+                degrees = asked.degrees(
+                    values_of(mesh, 1, True, "full", shape, level, layers, asked, some)
+                )  # fmt: skip
+                seen = forecast(asked.config, degrees, asked.machine, stack=asked.stack)
+                own = frame.bounds_s(floor, transfers, together=together)[rows.spread[number]]
+                assert max(own, *(each[number] for each in bounds)) <= seen.step_s * (1 + 1e-9)
+                assert own <= bounds[0][number] * (1 + 1e-9)
+                assert peaks[number] <= seen.peak_bytes
+                assert stack != "twofold" or peaks[number] <= seen.peak_bytes <= most[number]
+                checked += 1
+    assert checked > 20
+
+
 def test_a_backward_in_two_parts_takes_no_less_than_a_whole_one() -> None:
     branching = Branching(problem=problem(num_devices=8, global_batch=8))
     for tp, cp, sp in ((1, 1, False), (2, 1, True), (4, 1, False), (2, 2, True), (1, 4, False)):
@@ -144,7 +240,7 @@ def test_the_bound_of_1f1b_is_its_closed_form() -> None:
     """Equal stages without communication: (m + p - 1)(F + B), here with the pieces at the ends left out."""
     asked = problem(num_devices=4, global_batch=8, pins=Pins(pp=4, recompute="none", schedule="1f1b", zero=0))
     branching = Branching(problem=asked)
-    frame = branching._frame(shapes(asked, 4)[0], 4, 8)
+    frame = branching.frame(shapes(asked, 4)[0], 4, 8)
     assert frame is not None
     table = branching.costs.early(Inner(1, 1, False, 1, "none", False), 1, 0)
     work = table.work.copy()
@@ -301,6 +397,8 @@ def test_bad_questions_are_refused(values: dict[str, object], message: str) -> N
         ({"schedule": "2f2b"}, "unknown schedule"),
         ({"schedule": "zb_v", "virtual": 3}, "2 chunk"),
         ({"tp": 0}, "at least 1"),
+        ({"recompute_layers": 0}, "at least 1"),
+        ({"recompute": "none", "recompute_layers": 1}, "recompute is none"),
     ],
 )
 def test_bad_pins_are_refused(pins: dict[str, object], message: str) -> None:

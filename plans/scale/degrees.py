@@ -11,7 +11,7 @@ from plans.plan import Optimizer
 from plans.schedules import Schedule, make_schedule
 from plans.transformer.recompute import RECOMPUTE_MODES
 
-__all__ = ["Degrees"]
+__all__ = ["Degrees", "check_recompute_layers"]
 
 _ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
 
@@ -30,12 +30,15 @@ class Degrees:
         virtual: chunks per pipeline rank.
         recompute: "none", "selective" (the attention core), "selective_op" (torchtitan's, by operator) or "full" (a
             block but its input).
+        recompute_layers: that many blocks of every chunk, its first ones, recompute; the others keep everything. All
+            blocks of the model recompute when absent.
         optimizer: its kind, sharding and dtypes.
         sequence_parallel: between the tensor-parallel products the sequence is split over tp.
         layers: per chunk of the pipeline, in the order of the model; spread evenly when absent.
 
     Raises:
-        TwofoldError: a degree below 1, a batch that does not divide, a schedule that cannot be.
+        TwofoldError: a degree below 1, a batch that does not divide, a schedule that cannot be, a number of blocks to
+            recompute where nothing is recomputed.
 
     >>> Degrees(dp=2, tp=4, pp=2, micro_batch=1, global_batch=16).num_micro_batches
     8
@@ -51,6 +54,7 @@ class Degrees:
     schedule: str = "1f1b"
     virtual: int = 1
     recompute: str = "none"
+    recompute_layers: int | None = None
     optimizer: Optimizer = _ADAMW
     sequence_parallel: bool = False
     layers: tuple[int, ...] | None = None
@@ -62,6 +66,7 @@ class Degrees:
                 raise TwofoldError(f"{name} is {value!r}; it is a whole number of at least 1")
         if self.recompute not in RECOMPUTE_MODES:
             raise TwofoldError(f"recompute is {self.recompute!r}; it is one of {', '.join(RECOMPUTE_MODES)}")
+        check_recompute_layers(self.recompute, self.recompute_layers)
         if self.dp % self.ep:
             raise TwofoldError(f"ep({self.ep}) must divide dp({self.dp}): experts are split over data-parallel ranks")
         per_step = self.dp * self.micro_batch
@@ -121,6 +126,19 @@ class Degrees:
             raise TwofoldError(f"{num_layers} layers cannot fill {count} chunks (pp = {self.pp} x {count // self.pp})")
         whole, rest = divmod(num_layers, count)
         return tuple(whole + (chunk < rest) for chunk in range(count))
+
+
+def check_recompute_layers(recompute: str | None, layers: int | None) -> None:
+    """Refuse a number of blocks to recompute that says nothing."""
+    if layers is None:
+        return
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+        raise TwofoldError(f"recompute_layers is {layers!r}; it is a whole number of at least 1")
+    if recompute == "none":
+        raise TwofoldError(
+            f"recompute_layers {layers} says how many blocks of a chunk recompute, but recompute is none; give "
+            "recompute full, say"
+        )
 
 
 _ANY_CHUNKS = ("interleaved_1f1b", "interleaved_zb", "looped_bfs")

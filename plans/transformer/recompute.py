@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from plans.errors import TwofoldError
 from plans.graph import Graph
@@ -19,7 +19,7 @@ _KEPT_BY_OPERATOR = (
 """Outputs that selection by operator keeps: attention, and every second matrix product in the order of the code."""
 
 
-def recompute_set(graph: Graph, mode: str | Sequence[str]) -> tuple[str, ...]:
+def recompute_set(graph: Graph, mode: str | Sequence[str], layers: Collection[int] | None = None) -> tuple[str, ...]:
     """The operators to recompute, in graph order.
 
     Args:
@@ -29,6 +29,7 @@ def recompute_set(graph: Graph, mode: str | Sequence[str]) -> tuple[str, ...]:
             of a block are kept, all else is made again; "full": every operator of a block but the last sum, which is
             the next block's input and is kept; or names of operators, or of modules, of which every operator is
             recomputed.
+        layers: numbers of the blocks to which a mode applies; all by default.
 
     Raises:
         TwofoldError: an unknown mode or name.
@@ -40,7 +41,9 @@ def recompute_set(graph: Graph, mode: str | Sequence[str]) -> tuple[str, ...]:
             )
         if mode == "none":
             return ()
-        blocks = parts_of(graph).blocks
+        blocks = [
+            block for number, block in enumerate(parts_of(graph).blocks) if layers is None or number in layers
+        ]  # fmt: skip
         if mode == "full":
             return tuple(name for block in blocks for name in block[:-1])
         if mode == "selective_op":

@@ -143,6 +143,7 @@ def degrees_json(degrees: Any) -> dict[str, Any]:
         "micro_batch": degrees.micro_batch,
         "micro_batches": degrees.num_micro_batches, "schedule": degrees.schedule, "virtual": degrees.virtual,
         "sequence_parallel": degrees.sequence_parallel, "recompute": degrees.recompute,
+        "recompute_layers": degrees.recompute_layers,
         "zero": degrees.optimizer.parallel_level,
         "layers": None if degrees.layers is None else list(degrees.layers),
     }  # fmt: skip

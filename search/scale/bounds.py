@@ -12,8 +12,9 @@ time on the links costs in the steady state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,50 @@ from numpy.typing import NDArray
 from plans.schedules import Schedule
 from search.scale.costs import WAYS, Table, piece_counts
 
-__all__ = ["Frame", "mesh_bound_s", "physics_bound_s"]
+__all__ = ["Frame", "Rows", "mesh_bound_s", "physics_bound_s"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS = range(len(WAYS))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Spreads of a frame, each with a number of blocks of every chunk that recompute; the others keep everything.
+
+    Args:
+        spread: (row) its number.
+        recomputed: (row) blocks, the first ones of every chunk; as many as the largest chunk has: all.
+        pieces: (row, chunk, piece) how many; blocks that keep everything are further pieces, where there may be any.
+        order: (row, chunk, way) which piece an action meets first.
+    """
+
+    spread: Ints
+    recomputed: Ints
+    pieces: Floats
+    order: Ints
+
+    def __len__(self) -> int:
+        return len(self.spread)
+
+    def take(self, chosen: Ints) -> Rows:
+        """Some of them."""
+        return Rows(
+            spread=self.spread[chosen], recomputed=self.recomputed[chosen], pieces=self.pieces[chosen],
+            order=self.order[chosen],
+        )  # fmt: skip
+
+    @cached_property
+    def has(self) -> NDArray[np.bool_]:
+        """(piece, row, chunk) whether there is any."""
+        return np.ascontiguousarray((self.pieces > 0).transpose(2, 0, 1))
+
+    @property
+    def kept(self) -> Ints:
+        """(row, chunk) blocks that keep everything."""
+        blocks = np.asarray(self.pieces[:, :, 1:].sum(axis=2) - self.pieces[:, :, 2], dtype=np.int64)
+        return np.asarray(np.maximum(blocks - self.recomputed[:, None], 0))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,11 +98,15 @@ class Frame:
     rounds: Ints = field(init=False)
     rest: Ints = field(init=False)
     split: bool = field(init=False)
+    _one_each: bool = field(init=False)
+    _known: dict[str, Rows] = field(init=False, default_factory=dict)
+    _early: dict[tuple[int, tuple[float, ...], bool], tuple[Table, Floats]] = field(init=False, default_factory=dict)
+    _hops: dict[tuple[float, ...], Floats] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         schedule = self.schedule
         pieces = piece_counts(self.layers, self.num_dense).astype(np.float64)
-        blocks, dense = pieces[:, :, 1], pieces[:, :, -1] if self.num_dense else np.zeros(pieces.shape[:2])
+        blocks, dense = pieces[:, :, 1], pieces[:, :, 3] if self.num_dense else np.zeros(pieces.shape[:2])
         forward = np.where(dense > 0, 3, np.where(blocks > 0, 1, 2))  # which piece an action meets first
         forward[:, 0] = 0
         backward = np.where(blocks > 0, 1, np.where(dense > 0, 3, 0))
@@ -79,14 +122,63 @@ class Frame:
         alive = np.maximum.reduceat(total[1:], starts) - total[starts]
         rounds, rest = np.divmod(schedule.num_micro_batches - 1, alive)
         for name, value in {
+            "_one_each": schedule.placement == tuple(range(schedule.num_ranks)),
             "pieces": pieces, "order": order, "placement": placement, "owners": owners,
             "begins": owners.argmax(axis=0), "rounds": rounds + 1, "rest": rest,
             "split": bool((table.kind >= 2).any()),
         }.items():  # fmt: skip
             object.__setattr__(self, name, value)
 
+    @cached_property
+    def all(self) -> Rows:
+        """All spreads; every block recomputes, or none does."""
+        every = np.full(len(self.layers), self.most)
+        return Rows(spread=np.arange(len(self.layers)), recomputed=every, pieces=self.pieces, order=self.order)
+
+    @cached_property
+    def most(self) -> int:
+        """The blocks of the largest chunk of any spread."""
+        return max(max(layers) for layers in self.layers)
+
+    def some(self, counts: Callable[[int], Sequence[int | None]]) -> Rows:
+        """All spreads with all numbers of blocks that recompute, `counts` of the largest chunk's; kept by its name."""
+        if "some" not in self._known:
+            numbers = [
+                (number, max(layers) if some is None else some)
+                for number, layers in enumerate(self.layers) for some in counts(max(layers))
+            ]  # fmt: skip
+            spread, recomputed = (np.array(each, dtype=np.int64) for each in zip(*numbers, strict=True))
+            plain = self.pieces[spread]
+            dense = plain[:, :, 3] if self.num_dense else np.zeros(plain.shape[:2])
+            kept = np.maximum(plain[:, :, 1] + dense - recomputed[:, None], 0)
+            kept_blocks = np.minimum(kept, plain[:, :, 1])
+            further = [kept_blocks, kept - kept_blocks] if self.num_dense else [kept_blocks]
+            pieces = np.concatenate([plain, np.stack(further, axis=2)], axis=2)
+            pieces[:, :, 1] -= kept_blocks
+            if self.num_dense:
+                pieces[:, :, 3] -= kept - kept_blocks
+            order, width = self.order[spread].copy(), plain.shape[2]
+            for way, name in enumerate(WAYS):
+                if not name.startswith("F"):  # a backward meets the last blocks first
+                    own = order[:, :, way]
+                    own[(own == 1) & (kept_blocks > 0)] = width
+                    own[(own == 3) & (kept > kept_blocks)] = width + 1
+            self._known["some"] = Rows(spread=spread, recomputed=recomputed, pieces=pieces, order=order)
+        return self._known["some"]
+
+    def choice(self, rows: Rows, number: int) -> tuple[tuple[int, ...], int | None]:
+        """The layers of a row, and how many blocks of a chunk recompute, None for all."""
+        layers, some = self.layers[int(rows.spread[number])], int(rows.recomputed[number])
+        return layers, None if some >= max(layers) else some
+
     def hops_s(self, transfers_s: Sequence[float]) -> Floats:
         """Per chunk the time on the link from the chunk before it."""
+        key = tuple(transfers_s)
+        if key not in self._hops:
+            self._hops[key] = self._on_links(key)
+        return self._hops[key]
+
+    def _on_links(self, transfers_s: Sequence[float]) -> Floats:
         placement, num_ranks = self.placement, self.schedule.num_ranks
         hops = np.zeros(len(placement))
         if num_ranks > 1:
@@ -95,6 +187,10 @@ class Frame:
                 if here != there:
                     hops[chunk] = transfers_s[here if (here + 1) % num_ranks == there else there]
         return hops
+
+    def _by_rank(self, times: Floats) -> Floats:
+        """(row, rank) sums over the chunks of each rank."""
+        return times if self._one_each else times @ self.owners
 
     def quick_bound_s(self, table: Table, transfers_s: Sequence[float]) -> float:
         """A bound for all spreads at once, from the rounds of the first chunk and the mean of the ranks."""
@@ -105,6 +201,13 @@ class Frame:
         mean = whole * self.schedule.num_micro_batches / self.schedule.num_ranks
         return float(max(self.rounds[0] * around, mean))
 
+    def early_bounds_s(self, table: Table, transfers_s: tuple[float, ...], *, together: bool) -> Floats:
+        """`bounds_s` of all spreads, kept: several levels and recompute modes have one table."""
+        key = (id(table), transfers_s, together)
+        if key not in self._early:
+            self._early[key] = table, self.bounds_s(table, transfers_s, together=together)
+        return self._early[key][1]
+
     def bounds_s(
         self,
         table: Table,
@@ -112,8 +215,9 @@ class Frame:
         trailing_s: Floats | None = None,
         *,
         together: bool = True,
+        rows: Rows | None = None,
     ) -> Floats:
-        """A bound for each spread.
+        """A bound for each spread, or each of `rows`.
 
         Args:
             table: of what the pieces cost.
@@ -121,12 +225,13 @@ class Frame:
             trailing_s: per spread and chunk what reductions take beyond the end of the chunk's last action.
             together: all ranks begin a step together; else the time of each counts from its own beginning, and only
                 that of the rank of the first chunk is sure to be 0.
+            rows: all spreads by default.
         """
-        count = self.schedule.num_micro_batches
-        times = self.pieces @ table.work
+        count, rows = self.schedule.num_micro_batches, rows or self.all
+        times = rows.pieces @ table.work
         if table.gathers:
-            there = self.pieces.any(axis=2, keepdims=True)  # a chunk of nothing gathers nothing
-            times = times + there * table.first_gather[self.order, np.arange(len(WAYS))]
+            there = rows.pieces.any(axis=2, keepdims=True)  # a chunk of nothing gathers nothing
+            times = times + there * table.first_gather[rows.order, np.arange(len(WAYS))]
         first, forward, inputs = times[..., _FIRST], times[..., _FORWARD], times[..., _INPUTS]
         closing, last = times[..., _CLOSING], times[..., _LAST]
         back = inputs if self.split else closing
@@ -134,13 +239,13 @@ class Frame:
         travelled = np.cumsum(hops)
         head = np.cumsum(first, axis=1) - first + travelled
         tail = np.cumsum(back, axis=1) - back + travelled
-        update = self.pieces @ table.update
-        update_first = update @ self.owners[:, self.placement[0]]
+        update = self._by_rank(rows.pieces @ table.update)
+        update_first = update[:, self.placement[0]]
         through = first + (count - 1) * forward + count * inputs
         busy = through + (count - 1) * closing + last
         begun = head[:, self.begins]
-        ended = begun + busy @ self.owners
-        best = ended + update @ self.owners
+        ended = begun + self._by_rank(busy)
+        best = ended + update
         if not together:
             best = best - begun
         if trailing_s is not None:
@@ -149,7 +254,7 @@ class Frame:
             )
         result = best.max(axis=1)
         if self.split:
-            ended, after = begun + through @ self.owners, last[:, 0] + update_first
+            ended, after = begun + self._by_rank(through), last[:, 0] + update_first
         else:
             after = update_first
         result = np.maximum(result, (ended + tail[:, self.begins]).max(axis=1) + after)
@@ -158,7 +263,7 @@ class Frame:
         around = way.sum(axis=1, keepdims=True) - np.cumsum(way, axis=1) + way + 2 * (travelled[-1] - travelled)
         cycle = head + self.rest * np.minimum(first, forward) + self.rounds * around + tail
         result = np.maximum(result, cycle.max(axis=1) + after)
-        host = (self.pieces @ table.host(count)) @ self.owners
+        host = self._by_rank(rows.pieces @ table.host(count))
         if not together:
             host = host[:, [int(self.placement[0])]]
         return np.asarray(np.maximum(result, host.max(axis=1)))

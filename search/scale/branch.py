@@ -1,9 +1,10 @@
 """Branch and bound, best first: the space is split one decision at a time, and what cannot win is never looked at.
 
-The decisions: the mesh with the samples of a micro-batch; sequence parallel and recompute; the schedule with its chunks
-per rank; the optimizer-parallel level; the spread of the layers. Every node has a bound on the forecast of all
-configurations below it, each tighter than that of its parent; the node with the least bound is opened next. A leaf is
-forecast whole. When the least bound left is no less than the best forecast, the best is proven to be the best.
+The decisions: the mesh with the samples of a micro-batch; sequence parallel and what recomputes; the optimizer-parallel
+level; the schedule with its chunks per rank; the spread of the layers with the number of blocks that recompute. Every
+node has a bound on the forecast of all configurations below it, each tighter than that of its parent; the node with the
+least bound is opened next. A leaf is forecast whole. When the least bound left is no less than the best forecast, the
+best is proven to be the best.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plans.errors import TwofoldError
 from plans.graph import itemsize
 from plans.scale import Degrees
-from search.scale.bounds import Frame, mesh_bound_s
-from search.scale.costs import Costs, Inner, num_dense, piece_counts
+from search.scale.bounds import Frame, Rows, mesh_bound_s
+from search.scale.costs import Costs, Inner, Table, kept, num_dense, piece_counts
 from search.scale.footing import Footing
 from search.scale.found import Found, Refused, describe, identity
 from search.scale.problem import Pins, Problem
@@ -31,19 +33,23 @@ from search.scale.space import (
     levels,
     meshes,
     micro_batches,
+    recompute_counts,
     recomputes,
+    recomputes_some,
     schedule_of,
     sequence_parallels,
     shapes,
     spreads,
     values_of,
 )
-from simulator.scale import forecast
+from simulator.scale import Stack, forecast
 from simulator.scale.case import is_split
 from simulator.scale.chunks import Chunk
 from simulator.scale.predict import rates_of
 
 __all__ = ["Branching"]
+
+Ints = NDArray[np.int64]
 
 _SEEDS = 12
 
@@ -159,7 +165,7 @@ class Branching:
             count = self.problem.global_batch // (mesh.dp * size)
             usual = [shape for shape in shapes(self.problem, mesh.pp) if shape.schedule in _USUAL]
             for shape in usual or shapes(self.problem, mesh.pp)[:1]:
-                frame = self._frame(shape, mesh.pp, count)
+                frame = self.frame(shape, mesh.pp, count)
                 if frame is None:
                     continue
                 sp = sequence_parallels(self.problem, mesh)[0]
@@ -169,17 +175,16 @@ class Branching:
                     for level in levels(self.problem, mesh)
                     if (
                         peaks := self.footing.peaks_bytes(
-                            Inner(mesh.tp, mesh.cp, sp, size, recompute, frame.split, mesh.ep),
-                            frame.schedule, frame.layers,
-                            dp=mesh.dp, level=level,
+                            Inner(mesh.tp, mesh.cp, sp, size, recompute, frame.split, mesh.ep), frame, dp=mesh.dp,
+                            level=level, rows=self.rows(frame, recompute),
                         )
                     ).min() <= self.problem.limit_bytes
                 )  # fmt: skip
                 first = next(fitting, None)
                 if first is not None:
                     recompute, level, number = first
-                    layers = frame.layers[number]
-                    values = values_of(mesh, size, sp, recompute, shape, level, layers, self.problem)
+                    layers, some = frame.choice(self.rows(frame, recompute), number)
+                    values = values_of(mesh, size, sp, recompute, shape, level, layers, self.problem, some)
                     self.consider(self.problem.degrees(values))
                     tried += 1
                     break
@@ -252,78 +257,191 @@ class Branching:
                 seen: list[tuple[tuple[float, ...], tuple[int, ...]]] = []
                 for recompute in modes:
                     inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, split, mesh.ep)
-                    times = self.costs.whole(inner)
-                    kept = self.footing.kept_bytes(inner)
-                    if any(all(map(operator.ge, (*times, *kept), (*other, *least))) for other, least in seen):
-                        continue  # a mode before it takes no longer and keeps no more
-                    seen.append((times, kept))
-                    if chosen := self._may_fit(mesh, inner, levels(self.problem, mesh)):
-                        own = self._spread_bound(mesh, size, split, times[0], times[1], times[2] if split else 0.0)
-                        self._push(max(bound, own), 1, mesh, size, inner, chosen)
+                    chosen = self._may_fit(mesh, inner, levels(self.problem, mesh))
+                    if not chosen:
+                        continue
+                    times, held = self.costs.whole(inner), self.footing.kept_bytes(inner)
+                    if self.keep == 1:
+                        if any(all(map(operator.ge, (*times, *held), (*other, *least))) for other, least in seen):
+                            continue  # a mode before it takes no longer and keeps no more
+                        seen.append((times, held))
+                    needed = min(self._excess(mesh, inner, level) for level in chosen)
+                    forward, *backward = self._least_s(inner, needed)
+                    own = self._spread_bound(mesh, size, split, forward, backward[0], sum(backward[1:]))
+                    self._push(max(bound, own), 1, mesh, size, inner, chosen)
+
+    def _excess(self, mesh: Mesh, inner: Inner, level: int) -> float:
+        """What recomputing must save in the whole model, where not all blocks must recompute."""
+        if not self._is_partial(inner.recompute):
+            return 0.0
+        return self.footing.excess_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level, limit=self.problem.limit_bytes)
+
+    def _least_s(self, inner: Inner, excess_bytes: float) -> list[float]:
+        """The parts of the whole model and one micro-batch at least, the first of them the forward.
+
+        Where some blocks may keep everything: each piece as the shorter of its two kinds, and what recomputing adds to
+        save so many bytes, where it adds least per byte; that counts with the last part.
+        """
+        costs, again = self.costs, self.costs.alone(inner)
+        if not self._is_partial(inner.recompute):
+            return [float(each) for each in costs.all_counts @ again]
+        least = np.minimum(again, costs.alone(kept(inner)))
+        parts = [float(each) for each in costs.all_counts @ least]
+        saved = np.array(self.footing.kept_bytes(kept(inner))) - np.array(self.footing.kept_bytes(inner))
+        longer = (again - least)[list(costs.blocks)].sum(axis=1)
+        if excess_bytes > 0 and (saved > 0).any():
+            parts[-1] += excess_bytes * float((longer[saved > 0] / saved[saved > 0]).min())
+        return parts
+
+    def _is_partial(self, mode: str) -> bool:
+        """Whether some blocks may recompute in a mode while the others keep everything."""
+        return recomputes_some(self.problem, mode) or self.problem.pins.recompute_layers is not None
+
+    def rows(self, frame: Frame, mode: str) -> Rows:
+        """What may be chosen in a frame for a recompute mode."""
+        if not self._is_partial(mode):
+            return frame.all
+        return frame.some(lambda most: recompute_counts(self.problem, mode, most))
 
     def _open_inner(self, bound: float, mesh: Mesh, size: int, inner: Inner, chosen: tuple[int, ...]) -> None:
         for level in chosen:
-            work = self.costs.early(inner, mesh.dp, level).work
-            _, forward, closing, _, inputs = (float(each) for each in self.costs.all_counts @ work)
+            own = bound
+            if len(chosen) > 1 and (excess := self._excess(mesh, inner, level)):
+                forward, *backward = self._least_s(inner, excess)
+                own = self._spread_bound(mesh, size, inner.split, forward, backward[0], sum(backward[1:]))
+            _, forward, closing, _, inputs = self._floor_parts(inner, mesh.dp, level)
             parts = (inputs, closing) if inner.split else (closing, 0.0)
-            own = self._spread_bound(mesh, size, inner.split, forward, *parts)
+            own = max(own, self._spread_bound(mesh, size, inner.split, forward, *parts))
             self._push(max(bound, own), 2, mesh, size, inner, level)
 
+    def _floor_parts(self, inner: Inner, dp: int, level: int) -> list[float]:
+        table = self.costs.floor(inner, dp, level, partial=self._is_partial(inner.recompute))
+        return [float(each) for each in self.costs.all_counts @ table.work]
+
     def _open_level(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int) -> None:
+        partial = self._is_partial(inner.recompute)
         count = self.problem.global_batch // (mesh.dp * size)
-        table = self.costs.early(inner, mesh.dp, level)
-        transfers = self.costs.transfer_s(inner, mesh.dp, mesh.pp)
+        table = self.costs.floor(inner, mesh.dp, level, partial=partial)
+        transfers, step_s = self._transfers(mesh, inner), self.problem.stack.step_s
         for shape in shapes(self.problem, mesh.pp):
-            frame = self._frame(shape, mesh.pp, count)
+            frame = self.frame(shape, mesh.pp, count)
             if frame is None or frame.split is not inner.split:
                 continue
-            quick = frame.quick_bound_s(table, transfers) + self.problem.stack.step_s
-            self._push(max(bound, quick), 3, mesh, size, inner, level, shape)
+            if frame.quick_bound_s(table, transfers) + step_s >= self._enough_s:
+                continue
+            bounds = frame.early_bounds_s(table, transfers, together=self._together(shape)) + step_s
+            if (least := max(bound, float(bounds.min()))) < self._enough_s:
+                if partial:
+                    self._push(least, 3, mesh, size, inner, level, shape, np.flatnonzero(bounds < self._enough_s))
+                else:
+                    self._push(least, 4, mesh, size, inner, level, shape, None)
 
-    def _open_early(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape) -> None:
-        frame = self._frame(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
-        assert frame is not None
-        table, transfers = self.costs.early(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp)
-        bounds = frame.bounds_s(table, transfers, together=self._together(shape)) + self.problem.stack.step_s
-        self._push(max(bound, float(bounds.min())), 4, mesh, size, inner, level, shape)
+    def _table(self, inner: Inner, dp: int, level: int, *, settled: bool) -> Table:
+        """With what pieces of rows of a mode cost."""
+        if self._is_partial(inner.recompute):
+            return self.costs.some(inner, dp, level, settled=settled)
+        return (self.costs.settled if settled else self.costs.early)(inner, dp, level)
 
-    def _open_shape(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape) -> None:
-        frame = self._frame(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
-        assert frame is not None
-        peaks = self.footing.peaks_bytes(inner, frame.schedule, frame.layers, dp=mesh.dp, level=level)
+    def _open_memory(
+        self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape, spreads: Ints
+    ) -> None:
+        """Which numbers of blocks that recompute may fit."""
+        frame = self._known_frame(mesh, size, shape)
+        rows = self.rows(frame, inner.recompute)
+        chosen = np.flatnonzero(np.isin(rows.spread, spreads))
+        fit = chosen[self._fitting(mesh, inner, level, shape, frame, rows.take(chosen))]
+        if not len(fit):
+            return
+        first = fit
+        if self.costs.some_are_longer(inner, mesh.dp, level):  # the fewest that fit are the least
+            first = fit[np.unique(rows.spread[fit], return_index=True)[1]]
+        bounds = frame.bounds_s(
+            self.costs.some(inner, mesh.dp, level, settled=False), self._transfers(mesh, inner),
+            together=self._together(shape), rows=rows.take(first),
+        ) + self.problem.stack.step_s  # fmt: skip
+        self._push(max(bound, float(bounds.min())), 4, mesh, size, inner, level, shape, fit)
+
+    def _fitting(self, mesh: Mesh, inner: Inner, level: int, shape: Shape, frame: Frame, rows: Rows) -> Ints:
+        """The rows that may fit the memory."""
         limit = self.problem.limit_bytes
+        peaks = self.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
         if not (peaks <= limit).all():
             self._refuse_memory(mesh, inner, shape, level, peaks, limit)
-        fit = tuple(np.flatnonzero(peaks <= limit).tolist())
-        if not fit:
+        return np.flatnonzero(peaks <= limit)
+
+    def _open_shape(
+        self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape, fit: Ints | None
+    ) -> None:
+        frame = self._known_frame(mesh, size, shape)
+        rows = self.rows(frame, inner.recompute)
+        if fit is None:
+            fit = self._fitting(mesh, inner, level, shape, frame, rows)
+        else:
+            fit = self._not_beaten(mesh, inner, level, shape, frame, fit)
+        if not len(fit):
             return
-        table, transfers = self.costs.settled(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp)
-        bounds = frame.bounds_s(table, transfers, together=self._together(shape)) + self.problem.stack.step_s
-        self._push(max(bound, float(bounds[list(fit)].min())), 5, mesh, size, inner, level, shape, fit)
+        table, transfers = self._table(inner, mesh.dp, level, settled=True), self._transfers(mesh, inner)
+        bounds = frame.bounds_s(table, transfers, together=self._together(shape), rows=rows.take(fit))
+        bounds = bounds + self.problem.stack.step_s
+        self._push(max(bound, float(bounds.min())), 5, mesh, size, inner, level, shape, fit)
+
+    def _not_beaten(self, mesh: Mesh, inner: Inner, level: int, shape: Shape, frame: Frame, fit: Ints) -> Ints:
+        """Without the rows of which another one surely fits, and surely takes no longer, with fewer blocks made again.
+
+        Only where one plan is asked for, where all ranks begin together, so that no action that takes longer can make a
+        step shorter, and where the stack adds nothing to the memory that is known here.
+        """
+        problem, limit = self.problem, self.problem.limit_bytes
+        exact = type(problem.stack).memory is Stack.memory
+        if self.keep > 1 or not exact or not self._together(shape):
+            return fit
+        if not self.costs.longer_with_recompute(inner, mesh.dp, level):
+            return fit
+        rows = self.rows(frame, inner.recompute)
+        most = self.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows, most=True)
+        fewest = np.full(len(frame.layers), np.iinfo(np.int64).max)
+        sure = np.flatnonzero(most <= limit)
+        np.minimum.at(fewest, rows.spread[sure], rows.recomputed[sure])
+        if "none" in recomputes(problem):
+            bare = self.footing.peaks_bytes(kept(inner), frame, dp=mesh.dp, level=level, most=True)
+            fewest[bare <= limit] = 0
+        return np.asarray(fit[rows.recomputed[fit] <= fewest[rows.spread[fit]]])
 
     def _open_spreads(
-        self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape, fit: tuple[int, ...]
+        self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape, fit: Ints
     ) -> None:
-        frame = self._frame(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
-        assert frame is not None
+        frame = self._known_frame(mesh, size, shape)
+        rows = self.rows(frame, inner.recompute).take(fit)
+        some = rows.kept if self._is_partial(inner.recompute) else np.zeros_like(frame.layers)[rows.spread]
         trailing = np.array(
             [
-                [self.costs.trailing_s(inner, mesh.dp, level, chunk) for chunk in _chunks(layers, frame.num_dense)]
-                for layers in frame.layers
+                [
+                    self.costs.trailing_s(inner, mesh.dp, level, chunk)
+                    for chunk in _chunks(frame.layers[spread], frame.num_dense, whole)
+                ]
+                for spread, whole in zip(rows.spread.tolist(), some.tolist(), strict=True)
             ]
         )  # fmt: skip
-        table, transfers = self.costs.settled(inner, mesh.dp, level), self.costs.transfer_s(inner, mesh.dp, mesh.pp)
-        bounds = frame.bounds_s(table, transfers, trailing, together=self._together(shape))
+        table, transfers = self._table(inner, mesh.dp, level, settled=True), self._transfers(mesh, inner)
+        bounds = frame.bounds_s(table, transfers, trailing, together=self._together(shape), rows=rows)
         bounds = bounds + self.problem.stack.step_s
-        order = sorted(fit, key=lambda number: (float(bounds[number]), number))
-        ranked = tuple((max(bound, float(bounds[number])), frame.layers[number]) for number in order)
+        order = sorted(range(len(fit)), key=lambda number: (float(bounds[number]), number))
+        ranked = tuple((max(bound, float(bounds[number])), frame.choice(rows, number)) for number in order)
         self._push(ranked[0][0], 6, mesh, size, inner, level, shape, ranked, 0)
+
+    def _known_frame(self, mesh: Mesh, size: int, shape: Shape) -> Frame:
+        found = self.frame(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
+        assert found is not None
+        return found
+
+    def _transfers(self, mesh: Mesh, inner: Inner) -> tuple[float, ...]:
+        return self.costs.transfer_s(inner, mesh.dp, mesh.pp)
 
     def _together(self, shape: Shape) -> bool:
         """Whether the stack begins every step on all ranks together."""
         return self.problem.stack.steps_together(Degrees(schedule=shape.schedule, virtual=shape.virtual))
 
-    def _frame(self, shape: Shape, pp: int, count: int) -> Frame | None:
+    def frame(self, shape: Shape, pp: int, count: int) -> Frame | None:
         key = (shape, pp, count)
         if key not in self._frames:
             schedule = schedule_of(shape, pp, count)
@@ -336,16 +454,19 @@ class Branching:
 
     def _open_leaf(
         self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int, shape: Shape,
-        ranked: tuple[tuple[float, tuple[int, ...]], ...], at: int,
+        ranked: tuple[tuple[float, tuple[tuple[int, ...], int | None]], ...], at: int,
     ) -> None:  # fmt: skip
+        layers, some = ranked[at][1]
         values = values_of(
-            mesh, size, inner.sequence_parallel, inner.recompute, shape, level, ranked[at][1], self.problem
+            mesh, size, inner.sequence_parallel, inner.recompute, shape, level, layers, self.problem, some
         )
         self.consider(self.problem.degrees(values))
         if at + 1 < len(ranked):
             self._push(ranked[at + 1][0], 6, mesh, size, inner, level, shape, ranked, at + 1)
 
-    _open = (_open_mesh, _open_inner, _open_level, _open_early, _open_shape, _open_spreads, _open_leaf)
+    _open = (
+        _open_mesh, _open_inner, _open_level, _open_memory, _open_shape, _open_spreads, _open_leaf
+    )  # fmt: skip
 
     # ------------------------------------------------------------------- leaves
 
@@ -409,9 +530,10 @@ class Branching:
         self.refused.append(Refused(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit))
 
 
-def _chunks(layers: Sequence[int], dense: int) -> list[Chunk]:
+def _chunks(layers: Sequence[int], dense: int, whole: Sequence[int]) -> list[Chunk]:
+    """Of a spread, with the blocks of each chunk that keep everything beside others that recompute."""
     last, counts = len(layers) - 1, piece_counts([layers], dense)[0, :, 3:].sum(axis=1).tolist()
     return [
-        Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last, num_dense=plain)
-        for number, (count, plain) in enumerate(zip(layers, counts, strict=True))
+        Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last, num_dense=plain, num_kept=own)
+        for number, (count, plain, own) in enumerate(zip(layers, counts, whole, strict=True))
     ]

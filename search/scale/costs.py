@@ -8,7 +8,7 @@ also knows the data-parallel width and the optimizer's level: its numbers are th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +20,10 @@ from plans.scale import Degrees
 from plans.timeline import PS_PER_S
 from plans.transformer import TransformerConfig
 from search.scale.problem import Problem
-from simulator.scale.action import Rates
+from simulator.scale.action import Rates, Stretch
 from simulator.scale.chunks import Chunk, Chunks
 
-__all__ = ["WAYS", "Costs", "Inner", "Table", "num_dense", "only", "piece_counts", "pieces_of"]
+__all__ = ["WAYS", "Costs", "Inner", "Table", "kept", "num_dense", "only", "piece_counts", "pieces_of"]
 
 _PIECES = ("embedding", "block", "head")
 
@@ -49,7 +49,7 @@ WAYS = ("F.first", "F", "closing", "closing.last", "I")
 last, and the input-gradient part where the backward is split."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """Seconds on the stream and on the host, by piece (`pieces_of`) and way (`WAYS`).
 
@@ -66,10 +66,24 @@ class Table:
     update: Floats
     update_dispatch: Floats
 
-    @property
+    @cached_property
     def gathers(self) -> bool:
         """Whether anything is added to first pieces."""
         return bool(self.first_gather.any())
+
+    def beside(self, other: Table, pieces: Sequence[int]) -> Table:
+        """This table, with those of another's pieces as further ones."""
+        chosen = list(pieces)
+        return Table(**{
+            each.name: np.concatenate([getattr(self, each.name), getattr(other, each.name)[chosen]])
+            for each in fields(self)
+        })  # fmt: skip
+
+    def least(self, other: Table) -> Table:
+        """Of each number the smaller one."""
+        return Table(
+            **{each.name: np.minimum(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
+        )
 
     def host(self, count: int) -> Floats:
         """Of each piece in a step of `count` micro-batches."""
@@ -88,7 +102,10 @@ class Costs:
     _settled: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[Inner, int, int, bool], Chunks] = field(default_factory=dict)
     _first: dict[Inner, Chunks] = field(default_factory=dict)
-    _whole: dict[Inner, tuple[float, ...]] = field(default_factory=dict)
+    _whole: dict[Inner, Floats] = field(default_factory=dict)
+    _some_early: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
+    _some_settled: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
+    _longer: dict[tuple[Inner, int, int], bool] = field(default_factory=dict)
     _trailing: dict[tuple[Inner, int, int, Chunk], float] = field(default_factory=dict)
     _transfer: dict[tuple[Inner, int, int], tuple[float, ...]] = field(default_factory=dict)
 
@@ -96,6 +113,11 @@ class Costs:
     def pieces(self) -> tuple[str, ...]:
         """The pieces of the model."""
         return pieces_of(self.problem.config)
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """Which of the pieces are blocks."""
+        return tuple(number for number, piece in enumerate(self.pieces) if piece.endswith("block"))
 
     @cached_property
     def all_counts(self) -> Ints:
@@ -136,12 +158,18 @@ class Costs:
 
         Without contention and without the optimizer: the cheapest thing there is to know of a layout.
         """
+        return tuple((self.all_counts @ self.alone(inner)).tolist())
+
+    def alone(self, inner: Inner) -> Floats:
+        """(piece, part) seconds of one micro-batch: what `whole` adds up."""
         if inner not in self._whole:
-            chunks, counts = self.plain(inner), dict(zip(self.pieces, self.all_counts.tolist(), strict=True))
-            self._whole[inner] = tuple(
-                sum(count * chunks.stretch(piece, part).work_ps for piece, count in counts.items()) / PS_PER_S
-                for part in (("F", "I", "W") if inner.split else ("F", "B"))
-            )
+            chunks, parts = self.plain(inner), (("F", "I", "W") if inner.split else ("F", "B"))
+            ends = None if inner.recompute == "none" else self.alone(kept(inner))  # they recompute in no mode
+            self._whole[inner] = np.array([
+                [chunks.stretch(piece, part).work_ps / PS_PER_S for part in parts]
+                if ends is None or number in self.blocks else ends[number]
+                for number, piece in enumerate(self.pieces)
+            ])  # fmt: skip
             self.num_tables += 1
         return self._whole[inner]
 
@@ -153,7 +181,11 @@ class Costs:
             gathers, reduces = level >= 3, chunks.degrees.optimizer.reduces_each
             zero, nothing = np.zeros((len(self.pieces), len(WAYS))), np.zeros(len(self.pieces))
             work = zero.copy()
+            if inner.recompute != "none":
+                work[:] = PS_PER_S * self.early(kept(inner), dp, level).work  # embedding and head recompute in no mode
             for number, piece in enumerate(self.pieces):
+                if inner.recompute != "none" and number not in self.blocks:
+                    continue
                 beside = piece.endswith("block")  # what runs beside the others is left out
                 first = chunks.stretch(piece, "F", gathers=gathers and beside).work_ps
                 part = "W" if inner.split else "B"
@@ -200,11 +232,78 @@ class Costs:
             update_dispatch=_seconds([each.dispatch_ps for each in updates]),
         )  # fmt: skip
 
+    def some(self, inner: Inner, dp: int, level: int, *, settled: bool) -> Table:
+        """A table with blocks that keep everything as further pieces."""
+        key = (inner, dp, level) if settled or level >= 2 else (inner, 0, 0)
+        known = self._some_settled if settled else self._some_early
+        if key not in known:
+            of = self.settled if settled else self.early
+            known[key] = of(inner, dp, level).beside(of(kept(inner), dp, level), self.blocks)
+        return known[key]
+
+    def floor(self, inner: Inner, dp: int, level: int, *, partial: bool) -> Table:
+        """An early table no entry of which is above that of any blocks that may be there, with any of them kept whole.
+
+        `partial`: whether blocks may keep everything, too. Recomputing adds work to a body; beside communication it
+        may spare other work its share of the slowing down, but no more than it takes itself (`_recompute_only_adds`).
+        """
+        if not partial:
+            return self.early(inner, dp, level)
+        once = self.early(kept(inner), dp, level)
+        return once if self._recompute_only_adds else once.least(self.early(inner, dp, level))
+
+    @cached_property
+    def _recompute_only_adds(self) -> bool:
+        """Whether one second of any work beside a collective spares no other work more than that second.
+
+        It moves the collective on by its rate r, which would take other work w seconds r / r_w, of which it loses
+        (1 - s_w): at most 1 where r (1 - s_w) <= r_w.
+        """
+        if not self.rates:
+            return True
+        pairs = [self.rates(each.compute, each.collective) for each in self.problem.machine.overlap] + [(1.0, 1.0)]
+        most = max(theirs for _, theirs in pairs)
+        return all(most * (1.0 - mine) <= theirs for mine, theirs in pairs)
+
+    def some_are_longer(self, inner: Inner, dp: int, level: int) -> bool:
+        """Whether blocks that recompute take no less in the early table than those that keep everything."""
+        again, once = self.early(inner, dp, level), self.early(kept(inner), dp, level)
+        return bool((again.work >= once.work).all() and (again.first_gather >= once.first_gather).all())
+
+    def longer_with_recompute(self, inner: Inner, dp: int, level: int) -> bool:
+        """Whether a chunk surely takes no less time, in each of its actions, with every further block that recomputes.
+
+        So it is where each action of such a block is no shorter than one of a block that keeps everything, in all that
+        maps of clocks consist of, and no channel lags behind: such maps compose monotonically.
+        """
+        key = (inner, dp, level)
+        if key not in self._longer:
+            again, once = (self.chunks(each, dp, level, contention=True) for each in (inner, kept(inner)))
+            self._longer[key] = all(
+                _no_shorter(*(
+                    chunks.stretch(self.pieces[number], part, gathers=gathers, reduces=reduces)
+                    for chunks in (again, once)
+                ))
+                for number in self.blocks for part, gathers, reduces in self._variants(inner, again, level)
+            )  # fmt: skip
+        return self._longer[key]
+
+    @staticmethod
+    def _variants(inner: Inner, chunks: Chunks, level: int) -> list[tuple[str, bool, bool]]:
+        """(part, gathers, reduces) of all bodies that a step has, those of first pieces included."""
+        each, closing = chunks.degrees.optimizer.reduces_each, "W" if inner.split else "B"
+        found = [("F", level >= chunks.stack.gathers_each, False), ("F", level >= 1, False)]
+        found += [(closing, level >= 3, each), (closing, level >= 3, True)]
+        found += [("I", level >= 3, False)] if inner.split else []
+        return list(dict.fromkeys([*found, *((part, False, reduces) for part, _, reduces in found)]))
+
     def trailing_s(self, inner: Inner, dp: int, level: int, chunk: Chunk) -> float:
         """How long after a chunk's last action its reductions still run."""
         key = (inner, dp, level, chunk)
         if key not in self._trailing:
             chunks = self.chunks(inner, dp, level, contention=True)
+            if chunk.num_kept and chunks.kept is None:
+                chunks.kept = self.chunks(kept(inner), dp, level, contention=True)
             part = "W" if inner.split else "B"
             found = chunks.action(chunk, part, gathers=level >= 3, reduces=True)
             self._trailing[key] = found.trailing_ps / PS_PER_S
@@ -223,6 +322,21 @@ class Costs:
                 for rank in range(pp)
             ) if pp > 1 else (0.0,)  # fmt: skip
         return self._transfer[key]
+
+
+def kept(inner: Inner) -> Inner:
+    """The same where nothing is recomputed."""
+    return replace(inner, recompute="none")
+
+
+def _no_shorter(one: Stretch, other: Stretch) -> bool:
+    """Whether an action takes no less time than another, whatever comes before and after."""
+    return (
+        not one.lag_ps and not other.lag_ps and one.work_ps >= other.work_ps and one.lead_ps >= other.lead_ps
+        and one.dispatch_ps >= other.dispatch_ps and one.busy_ps >= other.busy_ps
+        and one.work_ps + one.trailing_ps >= other.work_ps + other.trailing_ps
+        and one.lead_ps + one.trailing_ps >= other.lead_ps + other.trailing_ps
+    )  # fmt: skip
 
 
 def _seconds(picoseconds: list[float]) -> Floats:

@@ -23,13 +23,10 @@ from search.scale.space import (
     meshes,
     micro_batches,
     recomputes,
-    schedule_of,
     sequence_parallels,
     shapes,
-    spreads,
     values_of,
 )
-from simulator.scale.case import is_split
 
 __all__ = ["Neighbour", "Relaxation", "least_memory", "neighbours", "relaxations"]
 
@@ -96,12 +93,9 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
                 given: dict[str, Any] = {name: value, other: have * now // value}
                 given["sequence_parallel"] = degrees.sequence_parallel if given.get("tp", degrees.tp) > 1 else False
                 if name == "pp" or other == "pp":
-                    pipelined = given.get("pp", degrees.pp) > 1
-                    plain = pipelined and degrees.pp > 1
-                    given |= {} if plain else {"schedule": "1f1b", "virtual": 1}
-                yield (
-                    f"{name} {now} -> {value}, {other} {have} -> {have * now // value}", replace(base, **given)
-                )  # fmt: skip
+                    given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
+                anew = ", schedule anew" if "pp" in given else ""
+                yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", replace(base, **given)
     experts = problem.config.experts
     if experts is not None and "ep" not in fixed:
         for value in _beside(degrees.ep, divisors(math.gcd(degrees.dp, experts.num_experts))):
@@ -213,15 +207,18 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
             continue
         tried = shapes(problem, mesh.pp)
         for shape in [each for each in tried if each.schedule in _LEAN] or tried:
-            schedule = schedule_of(shape, mesh.pp, problem.global_batch // (mesh.dp * sizes[0]))
-            choices = () if schedule is None else spreads(problem, schedule.num_stages)
-            if schedule is None or not choices:
+            frame = branching.frame(shape, mesh.pp, problem.global_batch // (mesh.dp * sizes[0]))
+            if frame is None:
                 continue
-            inner = Inner(mesh.tp, mesh.cp, sps[0], sizes[0], recomputes(problem)[-1], is_split(schedule), mesh.ep)
+            mode = recomputes(problem)[-1]
+            inner, rows = (
+                Inner(mesh.tp, mesh.cp, sps[0], sizes[0], mode, frame.split, mesh.ep),
+                branching.rows(frame, mode),
+            )
             for level in levels(problem, mesh)[-2:]:
-                peaks = branching.footing.peaks_bytes(inner, schedule, choices, dp=mesh.dp, level=level)
-                layers = choices[int(np.argmin(peaks))]
-                values = values_of(mesh, sizes[0], sps[0], inner.recompute, shape, level, layers, problem)
+                peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
+                layers, some = frame.choice(rows, int(np.argmin(peaks)))
+                values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, problem, some)
                 number += 1
                 yield int(np.min(peaks)), number, values
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plans.schedules import Schedule
-from search.scale.costs import Costs, Inner, num_dense, only, piece_counts
-from simulator.scale.batch import peak_bytes
+from search.scale.bounds import Frame, Rows
+from search.scale.costs import Costs, Inner, kept, only
 from simulator.scale.memory import Footprint
 
 __all__ = ["Footing"]
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-_ROWS_AT_ONCE = 500_000
-"""Actions times spreads that are followed together."""
 
 _GRADIENT = 1
 """Among weights, gradients and states."""
+
+_KINDS = 4
+"""Forward, whole backward, input gradient, weight gradient."""
 
 
 @dataclass(kw_only=True)
@@ -32,33 +33,28 @@ class Footing:
     """
 
     costs: Costs
-    _activations: dict[tuple[Inner, str, int, int, int, int], Ints] = field(default_factory=dict)
     _static: dict[tuple[int, int, int, int], Ints] = field(default_factory=dict)
     _whole: dict[tuple[int, int], Ints] = field(default_factory=dict)
     _prints: dict[Inner, tuple[Footprint, ...]] = field(default_factory=dict)
 
     def peaks_bytes(
-        self,
-        inner: Inner,
-        schedule: Schedule,
-        layers: Sequence[Sequence[int]],
-        *,
-        dp: int,
-        level: int,
+        self, inner: Inner, frame: Frame, *, dp: int, level: int, rows: Rows | None = None, most: bool = False
     ) -> Ints:
-        """The peak of the fullest rank, per spread."""
-        counts = self._pieces(layers)
-        placement = np.asarray(schedule.placement)
-        owners = placement[:, None] == np.arange(schedule.num_ranks)
-        held = self.static_bytes(inner, dp, level)
-        total = self.activations(inner, schedule, layers) + (counts @ held.sum(axis=1)) @ owners
+        """The peak of the fullest rank, per spread or for each of the frame's rows of some blocks that recompute.
+
+        `most`: no less than the forecast will find, instead of no more.
+        """
+        rows = frame.all if rows is None else rows
+        owners, held = frame.owners, self.static_bytes(inner, dp, level)
+        total = frame.pieces @ held.sum(axis=1).astype(np.float64) @ owners
         if level >= 3 and dp * inner.cp > 1:
-            total = total + self._gathered(inner, (counts.transpose(0, 2, 1) @ owners) > 0)
-        if _forwards_first(schedule):  # gradients may come where activations were
-            gradient = (counts @ held[:, _GRADIENT]) @ owners
-            kept = (counts @ np.array([own.kept for own in self._footprints(inner)], dtype=np.int64)) @ owners
-            total = total - np.minimum(gradient, kept)
-        return np.asarray(total.max(axis=1))
+            total = total + self._gathered(inner, (frame.pieces.transpose(0, 2, 1) @ owners) > 0)
+        total = total[rows.spread] + self.activations(inner, frame, rows)
+        if not most and _forwards_first(frame.schedule):  # gradients may come where activations were
+            gradient = (frame.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread] @ owners
+            own = np.array([each.kept for each in self._prints_of(inner, rows)], dtype=np.float64)
+            total = total - np.minimum(gradient, rows.pieces @ own @ owners)
+        return np.asarray(total.max(axis=1), dtype=np.int64)
 
     def least_bytes(self, inner: Inner, *, pp: int, dp: int, level: int) -> float:
         """What the fullest rank of any schedule and spread holds at least.
@@ -66,28 +62,39 @@ class Footing:
         Every rank once holds the activations of one micro-batch on all of its blocks, and the fullest holds no less
         than the mean.
         """
-        numbers = self._blocks
-        counts = self.costs.all_counts[numbers]
-        held = counts @ self.static_bytes(inner, dp, level)[numbers]
-        kept, gradient = float(counts @ np.array(self.kept_bytes(inner))), float(held[_GRADIENT])
-        return (float(held.sum()) - gradient + max(kept, gradient)) / pp
+        rest, gradient = self._least(inner, dp, level)
+        counts = self.costs.all_counts[list(self.costs.blocks)]
+        return (rest + max(float(counts @ np.array(self.kept_bytes(inner))), gradient)) / pp
+
+    def excess_bytes(self, inner: Inner, *, pp: int, dp: int, level: int, limit: int) -> float:
+        """How many bytes recomputing must at least save, in the whole model, for any schedule and spread to fit."""
+        rest, _ = self._least(inner, dp, level)
+        counts = self.costs.all_counts[list(self.costs.blocks)]
+        return max(0.0, float(counts @ np.array(self.kept_bytes(kept(inner)))) + rest - pp * limit)
+
+    def _least(self, inner: Inner, dp: int, level: int) -> tuple[float, float]:
+        """Static bytes of all blocks without their gradients, and the gradients."""
+        numbers = list(self.costs.blocks)
+        held = self.costs.all_counts[numbers] @ self.static_bytes(inner, dp, level)[numbers]
+        return float(held.sum() - held[_GRADIENT]), float(held[_GRADIENT])
 
     def kept_bytes(self, inner: Inner) -> tuple[int, ...]:
         """What one micro-batch leaves behind in one block, for each kind of block."""
-        return tuple(self._footprints(inner)[number].kept for number in self._blocks)
-
-    @property
-    def _blocks(self) -> list[int]:
-        return [number for number, piece in enumerate(self.costs.pieces) if piece.endswith("block")]
-
-    def _pieces(self, layers: Sequence[Sequence[int]]) -> Ints:
-        return piece_counts(layers, num_dense(self.costs.problem.config))
+        return tuple(self._footprints(inner)[number].kept for number in self.costs.blocks)
 
     def _footprints(self, inner: Inner) -> tuple[Footprint, ...]:
         if inner not in self._prints:
             chunks = self.costs.plain(inner)
             self._prints[inner] = tuple(chunks.footprint(piece) for piece in self.costs.pieces)
         return self._prints[inner]
+
+    def _prints_of(self, inner: Inner, rows: Rows) -> tuple[Footprint, ...]:
+        """Of the pieces that rows have."""
+        own = self._footprints(inner)
+        if rows.pieces.shape[2] == len(own):
+            return own
+        other = self._footprints(kept(inner))
+        return (*own, *(other[number] for number in self.costs.blocks))
 
     def static_bytes(self, inner: Inner, dp: int, level: int) -> Ints:
         """(piece, role) weights, gradients and states on one rank."""
@@ -110,46 +117,122 @@ class Footing:
         """Per spread and rank the whole weights that are there at a time, given (spread, piece, rank) what it has."""
         names = self.costs.pieces
         weights = dict(zip(names, self._whole_weights(inner).tolist(), strict=True))
-        result = np.zeros((has.shape[0], has.shape[2]), dtype=np.int64)
-        for pattern in np.unique(has.transpose(0, 2, 1).reshape(-1, len(names)), axis=0):
-            own = {piece: weights[piece] for piece, there in zip(names, pattern.tolist(), strict=True) if there}
-            result[(has == pattern[None, :, None]).all(axis=1)] = self.costs.problem.stack.whole_bytes(own)
-        return result
+        codes = np.tensordot(2 ** np.arange(len(names)), has, axes=(0, 1))  # spread, rank
+        sizes = np.zeros(2 ** len(names), dtype=np.int64)
+        for code in set(codes.ravel().tolist()):
+            own = {piece: weights[piece] for number, piece in enumerate(names) if code >> number & 1}
+            sizes[code] = self.costs.problem.stack.whole_bytes(own)
+        return np.asarray(sizes[codes])
 
-    def activations(self, inner: Inner, schedule: Schedule, layers: Sequence[Sequence[int]]) -> Ints:
-        """Per spread and pipeline rank the most bytes of activations alive at once."""
-        key = (
-            inner, schedule.name, schedule.num_ranks, schedule.num_stages, schedule.num_micro_batches,
-            hash(tuple(map(tuple, layers))),
-        )  # fmt: skip
-        if key not in self._activations:
-            self._activations[key] = self._count(inner, schedule, layers)
-        return self._activations[key]
-
-    def _count(self, inner: Inner, schedule: Schedule, layers: Sequence[Sequence[int]]) -> Ints:
-        prints = self._footprints(inner)
-        counts = self._pieces(layers)
-        has = counts > 0
-        kept = counts @ np.array([own.kept for own in prints], dtype=np.int64)
-        later = counts @ np.array([own.kept_for_weights for own in prints], dtype=np.int64)
-        during = np.stack(
-            [
-                (has * np.array(own, dtype=np.int64)).max(axis=2)
-                for own in (
-                    [each.forward - each.kept for each in prints],
-                    [each.backward for each in prints],
-                    [each.backward for each in prints],
-                    [each.weights for each in prints],
-                )
-            ]
-        )  # kind, spread, chunk
-        at_once = max(1, _ROWS_AT_ONCE // len(schedule.table.stage))
-        parts = [slice(first, first + at_once) for first in range(0, len(counts), at_once)]
-        return np.concatenate(
-            [peak_bytes(schedule, kept[part].T, later[part].T, during[:, part].transpose(0, 2, 1)).T for part in parts]
-        )
+    def activations(self, inner: Inner, frame: Frame, rows: Rows) -> Floats:
+        """Per row and pipeline rank the most bytes of activations alive at once."""
+        prints = self._prints_of(inner, rows)
+        pieces, has, width = rows.pieces, rows.has, len(self.costs.pieces)
+        whole = np.array([own.kept for own in prints], dtype=np.float64)
+        part = np.array([own.kept_for_weights for own in prints], dtype=np.float64)
+        during = np.zeros((_KINDS, *pieces.shape[:2]))
+        freed: Floats | None = None
+        if len(prints) > width:  # before blocks recompute, what those behind them kept is gone
+            freed = pieces[:, :, width:] @ (whole - part)[width:]
+        for number, own in enumerate(prints):
+            there = has[number]
+            np.maximum(during[0], there * float(own.forward - own.kept), out=during[0])
+            back = there * float(own.backward)
+            if freed is not None and number in self.costs.blocks:
+                back -= there * freed
+            np.maximum(during[1], back, out=during[1])
+            if frame.split:
+                np.maximum(during[3], there * float(own.weights), out=during[3])
+        during[2] = during[1]
+        return _alive(frame.schedule).peaks(pieces @ whole, pieces @ part, during)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Alive:
+    """The moments of a schedule that can be a rank's peak, whatever its chunks keep.
+
+    Attributes:
+        chunks: (moment, chunk of the rank) number of the chunk.
+        whole, part: (moment, chunk of the rank) micro-batches that it keeps then, between forward and backward and
+            between the two parts of a backward.
+        kind, chunk: (moment) what runs then.
+        splits: whether anything is kept for weights at any moment.
+        begins: (rank) its first moment.
+    """
+
+    chunks: Ints
+    whole: Floats
+    part: Floats
+    kind: Ints
+    chunk: Ints
+    begins: Ints
+    splits: bool
+
+    def peaks(self, kept: Floats, kept_for_weights: Floats, during: Floats) -> Floats:
+        """(row, rank) the most bytes, given (row, chunk) and (kind, row, chunk) bytes."""
+        total = during[self.kind, :, self.chunk]  # moment, row
+        kept, kept_for_weights = np.ascontiguousarray(kept.T), np.ascontiguousarray(kept_for_weights.T)
+        for each in range(self.chunks.shape[1]):
+            total += kept[self.chunks[:, each]] * self.whole[:, each, None]
+            if self.splits:
+                total += kept_for_weights[self.chunks[:, each]] * self.part[:, each, None]
+        return np.asarray(np.maximum.reduceat(total, self.begins, axis=0).T)
+
+
+@lru_cache(maxsize=2048)
+def _alive(schedule: Schedule) -> _Alive:
+    table, num_ranks = schedule.table, schedule.num_ranks
+    placement = np.asarray(schedule.placement)
+    of_rank = [np.flatnonzero(placement == rank) for rank in range(num_ranks)]
+    most = max(len(own) for own in of_rank)
+    place = np.zeros(len(placement), dtype=np.int64)
+    chunks = np.zeros((num_ranks, most), dtype=np.int64)
+    for rank, own in enumerate(of_rank):
+        place[own] = np.arange(len(own))
+        chunks[rank, : len(own)] = own
+    num_rows = len(table.stage)
+    rank_of = np.repeat(np.arange(num_ranks), np.diff(table.rank_start))
+    mine = place[table.stage][:, None] == np.arange(most)
+    kind = table.kind[:, None]
+    whole = _before(mine * np.where(kind == 0, 1, np.where(kind == 3, 0, -1)), table.rank_start)
+    part = _before(mine * np.where(kind == 2, 1, np.where(kind == 3, -1, 0)), table.rank_start)
+    whole += mine & (kind == 0)  # a forward's own count while it runs
+    group = (rank_of * _KINDS + table.kind) * most + place[table.stage]
+    left = np.arange(num_rows)
+    chosen: list[Ints] = []
+    state = np.concatenate([whole, part], axis=1)
+    for _ in range(_CHAMPIONS):  # one that has no less than another in all is enough
+        if not len(left):
+            break
+        order = left[np.lexsort((state[left].sum(axis=1), group[left]))]
+        last = np.append(group[order][1:] != group[order][:-1], True)
+        champions = order[last]
+        best = np.zeros((int(group.max()) + 1, state.shape[1]), dtype=state.dtype)
+        best[group[champions]] = state[champions]
+        chosen.append(champions)
+        left = left[(state[left] > best[group[left]]).any(axis=1)]
+    moments = np.concatenate([*chosen, left])
+    moments = moments[np.argsort(rank_of[moments], kind="stable")]
+    ranks = rank_of[moments]
+    return _Alive(
+        chunks=chunks[ranks], whole=whole[moments].astype(np.float64), part=part[moments].astype(np.float64),
+        kind=np.asarray(table.kind[moments], dtype=np.int64), chunk=np.asarray(table.stage[moments], dtype=np.int64),
+        begins=np.searchsorted(ranks, np.arange(num_ranks)), splits=bool(part.any()),
+    )  # fmt: skip
+
+
+_CHAMPIONS = 8
+
+
+def _before(change: Ints, starts: Ints) -> Ints:
+    """(row, column) sums over the earlier rows of the same rank."""
+    total = np.cumsum(change, axis=0) - change
+    lengths = np.diff(starts)
+    first = total[starts[:-1][lengths > 0]]
+    return np.asarray(total - np.repeat(first, lengths[lengths > 0], axis=0))
+
+
+@lru_cache(maxsize=2048)
 def _forwards_first(schedule: Schedule) -> bool:
     """Whether some rank begins no backward before its last forward."""
     table = schedule.table

@@ -26,7 +26,8 @@ class Found:
         return (
             self.forecast.step_s, self.forecast.peak_bytes, each.pp, each.tp, each.cp, each.ep,
             each.micro_batch, each.schedule,
-            each.virtual, each.recompute, each.optimizer.parallel_level, each.sequence_parallel, each.layers or (),
+            each.virtual, each.recompute, each.recompute_layers or 0, each.optimizer.parallel_level,
+            each.sequence_parallel, each.layers or (),
         )  # fmt: skip
 
 
@@ -52,7 +53,8 @@ def identity(degrees: Degrees) -> tuple[Any, ...]:
     return (
         degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.ep, degrees.micro_batch,
         degrees.schedule, degrees.virtual,
-        degrees.recompute, degrees.optimizer.parallel_level, degrees.sequence_parallel, degrees.layers,
+        degrees.recompute, degrees.recompute_layers, degrees.optimizer.parallel_level, degrees.sequence_parallel,
+        degrees.layers,
     )  # fmt: skip
 
 
@@ -65,9 +67,12 @@ def describe(degrees: Degrees) -> str:
     parts = [f"{name} {value}" for name in ("dp", "ep", "cp", "tp", "pp") if (value := getattr(degrees, name)) > 1]
     schedule = degrees.schedule if degrees.virtual == 1 else f"{degrees.schedule} x {degrees.virtual}"
     micro = f"micro-batch {degrees.micro_batch} x {degrees.num_micro_batches}"
+    recompute = degrees.recompute
+    if degrees.recompute_layers is not None:
+        recompute += f" in {degrees.recompute_layers} of a chunk's blocks"
     text = (
         f"{' '.join(parts) or 'one device'}, {micro}, {schedule}, "
-        f"recompute {degrees.recompute}, optimizer level {degrees.optimizer.parallel_level}"
+        f"recompute {recompute}, optimizer level {degrees.optimizer.parallel_level}"
     )
     if degrees.sequence_parallel:
         text += ", sequence parallel"

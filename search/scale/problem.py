@@ -10,6 +10,7 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.plan import Optimizer
 from plans.scale import Degrees
+from plans.scale.degrees import check_recompute_layers
 from plans.schedules import chunks_per_rank, make_schedule
 from plans.transformer import TransformerConfig
 from plans.transformer.recompute import RECOMPUTE_MODES
@@ -35,6 +36,7 @@ class Pins:
     schedule: str | None = None
     virtual: int | None = None
     recompute: str | None = None
+    recompute_layers: int | None = None
     zero: int | None = None
     sequence_parallel: bool | None = None
     layers: tuple[int, ...] | None = None
@@ -53,6 +55,7 @@ class Pins:
             raise TwofoldError(f"zero is pinned to {self.zero!r}; optimizer-parallel levels are 0, 1, 2 and 3")
         if self.recompute is not None and self.recompute not in RECOMPUTE_MODES:
             raise TwofoldError(f"recompute is pinned to {self.recompute!r}; it is one of {', '.join(RECOMPUTE_MODES)}")
+        check_recompute_layers(self.recompute, self.recompute_layers)
         if self.schedule is not None:
             fixed = chunks_per_rank(self.schedule)
             if self.virtual is not None and fixed is not None and self.virtual != fixed:

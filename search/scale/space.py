@@ -1,8 +1,8 @@
 """The space that is searched: every way to spread the model that its sizes, the devices and the pins allow.
 
-A configuration is a mesh (dp, cp, tp, pp), the samples of a micro-batch, sequence parallel or not, a recompute mode, a
-schedule with its chunks per rank, a spread of the layers over chunks and an optimizer-parallel level. Sizes are any
-divisors, not only powers of two.
+A configuration is a mesh (dp, cp, tp, pp), the samples of a micro-batch, sequence parallel or not, a recompute mode and
+how many blocks of a chunk recompute, a schedule with its chunks per rank, a spread of the layers over chunks and an
+optimizer-parallel level. Sizes are any divisors, not only powers of two.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from plans.scale import Degrees
 from plans.schedules import Schedule, chunks_per_rank, make_schedule, schedule_names
 from plans.transformer import TransformerConfig
 from search.scale.problem import Problem
+from simulator.scale.stacks import Megatron
 
 __all__ = [
     "LEAST_TOKENS",
@@ -31,6 +32,7 @@ __all__ = [
     "layer_choices",
     "meshes",
     "micro_batches",
+    "recompute_counts",
     "refusal",
     "shapes",
 ]
@@ -176,7 +178,35 @@ def sequence_parallels(problem: Problem, mesh: Mesh) -> tuple[bool, ...]:
 
 def recomputes(problem: Problem) -> tuple[str, ...]:
     """The recompute modes that the stack has."""
-    return problem.stack.recompute_modes if problem.pins.recompute is None else (problem.pins.recompute,)
+    pins = problem.pins
+    modes = problem.stack.recompute_modes if pins.recompute is None else (pins.recompute,)
+    return modes if pins.recompute_layers is None else tuple(mode for mode in modes if mode != "none")
+
+
+def recomputes_some(problem: Problem, mode: str) -> bool:
+    """Whether some blocks of a chunk may recompute while the others keep everything.
+
+    Megatron-LM has this for whole blocks (--recompute-method block), torchtitan only for every k-th block of a rank.
+    """
+    if mode == "none" or problem.stack.name.startswith("torchtitan"):
+        return False
+    return mode == "full" or not isinstance(problem.stack, Megatron)
+
+
+def recompute_counts(problem: Problem, mode: str, most: int) -> tuple[int | None, ...]:
+    """How many blocks of a chunk, of which the largest has `most`, may recompute; None for all.
+
+    >>> from costmodels import Machine
+    >>> from plans.transformer import transformer_config
+    >>> asked = Problem(config=transformer_config("llama-3-8b"), machine=Machine.load("h100-sxm-x8"), num_devices=8,
+    ...                 global_batch=8)
+    >>> recompute_counts(asked, "full", 4), recompute_counts(asked, "none", 4)
+    ((1, 2, 3, None), (None,))
+    """
+    pinned = problem.pins.recompute_layers
+    if pinned is not None:
+        return (None if pinned >= most else pinned,)
+    return (*range(1, most), None) if recomputes_some(problem, mode) else (None,)
 
 
 def levels(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
@@ -283,13 +313,22 @@ def enumerate_degrees(problem: Problem) -> Iterator[Degrees]:
                     for recompute in recomputes(problem):
                         for zero in levels(problem, mesh):
                             for layers in spreads(problem, schedule.num_stages):
-                                yield problem.degrees(
-                                    values_of(mesh, size, sp, recompute, shape, zero, layers, problem)
-                                )
+                                for some in recompute_counts(problem, recompute, max(layers)):
+                                    yield problem.degrees(
+                                        values_of(mesh, size, sp, recompute, shape, zero, layers, problem, some)
+                                    )
 
 
 def values_of(
-    mesh: Mesh, size: int, sp: bool, recompute: str, shape: Shape, zero: int, layers: tuple[int, ...], problem: Problem
+    mesh: Mesh,
+    size: int,
+    sp: bool,
+    recompute: str,
+    shape: Shape,
+    zero: int,
+    layers: tuple[int, ...],
+    problem: Problem,
+    recompute_layers: int | None = None,
 ) -> dict[str, Any]:
     """The plain values of a configuration; evenly spread layers are left to `Degrees`."""
     chunks = len(layers)
@@ -298,6 +337,7 @@ def values_of(
     return {
         "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp, "pp": mesh.pp, "ep": mesh.ep, "micro_batch": size,
         "sequence_parallel": sp,
-        "recompute": recompute, "schedule": shape.schedule, "virtual": shape.virtual, "zero": zero,
+        "recompute": recompute, "recompute_layers": recompute_layers, "schedule": shape.schedule,
+        "virtual": shape.virtual, "zero": zero,
         "layers": None if layers == even and whole else layers,
     }  # fmt: skip

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-__all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Body", "Line", "Stretch", "measure"]
+__all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Body", "Line", "Stretch", "body_of", "measure"]
 
 COMPUTE, COLLECTIVE, WAIT = range(3)
 
@@ -56,6 +56,7 @@ class Stretch:
         exposed_ps: call of a collective -> the part of `work_ps` in which the stream waits for it.
         trailing_ps: how long after the end its collectives that nothing waits for still run.
         lag_ps: by how much `trailing_ps` grows with every repetition, where the channel is slower than the stream.
+        busy_ps: how long a channel works for its collectives that nothing waits for.
     """
 
     work_ps: float = 0.0
@@ -65,6 +66,7 @@ class Stretch:
     exposed_ps: Mapping[str, float] = field(default_factory=dict)
     trailing_ps: float = 0.0
     lag_ps: float = 0.0
+    busy_ps: float = 0.0
 
     def then(self, other: Stretch) -> Stretch:
         """This sequence and `other` after it.
@@ -85,7 +87,9 @@ class Stretch:
             dispatch_ps=self.dispatch_ps + other.dispatch_ps,
             compute_ps=self.compute_ps + other.compute_ps,
             exposed_ps=exposed,
-            trailing_ps=max(self.trailing_ps - other.work_ps, other.trailing_ps, 0),
+            # what is left on the channel goes before what `other` puts there (Lindley's recursion)
+            trailing_ps=max(self.trailing_ps + other.busy_ps - other.work_ps, other.trailing_ps, 0.0),
+            busy_ps=self.busy_ps + other.busy_ps,
         )
 
     def times(self, count: int) -> Stretch:
@@ -110,6 +114,7 @@ class Stretch:
             trailing_ps=max(0.0, self.trailing_ps + (count - _SETTLED) * self.lag_ps)
             if self.lag_ps
             else self.trailing_ps,
+            busy_ps=count * (self.work_ps + self.lag_ps if self.lag_ps else self.busy_ps),
         )
 
 
@@ -131,7 +136,13 @@ def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool =
     >>> stretch.work_ps, stretch.lead_ps, stretch.dispatch_ps, dict(stretch.exposed_ps)
     (16.0, 17.0, 3.0, {'all_reduce': 6.0})
     """
-    return Body(lines, rates).stretch(steady=steady)
+    return body_of(tuple(lines), rates).stretch(steady=steady)
+
+
+@lru_cache(maxsize=16_384)
+def body_of(lines: tuple[Line, ...], rates: Rates | None = None) -> Body:
+    """The same `Body` for equal lines: layouts that differ elsewhere share what they measure."""
+    return Body(lines, rates)
 
 
 class Body:
@@ -146,6 +157,7 @@ class Body:
         self._lines = lines
         self._rates = rates
         self._joined = _joined(lines)
+        self._stretches: dict[tuple[tuple[Line, ...], tuple[Line, ...], bool], Stretch] = {}
         self._dispatch = float(sum(line.dispatch_ps for line in lines))
         self._has_collectives = any(line.kind == COLLECTIVE for line in lines)
 
@@ -168,6 +180,13 @@ class Body:
 
         `steady` as of `measure`. Once a repetition leaves behind what the one before it did, all others are like it.
         """
+        key = (tuple(before), tuple(after), steady)
+        found = self._stretches.get(key)
+        if found is None:
+            found = self._stretches[key] = self._stretch(*key)
+        return found
+
+    def _stretch(self, before: tuple[Line, ...], after: tuple[Line, ...], steady: bool) -> Stretch:
         if not self._has_collectives and all(line.kind != COLLECTIVE for line in (*before, *after)):
             return _alone([*before, *self._lines, *after])
         joined = [*before, *self._joined, *after]
@@ -205,7 +224,18 @@ class Body:
             },
             trailing_ps=_dyadic(trailing),
             lag_ps=_dyadic(lag),
+            busy_ps=_unwaited(joined),
         )
+
+
+def _unwaited(lines: Sequence[Line]) -> float:
+    """The work of the busiest channel on collectives that no line waits for."""
+    waited = {line.token for line in lines if line.kind == WAIT}
+    channels: dict[str, float] = {}
+    for line in lines:
+        if line.kind == COLLECTIVE and line.token >= 0 and line.token not in waited:
+            channels[line.channel] = channels.get(line.channel, 0.0) + line.work_ps
+    return max(channels.values(), default=0.0)
 
 
 def _dyadic(time_ps: float) -> float:
@@ -355,16 +385,19 @@ class _Walk:
 
     def _idle_until(self, time: float) -> None:
         """Follow the channels up to a time with nothing computing."""
-        for channel, queue in self._channels.items():
-            while queue:
-                flow = queue[0]
-                begin = max(flow.start, self._clock)
-                if begin + flow.left > time:
-                    if time > begin:
-                        flow.left -= time - begin
-                    break
-                self._finish(channel, flow, begin + flow.left)
-        self._clock = max(self._clock, time)
+        clock = self._clock
+        if self._num_flows:
+            for channel, queue in self._channels.items():
+                while queue:
+                    flow = queue[0]
+                    begin = flow.start if flow.start > clock else clock
+                    if begin + flow.left > time:
+                        if time > begin:
+                            flow.left -= time - begin
+                        break
+                    self._finish(channel, flow, begin + flow.left)
+        if time > clock:
+            self._clock = time
 
     def _idle_for(self, flow: _Flow) -> float:
         for channel, queue in self._channels.items():
@@ -382,7 +415,8 @@ class _Walk:
     def _compute(self, start: float, work: float, kind: str) -> float:
         self._idle_until(start)
         time, left = start, work
-        while True:
+        rates = self._rates
+        while self._num_flows:
             running: list[tuple[str, _Flow, float]] = []
             speed, first, later = 1.0, _NEVER, _NEVER
             for channel, queue in self._channels.items():
@@ -390,12 +424,20 @@ class _Walk:
                     continue
                 flow = queue[0]
                 if flow.start > time:
-                    later = min(later, flow.start)
+                    if flow.start < later:
+                        later = flow.start
                     continue
-                mine, theirs = self._rates(kind, flow.call) if self._rates is not None else (1.0, 1.0)
+                mine, theirs = rates(kind, flow.call) if rates is not None else (1.0, 1.0)
                 running.append((channel, flow, theirs))
-                speed, first = min(speed, mine), min(first, flow.left / theirs)
-            until = min(time + left / speed, time + first, later)
+                if mine < speed:
+                    speed = mine
+                if flow.left / theirs < first:
+                    first = flow.left / theirs
+            until = time + left / speed
+            if time + first < until:
+                until = time + first
+            if later < until:
+                until = later
             passed = until - time
             for channel, flow, rate in running:
                 flow.left -= passed * rate
@@ -404,5 +446,8 @@ class _Walk:
             left -= passed * speed
             time = until
             if left < _LEAST_PS:
-                self._clock = time
-                return time
+                break
+        else:
+            time += left
+        self._clock = time
+        return time

@@ -22,7 +22,7 @@ from plans.scale import Degrees
 from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
 from simulator.scale.action import Stretch
-from simulator.scale.chunks import Chunk, Chunks
+from simulator.scale.chunks import Chunk, Chunks, plain
 from simulator.scale.classes import beside_share, class_seconds, device_classes, slowest_of
 from simulator.scale.pipeline import pipeline_end_ps
 
@@ -117,7 +117,15 @@ class Pieces:
         """What its micro-batches keep, and what its actions need for themselves."""
         if chunk not in self._activations:
             prints = [(self.costs.footprint(piece), count) for piece, count in chunk.pieces]
-            backward = max(own.backward for own, _ in prints)
+            # blocks that recompute are the first: before their backward what the others kept is gone
+            freed = sum(
+                count * (own.kept - own.kept_for_weights)
+                for (piece, count), (own, _) in zip(chunk.pieces, prints, strict=True) if plain(piece) != piece
+            )  # fmt: skip
+            backward = max(
+                own.backward - (freed if piece.endswith("block") and plain(piece) == piece else 0)
+                for (piece, _), (own, _) in zip(chunk.pieces, prints, strict=True)
+            )  # fmt: skip
             self._activations[chunk] = Activations(
                 kept=sum(own.kept * count for own, count in prints),
                 kept_for_weights=sum(own.kept_for_weights * count for own, count in prints),
@@ -137,7 +145,8 @@ class Pieces:
                     roles[role] = roles.get(role, 0) + count * size
             if costs.degrees.optimizer.parallel_level >= 3 and costs.shards > 1:
                 # whole weights exist only while their block computes: its own and the next one's
-                whole = {piece: costs.weight_bytes(piece) for chunk in chunks for piece, _ in chunk.pieces}
+                held = {plain(piece) for chunk in chunks for piece, _ in chunk.pieces}
+                whole = {piece: costs.weight_bytes(piece) for piece in sorted(held)}
                 roles["weight"] += costs.stack.whole_bytes(whole)
             self._held[chunks] = roles
         return self._held[chunks]

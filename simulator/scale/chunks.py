@@ -19,19 +19,21 @@ from costmodels.price import price_collective, price_compute, price_wait
 from costmodels.tiers import group_tiers
 from plans.errors import TwofoldError
 from plans.graph import itemsize
-from plans.scale import Degrees, ModelTemplate, ParameterTemplate, model_sizes, model_template
+from plans.scale import Degrees, ModelTemplate, ParameterTemplate, PartTemplate, model_sizes, model_template
 from plans.transformer import TransformerConfig
-from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Body, Line, Rates, Stretch, measure
+from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Body, Line, Rates, Stretch, body_of, measure
 from simulator.scale.lowered import Lowered
 from simulator.scale.memory import Footprint, footprint, parameter_bytes
 from simulator.scale.pricing import Groups, priced_lines
 from simulator.scale.stacks import PieceSizes, Stack
 
-__all__ = ["Chunk", "Chunks"]
+__all__ = ["Chunk", "Chunks", "plain"]
 
 _CHANNEL = "dp"
 _GATHER, _REDUCE = 2**20, 2**20 + 1
 """Tokens that no template has."""
+
+_KEPT = "kept_"
 
 _NO_TOKEN = -2
 """Of a wait for what was issued long ago."""
@@ -41,13 +43,15 @@ _NO_TOKEN = -2
 class Chunk:
     """What one virtual stage consists of: the number of blocks, and whether the embedding and the head are there.
 
-    `num_dense` of the blocks, the first ones, have a plain MLP in a model whose other blocks have experts.
+    `num_dense` of the blocks, the first ones, have a plain MLP in a model whose other blocks have experts. `num_kept`
+    of them, the last ones, keep everything where the others recompute.
     """
 
     num_blocks: int
     has_embedding: bool
     has_head: bool
     num_dense: int = 0
+    num_kept: int = 0
 
     @property
     def pieces(self) -> tuple[tuple[str, int], ...]:
@@ -57,11 +61,29 @@ class Chunk:
 
 @lru_cache(maxsize=1024)
 def _pieces(chunk: Chunk) -> tuple[tuple[str, int], ...]:
+    blocks = chunk.num_blocks - chunk.num_dense
+    kept = min(chunk.num_kept, blocks)
+    dense = chunk.num_kept - kept
     counts = (
-        ("embedding", int(chunk.has_embedding)), ("dense_block", chunk.num_dense),
-        ("block", chunk.num_blocks - chunk.num_dense), ("head", int(chunk.has_head)),
+        ("embedding", int(chunk.has_embedding)), ("dense_block", chunk.num_dense - dense), ("kept_dense_block", dense),
+        ("block", blocks - kept), ("kept_block", kept), ("head", int(chunk.has_head)),
     )  # fmt: skip
     return tuple((name, count) for name, count in counts if count)
+
+
+@lru_cache(maxsize=8192)
+def _gradients(part: PartTemplate) -> Mapping[str, int]:
+    """The parameters whose gradients a body makes -> when it begins to."""
+    found: dict[str, int] = {}
+    for number, cell in enumerate(part.cells):
+        if cell.gradient:
+            found.setdefault(cell.gradient, number)
+    return found
+
+
+def plain(piece: str) -> str:
+    """A piece without regard to what it keeps."""
+    return piece.removeprefix(_KEPT)
 
 
 @dataclass(kw_only=True)
@@ -69,7 +91,8 @@ class Chunks:
     """The costs of a transformer's chunks in one layout on one machine, as a stack runs it.
 
     Layouts that differ in data-parallel degree, pipeline and optimizer only may have one `known`: what they share is
-    then worked out once.
+    then worked out once. `kept` is the same layout without recomputing, of blocks that keep everything where others
+    recompute.
     """
 
     config: TransformerConfig
@@ -79,6 +102,7 @@ class Chunks:
     rates: Rates | None
     split_backward: bool
     known: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    kept: Chunks | None = None
     _held: dict[str, dict[str, int]] = field(default_factory=dict)
     _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
     _depends: dict[tuple[str, str, bool, bool], tuple[Any, ...]] = field(default_factory=dict)
@@ -151,6 +175,9 @@ class Chunks:
 
     def footprint(self, piece: str) -> Footprint:
         """A piece's activations."""
+        if piece.startswith(_KEPT):
+            assert self.kept is not None
+            return self.kept.footprint(plain(piece))
         key = ("footprint", piece)
         if key not in self.known:
             arrives = 0 if piece == "embedding" else self.sizes.arrival_bytes
@@ -181,7 +208,7 @@ class Chunks:
 
     def parameters(self, piece: str) -> Sequence[ParameterTemplate]:
         """A piece's parameters; the head has no table of its own where it is the embedding's on the same ranks."""
-        own = self.template.pieces[piece].parameters
+        own = self.template.pieces[plain(piece)].parameters
         if piece == "head" and self._shares_table:
             return [each for each in own if not each.name.startswith("output.")]
         return own
@@ -291,6 +318,9 @@ class Chunks:
     def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> tuple[Any, ...]:
         """What a stretch depends on."""
         key = (piece, part, gathers, reduces)
+        if key not in self._depends and piece.startswith(_KEPT):
+            assert self.kept is not None
+            self._depends[key] = (piece, *self.kept._beside(plain(piece), part, gathers, reduces)[1:])
         if key not in self._depends:
             if piece == "block":
                 given: object = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
@@ -303,8 +333,8 @@ class Chunks:
                 # gradients of weights, and of a lookup, read no weights
                 reads = part == "F" or (part != "W" and piece != "embedding")
                 gather = self.lowered.gathers(own) if gathers and reads else ()
-                order = [cell.gradient for cell in self.template.pieces[piece].parts[part].cells if cell.gradient]
-                due = sorted((each for each in own if each.name in order), key=lambda each: order.index(each.name))
+                order = _gradients(self.template.pieces[piece].parts[part])
+                due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
                 reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
                 given = frozenset(each.name for each in due if self.lowered.reduces_each(each))
             self._depends[key] = (piece, part, given, gather, reduce)
@@ -313,6 +343,10 @@ class Chunks:
     def _stretch(self, beside: tuple[Any, ...]) -> Stretch:
         if beside not in self.known:
             piece, part, given, gather, reduce = beside
+            if piece.startswith(_KEPT):
+                assert self.kept is not None
+                self.known[beside] = self.kept._stretch((plain(piece), part, given, gather, reduce))
+                return self.known[beside]
             if self.lowered is not None:
                 self.known[beside] = self._as_lowered(piece, part, given, gather, dict(reduce))
                 return self.known[beside]
@@ -345,12 +379,12 @@ class Chunks:
         last = reduce.get("", ())
         if piece != "embedding":  # waited for when the piece before has issued its own
             last = tuple(line._replace(token=_NO_TOKEN) if line.kind == WAIT else line for line in last)
-        return Body([*lines, *last], self.rates).stretch(issue, arrive, steady=True)
+        return body_of((*lines, *last), self.rates).stretch(issue, arrive, steady=True)
 
     def _body(self, piece: str, part: str, given: float | None) -> Body:
         key = ("body", piece, part, given)
         if key not in self.known:
-            self.known[key] = Body(self._hosted(self.lines(piece, part), given), self.rates)
+            self.known[key] = body_of(tuple(self._hosted(self.lines(piece, part), given)), self.rates)
         found: Body = self.known[key]
         return found
 
@@ -402,7 +436,7 @@ class Chunks:
         """The optimizer's kernels on what a rank holds of a chunk."""
         for piece, _ in chunk.pieces:
             if piece not in self._updates:
-                self._updates[piece] = self._update(piece)
+                self._updates[piece] = self._update(plain(piece))
         parts = [self._updates[piece].times(count) for piece, count in chunk.pieces]
         return functools.reduce(Stretch.then, parts) if parts else Stretch()
 

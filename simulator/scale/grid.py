@@ -16,9 +16,9 @@ from simulator.garbage import without_collection
 from simulator.scale.action import Stretch
 from simulator.scale.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
 from simulator.scale.case import Case, Forecast, Pieces, RankKinds, beside_transfers_ps, is_split
-from simulator.scale.chunks import Chunk, Chunks
+from simulator.scale.chunks import Chunk
 from simulator.scale.memory import peak_activations
-from simulator.scale.predict import check_machine, chunks_of, rates_of
+from simulator.scale.predict import check_machine, chunk_costs, chunks_of
 from simulator.scale.stacks import Stack
 
 __all__ = ["forecast_grid"]
@@ -76,7 +76,6 @@ class _Grid:
         self._config = config
         self._machine = machine
         self._stack = stack
-        self._rates = rates_of(machine)
         self._optimizers: list[Optimizer] = []
         self._optimizer_numbers: dict[int, int] = {}
         self._known: dict[tuple[object, ...], dict[tuple[object, ...], Any]] = {}
@@ -90,18 +89,18 @@ class _Grid:
         schedule = degrees.pipeline
         split = is_split(schedule)
         shape = (
-            degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel, degrees.recompute, split
+            degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel, split, degrees.num_ranks
         )  # fmt: skip
-        own = (*shape, degrees.num_ranks, degrees.dp, self._number(degrees.optimizer))
+        mixed = degrees.recompute_layers is not None
+        own = (*shape, degrees.dp, self._number(degrees.optimizer), degrees.recompute, mixed)
         if own not in self._pieces:
-            known = self._known.setdefault((*shape, degrees.num_ranks), {})
             self._pieces[own] = Pieces(
-                Chunks(
-                    config=self._config, degrees=degrees, machine=self._machine, stack=self._stack, rates=self._rates,
-                    split_backward=split, known=known,
+                chunk_costs(
+                    self._config, degrees, self._machine, self._stack, split,
+                    lambda each: self._known.setdefault((*shape, each.recompute), {}),
                 )
             )  # fmt: skip
-        spread = (degrees.layers, schedule.placement)
+        spread = (degrees.layers, schedule.placement, degrees.recompute_layers)
         if spread not in self._spreads:
             chunks = chunks_of(self._config, degrees)
             self._spreads[spread] = chunks, RankKinds.of(chunks, schedule)

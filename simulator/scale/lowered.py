@@ -18,6 +18,7 @@ from costmodels.price import price_collective, price_compute, price_wait
 from costmodels.tiers import group_tiers
 from costmodels.traffic import plain_call
 from plans.graph import itemsize
+from plans.plan import Optimizer
 from plans.scale import Degrees, ParameterTemplate
 from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Line
 
@@ -106,17 +107,28 @@ _MOST_KNOWN = 4096
 
 def _lines(machine: Machine, degrees: Degrees) -> _Lines:
     """The same object for all layouts in which the optimizer does the same."""
-    optimizer = degrees.optimizer
-    own = [
-        tuple(sorted(each.items())) if isinstance(each, dict) else each for each in msgspec.structs.astuple(optimizer)
-    ]
-    key = (machine, degrees.tp, degrees.cp, degrees.dp, degrees.num_ranks, *own)
+    key = (machine, degrees.tp, degrees.cp, degrees.dp, degrees.num_ranks, _key_of(degrees.optimizer))
     found = _KNOWN.get(key)
     if found is None:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         found = _KNOWN[key] = _Lines(machine, degrees)
     return found
+
+
+_OPTIMIZERS: dict[int, tuple[Optimizer, tuple[object, ...]]] = {}
+
+
+def _key_of(optimizer: Optimizer) -> tuple[object, ...]:
+    """Equal for equal optimizers, which have no hash; degrees mostly share a few objects."""
+    found = _OPTIMIZERS.get(id(optimizer))
+    if found is None:
+        if len(_OPTIMIZERS) >= _MOST_KNOWN:
+            _OPTIMIZERS.clear()
+        fields = msgspec.structs.astuple(optimizer)
+        own = tuple(tuple(sorted(each.items())) if isinstance(each, dict) else each for each in fields)
+        found = _OPTIMIZERS[id(optimizer)] = optimizer, own  # kept, so that no other one gets its number
+    return found[1]
 
 
 class _Lines:

@@ -6,6 +6,8 @@ columns (`simulator.scale.pipeline`), memory follows from the same order. Nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +21,7 @@ from simulator.scale.chunks import Chunk, Chunks
 from simulator.scale.memory import peak_activations
 from simulator.scale.stacks import Stack
 
-__all__ = ["Forecast", "check_machine", "chunks_of", "forecast", "rates_of"]
+__all__ = ["Forecast", "check_machine", "chunk_costs", "chunks_of", "forecast", "rates_of"]
 
 
 def forecast(
@@ -49,18 +51,45 @@ def forecast(
     check_machine(machine)
     schedule, stack = degrees.pipeline, stack or Stack()
     split = is_split(schedule)
-    known = _known(
-        config, machine, stack, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel,
-        degrees.recompute, split, degrees.num_ranks,
-    )  # fmt: skip
-    costs = Chunks(
-        config=config, degrees=degrees, machine=machine, stack=stack, rates=rates_of(machine), split_backward=split,
-        known=known,
-    )  # fmt: skip
+
+    def known(each: Degrees) -> dict[tuple[object, ...], Any]:
+        return _known(
+            config, machine, stack, each.tp, each.cp, each.ep, each.micro_batch, each.sequence_parallel,
+            each.recompute, split, each.num_ranks,
+        )  # fmt: skip
+
+    costs = chunk_costs(config, degrees, machine, stack, split, known)
     chunks = chunks_of(config, degrees)
     case = Case(pieces=Pieces(costs), degrees=degrees, chunks=chunks, ranks=RankKinds.of(chunks, schedule))
     kept, kept_for_weights, during = zip(*(case.pieces.activations(chunk) for chunk in case.chunks), strict=True)
     return case.forecast(case.end_ps(), peak_activations(schedule, kept, kept_for_weights, during))
+
+
+def chunk_costs(
+    config: TransformerConfig,
+    degrees: Degrees,
+    machine: Machine,
+    stack: Stack,
+    split: bool,
+    known: Callable[[Degrees], dict[tuple[object, ...], Any]],
+) -> Chunks:
+    """The costs of a configuration's chunks.
+
+    Args:
+        config, degrees, machine, stack: as of `forecast`.
+        split: whether the backward is.
+        known: what layouts share (see `Chunks`), by degrees.
+    """
+
+    def made(each: Degrees, kept: Chunks | None) -> Chunks:
+        return Chunks(
+            config=config, degrees=each, machine=machine, stack=stack, rates=rates_of(machine), split_backward=split,
+            known=known(each), kept=kept,
+        )  # fmt: skip
+
+    if degrees.recompute_layers is None:
+        return made(degrees, None)
+    return made(degrees, made(replace(degrees, recompute="none", recompute_layers=None), None))
 
 
 @lru_cache(maxsize=256)
@@ -86,7 +115,12 @@ def chunks_of(config: TransformerConfig, degrees: Degrees) -> tuple[Chunk, ...]:
     for number, count in enumerate(layers):
         plain = min(dense, count)
         dense -= plain
-        found.append(Chunk(num_blocks=count, has_embedding=number == 0, has_head=number == last, num_dense=plain))
+        kept = 0 if degrees.recompute_layers is None else max(0, count - degrees.recompute_layers)
+        found.append(
+            Chunk(
+                num_blocks=count, has_embedding=number == 0, has_head=number == last, num_dense=plain, num_kept=kept
+            )
+        )  # fmt: skip
     return tuple(found)
 
 
