@@ -23,7 +23,7 @@ from simulator.scale import Forecast, forecast, stack_named
 from simulator.scale.memory import memory_interval
 from twofold.tables import Case, Skip, case_of, read_table
 
-__all__ = ["Validation", "measured_as", "validate"]
+__all__ = ["Validation", "machine_of", "measured_as", "validate"]
 
 _DIFFERENT = 0.02
 _LESS_IS_BETTER = ("iteration_time_s", "peak_memory_GiB", "peak_memory_GB")
@@ -86,7 +86,7 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
 
 def _row(case: Case, machine: str | None) -> dict[str, Any]:
     stack = stack_named(case.stack)
-    target = _machine(case) if machine is None else Machine.load(machine)
+    target = machine_of(case) if machine is None else Machine.load(machine)
     found = forecast(case.config, case.degrees, target, stack=stack)
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)
@@ -108,7 +108,7 @@ def _load(name: str) -> Machine:
     return Machine.load(name)
 
 
-def _machine(case: Case) -> Machine:
+def machine_of(case: Case) -> Machine:
     """The catalogue's machine with the links that the row states.
 
     Where the devices fill no whole number of nodes the next larger machine is taken.

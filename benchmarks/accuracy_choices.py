@@ -1,0 +1,171 @@
+"""What single choices are worth in the scores of other people's runs: `python -m benchmarks.accuracy_choices TABLES`.
+
+Every choice about a software or a device that a table does not state is turned round, one at a time, and the tables are
+scored again. Nothing is chosen by these figures; they say how much of a score rests on what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.files import write_atomically
+from plans.scale import Degrees
+from plans.transformer import TransformerConfig
+from simulator.scale import Stack, forecast, stack_named
+from simulator.scale.stacks import Megatron, TorchNative
+from twofold.tables import Case, Skip, case_of, read_table
+from twofold.validation import machine_of, measured_as
+
+__all__ = ["CHOICES", "Choice", "main", "score"]
+
+RESULTS = Path(__file__).parent / "results" / "accuracy_choices.json"
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One choice turned round: how the software, the machine and the model are changed."""
+
+    name: str
+    stack: Callable[[Stack], Stack] = _same
+    machine: Callable[[Machine], Machine] = _same
+    config: Callable[[TransformerConfig], TransformerConfig] = _same
+
+
+def _torch(**changes: Any) -> Callable[[Stack], Stack]:
+    return lambda stack: replace(stack, **changes) if isinstance(stack, TorchNative) else stack
+
+
+def _megatron(**changes: Any) -> Callable[[Stack], Stack]:
+    return lambda stack: replace(stack, **changes) if isinstance(stack, Megatron) else stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NoWait(Megatron):
+    def waits_at_ends(self, degrees: Degrees) -> bool:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Together(Megatron):
+    def steps_together(self, degrees: Degrees) -> bool:
+        return True
+
+
+def _as(kind: type[Megatron]) -> Callable[[Stack], Stack]:
+    def change(stack: Stack) -> Stack:
+        if not isinstance(stack, Megatron):
+            return stack
+        return kind(**{name: getattr(stack, name) for name in stack.__dataclass_fields__})
+
+    return change
+
+
+def _full_clock(machine: Machine) -> Machine:
+    compute = msgspec.structs.replace(machine.compute, sustained_clock=1.0)
+    return msgspec.structs.replace(machine, compute=compute)
+
+
+def _free_transfers(machine: Machine) -> Machine:
+    return msgspec.structs.replace(
+        machine, overlap=tuple(entry for entry in machine.overlap if entry.collective != "transfer")
+    )
+
+
+def _rope(config: TransformerConfig) -> TransformerConfig:
+    return replace(config, position="rope") if config.position == "none" else config
+
+
+CHOICES = (
+    Choice(name="as published"),
+    Choice(name="equal chips are equally fast", stack=lambda stack: replace(stack, chip_spread=0.0)),
+    Choice(name="transfers cost the compute beside them nothing", machine=_free_transfers),
+    Choice(name="interleaved Megatron never waits for sends", stack=_as(_NoWait)),
+    Choice(name="interleaved Megatron always waits for sends", stack=_megatron(overlaps_interleaved=False)),
+    Choice(name="interleaved Megatron of 2022 sends beside compute", stack=_megatron(overlaps_interleaved=True)),
+    Choice(name="Megatron's hosts have their data at once", stack=_megatron(fetch_s=0.0)),
+    Choice(name="attention of these Megatrons is one fused kernel", stack=_megatron(flash_attention=True)),
+    Choice(name="the zero-bubble runs begin steps together", stack=_as(_Together)),
+    Choice(name="no dropout", config=lambda config: replace(config, dropout=0.0, attention_dropout=0.0)),
+    Choice(name="the 500 W device keeps its full clock", machine=_full_clock),
+    Choice(name="torch's attention is cuDNN's", stack=_torch(flash_2=False)),
+    Choice(name="rotary positions are not complex", stack=_torch(complex_rotary=False)),
+    Choice(name="norms are one kernel", stack=_torch(fused_norm=True)),
+    Choice(name="gradients are not clipped", stack=_torch(clips=False)),
+    Choice(name="dispatch of the first H200 host", stack=_torch(host="first")),
+    Choice(name="dispatch of the second H200 host", stack=_torch(host="second")),
+    Choice(name="dispatch of the third H200 host", stack=_torch(host="third")),
+    Choice(name="models said to have no positions have rotary ones", config=_rope),
+)
+
+
+def score(cases: Mapping[str, list[Case]], choice: Choice) -> dict[str, dict[str, float]]:
+    """Per table mean absolute error and bias of its time rows with one choice turned round."""
+    found = {}
+    for table, own in cases.items():
+        errors = []
+        for case in own:
+            config = choice.config(case.config)
+            stack, machine = choice.stack(stack_named(case.stack)), choice.machine(machine_of(case))
+            step = forecast(config, case.degrees, machine, stack=stack)
+            errors.append(measured_as(case, step, step.step_s) / case.value - 1)
+        found[table] = {"mean": statistics.fmean(abs(error) for error in errors), "bias": statistics.fmean(errors)}
+    return found
+
+
+def time_cases(tables: list[str]) -> dict[str, list[Case]]:
+    """The rows of every table that can be predicted and measure time."""
+    result: dict[str, list[Case]] = {}
+    for table in tables:
+        for number, row in enumerate(read_table(table), start=1):
+            try:
+                case = case_of(row, number)
+                forecast(case.config, case.degrees, machine_of(case), stack=stack_named(case.stack))
+            except (Skip, TwofoldError):
+                continue
+            if not case.metric.startswith("peak_memory"):
+                result.setdefault(Path(table).name, []).append(case)
+    return result
+
+
+def main() -> None:
+    """Score every table with every choice turned round, print what changes, and write all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables", nargs="+")
+    parser.add_argument("--out", default=str(RESULTS))
+    arguments = parser.parse_args()
+    cases = time_cases(arguments.tables)
+    scores = {choice.name: score(cases, choice) for choice in CHOICES}
+    published = scores[CHOICES[0].name]
+    for name, own in scores.items():
+        cells = [
+            f"{table.split('_')[0]} {value['mean']:.1%} ({value['bias']:+.1%})" for table, value in own.items()
+            if name == CHOICES[0].name or abs(value["mean"] - published[table]["mean"]) > 5e-4
+            or abs(value["bias"] - published[table]["bias"]) > 5e-4
+        ]  # fmt: skip
+        print(f"{name:52s} {'; '.join(cells) or 'nothing changes'}")
+    document = {
+        "date": time.strftime("%Y-%m-%d"), "rows": {table: len(own) for table, own in cases.items()},
+        "command": "python -m benchmarks.accuracy_choices " + " ".join(Path(name).name for name in arguments.tables),
+        "choices": scores,
+    }  # fmt: skip
+    write_atomically(Path(arguments.out), (json.dumps(document, indent=1) + "\n").encode())
+    print(f"saved {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
