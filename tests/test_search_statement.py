@@ -37,6 +37,8 @@ def degrees(*, zero: int = 1, **values: Any) -> Degrees:
         degrees(zero=0, tp=1, sequence_parallel=False, recompute="selective"),
         degrees(schedule="interleaved_1f1b", virtual=4, recompute="full"),
         degrees(pp=1, zero=3, cp=2),
+        degrees(recompute="full", recompute_layers=5),
+        degrees(schedule="interleaved_1f1b", virtual=4, recompute="full", recompute_layers=3),
         degrees(pp=4, layers=(7, 9, 9, 7)),
         degrees(pp=4, schedule="interleaved_1f1b", virtual=2, layers=(3, 4, 4, 5, 4, 4, 4, 4)),
     ],
@@ -114,7 +116,7 @@ BATCH = "--micro-batch-size 2 --global-batch-size 32 --world-size 8 "
         ("--num-experts 8 --moe-expert-capacity-factor none", "not a number above 0"),
         ("--use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping"),
         ("--some-new-parallel-size 2", "some-new-parallel-size"),
-        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "uniform with 1"),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "or block"),
     ],
 )
 def test_flags_that_change_the_step_otherwise_are_refused(flags: str, message: str, tmp_path: Path) -> None:
@@ -139,6 +141,14 @@ def test_layouts_of_megatron_may_be_short(layout: str, tmp_path: Path) -> None:
     flags = "--micro-batch-size 2 --global-batch-size 32 --pipeline-model-parallel-size 4 --num-layers 32 "
     (tmp_path / "a.sh").write_text(flags + f"--pipeline-model-parallel-layout '{layout}' --world-size 16")
     assert read_statement(tmp_path / "a.sh").degrees().layers == (7, 9, 9, 7)
+
+
+@pytest.mark.parametrize(("count", "read"), [(15, 15), (16, None), (20, None)])
+def test_as_many_recomputed_blocks_as_there_are_is_all_of_them(count: int, read: int | None, tmp_path: Path) -> None:
+    flags = "--pipeline-model-parallel-size 2 --num-layers 32 --recompute-granularity full --recompute-method block "
+    (tmp_path / "a.sh").write_text(f"{BATCH}{flags}--recompute-num-layers {count}")
+    found = read_statement(tmp_path / "a.sh").degrees()
+    assert (found.recompute, found.recompute_layers) == ("full", read)
 
 
 def test_processes_may_be_those_of_torchrun_and_other_flags_are_told(tmp_path: Path) -> None:
@@ -231,7 +241,7 @@ def test_stages_that_torchtitan_refuses_are_refused(tmp_path: Path) -> None:
 
 
 def test_our_own_file_comes_back_as_it_went(tmp_path: Path) -> None:
-    stated = degrees(schedule="zb_v", virtual=2, layers=(9, 8, 8, 7))
+    stated = degrees(schedule="zb_v", virtual=2, layers=(9, 8, 8, 7), recompute="selective", recompute_layers=2)
     found = read_statement(write_statement(tmp_path / "plan.degrees.json", CONFIG, stated, stack="megatron"))
     assert found.degrees() == stated and found.stack == "megatron"
     assert found.config is not None and found.config.num_parameters == CONFIG.num_parameters
@@ -279,6 +289,8 @@ def test_uneven_layers_are_a_layout_of_megatron_and_fewer_on_the_last_stage_of_t
         (megatron_flags, degrees(schedule="zb_h1"), "no schedule 'zb_h1'"),
         (megatron_flags, degrees(recompute="selective_op"), "by operator"),
         (megatron_flags, degrees(zero=2), "only without pipeline"),
+        (megatron_flags, degrees(recompute="selective", recompute_layers=2), "only as a whole"),
+        (torchtitan_toml, degrees(zero=3, recompute="full", recompute_layers=2), "every k-th"),
         (torchtitan_toml, degrees(), "level 1"),
         (torchtitan_toml, degrees(zero=0), "only without tensor"),
         (torchtitan_toml, degrees(zero=0, dp=1, tp=1, pp=1, cp=2, sequence_parallel=False), "context-parallel"),

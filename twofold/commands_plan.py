@@ -36,6 +36,7 @@ def plan(
     schedule: str | None = None,
     virtual: int | None = None,
     recompute: str | None = None,
+    recompute_layers: int | None = None,
     zero: int | None = None,
     sequence_parallel: bool | None = None,
     stage_layers: tuple[int, ...] | None = None,
@@ -79,6 +80,7 @@ def plan(
             pipeline rank; 1f1b for other models, unless given.
         virtual: transformers: fixes the chunks per pipeline rank.
         recompute: transformers: fixes it: none, selective, selective_op or full.
+        recompute_layers: transformers: fixes how many blocks of every chunk recompute, the first ones.
         zero: optimizer-parallel level; 0 for other models, unless given.
         sequence_parallel: transformers: fixes whether tp splits the sequence where it splits nothing else.
         stage_layers: transformers: fixes the blocks of every chunk.
@@ -102,7 +104,7 @@ def plan(
 
     pins: dict[str, Any] = {
         "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "micro_batch": micro_batch, "virtual": virtual,
-        "recompute": recompute,
+        "recompute": recompute, "recompute_layers": recompute_layers,
         "sequence_parallel": sequence_parallel, "layers": stage_layers,
     }  # fmt: skip
 

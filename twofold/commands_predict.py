@@ -23,6 +23,7 @@ def predict(
     schedule: str = "1f1b",
     virtual: int = 1,
     recompute: str = "none",
+    recompute_layers: int | None = None,
     zero: int = 0,
     sequence_parallel: bool = False,
     seq: int | None = None,
@@ -46,6 +47,7 @@ def predict(
         schedule: of the pipeline.
         virtual: chunks per pipeline rank.
         recompute: none, selective, selective_op or full.
+        recompute_layers: how many blocks of every chunk recompute, the first ones; all of them by default.
         zero: optimizer-parallel level, 0 to 3.
         sequence_parallel: split the sequence over tp between the tensor-parallel products.
         seq: tokens of a sequence; the model's by default.
@@ -69,7 +71,8 @@ def predict(
         degrees = Degrees(
             dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro_batch,
             global_batch=dp * micro_batch * pp if global_batch is None else global_batch,
-            schedule=schedule, virtual=virtual, recompute=recompute, sequence_parallel=sequence_parallel,
+            schedule=schedule, virtual=virtual, recompute=recompute, recompute_layers=recompute_layers,
+            sequence_parallel=sequence_parallel,
             optimizer=Optimizer(
                 kind="adamw", settings={"lr": 1e-4}, parallel_level=zero, gradient_dtype=wide, master_dtype=wide
             ),

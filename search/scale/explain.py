@@ -12,6 +12,7 @@ import numpy as np
 
 from costmodels import Machine
 from plans.errors import TwofoldError
+from plans.scale import Degrees
 from search.scale.branch import Branching
 from search.scale.costs import Inner
 from search.scale.found import Found, describe
@@ -78,6 +79,7 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
         dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch,
         schedule=degrees.schedule, virtual=degrees.virtual, recompute=degrees.recompute,
         zero=degrees.optimizer.parallel_level, sequence_parallel=degrees.sequence_parallel,
+        recompute_layers=problem.pins.recompute_layers,
     )  # fmt: skip
     fixed = problem.pins.given
     for name in ("tp", "cp", "pp"):
@@ -91,7 +93,8 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
                 if other != "dp" and value < now:
                     continue  # told from the other side
                 given: dict[str, Any] = {name: value, other: have * now // value}
-                given["sequence_parallel"] = degrees.sequence_parallel if given.get("tp", degrees.tp) > 1 else False
+                split = fixed.get("sequence_parallel") if degrees.tp == 1 else degrees.sequence_parallel
+                given["sequence_parallel"] = split if given.get("tp", degrees.tp) > 1 else False
                 if name == "pp" or other == "pp":
                     given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
                 anew = ", schedule anew" if "pp" in given else ""
@@ -110,9 +113,7 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
                 f"{Shape(degrees.schedule, degrees.virtual)} -> {shape}",
                 replace(base, schedule=shape.schedule, virtual=shape.virtual),
             )
-    for mode in recomputes(problem):
-        if mode != degrees.recompute:
-            yield f"recompute {degrees.recompute} -> {mode}", replace(base, recompute=mode)
+    yield from _recompute_changes(problem, degrees, base)
     for level in (0, 1, 2, 3) if problem.pins.zero is None else ():
         if level != degrees.optimizer.parallel_level:
             yield f"optimizer level {degrees.optimizer.parallel_level} -> {level}", replace(base, zero=level)
@@ -126,6 +127,23 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
         whole, rest = divmod(sum(degrees.layers), chunks)
         even = tuple(whole + (chunk < rest) for chunk in range(chunks))
         yield "layers spread evenly", replace(base, layers=even)
+
+
+def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    """Another mode, in as many blocks as is best and in all; one block of a chunk more or fewer."""
+    now = f"recompute {degrees.recompute}"
+    pinned = problem.pins.recompute_layers is not None
+    for mode in recomputes(problem):
+        plain = replace(base, recompute=mode, recompute_layers=None if mode == "none" else base.recompute_layers)
+        if mode != degrees.recompute:
+            yield f"{now} -> {mode}", plain
+        if mode != "none" and not pinned and (mode != degrees.recompute or degrees.recompute_layers is not None):
+            yield f"{now} -> {mode} in all blocks", replace(plain, recompute_layers=problem.config.num_layers)
+    if degrees.recompute_layers is not None and not pinned:
+        for count in (degrees.recompute_layers - 1, degrees.recompute_layers + 1):
+            if count:
+                told = f"{now} in {degrees.recompute_layers} -> {count} of a chunk's blocks"
+                yield told, replace(base, recompute_layers=count)
 
 
 def _beside(now: int, values: tuple[int, ...]) -> list[int]:
@@ -143,6 +161,9 @@ def _neighbour(branching: Branching, best: Found, change: str, pins: Pins) -> Ne
     if part.found:
         found = part.found[0]
         extra = found.forecast.step_s - best.forecast.step_s
+        some = found.degrees.recompute_layers
+        if some not in (None, best.degrees.recompute_layers) and "blocks" not in change:
+            change += f", recompute in {some} of a chunk's blocks"
         return Neighbour(change=change, found=found, reason=_difference(best, found), extra_s=extra)
     memory = [each.excess_bytes or 0 for each in part.refused if each.reason == "memory"]
     if memory:

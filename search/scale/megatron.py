@@ -35,6 +35,12 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
         )
     if degrees.recompute == "selective_op":
         raise TwofoldError("Megatron-LM cannot recompute by operator; plan with --recompute none, selective or full")
+    some = degrees.recompute_layers
+    if some is not None and degrees.recompute != "full":
+        raise TwofoldError(
+            f"Megatron-LM recomputes some blocks of a stage only as a whole, not {degrees.recompute!r}; plan with "
+            "--recompute full, or without --recompute-layers"
+        )
     level = degrees.optimizer.parallel_level
     if level >= 2 and degrees.pp > 1:
         raise TwofoldError(
@@ -62,7 +68,15 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
     if degrees.recompute == "selective":
         flags += ["--recompute-granularity", "selective"]
     elif degrees.recompute == "full":
-        flags += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", 1]
+        method = ("uniform", 1) if some is None else ("block", some)
+        flags += [
+            "--recompute-granularity",
+            "full",
+            "--recompute-method",
+            method[0],
+            "--recompute-num-layers",
+            method[1],
+        ]
     return [str(each) for each in (*flags, *_expert_flags(config, degrees))]
 
 
@@ -163,9 +177,9 @@ def read_megatron(text: str, path: str) -> dict[str, Any]:
                 f"{path}: --data-parallel-sharding-strategy {strategy!r} is none of {', '.join(strategies)}"
             )
         values["zero"] = strategies[strategy]
-    values |= _recompute(flags, path)
     layers = _whole(flags["num-layers"], "num-layers", path) if "num-layers" in flags else None
     values |= _stages(flags, layers, values.get("pp", 1), path)
+    values |= _recompute(flags, values, layers, path)
     experts, assumed = _experts(flags, values, layers, path)
     return {
         "values": values, "global_batch": _whole(flags["global-batch-size"], "global-batch-size", path),
@@ -213,19 +227,28 @@ def _world_size(flags: dict[str, list[str]], text: str, path: str) -> int:
     )
 
 
-def _recompute(flags: dict[str, list[str]], path: str) -> dict[str, Any]:
+def _recompute(flags: dict[str, list[str]], values: dict[str, Any], layers: int | None, path: str) -> dict[str, Any]:
+    """Method "uniform" with 1 keeps the input of every block, "block" with n recomputes the first n of every chunk."""
     granularity = (flags.get("recompute-granularity") or ["none"])[0]
     if granularity not in ("none", "selective", "full"):
         raise TwofoldError(f"{path}: --recompute-granularity {granularity!r} is none of selective, full")
-    if granularity == "full":
-        method = (flags.get("recompute-method") or ["uniform"])[0]
-        count = _whole(flags.get("recompute-num-layers", ["1"]), "recompute-num-layers", path)
-        if (method, count) != ("uniform", 1):
-            raise TwofoldError(
-                f"{path}: --recompute-method {method} --recompute-num-layers {count} cannot be stated in degrees; only "
-                "uniform with 1, which keeps the input of every block"
-            )
-    return {"recompute": granularity}
+    if granularity != "full":
+        return {"recompute": granularity}
+    method = (flags.get("recompute-method") or ["uniform"])[0]
+    count = _whole(flags.get("recompute-num-layers", ["1"]), "recompute-num-layers", path)
+    if (method, count) == ("uniform", 1):
+        return {"recompute": "full"}
+    if method != "block":
+        raise TwofoldError(
+            f"{path}: --recompute-method {method} --recompute-num-layers {count} cannot be stated in degrees; only "
+            "uniform with 1, which keeps the input of every block, or block"
+        )
+    most = None
+    if "layers" in values:
+        most = max(values["layers"])
+    elif layers is not None:
+        most = -(-layers // (values.get("pp", 1) * values.get("virtual", 1)))
+    return {"recompute": "full", "recompute_layers": None if most is not None and count >= most else count}
 
 
 def _stages(flags: dict[str, list[str]], layers: int | None, pp: int, path: str) -> dict[str, Any]:

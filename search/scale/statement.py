@@ -101,7 +101,7 @@ _VERSION = 2
 
 _DEGREES = frozenset(
     {"dp", "cp", "tp", "pp", "ep", "micro_batch", "schedule", "virtual", "recompute", "zero", "sequence_parallel",
-     "layers"}
+     "layers", "recompute_layers"}
 )  # fmt: skip
 
 _KEYS = frozenset({"twofold_degrees", "config", "degrees", "global_batch", "stack"})
@@ -121,7 +121,8 @@ def write_statement(
         "degrees": {
             "dp": degrees.dp, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
             "micro_batch": degrees.micro_batch, "schedule": degrees.schedule, "virtual": degrees.virtual,
-            "recompute": degrees.recompute, "zero": degrees.optimizer.parallel_level,
+            "recompute": degrees.recompute, "recompute_layers": degrees.recompute_layers,
+            "zero": degrees.optimizer.parallel_level,
             "sequence_parallel": degrees.sequence_parallel,
             "layers": None if degrees.layers is None else list(degrees.layers),
         },

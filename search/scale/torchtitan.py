@@ -84,6 +84,8 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
         raise TwofoldError("torchtitan's tensor parallelism splits the sequence; plan with --sequence-parallel")
     if degrees.recompute == "selective":
         raise TwofoldError("torchtitan recomputes by operator or all; plan with --recompute selective_op or full")
+    if degrees.recompute_layers is not None:
+        raise TwofoldError("torchtitan recomputes in all blocks or in every k-th one; plan without --recompute-layers")
     if degrees.pp > 1 and degrees.schedule not in _SCHEDULES:
         raise TwofoldError(f"torchtitan has no schedule {degrees.schedule!r}; plan with one of {', '.join(_SCHEDULES)}")
     if degrees.ep > 1 and not level:

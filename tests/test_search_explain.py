@@ -1,0 +1,128 @@
+"""Why the best is the best: what operators cost, and what the critical path consists of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from costmodels import Machine
+from plans.transformer import Experts, TransformerConfig
+from search.scale import Answer, Pins, Problem, solve
+from search.scale.critical import critical_path_s
+from search.scale.operators import OperatorCost, layout_words, operator_costs
+from simulator.scale.chunks import Chunks
+from simulator.scale.predict import rates_of
+from twofold.plan_report import explained, tables
+
+CONFIG = TransformerConfig(name="small", num_layers=4, hidden=512, num_heads=8, ffn=2048, vocab=8192, seq=1024)
+WIDE = TransformerConfig(name="wide", num_layers=4, hidden=4096, num_heads=32, ffn=16_384, vocab=8192, seq=4096)
+"""Whose host is never late."""
+MIXTURE = TransformerConfig(
+    name="mixture", num_layers=4, hidden=512, num_heads=8, vocab=8192, seq=1024,
+    experts=Experts(num_experts=4, top_k=2, ffn=1024),
+)  # fmt: skip
+
+
+@cache
+def best(config: TransformerConfig = CONFIG, **pins: Any) -> Answer:
+    asked = Problem(
+        config=config, machine=Machine.load("h100-sxm-x8"), num_devices=8, global_batch=16, pins=Pins(**pins)
+    )  # fmt: skip
+    return solve(asked)
+
+
+def costs(found: Answer) -> list[OperatorCost]:
+    return operator_costs(found.problem, found.best.degrees, [])
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_operators_add_up_to_the_block(tp: int) -> None:
+    found = best(tp=tp, pp=2, cp=1, recompute="none", schedule="1f1b")
+    degrees, problem = found.best.degrees, found.problem
+    pieces = Chunks(
+        config=CONFIG, degrees=degrees, machine=problem.machine, stack=problem.stack, rates=rates_of(problem.machine),
+        split_backward=False,
+    )  # fmt: skip
+    body = [pieces.stretch("block", part) for part in ("F", "B")]
+    runs = degrees.num_micro_batches * CONFIG.num_layers / degrees.pp / 1e12
+    alone = sum(each.compute_s for each in costs(found))
+    assert alone <= sum(each.compute_ps for each in body) * runs * (1 + 1e-9)  # what overlaps takes longer
+    if tp == 1:
+        assert alone == pytest.approx(sum(each.compute_ps for each in body) * runs)
+    exposed = sum(sum(each.exposed_ps.values()) for each in body) * runs
+    assert sum(each.exposed_s for each in costs(found)) == pytest.approx(exposed, rel=0.35, abs=1e-9)
+
+
+def test_redistributions_count_for_those_that_ask_for_them() -> None:
+    split = {each.operator: each for each in costs(best(tp=4, pp=1, sequence_parallel=True, recompute="none"))}
+    moved = {name for name, each in split.items() if each.redistribution_s}
+    assert moved == {"attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2"}
+    assert all(each.exposed_s <= each.redistribution_s * (1 + 1e-9) for each in split.values())
+    assert not any(each.redistribution_s for each in costs(best(tp=1, pp=1, cp=1, recompute="none")))
+    routed = {each.operator for each in costs(best(MIXTURE, ep=4, tp=1, pp=1)) if each.redistribution_s}
+    assert routed == {"feed_forward.experts.w1", "feed_forward.combine"}
+
+
+def test_other_layouts_stand_beside_the_chosen_one() -> None:
+    found, other = best(tp=1, pp=1, cp=1, recompute="none"), best(tp=4, pp=1, recompute="none")
+    rows = operator_costs(found.problem, found.best.degrees, [other.best.degrees, other.best.degrees])
+    assert {each.layout for each in rows} == {layout_words(each.best.degrees) for each in (found, other)}
+    assert [each.chosen for each in rows[:2]] == [True, False] and rows[0].operator == rows[1].operator
+    split = {each.operator: each for each in rows if not each.chosen}
+    assert {each.operator: each for each in costs(other)}["attention.wo"].total_s == split["attention.wo"].total_s
+
+
+def test_blocks_that_recompute_and_others_are_mixed() -> None:
+    """Two chunks of two blocks, one of each recomputes: half way between none and all."""
+    found = best(tp=2, pp=2, cp=1, recompute="full", schedule="1f1b")
+    none, some, every = (
+        sum(each.compute_s for each in costs(_with(found, mode, count)))
+        for mode, count in (("none", None), ("full", 1), ("full", None))
+    )
+    assert none < some < every and some == pytest.approx((none + every) / 2)
+
+
+def _with(found: Answer, mode: str, some: int | None) -> Answer:
+    degrees = replace(found.best.degrees, recompute=mode, recompute_layers=some)
+    return replace(found, found=(replace(found.best, degrees=degrees),))
+
+
+def test_the_critical_path_of_one_stage_is_what_its_rank_does() -> None:
+    found = best(WIDE, pp=1, tp=1, cp=1, recompute="none", zero=0)
+    path = critical_path_s(found.problem, found.best)
+    told = found.best.forecast.rank_s[0]["compute"]
+    update = path["gradients and optimizer after the last action"]
+    assert path["forward compute"] + path["backward compute"] <= told * (1 + 1e-6)
+    assert path["forward compute"] + path["backward compute"] + update >= told * (1 - 1e-6)
+    assert math.fsum(path.values()) == pytest.approx(found.best.forecast.step_s)
+    assert list(path.values()) == sorted(path.values(), reverse=True)
+
+
+def test_the_critical_path_of_a_small_model_is_the_hosts() -> None:
+    found = best(pp=1, tp=1, cp=1, recompute="none", zero=0)
+    assert next(iter(critical_path_s(found.problem, found.best))) == "host"
+
+
+def test_the_critical_path_of_a_pipeline_adds_up_to_the_step() -> None:
+    found = best(WIDE, pp=4, dp=2, micro_batch=1, schedule="1f1b", recompute="none")
+    path = critical_path_s(found.problem, found.best)
+    assert math.fsum(path.values()) == pytest.approx(found.best.forecast.step_s)
+    assert path["transfers between stages"] > 0.0
+    assert path["backward compute"] > 1.5 * path["forward compute"]
+
+
+def test_tables_and_json_say_the_same() -> None:
+    asked = best(tp=2, pp=1, cp=1).problem
+    found = solve(asked.changed(pins=Pins(cp=1, zero=1)), explain=True)
+    why = explained(found)
+    told = why.to_json()
+    assert sum(told["critical_path_s"].values()) == pytest.approx(found.best.forecast.step_s)
+    titles = [table.title.split(" of ")[0] for table in tables(found, 3, why)]
+    assert "Critical path" in titles and "Operators" in titles
+    shown = next(table for table in tables(found, 3, why) if table.title.startswith("Operators"))
+    assert [row[0] for row in shown.rows] == list(dict.fromkeys(each["operator"] for each in told["operators"]))
+    assert shown.notes[1].endswith("(chosen)")

@@ -1,0 +1,251 @@
+"""What a search over degrees found, as tables and as an HTML report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from costmodels import Machine
+    from reports import Table
+    from search.scale import Answer
+    from search.scale.operators import OperatorCost
+
+__all__ = ["Why", "explained", "tables", "write_search_report"]
+
+_GiB = 2**30
+
+_DRAWN = 5
+"""Configurations with a bar in the report."""
+
+
+def tables(found: Answer, top_k: int, why: Why | None = None) -> list[Table]:
+    """Ranking, composition of the best, why it is the best, memory and time against each other, what was refused."""
+    return [_ranking(found, top_k), _composition(found), *_why(found, why), _pareto(found), *_refused(found)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """What explains the best.
+
+    Args:
+        operators: costs of the operators of a block, in its layout and in others.
+        critical_s: kind of work -> seconds of the critical path.
+    """
+
+    operators: Sequence[OperatorCost]
+    critical_s: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "critical_path_s": dict(self.critical_s),
+            "operators": [
+                {"operator": each.operator, "layout": each.layout, "compute_s": each.compute_s,
+                 "redistribution_s": each.redistribution_s, "exposed_s": each.exposed_s, "chosen": each.chosen}
+                for each in self.operators
+            ],
+        }  # fmt: skip
+
+
+def explained(found: Answer) -> Why:
+    """The costs of operators and the critical path."""
+    from search.scale.critical import critical_path_s
+    from search.scale.operators import operator_costs
+
+    beside = [each.found.degrees for each in found.neighbours if each.found is not None]
+    beside += [each.degrees for each in found.found[1:]]
+    return Why(
+        operators=operator_costs(found.problem, found.best.degrees, beside),
+        critical_s=critical_path_s(found.problem, found.best),
+    )
+
+
+def _why(found: Answer, why: Why | None) -> list[Table]:
+    made = [_neighbours(found)] if found.neighbours else []
+    return made if why is None else [*made, _critical(found, why.critical_s), _operators(found, why.operators)]
+
+
+def _ranking(found: Answer, top_k: int) -> Table:
+    from reports import Table
+    from search.scale import describe
+
+    rows = tuple(
+        (
+            str(number), f"{each.forecast.step_s:.4g} s", f"{each.forecast.peak_bytes / _GiB:.2f} GiB",
+            f"{each.forecast.bubble_fraction:.1%}", f"{each.forecast.exposed_comm_s:.3g} s", describe(each.degrees),
+        )
+        for number, each in enumerate(found.found[:top_k], 1)
+    )  # fmt: skip
+    columns = ("", "step", "peak", "idle", "exposed", "configuration")
+    problem, best = found.problem, found.best.forecast
+    rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
+    notes = (
+        f"The best: {rate:,.0f} tokens/s per device, 90 % interval {best.low_s:.4g} to {best.high_s:.4g} s.",
+        *(["Below it: the fastest of the others that were forecast on the way, not proven to be the next best."]
+          if len(rows) > 1 and found.method == "search" else []),
+    )  # fmt: skip
+    title = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
+    return Table(title=title, columns=columns, rows=rows, right=frozenset(columns[:-1]), notes=notes)
+
+
+def _composition(found: Answer) -> Table:
+    from reports import Table
+    from search.scale.explain import composition
+
+    best = found.best.forecast
+    rows = [
+        (name, f"{seconds:.4g} s", f"{seconds / best.step_s:.1%}") for name, seconds in composition(found.best).items()
+    ]
+    rows += [(f"memory: {role}", f"{size / _GiB:.2f} GiB", f"{size / best.peak_bytes:.1%}")
+             for role, size in best.memory.items() if size]  # fmt: skip
+    return Table(
+        title="Composition of the best: the mean rank's step, the fullest rank's memory",
+        columns=("part", "amount", "share"), rows=tuple(rows), right=frozenset({"amount", "share"}),
+    )  # fmt: skip
+
+
+def _critical(found: Answer, critical: Mapping[str, float]) -> Table:
+    from reports import Table
+
+    step_s = found.best.forecast.step_s
+    rows = tuple((kind, f"{seconds:.4g} s", f"{seconds / step_s:.1%}") for kind, seconds in critical.items())
+    return Table(
+        title="Critical path of the step: what it consists of",
+        columns=("kind", "time", "share"), rows=rows, right=frozenset({"time", "share"}),
+    )  # fmt: skip
+
+
+_LAYOUTS = 5
+"""Layouts of the operators that are laid side by side; the JSON has all."""
+
+
+def _operators(found: Answer, operators: Sequence[OperatorCost]) -> Table:
+    """A column for the chosen layout and for those of the neighbours, the least loss first."""
+    from reports import Table
+    from search.scale.operators import layout_words
+
+    lost = {layout_words(each.found.degrees): each for each in found.neighbours[::-1] if each.found is not None}
+    chosen = layout_words(found.best.degrees)
+    rest = {each.layout for each in operators} - {chosen, *lost}
+    layouts = [chosen, *(each for each in reversed(lost) if each != chosen), *sorted(rest)][:_LAYOUTS]
+    letters = "ABCDEFGH"[: len(layouts)]
+    cells = {(each.operator, each.layout): _split(each) for each in operators}
+    rows = tuple(
+        (name, *(cells.get((name, layout), "") for layout in layouts))
+        for name in dict.fromkeys(each.operator for each in operators)
+    )
+    told = [f"{letter}: {layout}" for letter, layout in zip(letters, layouts, strict=True)]
+    told[0] += " (chosen)"
+    told[1:] = [
+        f"{each} ({lost[layout].change}: the step is {lost[layout].extra_s:+.3g} s longer)" if layout in lost else each
+        for each, layout in zip(told[1:], layouts[1:], strict=True)
+    ]
+    return Table(
+        title="Operators of a block in the chosen layout and in others: seconds of a step on the mean rank",
+        columns=("operator", *letters), rows=rows, right=frozenset(letters),
+        notes=("Compute + redistribution that nothing hides (all of it, alone).", *told),
+    )  # fmt: skip
+
+
+def _split(cost: OperatorCost) -> str:
+    if not cost.redistribution_s:
+        return f"{cost.compute_s:.3g}"
+    return f"{cost.compute_s:.3g} + {cost.exposed_s:.3g} ({cost.redistribution_s:.3g})"
+
+
+def _neighbours(found: Answer) -> Table:
+    from reports import Table
+
+    rows = tuple(
+        (
+            each.change,
+            "" if each.extra_s is None else f"{each.extra_s:+.3g} s",
+            "" if each.extra_s is None else f"{each.extra_s / found.best.forecast.step_s:+.1%}",
+            each.reason,
+        )
+        for each in found.neighbours
+    )
+    return Table(
+        title="One degree changed at a time, the layers spread anew", columns=("change", "longer", "share", "why"),
+        rows=rows, right=frozenset({"longer", "share"}),
+    )  # fmt: skip
+
+
+def _pareto(found: Answer) -> Table:
+    from reports import Table
+    from search.scale import describe
+
+    rows = tuple(
+        (f"{each.forecast.step_s:.4g} s", f"{each.forecast.peak_bytes / _GiB:.2f} GiB", describe(each.degrees))
+        for each in found.pareto[:20]
+    )
+    return Table(
+        title="Time against memory, of all that were forecast", columns=("step", "peak", "configuration"), rows=rows,
+        right=frozenset({"step", "peak"}),
+    )  # fmt: skip
+
+
+def _refused(found: Answer) -> list[Table]:
+    from reports import Table
+
+    if not found.refused:
+        return []
+    reasons: dict[str, list[Any]] = {}
+    for each in found.refused:
+        reasons.setdefault(each.reason, []).append(each)
+    rows = []
+    for reason, own in sorted(reasons.items()):
+        nearest = min(own, key=lambda each: (each.excess_bytes or 0, each.what))
+        excess = "" if nearest.excess_bytes is None else f"{nearest.excess_bytes / _GiB:.2f} GiB too much"
+        rows.append((reason, str(sum(max(1, each.count) for each in own)), nearest.what, excess))
+    return [
+        Table(
+            title="Parts of the space that were refused", columns=("reason", "parts", "nearest", "by"),
+            rows=tuple(rows), right=frozenset({"parts"}),
+        )
+    ]  # fmt: skip
+
+
+def write_search_report(
+    path: str, found: Answer, *, top_k: int, why: Why, certificate: str, model: str, machine: Machine
+) -> Path:
+    """The report as HTML: what was found, in pictures, why; the rest folded."""
+    from datetime import UTC, datetime
+
+    from reports import Configuration, shares_picture, trade_picture, write_report
+    from search.scale import describe
+    from search.scale.explain import composition
+
+    problem, best = found.problem, found.best.forecast
+    seen = [
+        Configuration(
+            name=describe(each.degrees), step_s=each.forecast.step_s, peak_bytes=each.forecast.peak_bytes,
+            parts=composition(each),
+        )
+        for each in found.found
+    ]  # fmt: skip
+    pictures = [
+        shares_picture(seen[:_DRAWN], title="Where the forecast step of the mean rank goes"),
+        trade_picture(seen, title="Time against memory", limit_bytes=problem.limit_bytes),
+    ]
+    rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
+    interval = f"{best.low_s:.4g} to {best.high_s:.4g} s"
+    return write_report(
+        path, title=f"Search: {problem.config.name} on {problem.num_devices} devices of {machine.name}",
+        results=[_ranking(found, top_k), *pictures, *_why(found, why)],
+        tables=[_composition(found), _pareto(found), *_refused(found)],
+        summary={
+            "forecast step (90 % interval)": f"{best.step_s:.4g} s ({interval})",
+            "tokens/s per device": f"{rate:,.0f}", "peak memory": f"{best.peak_bytes / _GiB:.2f} GiB",
+            "at most above the fastest of the space": f"{100 * found.gap:.1f} %",
+            "idle": f"{100 * best.bubble_fraction:.1f} %",
+        },
+        notes=[certificate, "Every time is a forecast; nothing was run."],
+        environment={"date": datetime.now(UTC).date().isoformat()},
+        command=f"twofold plan {model} --machine {machine.name} --devices {problem.num_devices} "
+        f"--global-batch {problem.global_batch}",
+    )  # fmt: skip
