@@ -17,7 +17,7 @@ from simulator.jobs import Job, simulate_jobs
 from simulator.link_change import LinkChange
 from simulator.memory import memory_timeline, peak_of_order
 from simulator.peak import LiveValue, Peak, memory_peak
-from simulator.predict import Outcome, outcome, simulate
+from simulator.predict import Outcome, outcome, outcome_of, simulate
 from simulator.whatif import WhatIf
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "memory_peak",
     "memory_timeline",
     "outcome",
+    "outcome_of",
     "peak_of_order",
     "run_program",
     "simulate",

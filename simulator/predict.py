@@ -24,7 +24,7 @@ from simulator.network import Network
 from simulator.order import CostOf
 from simulator.whatif import WhatIf
 
-__all__ = ["Outcome", "finished", "outcome", "simulate"]
+__all__ = ["Outcome", "finished", "outcome", "outcome_of", "simulate"]
 
 _NOTHING = WhatIf()
 _SLOWEST = 1e-6
@@ -137,7 +137,15 @@ def outcome(plan: Plan | Program, machine: Machine, what_if: WhatIf = _NOTHING, 
         TwofoldError: as `simulate` and `goodput`.
     """
     program = _lowered(plan) if isinstance(plan, Plan) else plan
-    timeline = simulate(program, machine, num_steps=num_steps, what_if=what_if)
+    return outcome_of(simulate(program, machine, num_steps=num_steps, what_if=what_if), program, what_if)
+
+
+def outcome_of(timeline: Timeline, program: Program, what_if: WhatIf) -> Outcome:
+    """What is left of the pace of a timeline of `program` after the checkpoints and failures of `what_if`.
+
+    Raises:
+        TwofoldError: as `goodput`.
+    """
     held = max((_checkpoint_bytes(group) for group in program.groups), default=0)
     left = goodput(
         timeline.step_interval_s, program.num_ranks, checkpoints=what_if.checkpoints, failures=what_if.failures,

@@ -313,3 +313,47 @@ def test_a_run_is_laid_beside_its_prediction(files, capsys, tmp_path):
     assert "predictions only" in capsys.readouterr().err
     assert main(["simulate", plan, "--machine", machine, "--measured", str(tmp_path / "none.json.gz")]) == 2
     assert "cannot read the trace file" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ jobs beside
+
+
+@pytest.fixture(scope="module")
+def shared_links(tmp_path_factory):
+    """Four nodes of four devices, whose uplink is about as wide as one link."""
+    folder = tmp_path_factory.mktemp("shared")
+    machine = small_machine(16, uplink_Bps=11e9, latency_s=1e-7)
+    return str(save_plan(small_plan(), folder / "plan.json")), str(machine.save(folder / "machine.json"))
+
+
+def test_a_job_beside_slows_what_shares_the_uplink_with_it(shared_links, capsys):
+    plan, machine = shared_links
+    apart = ["whatif", plan, "--machine", machine, "--on", "0-1,4-5,8-9,12-13"]
+    apart += ["--beside", f"{plan}=2-3,6-7,10-11,14-15"]
+    within = ["whatif", plan, "--machine", machine, "--beside", f"{plan}=8-15"]
+    (crossing,) = answer(apart, capsys)["changed"]
+    (alone,) = answer(within, capsys)["changed"]
+    assert crossing["what_if"] == f"beside {plan} on 2-3,6-7,10-11,14-15"
+    assert crossing["change"] > 0.01 and alone["change"] == 0.0
+    slower = answer([*within, "--slow", "2=1.5"], capsys)
+    assert (
+        slower["changed"][0]["what_if"].startswith("rank 2 x1.5 slower, beside") and slower["changed"][0]["change"] > 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--beside", "other.json"], "it looks like --beside other.json=4-7"),
+        (["--beside", "{plan}=x"], "cannot read --beside"),
+        (["--beside", "{plan}=0-7"], "device 0 is of job 0 and of job 1"),
+        (["--beside", "{plan}=8-9"], "needs as many devices"),
+        (["--on", "0-6"], "needs as many devices"),
+        (["--on", "12-19"], "job 0 has device 16"),
+    ],
+)
+def test_jobs_that_do_not_fit_are_refused(shared_links, arguments, message, capsys):
+    plan, machine = shared_links
+    arguments = [each.replace("{plan}", plan) for each in arguments]
+    assert main(["whatif", plan, "--machine", machine, *arguments]) == 2
+    assert message in capsys.readouterr().err

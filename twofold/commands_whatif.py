@@ -13,7 +13,9 @@ from twofold.commands_simulate import PlanFile, load_scheduled
 if TYPE_CHECKING:
     from costmodels import Machine
     from plans.plan import Plan
-    from simulator import LinkChange, Outcome, WhatIf
+    from plans.program import Program
+    from plans.timeline import Timeline
+    from simulator import Job, LinkChange, Outcome, WhatIf
 
 __all__ = ["whatif"]
 
@@ -36,6 +38,8 @@ def whatif(
     seed: int | None = None,
     link: tuple[str, ...] = (),
     device: tuple[str, ...] = (),
+    beside: tuple[str, ...] = (),
+    on: str | None = None,
     checkpoint_every: tuple[int, ...] = (),
     checkpoint_GBps: Values = (),
     checkpoint_async: bool = False,
@@ -65,6 +69,8 @@ def whatif(
         seed: of the jitter; 1 by default.
         link: TIER[:RANKS]:CHANGES, e.g. NVLink:bandwidth=0.5, 1:0-7:latency=2, or 0:2~5:failed for one link.
         device: RANKS=MACHINE: ranks with the device of another machine, e.g. 4-7=h200-x8 or stage0=a100-80gb-x8.
+        beside: PLAN.json=DEVICES: another job at the same time, e.g. other.json=4-7; it shares links and processors.
+        on: devices of this plan, e.g. 0-3,8-11, where they are not the first ones.
         checkpoint_every: steps between checkpoints.
         checkpoint_GBps: of one rank, in 10^9 bytes a second; 1 by default.
         checkpoint_async: training goes on while a checkpoint is written.
@@ -90,7 +96,7 @@ def whatif(
         from costmodels import Machine
         from plans.lower import lower
         from reports import sensitivity_table, tornado_picture, what_if_table, write_report
-        from simulator import WhatIf, outcome
+        from simulator import Job, WhatIf, outcome_of, simulate_jobs
         from simulator import simulate as predict
         from simulator.sensitivity import sensitivity as turned
         from simulator.whatif import KNOBS
@@ -112,15 +118,24 @@ def whatif(
             devices=_devices(device, Machine.load, loaded), seed=1 if seed is None else seed,
         )  # fmt: skip
         program = lower(loaded)
+        places = _ranks(on, f"--on {on}") if on is not None else tuple(range(program.num_ranks))
+        own = Job(program=program, ranks=places)
+        others = [Job(program=other, ranks=ranks) for other, ranks in map(_job, beside)]
+        together = ", ".join(f"beside {text.replace('=', ' on ')}" for text in beside)
         known: dict[str, Outcome] = {}
+
+        def timeline_of(what_if: WhatIf, jobs: Sequence[Job]) -> Timeline:
+            if not jobs and on is None:
+                return predict(program, target, num_steps=steps, what_if=what_if)
+            return simulate_jobs([own, *jobs], target, num_steps=steps, what_if=_placed(what_if, places))[0]
 
         def of(what_if: WhatIf) -> Outcome:
             key = str(what_if)
             if key not in known:
-                known[key] = outcome(program, target, what_if, num_steps=steps)
+                known[key] = outcome_of(timeline_of(what_if, others), program, what_if)
             return known[key]
 
-        base = of(WhatIf())
+        base = outcome_of(timeline_of(WhatIf(), ()), program, WhatIf())
         single = {name: values[0] for name, values in given.items() if len(values) == 1}
         varied = [(name, value) for name, values in given.items() if len(values) > 1 for value in values]
         first = dict(varied[:1])
@@ -134,10 +149,10 @@ def whatif(
             for name, value in varied
         ]
         changed = [(name, of(case)) for name, case in cases]
-        if not varied and not start.is_none:
-            changed = [(str(start), of(start))]
+        if not varied and (others or not start.is_none):
+            changed = [(", ".join([*([] if start.is_none else [str(start)]), *([together] * bool(others))]), of(start))]
         say = Console(json=json)
-        said = [] if shared.is_none else [str(shared)]
+        said = ([] if shared.is_none else [str(shared)]) + [together] * bool(others)
         said += [f"{name.replace('_', ' ')} {value:g}" for name, value in single.items() if name not in alone]
         common = f"Every change with {', '.join(said)}." if varied and said else ""
         shown: list[Any] = [what_if_table(base, changed, common)]
@@ -165,10 +180,10 @@ def whatif(
                 for each in effects
             ]  # fmt: skip
         if report is not None:
-            told = cases[0][0] if cases else str(start)
+            told = cases[0][0] if cases else changed[0][0] if changed else str(start)
             written = write_report(
                 report, title=f"What if: {loaded.graph.name} on {target.name}", plan=loaded, program=program,
-                predicted=predict(program, target, num_steps=steps, what_if=cases[0][1] if cases else start),
+                predicted=timeline_of(cases[0][1] if cases else start, others),
                 what_if=shown, notes=[f"The pictures and the tables below them show: {told}."],
                 command=f"twofold whatif {plan} --machine {machine} ...",
             )  # fmt: skip
@@ -206,6 +221,42 @@ def _link(text: str) -> LinkChange:
     from simulator import LinkChange
 
     return LinkChange.parse(text)
+
+
+def _ranks(text: str, option: str) -> tuple[int, ...]:
+    from simulator.link_change import read_ranks
+
+    try:
+        return read_ranks(text)
+    except ValueError:
+        raise TwofoldError(f"cannot read {option}; devices look like 0-3,8-11") from None
+
+
+def _job(text: str) -> tuple[Program, tuple[int, ...]]:
+    """The program and the devices of another job."""
+    from plans.lower import lower
+    from plans.plan import load_plan
+
+    path, _, devices = text.rpartition("=")
+    if not path:
+        raise TwofoldError(f"cannot read --beside {text}; it looks like --beside other.json=4-7")
+    return lower(load_plan(path)), _ranks(devices, f"--beside {text}")
+
+
+def _placed(what_if: WhatIf, places: Sequence[int]) -> WhatIf:
+    """The same with the plan's ranks where they are on the machine."""
+
+    def place(rank: int) -> int:
+        if not 0 <= rank < len(places):
+            raise TwofoldError(f"rank {rank} is changed, but the plan's ranks are 0 to {len(places) - 1}")
+        return places[rank]
+
+    return replace(
+        what_if,
+        slowdown={place(rank): factor for rank, factor in what_if.slowdown.items()},
+        devices={place(rank): device for rank, device in what_if.devices.items()},
+        links=tuple(replace(change, ranks=tuple(map(place, change.ranks))) for change in what_if.links),
+    )
 
 
 def _slowdown(texts: Sequence[str], plan: Plan) -> dict[int, float]:
