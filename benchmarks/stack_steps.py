@@ -67,7 +67,7 @@ def stack_rows(files: Sequence[Path], device: str) -> list[dict[str, Any]]:
     points = [
         msgspec.structs.replace(point, figures={}) if file.name.startswith(_NOT_RELEASED) else point
         for file in files for point in load_points(file)[0]
-        if point.kind == "step" and point.call == "decoder_step" and point.options.get("hidden", 0) >= 1024
+        if point.kind == "step" and point.call == "decoder_step" and int(point.options.get("hidden", 0)) >= 1024
     ]  # fmt: skip
     peaks: dict[Any, float] = {}
     for point in points:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from costmodels import Machine
-from simulator.scale.chunks import Chunk, Chunks
+from simulator.scale.chunks import Chunk, Chunks, plain
 
 __all__ = ["beside_share", "class_seconds", "device_classes", "slowest_of"]
 
@@ -40,8 +40,9 @@ def device_classes(costs: Chunks, chunks: Sequence[Chunk]) -> dict[str, float]:
 
 def _of_piece(costs: Chunks, piece: str) -> Mapping[str, float]:
     key = ("classes", piece)
-    if piece.startswith("kept_"):
-        return _of_piece(getattr(costs, "kept", costs), piece.removeprefix("kept_"))
+    if plain(piece) != piece:
+        assert costs.kept is not None
+        return _of_piece(costs.kept, plain(piece))
     if key not in costs.known:
         own = dict.fromkeys(_NAMES, 0.0)
         for part in ("F", "I", "W") if costs.split_backward else ("F", "B"):

@@ -91,9 +91,9 @@ def memory_interval(
     """The 90 % interval of a peak in bytes.
 
     Predicted peaks of small decoders under four stacks, none of them among published rows, are off by 2.5 % (root mean
-    square, `python -m benchmarks.stack_steps`). What the code around a stack keeps alive (masks, copies in float, results
-    in a caller's variables) is not known of other people's runs: 2.5 % of the activations, an assumption. An allocator
-    reserved up to 16 % more than was allocated (kind allocation, call pattern).
+    square, `python -m benchmarks.stack_steps`). What the code around a stack keeps alive (masks, copies in float,
+    results in a caller's variables) is not known of other people's runs: 2.5 % of the activations, an assumption. An
+    allocator reserved up to 16 % more than was allocated (kind allocation, call pattern).
 
     Args:
         memory: role -> bytes, as of `Forecast.memory`.
