@@ -100,7 +100,6 @@ class Frame:
     split: bool = field(init=False)
     _one_each: bool = field(init=False)
     _known: dict[str, Rows] = field(init=False, default_factory=dict)
-    _early: dict[tuple[int, tuple[float, ...], bool], tuple[Table, Floats]] = field(init=False, default_factory=dict)
     _hops: dict[tuple[float, ...], Floats] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -200,13 +199,6 @@ class Frame:
         whole = times[_FORWARD] + times[_INPUTS] + times[_CLOSING]
         mean = whole * self.schedule.num_micro_batches / self.schedule.num_ranks
         return float(max(self.rounds[0] * around, mean))
-
-    def early_bounds_s(self, table: Table, transfers_s: tuple[float, ...], *, together: bool) -> Floats:
-        """`bounds_s` of all spreads, kept: several levels and recompute modes have one table."""
-        key = (id(table), transfers_s, together)
-        if key not in self._early:
-            self._early[key] = table, self.bounds_s(table, transfers_s, together=together)
-        return self._early[key][1]
 
     def bounds_s(
         self,

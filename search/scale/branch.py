@@ -26,6 +26,7 @@ from search.scale.bounds import Frame, Rows, mesh_bound_s
 from search.scale.costs import Costs, Inner, Table, kept, num_dense, piece_counts
 from search.scale.footing import Footing
 from search.scale.found import Found, Refused, describe, identity
+from search.scale.linear import Linear
 from search.scale.problem import Pins, Problem
 from search.scale.space import (
     Mesh,
@@ -92,6 +93,7 @@ class Branching:
         self._rooted = False
         self._now_s = float("inf")
         self._frames: dict[tuple[Shape, int, int], Frame | None] = {}
+        self._linears: dict[Frame, Linear] = {}
         self._seen: dict[tuple[Any, ...], Found] = {}
 
     # ------------------------------------------------------------------- the loop
@@ -327,9 +329,7 @@ class Branching:
             frame = self.frame(shape, mesh.pp, count)
             if frame is None or frame.split is not inner.split:
                 continue
-            if frame.quick_bound_s(table, transfers) + step_s >= self._enough_s:
-                continue
-            bounds = frame.early_bounds_s(table, transfers, together=self._together(shape)) + step_s
+            bounds = self._linear(frame).bounds_s(table, transfers, together=self._together(shape)) + step_s
             if (least := max(bound, float(bounds.min()))) < self._enough_s:
                 if partial:
                     self._push(least, 3, mesh, size, inner, level, shape, np.flatnonzero(bounds < self._enough_s))
@@ -429,6 +429,11 @@ class Branching:
         ranked = tuple((max(bound, float(bounds[number])), frame.choice(rows, number)) for number in order)
         self._push(ranked[0][0], 6, mesh, size, inner, level, shape, ranked, 0)
 
+    def _linear(self, frame: Frame) -> Linear:
+        if frame not in self._linears:
+            self._linears[frame] = Linear(frame)
+        return self._linears[frame]
+
     def _known_frame(self, mesh: Mesh, size: int, shape: Shape) -> Frame:
         found = self.frame(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
         assert found is not None
@@ -518,7 +523,7 @@ class Branching:
         other._seen = self._seen
         other.costs, other.footing = self.costs, self.footing
         if pins.layers is None and self.problem.pins.layers is None:
-            other._frames = self._frames
+            other._frames, other._linears = self._frames, self._linears
         return other
 
     def _refuse_memory(self, mesh: Mesh, inner: Inner, shape: Shape, level: int, peaks: Any, limit: int) -> None:
