@@ -17,6 +17,7 @@ from plans.transformer import TransformerConfig
 from twofold.table_cells import METRICS, ZERO_BUBBLE, Cells, Skip
 from twofold.table_devices import Network, UnknownDevice, device_named, network_of
 from twofold.table_models import catalogued, family_of, named_parameters, resized
+from twofold.table_software import counts_recompute, level_of, software_of
 
 __all__ = ["COLUMNS", "METRICS", "Case", "Skip", "case_of", "read_table"]
 
@@ -45,9 +46,6 @@ _RECOMPUTE = {
                      "selectiveac", "seqsel", "selectiverecompute"), "selective"),
     **dict.fromkeys(("op", "perop", "selectiveop", "sacop", "selectiveperop", "operator", "sac"), "selective_op"),
 }  # fmt: skip
-
-_LEVELS = {"none": 0, "no": 0, "ddp": 0, "distributedoptimizer": 1, "zero1": 1, "os": 1, "zero2": 2, "osg": 2,
-           "shardgradop": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "fullshard": 3, "osgp": 3}  # fmt: skip
 
 _DESCRIBED = "measured/readme.md"
 """What the notes of our own runs refer to for their model."""
@@ -156,7 +154,7 @@ class _Reading(Cells):
         self.assumed += more
         dtype = self.dtype(device)
         try:
-            stack = self.given_stack or self.stack(device)
+            stack = self.given_stack or software_of(self, device)
             config = self.config(dtype, stack)
             degrees = self.degrees(config, stack)
         except TwofoldError as error:
@@ -173,7 +171,7 @@ class _Reading(Cells):
         )  # fmt: skip
         return Case(
             config=config, degrees=degrees, machine=f"{device}-x{gpus}", network=network, stack=stack, metric=metric,
-            value=value, counts_recompute=self.counts_recompute(metric, stack, degrees.recompute),
+            value=value, counts_recompute=counts_recompute(self, metric, stack, degrees.recompute),
             assumed=tuple(dict.fromkeys(self.assumed)), group=group, row=self.number, source=self.text("source"),
             labels=labels,
         )  # fmt: skip
@@ -245,65 +243,7 @@ class _Reading(Cells):
             experts=dataclasses.replace(known.experts, capacity_factor=1.0),
         )
 
-    def stack(self, device: str) -> str:
-        """The software that a row's source, notes and switches speak of."""
-        source, words = self.words("source", "provenance"), self.words("source", "provenance", "notes")
-        compiled, level = self.switch("compile"), self.level(None)
-        if ZERO_BUBBLE in words:
-            return "zero-bubble"
-        if self.switch("async_tp"):
-            if "torchtitan" not in source:
-                raise Skip("asynchronous tensor parallelism is modelled for torchtitan only")
-            return "torchtitan-async"
-        if "torchtitan" in source:
-            return "torchtitan-compile" if compiled else "torchtitan"
-        year = match.group(1) if (match := re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)) else ""
-        own = "own run" in words
-        torch = own or re.search(
-            r"\bfsdp|llm-foundry|mosaic|composer|lightning|accelerate|hugging ?face|deepspeed", words
-        )
-        if re.search(r"megatron|nemo|mcore|neox|nanotron|picotron", words) and "megatron-deepspeed" not in words:
-            name = "megatron"
-        elif torch or "torch" in words or compiled is not None or level in (2, 3):
-            name = "torch"
-        else:
-            name = "megatron"
-        if name == "megatron":
-            # before fused attention kernels were in use, or where there is none
-            old = device.startswith("v100") or (year and year <= "22" and device.startswith("a100"))
-            name = "megatron-2022" if old else "megatron"
-        elif not own and re.search(r"arxiv|https?:|github|blog|paper|/|\b20(1\d|2[0-5])\b", words):
-            name = "torch-2024"
-        if compiled and name.startswith("torch"):
-            name += "-compile"
-        if not re.search(r"megatron|nemo|torch", words):
-            self.assumed.append(f"software not named: {name}")
-        return name
-
-    def counts_recompute(self, metric: str, stack: str, recompute: str) -> bool:
-        """Whether a rate counts recomputation: "hardware" rates do, so do Megatron-LM's of 2022 and before (Narayanan
-        et al. 2021, arXiv 2104.04473, eq. 3)."""
-        if metric not in ("tflops_per_gpu", "mfu_percent"):
-            return False
-        words = self.words("source", "notes", "provenance")
-        counts = metric == "tflops_per_gpu" and stack == "megatron-2022"
-        if metric == "tflops_per_gpu" and re.search(r"\bhfu\b|hardware (flops|tflops|flop)|2104\.04473|neox", words):
-            counts = True
-        if re.search(r"\bmodel (flops|tflops|flop)|\bmfu\b", words):
-            counts = False
-        told = "operations of all scores of attention, masked ones too"
-        if recompute != "none":
-            told += ", and those of recomputation" if counts else ", none of recomputation"
-        self.assumed.append(f"the rate counts {told}")
-        return counts
-
     # ------------------------------------------------------------------- layout
-
-    def level(self, default: int | None) -> int | None:
-        text = self.plain("zero_level")
-        return (
-            _LEVELS[text] if text in _LEVELS else self.count("zero_level", -1 if default is None else default, least=0)
-        )
 
     def degrees(self, config: TransformerConfig, stack: str) -> Degrees:
         tp, pp, cp, ep = (self.count(name, 1) for name in ("tp", "pp", "cp", "ep"))
@@ -329,7 +269,8 @@ class _Reading(Cells):
             raise Skip("the micro-batch of the pipeline is not stated")
         first = Degrees(
             dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro, global_batch=batch, schedule=schedule,
-            virtual=virtual, recompute=self.recompute(stack), sequence_parallel=self.sequence_parallel(tp, stack),
+            virtual=virtual, recompute=self.recompute(stack), recompute_layers=self.recompute_layers(),
+            sequence_parallel=self.sequence_parallel(tp, stack),
             optimizer=self.optimizer(config.dtype, self.sharding(dp, stack), stack, accumulates=batch > dp * micro),
         )  # fmt: skip
         chunks, layers = first.num_chunks, config.num_layers
@@ -353,7 +294,7 @@ class _Reading(Cells):
         """The optimizer-parallel level."""
         usual = 3 if stack.startswith("torch") else 1 if stack == "megatron" else 0
         usual = usual if dp > 1 else 0
-        found = self.level(usual)
+        found = level_of(self, usual)
         if not self.text("zero_level") and dp > 1:
             self.assumed.append(f"optimizer sharding not stated: level {usual}")
         assert found is not None
@@ -364,6 +305,8 @@ class _Reading(Cells):
         if not text:
             self.assumed.append("recomputation not stated: none")
             return "none"
+        if self.recompute_layers() is not None:
+            return "full"
         if text not in _RECOMPUTE:
             raise Skip(f"recompute {self.text('recompute')!r} is not modelled; modelled are none, selective, full")
         found = _RECOMPUTE[text]
@@ -371,6 +314,11 @@ class _Reading(Cells):
             found = "selective_op"
             self.assumed.append("selective recomputation: torchtitan's, by operator")
         return found
+
+    def recompute_layers(self) -> int | None:
+        """Of "full, 2 layers": how many of each chunk (--recompute-method block --recompute-num-layers)."""
+        found = re.fullmatch(r"(?:full|block)?[ ,:(]*(\d+) layers?\)?", self.text("recompute").lower())
+        return int(found.group(1)) if found else None
 
     def schedule(self, pp: int, layers: int) -> tuple[str, int]:
         virtual = 1

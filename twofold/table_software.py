@@ -1,0 +1,81 @@
+"""What a row of a table says of the software that ran it."""
+
+from __future__ import annotations
+
+import re
+
+from twofold.table_cells import ZERO_BUBBLE, Cells, Skip
+
+__all__ = ["counts_recompute", "level_of", "software_of"]
+
+_LEVELS = {"none": 0, "no": 0, "ddp": 0, "distributedoptimizer": 1, "zero1": 1, "os": 1, "zero2": 2, "osg": 2,
+           "shardgradop": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "fullshard": 3, "osgp": 3}  # fmt: skip
+
+_MEGATRONS = r"megatron|nemo|mcore|neox|nanotron|picotron"
+_TORCHES = r"torch|\bfsdp|llm-foundry|mosaic|composer|lightning|accelerate|hugging ?face|deepspeed"
+_PUBLISHED = r"arxiv|https?:|github|blog|paper|/|\b20(1\d|2[0-5])\b"
+
+
+def level_of(cells: Cells, default: int | None = None) -> int | None:
+    """The optimizer-parallel level of a row."""
+    text = cells.plain("zero_level")
+    if text in _LEVELS:
+        return _LEVELS[text]
+    return cells.count("zero_level", default, least=0) if cells.text("zero_level") else default
+
+
+def software_of(cells: Cells, device: str) -> str:
+    """The name of the stack that a row's source, notes and switches speak of.
+
+    Megatron-LM of 2022 where a source of that year or before ran on what there was then, or the device has no fused
+    attention; torch's parts of 2024 where a source is published and not later than 2025 by its words, which most are.
+
+    Raises:
+        Skip: a switch that is modelled for other software only.
+    """
+    source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
+    compiled = cells.switch("compile")
+    if ZERO_BUBBLE in words:
+        return "zero-bubble"
+    if cells.switch("async_tp"):
+        if "torchtitan" not in source:
+            raise Skip("asynchronous tensor parallelism is modelled for torchtitan only")
+        return "torchtitan-async"
+    if "torchtitan" in source:
+        return "torchtitan-compile" if compiled else "torchtitan"
+    own = "own run" in words
+    if re.search(_MEGATRONS, words) and "megatron-deepspeed" not in words:
+        name = "megatron"
+    elif own or re.search(_TORCHES, words) or compiled is not None or level_of(cells) in (2, 3):
+        name = "torch"
+    else:
+        name = "megatron"
+    if name == "megatron":
+        year = match.group(1) if (match := re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)) else ""
+        early = bool(year) and year <= "22" and device.startswith("a100") and "flash" not in words
+        name = "megatron-2022" if early or device.startswith("v100") else "megatron"
+    elif not own and re.search(_PUBLISHED, words):
+        name = "torch-2024"
+    if compiled and name.startswith("torch"):
+        name += "-compile"
+    if not re.search(f"{_MEGATRONS}|{_TORCHES}", words):
+        cells.assumed.append(f"software not named: {name}")
+    return name
+
+
+def counts_recompute(cells: Cells, metric: str, stack: str, recompute: str) -> bool:
+    """Whether a rate counts recomputation: "hardware" rates do, so do Megatron-LM's until 2022 (Narayanan et al.
+    2021, arXiv 2104.04473, eq. 3)."""
+    if metric not in ("tflops_per_gpu", "mfu_percent"):
+        return False
+    words = cells.words("source", "notes", "provenance")
+    counts = metric == "tflops_per_gpu" and stack == "megatron-2022"
+    if metric == "tflops_per_gpu" and re.search(r"\bhfu\b|hardware (flops|tflops|flop)|2104\.04473|neox", words):
+        counts = True
+    if re.search(r"\bmodel (flops|tflops|flop)|\bmfu\b", words):
+        counts = False
+    told = "operations of all scores of attention, masked ones too"
+    if recompute != "none":
+        told += ", and those of recomputation" if counts else ", none of recomputation"
+    cells.assumed.append(f"the rate counts {told}")
+    return counts
