@@ -146,6 +146,11 @@ _THIRD: tuple[tuple[str, int, dict[str, Any]], ...] = (  # on one and two device
     ("gpt-mid", 16, {"tp": 2, "micro_batch": 16}),
     ("deep", 16, {"dp": 2, "micro_batch": 8}),
     ("deep", 16, {"tp": 2, "micro_batch": 16}),
+    ("2b", 8, {"dp": 2, "tp": 2, "micro_batch": 2, "zero": 1}),
+    ("2b", 16, {"pp": 2, "dp": 2, "micro_batch": 2}),
+    ("long", 4, {"tp": 4, "micro_batch": 2}),
+    ("gpt-mid", 64, {"dp": 4, "micro_batch": 8, "zero": 1}),
+    ("deep", 32, {"dp": 2, "tp": 2, "micro_batch": 16}),
 )
 _EXPERTS: tuple[tuple[str, int, dict[str, Any]], ...] = (  # mixtures of experts
     ("moe8", 4, {"micro_batch": 2}),
