@@ -53,8 +53,8 @@ def predict(
         seq: tokens of a sequence; the model's by default.
         layers: blocks; the model's by default.
         mixed_precision: float32 gradients, master weights and optimizer states beside half-precision weights.
-        stack: the software that runs it: twofold, torch, torch-compile, torchtitan, torchtitan-compile,
-            torchtitan-async, megatron, megatron-2022 or zero-bubble.
+        stack: the software that runs it: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
+            torchtitan-compile, torchtitan-async, megatron, megatron-2022 or zero-bubble.
         json: print one JSON object on stdout, progress on stderr.
     """
     from twofold.console import Console
@@ -113,8 +113,10 @@ def validate(table: str, /, stack: str | None = None, machine: str | None = None
 
     Args:
         table: CSV file with the columns source, model, layers, hidden, heads, kv_heads, ffn, vocab, seq, global_batch,
-            micro_batch, tp, pp, dp, vpp, cp, schedule, sequence_parallel, recompute, zero_level, gpu_type, gpu_count,
-            precision, compile, metric, value and so on. Rows that are not modelled are listed with the reason.
+            micro_batch, tp, pp, dp, vpp, cp, ep, schedule, sequence_parallel, recompute, zero_level, gpu_type,
+            gpu_count, interconnect, precision, compile, metric, value and so on, in the usual spellings. What a row
+            does not state and has to be assumed stands beside its prediction (--json); rows that are not modelled are
+            listed with the reason.
         stack: the software that ran all rows; found from each row by default.
         machine: the machine of all rows; found from each row by default.
         json: print one JSON object on stdout, progress on stderr.
