@@ -13,7 +13,7 @@ from reports.units import format_bytes, format_seconds
 
 __all__ = ["Check", "Table", "format_axes", "verification_table"]
 
-_LONG_CELL = 60
+_LONG_CELL = 40
 """Cells of more characters are broken into lines."""
 
 
