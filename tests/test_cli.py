@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,9 @@ def test_help_names_every_command() -> None:
     done = subprocess.run([sys.executable, "-m", "twofold", "--help"], capture_output=True, text=True, check=True)
     for command in ("demo", "plan", "simulate", "run", "verify", "calibrate"):
         assert command in done.stdout
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    said = re.search(r'^version = "(.*)"', (Path(__file__).parents[1] / "pyproject.toml").read_text(), re.MULTILINE)
+    assert main(["--version"]) == 0
+    assert said is not None and capsys.readouterr().out == f"twofold {said[1]}\n"

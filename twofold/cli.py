@@ -27,6 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from twofold.commands import COMMANDS
 
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        from twofold import __version__
+
+        print(f"twofold {__version__}")
+        return 0
     command = tyro.extras.subcommand_cli_from_dict(
         COMMANDS, args=arguments, prog="twofold", description="Plan, simulate and run parallel training."
     )  # fmt: skip
