@@ -335,7 +335,7 @@ def _no_shorter(one: Stretch, other: Stretch) -> bool:
         not one.lag_ps and not other.lag_ps and one.work_ps >= other.work_ps and one.lead_ps >= other.lead_ps
         and one.dispatch_ps >= other.dispatch_ps and one.busy_ps >= other.busy_ps
         and one.work_ps + one.trailing_ps >= other.work_ps + other.trailing_ps
-        and one.lead_ps + one.trailing_ps >= other.lead_ps + other.trailing_ps
+        and one.lead_ps + min(one.trailing_ps, one.last_ps) >= other.lead_ps + min(other.trailing_ps, other.last_ps)
     )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ class Stretch:
         compute_ps: the part of `work_ps` in which compute runs.
         exposed_ps: call of a collective -> the part of `work_ps` in which the stream waits for it.
         trailing_ps: how long after the end its collectives that nothing waits for still run.
+        last_ps: the same where the host comes late, so that the channel has caught up with all but the last of them.
         lag_ps: by how much `trailing_ps` grows with every repetition, where the channel is slower than the stream.
         busy_ps: how long a channel works for its collectives that nothing waits for.
     """
@@ -65,6 +66,7 @@ class Stretch:
     compute_ps: float = 0.0
     exposed_ps: Mapping[str, float] = field(default_factory=dict)
     trailing_ps: float = 0.0
+    last_ps: float = 0.0
     lag_ps: float = 0.0
     busy_ps: float = 0.0
 
@@ -89,6 +91,7 @@ class Stretch:
             exposed_ps=exposed,
             # what is left on the channel goes before what `other` puts there (Lindley's recursion)
             trailing_ps=max(self.trailing_ps + other.busy_ps - other.work_ps, other.trailing_ps, 0.0),
+            last_ps=max(other.last_ps, self.last_ps - max(other.work_ps, other.dispatch_ps)),
             busy_ps=self.busy_ps + other.busy_ps,
         )
 
@@ -114,6 +117,7 @@ class Stretch:
             trailing_ps=max(0.0, self.trailing_ps + (count - _SETTLED) * self.lag_ps)
             if self.lag_ps
             else self.trailing_ps,
+            last_ps=self.last_ps,
             busy_ps=count * (self.work_ps + self.lag_ps if self.lag_ps else self.busy_ps),
         )
 
@@ -198,6 +202,7 @@ class Body:
             walk, late = self._ahead.again(), self._late.again()
             walk.run(after)
             late.run(after, late=True)
+        late_end = late.last_end()
         begin = busy = 0.0
         exposed: dict[str, float] = {}
         trailing, earlier, lag = max(0.0, walk.last_end() - walk.stream), 0.0, 0.0
@@ -223,6 +228,7 @@ class Body:
                 if time > exposed.get(call, 0.0)
             },
             trailing_ps=_dyadic(trailing),
+            last_ps=_dyadic(max(0.0, late_end - late.stream)),
             lag_ps=_dyadic(lag),
             busy_ps=_unwaited(joined),
         )

@@ -30,14 +30,17 @@ _WEIGHTS = 3
 """Kind of an action that makes gradients of weights only."""
 
 ActionColumns = npt.NDArray[np.float64]
-"""(4, variants) work, lead, dispatch and trailing picoseconds of a chunk's actions."""
+"""(5, variants) work, lead, dispatch, trailing and last picoseconds of a chunk's actions (see `Stretch`)."""
 
 
 def action_columns(actions: Mapping[str, Stretch]) -> ActionColumns:
     """The actions of a chunk; variants that it does not have are those of their kind, or nothing."""
     none = Stretch()
     own = [actions.get(name, actions.get(name[0], none)) for name in VARIANTS]
-    return np.array([(each.work_ps, each.lead_ps, each.dispatch_ps, each.trailing_ps) for each in own]).T
+    return np.array([
+        (each.work_ps, each.lead_ps, each.dispatch_ps, each.trailing_ps, min(each.trailing_ps, each.last_ps))
+        for each in own
+    ]).T  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,7 +112,7 @@ def pipeline_ends_ps(
 
     Args:
         schedule: of all of them.
-        actions: (4, variants, stages, batch) as `action_columns`.
+        actions: (5, variants, stages, batch) as `action_columns`.
         updates: (2, ranks, batch) work and lead of what follows each rank's last action.
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
@@ -134,7 +137,8 @@ def pipeline_ends_ps(
     host = np.cumsum(dispatch + sends + np.where(levels.receives[:, None], send_ps, 0.0), axis=0)
     earlier = np.concatenate([np.zeros((1, host.shape[1])), host])[starts[:-1]]
     host -= earlier[rank]  # after the action and its send
-    known = host - dispatch - sends + lead
+    late = host - dispatch - sends + lead
+    known = late.copy()
     is_forward = table.kind == 0
     here = np.flatnonzero(levels.receives)
     travel = transfer_ps[np.where(is_forward, table.stage - 1, table.stage)[here]]
@@ -166,12 +170,16 @@ def pipeline_ends_ps(
     has_rows = np.flatnonzero(starts[1:] > starts[:-1])
     begun, issued = np.zeros((2, schedule.num_ranks, known.shape[1]))
     begun[has_rows], issued[has_rows] = ends[starts[1:][has_rows] - 1], host[starts[1:][has_rows] - 1]
-    trailing = actions[3]
+    trailing, last = (column.reshape(-1, known.shape[1])[of_row] for column in actions[3:])
     if trailing.any():
-        ends = ends + trailing.reshape(-1, known.shape[1])[of_row]
+        terms = values.take(inputs, axis=0) + weights
+        stream = np.empty_like(work)
+        stream[levels.by_level] = np.maximum(terms[0], terms[1])
+        stream[here] = np.maximum(stream[here], host[levels.needed[here]] + hop[here])
         if extra is not None:
-            ends -= extra
-        begun[has_rows] = np.maximum(begun[has_rows], np.maximum.reduceat(ends, starts[:-1][has_rows]))
+            stream -= extra
+        still = np.maximum(stream + trailing, late + last)
+        begun[has_rows] = np.maximum(begun[has_rows], np.maximum.reduceat(still, starts[:-1][has_rows]))
     return np.asarray(np.maximum(begun + updates[0], issued + updates[1]).max(0))
 
 

@@ -74,15 +74,16 @@ def pipeline_end_ps(
             free = max(free, stream[rank]) + fetch_ps
         if synchronises and arrival:
             free = max(free, begun)
-        work, lead, dispatch, trailing = stretches[stage][variant]
+        work, lead, dispatch, trailing, last = stretches[stage][variant]
         if beside_ps and not waits[at] and VARIANTS[variant][0] != "W":
             work, lead = work + beside_ps[stage], lead + beside_ps[stage]
         end, late = begun + work, free + lead
         if late > end:
             end = late
         free += dispatch
-        if end + trailing > final[rank]:
-            final[rank] = end + trailing
+        still = max(begun + work + trailing, late + last)  # a channel catches up while the host is late
+        if still > final[rank]:
+            final[rank] = still
         if (travel := travels[leaves]) is not None:
             free += send_ps
             sent[at] = end if end > free else free
@@ -101,10 +102,10 @@ def pipeline_end_ps(
     return max(ends)
 
 
-def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, float, float, float]:
-    """Work, lead, dispatch and trailing time of an action; nothing where no action of its kind is."""
-    own = actions.get(name) or actions.get(name[0])
-    return (0.0, 0.0, 0.0, 0.0) if own is None else (own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps)
+def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, float, float, float, float]:
+    """Work, lead, dispatch, trailing and last time of an action; nothing where no action of its kind is."""
+    own = actions.get(name) or actions.get(name[0]) or Stretch()
+    return own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps, min(own.trailing_ps, own.last_ps)
 
 
 @lru_cache(maxsize=64)
