@@ -24,7 +24,7 @@ from plans.lower.statistic import gather_statistic
 from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Strategy
 from plans.program import Instruction, Kind, Value
-from search.eliminate import Table
+from search.eliminate import Memory, Table, widest
 from search.moves import Moves
 from search.space import strategies
 
@@ -56,14 +56,33 @@ class _Handed:
 
     tensor: str
     variables: tuple[int, ...]
-    has_maker: bool
     source: np.ndarray
     arrives: np.ndarray
     slots: list[tuple[int, np.ndarray, np.ndarray]]
     kind_of: list[np.ndarray]
     sizes: tuple[int, ...]
     wanted: bool
-    table: Table | None = None
+    key: object = None
+
+    def joined(self) -> _Handed:
+        """The same with one dim for operators that are tied, and with the key that equal ones share."""
+        unique = list(dict.fromkeys(self.variables))
+        if len(unique) < len(self.variables):
+            rows_of: dict[int, np.ndarray] = {}
+            kind_of = []
+            for variable in unique:
+                mine = [at for at, other in enumerate(self.variables) if other == variable]
+                rows, which = np.unique(np.stack([self.kind_of[at] for at in mine]), axis=1, return_inverse=True)
+                kind_of.append(which.reshape(-1))
+                rows_of |= dict(zip(mine, rows, strict=True))
+            axis = [unique.index(variable) for variable in self.variables]
+            self.slots = [(axis[at], read[rows_of[at]], back[rows_of[at]]) for at, read, back in self.slots]
+            self.source, self.arrives = self.source[rows_of[0]], self.arrives[rows_of[0]]
+            self.sizes = tuple(int(which.max()) + 1 for which in kind_of)
+            self.variables, self.kind_of = tuple(unique), kind_of
+        numbers = (self.source, self.arrives, *(each for _, *both in self.slots for each in both), *self.kind_of)
+        self.key = (tuple(at for at, *_ in self.slots), self.wanted, tuple(each.tobytes() for each in numbers))
+        return self
 
 
 @dataclass(slots=True)
@@ -100,27 +119,76 @@ class StageCosts:
     moves: Moves | None = None
     known: dict[object, tuple[float, ...]] = field(default_factory=dict)
     choices: list[list[Strategy]] = field(init=False)
-    _own: dict[int, np.ndarray] = field(init=False, default_factory=dict)
+    variable_of: list[int] = field(init=False)
+    memory: Memory = field(init=False, default_factory=Memory)
+    _signatures: dict[str, object] = field(init=False, default_factory=dict)
+    _offered: dict[int, list[Strategy]] = field(init=False, default_factory=dict)
+    _own: dict[object, np.ndarray] = field(init=False, default_factory=dict)
+    _summed: dict[object, np.ndarray] = field(init=False, default_factory=dict)
+    _kinds: dict[object, tuple[list[_Layouts], np.ndarray]] = field(init=False, default_factory=dict)
     _handed: list[_Handed] | None = field(init=False, default=None)
+    _tables: dict[object, np.ndarray] = field(init=False, default_factory=dict)
+    _version: dict[tuple[tuple[int, ...], str], int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.moves is None:
             self.moves = Moves(self.choice.seconds if self.choice is not None else self._lowered_s)
         self.choices = [self._choices(operator) for operator in self.operators]
+        self.variable_of = list(range(len(self.operators)))
 
     def _choices(self, operator: Operator) -> list[Strategy]:
         if operator.name in self.pinned:
             return [self.pinned[operator.name]]
         spec = self.micro.spec(operator)
-        found = [*strategies(spec, self.mesh), *self.suggested.get(operator.name, ())]
+        if id(spec) not in self._offered:
+            self._offered[id(spec)] = strategies(spec, self.mesh)
+        found = self._offered[id(spec)]  # equal operators share the list
+        if suggested := self.suggested.get(operator.name):
+            found = [*found, *suggested]
         if self.allowed is None:
             return found
         return [strategy for strategy in found if self.allowed(operator, spec, strategy, self.mesh)]
 
+    def tie(self) -> bool:
+        """Let operators of one kind that read the same tensor (queries, keys and values) have one strategy together.
+
+        A beam, for graphs that are too entangled to be searched without it; whether it ties anything.
+        """
+        groups: dict[object, list[int]] = {}
+        for position, operator in enumerate(self.operators):
+            free = operator.name not in self.pinned and operator.name not in self.suggested
+            dims = tuple(self.micro.spec(operator).sizes)
+            key = (operator.kind, operator.inputs[0], dims) if free and operator.inputs else position
+            groups.setdefault(key, []).append(position)
+        for members in groups.values():
+            specs = [self.micro.spec(self.operators[at]) for at in members]
+            shared = [each for each in self.choices[members[0]] if all(s.fits(self.mesh, each.dims) for s in specs)]
+            for at in members:
+                self.choices[at] = self.choices[at] if len(members) == 1 else shared
+        number = {members[0]: variable for variable, members in enumerate(groups.values())}
+        for members in groups.values():
+            for at in members:
+                self.variable_of[at] = number[members[0]]
+        self._handed, self.memory = None, Memory()
+        return len(groups) < len(self.operators)
+
+    def entangled(self) -> tuple[float, float]:
+        """Cells of the largest table that elimination would join, and of all of them."""
+        scopes = [tuple(dict.fromkeys(handed.variables)) for handed in self._tensors()]
+        return widest(self.sizes, scopes)
+
+    def picked(self, values: Sequence[int]) -> dict[str, Strategy]:
+        """operator name -> strategy, for a value of every variable."""
+        return {
+            operator.name: self.choices[position][values[self.variable_of[position]]]
+            for position, operator in enumerate(self.operators)
+        }
+
     @property
     def sizes(self) -> list[int]:
-        """Number of strategies per operator."""
-        return [len(choices) for choices in self.choices]
+        """Number of strategies per variable: per operator, or per operators that are tied."""
+        sizes = dict(zip(self.variable_of, (len(choices) for choices in self.choices), strict=True))
+        return [sizes[variable] for variable in range(len(sizes))]
 
     def tables(self, compute_only: bool = False) -> list[Table]:
         """All cost tables; `compute_only` leaves out communication (a lower bound on any choice).
@@ -142,17 +210,21 @@ class StageCosts:
                 if not self.moves.is_exact(source, target, tensor.shape, tensor.dtype):
                     self.moves.price(source, target, tensor.shape, tensor.dtype)
                     changed.add((tensor.shape, tensor.dtype))
-        for handed in self._tensors():
-            tensor = self.micro.tensors[handed.tensor]
-            if (tensor.shape, tensor.dtype) in changed:
-                handed.table = None
+        for each in changed:
+            self._version[each] = self._version.get(each, 0) + 1
         return bool(changed)
 
     # ------------------------------------------------------------ one operator
 
     def _own_table(self, position: int, compute_only: bool) -> Table:
         compute, others, *_ = self._own_costs(position)
-        return Table((position,), compute if compute_only else compute + others)
+        if compute_only:
+            return Table((self.variable_of[position],), compute)
+        summed = self._summed.setdefault(self._key_of(position), compute + others)
+        return Table((self.variable_of[position],), summed)
+
+    def _key_of(self, position: int) -> object:
+        return self._signature(self.operators[position]), id(self.choices[position])
 
     def least_parts_s(self, position: int) -> tuple[float, float, float]:
         """The least that an operator takes by itself in a step; its compute on the host, and on the device."""
@@ -161,12 +233,13 @@ class StageCosts:
 
     def _own_costs(self, position: int) -> np.ndarray:
         """[4, strategies]: seconds per step of compute, of all else it takes by itself; compute on host and device."""
-        if position not in self._own:
+        key = self._key_of(position)
+        if key not in self._own:
             operator, spec = self.operators[position], self.micro.spec(self.operators[position])
             signature = self._signature(operator)
             found = [self._own_s(operator, spec, strategy, signature) for strategy in self.choices[position]]
-            self._own[position] = np.array(found).T
-        return self._own[position]
+            self._own[key] = np.array(found).T
+        return self._own[key]
 
     def _own_s(
         self, operator: Operator, spec: OperatorSpec, strategy: Strategy, signature: object
@@ -185,6 +258,11 @@ class StageCosts:
         return self.known[key]
 
     def _signature(self, operator: Operator) -> object:
+        if operator.name not in self._signatures:
+            self._signatures[operator.name] = self._made_signature(operator)
+        return self._signatures[operator.name]
+
+    def _made_signature(self, operator: Operator) -> object:
         tensors = tuple(
             (tensor.shape, tensor.dtype, tensor.kind == "parameter")
             for tensor in (self.micro.tensors[name] for name in (*operator.inputs, *operator.outputs))
@@ -358,12 +436,11 @@ class StageCosts:
         kinds: list[list[_Layouts]] = []
         kind_of: list[np.ndarray] = []
         for number, variable in enumerate(variables):
-            known: dict[_Layouts, int] = {}
             made = maker is not None and number == 0
             operator = maker if made and maker is not None else readers[number - (maker is not None)]
-            layouts = [self._layouts_of(name, operator, strategy, made) for strategy in self.choices[variable]]
-            kind_of.append(np.array([known.setdefault(each, len(known)) for each in layouts]))
-            kinds.append(list(known))
+            found, which = self._kinds_of(name, operator, variable, made)
+            kind_of.append(which)
+            kinds.append(found)
         every = dict.fromkeys(layout for known in kinds for pairs in known for pair in pairs for layout in pair)
         every |= dict.fromkeys(layout.without_partial() for layout in every)
         self.moves.add(tensor.shape, tensor.dtype, list(every))
@@ -379,17 +456,31 @@ class StageCosts:
                 read = numbers([pairs[slot][0] for pairs in kinds[number]])
                 back = numbers([pairs[slot][1] for pairs in kinds[number]])
                 slots.append((number, read, back))
-        return _Handed(
-            tensor=name, variables=variables, has_maker=maker is not None, source=numbers(first),
+        handed = _Handed(
+            tensor=name, variables=tuple(self.variable_of[variable] for variable in variables), source=numbers(first),
             arrives=numbers([layout.without_partial() for layout in first]), slots=slots, kind_of=kind_of,
             sizes=tuple(len(known) for known in kinds), wanted=wanted and not self._is_parameter(name),
         )  # fmt: skip
+        return handed.joined()
+
+    def _kinds_of(self, name: str, operator: Operator, position: int, made: bool) -> tuple[list[_Layouts], np.ndarray]:
+        """The different layouts of a tensor at one operator, and which of them each strategy has."""
+        side = operator.outputs if made else operator.inputs
+        where = tuple(at for at, each in enumerate(side) if each == name)
+        key = id(self.micro.spec(operator)), id(self.choices[position]), made, where
+        if key not in self._kinds:
+            known: dict[_Layouts, int] = {}
+            layouts = [self._layouts_of(name, operator, strategy, made) for strategy in self.choices[position]]
+            which = np.array([known.setdefault(each, len(known)) for each in layouts])
+            self._kinds[key] = list(known), which
+        return self._kinds[key]
 
     def _tensor_table(self, handed: _Handed) -> Table:
-        if handed.table is not None:
-            return handed.table
         assert self.moves is not None
         tensor, width = self.micro.tensors[handed.tensor], len(handed.sizes)
+        key = (tensor.shape, tensor.dtype), self._version.get((tensor.shape, tensor.dtype), 0), handed.key
+        if key in self._tables:
+            return Table(handed.variables, self._tables[key])
         if self.moves.floors is None:
             pairs = {pair for _, read, _ in handed.slots for pair in product(handed.source.tolist(), read.tolist())}
             if handed.wanted:
@@ -413,8 +504,10 @@ class StageCosts:
         spread = costs * self.num_micro_batches
         for at, kinds in enumerate(handed.kind_of):
             spread = spread.take(kinds, axis=at)
-        handed.table = Table(handed.variables, spread)
-        return handed.table
+        last = key[0], key[1] - 1, key[2]
+        self._tables.pop(last, None)
+        self._tables[key] = spread
+        return Table(handed.variables, spread)
 
     def _moves_of(self, handed: _Handed, values: Sequence[int]) -> set[tuple[TensorLayout, TensorLayout]]:
         """The pairs of layouts that a choice of strategies moves the tensor, and its gradient, between."""

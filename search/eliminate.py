@@ -11,18 +11,26 @@ does not depend on hashing.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from plans.errors import TwofoldError
 
-__all__ = ["MinMarginals", "Table", "best_assignment", "min_marginals"]
+__all__ = ["Memory", "MinMarginals", "Table", "best_assignment", "min_marginals", "widest"]
 
 MAX_CELLS = 50_000_000
 """Largest joined table that elimination may build; beyond it the graph needs a declared beam."""
+
+
+_NO_COSTS = np.zeros(0)
+
+
+BLOCK_CELLS = 4_000_000
+"""Largest joined table for which equal blocks are eliminated before what parts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +41,33 @@ class Table:
     costs: npt.NDArray[np.float64]
 
 
-def best_assignment(sizes: Sequence[int], tables: Sequence[Table]) -> tuple[float, tuple[int, ...]]:
+@dataclass(slots=True)
+class Memory:
+    """What eliminations of one problem have in common: the order, and joins of the very same tables.
+
+    Equal blocks of a graph share the arrays of their tables, so that the inside of a block is eliminated once; and when
+    some tables change, what does not hang on them is not done again.
+    """
+
+    order: list[int] | None = None
+    joins: dict[object, tuple[npt.NDArray[np.float64], npt.NDArray[np.int16], object]] = field(default_factory=dict)
+    used: set[object] = field(default_factory=set)
+
+    def forget(self) -> None:
+        """Drop the joins that were not asked for since the last time."""
+        self.joins = {key: self.joins[key] for key in self.used}
+        self.used = set()
+
+
+def best_assignment(
+    sizes: Sequence[int], tables: Sequence[Table], memory: Memory | None = None
+) -> tuple[float, tuple[int, ...]]:
     """The least total and a choice of values that reaches it (ties: the smallest index).
 
     Args:
         sizes: number of values per variable.
         tables: costs; infinity forbids a combination.
+        memory: of eliminations with the same variables, between which some tables changed.
 
     Raises:
         TwofoldError: no combination is allowed, or the graph is too entangled for exact elimination.
@@ -47,25 +76,61 @@ def best_assignment(sizes: Sequence[int], tables: Sequence[Table]) -> tuple[floa
     >>> best_assignment([2, 2], [t])
     (0.5, (1, 1))
     """
-    remaining = list(tables)
-    trail: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
+    memory = memory or Memory()
+    if memory.order is None:
+        memory.order = _order(sizes, tables)
+    around: dict[int, list[Table]] = {variable: [] for variable in range(len(sizes))}
+    turn = {variable: at for at, variable in enumerate(memory.order)}
+    for table in tables:
+        around[min(table.variables, key=turn.__getitem__)].append(table)
+    trail: list[tuple[int, tuple[int, ...], npt.NDArray[np.int16]]] = []
     total = 0.0
-    for variable in _order(sizes, tables):
-        joined, scope = _join(variable, sizes, [table for table in remaining if variable in table.variables])
-        remaining = [table for table in remaining if variable not in table.variables]
-        choice = joined.argmin(axis=-1)
-        least = joined.min(axis=-1)
+    for variable in memory.order:
+        scope, least, choice = _least(variable, sizes, around.pop(variable), memory)
         trail.append((variable, scope, choice))
         if scope:
-            remaining.append(Table(scope, least))
+            around[min(scope, key=turn.__getitem__)].append(Table(scope, least))
         else:
             total += float(least)
+    memory.forget()
     if not np.isfinite(total):
         raise TwofoldError("no combination of strategies is allowed")
     values = [0] * len(sizes)
     for variable, scope, choice in reversed(trail):
         values[variable] = int(choice[tuple(values[other] for other in scope)])
     return total, tuple(values)
+
+
+def _least(
+    variable: int, sizes: Sequence[int], tables: Sequence[Table], memory: Memory
+) -> tuple[tuple[int, ...], npt.NDArray[np.float64], npt.NDArray[np.int16]]:
+    """The variable's neighbours, and for all their values the least total and the value that reaches it."""
+    scope = tuple(sorted({other for table in tables for other in table.variables} - {variable}))
+    place = {other: at for at, other in enumerate((*scope, variable))}
+    key = (sizes[variable], *((id(table.costs), *(place[other] for other in table.variables)) for table in tables))
+    if key not in memory.joins:
+        joined, _ = _join(variable, sizes, tables)
+        choice = joined.argmin(axis=-1)
+        least = np.take_along_axis(joined, choice[..., None], axis=-1)[..., 0]
+        memory.joins[key] = least, choice.astype(np.int16), [table.costs for table in tables]  # ids stay theirs
+    memory.used.add(key)
+    least, choice_, _ = memory.joins[key]
+    return scope, least, choice_
+
+
+def widest(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> tuple[float, float]:
+    """Cells of the largest joined table of an elimination, and of all of them."""
+    tables = [Table(scope, _NO_COSTS) for scope in scopes]
+    neighbours = _neighbours(sizes, tables)
+    largest = total = 0.0
+    for variable in _order(sizes, tables):
+        around = neighbours.pop(variable)
+        cells = float(sizes[variable]) * _cells(sizes, around)
+        largest, total = max(largest, cells), total + cells
+        for other in around:
+            neighbours[other] |= around - {other}
+            neighbours[other].discard(variable)
+    return largest, total
 
 
 def min_marginals(sizes: Sequence[int], tables: Sequence[Table]) -> list[list[tuple[float, tuple[int, ...]]]]:
@@ -162,20 +227,59 @@ class MinMarginals:
         return tuple(values[each] for each in range(len(values)))
 
 
-def _order(sizes: Sequence[int], tables: Sequence[Table]) -> list[int]:
+def _neighbours(sizes: Sequence[int], tables: Sequence[Table]) -> dict[int, set[int]]:
     neighbours: dict[int, set[int]] = {variable: set() for variable in range(len(sizes))}
     for table in tables:
         for variable in table.variables:
             neighbours[variable].update(other for other in table.variables if other != variable)
-    order = []
-    while neighbours:
-        variable = min(neighbours, key=lambda v: (_cells(sizes, neighbours[v]), v))
+    return neighbours
+
+
+def _order(sizes: Sequence[int], tables: Sequence[Table]) -> list[int]:
+    """Always the variable whose neighbours have the fewest values together; of equals the first.
+
+    Variables that part the others (what is before from what is behind) come last, unless that makes tables too large:
+    then equal blocks between them are eliminated alike, and need be only once (`Memory`).
+    """
+    parting = _parting(len(sizes), tables)
+    order, largest = _greedy(sizes, tables, parting)
+    if largest > BLOCK_CELLS:
+        other, least = _greedy(sizes, tables, set())
+        return other if least < largest else order
+    return order
+
+
+def _parting(count: int, tables: Sequence[Table]) -> set[int]:
+    """The variables that every table across them contains, in the order of their numbers."""
+    across, within = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
+    for table in tables:
+        first, last = min(table.variables), max(table.variables)
+        if first < last:
+            across[first + 1] += 1
+            across[last] -= 1
+            for variable in set(table.variables) - {first, last}:
+                within[variable] += 1
+    return set(np.flatnonzero((np.cumsum(across) == within)[:count]).tolist())
+
+
+def _greedy(sizes: Sequence[int], tables: Sequence[Table], later: set[int]) -> tuple[list[int], float]:
+    """The order, those of `later` after all others, and the cells of the largest table on the way."""
+    neighbours = _neighbours(sizes, tables)
+    queue = [(variable in later, _cells(sizes, around), variable) for variable, around in neighbours.items()]
+    heapq.heapify(queue)
+    order, largest = [], 0.0
+    while queue:
+        _, cells, variable = heapq.heappop(queue)
+        if variable not in neighbours or cells != _cells(sizes, neighbours[variable]):
+            continue
+        largest = max(largest, float(sizes[variable]) * cells)
         around = neighbours.pop(variable)
         for other in around:
             neighbours[other] |= around - {other}
             neighbours[other].discard(variable)
+            heapq.heappush(queue, (other in later, _cells(sizes, neighbours[other]), other))
         order.append(variable)
-    return order
+    return order, largest
 
 
 def _cells(sizes: Sequence[int], variables: set[int]) -> int:

@@ -16,6 +16,10 @@ from search.eliminate import MinMarginals, best_assignment
 __all__ = ["Priced", "cheapest"]
 
 
+MAX_CELLS = 4_000_000
+"""Cells of a joined table beyond which operators are tied (`StageCosts.tie`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
     """A strategy for every operator (their numbers), and the additive cost."""
@@ -35,8 +39,13 @@ def cheapest(costs: StageCosts, count: int, above_s: float = float("inf")) -> li
     Raises:
         TwofoldError: no combination of strategies is allowed.
     """
+    largest, every = costs.entangled()
+    if largest > MAX_CELLS and costs.tie():
+        largest, every = costs.entangled()
+    if every > 2 * MAX_CELLS:  # no neighbours then: they take the tables of all operators at once
+        count = 1
     while True:
-        total, values = best_assignment(costs.sizes, costs.tables())
+        total, values = best_assignment(costs.sizes, costs.tables(), costs.memory)
         if total > above_s:
             return []
         if not costs.price(values):

@@ -164,11 +164,7 @@ class StageSearch:
     # ---------------------------------------------------------------- helpers
 
     def _answer(self, costs: StageCosts, values: Sequence[int], cost_s: float) -> StageAnswer:
-        chosen = {
-            operator.name: costs.choices[position][value]
-            for position, (operator, value) in enumerate(zip(costs.operators, values, strict=True))
-        }
-        return StageAnswer(cost_s=cost_s, mesh=costs.mesh, strategies=chosen)
+        return StageAnswer(cost_s=cost_s, mesh=costs.mesh, strategies=costs.picked(values))
 
     def _coarser(self, names: Sequence[str], answer: StageAnswer) -> StageAnswer:
         """The same placement on a mesh of fewer axes, where that costs no more: axes that go together are one."""
@@ -199,7 +195,10 @@ class StageSearch:
 
     def _lean(self, costs: StageCosts, tables: Sequence[Table]) -> list[tuple[int, ...]]:
         """Answers that trade time for memory: the additive cost with a growing price on local bytes."""
-        weigh = [Table((position,), self._bytes(costs, position)) for position in range(len(costs.operators))]
+        weigh = [
+            Table((costs.variable_of[position],), self._bytes(costs, position))
+            for position in range(len(costs.operators))
+        ]
         largest = max(float(table.costs.max()) for table in weigh) or 1.0
         scale = sum(float(table.costs[np.isfinite(table.costs)].max()) for table in tables) / largest
         answers = []

@@ -19,7 +19,7 @@ from plans.layout import Layout
 from plans.lower.collectives import by_collectives
 from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Plan, Stage, Strategy
-from plans.scale.degrees import check_recompute_layers
+from plans.scale.degrees import ORDER, Degrees, check_order, check_recompute_layers
 from plans.schedules import chunks_per_rank, make_schedule
 from plans.transformer import (
     block_strategies,
@@ -57,6 +57,7 @@ def uniform_plan(
     optimizer: Optimizer | None = None,
     layers_per_stage: Sequence[int] | None = None,
     stages: Sequence[Sequence[str]] | None = None,
+    order: tuple[str, ...] = ORDER,
     full_batch: bool = True,
 ) -> Plan:
     """The plan of given degrees.
@@ -64,7 +65,7 @@ def uniform_plan(
     Args:
         graph: of the whole batch.
         machine: that it must fit on; it prices the choices where something is searched.
-        dp, tp, pp: data-, tensor- and pipeline-parallel degree; ranks are laid out pp outermost, then dp, cp, tp.
+        dp, tp, pp: data-, tensor- and pipeline-parallel degree.
         cp: context-parallel degree: ranks share a sequence; transformers only.
         ep: expert-parallel degree: which part of the data-parallel ranks shares the experts out among themselves;
             transformers with a mixture of experts only.
@@ -82,6 +83,8 @@ def uniform_plan(
         layers_per_stage: blocks of each chunk, in the order of the model; spread evenly by default, chunks in the
             middle first. The embedding is on the first chunk, the head on the last. Transformers only.
         stages: operators per chunk; balanced by compute when absent.
+        order: in which ranks count along the axes, the innermost first; another than pp outermost, then dp, cp and tp
+            is for transformers only.
         full_batch: see `Plan`.
 
     Returns:
@@ -99,7 +102,12 @@ def uniform_plan(
     stated = is_transformer(graph)
     _check(graph, machine, {"dp": dp, "cp": cp, "tp": tp, "pp": pp}, stated)
     asked = {"cp": cp > 1, "ep": ep > 1, "sequence_parallel": sequence_parallel}
-    asked |= {"layers_per_stage": layers_per_stage is not None, "recompute_layers": recompute_layers is not None}
+    check_order(order)
+    asked |= {
+        "order": order != ORDER,
+        "layers_per_stage": layers_per_stage is not None,
+        "recompute_layers": recompute_layers is not None,
+    }
     if not stated and any(asked.values()):
         which = ", ".join(name for name, given in asked.items() if given)
         raise TwofoldError(f"{which}: for graphs of tf.transformer only; graph {graph.name!r} is searched")
@@ -128,8 +136,8 @@ def uniform_plan(
                 f"{schedule!r} they are on different ranks; take a V-shaped schedule such as zb_v, or a head of its "
                 "own: tf.transformer(..., tied=False)"
             )
-        width = dp * cp * tp
-        meshes = [axes.mesh(range(number * width, (number + 1) * width)) for number in range(pp)]
+        degrees = Degrees(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, global_batch=dp, order=order)
+        meshes = [axes.mesh(degrees.stage_ranks(number)) for number in range(pp)]
         parts = stages or spread_layers(graph, len(placement), layers_per_stage)
         strategies: Mapping[str, Strategy] = block_strategies(graph, axes, sequence_parallel=sequence_parallel)
     else:
@@ -260,8 +268,7 @@ class _Searched:
         for part, mesh in zip(parts, meshes, strict=True):
             table = self._costs(part, mesh)
             _, values = best_assignment(table.sizes, table.tables())
-            for operator, choices, value in zip(table.operators, table.choices, values, strict=True):
-                found[operator.name] = choices[value]
+            found |= table.picked(values)
         return found
 
 

@@ -266,7 +266,7 @@ class Whole:
                 kept = best.strategy(operator)
                 least: dict[int, float] = {}
                 for answer in every:
-                    least.setdefault(answer.values[position], answer.cost_s)
+                    least.setdefault(answer.values[costs.variable_of[position]], answer.cost_s)
                 for value, cost_s in sorted(least.items()):
                     strategy = costs.choices[position][value]
                     found.append(
