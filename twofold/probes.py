@@ -54,11 +54,17 @@ def probe_plans(num_ranks: int, machine: Machine) -> list[Plan]:
 _TINY = TransformerConfig(name="tiny", num_layers=2, hidden=64, num_heads=4, ffn=128, vocab=128, seq=16)
 
 
+_TINY_GPT = TransformerConfig(
+    name="tiny-gpt", num_layers=2, hidden=64, num_heads=4, ffn=128, vocab=128, seq=16, gated=False, norm="layer",
+    position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+)  # fmt: skip
+
+
 def dispatch_plans(num_ranks: int) -> dict[str, Plan]:
-    """Plans for `num_ranks` ranks of a transformer so small that the host's time to issue is all there is.
+    """Plans for `num_ranks` ranks of transformers so small that the host's time to issue is all there is.
 
     >>> sorted(dispatch_plans(2))
-    ['tiny-dp2', 'tiny-dp2-zero3', 'tiny-pp2', 'tiny-tp2']
+    ['tiny-dp2', 'tiny-dp2-zero3', 'tiny-gpt-dp2', 'tiny-pp2', 'tiny-tp2']
     """
     machine, adamw = Machine.load("h200-x8"), Optimizer(kind="adamw", settings={"lr": 1e-4})
     ways: list[dict[str, Any]] = [{"dp": 2}, {"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2}]
@@ -73,9 +79,10 @@ def dispatch_plans(num_ranks: int) -> dict[str, Plan]:
             continue
         stated = degrees | ({"dp": degrees.get("dp", 1) * (num_ranks // used)} if num_ranks > used else {})
         micro_batch = 4 // max(1, degrees.get("pp", 1))
-        graph = transformer(_TINY, batch_size=8 * max(1, stated.get("dp", 1)))
-        name = "-".join(["tiny", *(f"{axis}{count}" for axis, count in stated.items())])
-        plans[name] = uniform_plan(graph, machine, micro_batch=micro_batch, optimizer=adamw, **stated)
+        for config in (_TINY, _TINY_GPT)[: 1 if plans else 2]:
+            graph = transformer(config, batch_size=8 * max(1, stated.get("dp", 1)))
+            name = "-".join([config.name, *(f"{axis}{count}" for axis, count in stated.items())])
+            plans[name] = uniform_plan(graph, machine, micro_batch=micro_batch, optimizer=adamw, **stated)
     return plans
 
 
