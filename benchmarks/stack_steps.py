@@ -12,12 +12,10 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from costmodels import Machine
 from costmodels.points import Point, load_points
@@ -31,7 +29,6 @@ from simulator.scale.stacks import TorchNative
 __all__ = ["main", "predicted", "stack_rows"]
 
 FOLDER = Path(__file__).parent
-_NOT_RELEASED = "h200-x4."
 RESULTS = FOLDER / "results" / "stack_steps.json"
 
 
@@ -57,27 +54,46 @@ def predicted(point: Point, machine: Machine) -> Forecast:
     return forecast(config, degrees, machine, stack=replace(TorchNative(), holds_logits=bool(point.stack)))
 
 
+_Key = tuple[str, int, str]
+
+
+def _key(point: Point) -> _Key:
+    return point.stack, point.ranks, str(sorted(point.options.items()))
+
+
+def _least(points: Iterable[Point]) -> dict[_Key, float]:
+    """The least peak of equal steps."""
+    found: dict[_Key, float] = {}
+    for point in points:
+        if (size := point.figures.get("peak_bytes")) is not None:
+            found[_key(point)] = min(found.get(_key(point), float("inf")), size)
+    return found
+
+
 def stack_rows(files: Sequence[Path], device: str) -> list[dict[str, Any]]:
     """Per measured step both predictions over what was measured, less 1.
 
-    Of steps that were measured in several sessions every time is a row; of their peaks the least counts. Those of the
-    session h200-x4 are left out: 0.9 GiB of what had been measured before was still alive in it (equal programs took
-    that much less in every other session).
+    Of steps that were measured in several sessions every time is a row; of their peaks the least counts. Sessions in
+    which a plain step took over 1 % more than in another one had not released all that was measured before: their peaks
+    are left out.
     """
-    points = [
-        msgspec.structs.replace(point, figures={}) if file.name.startswith(_NOT_RELEASED) else point
-        for file in files for point in load_points(file)[0]
-        if point.kind == "step" and point.call == "decoder_step" and int(point.options.get("hidden", 0)) >= 1024
+    sessions = [
+        [point for point in load_points(file)[0] if point.kind == "step" and point.call == "decoder_step"
+         and int(point.options.get("hidden", 0)) >= 1024]
+        for file in files
     ]  # fmt: skip
-    peaks: dict[Any, float] = {}
-    for point in points:
-        if "peak_bytes" in point.figures:
-            key = (point.stack, point.ranks, str(sorted(point.options.items())))
-            peaks[key] = min(peaks.get(key, float("inf")), point.figures["peak_bytes"])
-    rows, seen = [], set()
+    peaks = _least(point for points in sessions for point in points)
+    clean = [
+        points for points in sessions
+        if all(size < 1.01 * peaks[key] for key, size in _least(points).items() if not key[0])
+    ]  # fmt: skip
+    peaks = _least(point for points in clean for point in points)
+    points = [point for points in sessions for point in points]
+    rows: list[dict[str, Any]] = []
+    seen: set[_Key] = set()
     for point in points:
         found = predicted(point, Machine.load(f"{device}-x{point.ranks}"))
-        key = (point.stack, point.ranks, str(sorted(point.options.items())))
+        key = _key(point)
         row: dict[str, Any] = {
             "stack": point.stack or "torch", "ranks": point.ranks, "options": dict(point.options),
             "measured_s": point.seconds, "error": found.step_s / point.seconds - 1,

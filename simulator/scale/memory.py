@@ -92,8 +92,8 @@ def memory_interval(
 
     Predicted peaks of small decoders under four stacks, none of them among published rows, are off by 2.5 % (root mean
     square, `python -m benchmarks.stack_steps`). What the code around a stack keeps alive (masks, copies in float,
-    results in a caller's variables) is not known of other people's runs: 2.5 % of the activations, an assumption. An
-    allocator reserved up to 16 % more than was allocated (kind allocation, call pattern).
+    results in a caller's variables) is not known of other people's runs: 2.5 % of the activations, an assumption. What
+    an allocator reserves over what is allocated differs by 3 % between sessions (the same steps).
 
     Args:
         memory: role -> bytes, as of `Forecast.memory`.
@@ -105,12 +105,13 @@ def memory_interval(
     (191, 209)
     """
     total = sum(memory.values())
-    spread = NINETY * math.hypot(_RESIDUAL * total, _UNKNOWN * memory.get("activation", 0))
+    kept = _RESERVED * total if reserved else 0.0
+    spread = NINETY * math.hypot(_RESIDUAL * total, _UNKNOWN * memory.get("activation", 0), kept)
     below, above = (math.hypot(spread, size) for size in unknown_bytes)
-    return total - below, total + above + (_PATTERN * total if reserved else 0.0)
+    return total - below, total + above
 
 
-_RESIDUAL, _UNKNOWN, _PATTERN = 0.025, 0.025, 0.16
+_RESIDUAL, _UNKNOWN, _RESERVED = 0.025, 0.025, 0.03
 
 
 def peak_activations(
