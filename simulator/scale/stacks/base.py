@@ -132,6 +132,13 @@ class Stack:
         """What is taken of the software and was not said by the run, in words, for lists of assumptions."""
         return (f"software {self.name}",)
 
+    def _common_habits(self, degrees: Degrees) -> tuple[str, ...]:
+        own = f"software {self.name}:"
+        told = [f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}"]
+        if degrees.pp > 1 and not self.waits_for_sends(degrees):
+            told.append(f"{own} transfers slow the compute beside them at the rates measured within a node")
+        return tuple(told)
+
     @property
     def recompute_modes(self) -> tuple[str, ...]:
         """What it can recompute."""

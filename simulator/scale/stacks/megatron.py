@@ -91,8 +91,7 @@ class Megatron(Stack):
             told.append(f"{own} a stage {waits} ({degrees.schedule})")
             if not self.steps_together(degrees):
                 told.append(f"{own} ranks begin a step before the last one is validated")
-        told.append(f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}")
-        return tuple(told)
+        return *told, *self._common_habits(degrees)
 
     @property
     def recompute_modes(self) -> tuple[str, ...]:

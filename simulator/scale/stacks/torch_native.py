@@ -152,8 +152,10 @@ class TorchNative(Stack):
         if self.reserved:
             ratio = _RESERVED[self._kind(degrees)]
             told.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
-        told.append(f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}")
-        return tuple(told)
+        told.append(f"{own} the loss makes float copies of the logits")
+        if self.clips:
+            told.append(f"{own} gradients are clipped by their norm")
+        return *told, *self._common_habits(degrees)
 
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
