@@ -29,6 +29,18 @@ HOST, COMPUTE, COMM = range(3)
 Process = Generator[simpy.Event, object, None]
 
 
+class _Now(simpy.Event):
+    """An event that happens within the one that causes it, not behind all others of its time."""
+
+    def happen(self) -> None:
+        """Wake up who waits."""
+        callbacks = self.callbacks
+        self.callbacks = None  # type: ignore[assignment]  # so SimPy marks what was processed
+        self._ok, self._value = True, None
+        for callback in callbacks:
+            callback(self)
+
+
 class Recorder:
     """What is kept of a simulation: single spans as rows, runs with the times at which they began."""
 
@@ -208,8 +220,8 @@ class Rank:
                         if table.work_ps[where]:
                             if start > env.now:
                                 yield env.timeout(start - int(env.now))
-                            ended = env.event()
-                            fabric.compute(self.rank, order.instructions[where], table.work_ps[where], ended.succeed)
+                            ended = _Now(env)
+                            fabric.compute(self.rank, order.instructions[where], table.work_ps[where], ended.happen)
                             yield ended
                             stream = int(env.now)
                         record(self.rank, COMPUTE, step, order.name[where], start, stream)
