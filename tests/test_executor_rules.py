@@ -237,3 +237,27 @@ def test_update_is_torch_optim_bit_for_bit(kind, settings, make, dtype):
         first = result if kind == "sgd" else result[0]
         assert first is weight
         assert torch.equal(weight, reference.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_causal_attention_of_a_split_sequence_is_that_of_the_whole(dtype, kv_heads):
+    torch.manual_seed(0)
+    q, g = torch.randn(2, 2, 4, 12, 8).to(dtype)
+    k, v = torch.randn(2, 2, kv_heads, 12, 8).to(dtype)
+    exact = [each.double().requires_grad_() for each in (q, k, v)]
+    whole = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=kv_heads != 4)
+    wanted = torch.autograd.grad(whole, exact, g.double())
+    attrs = {"causal": True, "split": {"s": ("cp",)}}
+    outputs, gradients = [], [torch.zeros_like(each) for each in (q, k, v)]
+    for rank in range(3):
+        rows = slice(4 * rank, 4 * rank + 4)
+        site = Site(rank=rank, mesh=Layout((3,), ("cp",)), dtype=str(dtype).split(".")[-1])
+        outputs.append(rule_of("attention.forward")(site, attrs, q[..., rows, :], k, v))
+        mine = rule_of("attention.grad012")(site, attrs, g[..., rows, :], q[..., rows, :], k, v)
+        gradients[0][..., rows, :] = mine[0]
+        gradients[1] += mine[1]
+        gradients[2] += mine[2]
+    near = 1e-12 if dtype is torch.float64 else 0.02
+    for found, exactly in zip((torch.cat(outputs, -2), *gradients), (whole.detach(), *wanted), strict=True):
+        assert float((found.double() - exactly).norm() / exactly.norm()) < near

@@ -1,8 +1,8 @@
 """Scaled-dot-product attention by torch's own kernel; its three gradients by autograd of it alone.
 
 torch picks the kernel (flash where it can). A rank with rows [first, first + rows) of a split causal query reads only
-keys up to its last row, and masks those: that rules flash attention out on this path. Weights that are dropped do so
-too: which ones is a function of their position, and torch's kernels draw their own.
+keys up to its last row, so that its mask ends in the lower right corner, which flash attention knows. Weights that are
+dropped rule flash out: which ones is a function of their position, and torch's kernels draw their own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from executor.rules.place import by_autograd, num_parts, offset
 from executor.rules.random import kept_elements
@@ -38,6 +39,8 @@ def _heads_first(site: Site, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask
         first = offset(site, attrs, "s", rows)
         keys, causal = min(keys, first + rows), False
         k, v = k[..., :keys, :], v[..., :keys, :]
+        if mask is None and kept is None and keys == first + rows:
+            return _at_the_end(attrs, q, k, v)
         lower = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril_(first)
         mask = lower if mask is None else _both(lower, mask[..., :keys] if mask.shape[-1] > 1 else mask)
     elif causal and mask is not None:
@@ -49,6 +52,19 @@ def _heads_first(site: Site, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=attrs.get("scale"), enable_gqa=grouped
     )
+
+
+def _at_the_end(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of the last rows of as many as there are keys."""
+    rows, keys, scale = q.shape[-2], k.shape[-2], attrs.get("scale")
+    grouped = q.shape[-3] != k.shape[-3]
+    if rows == keys:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    mask = (
+        causal_lower_right(rows, keys) if q.dtype.itemsize == 2  # a mask by its kind leaves torch the choice of flash
+        else torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril_(keys - rows)
+    )  # fmt: skip
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
 
 
 def _both(lower: Tensor, mask: Tensor) -> Tensor:
