@@ -66,7 +66,7 @@ def explained(found: Answer) -> Why:
 
 def _why(found: Answer, why: Why | None) -> list[Table]:
     made = [_neighbours(found)] if found.neighbours else []
-    return made if why is None else [*made, _critical(found, why.critical_s), _operators(found, why.operators)]
+    return made if why is None else [_critical(found, why.critical_s), *made, _operators(found, why.operators)]
 
 
 def _ranking(found: Answer, top_k: int) -> Table:
@@ -157,9 +157,16 @@ def _split(cost: OperatorCost) -> str:
     return f"{cost.compute_s:.3g} + {cost.exposed_s:.3g} ({cost.redistribution_s:.3g})"
 
 
+_NEIGHBOURS = 20
+"""Neighbours that are forecast and printed, and as many that cannot be; the JSON has all."""
+
+
 def _neighbours(found: Answer) -> Table:
     from reports import Table
 
+    slower = [each for each in found.neighbours if each.extra_s is not None]
+    impossible = [each for each in found.neighbours if each.extra_s is None]
+    shown = [*slower[:_NEIGHBOURS], *impossible[:_NEIGHBOURS]]
     rows = tuple(
         (
             each.change,
@@ -167,11 +174,12 @@ def _neighbours(found: Answer) -> Table:
             "" if each.extra_s is None else f"{each.extra_s / found.best.forecast.step_s:+.1%}",
             each.reason,
         )
-        for each in found.neighbours
+        for each in shown
     )
+    left = len(found.neighbours) - len(shown)
     return Table(
         title="One degree changed at a time, the layers spread anew", columns=("change", "longer", "share", "why"),
-        rows=rows, right=frozenset({"longer", "share"}),
+        rows=rows, right=frozenset({"longer", "share"}), notes=(f"And {left} more.",) if left else (),
     )  # fmt: skip
 
 
