@@ -21,7 +21,7 @@ from plans.lower.chunk import LOSSES
 from plans.lower.emit import Emitter, ValueTable, channel_of
 from plans.lower.optimizer import padded_shard, shard_axes
 from plans.lower.statistic import gather_statistic
-from plans.operators import OperatorSpec
+from plans.operators import OperatorSpec, factors
 from plans.plan import Optimizer, Strategy
 from plans.program import Instruction, Kind, Value
 from search.eliminate import Memory, Table, widest
@@ -122,6 +122,9 @@ class StageCosts:
     variable_of: list[int] = field(init=False)
     memory: Memory = field(init=False, default_factory=Memory)
     _signatures: dict[str, object] = field(init=False, default_factory=dict)
+    _missing: dict[str, list[tuple[str, ...]]] = field(init=False, default_factory=dict)
+    _groups: dict[frozenset[str], object] = field(init=False, default_factory=dict)
+    _axis_sizes: dict[str, int] = field(init=False)
     _offered: dict[int, list[Strategy]] = field(init=False, default_factory=dict)
     _own: dict[object, np.ndarray] = field(init=False, default_factory=dict)
     _summed: dict[object, np.ndarray] = field(init=False, default_factory=dict)
@@ -133,6 +136,7 @@ class StageCosts:
     def __post_init__(self) -> None:
         if self.moves is None:
             self.moves = Moves(self.choice.seconds if self.choice is not None else self._lowered_s)
+        self._axis_sizes = {axis: self.mesh.size((axis,)) for axis in self.mesh.alias_name}
         self.choices = [self._choices(operator) for operator in self.operators]
         self.variable_of = list(range(len(self.operators)))
 
@@ -272,15 +276,29 @@ class StageCosts:
 
     def _cuts(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
         """Into how many parts the dims are cut, and what kind of groups the parameters are summed or gathered over."""
-        mesh, group_key = self.mesh, getattr(self.cost, "group_key", None)
-        parts = tuple(mesh.size(strategy.dims.get(dim, ())) for dim in spec.sizes)
-        groups = []
-        for index, name in enumerate(operator.inputs):
-            if self._is_parameter(name) and index in spec.gradients:
-                axes = spec.gradient_layout(index, mesh, strategy.dims).partial
-                over = shard_axes(spec.input_layout(index, mesh, strategy.dims), axes)
-                groups += [group_key(mesh, each) if group_key else (mesh, each) for each in (axes, over)]
+        dims, sizes, group_key = strategy.dims, self._axis_sizes, getattr(self.cost, "group_key", None)
+        parts = tuple([math.prod([sizes[axis] for axis in dims.get(dim, ())]) for dim in spec.sizes])
+        groups: list[object] = []
+        for missing in self._missing_dims(operator, spec):
+            axes = [axis for dim in missing for axis in dims.get(dim, ())]
+            own = {axis for dim, given in dims.items() if dim not in missing for axis in given}
+            for some in (frozenset(axes), frozenset(sizes) - own):  # summed over; and all that hold the same weight
+                if (some not in self._groups) and group_key:
+                    self._groups[some] = group_key(self.mesh, tuple(sorted(some)))
+                groups.append(self._groups[some] if group_key else (self.mesh, some))
         return parts, tuple(groups)
+
+    def _missing_dims(self, operator: Operator, spec: OperatorSpec) -> list[tuple[str, ...]]:
+        """For every trained parameter the dims that its gradient is summed over."""
+        if operator.name not in self._missing:
+            found = []
+            for index, name in enumerate(operator.inputs):
+                if self._is_parameter(name) and index in spec.gradients:
+                    mine = {name for dim in spec.inputs[index] for name in factors(dim)}
+                    outside = set(spec.contracted) if index in spec.additive else set()
+                    found.append(tuple(dim for dim in spec.sizes if dim not in mine and dim not in outside))
+            self._missing[operator.name] = found
+        return self._missing[operator.name]
 
     def compute_s(self, operator: Operator, strategy: Strategy) -> float:
         """Seconds of an operator's forward and gradients for one micro-batch."""

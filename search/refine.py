@@ -57,6 +57,8 @@ def cheapest(costs: StageCosts, count: int, above_s: float = float("inf")) -> li
         for cost_s, variable, value in marginals.in_order():
             if len(found) >= count or cost_s > above_s:
                 break
+            if any(known[variable] == value and cost_s >= known_s for known, known_s in found.items()):
+                continue  # a known answer is the best with this value
             other = marginals.reached(variable, value)
             if other in found:
                 continue

@@ -122,7 +122,7 @@ class StageSearch:
             found = sorted([*found, *new], key=lambda answer: answer.cost_s)[:count]
             if len(found) == count:
                 above_s = found[-1].cost_s
-        return [self._coarser(names, answer) for answer in found]
+        return [self._coarser(names, found[0]), *found[1:]]
 
     def least_s(self, names: Sequence[str], ranks: Sequence[int]) -> float:
         """The least additive cost of a stage over all meshes."""
