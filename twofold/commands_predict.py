@@ -141,6 +141,9 @@ def validate(table: str, /, stack: str | None = None, machine: str | None = None
                 f"{score['median_ape']:.1%}, bias {score['bias']:+.1%}, {score['within_interval']:.0%} inside the "
                 f"interval{order}  [{score['source'][:60]}]"
             )
+        if large := [row["row"] for row in found.rows if not row["fits"]]:
+            shown = ", ".join(map(str, large[:10])) + (", ..." if len(large) > 10 else "")
+            say.say(f"{len(large)} rows are predicted to need more memory than their device has, yet they ran: {shown}")
         for reason, count in Counter(skipped["reason"] for skipped in found.skipped).most_common():
             say.say(f"skipped {count}: {reason}")
         return found.to_json(), True
