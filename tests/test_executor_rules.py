@@ -245,7 +245,7 @@ def test_causal_attention_of_a_split_sequence_is_that_of_the_whole(dtype, kv_hea
     torch.manual_seed(0)
     q, g = torch.randn(2, 2, 4, 12, 8).to(dtype)
     k, v = torch.randn(2, 2, kv_heads, 12, 8).to(dtype)
-    exact = [each.double().requires_grad_() for each in (q, k, v)]
+    exact = [each.double().clone().requires_grad_() for each in (q, k, v)]
     whole = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=kv_heads != 4)
     wanted = torch.autograd.grad(whole, exact, g.double())
     attrs = {"causal": True, "split": {"s": ("cp",)}}
