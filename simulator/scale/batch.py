@@ -29,6 +29,8 @@ Ints = npt.NDArray[np.int64]
 _WEIGHTS = 3
 """Kind of an action that makes gradients of weights only."""
 
+_IS_WEIGHTS = np.array([name[0] == "W" for name in VARIANTS])
+
 ActionColumns = npt.NDArray[np.float64]
 """(5, variants) work, lead, dispatch, trailing and last picoseconds of a chunk's actions (see `Stretch`)."""
 
@@ -126,19 +128,28 @@ def pipeline_ends_ps(
     num_rows, num_stages = len(table.stage), schedule.num_stages
     rank, starts = rank_of_rows(table), table.rank_start
     of_row = levels.variant * num_stages + table.stage
-    work, lead, dispatch = (column.reshape(-1, column.shape[-1])[of_row] for column in actions[:3])
-    if beside_ps is not None and not blocking:
+    trails = bool(actions[3].any())
+    work, lead, dispatch = actions[:3]
+    if beside_ps is not None and not (blocking or blocking_ends):
+        slowed = np.where(_IS_WEIGHTS[:, None, None], 0.0, beside_ps)
+        work, lead = work + slowed, lead + slowed
+    work, lead, dispatch = (column.reshape(-1, column.shape[-1])[of_row] for column in (work, lead, dispatch))
+    if beside_ps is not None and blocking_ends and not blocking:
         slowed = np.where((table.kind == _WEIGHTS)[:, None], 0.0, beside_ps[table.stage])
-        if blocking_ends:
-            slowed[at_ends(schedule)] = 0.0
+        slowed[at_ends(schedule)] = 0.0
         work += slowed
         lead += slowed
-    sends = np.where(levels.sends[:, None], send_ps, 0.0)
-    host = np.cumsum(dispatch + sends + np.where(levels.receives[:, None], send_ps, 0.0), axis=0)
+    sends = levels.sends[:, None] * send_ps
+    issued_ps = (levels.sends.astype(np.int64) + levels.receives)[:, None] * send_ps
+    issued_ps += dispatch
+    host = np.cumsum(issued_ps, axis=0, out=issued_ps)
     earlier = np.concatenate([np.zeros((1, host.shape[1])), host])[starts[:-1]]
     host -= earlier[rank]  # after the action and its send
-    late = host - dispatch - sends + lead
-    known = late.copy()
+    lead -= dispatch
+    lead -= sends
+    lead += host
+    late = lead  # when the host alone has it ended
+    known = late.copy() if trails else late
     is_forward = table.kind == 0
     here = np.flatnonzero(levels.receives)
     travel = transfer_ps[np.where(is_forward, table.stage - 1, table.stage)[here]]
@@ -155,7 +166,9 @@ def pipeline_ends_ps(
     hop = work.copy()
     hop[here] += travel
     known[here] = np.maximum(known[here], host[levels.needed[here]] + hop[here])
-    weights = np.stack([work[levels.by_level], hop[levels.by_level]])
+    weights = np.empty((2, *work.shape))
+    np.take(work, levels.by_level, axis=0, out=weights[0], mode="clip")  # "clip" needs no buffer
+    np.take(hop, levels.by_level, axis=0, out=weights[1], mode="clip")
     known = known[levels.by_level]
     values = np.zeros((num_rows + 1, known.shape[1]))
     inputs, bounds = levels.inputs, levels.bounds
@@ -165,13 +178,14 @@ def pipeline_ends_ps(
         level = values[first + 1 : stop + 1]
         np.maximum(terms[0], terms[1], out=level)
         np.maximum(level, known[first:stop], out=level)
-    ends = np.empty_like(work)
-    ends[levels.by_level] = values[1:]
     has_rows = np.flatnonzero(starts[1:] > starts[:-1])
+    last_rows = starts[1:][has_rows] - 1
+    place = np.empty(num_rows, dtype=np.int64)
+    place[levels.by_level] = np.arange(1, num_rows + 1)
     begun, issued = np.zeros((2, schedule.num_ranks, known.shape[1]))
-    begun[has_rows], issued[has_rows] = ends[starts[1:][has_rows] - 1], host[starts[1:][has_rows] - 1]
-    trailing, last = (column.reshape(-1, known.shape[1])[of_row] for column in actions[3:])
-    if trailing.any():
+    begun[has_rows], issued[has_rows] = values[place[last_rows]], host[last_rows]
+    if trails and (trailing := actions[3].reshape(-1, known.shape[1])[of_row]).any():
+        last = actions[4].reshape(-1, known.shape[1])[of_row]
         terms = values.take(inputs, axis=0) + weights
         stream = np.empty_like(work)
         stream[levels.by_level] = np.maximum(terms[0], terms[1])
