@@ -76,7 +76,8 @@ def simulate(
             reports.write_trace), or a folder with a trace per rank, of torch's profiler too.
         steps: back to back; the last is reported.
         recost: the file states a transformer's degrees, which are forecast anew: .degrees.json as `twofold plan` writes
-            it beside a plan, torchtitan's settings (.toml), or a text with Megatron-LM's flags and --world-size.
+            it beside a plan, DTensor placements (.json), torchtitan's settings (.toml), or a text with Megatron-LM's
+            flags and --world-size.
         model: recost: name or config.json, where the file does not say or for another one.
         global_batch: recost: sequences of a step, instead of the file's.
         seq: recost: tokens of a sequence, instead of the file's.

@@ -48,7 +48,7 @@ def recost(
     for each in statement.assumed:
         say.say(f"assumed: {each}")
     if statement.unread:
-        say.say(f"of no account here: {', '.join(statement.unread)}")
+        say.say(f"not taken into account: {', '.join(statement.unread)}")
     target = Machine.load(machine)
     runs = stack_named(stack or statement.stack or "twofold")
     found = forecast(config, degrees, target, stack=runs)

@@ -4,7 +4,7 @@
 * `costs`, `bounds`, `footing`: what pieces cost; lower bounds on time; memory of many spreads of the layers at once.
 * `branch`: branch and bound, best first. `solve`: all of it as one call. `answer`: what it returns.
 * `explain`: neighbours of the best; what would have to give where nothing fits. `baselines`: what one would do without.
-* `statement`, `megatron`, `torchtitan`: configurations as files, as Megatron-LM's flags, as torchtitan's settings.
+* `statement`, `megatron`, `torchtitan`, `placements`: configurations as files, also in other programs' words.
 """
 
 from search.scale.answer import Answer, NothingFits

@@ -1,4 +1,4 @@
-"""A configuration in a file: our own JSON, Megatron-LM's flags (`megatron`), torchtitan's settings (`torchtitan`)."""
+"""A configuration in a file: our own JSON, flags of Megatron-LM, settings of torchtitan, placements of DTensors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from plans.scale import Degrees
 from plans.transformer import TransformerConfig
 from plans.transformer.config import Experts, Latent, Rope
 from search.scale.megatron import megatron_flags, megatron_text, read_megatron
+from search.scale.placements import read_placements
 from search.scale.torchtitan import read_torchtitan, stage_values, torchtitan_toml
 
 __all__ = ["Statement", "megatron_flags", "megatron_text", "read_statement", "torchtitan_toml", "write_statement"]
@@ -136,7 +137,7 @@ def write_statement(
 
 
 def read_statement(path: str | os.PathLike[str]) -> Statement:
-    """Read a file of ours (.json), torchtitan's settings (.toml), or a file with Megatron-LM's flags.
+    """Read a file of ours or DTensor placements (.json), torchtitan's settings (.toml), or Megatron-LM's flags.
 
     Raises:
         TwofoldError: a file that cannot be read, or says something that has no meaning here.
@@ -156,6 +157,8 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
 def _read_own(text: str, path: str) -> Statement:
     try:
         found = json.loads(text)
+        if "placements" in found:
+            return Statement(**read_placements(found, path))
         if found["twofold_degrees"] != _VERSION:
             raise TwofoldError(f"{path} is of version {found['twofold_degrees']!r}, not {_VERSION}; plan again")
         _check_keys(found, _KEYS, _BESIDE, f"{path}: keys")

@@ -1,0 +1,82 @@
+"""DTensor placements as degrees: as torch itself writes them, in their orders, and what they cannot say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.tensor import Replicate, Shard
+
+from plans.errors import TwofoldError
+from search.scale.statement import Statement, read_statement
+
+COLUMNS = ("layers.0.attention.wq.weight", "layers.1.mlp.gate_proj.weight")
+ROWS = ("layers.0.attention.wo.weight", "layers.1.mlp.down_proj.weight")
+NORMS = ("layers.0.attention_norm.weight", "norm.weight")
+EVERY, SPLIT = (*COLUMNS, *ROWS, *NORMS), {**dict.fromkeys(COLUMNS, Shard(0)), **dict.fromkeys(ROWS, Shard(1))}
+
+
+def stated(tmp_path: Path, mesh: dict[str, int], *dims: dict[str, Any], **more: Any) -> Statement:
+    """One mapping of weights to placements per mesh dim; what it leaves out is replicated."""
+    placements = {name: [repr(dim.get(name, Replicate())) for dim in dims] for name in EVERY}
+    made = {"mesh": mesh, "placements": placements, "global_batch": 32, "micro_batch": 2, **more}
+    (tmp_path / "spread.json").write_text(json.dumps(made))
+    return read_statement(tmp_path / "spread.json")
+
+
+def test_fully_sharded_with_tensor_parallel(tmp_path: Path) -> None:
+    shards = dict.fromkeys(EVERY, Shard(0))
+    found = stated(tmp_path, {"dp": 4, "tp": 2}, shards, SPLIT, sequence_parallel=True).degrees()
+    assert (found.dp, found.tp, found.pp, found.optimizer.parallel_level, found.sequence_parallel) == (4, 2, 1, 3, True)
+    kept = stated(tmp_path, {"dp": 4}, shards, reshard_after_forward=False)
+    assert kept.degrees().optimizer.parallel_level == 2
+
+
+def test_strided_shards_are_shards(tmp_path: Path) -> None:
+    """As FSDP2 places what tensor parallelism has split already."""
+    shards = {**dict.fromkeys(EVERY, Shard(0)), **dict.fromkeys(COLUMNS, Strided())}
+    assert stated(tmp_path, {"dp": 4, "tp": 2}, shards, SPLIT).degrees().optimizer.parallel_level == 3
+
+
+class Strided:
+    def __repr__(self) -> str:
+        return "_StridedShard(dim=0, sf=2)"
+
+
+def test_replicas_context_and_batch(tmp_path: Path) -> None:
+    found = stated(tmp_path, {"dp": 4, "cp": 2, "tp": 2}, {}, {}, SPLIT, seq=2048, recompute="full")
+    degrees = found.degrees()
+    assert (degrees.dp, degrees.cp, degrees.tp, degrees.optimizer.parallel_level) == (4, 2, 2, 0)
+    assert (degrees.micro_batch, degrees.num_micro_batches, degrees.recompute, found.seq) == (2, 4, "full", 2048)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "dims", "more", "message"),
+    [
+        ({"tp": 2, "dp": 4}, [SPLIT, {}], {}, "only the last mesh dim"),
+        ({"a": 2, "b": 4}, [{}, dict.fromkeys(EVERY, Shard(0))], {}, "hybrid"),
+        ({"dp": 4}, [dict.fromkeys(COLUMNS, Shard(1))], {}, "neither data"),
+        ({"dp": 4}, [{COLUMNS[0]: Shard(0)}], {}, "others of its kind"),
+        ({"dp": 4, "tp": 2}, [{}], {}, "the mesh has 2 dims"),
+        ({"pp": 4}, [{}], {}, "over pp"),
+        ({"dp": 0}, [{}], {}, "mesh dim 'dp' is 0"),
+        ({"dp": 4}, [{}], {"micro_batch": "two"}, "micro_batch is 'two'"),
+        ({"dp": 4}, [{}], {"notes": 1}, "wrong or missing: notes"),
+        ({"dp": 4}, [{}], {"sequence_parallel": "yes"}, "not true or false"),
+        ({"dp": 4}, [{COLUMNS[0]: "Partial(sum)"}], {}, "known are Replicate"),
+    ],
+)
+def test_what_degrees_cannot_state_is_refused(
+    mesh: dict[str, int], dims: list[dict[str, Any]], more: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TwofoldError, match=message):
+        stated(tmp_path, mesh, *dims, **more)
+
+
+def test_placements_of_norms_alone_say_too_little(tmp_path: Path) -> None:
+    made = {"mesh": {"dp": 2}, "placements": {"norm.weight": ["R"]}, "global_batch": 8, "micro_batch": 1}
+    (tmp_path / "spread.json").write_text(json.dumps(made))
+    with pytest.raises(TwofoldError, match="are needed"):
+        read_statement(tmp_path / "spread.json")
