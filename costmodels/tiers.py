@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from costmodels.machine import Machine
 from plans.errors import TwofoldError
 
-__all__ = ["group_tiers"]
+__all__ = ["axes_tiers", "group_tiers"]
 
 
 def group_tiers(machine: Machine, size: int, stride: int, num_ranks: int, first: int = 0) -> tuple[int, int]:
@@ -41,6 +42,47 @@ def group_tiers(machine: Machine, size: int, stride: int, num_ranks: int, first:
             "plan for fewer devices or load a larger machine"
         )
     return _tiers(tuple(link.ranks for link in machine.links), size, stride, num_ranks, first)
+
+
+def axes_tiers(machine: Machine, axes: Iterable[tuple[int, int]], num_ranks: int) -> tuple[int, int]:
+    """The tiers of the groups along several axes of a mesh: see `group_tiers`.
+
+    Args:
+        machine: with its tiers of links.
+        axes: (size, stride) of each axis, in any order; the strides are those of one mesh.
+        num_ranks: of the whole mesh.
+
+    >>> axes_tiers(Machine.load("h100-sxm-x1024"), [(2, 1), (4, 256)], 1024)
+    (1, 2)
+    """
+    joined: list[tuple[int, int]] = []
+    for size, stride in sorted(axes, key=lambda axis: axis[1]):
+        if joined and joined[-1][0] * joined[-1][1] == stride:
+            joined[-1] = joined[-1][0] * size, joined[-1][1]
+        elif size > 1:
+            joined.append((size, stride))
+    if len(joined) < 2:
+        size, stride = joined[0] if joined else (1, 1)
+        return group_tiers(machine, size, stride, num_ranks)
+    return _axes_tiers(tuple(link.ranks for link in machine.links), tuple(joined), num_ranks)
+
+
+@lru_cache(maxsize=16_384)
+def _axes_tiers(domains: tuple[int, ...], axes: tuple[tuple[int, int], ...], num_ranks: int) -> tuple[int, int]:
+    period = min(num_ranks, math.lcm(*(size * stride for size, stride in axes), *domains))
+    bases = np.arange(period)
+    members = np.zeros(1, dtype=np.int64)
+    for size, stride in axes:
+        bases = bases[bases // stride % size == 0]
+        members = (members[:, None] + stride * np.arange(size)).ravel()
+    groups = np.sort(bases[:, None] + members, axis=1)
+    tier = next(
+        number for number, ranks in enumerate(domains) if (groups[:, 0] // ranks == groups[:, -1] // ranks).all()
+    )
+    if tier == 0:
+        return 0, 1
+    inside = groups // domains[tier - 1]
+    return tier, min(int(np.unique(own, return_counts=True)[1].min()) for own in np.unique(inside, axis=0))
 
 
 @lru_cache(maxsize=16_384)

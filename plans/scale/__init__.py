@@ -6,12 +6,13 @@ that are primes, so that the numbers tell which sizes they are products of (`Sym
 parallelism and any batch. `Degrees` states how a model is spread.
 """
 
-from plans.scale.degrees import Degrees
+from plans.scale.degrees import ORDER, Degrees
 from plans.scale.symbols import Monomials, Symbols
 from plans.scale.template import Cell, ParameterTemplate, PartTemplate, PieceTemplate, piece_template
 from plans.scale.transformer import ModelTemplate, model_sizes, model_template
 
 __all__ = [
+    "ORDER",
     "Cell",
     "Degrees",
     "ModelTemplate",

@@ -11,7 +11,10 @@ from plans.plan import Optimizer
 from plans.schedules import Schedule, make_schedule
 from plans.transformer.recompute import RECOMPUTE_MODES
 
-__all__ = ["Degrees", "check_recompute_layers"]
+__all__ = ["ORDER", "Degrees", "check_order", "check_recompute_layers"]
+
+ORDER = ("tp", "cp", "dp", "pp")
+"""Axes from the innermost, unless something else is said: tp, which communicates most, among the nearest."""
 
 _ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
 
@@ -21,8 +24,7 @@ class Degrees:
     """A parallel layout in degrees.
 
     Args:
-        dp, tp, pp, cp: data-, tensor-, pipeline- and context-parallel degree. Ranks count with tp innermost, then cp,
-            dp and pp.
+        dp, tp, pp, cp: data-, tensor-, pipeline- and context-parallel degree.
         ep: how many of the data-parallel ranks share the experts out among themselves; neighbours in dp.
         micro_batch: sequences of one micro-batch on one data-parallel rank.
         global_batch: sequences of one step over all ranks.
@@ -35,10 +37,11 @@ class Degrees:
         optimizer: its kind, sharding and dtypes.
         sequence_parallel: between the tensor-parallel products the sequence is split over tp.
         layers: per chunk of the pipeline, in the order of the model; spread evenly when absent.
+        order: in which ranks count along the axes, the innermost first: the ranks of an inner axis are neighbours.
 
     Raises:
         TwofoldError: a degree below 1, a batch that does not divide, a schedule that cannot be, a number of blocks to
-            recompute where nothing is recomputed.
+            recompute where nothing is recomputed, an order that is none of the four axes.
 
     >>> Degrees(dp=2, tp=4, pp=2, micro_batch=1, global_batch=16).num_micro_batches
     8
@@ -58,6 +61,7 @@ class Degrees:
     optimizer: Optimizer = _ADAMW
     sequence_parallel: bool = False
     layers: tuple[int, ...] | None = None
+    order: tuple[str, ...] = ORDER
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "global_batch", "virtual"):
@@ -67,6 +71,7 @@ class Degrees:
         if self.recompute not in RECOMPUTE_MODES:
             raise TwofoldError(f"recompute is {self.recompute!r}; it is one of {', '.join(RECOMPUTE_MODES)}")
         check_recompute_layers(self.recompute, self.recompute_layers)
+        check_order(self.order)
         if self.dp % self.ep:
             raise TwofoldError(f"ep({self.ep}) must divide dp({self.dp}): experts are split over data-parallel ranks")
         per_step = self.dp * self.micro_batch
@@ -88,6 +93,27 @@ class Degrees:
     def width(self) -> int:
         """Ranks of one pipeline rank's group."""
         return self.dp * self.tp * self.cp
+
+    @cached_property
+    def strides(self) -> tuple[int, int, int, int]:
+        """Distance of neighbours along tp, cp, dp and pp.
+
+        >>> Degrees(dp=2, tp=4, pp=2, global_batch=2, order=("tp", "cp", "pp", "dp")).strides
+        (1, 4, 8, 4)
+        """
+        found, stride = {}, 1
+        for axis in self.order:
+            found[axis] = stride
+            stride *= int(getattr(self, axis))
+        return found["tp"], found["cp"], found["dp"], found["pp"]
+
+    def stage_ranks(self, stage: int) -> list[int]:
+        """The ranks of a pipeline rank: along dp, then cp, then tp, tp fastest."""
+        tp, cp, dp, pp = self.strides
+        return [
+            stage * pp + copy * dp + part * cp + shard * tp
+            for copy in range(self.dp) for part in range(self.cp) for shard in range(self.tp)
+        ]  # fmt: skip
 
     @property
     def num_micro_batches(self) -> int:
@@ -126,6 +152,14 @@ class Degrees:
             raise TwofoldError(f"{num_layers} layers cannot fill {count} chunks (pp = {self.pp} x {count // self.pp})")
         whole, rest = divmod(num_layers, count)
         return tuple(whole + (chunk < rest) for chunk in range(count))
+
+
+def check_order(order: tuple[str, ...]) -> None:
+    """Refuse what is no order of the axes."""
+    if not isinstance(order, tuple) or sorted(map(str, order)) != sorted(ORDER):
+        raise TwofoldError(
+            f"order is {order!r}; it names each of {', '.join(ORDER)} once, the innermost first, such as {ORDER}"
+        )
 
 
 def check_recompute_layers(recompute: str | None, layers: int | None) -> None:

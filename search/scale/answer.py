@@ -146,6 +146,7 @@ def degrees_json(degrees: Any) -> dict[str, Any]:
         "recompute_layers": degrees.recompute_layers,
         "zero": degrees.optimizer.parallel_level,
         "layers": None if degrees.layers is None else list(degrees.layers),
+        "order": list(degrees.order),
     }  # fmt: skip
 
 

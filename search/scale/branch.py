@@ -9,11 +9,13 @@ best is proven to be the best.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import operator
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,9 @@ from numpy.typing import NDArray
 
 from plans.errors import TwofoldError
 from plans.graph import itemsize
-from plans.scale import Degrees
+from plans.scale import ORDER, Degrees
 from search.scale.bounds import Frame, Rows, mesh_bound_s
-from search.scale.costs import Costs, Inner, Table, kept, num_dense, piece_counts
+from search.scale.costs import Costs, Inner, Table, anywhere, kept, num_dense, piece_counts
 from search.scale.footing import Footing
 from search.scale.found import Found, Refused, describe, identity
 from search.scale.linear import Linear
@@ -34,6 +36,8 @@ from search.scale.space import (
     levels,
     meshes,
     micro_batches,
+    orders,
+    placement,
     recompute_counts,
     recomputes,
     recomputes_some,
@@ -94,6 +98,10 @@ class Branching:
         self._now_s = float("inf")
         self._frames: dict[tuple[Shape, int, int], Frame | None] = {}
         self._linears: dict[Frame, Linear] = {}
+        self._orders: dict[Mesh, tuple[tuple[str, ...], ...]] = {}
+        self._spots: dict[Mesh, tuple[tuple[str, tuple[int, int]], ...]] = {}
+        self._placed: dict[Mesh, list[Mesh]] = {}
+        self._too_large: set[tuple[Any, ...]] = set()
         self._seen: dict[tuple[Any, ...], Found] = {}
 
     # ------------------------------------------------------------------- the loop
@@ -145,19 +153,58 @@ class Branching:
             Refused(what="meshes", reason=reason, count=count) for reason, count in sorted(refused.items())
         ]
         for mesh in found:
+            places = self._places(mesh)
             for size in micro_batches(self.problem, mesh):
                 sps = sequence_parallels(self.problem, mesh)
                 if not sps or not self._may_hold(mesh, size, max(sps)):
                     continue
                 bound = min(self._mesh_bound(mesh, size, sp) for sp in sps)
                 self.relaxed_s = min(self.relaxed_s, bound)
-                self._push(bound, 0, mesh, size)
+                self._push(bound, 0, mesh, size, True)
+                for place in places[1:]:
+                    # where no group inside a stage lies on nearer links, the bound is no less: priced when it comes up
+                    if not self._is_farther(place, mesh):
+                        bound = min(self._mesh_bound(place, size, sp) for sp in sps)
+                        self.relaxed_s = min(self.relaxed_s, bound)
+                    self._push(bound, 0, place, size, not self._is_farther(place, mesh))
+
+    def _places(self, mesh: Mesh) -> list[Mesh]:
+        """The mesh in an order of its axes for each way in which groups inside a stage can lie, its own first."""
+        if mesh not in self._orders:
+            found: dict[Any, list[tuple[str, ...]]] = {}
+            for order, where in orders(self.problem, mesh):
+                found.setdefault(where.inner, []).append(order)
+            usual = placement(self.problem, replace(mesh, order=ORDER)).inner
+            places = []
+            for inner, same in found.items():
+                place = replace(mesh, order=same[0])
+                places.append(place)
+                self._orders[place] = tuple(same)
+                self._spots[place] = () if inner == usual else inner
+            self._placed[mesh] = places
+        return self._placed[mesh]
+
+    def _is_farther(self, place: Mesh, mesh: Mesh) -> bool:
+        """Whether every group inside a stage lies on links that are no faster than where another mesh has it."""
+        links = self.problem.machine.links
+        slower = all(
+            one.bandwidth_Bps >= other.bandwidth_Bps and one.latency_s <= other.latency_s
+            for one, other in pairwise(links)
+        )
+        here, there = (dict(placement(self.problem, each).inner) for each in (place, mesh))
+        return slower and all(
+            here[name][0] > there[name][0] or (here[name][0] == there[name][0] and here[name][1] <= there[name][1])
+            for name in here
+        )
+
+    def _inner(self, mesh: Mesh, sp: bool, size: int, recompute: str, split: bool) -> Inner:
+        return Inner(mesh.tp, mesh.cp, sp, size, recompute, split, mesh.ep, self._spots.get(mesh, ()))
 
     def _seed(self) -> None:
         """Forecast a few usual configurations, so that there is something to beat from the start."""
         roots = sorted(
             (bound * (1 + (mesh.pp - 1) / (2 * self.problem.global_batch / mesh.dp / size)), number, mesh, size)
-            for bound, number, _, (mesh, size) in self._heap
+            for bound, number, _, (mesh, size, priced) in self._heap if priced
         )  # fmt: skip
         tried = 0
         for _, _, mesh, size in roots:
@@ -221,7 +268,7 @@ class Branching:
 
     def _mesh_bound(self, mesh: Mesh, size: int, sp: bool) -> float:
         """A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other."""
-        inner = Inner(mesh.tp, mesh.cp, sp, size, recomputes(self.problem)[0], False, mesh.ep)
+        inner = self._inner(mesh, sp, size, recomputes(self.problem)[0], False)
         forward, backward, *_ = self.costs.whole(inner)
         return self._spread_bound(mesh, size, any(self._splits(mesh)), forward, backward, 0.0)
 
@@ -240,7 +287,7 @@ class Branching:
         limit = self.problem.limit_bytes
         found, least = [], float("inf")
         for level in chosen:
-            needed = self.footing.least_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level)
+            needed = self.footing.least_bytes(anywhere(inner), pp=mesh.pp, dp=mesh.dp, level=level)
             least = min(least, needed)
             if needed <= limit:
                 found.append(level)
@@ -252,17 +299,20 @@ class Branching:
             self.refused.append(Refused(what=what, reason="memory", excess_bytes=int(least) - limit))
         return tuple(found)
 
-    def _open_mesh(self, bound: float, mesh: Mesh, size: int) -> None:
-        modes = recomputes(self.problem)
-        for sp in sequence_parallels(self.problem, mesh):
+    def _open_mesh(self, bound: float, mesh: Mesh, size: int, priced: bool) -> None:
+        modes, sps = recomputes(self.problem), sequence_parallels(self.problem, mesh)
+        if not priced:
+            self._push(max(bound, min(self._mesh_bound(mesh, size, sp) for sp in sps)), 0, mesh, size, True)
+            return
+        for sp in sps:
             for split in self._splits(mesh):
                 seen: list[tuple[tuple[float, ...], tuple[int, ...]]] = []
                 for recompute in modes:
-                    inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, split, mesh.ep)
+                    inner = self._inner(mesh, sp, size, recompute, split)
                     chosen = self._may_fit(mesh, inner, levels(self.problem, mesh))
                     if not chosen:
                         continue
-                    times, held = self.costs.whole(inner), self.footing.kept_bytes(inner)
+                    times, held = self.costs.whole(inner), self.footing.kept_bytes(anywhere(inner))
                     if self.keep == 1:
                         if any(all(map(operator.ge, (*times, *held), (*other, *least))) for other, least in seen):
                             continue  # a mode before it takes no longer and keeps no more
@@ -276,7 +326,9 @@ class Branching:
         """What recomputing must save in the whole model, where not all blocks must recompute."""
         if not self._is_partial(inner.recompute):
             return 0.0
-        return self.footing.excess_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level, limit=self.problem.limit_bytes)
+        return self.footing.excess_bytes(
+            anywhere(inner), pp=mesh.pp, dp=mesh.dp, level=level, limit=self.problem.limit_bytes
+        )
 
     def _least_s(self, inner: Inner, excess_bytes: float) -> list[float]:
         """The parts of the whole model and one micro-batch at least, the first of them the forward.
@@ -289,7 +341,8 @@ class Branching:
             return [float(each) for each in costs.all_counts @ again]
         least = np.minimum(again, costs.alone(kept(inner)))
         parts = [float(each) for each in costs.all_counts @ least]
-        saved = np.array(self.footing.kept_bytes(kept(inner))) - np.array(self.footing.kept_bytes(inner))
+        again_bytes, once_bytes = (self.footing.kept_bytes(anywhere(each)) for each in (inner, kept(inner)))
+        saved = np.array(once_bytes) - np.array(again_bytes)
         longer = (again - least)[list(costs.blocks)].sum(axis=1)
         if excess_bytes > 0 and (saved > 0).any():
             parts[-1] += excess_bytes * float((longer[saved > 0] / saved[saved > 0]).min())
@@ -311,19 +364,26 @@ class Branching:
             if len(chosen) > 1 and (excess := self._excess(mesh, inner, level)):
                 forward, *backward = self._least_s(inner, excess)
                 own = self._spread_bound(mesh, size, inner.split, forward, backward[0], sum(backward[1:]))
-            _, forward, closing, _, inputs = self._floor_parts(inner, mesh.dp, level)
+            _, forward, closing, _, inputs = (
+                float(each) for each in self.costs.all_counts @ self._floor(mesh, inner, level).work
+            )
             parts = (inputs, closing) if inner.split else (closing, 0.0)
             own = max(own, self._spread_bound(mesh, size, inner.split, forward, *parts))
             self._push(max(bound, own), 2, mesh, size, inner, level)
 
-    def _floor_parts(self, inner: Inner, dp: int, level: int) -> list[float]:
-        table = self.costs.floor(inner, dp, level, partial=self._is_partial(inner.recompute))
-        return [float(each) for each in self.costs.all_counts @ table.work]
+    def _floor(self, mesh: Mesh, inner: Inner, level: int) -> Table:
+        """An early table that no configuration of a node is below, in whichever order of the axes."""
+        partial = self._is_partial(inner.recompute)
+        tables = [
+            self.costs.floor(replace(inner, order=order), mesh.dp, level, partial=partial)
+            for order in (self._orders[mesh] if level >= 2 else self._orders[mesh][:1])
+        ]
+        return functools.reduce(Table.least, tables)
 
     def _open_level(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int) -> None:
         partial = self._is_partial(inner.recompute)
         count = self.problem.global_batch // (mesh.dp * size)
-        table = self.costs.floor(inner, mesh.dp, level, partial=partial)
+        table = self._floor(mesh, inner, level)
         transfers, step_s = self._transfers(mesh, inner), self.problem.stack.step_s
         for shape in shapes(self.problem, mesh.pp):
             frame = self.frame(shape, mesh.pp, count)
@@ -352,19 +412,26 @@ class Branching:
         fit = chosen[self._fitting(mesh, inner, level, shape, frame, rows.take(chosen))]
         if not len(fit):
             return
+        placed = [
+            replace(inner, order=order) for order in (self._orders[mesh] if level >= 2 else self._orders[mesh][:1])
+        ]
         first = fit
-        if self.costs.some_are_longer(inner, mesh.dp, level):  # the fewest that fit are the least
+        if all(
+            self.costs.some_are_longer(each, mesh.dp, level) for each in placed
+        ):  # the fewest that fit are the least
             first = fit[np.unique(rows.spread[fit], return_index=True)[1]]
+        table = functools.reduce(
+            Table.least, [self.costs.some(each, mesh.dp, level, settled=False) for each in placed]
+        )  # fmt: skip
         bounds = frame.bounds_s(
-            self.costs.some(inner, mesh.dp, level, settled=False), self._transfers(mesh, inner),
-            together=self._together(shape), rows=rows.take(first),
+            table, self._transfers(mesh, inner), together=self._together(shape), rows=rows.take(first)
         ) + self.problem.stack.step_s  # fmt: skip
         self._push(max(bound, float(bounds.min())), 4, mesh, size, inner, level, shape, fit)
 
     def _fitting(self, mesh: Mesh, inner: Inner, level: int, shape: Shape, frame: Frame, rows: Rows) -> Ints:
         """The rows that may fit the memory."""
         limit = self.problem.limit_bytes
-        peaks = self.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
+        peaks = self.footing.peaks_bytes(anywhere(inner), frame, dp=mesh.dp, level=level, rows=rows)
         if not (peaks <= limit).all():
             self._refuse_memory(mesh, inner, shape, level, peaks, limit)
         return np.flatnonzero(peaks <= limit)
@@ -376,14 +443,17 @@ class Branching:
         rows = self.rows(frame, inner.recompute)
         if fit is None:
             fit = self._fitting(mesh, inner, level, shape, frame, rows)
-        else:
-            fit = self._not_beaten(mesh, inner, level, shape, frame, fit)
         if not len(fit):
             return
-        table, transfers = self._table(inner, mesh.dp, level, settled=True), self._transfers(mesh, inner)
-        bounds = frame.bounds_s(table, transfers, together=self._together(shape), rows=rows.take(fit))
-        bounds = bounds + self.problem.stack.step_s
-        self._push(max(bound, float(bounds.min())), 5, mesh, size, inner, level, shape, fit)
+        for order in self._orders[mesh]:
+            place, own = replace(mesh, order=order), replace(inner, order=order)
+            left = self._not_beaten(place, own, level, shape, frame, fit)
+            if not len(left):
+                continue
+            table, transfers = self._table(own, mesh.dp, level, settled=True), self._transfers(place, own)
+            bounds = frame.bounds_s(table, transfers, together=self._together(shape), rows=rows.take(left))
+            bounds = bounds + self.problem.stack.step_s
+            self._push(max(bound, float(bounds.min())), 5, place, size, own, level, shape, left)
 
     def _not_beaten(self, mesh: Mesh, inner: Inner, level: int, shape: Shape, frame: Frame, fit: Ints) -> Ints:
         """Without the rows of which another one surely fits, and surely takes no longer, with fewer blocks made again.
@@ -393,18 +463,19 @@ class Branching:
         """
         problem, limit = self.problem, self.problem.limit_bytes
         exact = type(problem.stack).memory is Stack.memory
-        if self.keep > 1 or not exact or not self._together(shape):
+        if self.keep > 1 or not exact or not self._together(shape) or not self._is_partial(inner.recompute):
             return fit
         if not self.costs.longer_with_recompute(inner, mesh.dp, level):
             return fit
         rows = self.rows(frame, inner.recompute)
-        most = self.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows, most=True)
+        bare = anywhere(inner)
+        most = self.footing.peaks_bytes(bare, frame, dp=mesh.dp, level=level, rows=rows, most=True)
         fewest = np.full(len(frame.layers), np.iinfo(np.int64).max)
         sure = np.flatnonzero(most <= limit)
         np.minimum.at(fewest, rows.spread[sure], rows.recomputed[sure])
         if "none" in recomputes(problem):
-            bare = self.footing.peaks_bytes(kept(inner), frame, dp=mesh.dp, level=level, most=True)
-            fewest[bare <= limit] = 0
+            once = self.footing.peaks_bytes(kept(bare), frame, dp=mesh.dp, level=level, most=True)
+            fewest[once <= limit] = 0
         return np.asarray(fit[rows.recomputed[fit] <= fewest[rows.spread[fit]]])
 
     def _open_spreads(
@@ -440,7 +511,11 @@ class Branching:
         return found
 
     def _transfers(self, mesh: Mesh, inner: Inner) -> tuple[float, ...]:
-        return self.costs.transfer_s(inner, mesh.dp, mesh.pp)
+        """Between stages; the least of all orders where none is chosen yet."""
+        if inner.order:
+            return self.costs.transfer_s(inner, mesh.dp, mesh.pp)
+        every = [self.costs.transfer_s(replace(inner, order=each), mesh.dp, mesh.pp) for each in self._orders[mesh]]
+        return tuple(map(min, *every)) if len(every) > 1 else every[0]
 
     def _together(self, shape: Shape) -> bool:
         """Whether the stack begins every step on all ranks together."""
@@ -465,7 +540,11 @@ class Branching:
         values = values_of(
             mesh, size, inner.sequence_parallel, inner.recompute, shape, level, layers, self.problem, some
         )
-        self.consider(self.problem.degrees(values))
+        anyhow = tuple((name, value) for name, value in values.items() if name != "order")
+        if anyhow not in self._too_large:  # which no order of the axes changes
+            found = self.consider(self.problem.degrees(values))
+            if found is None:
+                self._too_large.add(anyhow)
         if at + 1 < len(ranked):
             self._push(ranked[at + 1][0], 6, mesh, size, inner, level, shape, ranked, at + 1)
 
@@ -522,7 +601,8 @@ class Branching:
         other = Branching(problem=self.problem.changed(pins=pins))
         other._seen = self._seen
         other.costs, other.footing = self.costs, self.footing
-        if pins.layers is None and self.problem.pins.layers is None:
+        own = self.problem.pins
+        if pins.layers is None and own.layers is None and pins.recompute_layers == own.recompute_layers:
             other._frames, other._linears = self._frames, self._linears
         return other
 

@@ -43,6 +43,7 @@ def plan_of(problem: Problem, found: Found) -> Plan:
         pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch, schedule=degrees.schedule,
         virtual=degrees.virtual, recompute=degrees.recompute, zero=degrees.optimizer.parallel_level,
         optimizer=degrees.optimizer, sequence_parallel=degrees.sequence_parallel, layers_per_stage=degrees.layers,
+        recompute_layers=degrees.recompute_layers, order=degrees.order,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ also knows the data-parallel width and the optimizer's level: its numbers are th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -16,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.price import price_transfer
-from plans.scale import Degrees
+from plans.scale import ORDER, Degrees
 from plans.timeline import PS_PER_S
 from plans.transformer import TransformerConfig
 from search.scale.problem import Problem
 from simulator.scale.action import Rates, Stretch
 from simulator.scale.chunks import Chunk, Chunks
 
-__all__ = ["WAYS", "Costs", "Inner", "Table", "kept", "num_dense", "only", "piece_counts", "pieces_of"]
+__all__ = ["WAYS", "Costs", "Inner", "Table", "anywhere", "kept", "num_dense", "only", "piece_counts", "pieces_of"]
 
 _PIECES = ("embedding", "block", "head")
 
@@ -33,7 +34,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Inner:
-    """What happens inside a stage."""
+    """What happens inside a stage.
+
+    Args:
+        tp, cp, sequence_parallel, micro_batch, recompute, split, ep: as of a configuration; `split`: the backward is.
+        spot: the tiers of the groups inside a stage, where they are others than in the usual order of the axes.
+        order: of the axes; only what the optimizer communicates, and transfers, need it, unless it is the usual one.
+    """
 
     tp: int
     cp: int
@@ -42,6 +49,8 @@ class Inner:
     recompute: str
     split: bool
     ep: int = 1
+    spot: tuple[tuple[str, tuple[int, int]], ...] = ()
+    order: tuple[str, ...] = ()
 
 
 WAYS = ("F.first", "F", "closing", "closing.last", "I")
@@ -129,18 +138,23 @@ class Costs:
         """The costs of pieces as the forecast takes them."""
         key = (inner, dp, level, contention)
         if key not in self._chunks:
-            problem = self.problem
+            problem, bare = self.problem, unordered(inner)
             degrees = Degrees(
                 dp=dp, tp=inner.tp, cp=inner.cp, ep=inner.ep, pp=problem.num_devices // (dp * inner.tp * inner.cp),
                 micro_batch=inner.micro_batch, global_batch=dp * inner.micro_batch, recompute=inner.recompute,
                 sequence_parallel=inner.sequence_parallel, optimizer=problem.at_level(level),
+                order=inner.order or ORDER,
             )  # fmt: skip
             self._chunks[key] = made = Chunks(
                 config=problem.config, degrees=degrees, machine=problem.machine, stack=problem.stack,
                 rates=self.rates if contention else None, split_backward=inner.split,
-                known=self._known.setdefault((inner, contention), {}),
+                known=self._known.setdefault((bare, contention), {}),
             )  # fmt: skip
-            first = self._first.setdefault(inner, made)
+            if inner.spot and not inner.order:
+                groups = dict(made.groups)
+                vars(made)["groups"] = groups | {name: (groups[name][0], tiers) for name, tiers in inner.spot}
+                vars(made)["groups"]["tp_kv+tp_q"] = vars(made)["groups"]["tp"]
+            first = self._first.setdefault(bare, made)
             if first is not made:  # cached properties that no width and no level changes
                 vars(made).update(template=first.template, numbers=first.numbers)
         return self._chunks[key]
@@ -151,7 +165,7 @@ class Costs:
         Sharded gradients (level 2) are not summed over micro-batches while they are whole: the least of all levels.
         """
         dp = self.problem.num_devices // (inner.tp * inner.cp)
-        return self.chunks(inner, dp, 2 if self.problem.pins.zero in (None, 2, 3) else 0, contention=False)
+        return self.chunks(unordered(inner), dp, 2 if self.problem.pins.zero in (None, 2, 3) else 0, contention=False)
 
     def whole(self, inner: Inner) -> tuple[float, ...]:
         """Seconds of the whole model and one micro-batch, forward and backward (in one part or two).
@@ -162,6 +176,7 @@ class Costs:
 
     def alone(self, inner: Inner) -> Floats:
         """(piece, part) seconds of one micro-batch: what `whole` adds up."""
+        inner = unordered(inner)
         if inner not in self._whole:
             chunks, parts = self.plain(inner), (("F", "I", "W") if inner.split else ("F", "B"))
             ends = None if inner.recompute == "none" else self.alone(kept(inner))  # they recompute in no mode
@@ -175,6 +190,8 @@ class Costs:
 
     def early(self, inner: Inner, dp: int, level: int) -> Table:
         """A table that is quickly made: first and last actions are as all others, the update takes nothing."""
+        if level < 2:
+            inner = unordered(inner)
         key = (inner, dp if level >= 2 else 0, level if level >= 2 else 0)
         if key not in self._early:
             chunks = self.chunks(inner, dp, level, contention=True)
@@ -315,13 +332,25 @@ class Costs:
         if key not in self._transfer:
             chunks = self.plain(inner)
             size = chunks.numbers[chunks.template.pieces["block"].leaves]
-            width = dp * inner.tp * inner.cp
+            sizes, stride = {"dp": dp, "tp": inner.tp, "cp": inner.cp, "pp": pp}, 1
+            for axis in itertools.takewhile(lambda each: each != "pp", inner.order or ORDER):
+                stride *= sizes[axis]
             machine = self.problem.machine
             self._transfer[key] = tuple(
-                price_transfer(machine, rank * width, (rank + 1) % pp * width, size).work_ps / PS_PER_S
+                price_transfer(machine, rank * stride, (rank + 1) % pp * stride, size).work_ps / PS_PER_S
                 for rank in range(pp)
             ) if pp > 1 else (0.0,)  # fmt: skip
         return self._transfer[key]
+
+
+def unordered(inner: Inner) -> Inner:
+    """The same for any order of the axes with the same tiers inside a stage."""
+    return replace(inner, order=()) if inner.order else inner
+
+
+def anywhere(inner: Inner) -> Inner:
+    """The same wherever it lies: memory does not depend on that."""
+    return replace(inner, order=(), spot=()) if inner.order or inner.spot else inner
 
 
 def kept(inner: Inner) -> Inner:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plans.scale import Degrees
+from plans.scale import ORDER, Degrees
 from simulator.scale import Forecast
 
 __all__ = ["Found", "Refused", "describe", "identity"]
@@ -28,6 +28,7 @@ class Found:
             each.micro_batch, each.schedule,
             each.virtual, each.recompute, each.recompute_layers or 0, each.optimizer.parallel_level,
             each.sequence_parallel, each.layers or (),
+            each.order != ORDER, each.order,
         )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def identity(degrees: Degrees) -> tuple[Any, ...]:
         degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.ep, degrees.micro_batch,
         degrees.schedule, degrees.virtual,
         degrees.recompute, degrees.recompute_layers, degrees.optimizer.parallel_level, degrees.sequence_parallel,
-        degrees.layers,
+        degrees.layers, degrees.order,
     )  # fmt: skip
 
 
@@ -76,6 +77,8 @@ def describe(degrees: Degrees) -> str:
     )
     if degrees.sequence_parallel:
         text += ", sequence parallel"
+    if degrees.order != ORDER:
+        text += f", order {'-'.join(axis for axis in degrees.order if getattr(degrees, axis) > 1)}"
     return text + (f", layers {_runs(degrees.layers)}" if degrees.layers else "")
 
 

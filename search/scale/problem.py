@@ -10,7 +10,7 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.plan import Optimizer
 from plans.scale import Degrees
-from plans.scale.degrees import check_recompute_layers
+from plans.scale.degrees import check_order, check_recompute_layers
 from plans.schedules import chunks_per_rank, make_schedule
 from plans.transformer import TransformerConfig
 from plans.transformer.recompute import RECOMPUTE_MODES
@@ -40,6 +40,7 @@ class Pins:
     zero: int | None = None
     sequence_parallel: bool | None = None
     layers: tuple[int, ...] | None = None
+    order: tuple[str, ...] | None = None
 
     @property
     def given(self) -> dict[str, Any]:
@@ -56,6 +57,8 @@ class Pins:
         if self.recompute is not None and self.recompute not in RECOMPUTE_MODES:
             raise TwofoldError(f"recompute is pinned to {self.recompute!r}; it is one of {', '.join(RECOMPUTE_MODES)}")
         check_recompute_layers(self.recompute, self.recompute_layers)
+        if self.order is not None:
+            check_order(self.order)
         if self.schedule is not None:
             fixed = chunks_per_rank(self.schedule)
             if self.virtual is not None and fixed is not None and self.virtual != fixed:

@@ -1,20 +1,23 @@
 """The space that is searched: every way to spread the model that its sizes, the devices and the pins allow.
 
 A configuration is a mesh (dp, cp, tp, pp), the samples of a micro-batch, sequence parallel or not, a recompute mode and
-how many blocks of a chunk recompute, a schedule with its chunks per rank, a spread of the layers over chunks and an
-optimizer-parallel level. Sizes are any divisors, not only powers of two.
+how many blocks of a chunk recompute, a schedule with its chunks per rank, a spread of the layers over chunks, an
+optimizer-parallel level, and the order in which ranks count along the axes. Sizes are any divisors, not only powers of
+two.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from costmodels.tiers import axes_tiers
 from plans.errors import TwofoldError
-from plans.scale import Degrees
+from plans.scale import ORDER, Degrees
 from plans.schedules import Schedule, chunks_per_rank, make_schedule, schedule_names
 from plans.transformer import TransformerConfig
 from search.scale.problem import Problem
@@ -26,15 +29,19 @@ __all__ = [
     "MAX_VIRTUAL",
     "MOST_FEWER",
     "Mesh",
+    "Placement",
     "Shape",
     "divisors",
     "enumerate_degrees",
     "layer_choices",
     "meshes",
     "micro_batches",
+    "orders",
+    "placement",
     "recompute_counts",
     "refusal",
     "shapes",
+    "strides_of",
 ]
 
 MAX_MICRO_BATCH = 64
@@ -55,13 +62,14 @@ _FIRST_FEWER = 2
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mesh:
-    """Degrees; dp x cp x tp x pp is the number of devices, ep a part of dp."""
+    """Degrees; dp x cp x tp x pp is the number of devices, ep a part of dp. `order` is that of `Degrees`."""
 
     dp: int
     cp: int
     tp: int
     pp: int
     ep: int = 1
+    order: tuple[str, ...] = ORDER
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -140,7 +148,8 @@ def meshes(problem: Problem) -> tuple[list[Mesh], dict[str, int]]:
                 elif problem.global_batch % dp:
                     no(f"a global batch of {problem.global_batch} does not divide by dp {dp}")
                 else:
-                    found += [Mesh(dp, cp, tp, pp, ep) for ep in _expert_degrees(problem, dp)]
+                    order = pins.order or ORDER
+                    found += [Mesh(dp, cp, tp, pp, ep, order) for ep in _expert_degrees(problem, dp)]
     return found, refused
 
 
@@ -154,6 +163,69 @@ def _of(count: int, pinned: int | None) -> tuple[int, ...]:
     if pinned is None:
         return divisors(count)
     return (pinned,) if count % pinned == 0 else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """On which tiers of links the groups of a mesh lie: all that a forecast knows of the order of its axes.
+
+    Args:
+        inner: of the groups whose communication is inside the blocks.
+        outer: of those of the optimizer, and of the transfers between stages.
+    """
+
+    inner: tuple[tuple[str, tuple[int, int]], ...]
+    outer: tuple[tuple[int, ...], ...]
+
+
+def placement(problem: Problem, mesh: Mesh) -> Placement:
+    """Where a mesh puts its groups."""
+    machine, ranks = problem.machine, problem.num_devices
+    stride = strides_of(mesh)
+    size = {axis: int(getattr(mesh, axis)) for axis in ORDER}
+
+    def along(*axes: tuple[int, int]) -> tuple[int, int]:
+        return axes_tiers(machine, axes, ranks)
+
+    whole = {axis: (size[axis], stride[axis]) for axis in ORDER}
+    inner = {"tp": along(whole["tp"]), "cp": along(whole["cp"])}
+    outer: list[tuple[int, ...]] = [
+        along(whole["dp"]), along(whole["dp"], whole["cp"]), along(whole["dp"], whole["tp"]),
+        along(whole["dp"], whole["cp"], whole["tp"]),
+    ]  # fmt: skip
+    if mesh.ep > 1:
+        inner["ep"] = along((mesh.ep, stride["dp"]))
+        outer.append(along((mesh.dp // mesh.ep, stride["dp"] * mesh.ep)))
+    if mesh.tp > (heads := problem.config.kv_heads):
+        each = mesh.tp // heads
+        inner |= {"tp_q": along((each, stride["tp"])), "tp_kv": along((heads, stride["tp"] * each))}
+    if mesh.pp > 1:
+        at = [rank * stride["pp"] for rank in range(mesh.pp)]
+        outer.append(tuple(machine.tier(pair) for pair in zip(at, (*at[1:], at[0]), strict=True)))
+    return Placement(tuple(sorted(inner.items())), tuple(outer))
+
+
+def strides_of(mesh: Mesh) -> dict[str, int]:
+    """Distance of neighbours along each axis."""
+    found, stride = {}, 1
+    for axis in mesh.order:
+        found[axis] = stride
+        stride *= int(getattr(mesh, axis))
+    return found
+
+
+def orders(problem: Problem, mesh: Mesh) -> list[tuple[tuple[str, ...], Placement]]:
+    """The orders of the axes that differ in where they put groups, `mesh`'s own first.
+
+    Of those that put all groups on the same tiers only the first is there: no forecast tells them apart.
+    """
+    found = {placement(problem, mesh): mesh.order}
+    if problem.pins.order is None and problem.num_devices > problem.machine.links[0].ranks:
+        used = [axis for axis in ORDER if getattr(mesh, axis) > 1]
+        rest = tuple(axis for axis in ORDER if axis not in used)
+        for order in itertools.permutations(used):
+            found.setdefault(placement(problem, replace(mesh, order=(*order, *rest))), (*order, *rest))
+    return [(order, where) for where, order in found.items()]
 
 
 def micro_batches(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
@@ -302,7 +374,8 @@ def spreads(problem: Problem, num_chunks: int) -> tuple[tuple[int, ...], ...]:
 
 def enumerate_degrees(problem: Problem) -> Iterator[Degrees]:
     """Every configuration of the space, one by one: what the search would do without bounds."""
-    for mesh in meshes(problem)[0]:
+    placed = (replace(mesh, order=order) for mesh in meshes(problem)[0] for order, _ in orders(problem, mesh))
+    for mesh in placed:
         for size in micro_batches(problem, mesh):
             count = problem.global_batch // (mesh.dp * size)
             for shape in shapes(problem, mesh.pp):
@@ -339,5 +412,5 @@ def values_of(
         "sequence_parallel": sp,
         "recompute": recompute, "recompute_layers": recompute_layers, "schedule": shape.schedule,
         "virtual": shape.virtual, "zero": zero,
-        "layers": None if layers == even and whole else layers,
+        "layers": None if layers == even and whole else layers, "order": mesh.order,
     }  # fmt: skip

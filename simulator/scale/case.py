@@ -9,22 +9,26 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import groupby
+from functools import cached_property, lru_cache
+from itertools import groupby, pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from costmodels import Machine
 from costmodels.interval import step_interval
 from costmodels.price import price_transfer
 from plans.scale import Degrees
 from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
 from simulator.scale.action import Stretch
+from simulator.scale.batch import action_columns, pipeline_ends_ps
 from simulator.scale.chunks import Chunk, Chunks, plain
 from simulator.scale.classes import beside_share, class_seconds, device_classes, slowest_of
 from simulator.scale.pipeline import pipeline_end_ps
+from simulator.scale.stacks import Stack
 
 __all__ = ["Case", "Forecast", "Pieces", "RankKinds", "beside_transfers_ps", "is_split"]
 
@@ -201,6 +205,24 @@ class Pieces:
         return {"update": update_s} | {name: num_micro_batches * seconds for name, seconds in each.items()}
 
 
+_MANY_ACTIONS = 4096
+"""From so many on columns are faster, of one configuration too."""
+
+
+@lru_cache(maxsize=16_384)
+def _transfers(
+    machine: Machine, stack: Stack, placement: tuple[int, ...], stride: int, size_bytes: int
+) -> tuple[Mapping[tuple[int, int], float], int]:
+    times: dict[tuple[int, int], float] = {}
+    dispatch = 0
+    for stage, (here, there) in enumerate(pairwise(placement)):
+        if here != there:
+            cost = price_transfer(machine, here * stride, there * stride, size_bytes)
+            dispatch = stack.dispatch_ps(cost.dispatch_ps, "transfer", "C")
+            times[stage, stage + 1] = times[stage + 1, stage] = cost.work_ps
+    return MappingProxyType(times), dispatch
+
+
 def beside_transfers_ps(transfer_ps: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
     """Per stage by how much an action is slowed by what its rank sends and receives meanwhile, both at once.
 
@@ -272,17 +294,9 @@ class Case:
 
         Priced between the first ranks of the two groups; stages of one rank hand over.
         """
-        costs, schedule, width = self.pieces.costs, self.schedule, self.degrees.width
-        times: dict[tuple[int, int], float] = {}
-        dispatch = 0
-        for stage in range(schedule.num_stages - 1):
-            here, there = schedule.placement[stage], schedule.placement[stage + 1]
-            if here != there:
-                size = costs.numbers[costs.template.pieces["block"].leaves]
-                cost = price_transfer(costs.machine, here * width, there * width, size)
-                dispatch = costs.stack.dispatch_ps(cost.dispatch_ps, "transfer", "C")
-                times[stage, stage + 1] = times[stage + 1, stage] = cost.work_ps
-        return times, dispatch
+        costs = self.pieces.costs
+        size = costs.numbers[costs.template.pieces["block"].leaves]
+        return _transfers(costs.machine, costs.stack, self.schedule.placement, self.degrees.strides[-1], size)
 
     def end_ps(self) -> float:
         """When the pipeline ends, as the stack runs it.
@@ -294,6 +308,18 @@ class Case:
         transfer_ps, send_ps = self.transfers()
         column = np.array([transfer_ps.get((stage, stage + 1), 0.0) for stage in range(self.schedule.num_stages)])
         beside_ps = beside_transfers_ps(column, self.pieces.slowed_share)
+        alone = stack.synchronises(degrees) or stack.fetch_s or not stack.steps_together(degrees)
+        if not alone and len(self.schedule.table.stage) >= _MANY_ACTIONS:
+            kinds = dict.fromkeys(self.chunks)
+            columns = {chunk: action_columns(self.pieces.actions(chunk)) for chunk in kinds}
+            ends = pipeline_ends_ps(
+                self.schedule, np.stack([columns[chunk] for chunk in self.chunks], axis=-1)[..., None],
+                np.array([(each.work_ps, each.lead_ps) for each in self.updates()]).T[..., None],
+                column[:, None], np.array([float(send_ps)]), blocking=stack.waits_for_sends(degrees),
+                blocking_ends=stack.waits_at_ends(degrees),
+                beside_ps=beside_ps[:, None] if self.schedule.num_ranks > 1 else None,
+            )  # fmt: skip
+            return float(ends[0])
         return pipeline_end_ps(
             self.schedule, [self.pieces.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
             blocking=stack.waits_for_sends(degrees), blocking_ends=stack.waits_at_ends(degrees),

@@ -16,7 +16,7 @@ from typing import Any
 
 from costmodels import Machine
 from costmodels.price import price_collective, price_compute, price_wait
-from costmodels.tiers import group_tiers
+from costmodels.tiers import axes_tiers
 from plans.errors import TwofoldError
 from plans.graph import itemsize
 from plans.scale import Degrees, ModelTemplate, ParameterTemplate, PartTemplate, model_sizes, model_template
@@ -133,21 +133,24 @@ class Chunks:
     @cached_property
     def groups(self) -> Groups:
         """Members and tiers of the groups inside a stage, of the stage where they are slowest."""
-        degrees, ranks = self.degrees, self.degrees.num_ranks
-        found: dict[str, tuple[int, tuple[int, int]]] = {
-            "tp": (degrees.tp, group_tiers(self.machine, degrees.tp, 1, ranks)),
-            "cp": (degrees.cp, group_tiers(self.machine, degrees.cp, degrees.tp, ranks)),
-            "dp": (degrees.dp * degrees.cp, group_tiers(self.machine, degrees.dp * degrees.cp, degrees.tp, ranks)),
-            "tp_kv+tp_q": (degrees.tp, group_tiers(self.machine, degrees.tp, 1, ranks)),
-        }
+        degrees = self.degrees
+        tp, cp, dp, _ = degrees.strides
+
+        def along(*axes: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+            members = math.prod(size for size, _ in axes)
+            return members, axes_tiers(self.machine, axes, degrees.num_ranks)
+
+        found = {
+            "tp": along((degrees.tp, tp)), "cp": along((degrees.cp, cp)),
+            "dp": along((degrees.dp, dp), (degrees.cp, cp)),
+            "tp_kv+tp_q": along((degrees.tp, tp)),
+        }  # fmt: skip
         if degrees.ep > 1:  # neighbours among the data-parallel ranks; cp is 1
-            ep, copies = degrees.ep, degrees.dp // degrees.ep
-            found["ep"] = ep, group_tiers(self.machine, ep, degrees.tp, ranks)
-            found["copies"] = copies, group_tiers(self.machine, copies, degrees.tp * ep, ranks)
+            found["ep"] = along((degrees.ep, dp))
+            found["copies"] = along((degrees.dp // degrees.ep, dp * degrees.ep))
         if degrees.tp > (heads := self.config.kv_heads):  # every key-value head on several ranks, the inner axis
             each = degrees.tp // heads
-            found["tp_q"] = each, group_tiers(self.machine, each, 1, ranks)
-            found["tp_kv"] = heads, group_tiers(self.machine, heads, each, ranks)
+            found["tp_q"], found["tp_kv"] = along((each, tp)), along((heads, tp * each))
         return found
 
     @cached_property

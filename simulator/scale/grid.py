@@ -89,7 +89,8 @@ class _Grid:
         schedule = degrees.pipeline
         split = is_split(schedule)
         shape = (
-            degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel, split, degrees.num_ranks
+            degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel, split,
+            degrees.num_ranks, degrees.strides[:3],
         )  # fmt: skip
         mixed = degrees.recompute_layers is not None
         own = (*shape, degrees.dp, self._number(degrees.optimizer), degrees.recompute, mixed)
@@ -166,7 +167,7 @@ class _Grid:
 
     def _transfer(self, case: Case) -> tuple[Floats, float]:
         costs, placement = case.pieces.costs, case.schedule.placement
-        key = (costs.numbers[costs.template.pieces["block"].leaves], case.degrees.width, placement)
+        key = (costs.numbers[costs.template.pieces["block"].leaves], case.degrees.strides[-1], placement)
         if key not in self._transfers:
             times, send_ps = case.transfers()
             column = np.array([times.get((stage, stage + 1), 0.0) for stage in range(len(placement))])

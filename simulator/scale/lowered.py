@@ -15,7 +15,7 @@ import msgspec
 
 from costmodels import Machine
 from costmodels.price import price_collective, price_compute, price_wait
-from costmodels.tiers import group_tiers
+from costmodels.tiers import axes_tiers
 from costmodels.traffic import plain_call
 from plans.graph import itemsize
 from plans.plan import Optimizer
@@ -107,7 +107,7 @@ _MOST_KNOWN = 4096
 
 def _lines(machine: Machine, degrees: Degrees) -> _Lines:
     """The same object for all layouts in which the optimizer does the same."""
-    key = (machine, degrees.tp, degrees.cp, degrees.dp, degrees.num_ranks, _key_of(degrees.optimizer))
+    key = (machine, degrees.tp, degrees.cp, degrees.dp, degrees.num_ranks, degrees.strides, _key_of(degrees.optimizer))
     found = _KNOWN.get(key)
     if found is None:
         if len(_KNOWN) >= _MOST_KNOWN:
@@ -170,10 +170,14 @@ class _Lines:
     def _group(self, axes: tuple[str, ...]) -> tuple[int, tuple[int, int]]:
         found = self._groups.get(axes)
         if found is None:
-            degrees, ranks = self.degrees, self.degrees.num_ranks
-            members = self._size(axes, True)
-            inner = any(axis.startswith("tp") for axis in axes)
-            found = members, group_tiers(self.machine, members, 1 if inner else degrees.tp, ranks)
+            degrees = self.degrees
+            tp, cp, dp, _ = degrees.strides
+            along = [(degrees.dp, dp)]
+            if any(axis.startswith("tp") for axis in axes):
+                along.append((degrees.tp, tp))
+            if "cp" in axes:
+                along.append((degrees.cp, cp))
+            found = self._size(axes, True), axes_tiers(self.machine, along, degrees.num_ranks)
             self._groups[axes] = found
         return found
 

@@ -55,7 +55,7 @@ def forecast(
     def known(each: Degrees) -> dict[tuple[object, ...], Any]:
         return _known(
             config, machine, stack, each.tp, each.cp, each.ep, each.micro_batch, each.sequence_parallel,
-            each.recompute, split, each.num_ranks,
+            each.recompute, split, each.num_ranks, each.strides[:3],
         )  # fmt: skip
 
     costs = chunk_costs(config, degrees, machine, stack, split, known)
