@@ -137,7 +137,8 @@ class Device:
             with contextlib.suppress(RuntimeError), warnings.catch_warnings(action="ignore"):
                 graph.capture_end()
             raise
-        graph.capture_end()
+        with warnings.catch_warnings(action="ignore"):  # what is a view launches nothing
+            graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
 
