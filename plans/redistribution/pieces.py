@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import product
 
 from plans.errors import TwofoldError
-from plans.layout import Region, TensorLayout
+from plans.layout import Layout, Region, TensorLayout
 from plans.redistribution.cuts import cut
 
 __all__ = ["Piece", "check", "pieces"]
@@ -66,10 +66,26 @@ def pieces(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> 
 @lru_cache(maxsize=1024)
 def _pieces(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]) -> tuple[Piece, ...]:
     senders, receivers = source.mesh.rank_list, target.mesh.rank_list
+    if set(senders).isdisjoint(receivers):  # then only positions matter, as they do between every two stages alike
+        found = _between(_numbered(source, 0), _numbered(target, len(senders)), shape)
+    else:
+        found = _hand_overs(source, target, shape)
     return tuple(
-        Piece(src_rank=senders[here], dst_rank=receivers[there], region=tuple(part[0] for part in parts))
-        for here, there, parts in _hand_overs(source, target, shape)
+        Piece(src_rank=senders[here], dst_rank=receivers[there], region=tuple([part[0] for part in parts]))
+        for here, there, parts in found
     )
+
+
+def _numbered(layout: TensorLayout, first: int) -> TensorLayout:
+    """The same on ranks that count from `first`."""
+    mesh = layout.mesh
+    ranked = _counted(mesh.device_matrix, mesh.alias_name, first, mesh.num_ranks)
+    return TensorLayout(mesh=ranked, dims=layout.dims, partial=layout.partial)
+
+
+@lru_cache(maxsize=64)
+def _counted(device_matrix: tuple[int, ...], names: tuple[str, ...], first: int, count: int) -> Layout:
+    return Layout(device_matrix, names, range(first, first + count))
 
 
 _Part = tuple[tuple[int, int], int, int]
@@ -121,6 +137,13 @@ def _hand_overs(
             found[which] = (owners[box][replica], *found[which][1:])
             before += elements
     return found
+
+
+@lru_cache(maxsize=16)
+def _between(
+    source: TensorLayout, target: TensorLayout, shape: tuple[int, ...]
+) -> list[tuple[int, int, tuple[_Part, ...]]]:
+    return _hand_overs(source, target, shape)
 
 
 def check(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> None:
