@@ -18,6 +18,7 @@ from plans.errors import TwofoldError
 from plans.scale import Degrees
 from plans.transformer import Experts, TransformerConfig
 from search.scale import Answer, Found, NothingFits, Pins, Problem, baseline, solve
+from search.scale.baselines import usual_candidates
 from search.scale.branch import Branching
 from search.scale.costs import Inner
 from search.scale.explain import relaxations
@@ -274,7 +275,9 @@ def test_a_pin_holds_and_costs() -> None:
 def test_more_of_the_fastest_are_ranked_when_asked_for() -> None:
     asked = CASES["levels"]
     every = sorted(found.step_s for found in forecast_grid(asked.config, list(enumerate_degrees(asked)), asked.machine))
-    assert [each.forecast.step_s for each in solve(asked, keep=4).found[:4]] == pytest.approx(every[:4], rel=1e-9)
+    found = solve(asked, keep=4)
+    assert [each.forecast.step_s for each in found.found[:4]] == pytest.approx(every[:4], rel=1e-9)
+    assert found.num_proven == 4 and "the first 4 proven" in found.summary() and solve(asked).num_proven == 1
 
 
 def test_neighbours_lose_and_are_what_they_say() -> None:
@@ -347,7 +350,8 @@ def test_an_interrupt_gives_the_best_so_far_and_its_gap(after: int) -> None:
 
 def test_a_time_limit_ends_the_search() -> None:
     found = solve(CASES["schedules"], time_limit_s=1e-9)
-    assert not found.complete and found.gap > 0.0 and "at most" in found.summary()
+    assert not found.complete and found.gap > 0.0 and "at most" in found.summary() and found.num_proven == 0
+    assert usual_candidates(problem(), deadline_s=0.0) == [] and len(usual_candidates(problem())) == 2
 
 
 def test_the_answer_does_not_hang_on_the_hash_seed() -> None:

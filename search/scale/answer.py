@@ -31,6 +31,8 @@ class Answer:
         physics_s: all arithmetic of the model at the peak rate of all devices, or all its memory traffic at theirs.
         complete: whether the search ended by itself; else at the time limit or an interrupt.
         search_s: how long it took.
+        num_proven: so many of `found`, from the first on, are proven to be the fastest of the space, in this order;
+            the others are what was forecast on the way.
         num_forecasts: configurations forecast whole.
         num_opened: nodes opened.
         refused: what was not taken, with the reason.
@@ -47,6 +49,7 @@ class Answer:
     search_s: float
     num_forecasts: int
     num_opened: int
+    num_proven: int = 0
     refused: Sequence[Refused] = ()
     neighbours: Sequence[Neighbour] = ()
     method: str = "search"
@@ -88,7 +91,8 @@ class Answer:
                 f"{self.num_forecasts} forecasts, {self.search_s:.2f} s"
             )
         said = (
-            "proven the fastest of the space under this forecast" if self.complete else
+            "proven the fastest of the space under this forecast" if self.complete and self.num_proven < 2 else
+            f"the first {self.num_proven} proven the fastest of the space under this forecast" if self.complete else
             f"at most {self.gap:.1%} above the fastest of the space"
         )  # fmt: skip
         return (
@@ -117,6 +121,7 @@ class Answer:
             "gap_to_relaxation": self.gap_to_relaxation,
             "gap_to_physics": self.gap_to_physics,
             "complete": self.complete,
+            "num_proven": self.num_proven,
             "neighbours": [
                 {
                     "change": each.change,

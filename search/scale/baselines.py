@@ -58,17 +58,29 @@ def baseline(problem: Problem, name: str) -> Answer:
     )  # fmt: skip
 
 
-def usual_candidates(problem: Problem) -> list[Degrees]:
-    """What the grid and the greedy halving find."""
-    found = [sorted(tried, key=lambda each: each.key) for tried in (_grid(problem), _greedy(problem))]
+def usual_candidates(problem: Problem, deadline_s: float | None = None) -> list[Degrees]:
+    """What the grid and the greedy halving find, as far as they come until `deadline_s` (of `time.monotonic()`)."""
+    until = float("inf") if deadline_s is None else deadline_s
+    found = [sorted(tried(problem, until), key=lambda each: each.key) for tried in (_greedy, _grid)]
     fitting = [[each for each in tried if each.forecast.peak_bytes <= problem.limit_bytes] for tried in found]
     return [tried[0].degrees for tried in fitting if tried]
 
 
-def _forecasts(problem: Problem, candidates: Iterable[Degrees]) -> list[Found]:
+_AT_ONCE = 50
+"""Configurations that are forecast between two looks at the clock."""
+
+
+def _forecasts(problem: Problem, candidates: Iterable[Degrees], until_s: float = float("inf")) -> list[Found]:
     chosen = list({identity(each): each for each in candidates}.values())
-    seen = forecast_grid(problem.config, chosen, problem.machine, stack=problem.stack)
-    return [Found(degrees=degrees, forecast=found) for degrees, found in zip(chosen, seen, strict=True)]
+    at_once = len(chosen) if until_s == float("inf") else _AT_ONCE
+    found: list[Found] = []
+    for first in range(0, len(chosen), max(1, at_once)):
+        if time.monotonic() > until_s:
+            break
+        part = chosen[first : first + at_once]
+        seen = forecast_grid(problem.config, part, problem.machine, stack=problem.stack)
+        found += [Found(degrees=degrees, forecast=each) for degrees, each in zip(part, seen, strict=True)]
+    return found
 
 
 def _data_parallel(problem: Problem) -> list[Found]:
@@ -84,8 +96,8 @@ def _data_parallel(problem: Problem) -> list[Found]:
     return _forecasts(problem, _possible(problem, [values]))
 
 
-def _grid(problem: Problem) -> list[Found]:
-    return _forecasts(problem, _possible(problem, _grid_values(problem)))
+def _grid(problem: Problem, until_s: float = float("inf")) -> list[Found]:
+    return _forecasts(problem, _possible(problem, _grid_values(problem)), until_s)
 
 
 def _grid_values(problem: Problem) -> Iterator[dict[str, object]]:
@@ -116,11 +128,11 @@ def _powers(most: int) -> list[int]:
     return found
 
 
-def _greedy(problem: Problem) -> list[Found]:
+def _greedy(problem: Problem, until_s: float = float("inf")) -> list[Found]:
     now = {"dp": 1, "cp": 1, "tp": 1, "pp": 1}
     for factor in _prime_factors(problem.num_devices):
         ahead = [now | {name: now[name] * factor} for name in now]
-        found = _forecasts(problem, _possible(problem, [_usual(values) for values in ahead]))
+        found = _forecasts(problem, _possible(problem, [_usual(values) for values in ahead]), until_s)
         if not found:
             return []
         best = min(found, key=lambda each: each.key).degrees
@@ -131,7 +143,7 @@ def _greedy(problem: Problem) -> list[Found]:
         for level in (0, 1, 2, 3)
         for size in (1, 2, 4)
     ]
-    return _forecasts(problem, _possible(problem, choices))
+    return _forecasts(problem, _possible(problem, choices), until_s)
 
 
 def _usual(values: dict[str, int]) -> dict[str, object]:

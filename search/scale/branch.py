@@ -73,12 +73,14 @@ class Branching:
         keep: how many of the fastest are searched for; the search ends when no other can be among them.
         deadline_s: `time.monotonic()` at which it ends with the best so far.
         on_better: called with every new best.
+        midway: called once, when half of the time that was given is gone.
     """
 
     problem: Problem
     keep: int = 1
     deadline_s: float | None = None
     on_better: Callable[[Found], None] | None = None
+    midway: Callable[[], None] | None = None
     found: list[Found] = field(default_factory=list)
     rejected: list[Found] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
@@ -86,6 +88,7 @@ class Branching:
     bound_s: float = 0.0
     complete: bool = False
     interrupted: bool = False
+    num_proven: int = 0
     num_opened: int = 0
     num_forecasts: int = 0
 
@@ -108,15 +111,19 @@ class Branching:
 
     def run(self) -> None:
         """Search to the end, to the deadline, or until interrupted."""
+        now = time.monotonic()
+        half_s = float("inf") if self.deadline_s is None else (now + self.deadline_s) / 2
         try:
-            self._roots()
-            self._rooted = True
+            self._rooted = self._roots()
             self._seed()
             while self._heap:
                 bound, _, kind, node = self._heap[0]
                 if bound >= self._enough_s:
                     break
-                if self.deadline_s is not None and time.monotonic() > self.deadline_s:
+                if self.midway is not None and time.monotonic() > half_s:
+                    half_s = float("inf")
+                    self.midway()
+                if self._is_late:
                     self.interrupted = True
                     break
                 heapq.heappop(self._heap)
@@ -126,11 +133,19 @@ class Branching:
         except KeyboardInterrupt:
             self.interrupted = True
         self.complete = not self.interrupted
+        left_s = self._heap[0][0] if self._heap else float("inf")
+        if self._rooted:  # of several plans, those that nothing left can come before
+            ahead = sum(each.forecast.step_s * _SAFE <= min(left_s, self._now_s if self.interrupted else left_s)
+                        for each in self.found)  # fmt: skip
+            self.num_proven = min(self.keep, ahead)
         if self.complete:
             self.bound_s = self._best_s
         elif self._rooted:  # the node that was being opened counts with its own bound
-            left = self._heap[0][0] if self._heap else float("inf")
-            self.bound_s = min(left, self._now_s, self._best_s)
+            self.bound_s = min(left_s, self._now_s, self._best_s)
+
+    @property
+    def _is_late(self) -> bool:
+        return self.deadline_s is not None and time.monotonic() > self.deadline_s
 
     @property
     def _best_s(self) -> float:
@@ -147,12 +162,16 @@ class Branching:
 
     # ------------------------------------------------------------------- the nodes
 
-    def _roots(self) -> None:
+    def _roots(self) -> bool:
+        """Bound all meshes; False: there was no time for all."""
         found, refused = meshes(self.problem)
         self.refused += [
             Refused(what="meshes", reason=reason, count=count) for reason, count in sorted(refused.items())
         ]
         for mesh in found:
+            if self._is_late and self._heap:
+                self.interrupted = True
+                return False
             places = self._places(mesh)
             for size in micro_batches(self.problem, mesh):
                 sps = sequence_parallels(self.problem, mesh)
@@ -167,6 +186,7 @@ class Branching:
                         bound = min(self._mesh_bound(place, size, sp) for sp in sps)
                         self.relaxed_s = min(self.relaxed_s, bound)
                     self._push(bound, 0, place, size, not self._is_farther(place, mesh))
+        return True
 
     def _places(self, mesh: Mesh) -> list[Mesh]:
         """The mesh in an order of its axes for each way in which groups inside a stage can lie, its own first."""
@@ -208,8 +228,7 @@ class Branching:
         )  # fmt: skip
         tried = 0
         for _, _, mesh, size in roots:
-            late = self.deadline_s is not None and time.monotonic() > self.deadline_s
-            if tried == _SEEDS or (late and self.found):
+            if tried == _SEEDS or (self._is_late and self.found):
                 return
             count = self.problem.global_batch // (mesh.dp * size)
             usual = [shape for shape in shapes(self.problem, mesh.pp) if shape.schedule in _USUAL]
@@ -598,7 +617,7 @@ class Branching:
 
     def narrowed(self, pins: Pins) -> Branching:
         """A search of a part of the space, with what is known already."""
-        other = Branching(problem=self.problem.changed(pins=pins))
+        other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
         other._seen = self._seen
         other.costs, other.footing = self.costs, self.footing
         own = self.problem.pins

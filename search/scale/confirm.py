@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,10 +48,18 @@ def plan_of(problem: Problem, found: Found) -> Plan:
     )  # fmt: skip
 
 
-def confirmed(problem: Problem, found: Sequence[Found], count: int) -> list[Confirmed]:
-    """The first `count` of `found`, simulated and ordered by that; equal ranks are simulated once."""
-    results = []
+def confirmed(
+    problem: Problem, found: Sequence[Found], count: int, *, deadline_s: float | None = None
+) -> list[Confirmed]:
+    """The first `count` of `found`, simulated and ordered by that; equal ranks are simulated once.
+
+    None is begun after `deadline_s` (of `time.monotonic()`), but the first.
+    """
+    results: list[Confirmed] = []
     for each in found[:count]:
+        if results and deadline_s is not None and time.monotonic() > deadline_s:
+            results.append(Confirmed(found=each, simulated_s=None, reason="no time was left"))
+            continue
         try:
             timeline = simulate(
                 plan_of(problem, each), problem.machine, num_steps=1, with_memory=False, fold_ranks=True

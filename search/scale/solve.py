@@ -29,7 +29,8 @@ def solve(
 
     Args:
         problem: what is asked.
-        time_limit_s: after which the best so far is returned, with its gap.
+        time_limit_s: after which the best so far is returned, with its gap. At half of it what one would do without a
+            search is forecast as well.
         keep: how many of the fastest are proven; more take longer.
         explain: find out what the neighbours of the best would cost.
         on_better: called with every new best.
@@ -47,22 +48,24 @@ def solve(
     0.0
     """
     began = time.monotonic()
-    branching = Branching(
-        problem=problem, keep=keep, on_better=on_better,
-        deadline_s=None if time_limit_s is None else began + time_limit_s,
-    )  # fmt: skip
+    deadline_s = None if time_limit_s is None else began + time_limit_s
+    branching = Branching(problem=problem, keep=keep, on_better=on_better, deadline_s=deadline_s)
+    if not problem.pins.given:  # a search that ends early is no worse than what one would do without it
+
+        def usual() -> None:
+            for degrees in usual_candidates(problem, deadline_s):
+                branching.consider(degrees)
+
+        branching.midway = usual
     branching.run()
-    if branching.interrupted and not problem.pins.given:
-        for degrees in usual_candidates(problem):  # no worse than without a search, however soon it ends
-            branching.consider(degrees)
     if not branching.found:
         raise _nothing(branching)
     least = physics_s(problem)
     bound = min(max(branching.bound_s, least), branching.found[0].forecast.step_s)
     return Answer(
         problem=problem, found=tuple(branching.found), bound_s=bound, relaxed_s=min(branching.relaxed_s, bound),
-        physics_s=least,
-        complete=branching.complete, search_s=time.monotonic() - began, num_forecasts=branching.num_forecasts,
+        physics_s=least, complete=branching.complete, num_proven=branching.num_proven,
+        search_s=time.monotonic() - began, num_forecasts=branching.num_forecasts,
         num_opened=branching.num_opened, refused=tuple(branching.refused),
         neighbours=neighbours(branching, branching.found[0]) if explain else (),
     )  # fmt: skip
