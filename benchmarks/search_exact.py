@@ -9,6 +9,8 @@
 * integer programming: longer chains and branches of random cost tables against scipy's `milp` (HiGHS).
 * every plan: problems with few combinations, each of which is simulated whole; how far the chosen plan's step is above
   the least.
+* every tangled plan: the same for branches that meet again and inputs that several layers share.
+* every shape: stages, boundaries and widths searched, against each of them searched on its own.
 * hash seeds: the chosen plan in processes with different PYTHONHASHSEED.
 """
 
@@ -37,6 +39,7 @@ from plans.plan import Optimizer, Plan, Stage, Strategy, plan_to_json
 from search import search
 from search.additive import StageCosts
 from search.eliminate import Table, best_assignment
+from search.predicting import predicted
 from search.pricing import instruction_cost, redistribution_choice
 from search.space import meshes, strategies
 from simulator import simulate
@@ -224,6 +227,75 @@ def against_every_plan(seed: int) -> tuple[float, float, int]:
     return found.best.prediction.step_s, least_s, count
 
 
+def against_every_shape(seed: int, num_devices: int = 4) -> tuple[float, float, int]:
+    """Stages, boundaries and widths searched, against each of them searched on its own; and how many there were."""
+    graph, machine = random_problem(seed, 6), Machine.load(MACHINES[seed % len(MACHINES)])
+    options: dict[str, Any] = {"num_devices": num_devices, "num_micro_batches": 2 - seed % 2, "top_k": 1}
+    found = search(graph, machine, num_stages=None, **options).best.prediction
+    assert found is not None
+    names = [operator.name for operator in graph.operators]
+    least_s, count = math.inf, 0
+    for number in range(1, min(num_devices, len(names)) + 1):
+        for cuts in itertools.combinations(range(1, len(names)), number - 1):
+            stages = [names[start:end] for start, end in itertools.pairwise((0, *cuts, len(names)))]
+            for widths in itertools.product(range(1, num_devices + 1), repeat=number):
+                if sum(widths) <= num_devices:
+                    alone = search(graph, machine, num_stages=number, stages=stages, widths=widths, **options)
+                    assert alone.best.prediction is not None
+                    least_s, count = min(least_s, alone.best.prediction.step_s), count + 1
+    return found.step_s, least_s, count
+
+
+def tangled_problem(seed: int) -> Graph:
+    """Branches that meet again and inputs that several layers share; narrow and wide."""
+    rng = np.random.default_rng(5000 + seed)
+    batch, width = int(rng.choice([4, 6, 8, 64])), int(rng.choice([6, 8, 64, 1024, 4096]))
+    tensors = {name: Tensor(name=name, shape=(batch, width), kind="input") for name in "xy"}
+    operators: list[Operator] = []
+
+    def made(kind: str, *inputs: str) -> str:
+        number = len(operators)
+        if kind == "linear":
+            tensors[f"w{number}"] = Tensor(name=f"w{number}", shape=(width, width), kind="parameter")
+            inputs = (*inputs, f"w{number}")
+        tensors[f"v{number}"] = Tensor(name=f"v{number}", shape=(batch, width))
+        operators.append(Operator(name=f"op{number}", kind=kind, inputs=inputs, outputs=(f"v{number}",)))
+        return f"v{number}"
+
+    first = made("linear", "x")
+    second = {0: lambda: made("linear", first), 1: lambda: made("linear", "x"), 2: lambda: made("relu", first)}
+    other = second[int(rng.integers(3))]()
+    end = made("add", other, made("linear", first) if rng.random() < 0.3 else first)
+    tensors["loss"] = Tensor(name="loss", shape=())
+    operators.append(Operator(name="loss", kind="mse_loss", inputs=(end, "y"), outputs=("loss",)))
+    return Graph(name=f"tangled {seed}", batch_size=batch, tensors=tensors, operators=tuple(operators), loss="loss")
+
+
+def against_every_tangled_plan(seed: int, most: int = 600) -> tuple[float, float, int]:
+    """As `against_every_plan` for branches and shared inputs; every redistribution by its fastest steps."""
+    graph, machine = tangled_problem(seed), Machine.load(MACHINES[seed % len(MACHINES)])
+    count = 1 + seed % 2
+    micro = graph.with_batch(graph.batch_size // count)
+    for num_devices in (4, 2):
+        mesh = meshes(range(num_devices))[-1]
+        offered = [strategies(micro.spec(operator), mesh) for operator in micro.operators]
+        if math.prod(map(len, offered)) <= most:
+            break
+    found = search(graph, machine, num_devices=num_devices, num_micro_batches=count).best
+    names = tuple(operator.name for operator in micro.operators)
+    template = msgspec.structs.replace(
+        found, stages=(Stage(mesh=mesh, operators=names),), redistributions=(), prediction=None
+    )
+    least_s, number = math.inf, 0
+    for picked in itertools.product(*offered):
+        chosen = dict(zip(names, picked, strict=True))
+        plan = predicted(msgspec.structs.replace(template, strategies=chosen), machine)
+        assert plan.prediction is not None
+        least_s, number = min(least_s, plan.prediction.step_s), number + 1
+    assert found.prediction is not None
+    return found.prediction.step_s, least_s, number
+
+
 def answers_by_hash_seed(seeds: Sequence[str]) -> set[str]:
     """Digests of the chosen plan in processes with these PYTHONHASHSEEDs."""
     code = "from benchmarks.search_exact import digest; print(digest())"
@@ -242,17 +314,32 @@ def digest() -> str:
     return hashlib.sha256(b"".join(plan_to_json(plan) for plan in plans)).hexdigest()
 
 
+def _ratios(rows: Sequence[tuple[float, float, int]], what: str) -> dict[str, Any]:
+    ratios = [chosen / least for chosen, least, _ in rows] or [1.0]
+    return {
+        "problems": len(rows),
+        what: sum(count for _, _, count in rows),
+        "above_by_1_percent": sum(ratio > 1.01 for ratio in ratios),
+        "largest_ratio": max(ratios),
+        "mean_ratio": float(np.mean(ratios)),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=240, help="against every combination of strategies")
     parser.add_argument("--programs", type=int, default=40, help="against integer programming")
     parser.add_argument("--plans", type=int, default=24, help="against all plans simulated")
+    parser.add_argument("--tangled", type=int, default=40, help="against all plans with branches simulated")
+    parser.add_argument("--shapes", type=int, default=36, help="against all stages, boundaries and widths")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/search_exact.json")
     options = parser.parse_args(arguments)
     began = time.perf_counter()
     rows = [against_every_strategy(seed) for seed in range(options.problems)]
     programs = [against_milp(seed, num_variables=20) for seed in range(options.programs)]
     plans = [against_every_plan(seed) for seed in range(options.plans)]
+    tangled = [against_every_tangled_plan(seed) for seed in range(options.tangled)]
+    shaped = [against_every_shape(seed) for seed in range(options.shapes)]
     result = {
         "environment": {
             "date": time.strftime("%Y-%m-%d"),
@@ -270,13 +357,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             "programs": len(programs),
             "different": sum(not math.isclose(found, least, rel_tol=1e-6) for found, least in programs),
         },
-        "every plan": {
-            "problems": len(plans),
-            "plans": sum(count for _, _, count in plans),
-            "above_by_1_percent": sum(chosen > 1.01 * least for chosen, least, _ in plans),
-            "largest_ratio": max(chosen / least for chosen, least, _ in plans),
-            "mean_ratio": float(np.mean([chosen / least for chosen, least, _ in plans])),
-        },
+        "every plan": _ratios(plans, "plans"),
+        "every tangled plan": _ratios(tangled, "plans"),
+        "every shape": _ratios(shaped, "shapes"),
         "hash_seeds": {"processes": 4, "answers": len(answers_by_hash_seed(["0", "1", "2", "3"]))},
         "seconds": time.perf_counter() - began,
     }

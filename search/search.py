@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from costmodels import Machine
+from plans.errors import TwofoldError
 from plans.graph import Graph
 from plans.plan import Optimizer, Strategy
 from search.planset import PlanSet
@@ -87,6 +88,12 @@ def search(
         graph, machine, num_devices=num_devices, num_stages=num_stages, stages=stages, widths=widths,
         num_micro_batches=num_micro_batches, interleave=interleave, pinned=pinned or {},
     )  # fmt: skip
+    if top_k < 1:
+        raise TwofoldError(f"top_k is {top_k}: it is at least 1")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise TwofoldError(f"time_limit_s is {time_limit_s}: seconds above 0")
+    if memory_limit_bytes is not None and memory_limit_bytes < 1:
+        raise TwofoldError(f"memory_limit_bytes is {memory_limit_bytes}: bytes per device, at least 1")
     whole = Whole(
         graph=graph, machine=machine, num_devices=num_devices, interleave=interleave, schedule=schedule,
         recompute=tuple(recompute), optimizer=optimizer or Optimizer(), full_batch=full_batch,

@@ -89,6 +89,8 @@ def check_question(
         raise TwofoldError(f"{num_stages} pipeline stages on {num_devices} devices: each stage needs one at least")
     if stages is not None and num_stages is not None and len(stages) != num_stages:
         raise TwofoldError(f"operators are given for {len(stages)} stages, but there are {num_stages}")
+    if stages is not None and (empty_ := [number for number, stage in enumerate(stages) if not len(stage)]):
+        raise TwofoldError(f"stage {empty_[0]} has no operators: give it some, or take fewer stages")
     _check_widths(widths, num_stages if stages is None else len(stages), num_devices)
     if num_stages is not None and num_stages > len(graph.operators):
         count = len(graph.operators)
@@ -164,6 +166,7 @@ class ShapeSearch:
     _exact: set[int] = field(default_factory=set)
     _floors: dict[tuple[int, int, int], dict[str, Floor]] = field(default_factory=dict)
     _crossing: list[int] = field(init=False)
+    reason: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self._crossing = _crossing_bytes(self.graph)
@@ -257,7 +260,10 @@ class ShapeSearch:
         open_ = [entry for entry in self.entries(option) if entry not in self._exact]
         for entry in open_:
             count, ranks, start, end, width = self._keys[entry]
-            cost_s = self.stage_search(count, ranks).least_s(self._segment(start, end), range(width))
+            try:
+                cost_s = self.stage_search(count, ranks).least_s(self._segment(start, end), range(width))
+            except TwofoldError as error:  # pins that do not fit so many devices
+                cost_s, self.reason = math.inf, self.reason or str(error)
             self._cost[entry] += max(0.0, cost_s - self._own[entry])
             self._exact.add(entry)
         return bool(open_)
@@ -382,7 +388,8 @@ class Ranking:
         for group, entries in self.entries.items():
             each = cost[entries]
             slowest = each.max(axis=1)
-            found[self.place[group]] = slowest + (each.sum(axis=1) - slowest) / group[1]
+            rest = np.where(np.isfinite(slowest), each.sum(axis=1), 0.0) - np.where(np.isfinite(slowest), slowest, 0.0)
+            found[self.place[group]] = slowest + rest / group[1]
         return found
 
 

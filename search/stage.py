@@ -106,16 +106,41 @@ class StageSearch:
             suggested=suggestions(self.micro, mine, pinned, mesh), choice=self._choice, moves=moves, known=self._known,
         )  # fmt: skip
 
-    def meshes(self, ranks: Sequence[int]) -> list[Layout]:
-        """The meshes that are searched: of those that differ only by how finely axes are cut, the finest."""
+    def meshes(self, names: Sequence[str], ranks: Sequence[int]) -> list[Layout]:
+        """The meshes that are searched: of those that differ only by how finely axes are cut, the finest.
+
+        Where pins name axes without a mesh of their own, every mesh that they fit.
+
+        Raises:
+            TwofoldError: pins that fit no mesh.
+        """
         tiered = len(self.machine.links) > 1 and self.machine.tier(tuple(ranks)) > 0
-        return finest(meshes(ranks, ordered=tiered))
+        every = meshes(ranks, ordered=tiered)
+        mine = set(names)
+        named = [
+            (operator, self.pinned[operator.name]) for operator in self.micro.operators
+            if operator.name in mine and operator.name in self.pinned
+            and self.pinned[operator.name].mesh is None and self.pinned[operator.name].dims
+        ]  # fmt: skip
+        if not named:
+            return finest(every)
+        kept, reason = [], ""
+        for mesh in every:
+            try:
+                for operator, strategy in named:
+                    self.micro.spec(operator).check(mesh, strategy.dims, operator.name)
+                kept.append(mesh)
+            except TwofoldError as error:
+                reason = str(error)
+        if not kept:
+            raise TwofoldError(f"pinned strategies fit no mesh of {len(ranks)} devices; on the last one: {reason}")
+        return kept
 
     def answers(self, names: Sequence[str], ranks: Sequence[int], count: int) -> list[StageAnswer]:
         """The cheapest strategies of a stage and their neighbours, over all meshes."""
         found: list[StageAnswer] = []
         above_s = math.inf
-        for mesh in self.meshes(ranks):
+        for mesh in self.meshes(names, ranks):
             costs = self.costs(names, mesh)
             self.num_combinations += math.prod(costs.sizes)
             new = [self._answer(costs, each.values, each.cost_s) for each in cheapest(costs, count, above_s)]
@@ -134,7 +159,7 @@ class StageSearch:
         Their costs are estimates where redistributions were not priced; they are for searching what fits into memory.
         """
         found = []
-        for mesh in self.meshes(ranks):
+        for mesh in self.meshes(names, ranks):
             costs = self.costs(names, mesh)
             tables = costs.tables()
             marginals = MinMarginals(costs.sizes, tables)
@@ -150,8 +175,8 @@ class StageSearch:
         """For every operator of the graph the least that it takes on some ranks, whatever its strategy."""
         names = tuple(operator.name for operator in self.micro.operators)
         found: dict[str, Floor] = {}
-        for mesh in self.meshes(ranks):
-            costs = self.costs(names, mesh)
+        for mesh in self.meshes((), ranks):
+            costs = self._tables(names, mesh, {}, self._choice.price_of)  # type: ignore[arg-type]
             for position, operator in enumerate(costs.operators):
                 own_s, host_s, device_s = costs.least_parts_s(position)
                 known = found.get(operator.name, Floor(own_s=math.inf, host_s=math.inf, device_s=math.inf))

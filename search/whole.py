@@ -140,16 +140,20 @@ class Whole:
             self.say(f"{shape}: {plan.prediction.step_s:.4g} s")
 
         for option in filter(self._is_plain, options):
-            simulate(option, ranking.take(option))
+            if (estimate_s := ranking.take(option)) < float("inf"):
+                simulate(option, estimate_s)
         while not (found and self.is_over()) and (following := ranking.next()) is not None:
             simulate(*following)
+        if not found:
+            raise TwofoldError(search.reason)
         left, best = NUM_NEAR, None
         while left and found[0][1] != best:
             best = found[0][1]
             for option in ranking.near(best)[:left]:
                 if self.is_over():
                     return
-                simulate(option, ranking.take(option))
+                if (estimate_s := ranking.take(option)) < float("inf"):
+                    simulate(option, estimate_s)
                 left -= 1
                 if found[0][1] != best:
                     break

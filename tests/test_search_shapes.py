@@ -1,0 +1,158 @@
+"""Stages of different widths, idle devices, micro-batches: against every shape searched on its own."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from benchmarks.search_exact import against_every_shape, random_problem
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.mlp import mlp_graph
+from plans.plan import Strategy, plan_from_json, plan_to_json
+from plans.transformer import transformer
+from search import search
+from search.physics import graph_flops, physics_s
+from simulator import simulate
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return Machine.load("h200-x8")
+
+
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_chosen_shape_is_within_one_percent_of_all_shapes(seed: int) -> None:
+    chosen_s, least_s, count = against_every_shape(seed)
+    assert count >= 10
+    assert chosen_s <= 1.01 * least_s
+
+
+def test_tiny_problems_leave_devices_idle() -> None:
+    shared = Machine.load("cpu-2core-x8")
+    found = search(mlp_graph([64, 32, 8], 16), shared, num_stages=1, widths="any")
+    whole = search(mlp_graph([64, 32, 8], 16), shared, num_stages=1)
+    assert found.best.num_ranks < 8 == whole.best.num_ranks
+    assert found.best.prediction is not None and whole.best.prediction is not None
+    assert found.best.prediction.step_s < whole.best.prediction.step_s
+
+
+def test_large_problems_use_all_devices(machine: Machine) -> None:
+    found = search(mlp_graph([4096, 8192, 4096], 8192), machine, num_stages=1, widths="any")
+    assert found.best.num_ranks == 8
+
+
+def test_given_widths_are_kept(machine: Machine) -> None:
+    found = search(mlp_graph([64, 96, 32, 8], 24), machine, num_stages=3, widths=(3, 1, 2), num_micro_batches=2)
+    assert [stage.mesh.num_ranks for stage in found.best.stages] == [3, 1, 2]
+    assert [rank for stage in found.best.stages for rank in stage.mesh.rank_list] == list(range(6))
+    again = plan_from_json(plan_to_json(found.best))
+    assert found.best.prediction is not None
+    assert simulate(again, machine).step_interval_s == found.best.prediction.step_s
+
+
+def test_stages_need_not_divide_the_devices(machine: Machine) -> None:
+    found = search(mlp_graph([512, 512, 512, 8], 48), machine, num_devices=7, num_stages=3, num_micro_batches=4)
+    assert len(found.best.stages) == 3 and found.best.num_ranks <= 7
+
+
+def test_given_operators_stay_in_their_stages_while_widths_are_searched(machine: Machine) -> None:
+    names = ["layer1.linear", "layer1.relu"], ["layer2.linear", "loss.mse_loss"]
+    found = search(mlp_graph([4096, 4096, 8], 64), machine, stages=names, num_stages=2, widths="any")
+    assert [list(stage.operators) for stage in found.best.stages] == list(names)
+
+
+def test_searching_stages_and_micro_batches_is_no_worse_than_one_stage(machine: Machine) -> None:
+    graph = mlp_graph([784, 512, 512, 10], 32)
+    plain, found = search(graph, machine), search(graph, machine, num_stages=None, num_micro_batches=None)
+    assert plain.best.prediction is not None and found.best.prediction is not None
+    assert found.best.prediction.step_s <= plain.best.prediction.step_s
+
+
+def test_bounds_are_below_every_plan_and_stand_in_the_json(machine: Machine) -> None:
+    found = search(random_problem(3, 6), machine, num_stages=None, num_micro_batches=None, num_devices=4)
+    least = min(plan.prediction.step_s for plan in found.plans if plan.prediction is not None)
+    assert 0 < found.physics_bound_s < least and 0 < found.lower_bound_s <= least
+    said = found.to_json()
+    assert said["gap"] == pytest.approx(least / said["lower_bound_s"] - 1)
+    assert said["gap_to_physics"] == pytest.approx(least / said["physics_bound_s"] - 1)
+    assert said["complete"] and "above the optimistic relaxation" in found.summary()
+
+
+def test_flops_of_a_chain_are_those_counted_by_hand(machine: Machine) -> None:
+    graph = mlp_graph([64, 32], 16)  # the first layer has no gradient of its input
+    assert graph_flops(graph)["float32"] == pytest.approx(2 * 2 * 16 * 64 * 32, rel=0.05)
+    assert physics_s(graph, machine, 4) == pytest.approx(physics_s(graph, machine, 1) / 4)
+
+
+def test_the_time_limit_gives_the_best_so_far(machine: Machine) -> None:
+    graph = mlp_graph([784, 512, 512, 10], 32)
+    found = search(graph, machine, num_stages=None, num_micro_batches=None, time_limit_s=1e-6)
+    assert not found.complete and found.plans and "the best so far" in found.summary()
+
+
+def test_an_interrupt_gives_the_best_so_far(machine: Machine) -> None:
+    lines: list[str] = []
+
+    def interrupt(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 3:
+            raise KeyboardInterrupt
+
+    found = search(mlp_graph([64, 32, 8], 16), machine, num_stages=None, on_progress=interrupt)
+    assert not found.complete and found.best.prediction is not None
+
+    def at_once(line: str) -> None:
+        raise KeyboardInterrupt
+
+    nothing: dict[str, Any] = {"num_stages": 2, "num_micro_batches": 2, "stages": [["layer1.linear"], []]}
+    with pytest.raises(TwofoldError, match="stage 1 has no operators"):
+        search(mlp_graph([64, 8], 16), machine, on_progress=at_once, **nothing)
+
+
+@pytest.mark.parametrize(
+    ("pinned", "message"),
+    [
+        (Strategy(dims={"zz": ("d0",)}), "has no dim 'zz'"),
+        (Strategy(dims={"n": ("tp",)}), "The axis 'tp' is not found"),
+        (Strategy(dims={"n": ("d0",), "k": ("d0",)}), "splits both 'n' and 'k'"),
+    ],
+)
+def test_pins_that_fit_no_mesh_are_refused(machine: Machine, pinned: Strategy, message: str) -> None:
+    for widths in (None, "any"):
+        with pytest.raises(TwofoldError, match=message):
+            search(mlp_graph([64, 32, 8], 16), machine, widths=widths, pinned={"layer1.linear": pinned})
+
+
+def test_a_batch_below_the_devices_is_split_otherwise(machine: Machine) -> None:
+    found = search(mlp_graph([4096, 8192, 4096], 2), machine)
+    for operator, strategy in found.best.strategies.items():
+        mesh = found.best.stages[0].mesh
+        assert mesh.size(strategy.dims.get("b0", ())) <= 2, operator
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 0), ("time_limit_s", -1), ("memory_limit_bytes", 0)])
+def test_numbers_that_mean_nothing_are_refused(machine: Machine, name: str, value: int) -> None:
+    with pytest.raises(TwofoldError, match=name):
+        search(mlp_graph([64, 8], 16), machine, **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_transformer_is_searched_operator_by_operator(machine: Machine) -> None:
+    graph = transformer("llama-3-8b", batch_size=4, seq=256, num_layers=2)
+    found = search(graph, machine, num_devices=4, top_k=1)
+    assert found.best.prediction is not None and found.lower_bound_s < found.best.prediction.step_s
+    blocks = [
+        {name.split(".", 2)[2]: strategy.dims for name, strategy in found.best.strategies.items()
+         if name.startswith(f"layers.{layer}.")}
+        for layer in range(2)
+    ]  # fmt: skip
+    assert set(blocks[0]) == set(blocks[1])
+
+
+def test_every_width_adds_up() -> None:
+    found = search(mlp_graph([64, 32, 32, 8], 12), Machine.load("h200-x8"), num_devices=5, num_stages=None)
+    assert sum(stage.mesh.num_ranks for stage in found.best.stages) <= 5
+    ends = list(itertools.accumulate(stage.mesh.num_ranks for stage in found.best.stages))
+    assert [stage.mesh.rank_list[-1] + 1 for stage in found.best.stages] == ends
