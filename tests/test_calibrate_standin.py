@@ -1,23 +1,29 @@
 """The path of an Ascend NPU on stand-ins: names, control flow and files. Nothing here was run on Ascend."""
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from costmodels.catalogue import load_device
-from costmodels.points import Point, PointLog, load_points
+from costmodels.points import Point, PointLog, load_points, save_points
 from executor.calibrate.bench import Job
 from executor.calibrate.chosen import split_at_markers
 from executor.calibrate.communication import recorded_jobs
+from executor.calibrate.instructions import _summary
 from executor.calibrate.meeting import Meeting
+from executor.calibrate.rules import rule_jobs
 from executor.calibrate.session import Session
 from executor.calibrate.timing import Timer, sampled
+from executor.calibrate.wanted import wanted_jobs
 from executor.device import Device
 from executor.launch import launch
 from plans.errors import TwofoldError
+from plans.plan import save_plan
 from twofold.accelerators import base_device, fit_points
+from twofold.probes import rule_plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,3 +222,47 @@ def test_collectives_are_timed_under_the_name_hccl(tmp_path):
         on_line=lambda rank, line: said.append(line),
     )  # fmt: skip
     assert said == ["all_reduce", "all_gather", "one_way", "ping_pong"]
+
+
+def test_what_the_driver_allows_is_read_from_nvidia_smi_where_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Device(kind="cuda").limits() == Device(kind="cpu").limits() == {}
+    program = tmp_path / "nvidia-smi"
+    answer = "580.1, 700.00, 1980, 2619, Enabled, Enabled"
+    program.write_text(f'#!/bin/sh\n[ "$3" = -i ] && [ "$4" = 1 ] && echo "{answer}"\n')
+    program.chmod(0o755)
+    limits = Device(kind="cuda", index=1).limits()
+    assert (limits["driver"], limits["power_limit_W"], limits["max_clock_MHz"]) == ("580.1", "700.00", "1980")
+    assert Device(kind="cuda", index=0).limits() == {}
+
+
+def test_host_times_of_an_instruction_are_means_without_single_interrupts():
+    seconds = [1e-5] * 90 + [3e-5] * 9 + [1.0]
+    told = _summary(seconds)
+    assert told["seconds"] == pytest.approx((90 * 1e-5 + 9 * 3e-5) / 99)
+    assert (told["figures"]["median_s"], told["high_s"]) == (1e-5, 3e-5)
+    assert _summary(seconds, adds_up=False)["seconds"] == 1e-5
+
+
+def test_points_that_are_asked_for_become_jobs_in_their_order(tmp_path):
+    path = tmp_path / "wanted.jsonl"
+    points = [
+        Point(kind="matrix", call="mm", shape=(8, 16, 24), form="tn", dtype="bfloat16", held_out=True, seconds=0.0),
+        Point(kind="attention", call="sdpa_backward", shape=(1, 4, 2, 64, 64, 16), options={"causal": 1}, seconds=0.0),
+    ]
+    save_points(path, points, {})
+    first, second = wanted_jobs(path)
+    assert (first.point.shape, first.point.form, first.point.held_out, first.tier) == ((8, 16, 24), "tn", True, 0)
+    assert (second.point.call, second.point.options, second.tier) == ("sdpa_backward", {"causal": 1}, 1)
+    save_points(path, [Point(kind="memory", call="add", shape=(4,), seconds=0.0)], {})
+    with pytest.raises(TwofoldError, match=r"asks for memory add \(4,\)"):
+        wanted_jobs(path)
+
+
+def test_rules_are_measured_at_two_sizes_at_least(tmp_path):
+    files = [save_plan(plan, tmp_path / f"{name}.json") for name, plan in rule_plans().items()]
+    sizes = defaultdict(set)
+    for job in rule_jobs(files):
+        sizes[job.point.call].add(job.point.size_bytes)
+    for call in ("rms_norm.grad0", "layer_norm.grad1", "rope.forward", "gelu.grad0", "adamw.update", "flat_pack"):
+        assert len(sizes[call]) >= 2, call
