@@ -19,7 +19,7 @@ from typing import Any
 
 import simpy
 
-__all__ = ["Activity", "Claims", "Cores", "Fabric", "Rates"]
+__all__ = ["Activity", "Claims", "Cores", "Fabric", "Now", "Rates"]
 
 Rates = Callable[[Any, int, Any, int], tuple[Fraction, Fraction]]
 """(kind of compute, its picoseconds alone, kind of communication, its picoseconds alone) -> the rates of both while
@@ -31,6 +31,18 @@ Claims = Sequence[tuple[Hashable, Fraction]]
 _ONE, _NONE = Fraction(1), Fraction(0)
 _FINEST, _COARSE = 2**192, 2**64
 """Work is counted in parts of a picosecond no smaller than one in so many."""
+
+
+class Now(simpy.Event):
+    """An event that happens within the one that causes it, not behind all others of its time."""
+
+    def happen(self) -> None:
+        """Wake up who waits."""
+        callbacks = self.callbacks
+        self.callbacks = None  # type: ignore[assignment]  # so SimPy marks what was processed
+        self._ok, self._value = True, None
+        for callback in callbacks:
+            callback(self)
 
 
 class Activity:
@@ -261,10 +273,30 @@ class Fabric:
         self._rates = rates
         self._on_device: dict[int, dict[_Load, None]] = {}
         self._on_link: dict[Hashable, dict[_Load, Fraction]] = {}
+        self._ahead: dict[int, Now] = {}
 
-    def compute(self, device: int, kind: Any, work_ps: int, done: Callable[[], object]) -> None:
-        """Start compute of a kind on a device now."""
-        self._add(_Load(kind, work_ps, is_compute=True, devices=(device,), links=()), done)
+    def is_quiet(self, device: int) -> bool:
+        """Whether nothing runs on a device."""
+        return not self._on_device.get(device)
+
+    def run_ahead(self, device: int, end_ps: int) -> Now:
+        """Compute that nothing slows is under way on a quiet device; the event happens at its end, or earlier, when a
+        communication is about to begin there: then what is under way has to be started as `compute`."""
+        stopped = self._ahead[device] = Now(self._env)
+
+        def reached(_event: simpy.Event) -> None:
+            if self._ahead.get(device) is stopped:
+                del self._ahead[device]
+                stopped.happen()
+
+        self._env.timeout(end_ps - int(self._env.now)).callbacks.append(reached)
+        return stopped
+
+    def compute(
+        self, device: int, kind: Any, work_ps: int, done: Callable[[], object], *, left_ps: int | None = None
+    ) -> None:
+        """Start compute of a kind on a device now, or the part of it that is left."""
+        self._add(_Load(kind, work_ps, is_compute=True, devices=(device,), links=()), done, left_ps)
 
     def communicate(
         self,
@@ -277,13 +309,17 @@ class Fabric:
         """Start a communication of a kind between devices now, with its claims on shared links."""
         self._add(_Load(kind, work_ps, is_compute=False, devices=devices, links=links), done)
 
-    def _add(self, load: _Load, done: Callable[[], object]) -> None:
-        load.activity = Activity(self._env, load.work_ps, lambda: self._end(load, done))
+    def _add(self, load: _Load, done: Callable[[], object], left_ps: int | None = None) -> None:
+        left_ps = load.work_ps if left_ps is None else left_ps
+        load.activity = Activity(self._env, left_ps, lambda: self._end(load, done))
         if self._rates is not None:
             for device in load.devices:
                 self._on_device.setdefault(device, {})[load] = None
         for link, share in load.links:
             self._on_link.setdefault(link, {})[load] = share
+        for device in load.devices if self._ahead else ():
+            if (stopped := self._ahead.pop(device, None)) is not None:
+                stopped.happen()
         self._change(load)
 
     def _end(self, load: _Load, done: Callable[[], object]) -> None:

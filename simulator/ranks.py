@@ -2,7 +2,8 @@
 
 A rank has a host, a compute stream and communication streams. Where nothing is shared a rank's own clocks (`host`,
 `stream`) may run ahead of the environment's: nothing it does afterwards can change what happens before, because it
-stops at every WAIT whose end is not known. Where cores or devices are shared it keeps step with the environment.
+stops at every WAIT whose end is not known. Where cores or devices are shared it keeps step with the environment; what
+computes on a device while nothing communicates there takes one event, which the next communication cuts short.
 
 Communication that is issued starts after the compute issued before it (as a communication stream that waits for the
 current stream does), and a WAIT holds up what follows: the host itself where the host computes, the compute stream
@@ -17,7 +18,7 @@ import simpy
 
 from plans.program import Instruction
 from simulator.exchange import Communication, Exchange, Over
-from simulator.fluid import Cores, Fabric
+from simulator.fluid import Cores, Fabric, Now
 from simulator.matching import Links
 from simulator.order import ISSUE, RUN, Run, Table
 
@@ -27,18 +28,6 @@ HOST, COMPUTE, COMM = range(3)
 """Numbers of the streams, as in `plans.timeline.STREAMS`."""
 
 Process = Generator[simpy.Event, object, None]
-
-
-class _Now(simpy.Event):
-    """An event that happens within the one that causes it, not behind all others of its time."""
-
-    def happen(self) -> None:
-        """Wake up who waits."""
-        callbacks = self.callbacks
-        self.callbacks = None  # type: ignore[assignment]  # so SimPy marks what was processed
-        self._ok, self._value = True, None
-        for callback in callbacks:
-            callback(self)
 
 
 class Recorder:
@@ -202,7 +191,7 @@ class Rank:
 
     def run_on_fabric(self, fabric: Fabric) -> Process:
         """Compute runs behind the host, on a device whose communication slows it."""
-        env, host, stream = self._env, 0, 0
+        host, stream = 0, 0
         record = self._recorder.span
         for step in range(self._num_steps):
             table = self._table_of(step)
@@ -211,20 +200,7 @@ class Rank:
             unwaited: list[Communication] = []
             for kind, position, slot in order.segments:
                 if kind == RUN:
-                    run = table.runs[position]
-                    for where in range(run.first, run.stop):
-                        if dispatch := table.dispatch_ps[where]:
-                            record(self.rank, HOST, step, order.name[where], host, host + dispatch)
-                            host += dispatch
-                        start = stream = max(host, stream)
-                        if table.work_ps[where]:
-                            if start > env.now:
-                                yield env.timeout(start - int(env.now))
-                            ended = _Now(env)
-                            fabric.compute(self.rank, order.instructions[where], table.work_ps[where], ended.happen)
-                            yield ended
-                            stream = int(env.now)
-                        record(self.rank, COMPUTE, step, order.name[where], start, stream)
+                    host, stream = yield from self._run_beside(fabric, step, table, table.runs[position], host, stream)
                     continue
                 is_issue = kind == ISSUE
                 if is_issue and not self._links[position].keys:
@@ -254,6 +230,71 @@ class Rank:
                 stream = max(stream, own.end)
             host = stream = max(host, stream)
         self.is_finished = True
+
+    def _run_beside(
+        self, fabric: Fabric, step: int, table: Table, run: Run, host: int, stream: int
+    ) -> Generator[simpy.Event, object, tuple[int, int]]:
+        """A run on a device: all that comes before the next communication there at once, beside one step by step.
+
+        Returns:
+            when host and stream are free.
+        """
+        env, order, record, where = self._env, table.order, self._recorder.span, run.first
+        while where < run.stop:
+            begun = -1  # of an instruction that is under way
+            if fabric.is_quiet(self.rank):
+                ends = self._ends(table, where, run.stop, host, stream)
+                if ends[-1][2] > env.now:
+                    stopped = fabric.run_ahead(self.rank, ends[-1][2])
+                    yield stopped
+                now = int(env.now)
+                if ends[-1][2] <= now and where == run.first:
+                    self._recorder.runs.setdefault(table, []).append((self.rank, step, run, host, stream))
+                    return ends[-1][0], ends[-1][2]
+                for issued, begins, end in ends:
+                    if end > now and begins >= now:  # not begun
+                        break
+                    if issued > host:
+                        record(self.rank, HOST, step, order.name[where], host, issued)
+                    host = issued
+                    if end > now:
+                        begun, stream = begins, end
+                        break
+                    record(self.rank, COMPUTE, step, order.name[where], begins, end)
+                    stream = end
+                    where += 1
+                if where == run.stop:
+                    break
+            if begun < 0:
+                if dispatch := table.dispatch_ps[where]:
+                    record(self.rank, HOST, step, order.name[where], host, host + dispatch)
+                    host += dispatch
+                begins = stream = max(host, stream)
+                work_ps = table.work_ps[where]
+                if work_ps and begins > env.now:
+                    yield env.timeout(begins - int(env.now))
+            else:
+                begins, work_ps = begun, stream - int(env.now)
+            if work_ps:
+                ended = Now(env)
+                kind, whole_ps = order.instructions[where], table.work_ps[where]
+                fabric.compute(self.rank, kind, whole_ps, ended.happen, left_ps=work_ps)
+                yield ended
+                stream = int(env.now)
+            record(self.rank, COMPUTE, step, order.name[where], begins, stream)
+            where += 1
+        return host, stream
+
+    @staticmethod
+    def _ends(table: Table, first: int, stop: int, host: int, stream: int) -> list[tuple[int, int, int]]:
+        """(issued, begins, ends) of instructions that nothing slows."""
+        found = []
+        for dispatch, work in zip(table.dispatch_ps[first:stop], table.work_ps[first:stop], strict=True):
+            host += dispatch
+            begins = host if host > stream else stream
+            stream = begins + work
+            found.append((host, begins, stream))
+        return found
 
     def _issued(self, step: int, position: int, links: Links, table: Table) -> Communication:
         instruction: Instruction = table.order.instructions[position]

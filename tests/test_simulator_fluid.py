@@ -155,3 +155,31 @@ def test_transfers_share_the_link_they_leave_or_enter_by():
         )  # fmt: skip
     env.run()
     assert ends == {(0, 1): 120, (0, 2): 120, (3, 2): 120, (4, 5): 60}
+
+
+def test_compute_that_runs_ahead_is_woken_by_a_communication_and_else_at_its_end():
+    env, woken = simpy.Environment(), {}
+    fabric = Fabric(env, lambda *_: (Fraction(1, 2), Fraction(1, 4)))
+    for device in (0, 1, 2):
+        assert fabric.is_quiet(device)
+        ahead = fabric.run_ahead(device, 50)
+        ahead.callbacks.append(lambda _, device=device: woken.__setitem__(device, (env.now, fabric.is_quiet(device))))
+    env.timeout(20).callbacks.append(lambda _: fabric.communicate((0, 1), "all_reduce", 40, lambda: None))
+    env.run()
+    assert woken == {0: (20, False), 1: (20, False), 2: (50, True)}
+
+
+def test_what_is_left_of_a_computation_goes_at_the_rates_of_the_whole():
+    asked, ends = [], {}
+
+    def rates(kind, work_ps, other, other_ps):
+        asked.append((kind, work_ps, other, other_ps))
+        return Fraction(1, 2), Fraction(1, 4)
+
+    env = simpy.Environment()
+    fabric = Fabric(env, rates)
+    fabric.communicate((0,), "all_reduce", 100, lambda: ends.__setitem__("comm", env.now))
+    fabric.compute(0, "matrix", 60, lambda: ends.__setitem__("compute", env.now), left_ps=10)
+    env.run()
+    assert ends == {"compute": 20, "comm": 115}  # 20 at a quarter, then alone
+    assert set(asked) == {("matrix", 60, "all_reduce", 100)}
