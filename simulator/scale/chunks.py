@@ -71,6 +71,20 @@ def _pieces(chunk: Chunk) -> tuple[tuple[str, int], ...]:
     return tuple((name, count) for name, count in counts if count)
 
 
+class _Depends(tuple[Any, ...]):
+    """What a stretch depends on: piece, part, host time or gradients that stand alone, lines of the optimizer.
+
+    Its hash is taken once, as it goes over many lines.
+    """
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
+
+
 @lru_cache(maxsize=8192)
 def _gradients(part: PartTemplate) -> Mapping[str, int]:
     """The parameters whose gradients a body makes -> when it begins to."""
@@ -105,7 +119,7 @@ class Chunks:
     kept: Chunks | None = None
     _held: dict[str, dict[str, int]] = field(default_factory=dict)
     _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
-    _depends: dict[tuple[str, str, bool, bool], tuple[Any, ...]] = field(default_factory=dict)
+    _depends: dict[tuple[str, str, bool, bool], _Depends] = field(default_factory=dict)
     _updates: dict[str, Stretch] = field(default_factory=dict)
 
     @cached_property
@@ -318,12 +332,12 @@ class Chunks:
         """One of many equal pieces in a row, steady; beside it the gather of the next and the reduction of its own."""
         return self._stretch(self._beside(piece, part, gathers, reduces))
 
-    def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> tuple[Any, ...]:
+    def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
         """What a stretch depends on."""
         key = (piece, part, gathers, reduces)
         if key not in self._depends and piece.startswith(_KEPT):
             assert self.kept is not None
-            self._depends[key] = (piece, *self.kept._beside(plain(piece), part, gathers, reduces)[1:])
+            self._depends[key] = _Depends((piece, *self.kept._beside(plain(piece), part, gathers, reduces)[1:]))
         if key not in self._depends:
             if piece == "block":
                 given: object = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
@@ -340,15 +354,16 @@ class Chunks:
                 due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
                 reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
                 given = frozenset(each.name for each in due if self.lowered.reduces_each(each))
-            self._depends[key] = (piece, part, given, gather, reduce)
+            found = _Depends((piece, part, given, gather, reduce))
+            self._depends[key] = self.known.setdefault(("same", found), found)
         return self._depends[key]
 
-    def _stretch(self, beside: tuple[Any, ...]) -> Stretch:
+    def _stretch(self, beside: _Depends) -> Stretch:
         if beside not in self.known:
             piece, part, given, gather, reduce = beside
             if piece.startswith(_KEPT):
                 assert self.kept is not None
-                self.known[beside] = self.kept._stretch((plain(piece), part, given, gather, reduce))
+                self.known[beside] = self.kept._stretch(_Depends((plain(piece), part, given, gather, reduce)))
                 return self.known[beside]
             if self.lowered is not None:
                 self.known[beside] = self._as_lowered(piece, part, given, gather, dict(reduce))
