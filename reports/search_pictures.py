@@ -52,7 +52,7 @@ def shares_picture(found: Sequence[Configuration], *, title: str) -> Picture:
     picture.text(left, 18, title, "title")
     parts = list(dict.fromkeys(part for each in found for part in each.parts))
     colour = dict(zip(parts, _COLOURS, strict=False))
-    picture.legend(24 + text_width(title, 14.5), 18, [(colour[part], part) for part in parts])
+    picture.legend(32 + text_width(title, 15.0), 18, [(colour[part], part) for part in parts])
     for number, each in enumerate(found):
         y, x = top + row * number, left
         picture.text(left, y + 11, f"{number + 1}.  {each.name}", "small")
@@ -132,7 +132,7 @@ def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: in
         hover = f"{each.name}: {format_seconds(each.step_s)}, {each.peak_bytes / _GIB:.2f} GiB"
         picture.circle(*place(each), 3.6, "orange" if each in front else "sky", hover)
     picture.circle(*place(near[0]), 7, "frame")
-    picture.legend(24 + text_width(title, 14.5), 18, [("orange", "none is better in both"), ("sky", "others forecast")])
+    picture.legend(32 + text_width(title, 15.0), 18, [("orange", "none is better in both"), ("sky", "others forecast")])
     beyond = len(ranked) - len(near)
     more = f"; {beyond} of more than {_FARTHEST:g} times the fastest are not shown" if beyond else ""
     picture.text(
