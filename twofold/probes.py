@@ -72,7 +72,7 @@ def dispatch_plans(num_ranks: int) -> dict[str, Plan]:
         ways = [{}]
     elif num_ranks % 4 == 0:
         ways = [{"tp": 4}, {"dp": 2, "tp": 2, "zero": 1}, {"pp": 2, "tp": 2}]
-    plans = {}
+    plans: dict[str, Plan] = {}
     for degrees in ways:
         used = degrees.get("dp", 1) * degrees.get("tp", 1) * degrees.get("pp", 1)
         if num_ranks % used:
