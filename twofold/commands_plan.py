@@ -47,7 +47,7 @@ def plan(
     lr: float = 0.01,
     memory: str | None = None,
     time_limit: float | None = None,
-    top_k: int = 5,
+    top_k: int | None = None,
     out: str = "plan.json",
     report: str | None = None,
     export: str | None = None,
@@ -92,7 +92,8 @@ def plan(
         lr: learning rate (SGD for other models).
         memory: limit per device, such as 25GB.
         time_limit: seconds after which the best so far is taken.
-        top_k: plans to list; for transformers the best, and the fastest others that were forecast on the way.
+        top_k: plans to list, 5 unless given; of a transformer so many are then proven to be the fastest, else the best
+            alone is, and the others are what was forecast on the way.
         out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
         report: transformers: write the search's report to this HTML file.
         export: transformers: megatron or torchtitan: print the best as that program's settings.
@@ -115,7 +116,7 @@ def plan(
         say, target = Console(json=json), Machine.load(machine)
         if method not in (*METHODS, "operators"):
             raise TwofoldError(f"--method {method!r} is not known; known are {', '.join(METHODS)}, operators")
-        if top_k < 1:
+        if top_k is not None and top_k < 1:
             raise TwofoldError(f"--top-k {top_k}: it is at least 1")
         if simulate < 0:
             raise TwofoldError(f"--simulate {simulate}: it is at least 0")
@@ -131,7 +132,7 @@ def plan(
             options = {
                 "devices": devices, "global_batch": global_batch, "seq": seq, "layers": layers, "stages": stages,
                 "micro_batches": micro_batches, "widths": widths, "time_limit": time_limit,
-                "schedule": schedule or "1f1b", "zero": zero or 0, "lr": lr, "memory": memory, "top_k": top_k,
+                "schedule": schedule or "1f1b", "zero": zero or 0, "lr": lr, "memory": memory, "top_k": top_k or 5,
                 "out": out, "explain": explain,
             }  # fmt: skip
             return _plan_operators(model, target, options, say), True

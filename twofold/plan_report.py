@@ -83,13 +83,15 @@ def _ranking(found: Answer, top_k: int) -> Table:
     columns = ("", "step", "peak", "idle", "exposed", "configuration")
     problem, best = found.problem, found.best.forecast
     rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
-    notes = (
-        f"The best: {rate:,.0f} tokens/s per device, 90 % interval {best.low_s:.4g} to {best.high_s:.4g} s.",
-        *(["Below it: the fastest of the others that were forecast on the way, not proven to be the next best."]
-          if len(rows) > 1 and found.method == "search" else []),
-    )  # fmt: skip
+    notes = [f"The best: {rate:,.0f} tokens/s per device, 90 % interval {best.low_s:.4g} to {best.high_s:.4g} s."]
+    if found.method == "search" and len(rows) > max(1, found.num_proven):
+        first = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
+        proven = f"{first} proven to be the fastest; the" if found.num_proven else "The"
+        notes.append(
+            f"{proven} others are the fastest of what was forecast on the way, not proven to be the next best."
+        )
     title = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
-    return Table(title=title, columns=columns, rows=rows, right=frozenset(columns[:-1]), notes=notes)
+    return Table(title=title, columns=columns, rows=rows, right=frozenset(columns[:-1]), notes=tuple(notes))
 
 
 def _composition(found: Answer) -> Table:

@@ -18,6 +18,9 @@ __all__ = ["METHODS", "plan_degrees"]
 METHODS = ("search", "data-parallel", "grid", "greedy")
 """How `plan_degrees` finds a configuration."""
 
+_SHOWN = 5
+"""Configurations that are listed unless a number is given."""
+
 
 def plan_degrees(
     model: str,
@@ -32,7 +35,7 @@ def plan_degrees(
     stack: str,
     memory: str | None,
     time_limit: float | None,
-    top_k: int,
+    top_k: int | None,
     out: str,
     report: str | None,
     export: str | None,
@@ -58,7 +61,7 @@ def plan_degrees(
     )  # fmt: skip
     if method == "search":
         found = solve(
-            problem, time_limit_s=time_limit, explain=explain or report is not None,
+            problem, time_limit_s=time_limit, keep=top_k or 1, explain=explain or report is not None,
             on_better=lambda each: say.note(f"{each.forecast.step_s:.4g} s  {describe(each.degrees)}"),
         )  # fmt: skip
     else:
@@ -77,7 +80,8 @@ def plan_degrees(
             simulated.append({"forecast_s": each.found.forecast.step_s, "simulated_s": each.simulated_s})
     exported = _exported(found, export)
     why = explained(found) if explain or report is not None else None
-    made = tables(found, top_k, why)
+    shown = top_k or _SHOWN
+    made = tables(found, shown, why)
     for table in made if explain else made[:1]:
         say.say(table.text())
         say.say("")
@@ -85,13 +89,13 @@ def plan_degrees(
     saved = _save(found, machine, out, say)
     if report is not None and why is not None:
         written = write_search_report(
-            report, found, top_k=top_k, why=why, certificate=certificate, model=model, machine=machine
+            report, found, top_k=shown, why=why, certificate=certificate, model=model, machine=machine
         )
         say.say(f"saved {written}")
     if exported is not None:
         say.say(exported)
     more = {"files": saved, "export": exported, "simulated": simulated}
-    return found.to_json(top_k) | more | (why.to_json() if why else {})
+    return found.to_json(shown) | more | (why.to_json() if why else {})
 
 
 def _exported(found: Answer, export: str | None) -> str | None:
