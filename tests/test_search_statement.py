@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def degrees(*, zero: int = 1, **values: Any) -> Degrees:
         degrees(schedule="interleaved_1f1b", virtual=4, recompute="full"),
         degrees(pp=1, zero=3, cp=2),
         degrees(recompute="full", recompute_layers=5),
+        degrees(order=("tp", "cp", "pp", "dp")),
         degrees(schedule="interleaved_1f1b", virtual=4, recompute="full", recompute_layers=3),
         degrees(pp=4, layers=(7, 9, 9, 7)),
         degrees(pp=4, schedule="interleaved_1f1b", virtual=2, layers=(3, 4, 4, 5, 4, 4, 4, 4)),
@@ -114,7 +116,7 @@ BATCH = "--micro-batch-size 2 --global-batch-size 32 --world-size 8 "
         ("--num-experts 8 --moe-layer-freq 2", "only first layers"),
         ("--num-experts 8 --moe-layer-freq ([0]*1+[1]*5) --num-layers 8", "not for 8 layers"),
         ("--num-experts 8 --moe-expert-capacity-factor none", "not a number above 0"),
-        ("--use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping"),
+        ("--use-tp-pp-dp-mapping --num-experts 8 --expert-model-parallel-size 2", "inside the pipeline"),
         ("--some-new-parallel-size 2", "some-new-parallel-size"),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "or block"),
     ],
@@ -242,6 +244,7 @@ def test_stages_that_torchtitan_refuses_are_refused(tmp_path: Path) -> None:
 
 def test_our_own_file_comes_back_as_it_went(tmp_path: Path) -> None:
     stated = degrees(schedule="zb_v", virtual=2, layers=(9, 8, 8, 7), recompute="selective", recompute_layers=2)
+    stated = replace(stated, order=("pp", "tp", "dp", "cp"))
     found = read_statement(write_statement(tmp_path / "plan.degrees.json", CONFIG, stated, stack="megatron"))
     assert found.degrees() == stated and found.stack == "megatron"
     assert found.config is not None and found.config.num_parameters == CONFIG.num_parameters
@@ -290,6 +293,9 @@ def test_uneven_layers_are_a_layout_of_megatron_and_fewer_on_the_last_stage_of_t
         (megatron_flags, degrees(recompute="selective_op"), "by operator"),
         (megatron_flags, degrees(zero=2), "only without pipeline"),
         (megatron_flags, degrees(recompute="selective", recompute_layers=2), "only as a whole"),
+        (megatron_flags, degrees(order=("pp", "tp", "cp", "dp")), "order pp-tp-dp; plan with --order tp cp dp pp"),
+        (megatron_flags, degrees(order=("tp", "cp", "pp", "dp"), ep=2), "experts shared out"),
+        (torchtitan_toml, degrees(zero=3, order=("tp", "cp", "pp", "dp")), "order tp-pp-dp"),
         (torchtitan_toml, degrees(zero=3, recompute="full", recompute_layers=2), "every k-th"),
         (torchtitan_toml, degrees(), "level 1"),
         (torchtitan_toml, degrees(zero=0), "only without tensor"),

@@ -40,6 +40,7 @@ def plan(
     zero: int | None = None,
     sequence_parallel: bool | None = None,
     stage_layers: tuple[int, ...] | None = None,
+    order: tuple[str, ...] | None = None,
     stack: str = "twofold",
     stages: int | None = None,
     micro_batches: int | None = None,
@@ -84,6 +85,7 @@ def plan(
         zero: optimizer-parallel level; 0 for other models, unless given.
         sequence_parallel: transformers: fixes whether tp splits the sequence where it splits nothing else.
         stage_layers: transformers: fixes the blocks of every chunk.
+        order: transformers: fixes the order in which ranks count along the axes, the innermost first: tp cp dp pp.
         stack: transformers: the software that runs it: twofold, torch, torch-compile, megatron or megatron-2022.
         stages: other models: pipeline stages, balanced by compute; 1 unless given.
         micro_batches: other models: into which the batch is cut; 1 unless given.
@@ -106,7 +108,7 @@ def plan(
     pins: dict[str, Any] = {
         "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "micro_batch": micro_batch, "virtual": virtual,
         "recompute": recompute, "recompute_layers": recompute_layers,
-        "sequence_parallel": sequence_parallel, "layers": stage_layers,
+        "sequence_parallel": sequence_parallel, "layers": stage_layers, "order": order,
     }  # fmt: skip
 
     def work() -> tuple[Any, bool]:

@@ -26,6 +26,7 @@ def predict(
     recompute_layers: int | None = None,
     zero: int = 0,
     sequence_parallel: bool = False,
+    order: tuple[str, ...] = ("tp", "cp", "dp", "pp"),
     seq: int | None = None,
     layers: int | None = None,
     mixed_precision: bool = True,
@@ -50,6 +51,7 @@ def predict(
         recompute_layers: how many blocks of every chunk recompute, the first ones; all of them by default.
         zero: optimizer-parallel level, 0 to 3.
         sequence_parallel: split the sequence over tp between the tensor-parallel products.
+        order: in which ranks count along the axes, the innermost first.
         seq: tokens of a sequence; the model's by default.
         layers: blocks; the model's by default.
         mixed_precision: float32 gradients, master weights and optimizer states beside half-precision weights.
@@ -72,7 +74,7 @@ def predict(
             dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro_batch,
             global_batch=dp * micro_batch * pp if global_batch is None else global_batch,
             schedule=schedule, virtual=virtual, recompute=recompute, recompute_layers=recompute_layers,
-            sequence_parallel=sequence_parallel,
+            sequence_parallel=sequence_parallel, order=order,
             optimizer=Optimizer(
                 kind="adamw", settings={"lr": 1e-4}, parallel_level=zero, gradient_dtype=wide, master_dtype=wide
             ),

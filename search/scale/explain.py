@@ -18,11 +18,13 @@ from search.scale.costs import Inner
 from search.scale.found import Found, describe
 from search.scale.problem import Pins, Problem
 from search.scale.space import (
+    Mesh,
     Shape,
     divisors,
     levels,
     meshes,
     micro_batches,
+    orders,
     recomputes,
     sequence_parallels,
     shapes,
@@ -79,7 +81,7 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
         dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch,
         schedule=degrees.schedule, virtual=degrees.virtual, recompute=degrees.recompute,
         zero=degrees.optimizer.parallel_level, sequence_parallel=degrees.sequence_parallel,
-        recompute_layers=problem.pins.recompute_layers,
+        recompute_layers=problem.pins.recompute_layers, order=degrees.order,
     )  # fmt: skip
     fixed = problem.pins.given
     for name in ("tp", "cp", "pp"):
@@ -99,6 +101,11 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
                     given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
                 anew = ", schedule anew" if "pp" in given else ""
                 yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", replace(base, **given)
+    mesh = Mesh(degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.ep, degrees.order)
+    for order, _ in orders(problem, mesh) if problem.pins.order is None else ():
+        if order != degrees.order:
+            told = (tuple(axis for axis in each if getattr(degrees, axis) > 1) for each in (degrees.order, order))
+            yield f"order {' -> '.join('-'.join(each) for each in told)}", replace(base, order=order)
     experts = problem.config.experts
     if experts is not None and "ep" not in fixed:
         for value in _beside(degrees.ep, divisors(math.gcd(degrees.dp, experts.num_experts))):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plans.errors import TwofoldError
-from plans.scale import Degrees
+from plans.scale import ORDER, Degrees
 from plans.transformer import TransformerConfig
 
 __all__ = ["megatron_flags", "megatron_text", "read_megatron"]
@@ -77,7 +77,26 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
             "--recompute-num-layers",
             method[1],
         ]
+    flags += _order_flags(degrees)
     return [str(each) for each in (*flags, *_expert_flags(config, degrees))]
+
+
+_PIPELINE_INSIDE = ("tp", "cp", "pp", "dp")
+
+
+def _order_flags(degrees: Degrees) -> list[object]:
+    """Megatron-LM's orders: tp-cp-ep-dp-pp, and tp-cp-ep-pp-dp."""
+    mine, usual, inside = (
+        [axis for axis in order if getattr(degrees, axis) > 1] for order in (degrees.order, ORDER, _PIPELINE_INSIDE)
+    )
+    if mine == usual:
+        return []
+    if mine == inside and degrees.ep == 1:
+        return ["--use-tp-pp-dp-mapping"]
+    raise TwofoldError(
+        f"Megatron-LM cannot place ranks in the order {'-'.join(mine)}"
+        f"{' with experts shared out' if degrees.ep > 1 else ''}; plan with --order {' '.join(ORDER)}"
+    )
 
 
 def _expert_flags(config: TransformerConfig, degrees: Degrees) -> list[object]:
@@ -121,7 +140,7 @@ _SIZES = {
 _ON = frozenset(
     {"sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "bf16", "fp16", "use-flash-attn", "swiglu",
      "untie-embeddings-and-output-weights", "overlap-grad-reduce", "overlap-param-gather", "moe-grouped-gemm",
-     "moe-pad-expert-input-to-capacity", "moe-router-pre-softmax"}
+     "moe-pad-expert-input-to-capacity", "moe-router-pre-softmax", "use-tp-pp-dp-mapping"}
 )  # fmt: skip
 
 _READ = frozenset(
@@ -136,7 +155,7 @@ _READ = frozenset(
 _REFUSED = frozenset(
     {"rampup-batch-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
      "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
-     "hierarchical-context-parallel-sizes", "use-torch-fsdp2", "optimizer-cpu-offload", "use-tp-pp-dp-mapping",
+     "hierarchical-context-parallel-sizes", "use-torch-fsdp2", "optimizer-cpu-offload",
      "num-distributed-optimizer-instances", "encoder-tensor-model-parallel-size", "recompute-modules",
      "moe-layer-recompute", "distribute-saved-activations", "moe-shared-expert-overlap",
      "overlap-moe-expert-parallel-comm", "mtp-num-layers", "cpu-offloading", "fine-grained-activation-offloading"}
@@ -180,6 +199,13 @@ def read_megatron(text: str, path: str) -> dict[str, Any]:
     layers = _whole(flags["num-layers"], "num-layers", path) if "num-layers" in flags else None
     values |= _stages(flags, layers, values.get("pp", 1), path)
     values |= _recompute(flags, values, layers, path)
+    if "use-tp-pp-dp-mapping" in flags:
+        if values.get("ep", 1) > 1:
+            raise TwofoldError(
+                f"{path}: --use-tp-pp-dp-mapping puts ranks that share experts out inside the pipeline, which degrees "
+                "cannot state"
+            )
+        values["order"] = _PIPELINE_INSIDE
     experts, assumed = _experts(flags, values, layers, path)
     return {
         "values": values, "global_batch": _whole(flags["global-batch-size"], "global-batch-size", path),

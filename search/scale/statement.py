@@ -102,7 +102,7 @@ _VERSION = 2
 
 _DEGREES = frozenset(
     {"dp", "cp", "tp", "pp", "ep", "micro_batch", "schedule", "virtual", "recompute", "zero", "sequence_parallel",
-     "layers", "recompute_layers"}
+     "layers", "recompute_layers", "order"}
 )  # fmt: skip
 
 _KEYS = frozenset({"twofold_degrees", "config", "degrees", "global_batch", "stack"})
@@ -125,7 +125,7 @@ def write_statement(
             "recompute": degrees.recompute, "recompute_layers": degrees.recompute_layers,
             "zero": degrees.optimizer.parallel_level,
             "sequence_parallel": degrees.sequence_parallel,
-            "layers": None if degrees.layers is None else list(degrees.layers),
+            "layers": None if degrees.layers is None else list(degrees.layers), "order": list(degrees.order),
         },
         "global_batch": degrees.global_batch,
         "stack": stack,
@@ -172,6 +172,7 @@ def _read_own(text: str, path: str) -> Statement:
         if isinstance(level, bool) or level not in (0, 1, 2, 3):
             raise TwofoldError(f"{path}: zero is {level!r}; optimizer-parallel levels are 0, 1, 2 and 3")
         values["layers"] = None if values["layers"] is None else tuple(values["layers"])
+        values["order"] = tuple(values["order"])
         config, stack = TransformerConfig(**fields), found["stack"]
         if not isinstance(stack, str):
             raise TwofoldError(f"{path}: stack is {stack!r}, no name such as twofold or megatron")

@@ -11,7 +11,7 @@ import tomllib
 from typing import Any
 
 from plans.errors import TwofoldError
-from plans.scale import Degrees
+from plans.scale import ORDER, Degrees
 from plans.transformer import TransformerConfig
 
 __all__ = ["read_torchtitan", "stage_values", "torchtitan_toml"]
@@ -84,6 +84,11 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
         raise TwofoldError("torchtitan's tensor parallelism splits the sequence; plan with --sequence-parallel")
     if degrees.recompute == "selective":
         raise TwofoldError("torchtitan recomputes by operator or all; plan with --recompute selective_op or full")
+    mine, usual = ([axis for axis in order if getattr(degrees, axis) > 1] for order in (degrees.order, ORDER))
+    if mine != usual:
+        raise TwofoldError(
+            f"torchtitan cannot place ranks in the order {'-'.join(mine)}; plan with --order {' '.join(ORDER)}"
+        )
     if degrees.recompute_layers is not None:
         raise TwofoldError("torchtitan recomputes in all blocks or in every k-th one; plan without --recompute-layers")
     if degrees.pp > 1 and degrees.schedule not in _SCHEDULES:
