@@ -29,6 +29,9 @@ GAIN = 0.97
 STREAMING = ("add.forward", "add_.forward", "mul.forward", "relu.forward", "silu.forward", "slice")
 """Kernels that only stream their bytes: their cost is 1."""
 
+TOLERANCE = 1e-4
+"""Relative change of the loss at which the fit of a larger form ends."""
+
 TYPICAL_WEIGHT = 0.02
 """Parameters that the points say nothing about stay near typical ones; a factor of e counts as an error of 2 %."""
 
@@ -44,11 +47,13 @@ class KernelFit:
         compute: the rates, with what was fitted replaced.
         form: which form was chosen, with the cross-validated errors of all.
         predicted_s: of the points, by the chosen form fitted to all.
+        left_out_s: of the points, each by the chosen form fitted to others, at the usual clock, as a forecast has it.
     """
 
     compute: Compute
     form: str
     predicted_s: tuple[float, ...]
+    left_out_s: tuple[float, ...]
 
 
 def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
@@ -64,23 +69,27 @@ def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
     if len(points) < 3:
         raise TwofoldError(f"{len(points)} memory-bound kernels were measured; the fit needs at least 3: measure again")
     seconds = np.array([point.seconds for point in points])
-    forms = {"one bandwidth": 0, "a cost for each kernel": 1, "a cost and a start for each kernel": 2}
-    errors = {}
+    forms = {
+        "one bandwidth": 0, "a cost for each kernel": 1, "a cost and a start for each kernel": 2,
+        "and a root of bytes": 3,
+    }  # fmt: skip
+    left_out = {name: np.empty(len(points)) for name in forms}
     for name, each in forms.items():
-        left_out = np.empty(len(points))
         for inside, outside in folds(points):
             fitted = _memory_parameters([points[at] for at in inside], compute, each)
-            left_out[outside] = [predicted_s(points[at], fitted) for at in outside]
-        errors[name] = float(np.median(np.abs(log_ratio(left_out, seconds))))
+            left_out[name][outside] = [predicted_s(points[at], fitted) for at in outside]
+    errors = {name: float(np.median(np.abs(log_ratio(each_s, seconds)))) for name, each_s in left_out.items()}
     chosen = choose(errors)
     fitted = _memory_parameters(points, compute, forms[chosen])
     return KernelFit(
-        compute=fitted, form=said(chosen, errors), predicted_s=tuple(predicted_s(point, fitted) for point in points)
-    )
+        compute=fitted, form=said(chosen, errors), predicted_s=tuple(predicted_s(point, fitted) for point in points),
+        left_out_s=tuple(map(float, left_out[chosen])),
+    )  # fmt: skip
 
 
 def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> Compute:
-    """Rates with costs of each call (`each` 1), and starts (2)."""
+    """Rates with costs of each call (`each` 1), and starts (2), and a root of what is moved (3)."""
+    root, each = each == 3, min(each, 2)
     calls = sorted({memory_call(point) for point in points}) if each else []
     which = np.array([calls.index(memory_call(point)) if each else 0 for point in points])
     sizes = np.array([point.size_bytes for point in points], dtype=float)
@@ -91,14 +100,16 @@ def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> 
     def misfit(q: Floats) -> Floats:
         cost = np.exp(q[costs][which]) if each else 1.0
         begin = np.exp(q[starts][which]) if each == 2 else 1.0
-        told = kernels * np.exp(q[0]) * begin + sizes * cost / (compute.memory_Bps * np.exp(q[1]))
+        moved = sizes * cost / (compute.memory_Bps * np.exp(q[1]))
+        told = kernels * np.exp(q[0]) * begin + moved + (np.sqrt(np.exp(q[-1]) * moved) if root else 0.0)
         # costs and starts are near 1 unless their own points say otherwise
         return np.concatenate([log_ratio(told, seconds), 0.1 * q[costs], 0.05 * q[starts]])
 
     count = each * len(calls)
-    start = np.array([np.log(2e-6), np.log(0.85), *np.zeros(count)])
-    lower = np.array([np.log(1e-7), np.log(0.05), *np.full(count, -2.0)])
-    upper = np.array([np.log(2e-5), 0.0, *np.full(count, 4.0)])
+    chunk = [np.log([1e-7, 1e-10, 1e-5])] if root else []
+    start = np.array([np.log(2e-6), np.log(0.85), *np.zeros(count), *(edge[0] for edge in chunk)])
+    lower = np.array([np.log(1e-7), np.log(0.05), *np.full(count, -2.0), *(edge[1] for edge in chunk)])
+    upper = np.array([np.log(2e-5), 0.0, *np.full(count, 4.0), *(edge[2] for edge in chunk)])
     q = solve(misfit, start, lower, upper)
     if each:  # only the product of a cost and the bandwidth is known: what only streams has cost 1
         streams = [number for number, call in enumerate(calls) if call in STREAMING]
@@ -114,7 +125,7 @@ def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> 
 
     return msgspec.structs.replace(
         compute, kernel_s=float(np.exp(q[0])), memory_efficiency=float(np.exp(q[1])), kernel_cost=table(q[costs]),
-        kernel_start=table(q[starts]) if each == 2 else {},
+        kernel_start=table(q[starts]) if each == 2 else {}, memory_chunk_s=float(np.exp(q[-1])) if root else 0.0,
     )  # fmt: skip
 
 
@@ -128,11 +139,23 @@ def fit_attention(points: Sequence[Point], compute: Compute) -> KernelFit:
     Raises:
         TwofoldError: fewer than 3 forward points.
     """
+    forward = sum(not is_backward(point) for point in points)
+    if forward < 3:
+        raise TwofoldError(f"{forward} attention forwards were measured; the fit needs at least 3: measure again")
+    left_out = np.empty(len(points))
+    for inside, outside in folds(points):
+        some = _attention_parameters([points[at] for at in inside], compute)
+        left_out[outside] = [predicted_s(points[at], some) for at in outside]
+    fitted = _attention_parameters(points, compute)
+    return KernelFit(
+        compute=fitted, form="fused kernel", predicted_s=tuple(predicted_s(point, fitted) for point in points),
+        left_out_s=tuple(map(float, left_out)),
+    )  # fmt: skip
+
+
+def _attention_parameters(points: Sequence[Point], compute: Compute) -> Compute:
     seconds = np.array([point.seconds for point in points])
-    forward = np.array([not is_backward(point) for point in points])
-    if forward.sum() < 3:
-        raise TwofoldError(f"{forward.sum()} attention forwards were measured; the fit needs at least 3: measure again")
-    backs, dims = bool((~forward).any()), len({point.shape[5] for point in points}) > 1
+    backs, dims = any(is_backward(point) for point in points), len({point.shape[5] for point in points}) > 1
     causal = len({point.options.get("causal", 0) for point in points}) > 1
     typical = {
         name: value for name, value in _ATTENTION.items()
@@ -156,10 +179,7 @@ def fit_attention(points: Sequence[Point], compute: Compute) -> KernelFit:
         errors = log_ratio(np.array([predicted_s(point, fitted, at_clock=True) for point in points]), seconds)
         return np.concatenate([errors, TYPICAL_WEIGHT * (q - start)])
 
-    fitted = model_of(solve(misfit, start, lower, upper))
-    return KernelFit(
-        compute=fitted, form="fused kernel", predicted_s=tuple(predicted_s(point, fitted) for point in points)
-    )
+    return model_of(solve(misfit, start, lower, upper, tolerance=TOLERANCE))
 
 
 _ATTENTION: Mapping[str, tuple[float, float, float]] = {
@@ -191,6 +211,8 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
     Raises:
         TwofoldError: another kind of point.
     """
+    if point.kind == "matrix" and compute.clock_share < 1:  # what is measured is repeated and has the chip for itself
+        compute = msgspec.structs.replace(compute, clock_share=1.0)
     if at_clock and point.kind != "memory":
         clock = compute.sustained_clock * relative_clock(point, compute)
         drop = 0.0 if point.clock_MHz else compute.clock_drop
@@ -238,10 +260,19 @@ def is_backward(point: Point) -> bool:
 
 
 def folds(points: Sequence[Point]) -> list[tuple[list[int], list[int]]]:
-    """Numbers of the points to fit and of those left out, so that each is left out once."""
-    order = np.random.default_rng(0).permutation(len(points))
-    parts = [part for part in np.array_split(order, min(FOLDS, len(points))) if len(part)]
-    return [([int(at) for at in order if at not in set(part.tolist())], [int(at) for at in part]) for part in parts]
+    """Numbers of the points to fit and of those left out, so that each is left out once, with all measurings of it."""
+    same: dict[object, list[int]] = {}
+    for number, point in enumerate(points):
+        same.setdefault(point.key, []).append(number)
+    groups = list(same.values())
+    order = np.random.default_rng(0).permutation(len(groups))
+    parts = [part.tolist() for part in np.array_split(order, min(FOLDS, len(groups))) if len(part)]
+    found = []
+    for part in parts:
+        outside = sorted(number for group in part for number in groups[group])
+        out = set(outside)
+        found.append(([number for number in range(len(points)) if number not in out], outside))
+    return found
 
 
 def choose(errors: Mapping[str, float]) -> str:

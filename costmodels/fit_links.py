@@ -24,6 +24,12 @@ MICRO = 1e-6
 TYPICAL_WEIGHT = 0.03
 """Parameters that the points say nothing about stay near typical ones; a factor of e counts as an error of 3 %."""
 
+CHAINED = 0.3
+"""Share of a transfer that no chain hides."""
+
+HOST_BOUND_BYTES = 4_000_000
+"""Smaller messages that a host issues back to back tell the time of the host, not of the links."""
+
 NCCL_PROTOCOLS = {
     "all_reduce": (
         Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37),
@@ -64,8 +70,15 @@ class BackToBack:
     hidden_s: float = 0.0
 
     def measured_s(self, point: Point, alone_s: float) -> float:
-        """What is measured of a call that takes `alone_s`; recorded launches have no host in them."""
-        return alone_s if point.options.get("recorded") else max(self.host_s, alone_s - self.hidden_s)
+        """What is measured of a call that takes `alone_s`.
+
+        Recorded launches have no host in them. Of a chain of transfers one way each hides its start behind the one
+        before; back and forth (ping_pong) nothing is hidden, nor among recorded collectives, which wait for each other.
+        """
+        chained = point.options.get("pattern", "ping_pong") == "one_way"
+        if point.options.get("recorded"):
+            return max(CHAINED * alone_s, alone_s - self.hidden_s) if chained else alone_s
+        return max(self.host_s, alone_s - self.hidden_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from costmodels.compute import FORMS, Compute
 from costmodels.fit import Floats, log_ratio, solve
-from costmodels.fit_kernels import KernelFit, choose, folds, predicted_s, relative_clock, said
+from costmodels.fit_kernels import TOLERANCE, KernelFit, choose, folds, predicted_s, relative_clock, said
 from costmodels.points import Point
 from costmodels.size_table import fit_size_table, knot_shapes
 from costmodels.tiled import Tiled, alignment_bytes, tiled_s
@@ -43,8 +43,9 @@ _TYPICAL: Mapping[str, tuple[float, float, float]] = {
 }  # fmt: skip
 """Parameter -> typical value, least, most."""
 
-TOLERANCE = 1e-4
-"""Relative change of the loss at which a fit ends."""
+MOST_FITTED = 600
+"""Of more products the parameters are fitted to a sample, the rarer their sizes the more likely; factors by size take
+all of them."""
 
 LEAST_TABLE = 100
 """Points that factors by size need."""
@@ -79,25 +80,48 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
         "smooth": lambda chosen: _Products(chosen, compute, tiled=False, kernel_s=kernel_s),
         **({"tiles": lambda chosen: _Products(chosen, compute, tiled=True, kernel_s=kernel_s)} if tiles else {}),
     }
-    left_out: dict[str, Floats] = {}
+    still = [msgspec.structs.replace(point, clock_MHz=0.0) for point in points]
+    left_out: dict[str, Floats] = {}  # at the clock recorded beside each, by which forms are compared
+    forecast: dict[str, Floats] = {}
     for name, make in forms.items():
-        left_out[name] = np.empty(len(points))
         for inside, outside in folds(points):
-            own, others = make([points[at] for at in inside]), make([points[at] for at in outside])
-            fitted = own.fit(seconds[inside], weights[inside])
-            left_out[name][outside] = others.seconds(fitted)
+            others = make([points[at] for at in outside])
+            some, share = _sample(inside, weights)
+            fitted = {name: make([points[at] for at in some]).fit(seconds[some], share)}
             if name == "tiles" and table:
-                by_size = own.with_table(fitted, seconds[inside])
-                left_out.setdefault(BY_SIZE, np.empty(len(points)))[outside] = others.seconds(by_size)
+                own = make([points[at] for at in inside])
+                fitted[BY_SIZE] = own.with_table(fitted[name], seconds[inside])
+            unknown = make([still[at] for at in outside])
+            for each, compute_of in fitted.items():
+                left_out.setdefault(each, np.empty(len(points)))[outside] = others.seconds(compute_of)
+                forecast.setdefault(each, np.empty(len(points)))[outside] = unknown.seconds(compute_of)
     errors = {
         name: weighted_quantile(np.abs(log_ratio(each, seconds)), weights, 0.5) for name, each in left_out.items()
     }
     chosen = choose(errors)
-    model = forms["tiles" if chosen == BY_SIZE else chosen](points)
-    fitted = model.fit(seconds, weights)
+    make = forms["tiles" if chosen == BY_SIZE else chosen]
+    model = make(points)
+    some, share = _sample(range(len(points)), weights)
+    best = make([points[at] for at in some]).fit(seconds[some], share)
     if chosen == BY_SIZE:
-        fitted = model.with_table(fitted, seconds)
-    return KernelFit(compute=fitted, form=said(chosen, errors), predicted_s=tuple(map(float, model.seconds(fitted))))
+        best = model.with_table(best, seconds)
+    return KernelFit(
+        compute=best, form=said(chosen, errors), predicted_s=tuple(map(float, model.seconds(best))),
+        left_out_s=tuple(map(float, forecast[chosen])),
+    )  # fmt: skip
+
+
+def _sample(numbers: Sequence[int], weights: Floats) -> tuple[list[int], Floats]:
+    """At most `MOST_FITTED` of the points and their weights; drawn in proportion to their weights, they weigh the same.
+
+    Weighted sampling without replacement by Efraimidis and Spirakis (2006, Information Processing Letters 97).
+    """
+    own = weights[list(numbers)]
+    if len(own) <= MOST_FITTED:
+        return list(numbers), own
+    keys = np.random.default_rng(0).random(len(own)) ** (1 / own)
+    chosen = np.sort(np.argsort(keys)[-MOST_FITTED:])
+    return [numbers[at] for at in chosen], np.ones(MOST_FITTED)
 
 
 def fit_clock(points: Sequence[Point], compute: Compute) -> Compute:
@@ -149,10 +173,15 @@ def fit_dtypes(points: Sequence[Point], compute: Compute) -> Compute:
 
 def density_weights(points: Sequence[Point]) -> Floats:
     """Weights with mean 1 of products, in inverse proportion to how many of the same form have sizes nearby."""
-    sizes = np.log2([[*point.shape, point.batch] for point in points])
-    near = np.exp(-np.sum((sizes[:, None] - sizes[None]) ** 2, axis=-1) / (2 * OCTAVES**2))
-    forms = np.array([point.form for point in points])
-    weights = 1 / np.sum(near * (forms[:, None] == forms[None]), axis=1)
+    forms = sorted({point.form for point in points})
+    what = np.log2([[*point.shape, point.batch, 2.0 ** forms.index(point.form)] for point in points])
+    different, which, count = np.unique(what, axis=0, return_inverse=True, return_counts=True)
+    near = np.empty(len(different))
+    for at, (*sizes, form) in enumerate(different):
+        same = different[:, -1] == form
+        apart = np.sum((different[same, :-1] - sizes) ** 2, axis=1)
+        near[at] = np.exp(-apart / (2 * OCTAVES**2)) @ count[same]
+    weights = 1 / near[which.ravel()]
     return np.asarray(weights / weights.mean())
 
 
@@ -214,7 +243,7 @@ class _Products:
         late_s = late_s / (compute.sustained_clock * self.clock)
         full_s = late_s + _join(made_s, memory_s * loads, compute)
         load = np.minimum(1.0, 2 * self.batch * np.prod(self.shapes, axis=1) / (self.peak * full_s))
-        made_s = made_s / np.where(self.clocked, 1.0, 1 - compute.clock_drop * load)
+        made_s = made_s * np.where(self.clocked, 1.0, 1 + compute.clock_drop * load)  # lower_clock
         factors = np.ones(len(self.shapes))
         if model.table is not None:
             own = self.by_size

@@ -1,13 +1,18 @@
 """From the errors of single prices to the interval of a whole step.
 
 Prices of one class of instructions (matrix products, say) err together: they share their parameters and the chip they
-were measured on. Prices of different classes err independently. So if a class takes a share f of the step and the
-logarithm of its prices is off by s (standard deviation), the logarithm of the step is off by f s for that class, and
-by sqrt(sum (f s)^2 + b^2) in all, where b is what no instruction explains (`Machine.interval`).
+were measured on. Different classes have parameters of their own: memory bandwidth says nothing about the efficiency of
+attention, links nothing about the host. They err independently, but for matrix products and attention, which run on the
+same units at the same clock: what the clock under load is off by, both are (`TOGETHER`).
+
+So if a class i takes a share f_i of the step and the logarithm of the sum of its prices is off by s_i (standard
+deviation), the logarithm of the step is off by sqrt(sum_ij r_ij f_i s_i f_j s_j + b^2), with r_ij = 1 for i = j, and b
+what no instruction explains (`Machine.interval`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +23,9 @@ from costmodels.sections import check_known
 from plans.program import Kind, Program
 
 __all__ = ["class_seconds", "price_interval", "step_interval"]
+
+TOGETHER = {frozenset({"matrix", "attention"}): 0.5}
+"""Classes whose errors are correlated, and how much (assumed: about half of each is the clock)."""
 
 NINETY = 1.6449
 """Standard normal quantile at 95 %: 90 % of the probability lies within plus and minus this."""
@@ -40,11 +48,14 @@ def step_interval(machine: Machine, step_s: float, seconds_by_class: Mapping[str
     >>> low < 1.0 < high
     True
     """
-    squares = 0.0
+    parts = {}
     for name, seconds in seconds_by_class.items():
         check_known("class of instructions", name, SPREAD_CLASSES)
         share = min(1.0, seconds / step_s) if step_s > 0 else 0.0
-        squares += (NINETY * share * machine.spreads.get(name, 0.0)) ** 2
+        parts[name] = NINETY * share * machine.spreads.get(name, 0.0)
+    squares = sum(part**2 for part in parts.values())
+    for (one, first), (other, second) in itertools.combinations(parts.items(), 2):
+        squares += 2 * TOGETHER.get(frozenset({one, other}), 0.0) * first * second
     below = math.sqrt(math.log(machine.interval.low) ** 2 + squares)
     above = math.sqrt(math.log(machine.interval.high) ** 2 + squares)
     return step_s * math.exp(-below), step_s * math.exp(above)

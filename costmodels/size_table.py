@@ -113,9 +113,11 @@ def fit_size_table(shapes: Floats, errors: Floats, noise: Floats | float, plain:
     alike = np.exp(-0.5 * ((place[:, None] - place[None]) / OCTAVES) ** 2)
     prior = AMPLITUDE**2 * np.kron(np.kron(alike, alike), alike)
     weights = knot_weights(shapes)
-    known = weights @ prior
-    spread = known @ weights.T + np.diag(np.broadcast_to((NOISE * np.asarray(noise)) ** 2, len(shapes)))
-    logs = known.T @ np.linalg.solve(spread, np.clip(errors, -MOST, MOST))
+    counted = weights / np.broadcast_to((NOISE * np.asarray(noise)) ** 2, len(shapes))[:, None]
+    # the same as in terms of points, (prior W^T) (W prior W^T + noise)^-1 errors, with as many unknowns as knots
+    logs = np.linalg.solve(
+        np.eye(NUMBER**3) + prior @ (counted.T @ weights), prior @ (counted.T @ np.clip(errors, -MOST, MOST))
+    )  # fmt: skip
     grid = (NUMBER,) * 3
     longer = _growing(np.log(plain).reshape(grid) + logs.reshape(grid)) - np.log(plain).reshape(grid)
     factors = tuple(round(float(factor), 4) for factor in np.exp(longer).ravel())

@@ -1,10 +1,12 @@
+import re
+
 import msgspec
 import pytest
 
 from costmodels import Machine, price_collective, price_transfer
 from costmodels.carry import anchored, carried
-from costmodels.catalogue import device_names, load_device
-from costmodels.compute import matrix_s
+from costmodels.catalogue import device_names, known_names, load_device
+from costmodels.compute import Compute, matrix_s
 from plans.errors import TwofoldError
 
 
@@ -43,8 +45,58 @@ def test_devices_state_their_variant_and_the_source_of_every_efficiency(name):
     for entry in ("memory_bytes", "node", "compute.matrix_flops_per_s", "compute.memory_Bps", "collectives"):
         assert any(known.startswith(entry) for known in device.provenance), entry
     measured = [entry for entry, says in device.provenance.items() if says.status == "measured"]
-    assert bool(measured) == (name == "h200")
+    assert bool(measured) == (name in ("h100-sxm", "h200"))
     assert name.startswith("ascend") == any("not run on Ascend" in says.source for says in device.provenance.values())
+
+
+def entries_of(machine: Machine) -> list[str]:
+    """What a machine file says, down to the entries of its tables, but for what is as it is without a file."""
+    plain = {field.name: field.default for field in msgspec.structs.fields(Machine)}
+    usual = {
+        field.name: field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        for field in msgspec.structs.fields(Compute)
+    }
+    found = []
+    for name in machine.__struct_fields__:
+        value = getattr(machine, name)
+        if name == "compute":
+            found += [f"{name}.{part}" for part in usual if getattr(value, part) != usual[part]]
+        elif isinstance(value, dict) and name != "provenance":
+            found += [f"{name}.{part}" for part in value]
+        elif name not in NAMES and value != plain[name]:
+            found.append(name)
+    return found
+
+
+NAMES = ("name", "variant", "device", "num_devices", "devices_per_node", "host_async", "provenance")
+
+
+@pytest.mark.parametrize("name", known_names())
+def test_every_figure_of_every_shipped_machine_says_where_it_is_from(name):
+    machine = Machine.load(name)
+    entries = entries_of(machine)
+    assert len(entries) > 20
+    for entry in entries:
+        known = [says for says in machine.provenance if entry == says or says.startswith(f"{entry}.")]
+        assert known or entry.partition(".")[0] in machine.provenance, f"{entry} does not say where it is from"
+    for entry, says in machine.provenance.items():
+        assert len(says.source) >= 10 and re.fullmatch(r"20\d\d-\d\d-\d\d", says.date), f"{entry}: {says}"
+        if says.status == "cited":
+            assert "taken" not in says.source and "assumed" not in says.source, f"{entry} is not what is cited"
+
+
+def test_what_a_device_was_not_measured_for_is_not_called_measured():
+    provenance = load_device("h100-sxm").provenance
+    assert provenance["compute.attention"].status == provenance["compute.tiled"].status == "measured"
+    assert "NVIDIA H100 80GB HBM3" in provenance["compute.tiled"].source
+    for entry in ("collectives.all_reduce", "overlap", "dispatch_s.transfer"):
+        says = provenance.get(entry) or provenance[entry.partition(".")[0]]
+        assert says.status != "measured", entry
+
+
+def test_figures_carried_over_say_what_they_were_where_they_come_from():
+    says = load_device("h100-sxm-96gb").provenance["collectives.all_gather"]
+    assert says.status == "assumed" and "there assumed: carried over from h200" in says.source
 
 
 def test_a_device_carried_over_keeps_what_is_cited():

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks.calibration import fitted
+from benchmarks.calibration import DATA, fitted
 from plans.errors import TwofoldError
 from reports.calibration import calibration_html, write_calibration_report
 from reports.calibration_picture import Series, log_picture, map_picture
@@ -12,7 +12,7 @@ from reports.calibration_picture import Series, log_picture, map_picture
 
 @pytest.fixture(scope="module")
 def fit():
-    fit = fitted("h200")
+    fit = fitted("h200", [DATA / "repeat-h200-x2-quick.jsonl.gz"])
     assert fit is not None
     return fit
 
