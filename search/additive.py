@@ -164,11 +164,15 @@ class StageCosts:
             dims = tuple(self.micro.spec(operator).sizes)
             key = (operator.kind, operator.inputs[0], dims) if free and operator.inputs else position
             groups.setdefault(key, []).append(position)
+        shared: dict[object, list[Strategy]] = {}  # equal groups share the list, as equal operators do
         for members in groups.values():
             specs = [self.micro.spec(self.operators[at]) for at in members]
-            shared = [each for each in self.choices[members[0]] if all(s.fits(self.mesh, each.dims) for s in specs)]
-            for at in members:
-                self.choices[at] = self.choices[at] if len(members) == 1 else shared
+            alike = tuple((id(spec), id(self.choices[at])) for spec, at in zip(specs, members, strict=True))
+            if len(members) > 1 and alike not in shared:
+                offered = self.choices[members[0]]
+                shared[alike] = [each for each in offered if all(s.fits(self.mesh, each.dims) for s in specs)]
+            for at in members if len(members) > 1 else ():
+                self.choices[at] = shared[alike]
         number = {members[0]: variable for variable, members in enumerate(groups.values())}
         for members in groups.values():
             for at in members:

@@ -1,0 +1,101 @@
+"""Graphs of equal blocks: eliminated once, and tied where they are too entangled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.search_exact import tangled_problem
+from costmodels import Machine
+from plans.layout import Layout
+from plans.plan import Optimizer
+from plans.transformer import transformer
+from search.additive import StageCosts
+from search.eliminate import Memory, Table, best_assignment
+from search.pricing import instruction_cost, redistribution_choice
+
+
+def blocks(count: int, seed: int, size: int = 3) -> tuple[list[int], list[Table]]:
+    """A chain of equal blocks: x -> a -> b -> next x, with x read by b, too."""
+    rng = np.random.default_rng(seed)
+    inner, joined, own = rng.random((size, size)), rng.random((size, size, size)), rng.random(size)
+    tables = [Table((3 * at,), own) for at in range(count + 1)]
+    for at in range(count):
+        x, a, b, after = 3 * at, 3 * at + 1, 3 * at + 2, 3 * at + 3
+        tables += [Table((x, a), inner), Table((a, b), inner), Table((x, b, after), joined)]
+    return [size] * (3 * count + 1), tables
+
+
+def by_matrices(tables: list[Table], count: int) -> float:
+    """The same minimum by products of the blocks' own matrices."""
+    own, inner, joined = tables[0].costs, tables[-3].costs, tables[-1].costs
+    block = (inner[:, :, None, None] + inner[None, :, :, None] + joined[:, None, :, :]).min(axis=(1, 2))
+    total = own
+    for _ in range(count):
+        total = (total[:, None] + block).min(axis=0) + own
+    return float(total.min())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chains_of_equal_blocks_have_the_minimum_of_their_matrices(seed: int) -> None:
+    sizes, tables = blocks(9, seed)
+    total, values = best_assignment(sizes, tables)
+    assert total == pytest.approx(by_matrices(tables, 9), rel=1e-12)
+    reached = sum(table.costs[tuple(values[variable] for variable in table.variables)] for table in tables)
+    assert reached == pytest.approx(total, rel=1e-12)
+
+
+def test_the_inside_of_equal_blocks_is_joined_once() -> None:
+    joins = []
+    for count in (8, 16):
+        memory = Memory()
+        best_assignment(*blocks(count, 0), memory)
+        joins.append(len(memory.joins))
+    assert joins[1] - joins[0] <= 2 * 8  # of a further block x and b, which part it from the next, but not a
+
+
+def test_what_changed_is_joined_again_and_nothing_else() -> None:
+    sizes, tables = blocks(6, 1)
+    memory = Memory()
+    best_assignment(sizes, tables, memory)
+    before = dict(memory.joins)
+    tables[0] = Table(tables[0].variables, tables[0].costs + 1.0)
+    total, _ = best_assignment(sizes, tables, memory)
+    assert total == pytest.approx(best_assignment(sizes, tables)[0], rel=1e-12)
+    assert set(before) & set(memory.joins)
+
+
+def costs_of(graph_seed: int) -> StageCosts:
+    graph, machine, mesh = tangled_problem(graph_seed), Machine.load("h200-x8"), Layout((2, 2), ("d0", "d1"))
+    return StageCosts(
+        micro=graph, operators=graph.operators, mesh=mesh, num_micro_batches=1, optimizer=Optimizer(), full_batch=True,
+        cost=instruction_cost(machine, mesh, 4), choice=redistribution_choice(machine, 4),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tied_operators_cost_what_they_cost_untied_with_one_strategy(seed: int) -> None:
+    free, tied = costs_of(seed), costs_of(seed)
+    tied.tie()
+    total, values = best_assignment(tied.sizes, tied.tables())
+    picked = tied.picked(values)
+    numbers = [
+        choices.index(picked[operator.name]) for operator, choices in zip(free.operators, free.choices, strict=True)
+    ]
+    same = sum(table.costs[tuple(numbers[variable] for variable in table.variables)] for table in free.tables())
+    assert total == pytest.approx(same, rel=1e-9)
+    assert best_assignment(free.sizes, free.tables())[0] <= total * (1 + 1e-12)
+
+
+def test_queries_keys_and_values_are_tied() -> None:
+    graph, machine = transformer("llama-3-8b", batch_size=2, seq=64, num_layers=1), Machine.load("h200-x8")
+    mesh = Layout((2,), ("d0",))
+    costs = StageCosts(
+        micro=graph, operators=graph.operators, mesh=mesh, num_micro_batches=1, optimizer=Optimizer(), full_batch=True,
+        cost=instruction_cost(machine, mesh, 2), choice=redistribution_choice(machine, 2),
+    )  # fmt: skip
+    assert costs.tie()
+    variable = {op.name: at for op, at in zip(costs.operators, costs.variable_of, strict=True)}
+    names = [f"layers.0.attention.{name}" for name in ("wq", "wk", "wv")]
+    assert len({variable[name] for name in names}) == 1
+    assert variable["layers.0.feed_forward.w1"] == variable["layers.0.feed_forward.w3"] != variable[names[0]]
