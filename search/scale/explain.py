@@ -39,6 +39,8 @@ _LEAN = ("1f1b", "v_half", "v_min")
 _MOST_LEAN = 40
 """Lean configurations that are forecast at most."""
 
+_EQUAL_S = 1e-9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
@@ -186,7 +188,7 @@ def _difference(best: Found, other: Found) -> str:
         name: composition(other)[name] - seconds for name, seconds in composition(best).items()
     }  # fmt: skip
     name = max(sorted(parts), key=lambda each: parts[each])
-    return f"{name} {parts[name]:+.3g} s" if parts[name] > 0 else "equal"
+    return f"{name} {parts[name]:+.3g} s" if parts[name] > _EQUAL_S else "equal"
 
 
 def composition(found: Found) -> dict[str, float]:
