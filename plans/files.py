@@ -7,7 +7,30 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["write_atomically"]
+from plans.errors import TwofoldError
+
+__all__ = ["check_writable", "write_atomically"]
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that could not be written once everything has been done for it; its folder is made.
+
+    Raises:
+        TwofoldError: it cannot.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        if path.exists() and not path.is_file():  # such as /dev/null
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except (FileExistsError, NotADirectoryError):
+        raise TwofoldError(f"{str(path)!r} cannot be written: its folder is a file; name another file") from None
+    except OSError as error:
+        raise TwofoldError(f"{str(path)!r} cannot be written: {error.strerror or error}; name another file") from None
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
@@ -19,9 +42,19 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
         OSError: with the name of what cannot be written.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return path
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            _replace(path, data)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None  # not the temporary file's name, or none
+    return path
+
+
+def _replace(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -33,4 +66,3 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    return path

@@ -357,3 +357,22 @@ def test_jobs_that_do_not_fit_are_refused(shared_links, arguments, message, caps
     arguments = [each.replace("{plan}", plan) for each in arguments]
     assert main(["whatif", plan, "--machine", machine, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--trace", "--report", "--rank-traces"])
+def test_files_that_cannot_be_written_are_refused_before_anything_is_simulated(files, option, tmp_path, capsys):
+    plan, machine = files
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    wrong = taken if option == "--rank-traces" else taken / "file"
+    good = ["--trace", str(tmp_path / "good.json.gz")] if option != "--trace" else []
+    assert main(["simulate", plan, "--machine", machine, *good, option, str(wrong)]) == 2
+    said = capsys.readouterr()
+    assert "its folder is a file; name another file" in said.err and said.out == ""
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_a_device_that_is_full_is_named(files, capsys):
+    plan, machine = files
+    assert main(["whatif", plan, "--machine", machine, "--picture", "/dev/full"]) == 2
+    assert "/dev/full: No space left on device" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from costmodels import Machine, price
 from plans.errors import TwofoldError
+from plans.files import check_writable
 from plans.lower import lower
 from plans.plan import save_plan
 from plans.program import Kind
@@ -31,7 +32,7 @@ from twofold.running import RunResult, read_result
 if TYPE_CHECKING:
     from costmodels.fit_device import DeviceFit
 
-__all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu", "check_writable", "write_report"]
+__all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu", "write_report"]
 
 PROBE_STEPS = 24
 MORE_PROBE_STEPS = 48
@@ -209,25 +210,6 @@ def calibrate_cpu(
     if out is not None:
         result.machine.save(out)
     return replace(result, points=None if points is None else log)
-
-
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that could not be written once everything has been measured; its folder is made.
-
-    Raises:
-        TwofoldError: it cannot.
-    """
-    path = Path(path)
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        if path.exists() and not path.is_file():  # such as /dev/null
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise TwofoldError(f"{str(path)!r} cannot be written: {error.strerror or error}; name another file") from None
 
 
 def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Path:

@@ -55,7 +55,7 @@ def run_command(work: Any, json_output: bool) -> int:
     except OSError as error:  # a file that the user named: not there, a folder, not allowed, no space
         if error.filename is None:
             raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+        print(f"error: {error.filename}: {error.strerror}; name another file", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         print("interrupted; every process that was started has ended", file=sys.stderr, flush=True)

@@ -224,8 +224,8 @@ def calibrate(
     from twofold.console import Console
 
     def work() -> tuple[Any, bool]:
+        from plans.files import check_writable
         from twofold.calibration import calibrate as measure
-        from twofold.calibration import check_writable
 
         if report is not None:
             check_writable(report)  # before the machine file is replaced

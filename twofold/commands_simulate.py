@@ -98,8 +98,12 @@ def simulate(
 
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
+        from plans.files import check_writable
         from plans.lower import lower
 
+        for file in (trace, report, None if rank_traces is None else f"{rank_traces}/rank0_trace.json.gz"):
+            if file is not None:
+                check_writable(file)
         if asked := [n for n, v in (("model", model), ("global-batch", global_batch), ("seq", seq)) if v is not None]:
             raise TwofoldError(f"--{asked[0]} needs --recost; a plan file is for its own model and batch")
         from reports import (

@@ -94,6 +94,7 @@ def whatif(
 
     def work() -> tuple[Any, bool]:
         from costmodels import Machine
+        from plans.files import check_writable
         from plans.lower import lower
         from reports import sensitivity_table, tornado_picture, what_if_table, write_report
         from simulator import Job, WhatIf, outcome_of, simulate_jobs
@@ -110,6 +111,9 @@ def whatif(
         )
         if unused := [(name, needed) for name, is_idle, needed in idle if is_idle]:
             raise TwofoldError("{} changes nothing without {}".format(*unused[0]))
+        for file in (picture, report):
+            if file is not None:
+                check_writable(file)
         if by is not None and not 0 < by < 1:
             raise TwofoldError(f"--by {by:g}: knobs are turned by a share above 0 and below 1")
         loaded, target = load_scheduled(plan, schedule, steps), Machine.load(machine)
