@@ -47,7 +47,7 @@ _RECOMPUTE = {
     **dict.fromkeys(("op", "perop", "selectiveop", "sacop", "selectiveperop", "operator", "sac"), "selective_op"),
 }  # fmt: skip
 
-_DESCRIBED = "measured/readme.md"
+_DESCRIBED = "measured/readme"
 """What the notes of our own runs refer to for their model."""
 
 _ZERO_BUBBLE_VOCAB = 32_000
@@ -216,7 +216,7 @@ class _Reading(Cells):
             settings["position"] = "none"
         elif settings.get("position") == "rope" and _DESCRIBED in self.words("notes"):
             settings["position"] = "none"
-            self.assumed.append(f"no rotary positions: {_DESCRIBED}, which lists the parts of a block, has none")
+            self.assumed.append("no rotary positions: the list of a block's parts that its notes refer to has none")
         dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
         if dropout:
             self.assumed.append("dropout and attention dropout of 0.1, Megatron-LM's defaults")
