@@ -296,17 +296,29 @@ def ship() -> dict[str, DeviceFit]:
             save_device(fit.device)
         for file in files_of(name):
             bounds = clock_exponents(load_points(file)[0]) or bounds  # of the last, which is most like them
-    for name in device_names():
-        device, source = load_device(name), fits.get(SOURCES.get(name, MEASURED[0]))
-        if name not in MEASURED and source is not None:
-            if any("carried over" in says.source for says in device.provenance.values()):
-                device = carried(device, source.device, date=today)
-                if device.device == "cuda":
-                    device = with_interval(device, "assumed", today)
-                if name in LIMITED_W and bounds is not None:
-                    device = with_power_limit(device, bounds, today)
-                save_device(device)
+    carry_over({name: fit.device for name, fit in fits.items()}, bounds)
     return fits
+
+
+def carry_over(sources: Mapping[str, Device], bounds: tuple[float, float] | None) -> None:
+    """Write every device whose figures were carried over before, from the measured one that it is most like.
+
+    Args:
+        sources: name -> measured device.
+        bounds: of the power of the clock that power grows with (`clock_exponents`).
+    """
+    today = datetime.date.today().isoformat()
+    for name in device_names():
+        device, source = load_device(name), sources.get(SOURCES.get(name, MEASURED[0]))
+        if name in MEASURED or source is None:
+            continue
+        if any("carried over" in says.source for says in device.provenance.values()):
+            device = carried(device, source, date=today)
+            if device.device == "cuda":
+                device = with_interval(device, "assumed", today)
+            if name in LIMITED_W and bounds is not None:
+                device = with_power_limit(device, bounds, today)
+            save_device(device)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

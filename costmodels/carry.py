@@ -20,7 +20,7 @@ from costmodels.compute import Compute, matrix_s
 from costmodels.sections import Collective, Interval, Provenance
 from costmodels.tiled import Tiled
 
-__all__ = ["anchored", "carried"]
+__all__ = ["CARRIED", "anchored", "carried"]
 
 CARRIED: Mapping[str, float] = {
     "matrix": 0.04, "attention": 0.04, "memory": 0.09, "update": 0.09, "dispatch": 0.1, "collective": 0.1,
@@ -94,9 +94,12 @@ def carried(device: Device, source: Device, *, date: str) -> Device:
         assume("dispatch_s", "the host's")
     spreads = device.spreads
     if "spreads" not in own:
+        # of what the source itself was given from elsewhere on equal cores, the same was missed already
+        carried_on = {name for name in source.spreads if apart == 1 and _is_carried(source, f"spreads.{name}")}
         spreads = {
-            name: round(math.hypot(spread, apart * CARRIED[name]), 4) for name, spread in source.spreads.items()
-        }  # fmt: skip
+            name: spread if name in carried_on else round(math.hypot(spread, apart * CARRIED[name]), 4)
+            for name, spread in source.spreads.items()
+        }
         said = f"joined with what carrying over to equal cores missed (H200 to H100), {apart:g} times"
         assume("spreads", said)
     intervals = device.price_intervals
@@ -142,6 +145,11 @@ _EQUAL: Mapping[str, str] = {
     "kernel_s": "launch and drain",
     "rules": "kernels and passes of the executor's own instructions",
 }
+
+
+def _is_carried(device: Device, entry: str) -> bool:
+    says = device.provenance.get(entry) or device.provenance.get(entry.partition(".")[0])
+    return says is not None and "carried over" in says.source
 
 
 def _wider(edge: float, spread: float) -> float:

@@ -1,10 +1,11 @@
+import math
 import re
 
 import msgspec
 import pytest
 
 from costmodels import Machine, price_collective, price_transfer
-from costmodels.carry import anchored, carried
+from costmodels.carry import CARRIED, anchored, carried
 from costmodels.catalogue import device_names, known_names, load_device
 from costmodels.compute import Compute, matrix_s
 from plans.errors import TwofoldError
@@ -115,6 +116,23 @@ def test_carrying_over_twice_changes_nothing():
     source = load_device("h200")
     once = carried(load_device("b200"), source, date="2026-11-21")
     assert carried(once, source, date="2026-11-21") == once
+
+
+def test_spreads_are_joined_with_what_carrying_over_missed():
+    source = load_device("h100-sxm")
+    near, far = (carried(load_device(name), source, date="2026-11-21").spreads for name in ("gh200", "a100-80gb"))
+    for name in ("matrix", "attention", "memory"):
+        assert near[name] == pytest.approx(math.hypot(source.spreads[name], CARRIED[name]), abs=1e-4)
+        assert far[name] == pytest.approx(math.hypot(source.spreads[name], 2 * CARRIED[name]), abs=1e-4)
+    assert near["collective"] == source.spreads["collective"]  # they are an H200's there too
+    assert far["collective"] > near["collective"]
+
+
+def test_factors_by_size_stay_with_cores_of_their_kind():
+    source = load_device("h100-sxm")
+    assert source.compute.tiled.table is not None
+    assert carried(load_device("gh200"), source, date="2026-11-21").compute.tiled.table == source.compute.tiled.table
+    assert carried(load_device("a100-80gb"), source, date="2026-11-21").compute.tiled.table is None
 
 
 def test_what_a_core_loads_grows_with_its_rate():
