@@ -1,7 +1,7 @@
 """A configuration as Megatron-LM's flags, written and read.
 
-Flags as in Megatron-LM's megatron/training/arguments.py and the guide in its core/transformer/moe, both of late 2025. What
-it has no words for, or refuses, is refused here too, never rounded to something near.
+Flags as in Megatron-LM's megatron/training/arguments.py and the guide in its core/transformer/moe, both of late
+2025. What it has no words for, or refuses, is refused here too, never rounded to something near.
 """
 
 from __future__ import annotations
