@@ -41,7 +41,7 @@ def costs(found: Answer) -> list[OperatorCost]:
 
 @pytest.mark.parametrize("tp", [1, 4])
 def test_operators_add_up_to_the_block(tp: int) -> None:
-    found = best(tp=tp, pp=2, cp=1, recompute="none", schedule="1f1b")
+    found = best(tp=tp, pp=2, cp=1, recompute="none", schedule="1f1b", zero=1)
     degrees, problem = found.best.degrees, found.problem
     pieces = Chunks(
         config=CONFIG, degrees=degrees, machine=problem.machine, stack=problem.stack, rates=rates_of(problem.machine),
@@ -126,3 +126,22 @@ def test_tables_and_json_say_the_same() -> None:
     shown = next(table for table in tables(found, 3, why) if table.title.startswith("Operators"))
     assert [row[0] for row in shown.rows] == list(dict.fromkeys(each["operator"] for each in told["operators"]))
     assert shown.notes[1].endswith("(chosen)")
+
+
+def test_neighbours_are_what_they_say() -> None:
+    asked = replace(
+        best(WIDE, tp=2, pp=2).problem, pins=Pins(tp=2, pp=2, cp=1, schedule="1f1b", micro_batch=1, zero=0),
+        memory_limit_bytes=6_500_000_000,
+    )  # fmt: skip
+    found = solve(asked, explain=True)
+    told = {each.change: each.found.degrees for each in found.neighbours if each.found is not None}
+    mode, some = found.best.degrees.recompute, found.best.degrees.recompute_layers
+    for change, degrees in told.items():
+        assert degrees != found.best.degrees
+        if change.endswith("in all blocks"):
+            assert degrees.recompute != "none" and degrees.recompute_layers is None
+        elif "blocks" in change:
+            assert degrees.recompute_layers != some and f"{degrees.recompute_layers} of" in change
+        elif change.startswith("recompute"):
+            assert degrees.recompute != mode
+    assert any(change.startswith("recompute") for change in told)

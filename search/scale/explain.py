@@ -149,8 +149,9 @@ def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterat
         if mode != "none" and not pinned and (mode != degrees.recompute or degrees.recompute_layers is not None):
             yield f"{now} -> {mode} in all blocks", replace(plain, recompute_layers=problem.config.num_layers)
     if degrees.recompute_layers is not None and not pinned:
+        most = max(degrees.layers_of(problem.config.num_layers))
         for count in (degrees.recompute_layers - 1, degrees.recompute_layers + 1):
-            if count:
+            if 0 < count < most:
                 told = f"{now} in {degrees.recompute_layers} -> {count} of a chunk's blocks"
                 yield told, replace(base, recompute_layers=count)
 
