@@ -38,7 +38,7 @@ def accuracy_picture(tables: Sequence[Scored], *, title: str, reach: float = 0.2
     Args:
         tables: from top to bottom.
         title: of the picture.
-        reach: errors beyond this share, either way, are drawn at the edge as triangles.
+        reach: errors beyond this share, either way, are a triangle at the edge, with how many and how far.
 
     Raises:
         TwofoldError: nothing to draw, an error that is no number.
@@ -86,19 +86,17 @@ def _dots(picture: Picture, errors: np.ndarray, middle: float, scale: float, rea
     """Dots side by side where they fit, else above and below the lane's middle in turn."""
     columns: dict[int, int] = {}
     for error in np.sort(errors):
-        drawn = float(np.clip(error, -reach, reach))
-        column = round(drawn * scale / (2 * _DOT))
+        if abs(error) > reach:
+            continue
+        column = round(error * scale / (2 * _DOT))
         turn = columns.get(column, 0)
         columns[column] = turn + 1
         up = (turn + 1) // 2 * (1 if turn % 2 else -1) if turn < _MOST_HIGH else 0
-        x, high = middle + drawn * scale, y + 2 * _DOT * up
-        hover = f"{100 * error:+.1f} %"
-        if drawn == error:
-            picture.circle(x, high, _DOT, "sky dot", hover)
-        else:
-            way = 5 if error > 0 else -5
-            picture.path(
-                f"M{x:.1f} {high - 4:.1f}L{x + way:.1f} {high:.1f}L{x:.1f} {high + 4:.1f}Z", "vermillion", hover
-            )
-            said = f"{100 * error:+.0f} %"
-            picture.text(x - way, high + 14, said, "end small" if error > 0 else "small")
+        picture.circle(middle + error * scale, y + 2 * _DOT * up, _DOT, "sky dot", f"{100 * error:+.1f} %")
+    for way, beyond in ((-1, errors[errors < -reach]), (1, errors[errors > reach])):
+        if not len(beyond):
+            continue
+        x, worst = middle + way * reach * scale, 100 * way * float(np.abs(beyond).max())
+        said = f"{worst:+.0f} %" if len(beyond) == 1 else f"{len(beyond)} runs, to {worst:+.0f} %"
+        picture.path(f"M{x:.1f} {y - 5:.1f}L{x + 6 * way:.1f} {y:.1f}L{x:.1f} {y + 5:.1f}Z", "vermillion", said)
+        picture.text(x - 2 * way, y + 20, said, "end small" if way > 0 else "small")
