@@ -22,7 +22,7 @@ from costmodels.price import PS_PER_S, compute_class, price
 from costmodels.sections import check_known
 from plans.program import Kind, Program
 
-__all__ = ["class_seconds", "price_interval", "step_interval"]
+__all__ = ["class_seconds", "dispatch_seconds", "price_interval", "step_interval"]
 
 TOGETHER = {frozenset({"matrix", "attention"}): 0.5}
 """Classes whose errors are correlated, and how much (assumed: about half of each is the clock)."""
@@ -105,3 +105,29 @@ def class_seconds(program: Program, machine: Machine) -> dict[str, float]:
                 own[name] += count * price(instruction, group, machine, program.num_ranks).work_ps
         most = max(most, own, key=lambda each: each.total())
     return {name: picoseconds / PS_PER_S for name, picoseconds in most.items()}
+
+
+def dispatch_seconds(program: Program, machine: Machine, step_s: float) -> float:
+    """Seconds of one step that count as the host's, for `step_interval`: all of it where issuing takes that long.
+
+    A host that is slow by 1.64 deviations issues for h; where that is longer than the step, the step is that much
+    longer, and the class "dispatch" gets the share that makes its interval reach it. The other side is taken alike.
+
+    Args:
+        program: of the step.
+        machine: whose hosts run ahead of their devices.
+        step_s: the prediction.
+    """
+    issued_s = 0.0
+    for group in program.groups:
+        every = {id(instruction): instruction for _, instruction in group.walk()}
+        counts = Counter(id(instruction) for _, instruction in group.walk())
+        picoseconds = sum(
+            count * price(every[number], group, machine, program.num_ranks).dispatch_ps
+            for number, count in counts.items()
+        )
+        issued_s = max(issued_s, picoseconds / PS_PER_S)
+    reach = NINETY * machine.spreads.get("dispatch", 0.0)
+    if not reach or step_s <= 0 or not machine.host_async:
+        return 0.0
+    return step_s * min(1.0, max(0.0, math.log(max(issued_s, 1e-30) / step_s) + reach) / reach)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from costmodels.interval import class_seconds, step_interval
+from costmodels.interval import class_seconds, dispatch_seconds, step_interval
 from costmodels.machine import Machine
 from costmodels.price import Cost, compute_class, price
 from costmodels.traffic import plain_call
@@ -101,6 +101,8 @@ def finished(timeline: Timeline, program: Program, machine: Machine, what_if: Wh
     timeline = with_allowance(timeline, program, machine)
     meta = {"machine": machine.name, "program": program.name}
     by_class = class_seconds(program, machine) if machine.spreads else {}
+    if by_class:
+        by_class["dispatch"] = dispatch_seconds(program, machine, timeline.step_interval_s)
     low_s, high_s = step_interval(machine, timeline.step_interval_s, by_class)
     return replace(
         timeline,

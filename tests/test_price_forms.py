@@ -15,7 +15,7 @@ from costmodels.fit_device import fit_device, predict_points, scoreboard
 from costmodels.fit_kernels import fit_attention, fit_memory, folds, predicted_s
 from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overlap_s
 from costmodels.fit_matrix import fit_clock, fit_dtypes, fit_matrix
-from costmodels.interval import class_seconds
+from costmodels.interval import class_seconds, dispatch_seconds
 from costmodels.points import Point
 from costmodels.sections import Collective, Interval, Link, Overlap, Protocol
 from costmodels.size_table import SizeTable, fit_size_table, knot_shapes, knot_weights
@@ -23,7 +23,10 @@ from costmodels.tiled import Tiled, alignment_bytes, one_tiled_s, tiled_s
 from costmodels.traffic import collective_traffic
 from plans.errors import TwofoldError
 from plans.layout import Layout
+from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
+from simulator import simulate
+from twofold.probes import dispatch_plans
 
 CHIP = Compute(
     matrix_flops_per_s={"bfloat16": 1e15}, vector_flops_per_s={"bfloat16": 1e14}, memory_Bps=4e12, num_cores=100,
@@ -539,3 +542,20 @@ def test_no_larger_knot_takes_less_time():
         (np.diff(seconds, axis=axis) >= -2e-4 * seconds.max(axis=axis, keepdims=True)).all() for axis in range(3)
     )
     assert any((np.diff(np.array(table.factors).reshape(8, 8, 8), axis=axis) < -0.01).any() for axis in range(3))
+
+
+def test_a_step_that_its_host_bounds_is_as_uncertain_as_the_host():
+    program = lower(dispatch_plans(1)["tiny"])
+    machine = Machine.load("h200-x1")
+    issued_s = sum(
+        price(instruction, program.groups[0], machine, 1).dispatch_ps for _, instruction in program.groups[0].walk()
+    ) / 1e12  # fmt: skip
+    assert dispatch_seconds(program, machine, issued_s) == pytest.approx(issued_s)
+    reach = math.exp(1.6449 * machine.spreads["dispatch"])
+    assert dispatch_seconds(program, machine, 1.001 * reach * issued_s) == 0.0  # a slow host does not reach this step
+    step_s = math.sqrt(reach) * issued_s
+    assert dispatch_seconds(program, machine, step_s) == pytest.approx(step_s / 2)
+    bound = simulate(program, machine)
+    assert bound.high_s / bound.step_interval_s > math.exp(1.6 * machine.spreads["dispatch"])
+    certain = msgspec.structs.replace(machine, spreads={**machine.spreads, "dispatch": 0.0})
+    assert dispatch_seconds(program, certain, issued_s) == 0.0
