@@ -129,6 +129,8 @@ def of_new_linears(point: Point) -> bool:
     >>> of_new_linears(Point(kind="matrix", call="mm", form="tn", shape=(3072, 3072, 1024), seconds=1.0))
     True
     """
+    if point.kind != "matrix":
+        return False
     first, second = {"nt": (2, 1), "nn": (1, 2), "tn": (1, 0)}.get(point.form, (0, 0))
     token_dim = 3 - first - second if first != second else 0
     features_in, features_out = point.shape[first], point.shape[second]

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.calibration import files_of, fitted, held_out_table, points_of
+from benchmarks.calibration import files_of, held_out_table, of_new_linears, points_of
 from costmodels import Machine, price, price_interval, step_interval
 from costmodels.catalogue import load_device
 from costmodels.communication import route, wire_s
 from costmodels.compute import Attention, Compute, attention_s, matrix_s, memory_s
-from costmodels.fit_device import fit_device, predict_points, scoreboard
+from costmodels.fit_device import DeviceFit, fit_device, predict_points, scoreboard
 from costmodels.fit_kernels import fit_attention, fit_memory, folds, predicted_s
 from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overlap_s
 from costmodels.fit_matrix import fit_clock, fit_dtypes, fit_matrix
@@ -441,21 +441,29 @@ def test_seconds_by_class_are_those_of_the_busiest_group():
     assert set(seconds) == {"matrix", "memory"} and seconds["matrix"] == pytest.approx(2 * one)
 
 
-def test_the_shipped_device_is_what_the_shipped_points_say():
-    fit = fitted("h100-sxm")
-    assert fit is not None
-    assert fit.device.compute == load_device("h100-sxm").compute
+@pytest.mark.parametrize("name", ["h100-sxm", "h200"])
+def test_a_shipped_device_predicts_what_was_held_out(name):
+    held = [point for point in points_of(files_of(name))[0] if point.held_out and point.seconds > 1e-6]
+    device = load_device(name)
+    fit = DeviceFit(device=device, forms={}, predicted=tuple(predict_points(held, device)))
     rows = {row["section"]: row for row in held_out_table(fit)}
-    assert set(rows) >= {"matrix", "attention", "memory"}
+    assert all(rows[section]["median_error"] < 0.06 for section in ("matrix", "attention", "memory"))
     inside = [(row["points"], row["inside"]) for row in rows.values() if row["inside"] is not None]
     assert 0.85 < sum(points * share for points, share in inside) / sum(points for points, _ in inside) < 0.95
+    linears = scoreboard([entry for entry in fit.predicted if of_new_linears(entry.point)])
+    assert len(linears) == 1 and linears[0].num_points == 100 and linears[0].median_error < 0.04
 
 
-def test_the_shipped_h200_predicts_what_was_held_out():
-    held = [point for point in points_of(files_of("h200"))[0] if point.held_out and point.seconds > 1e-6]
-    rows = {entry.section: entry for entry in scoreboard(predict_points(held, load_device("h200")))}
-    assert set(rows) >= {"matrix", "attention", "memory", "collective", "overlap"}
-    assert all(rows[name].median_error < 0.08 for name in ("matrix", "attention", "memory", "overlap"))
+def test_a_shipped_device_is_what_its_points_say():
+    device = load_device("h100-sxm")
+    held = {point.shape for point in points_of(files_of("h100-sxm"))[0] if point.kind == "attention" and point.held_out}
+    points = [
+        point for point in points_of(files_of("h100-sxm"))[0]
+        if point.kind == "attention" and not point.held_out and point.shape not in held
+    ]  # fmt: skip
+    got = fit_attention(points, device.compute).compute.attention
+    for field in ("forward_efficiency", "backward_efficiency", "half_keys", "tail", "clock_MHz"):
+        assert getattr(got, field) == pytest.approx(getattr(device.compute.attention, field), rel=1e-6)
 
 
 def test_rates_of_a_pair_depend_on_how_long_kernels_hold_the_cores():
