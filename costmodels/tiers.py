@@ -61,14 +61,29 @@ def axes_tiers(machine: Machine, axes: Iterable[tuple[int, int]], num_ranks: int
             joined[-1] = joined[-1][0] * size, joined[-1][1]
         elif size > 1:
             joined.append((size, stride))
-    if len(joined) < 2:
-        size, stride = joined[0] if joined else (1, 1)
-        return group_tiers(machine, size, stride, num_ranks)
+    if not joined:
+        return 0, 1
+    if len(joined) == 1 or num_ranks > machine.num_devices:
+        return group_tiers(machine, *joined[0], num_ranks)
     return _axes_tiers(tuple(link.ranks for link in machine.links), tuple(joined), num_ranks)
+
+
+def _nests(domain: int, axes: tuple[tuple[int, int], ...]) -> bool:
+    """Whether a domain holds whole runs along each axis, or none crosses its border."""
+    return all(
+        stride % domain == 0
+        or (domain % stride == 0 and (domain % (size * stride) == 0 or size * stride % domain == 0))
+        for size, stride in axes
+    )
 
 
 @lru_cache(maxsize=16_384)
 def _axes_tiers(domains: tuple[int, ...], axes: tuple[tuple[int, int], ...], num_ranks: int) -> tuple[int, int]:
+    if all(_nests(domain, axes) for domain in domains):
+        members = math.prod(size for size, _ in axes)
+        inside = [math.prod(min(size, max(1, domain // stride)) for size, stride in axes) for domain in domains]
+        tier = next(number for number, count in enumerate(inside) if count == members)
+        return (tier, inside[tier - 1]) if tier else (0, 1)
     period = min(num_ranks, math.lcm(*(size * stride for size, stride in axes), *domains))
     bases = np.arange(period)
     members = np.zeros(1, dtype=np.int64)

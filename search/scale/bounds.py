@@ -39,12 +39,15 @@ class Rows:
         recomputed: (row) blocks, the first ones of every chunk; as many as the largest chunk has: all.
         pieces: (row, chunk, piece) how many; blocks that keep everything are further pieces, where there may be any.
         order: (row, chunk, way) which piece an action meets first.
+        whole, chosen: where they are a part of others: those, and which of them.
     """
 
     spread: Ints
     recomputed: Ints
     pieces: Floats
     order: Ints
+    whole: Rows | None = None
+    chosen: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.spread)
@@ -53,7 +56,8 @@ class Rows:
         """Some of them."""
         return Rows(
             spread=self.spread[chosen], recomputed=self.recomputed[chosen], pieces=self.pieces[chosen],
-            order=self.order[chosen],
+            order=self.order[chosen], whole=self.whole or self,
+            chosen=chosen if self.chosen is None else self.chosen[chosen],
         )  # fmt: skip
 
     @cached_property

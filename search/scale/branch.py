@@ -25,7 +25,7 @@ from plans.errors import TwofoldError
 from plans.graph import itemsize
 from plans.scale import ORDER, Degrees
 from search.scale.bounds import Frame, Rows, mesh_bound_s
-from search.scale.costs import Costs, Inner, Table, anywhere, kept, num_dense, piece_counts
+from search.scale.costs import Costs, Inner, Table, anywhere, kept, num_dense, ordered, piece_counts
 from search.scale.footing import Footing
 from search.scale.found import Found, Refused, describe, identity
 from search.scale.linear import Linear
@@ -100,9 +100,12 @@ class Branching:
         self._rooted = False
         self._now_s = float("inf")
         self._frames: dict[tuple[Shape, int, int], Frame | None] = {}
+        self._framed: dict[tuple[int, int, bool], list[tuple[Shape, Frame]]] = {}
         self._linears: dict[Frame, Linear] = {}
         self._orders: dict[Mesh, tuple[tuple[str, ...], ...]] = {}
         self._spots: dict[Mesh, tuple[tuple[str, tuple[int, int]], ...]] = {}
+        self._nearest: dict[Mesh, tuple[tuple[str, ...], ...]] = {}
+        self._where: dict[Mesh, dict[str, tuple[int, int]]] = {}
         self._placed: dict[Mesh, list[Mesh]] = {}
         self._too_large: set[tuple[Any, ...]] = set()
         self._seen: dict[tuple[Any, ...], Found] = {}
@@ -192,29 +195,34 @@ class Branching:
         """The mesh in an order of its axes for each way in which groups inside a stage can lie, its own first."""
         if mesh not in self._orders:
             found: dict[Any, list[tuple[str, ...]]] = {}
+            outer: dict[tuple[str, ...], tuple[tuple[int, int], ...]] = {}
             for order, where in orders(self.problem, mesh):
                 found.setdefault(where.inner, []).append(order)
+                outer[order] = where.groups
             usual = placement(self.problem, replace(mesh, order=ORDER)).inner
             places = []
             for inner, same in found.items():
                 place = replace(mesh, order=same[0])
                 places.append(place)
                 self._orders[place] = tuple(same)
+                self._nearest[place] = _undominated([(order, outer[order]) for order in same])
                 self._spots[place] = () if inner == usual else inner
+                self._where[place] = dict(inner)
             self._placed[mesh] = places
         return self._placed[mesh]
 
     def _is_farther(self, place: Mesh, mesh: Mesh) -> bool:
         """Whether every group inside a stage lies on links that are no faster than where another mesh has it."""
+        here, there = self._where[place], self._where[mesh]
+        return self._slower_outside and all(_no_nearer(tiers, there[name]) for name, tiers in here.items())
+
+    @functools.cached_property
+    def _slower_outside(self) -> bool:
+        """Whether every tier of links is no faster than the one inside it."""
         links = self.problem.machine.links
-        slower = all(
+        return all(
             one.bandwidth_Bps >= other.bandwidth_Bps and one.latency_s <= other.latency_s
             for one, other in pairwise(links)
-        )
-        here, there = (dict(placement(self.problem, each).inner) for each in (place, mesh))
-        return slower and all(
-            here[name][0] > there[name][0] or (here[name][0] == there[name][0] and here[name][1] <= there[name][1])
-            for name in here
         )
 
     def _inner(self, mesh: Mesh, sp: bool, size: int, recompute: str, split: bool) -> Inner:
@@ -324,22 +332,27 @@ class Branching:
             self._push(max(bound, min(self._mesh_bound(mesh, size, sp) for sp in sps)), 0, mesh, size, True)
             return
         for sp in sps:
+            if len(sps) > 1 and self._mesh_bound(mesh, size, sp) >= self._enough_s:
+                continue
             for split in self._splits(mesh):
-                seen: list[tuple[tuple[float, ...], tuple[int, ...]]] = []
                 for recompute in modes:
                     inner = self._inner(mesh, sp, size, recompute, split)
                     chosen = self._may_fit(mesh, inner, levels(self.problem, mesh))
                     if not chosen:
                         continue
-                    times, held = self.costs.whole(inner), self.footing.kept_bytes(anywhere(inner))
-                    if self.keep == 1:
-                        if any(all(map(operator.ge, (*times, *held), (*other, *least))) for other, least in seen):
-                            continue  # a mode before it takes no longer and keeps no more
-                        seen.append((times, held))
+                    if self._saves_nothing(anywhere(inner)):
+                        continue
                     needed = min(self._excess(mesh, inner, level) for level in chosen)
                     forward, *backward = self._least_s(inner, needed)
                     own = self._spread_bound(mesh, size, split, forward, backward[0], sum(backward[1:]))
                     self._push(max(bound, own), 1, mesh, size, inner, chosen)
+
+    def _saves_nothing(self, inner: Inner) -> bool:
+        """Whether a mode keeps no less than none at all, which takes no longer."""
+        if self.keep > 1 or inner.recompute == "none" or "none" not in recomputes(self.problem):
+            return False
+        own, whole = self.footing.kept_bytes(inner), self.footing.kept_bytes(kept(inner))
+        return self.costs.recompute_only_adds and all(map(operator.ge, own, whole))
 
     def _excess(self, mesh: Mesh, inner: Inner, level: int) -> float:
         """What recomputing must save in the whole model, where not all blocks must recompute."""
@@ -355,9 +368,12 @@ class Branching:
         Where some blocks may keep everything: each piece as the shorter of its two kinds, and what recomputing adds to
         save so many bytes, where it adds least per byte; that counts with the last part.
         """
-        costs, again = self.costs, self.costs.alone(inner)
+        costs = self.costs
         if not self._is_partial(inner.recompute):
-            return [float(each) for each in costs.all_counts @ again]
+            return [float(each) for each in costs.all_counts @ costs.alone(inner)]
+        if not excess_bytes and costs.recompute_only_adds:
+            return [float(each) for each in costs.all_counts @ costs.alone(kept(inner))]
+        again = costs.alone(inner)
         least = np.minimum(again, costs.alone(kept(inner)))
         parts = [float(each) for each in costs.all_counts @ least]
         again_bytes, once_bytes = (self.footing.kept_bytes(anywhere(each)) for each in (inner, kept(inner)))
@@ -394,20 +410,21 @@ class Branching:
         """An early table that no configuration of a node is below, in whichever order of the axes."""
         partial = self._is_partial(inner.recompute)
         tables = [
-            self.costs.floor(replace(inner, order=order), mesh.dp, level, partial=partial)
-            for order in (self._orders[mesh] if level >= 2 else self._orders[mesh][:1])
+            self.costs.floor(each, mesh.dp, level, partial=partial) for each in self._in_orders(mesh, inner, level)
         ]
         return functools.reduce(Table.least, tables)
+
+    def _in_orders(self, mesh: Mesh, inner: Inner, level: int) -> list[Inner]:
+        """The orders of the axes that an early table may be least in: it knows of the optimizer from level 2 on."""
+        every = self._nearest[mesh] if self._slower_outside else self._orders[mesh]
+        return [ordered(inner, order) for order in (every if level >= 2 else every[:1])]
 
     def _open_level(self, bound: float, mesh: Mesh, size: int, inner: Inner, level: int) -> None:
         partial = self._is_partial(inner.recompute)
         count = self.problem.global_batch // (mesh.dp * size)
         table = self._floor(mesh, inner, level)
         transfers, step_s = self._transfers(mesh, inner), self.problem.stack.step_s
-        for shape in shapes(self.problem, mesh.pp):
-            frame = self.frame(shape, mesh.pp, count)
-            if frame is None or frame.split is not inner.split:
-                continue
+        for shape, frame in self._frames_of(mesh.pp, count, split=inner.split):
             bounds = self._linear(frame).bounds_s(table, transfers, together=self._together(shape)) + step_s
             if (least := max(bound, float(bounds.min()))) < self._enough_s:
                 if partial:
@@ -431,9 +448,7 @@ class Branching:
         fit = chosen[self._fitting(mesh, inner, level, shape, frame, rows.take(chosen))]
         if not len(fit):
             return
-        placed = [
-            replace(inner, order=order) for order in (self._orders[mesh] if level >= 2 else self._orders[mesh][:1])
-        ]
+        placed = self._in_orders(mesh, inner, level)
         first = fit
         if all(
             self.costs.some_are_longer(each, mesh.dp, level) for each in placed
@@ -465,7 +480,7 @@ class Branching:
         if not len(fit):
             return
         for order in self._orders[mesh]:
-            place, own = replace(mesh, order=order), replace(inner, order=order)
+            place, own = replace(mesh, order=order), ordered(inner, order)
             left = self._not_beaten(place, own, level, shape, frame, fit)
             if not len(left):
                 continue
@@ -519,6 +534,14 @@ class Branching:
         ranked = tuple((max(bound, float(bounds[number])), frame.choice(rows, number)) for number in order)
         self._push(ranked[0][0], 6, mesh, size, inner, level, shape, ranked, 0)
 
+    def _frames_of(self, pp: int, count: int, *, split: bool) -> list[tuple[Shape, Frame]]:
+        """All schedules that there are for so many ranks and micro-batches."""
+        key = (pp, count, split)
+        if key not in self._framed:
+            found = ((shape, self.frame(shape, pp, count)) for shape in shapes(self.problem, pp))
+            self._framed[key] = [(shape, frame) for shape, frame in found if frame is not None and frame.split is split]
+        return self._framed[key]
+
     def _linear(self, frame: Frame) -> Linear:
         if frame not in self._linears:
             self._linears[frame] = Linear(frame)
@@ -533,7 +556,7 @@ class Branching:
         """Between stages; the least of all orders where none is chosen yet."""
         if inner.order:
             return self.costs.transfer_s(inner, mesh.dp, mesh.pp)
-        every = [self.costs.transfer_s(replace(inner, order=each), mesh.dp, mesh.pp) for each in self._orders[mesh]]
+        every = [self.costs.transfer_s(ordered(inner, each), mesh.dp, mesh.pp) for each in self._orders[mesh]]
         return tuple(map(min, *every)) if len(every) > 1 else every[0]
 
     def _together(self, shape: Shape) -> bool:
@@ -632,6 +655,24 @@ class Branching:
             f"{shape.virtual} recompute {inner.recompute} optimizer level {level}"
         )
         self.refused.append(Refused(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit))
+
+
+def _no_nearer(tiers: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a group lies on links that are no faster than another's: a farther tier, or fewer members together."""
+    return tiers[0] > other[0] or (tiers[0] == other[0] and tiers[1] <= other[1])
+
+
+def _undominated(
+    places: Sequence[tuple[tuple[str, ...], tuple[tuple[int, int], ...]]],
+) -> tuple[tuple[str, ...], ...]:
+    """The orders without those of which another one has every group no farther."""
+    left: list[tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = []
+    for order, groups in places:
+        if any(all(map(_no_nearer, groups, other)) for _, other in left):
+            continue
+        left = [each for each in left if not all(map(_no_nearer, each[1], groups))]
+        left.append((order, groups))
+    return tuple(order for order, _ in left)
 
 
 def _chunks(layers: Sequence[int], dense: int, whole: Sequence[int]) -> list[Chunk]:

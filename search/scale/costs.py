@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,19 @@ from search.scale.problem import Problem
 from simulator.scale.action import Rates, Stretch
 from simulator.scale.chunks import Chunk, Chunks
 
-__all__ = ["WAYS", "Costs", "Inner", "Table", "anywhere", "kept", "num_dense", "only", "piece_counts", "pieces_of"]
+__all__ = [
+    "WAYS",
+    "Costs",
+    "Inner",
+    "Table",
+    "anywhere",
+    "kept",
+    "num_dense",
+    "only",
+    "ordered",
+    "piece_counts",
+    "pieces_of",
+]
 
 _PIECES = ("embedding", "block", "head")
 
@@ -51,6 +63,17 @@ class Inner:
     ep: int = 1
     spot: tuple[tuple[str, tuple[int, int]], ...] = ()
     order: tuple[str, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        values = (
+            self.tp, self.cp, self.sequence_parallel, self.micro_batch, self.recompute, self.split, self.ep, self.spot,
+            self.order,
+        )  # fmt: skip
+        object.__setattr__(self, "_hash", hash(values))  # a key of many dictionaries
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 WAYS = ("F.first", "F", "closing", "closing.last", "I")
@@ -262,15 +285,15 @@ class Costs:
         """An early table no entry of which is above that of any blocks that may be there, with any of them kept whole.
 
         `partial`: whether blocks may keep everything, too. Recomputing adds work to a body; beside communication it
-        may spare other work its share of the slowing down, but no more than it takes itself (`_recompute_only_adds`).
+        may spare other work its share of the slowing down, but no more than it takes itself (`recompute_only_adds`).
         """
         if not partial:
             return self.early(inner, dp, level)
         once = self.early(kept(inner), dp, level)
-        return once if self._recompute_only_adds else once.least(self.early(inner, dp, level))
+        return once if self.recompute_only_adds else once.least(self.early(inner, dp, level))
 
     @cached_property
-    def _recompute_only_adds(self) -> bool:
+    def recompute_only_adds(self) -> bool:
         """Whether one second of any work beside a collective spares no other work more than that second.
 
         It moves the collective on by its rate r, which would take other work w seconds r / r_w, of which it loses
@@ -343,16 +366,25 @@ class Costs:
         return self._transfer[key]
 
 
+@lru_cache(maxsize=65_536)
+def ordered(inner: Inner, order: tuple[str, ...]) -> Inner:
+    """The same in an order of the axes."""
+    return replace(inner, order=order)
+
+
+@lru_cache(maxsize=65_536)
 def unordered(inner: Inner) -> Inner:
     """The same for any order of the axes with the same tiers inside a stage."""
     return replace(inner, order=()) if inner.order else inner
 
 
+@lru_cache(maxsize=65_536)
 def anywhere(inner: Inner) -> Inner:
     """The same wherever it lies: memory does not depend on that."""
     return replace(inner, order=(), spot=()) if inner.order or inner.spot else inner
 
 
+@lru_cache(maxsize=65_536)
 def kept(inner: Inner) -> Inner:
     """The same where nothing is recomputed."""
     return replace(inner, recompute="none")

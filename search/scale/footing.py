@@ -21,6 +21,9 @@ Ints = NDArray[np.int64]
 _GRADIENT = 1
 """Among weights, gradients and states."""
 
+_MOST_KNOWN = 2000
+"""Layouts and frames whose activations are remembered at a time."""
+
 _KINDS = 4
 """Forward, whole backward, input gradient, weight gradient."""
 
@@ -33,8 +36,10 @@ class Footing:
     """
 
     costs: Costs
+    _activations: dict[tuple[Inner, Frame, int], Floats] = field(default_factory=dict)
     _static: dict[tuple[int, int, int, int], Ints] = field(default_factory=dict)
     _whole: dict[tuple[int, int], Ints] = field(default_factory=dict)
+    _kept: dict[Inner, tuple[int, ...]] = field(default_factory=dict)
     _prints: dict[Inner, tuple[Footprint, ...]] = field(default_factory=dict)
 
     def peaks_bytes(
@@ -49,7 +54,7 @@ class Footing:
         total = frame.pieces @ held.sum(axis=1).astype(np.float64) @ owners
         if level >= 3 and dp * inner.cp > 1:
             total = total + self._gathered(inner, (frame.pieces.transpose(0, 2, 1) @ owners) > 0)
-        total = total[rows.spread] + self.activations(inner, frame, rows)
+        total = total[rows.spread] + self._alive_at_once(inner, frame, rows)
         if not most and _forwards_first(frame.schedule):  # gradients may come where activations were
             gradient = (frame.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread] @ owners
             own = np.array([each.kept for each in self._prints_of(inner, rows)], dtype=np.float64)
@@ -80,7 +85,10 @@ class Footing:
 
     def kept_bytes(self, inner: Inner) -> tuple[int, ...]:
         """What one micro-batch leaves behind in one block, for each kind of block."""
-        return tuple(self._footprints(inner)[number].kept for number in self.costs.blocks)
+        if inner not in self._kept:
+            prints = self._footprints(inner)
+            self._kept[inner] = tuple(prints[number].kept for number in self.costs.blocks)
+        return self._kept[inner]
 
     def _footprints(self, inner: Inner) -> tuple[Footprint, ...]:
         if inner not in self._prints:
@@ -124,6 +132,17 @@ class Footing:
             sizes[code] = self.costs.problem.stack.whole_bytes(own)
         return np.asarray(sizes[codes])
 
+    def _alive_at_once(self, inner: Inner, frame: Frame, rows: Rows) -> Floats:
+        """`activations`, worked out once for all levels, orders of the axes and parts of a frame's rows."""
+        every = rows if rows.whole is None else rows.whole
+        key = (inner, frame, every.pieces.shape[2])
+        if key not in self._activations:
+            if len(self._activations) >= _MOST_KNOWN:
+                self._activations.clear()
+            self._activations[key] = self.activations(inner, frame, every)
+        found = self._activations[key]
+        return found if rows.chosen is None else found[rows.chosen]
+
     def activations(self, inner: Inner, frame: Frame, rows: Rows) -> Floats:
         """Per row and pipeline rank the most bytes of activations alive at once."""
         prints = self._prints_of(inner, rows)
@@ -149,34 +168,27 @@ class Footing:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Alive:
-    """The moments of a schedule that can be a rank's peak, whatever its chunks keep.
+    """The moments of a schedule that can be a rank's peak, whatever its chunks keep; every rank has as many.
 
     Attributes:
-        chunks: (moment, chunk of the rank) number of the chunk.
-        whole, part: (moment, chunk of the rank) micro-batches that it keeps then, between forward and backward and
-            between the two parts of a backward.
-        kind, chunk: (moment) what runs then.
-        splits: whether anything is kept for weights at any moment.
-        begins: (rank) its first moment.
+        chunks: (rank, chunk of the rank) number of the chunk.
+        state: (rank, moment, chunk of the rank) micro-batches that it keeps then, between forward and backward, and
+            behind these between the two parts of a backward, where anything is kept for weights at all.
+        runs: (rank, moment) what runs then: kind x number of chunks + chunk.
     """
 
     chunks: Ints
-    whole: Floats
-    part: Floats
-    kind: Ints
-    chunk: Ints
-    begins: Ints
-    splits: bool
+    state: Floats
+    runs: Ints
 
     def peaks(self, kept: Floats, kept_for_weights: Floats, during: Floats) -> Floats:
         """(row, rank) the most bytes, given (row, chunk) and (kind, row, chunk) bytes."""
-        total = during[self.kind, :, self.chunk]  # moment, row
-        kept, kept_for_weights = np.ascontiguousarray(kept.T), np.ascontiguousarray(kept_for_weights.T)
-        for each in range(self.chunks.shape[1]):
-            total += kept[self.chunks[:, each]] * self.whole[:, each, None]
-            if self.splits:
-                total += kept_for_weights[self.chunks[:, each]] * self.part[:, each, None]
-        return np.asarray(np.maximum.reduceat(total, self.begins, axis=0).T)
+        own = kept.T[self.chunks]  # rank, chunk of the rank, row
+        if self.state.shape[2] > own.shape[1]:
+            own = np.concatenate([own, kept_for_weights.T[self.chunks]], axis=1)
+        total = self.state @ own
+        total += np.ascontiguousarray(during.transpose(0, 2, 1)).reshape(-1, len(kept))[self.runs]
+        return np.asarray(total.max(axis=1).T)
 
 
 @lru_cache(maxsize=2048)
@@ -213,11 +225,12 @@ def _alive(schedule: Schedule) -> _Alive:
         left = left[(state[left] > best[group[left]]).any(axis=1)]
     moments = np.concatenate([*chosen, left])
     moments = moments[np.argsort(rank_of[moments], kind="stable")]
-    ranks = rank_of[moments]
+    begins = np.searchsorted(rank_of[moments], np.arange(num_ranks + 1))
+    count = np.diff(begins)
+    of = moments[begins[:-1, None] + np.minimum(np.arange(count.max()), count[:, None] - 1)]  # the last one again
     return _Alive(
-        chunks=chunks[ranks], whole=whole[moments].astype(np.float64), part=part[moments].astype(np.float64),
-        kind=np.asarray(table.kind[moments], dtype=np.int64), chunk=np.asarray(table.stage[moments], dtype=np.int64),
-        begins=np.searchsorted(ranks, np.arange(num_ranks)), splits=bool(part.any()),
+        chunks=chunks, state=(state if part.any() else whole)[of].astype(np.float64),
+        runs=table.kind[of].astype(np.int64) * len(placement) + table.stage[of],
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from costmodels.tiers import axes_tiers
 from plans.errors import TwofoldError
 from plans.scale import ORDER, Degrees
@@ -171,11 +173,13 @@ class Placement:
 
     Args:
         inner: of the groups whose communication is inside the blocks.
-        outer: of those of the optimizer, and of the transfers between stages.
+        groups: of those of the optimizer.
+        hops: of the transfers from each pipeline rank to the next.
     """
 
     inner: tuple[tuple[str, tuple[int, int]], ...]
-    outer: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[int, int], ...]
+    hops: tuple[int, ...] = ()
 
 
 def placement(problem: Problem, mesh: Mesh) -> Placement:
@@ -189,7 +193,7 @@ def placement(problem: Problem, mesh: Mesh) -> Placement:
 
     whole = {axis: (size[axis], stride[axis]) for axis in ORDER}
     inner = {"tp": along(whole["tp"]), "cp": along(whole["cp"])}
-    outer: list[tuple[int, ...]] = [
+    outer = [
         along(whole["dp"]), along(whole["dp"], whole["cp"]), along(whole["dp"], whole["tp"]),
         along(whole["dp"], whole["cp"], whole["tp"]),
     ]  # fmt: skip
@@ -200,9 +204,17 @@ def placement(problem: Problem, mesh: Mesh) -> Placement:
         each = mesh.tp // heads
         inner |= {"tp_q": along((each, stride["tp"])), "tp_kv": along((heads, stride["tp"] * each))}
     if mesh.pp > 1:
-        at = [rank * stride["pp"] for rank in range(mesh.pp)]
-        outer.append(tuple(machine.tier(pair) for pair in zip(at, (*at[1:], at[0]), strict=True)))
+        domains = tuple(link.ranks for link in machine.links)
+        return Placement(tuple(sorted(inner.items())), tuple(outer), _hops(domains, mesh.pp, stride["pp"]))
     return Placement(tuple(sorted(inner.items())), tuple(outer))
+
+
+@lru_cache(maxsize=4096)
+def _hops(domains: tuple[int, ...], pp: int, stride: int) -> tuple[int, ...]:
+    """The tiers between a pipeline rank and the next, the last one and the first included."""
+    at = np.arange(pp) * stride
+    joined = [at // ranks == np.roll(at, -1) // ranks for ranks in domains]
+    return tuple(np.argmax(joined, axis=0).tolist())
 
 
 def strides_of(mesh: Mesh) -> dict[str, int]:
