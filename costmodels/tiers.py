@@ -80,10 +80,9 @@ def _nests(domain: int, axes: tuple[tuple[int, int], ...]) -> bool:
 @lru_cache(maxsize=16_384)
 def _axes_tiers(domains: tuple[int, ...], axes: tuple[tuple[int, int], ...], num_ranks: int) -> tuple[int, int]:
     if all(_nests(domain, axes) for domain in domains):
-        members = math.prod(size for size, _ in axes)
-        inside = [math.prod(min(size, max(1, domain // stride)) for size, stride in axes) for domain in domains]
-        tier = next(number for number, count in enumerate(inside) if count == members)
-        return (tier, inside[tier - 1]) if tier else (0, 1)
+        together = [math.prod(min(size, max(1, domain // stride)) for size, stride in axes) for domain in domains]
+        tier = together.index(math.prod(size for size, _ in axes))
+        return (tier, together[tier - 1]) if tier else (0, 1)
     period = min(num_ranks, math.lcm(*(size * stride for size, stride in axes), *domains))
     bases = np.arange(period)
     members = np.zeros(1, dtype=np.int64)
