@@ -135,7 +135,6 @@ _EQUAL: Mapping[str, str] = {
     "matrix_efficiency": "share of the peak",
     "dtype_efficiency": "what other dtypes reach of it",
     "clock_drop": "how far the clock falls with the load",
-    "clock_share": "share of a step that loads it",
     "memory_efficiency": "share of the peak",
     "memory_chunk_s": "latency",
     "sharpness": "how arithmetic and traffic overlap",

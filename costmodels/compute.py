@@ -105,8 +105,6 @@ class Compute(Section, frozen=True, kw_only=True):
         dtype_efficiency: dtype -> share of matrix_efficiency that its products reach; 1 where nothing is said.
         clock_MHz: clock of a chip at work that makes no products, to which `matrix_efficiency` refers; None: not known.
         clock_drop: share of it lost, for want of power, in products that reach the peak; in others in proportion.
-        clock_share: share of a step in which products load the chip. The clock follows what is drawn over tens of
-            milliseconds, many kernels, so `clock_drop` counts by it; 1 for one product again and again.
         sustained_clock: clock under load, relative to that of the chip the efficiencies were taken on.
         memory_efficiency: share of the memory peak that kernels reach that only stream (add, copy).
         memory_chunk_s: bytes that take t at full bandwidth take t + (memory_chunk_s t)^(1/2): the first come late, and
@@ -133,7 +131,6 @@ class Compute(Section, frozen=True, kw_only=True):
     dtype_efficiency: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
     clock_MHz: float | None = None
     clock_drop: float = 0.0
-    clock_share: float = 1.0
     sustained_clock: float = 1.0
     memory_efficiency: float = 1.0
     memory_chunk_s: float = 0.0
@@ -155,7 +152,7 @@ class Compute(Section, frozen=True, kw_only=True):
         Section.__post_init__(self)
         if self.sharpness < 1:
             raise TwofoldError(f"sharpness is {self.sharpness}; it is at least 1 (1 adds the two times)")
-        for name in ("matrix_efficiency", "memory_efficiency", "clock_drop", "clock_share"):
+        for name in ("matrix_efficiency", "memory_efficiency", "clock_drop"):
             check_share(name, getattr(self, name))
         if not self.matrix_flops_per_s or not self.vector_flops_per_s:
             raise TwofoldError("matrix_flops_per_s and vector_flops_per_s need a rate for at least one dtype")
@@ -214,7 +211,7 @@ def matrix_s(
     start_s = (compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)) / clock
     loaded_s = memory * memory_cost
     full_s = start_s + join(made_s, loaded_s, compute.sharpness)
-    made_s /= lower_clock(compute.clock_drop * compute.clock_share, 2 * batch * m * n * k / (flops_per_s * full_s))
+    made_s /= lower_clock(compute.clock_drop, 2 * batch * m * n * k / (flops_per_s * full_s))
     seconds = start_s + join(made_s, loaded_s, compute.sharpness)
     by_size = model.table is not None and batch == 1 and aligned == "16"
     return seconds * model.table.factor(m, n, k) if by_size and model.table is not None else seconds

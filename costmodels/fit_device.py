@@ -31,11 +31,6 @@ __all__ = ["TARGETS", "DeviceFit", "Predicted", "fit_device", "predict_points", 
 SIXTEEN = ("bfloat16", "float16")
 """Dtypes of the products that are fitted; others have one factor each (section matrix32)."""
 
-CLOCK_SHARE = 0.7
-"""Of the device time of steps of our own transformers 54 to 78 % are products and attention by these prices (assumed
-for all). Two loads of one chip at its power limit show that the clock goes with the mean: a product ran
-at 1457 to 1517 MHz alone and at 1551 to 1669 for 60 % of the time beside copies (kind clock in benchmarks/data)."""
-
 LEAST_S = 5e-9
 """Points below this are not times of anything."""
 
@@ -156,9 +151,6 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
         compute = fit_clock(matrix, compute)
         for name in ("clock_MHz", "clock_drop"):
             says(f"compute.{name}", f"clocks beside {len(matrix)} matrix products, after other products")
-        if compute.clock_drop:
-            compute = msgspec.structs.replace(compute, clock_share=CLOCK_SHARE)
-            says("compute.clock_share", "of a transformer's step, products and attention together", "assumed")
         fit = fit_matrix(matrix, compute, kernel_s=compute.kernel_s if memory else None)
         # the least time of a kernel is that of memory-bound ones where both were measured: products hide it
         compute, forms["matrix"], left_out["matrix"] = fit.compute, fit.form, fit.left_out_s

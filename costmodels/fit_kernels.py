@@ -211,8 +211,6 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
     Raises:
         TwofoldError: another kind of point.
     """
-    if point.kind == "matrix" and compute.clock_share < 1:  # what is measured is repeated and has the chip for itself
-        compute = msgspec.structs.replace(compute, clock_share=1.0)
     if at_clock and point.kind != "memory":
         clock = compute.sustained_clock * relative_clock(point, compute)
         drop = 0.0 if point.clock_MHz else compute.clock_drop

@@ -118,16 +118,6 @@ def test_the_clock_falls_with_the_load():
     assert large[0] / small[0] == pytest.approx(1 - 0.2 * reached, rel=1e-3)  # as `fit_clock` reads it off points
 
 
-def test_a_clock_follows_the_share_of_time_that_products_take():
-    lower = msgspec.structs.replace(PURE, clock_drop=0.2, clock_share=0.5)
-    large = [product_s(chip, 12_800, 25_600, 8192) for chip in (PURE, lower)]
-    assert large[1] / large[0] == pytest.approx(1 + 0.5 * 0.2 * 0.8, rel=1e-3)
-    point = Point(kind="matrix", call="mm", shape=(12_800, 25_600, 8192), dtype="bfloat16", seconds=1.0)
-    repeated = predicted_s(point, lower)  # measured again and again: nothing else in between
-    assert repeated == pytest.approx(predicted_s(point, msgspec.structs.replace(lower, clock_share=1.0)))
-    assert repeated > large[1]
-
-
 def test_clocks_recorded_beside_points_explain_their_times():
     rng, made = np.random.default_rng(8), []
     for _ in range(60):
