@@ -201,6 +201,7 @@ def test_in_rank_files_communication_begins_where_its_rank_came_to_it(tmp_path):
         (gzip.compress(b"[1, 2"), "not a trace"),
         (gzip.compress(b"x" * 1000)[:-12], "truncated"),
     ],
+    ids=["plain", "empty", "version", "list", "cut"],  # gzip's bytes hold the time: names of their own for every worker
 )
 def test_files_of_others_and_broken_ones_are_refused(tmp_path, content, said):
     path = tmp_path / "trace.json.gz"
