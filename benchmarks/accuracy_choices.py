@@ -75,9 +75,11 @@ def _as(kind: type[Megatron]) -> Callable[[Stack], Stack]:
     return change
 
 
-def _full_clock(machine: Machine) -> Machine:
-    compute = msgspec.structs.replace(machine.compute, sustained_clock=1.0)
-    return msgspec.structs.replace(machine, compute=compute)
+def _compute(**changes: Any) -> Callable[[Machine], Machine]:
+    def change(machine: Machine) -> Machine:
+        return msgspec.structs.replace(machine, compute=msgspec.structs.replace(machine.compute, **changes))
+
+    return change
 
 
 def _free_transfers(machine: Machine) -> Machine:
@@ -101,7 +103,7 @@ CHOICES = (
     Choice(name="attention of these Megatrons is one fused kernel", stack=_megatron(flash_attention=True)),
     Choice(name="the zero-bubble runs begin steps together", stack=_as(_Together)),
     Choice(name="no dropout", config=lambda config: replace(config, dropout=0.0, attention_dropout=0.0)),
-    Choice(name="the 500 W device keeps its full clock", machine=_full_clock),
+    Choice(name="the 500 W device keeps its full clock", machine=_compute(sustained_clock=1.0)),
     Choice(name="torch's attention is cuDNN's", stack=_torch(flash_2=False)),
     Choice(name="rotary positions are not complex", stack=_torch(complex_rotary=False)),
     Choice(name="norms are one kernel", stack=_torch(fused_norm=True)),
