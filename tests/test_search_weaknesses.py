@@ -69,7 +69,8 @@ def test_the_rules_choice_is_a_plan() -> None:
     graph = mlp_graph((64, 64, 64), 16)
     found = strategies_of(graph, halving(graph, 4), 4)
     assert found.keys() == {operator.name for operator in graph.operators}
-    assert search(graph, Machine.load("h200-x4"), pinned=found).num_combinations == 2  # one for every mesh
+    plan = search(graph, Machine.load("h200-x4"), pinned=found).best
+    assert {name: each for name, each in found.items() if each.dims} == dict(plan.strategies)
 
 
 CASES: dict[str, Callable[[], cases.Outcome]] = {
@@ -96,7 +97,9 @@ def test_a_weakness_is_beaten(name: str) -> None:
 
 def test_a_slower_network_changes_the_choice() -> None:
     """W3: elements stay the same, seconds do not."""
-    found = cases.slower_network(asked(devices=16).changed(pins=Pins(cp=1, recompute="none", micro_batch=1)), 32.0, 1.0)
+    found = cases.slower_network(
+        asked(devices=16).changed(pins=Pins(cp=1, recompute="none", micro_batch=1)), 128.0, 1.5
+    )
     assert found.passed, found
 
 
