@@ -1,6 +1,6 @@
 """How well the cost models predict measured points that they were not fitted to.
 
-    python -m benchmarks.calibration                              held-out errors of the shipped points, a few seconds
+    python -m benchmarks.calibration                              held-out errors of the shipped points, a minute
     python -m benchmarks.calibration --device h100-sxm            of one device
     python -m benchmarks.calibration POINTS... --device h200      of other points, fitted anew
     python -m benchmarks.calibration --ship                       also writes the device files
