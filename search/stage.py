@@ -194,6 +194,8 @@ class StageSearch:
     def _coarser(self, names: Sequence[str], answer: StageAnswer) -> StageAnswer:
         """The same placement on a mesh of fewer axes, where that costs no more: axes that go together are one."""
         mesh = answer.mesh
+        if any(name in self.pinned for name in names):
+            return answer  # what is pinned names the axes of this mesh
         if any(each.mesh is not None or each.out is not None for each in answer.strategies.values()):
             return answer
         runs = [[mesh.alias_name[0]]]
