@@ -47,3 +47,34 @@ def test_megatron_does_not_recompute_by_operator():
         forecast_grid(CONFIG, [degrees], MACHINE, stack=stack)
     problem = Problem(config=CONFIG, machine=MACHINE, num_devices=16, global_batch=16, stack=stack, pins=Pins())
     assert recomputes(problem) == ("none", "selective", "full")
+
+
+def test_longer_sequences_are_not_faster_where_the_host_sets_the_pace():
+    """Reductions that trail the last backward are long done when the host comes late."""
+    degrees = Degrees(
+        dp=4, tp=4, micro_batch=2, global_batch=16,
+        optimizer=Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1),
+    )  # fmt: skip
+    times = [
+        forecast_grid(replace(CONFIG, seq=seq, num_layers=8), [degrees], MACHINE, stack=stack_named("torch"))[0].step_s
+        for seq in (512, 1024, 2048, 4096)
+    ]
+    assert times == sorted(times)
+
+
+def test_more_chips_in_step_are_slower_and_a_host_widens_the_interval():
+    config = replace(CONFIG, num_layers=4)
+    stack = stack_named("torch")
+    small, large = (
+        forecast_grid(config, [Degrees(dp=dp, global_batch=2 * dp)], Machine.load("h200-x64"), stack=stack)[0]
+        for dp in (2, 64)
+    )
+    equal = forecast_grid(
+        config, [Degrees(dp=64, global_batch=128)], Machine.load("h200-x64"), stack=replace(stack, chip_spread=0.0)
+    )[0]
+    assert small.step_s < large.step_s and equal.step_s < large.step_s < 1.05 * equal.step_s
+    tiny = forecast_grid(
+        replace(config, hidden=512, num_heads=8, num_kv_heads=8, ffn=1024, seq=256), [Degrees(global_batch=1)],
+        Machine.load("h200-x1"), stack=stack,
+    )[0]  # fmt: skip
+    assert tiny.high_s / tiny.low_s > large.high_s / large.low_s
