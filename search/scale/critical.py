@@ -8,7 +8,7 @@ shorter, and the step forecast again; where several paths are equally long, this
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from search.scale.found import Found
 from search.scale.problem import Problem
@@ -93,7 +93,7 @@ class _Longer:
 
 
 def _grown(stretch: Stretch, by_ps: float) -> Stretch:
-    return replace(stretch, work_ps=stretch.work_ps + by_ps, lead_ps=stretch.lead_ps + by_ps) if by_ps else stretch
+    return stretch._replace(work_ps=stretch.work_ps + by_ps, lead_ps=stretch.lead_ps + by_ps) if by_ps else stretch
 
 
 class _LongerCase(Case):

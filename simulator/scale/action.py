@@ -12,8 +12,8 @@ run, each proceeds at the rate of the pair.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 __all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Body", "Line", "Stretch", "body_of", "measure"]
@@ -44,8 +44,7 @@ class Line(NamedTuple):
     token: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Stretch(NamedTuple):
     """A sequence of instructions as a map of clocks (see the module), and what its stream path consists of.
 
     Args:
@@ -64,7 +63,7 @@ class Stretch:
     lead_ps: float = 0.0
     dispatch_ps: float = 0.0
     compute_ps: float = 0.0
-    exposed_ps: Mapping[str, float] = field(default_factory=dict)
+    exposed_ps: Mapping[str, float] = MappingProxyType({})
     trailing_ps: float = 0.0
     last_ps: float = 0.0
     lag_ps: float = 0.0
