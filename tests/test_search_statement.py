@@ -358,7 +358,8 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
         file.write_text(made["export"])
         recost = ["simulate", str(file), "--recost", "--model", "llama-3-8b", "--machine", "h100-sxm-x8"]
         assert main([*recost, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(made["best"]["step_s"])
+        # one data-parallel rank has nothing to shard: torchtitan's settings do not tell level 3 from level 0 there
+        assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(made["best"]["step_s"], rel=1e-5)
     assert main(["simulate", str(out), "--recost", "--machine", "h100-sxm-x8", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["step_s"] == pytest.approx(found["best"]["step_s"]) and again["fits"] and again["stack"] == "torch"
