@@ -121,7 +121,7 @@ def _priced(costs: StageCosts, picked: Sequence[Strategy]) -> float:
     """The additive cost of one combination: its operators, and each tensor's moves to every layout asked for, once."""
     strategy = {operator.name: each for operator, each in zip(costs.operators, picked, strict=True)}
     total = 0.0
-    moves: set[tuple[Any, Any, str]] = set()
+    moves: set[tuple[Any, Any, str, str]] = set()  # there and back are two, also between the same layouts
     gradients = costs.micro.needs_gradient()
     arrived: dict[str, Any] = {}
     for operator in costs.operators:
@@ -138,12 +138,12 @@ def _priced(costs: StageCosts, picked: Sequence[Strategy]) -> float:
                     continue  # whole everywhere: every rank takes its part
                 arrived[name] = wanted  # a parameter, a part of the batch, another stage's value: in the first layout
             source = arrived[name]
-            moves.add((source, wanted, name))
+            moves.add((source, wanted, name, "there"))
             if name in gradients and tensor.kind != "parameter" and _is_shared(costs, name):
-                moves.add((back, source.without_partial(), name))
+                moves.add((back, source.without_partial(), name, "back"))
         for index, name in enumerate(operator.outputs):
             arrived[name] = mine.handed_on(spec, index, mesh)
-    return total + costs.num_micro_batches * sum(costs._move_s(*move) for move in moves)
+    return total + costs.num_micro_batches * sum(costs._move_s(*move) for *move, _ in moves)
 
 
 def _is_shared(costs: StageCosts, name: str) -> bool:

@@ -14,8 +14,9 @@ from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout
+from plans.lower import lower
 from plans.mlp import mlp_graph
-from plans.plan import Optimizer, Plan, Strategy, plan_to_json
+from plans.plan import Optimizer, Plan, Stage, Strategy, plan_to_json
 from search import search, uniform_plan
 from search.additive import StageCosts
 from search.eliminate import Table, best_assignment, min_marginals
@@ -150,6 +151,35 @@ def test_a_tensor_with_two_readers_is_paid_once_per_layout(machine: Machine) -> 
     one = costs._tensor_table(costs._handed_on("b", graph.operators[1], [graph.operators[2]], (1, 2), False))
     both = costs._tensor_table(costs._handed_on("b", graph.operators[1], graph.operators[2:4], (1, 2, 3), False))
     assert one.costs[act, two] == both.costs[act, two, join] == 1.0
+
+
+def test_sums_there_and_back_between_the_same_layouts_are_paid_twice() -> None:
+    """A sum forward and a sum of the gradient are two, as the program has them."""
+    tensors = {name: Tensor(name=name, shape=(8, 8), kind="input") for name in "xy"}
+    tensors |= {name: Tensor(name=name, shape=(8, 8), kind="parameter") for name in ("w1", "w2")}
+    tensors |= {"a": Tensor(name="a", shape=(8, 8)), "b": Tensor(name="b", shape=(8, 8))}
+    tensors["loss"] = Tensor(name="loss", shape=())
+    operators = (
+        Operator(name="one", kind="linear", inputs=("x", "w1"), outputs=("a",)),
+        Operator(name="two", kind="linear", inputs=("a", "w2"), outputs=("b",)),
+        Operator(name="loss", kind="mse_loss", inputs=("b", "y"), outputs=("loss",)),
+    )
+    graph, mesh = (
+        Graph(name="two", batch_size=8, tensors=tensors, operators=operators, loss="loss"),
+        Layout((2,), ("d",)),
+    )
+    costs = StageCosts(
+        micro=graph, operators=operators, mesh=mesh, num_micro_batches=1, optimizer=Optimizer(), full_batch=True,
+        cost=lambda instruction: 1.0 if instruction.axes else 0.0,
+    )  # fmt: skip
+    chosen = {"one": Strategy(dims={"k": ("d",)}), "two": Strategy(dims={"n": ("d",)}), "loss": Strategy()}
+    values = [choices.index(chosen[each.name]) for choices, each in zip(costs.choices, operators, strict=True)]
+    paid = next(table.costs[values[0], values[1]] for table in costs.tables() if table.variables == (0, 1))
+    stages = (Stage(mesh=mesh, operators=("one", "two", "loss")),)
+    program = lower(Plan(graph=graph, stages=stages, strategies={n: s for n, s in chosen.items() if s.dims}))
+    calls = [instruction for _, instruction in program.groups[0].walk() if instruction.call == "all_reduce"]
+    sums = [each.name for each in calls if each.name.startswith(("a@", "d:a@"))]
+    assert paid == 2.0 == len(sums), (paid, [each.name for each in calls])
 
 
 def small(machine: Machine, **options: object) -> tuple[Plan, list[Plan]]:
