@@ -32,6 +32,7 @@ from search.scale.linear import Linear
 from search.scale.problem import Pins, Problem
 from search.scale.space import (
     Mesh,
+    Placement,
     Shape,
     levels,
     meshes,
@@ -196,7 +197,10 @@ class Branching:
         if mesh not in self._orders:
             found: dict[Any, list[tuple[str, ...]]] = {}
             outer: dict[tuple[str, ...], tuple[tuple[int, int], ...]] = {}
-            for order, where in orders(self.problem, mesh):
+            every = orders(self.problem, mesh)
+            if self.keep == 1 and self._slower_outside and self.costs.recompute_only_adds:
+                every = list(dict.fromkeys([every[0], *_undominated(every)]))  # the usual order stands for the mesh
+            for order, where in every:
                 found.setdefault(where.inner, []).append(order)
                 outer[order] = where.groups
             usual = placement(self.problem, replace(mesh, order=ORDER)).inner
@@ -205,7 +209,9 @@ class Branching:
                 place = replace(mesh, order=same[0])
                 places.append(place)
                 self._orders[place] = tuple(same)
-                self._nearest[place] = _undominated([(order, outer[order]) for order in same])
+                self._nearest[place] = tuple(
+                    order for order, _ in _undominated([(each, Placement((), outer[each])) for each in same])
+                )
                 self._spots[place] = () if inner == usual else inner
                 self._where[place] = dict(inner)
             self._placed[mesh] = places
@@ -399,12 +405,18 @@ class Branching:
             if len(chosen) > 1 and (excess := self._excess(mesh, inner, level)):
                 forward, *backward = self._least_s(inner, excess)
                 own = self._spread_bound(mesh, size, inner.split, forward, backward[0], sum(backward[1:]))
-            _, forward, closing, _, inputs = (
-                float(each) for each in self.costs.all_counts @ self._floor(mesh, inner, level).work
-            )
-            parts = (inputs, closing) if inner.split else (closing, 0.0)
-            own = max(own, self._spread_bound(mesh, size, inner.split, forward, *parts))
-            self._push(max(bound, own), 2, mesh, size, inner, level)
+            if level >= 3 and self.costs.recompute_only_adds:  # what is quickly known first
+                quick = [self.costs.quick_floor(each, mesh.dp, level) for each in self._in_orders(mesh, inner, level)]
+                own = max(own, self._work_bound(mesh, size, inner, functools.reduce(np.minimum, quick)))
+            if max(bound, own) < self._enough_s:
+                own = max(own, self._work_bound(mesh, size, inner, self._floor(mesh, inner, level).work))
+                self._push(max(bound, own), 2, mesh, size, inner, level)
+
+    def _work_bound(self, mesh: Mesh, size: int, inner: Inner, work: Any) -> float:
+        """`_spread_bound` of an early table."""
+        _, forward, closing, _, inputs = (float(each) for each in self.costs.all_counts @ work)
+        parts = (inputs, closing) if inner.split else (closing, 0.0)
+        return self._spread_bound(mesh, size, inner.split, forward, *parts)
 
     def _floor(self, mesh: Mesh, inner: Inner, level: int) -> Table:
         """An early table that no configuration of a node is below, in whichever order of the axes."""
@@ -662,17 +674,22 @@ def _no_nearer(tiers: tuple[int, int], other: tuple[int, int]) -> bool:
     return tiers[0] > other[0] or (tiers[0] == other[0] and tiers[1] <= other[1])
 
 
-def _undominated(
-    places: Sequence[tuple[tuple[str, ...], tuple[tuple[int, int], ...]]],
-) -> tuple[tuple[str, ...], ...]:
-    """The orders without those of which another one has every group no farther."""
-    left: list[tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = []
-    for order, groups in places:
-        if any(all(map(_no_nearer, groups, other)) for _, other in left):
+def _undominated(places: Sequence[tuple[tuple[str, ...], Placement]]) -> list[tuple[tuple[str, ...], Placement]]:
+    """The orders without those of which another one has every group and every transfer on links that are no slower."""
+    left: list[tuple[tuple[str, ...], Placement]] = []
+    for order, where in places:
+        if any(_is_no_nearer(where, other) for _, other in left):
             continue
-        left = [each for each in left if not all(map(_no_nearer, each[1], groups))]
-        left.append((order, groups))
-    return tuple(order for order, _ in left)
+        left = [each for each in left if not _is_no_nearer(each[1], where)]
+        left.append((order, where))
+    return left
+
+
+def _is_no_nearer(place: Placement, other: Placement) -> bool:
+    return (
+        all(_no_nearer(own[1], its[1]) for own, its in zip(place.inner, other.inner, strict=True))
+        and all(map(_no_nearer, place.groups, other.groups)) and all(map(operator.ge, place.hops, other.hops))
+    )  # fmt: skip
 
 
 def _chunks(layers: Sequence[int], dense: int, whole: Sequence[int]) -> list[Chunk]:

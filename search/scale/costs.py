@@ -81,6 +81,9 @@ WAYS = ("F.first", "F", "closing", "closing.last", "I")
 last, and the input-gradient part where the backward is split."""
 
 
+_F_FIRST, _F, _CLOSING, _LAST, _I = range(len(WAYS))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Seconds on the stream and on the host, by piece (`pieces_of`) and way (`WAYS`).
@@ -137,6 +140,7 @@ class Costs:
     _whole: dict[Inner, Floats] = field(default_factory=dict)
     _some_early: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
     _some_settled: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
+    _gathered: dict[tuple[object, ...], Floats] = field(default_factory=dict)
     _longer: dict[tuple[Inner, int, int], bool] = field(default_factory=dict)
     _trailing: dict[tuple[Inner, int, int, Chunk], float] = field(default_factory=dict)
     _transfer: dict[tuple[Inner, int, int], tuple[float, ...]] = field(default_factory=dict)
@@ -280,6 +284,30 @@ class Costs:
             of = self.settled if settled else self.early
             known[key] = of(inner, dp, level).beside(of(kept(inner), dp, level), self.blocks)
         return known[key]
+
+    def gathered_s(self, inner: Inner, dp: int, level: int) -> Floats:
+        """(piece) seconds that the gather of a block's weights keeps its channel busy; blocks wait for it.
+
+        Neither the micro-batch nor what is recomputed or split changes it.
+        """
+        key = (inner.tp, inner.cp, inner.ep, dp, level, inner.order)
+        if key not in self._gathered:
+            chunks = self.chunks(inner, dp, level, contention=True)
+            self._gathered[key] = _seconds([
+                chunks.gather_busy_ps(piece) if number in self.blocks else 0.0
+                for number, piece in enumerate(self.pieces)
+            ])  # fmt: skip
+        return self._gathered[key]
+
+    def quick_floor(self, inner: Inner, dp: int, level: int) -> Floats:
+        """(piece, way) less than any early table of `floor`: that of level 0, and no block faster than its gathers."""
+        work = self.early(kept(inner), dp, 0).work
+        if level < 3:
+            return work
+        busy, work = self.gathered_s(inner, dp, level), work.copy()
+        for way in (_F_FIRST, _F, _I if inner.split else _CLOSING):
+            np.maximum(work[:, way], busy, out=work[:, way])
+        return work
 
     def floor(self, inner: Inner, dp: int, level: int, *, partial: bool) -> Table:
         """An early table no entry of which is above that of any blocks that may be there, with any of them kept whole.

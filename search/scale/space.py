@@ -193,10 +193,8 @@ def placement(problem: Problem, mesh: Mesh) -> Placement:
 
     whole = {axis: (size[axis], stride[axis]) for axis in ORDER}
     inner = {"tp": along(whole["tp"]), "cp": along(whole["cp"])}
-    outer = [
-        along(whole["dp"]), along(whole["dp"], whole["cp"]), along(whole["dp"], whole["tp"]),
-        along(whole["dp"], whole["cp"], whole["tp"]),
-    ]  # fmt: skip
+    # ranks of cp hold the same weights: the optimizer communicates over dp and cp together
+    outer = [along(whole["dp"], whole["cp"]), along(whole["dp"], whole["cp"], whole["tp"])]
     if mesh.ep > 1:
         inner["ep"] = along((mesh.ep, stride["dp"]))
         outer.append(along((mesh.dp // mesh.ep, stride["dp"] * mesh.ep)))

@@ -312,6 +312,15 @@ class Chunks:
             )  # fmt: skip
         return self._moved[piece, "gather"]
 
+    def gather_busy_ps(self, piece: str) -> float:
+        """How long the gather of a piece's weights keeps its channel."""
+        lines = self.gather(piece) if self.lowered is None else self.lowered.gathers(self.parameters(piece))[0]
+        channels: dict[str, float] = {}
+        for line in lines:
+            if line.kind == COLLECTIVE:
+                channels[line.channel] = channels.get(line.channel, 0.0) + line.work_ps
+        return max(channels.values(), default=0.0)
+
     def reduce(self, piece: str) -> tuple[Line, ...]:
         """The reduction of a piece's gradients."""
         if (piece, "reduce") not in self._moved:
