@@ -25,64 +25,17 @@ from plans.operators import OperatorSpec, factors
 from plans.plan import Optimizer, Strategy
 from plans.program import Instruction, Kind, Value
 from search.eliminate import Memory, Table, widest
+from search.handed import Handed, Layouts
 from search.moves import Moves
 from search.space import strategies
 
 __all__ = ["InstructionCost", "StageCosts"]
-
-_Layouts = tuple[tuple[TensorLayout, TensorLayout], ...]
-"""Of a tensor where an operator reads it, and of the gradient that this makes."""
 
 InstructionCost = Callable[[Instruction], float]
 """Seconds of one instruction on the machine, as the search counts them.
 
 It may have a method `group_key(mesh, axes)`: sets of axes with equal keys make collectives of equal cost.
 """
-
-
-@dataclass(slots=True)
-class _Handed:
-    """A tensor with its maker, where that is in the stage, and its readers.
-
-    Args:
-        tensor: its name.
-        variables: positions of the maker, if it is inside, and of the readers.
-        source: numbers (in `Moves`) of the layouts in which the maker hands it on, per kind; empty without a maker.
-        slots: per reading input: which of `variables` it belongs to, and per kind of that variable's strategies the
-            numbers of the layout that is read, and of the gradient's.
-        kind_of: per variable and strategy the kind.
-        wanted: whether a gradient goes back.
-    """
-
-    tensor: str
-    variables: tuple[int, ...]
-    source: np.ndarray
-    arrives: np.ndarray
-    slots: list[tuple[int, np.ndarray, np.ndarray]]
-    kind_of: list[np.ndarray]
-    sizes: tuple[int, ...]
-    wanted: bool
-    key: object = None
-
-    def joined(self) -> _Handed:
-        """The same with one dim for operators that are tied, and with the key that equal ones share."""
-        unique = list(dict.fromkeys(self.variables))
-        if len(unique) < len(self.variables):
-            rows_of: dict[int, np.ndarray] = {}
-            kind_of = []
-            for variable in unique:
-                mine = [at for at, other in enumerate(self.variables) if other == variable]
-                rows, which = np.unique(np.stack([self.kind_of[at] for at in mine]), axis=1, return_inverse=True)
-                kind_of.append(which.reshape(-1))
-                rows_of |= dict(zip(mine, rows, strict=True))
-            axis = [unique.index(variable) for variable in self.variables]
-            self.slots = [(axis[at], read[rows_of[at]], back[rows_of[at]]) for at, read, back in self.slots]
-            self.source, self.arrives = self.source[rows_of[0]], self.arrives[rows_of[0]]
-            self.sizes = tuple(int(which.max()) + 1 for which in kind_of)
-            self.variables, self.kind_of = tuple(unique), kind_of
-        numbers = (self.source, self.arrives, *(each for _, *both in self.slots for each in both), *self.kind_of)
-        self.key = (tuple(at for at, *_ in self.slots), self.wanted, tuple(each.tobytes() for each in numbers))
-        return self
 
 
 @dataclass(slots=True)
@@ -128,8 +81,8 @@ class StageCosts:
     _offered: dict[int, list[Strategy]] = field(init=False, default_factory=dict)
     _own: dict[object, np.ndarray] = field(init=False, default_factory=dict)
     _summed: dict[object, np.ndarray] = field(init=False, default_factory=dict)
-    _kinds: dict[object, tuple[list[_Layouts], np.ndarray]] = field(init=False, default_factory=dict)
-    _handed: list[_Handed] | None = field(init=False, default=None)
+    _kinds: dict[object, tuple[list[Layouts], np.ndarray]] = field(init=False, default_factory=dict)
+    _handed: list[Handed] | None = field(init=False, default=None)
     _tables: dict[object, np.ndarray] = field(init=False, default_factory=dict)
     _version: dict[tuple[tuple[int, ...], str], int] = field(init=False, default_factory=dict)
 
@@ -420,7 +373,7 @@ class StageCosts:
 
     # ------------------------------------------------------- tensors handed on
 
-    def _tensors(self) -> list[_Handed]:
+    def _tensors(self) -> list[Handed]:
         """The tensors whose layouts make a difference, announced to `moves`."""
         if self._handed is not None:
             return self._handed
@@ -451,11 +404,11 @@ class StageCosts:
 
     def _handed_on(
         self, name: str, maker: Operator | None, readers: Sequence[Operator], variables: tuple[int, ...], wanted: bool
-    ) -> _Handed:
+    ) -> Handed:
         """Strategies that hand the tensor on, or read it, in the same layouts cost the same: one kind."""
         assert self.moves is not None
         tensor = self.micro.tensors[name]
-        kinds: list[list[_Layouts]] = []
+        kinds: list[list[Layouts]] = []
         kind_of: list[np.ndarray] = []
         for number, variable in enumerate(variables):
             made = maker is not None and number == 0
@@ -478,28 +431,28 @@ class StageCosts:
                 read = numbers([pairs[slot][0] for pairs in kinds[number]])
                 back = numbers([pairs[slot][1] for pairs in kinds[number]])
                 slots.append((number, read, back))
-        handed = _Handed(
+        handed = Handed(
             tensor=name, variables=tuple(self.variable_of[variable] for variable in variables), source=numbers(first),
             arrives=numbers([layout.without_partial() for layout in first]), slots=slots, kind_of=kind_of,
             sizes=tuple(len(known) for known in kinds), wanted=wanted and not self._is_parameter(name),
         )  # fmt: skip
         return handed.joined()
 
-    def _kinds_of(self, name: str, operator: Operator, position: int, made: bool) -> tuple[list[_Layouts], np.ndarray]:
+    def _kinds_of(self, name: str, operator: Operator, position: int, made: bool) -> tuple[list[Layouts], np.ndarray]:
         """The different layouts of a tensor at one operator, and which of them each strategy has."""
         side = operator.outputs if made else operator.inputs
         where = tuple(at for at, each in enumerate(side) if each == name)
         key = id(self.micro.spec(operator)), id(self.choices[position]), made, where
         if key not in self._kinds:
-            known: dict[_Layouts, int] = {}
+            known: dict[Layouts, int] = {}
             layouts = [self._layouts_of(name, operator, strategy, made) for strategy in self.choices[position]]
             which = np.array([known.setdefault(each, len(known)) for each in layouts])
             self._kinds[key] = list(known), which
         return self._kinds[key]
 
-    def _tensor_table(self, handed: _Handed) -> Table:
+    def _tensor_table(self, handed: Handed) -> Table:
         assert self.moves is not None
-        tensor, width = self.micro.tensors[handed.tensor], len(handed.sizes)
+        tensor = self.micro.tensors[handed.tensor]
         key = (tensor.shape, tensor.dtype), self._version.get((tensor.shape, tensor.dtype), 0), handed.key
         if key in self._tables:
             return Table(handed.variables, self._tables[key])
@@ -512,18 +465,7 @@ class StageCosts:
             self.moves.price_all(tensor.shape, tensor.dtype, sorted(pairs))
         seconds = self.moves.table(tensor.shape, tensor.dtype)
 
-        def along(which: np.ndarray, variable: int) -> np.ndarray:
-            return which.reshape([-1 if at == variable else 1 for at in range(width)])
-
-        costs = np.zeros(handed.sizes)
-        source, arrives = along(handed.source, 0), along(handed.arrives, 0)
-        reads = [along(read, variable) for variable, read, _ in handed.slots]
-        backs = [along(back, variable) for variable, _, back in handed.slots]
-        for at, (read, back) in enumerate(zip(reads, backs, strict=True)):
-            costs = costs + _once(seconds[source, read], read, reads[:at])
-            if handed.wanted:
-                costs = costs + _once(seconds[back, arrives], back, backs[:at])
-        spread = costs * self.num_micro_batches
+        spread = handed.costs(seconds) * self.num_micro_batches
         for at, kinds in enumerate(handed.kind_of):
             spread = spread.take(kinds, axis=at)
         last = key[0], key[1] - 1, key[2]
@@ -531,7 +473,7 @@ class StageCosts:
         self._tables[key] = spread
         return Table(handed.variables, spread)
 
-    def _moves_of(self, handed: _Handed, values: Sequence[int]) -> set[tuple[TensorLayout, TensorLayout]]:
+    def _moves_of(self, handed: Handed, values: Sequence[int]) -> set[tuple[TensorLayout, TensorLayout]]:
         """The pairs of layouts that a choice of strategies moves the tensor, and its gradient, between."""
         assert self.moves is not None
         tensor = self.micro.tensors[handed.tensor]
@@ -547,7 +489,7 @@ class StageCosts:
                 found.add((layouts[back[kinds[variable]]], arrives))
         return found
 
-    def _layouts_of(self, name: str, operator: Operator, strategy: Strategy, made: bool) -> _Layouts:
+    def _layouts_of(self, name: str, operator: Operator, strategy: Strategy, made: bool) -> Layouts:
         """In which layout a strategy hands a tensor on; or in which it is read, and its gradient made, each time."""
         spec, mesh = self.micro.spec(operator), self._mesh(strategy)
         if made:
@@ -591,10 +533,3 @@ class StageCosts:
 
     def _total(self, emitter: Emitter) -> float:
         return sum(self.cost(instruction) for instruction in emitter.instructions)
-
-
-def _once(seconds: np.ndarray, number: np.ndarray, earlier: Sequence[np.ndarray]) -> np.ndarray:
-    """What is moved to the same layout for several readers is moved, and paid, once."""
-    for other in earlier:
-        seconds = np.where(number == other, 0.0, seconds)
-    return seconds
