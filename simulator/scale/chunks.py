@@ -169,8 +169,8 @@ class Chunks:
 
     @cached_property
     def lowered(self) -> Lowered | None:
-        """Of twofold's own programs; None for other stacks, and for experts, whose copies are on fewer ranks."""
-        if self.stack.name != "twofold" or self.degrees.ep > 1:
+        """Of twofold's own programs; None for other stacks."""
+        if self.stack.name != "twofold":
             return None
         return Lowered(machine=self.machine, degrees=self.degrees, numbers=self.numbers)
 

@@ -55,7 +55,7 @@ class Lowered:
     """Lines of the optimizer for the parameters of one piece.
 
     Args:
-        machine, degrees: of the configuration; without expert parallelism.
+        machine, degrees: of the configuration.
         numbers: values of the template's monomials.
     """
 
@@ -107,7 +107,8 @@ _MOST_KNOWN = 4096
 
 def _lines(machine: Machine, degrees: Degrees) -> _Lines:
     """The same object for all layouts in which the optimizer does the same."""
-    key = (machine, degrees.tp, degrees.cp, degrees.dp, degrees.num_ranks, degrees.strides, _key_of(degrees.optimizer))
+    sizes = degrees.tp, degrees.cp, degrees.dp, degrees.ep
+    key = (machine, sizes, degrees.num_ranks, degrees.strides, _key_of(degrees.optimizer))
     found = _KNOWN.get(key)
     if found is None:
         if len(_KNOWN) >= _MOST_KNOWN:
@@ -162,17 +163,24 @@ class _Lines:
 
     def _count(self, axes: tuple[str, ...], copies: bool) -> int:
         degrees = self.degrees
-        sizes = {"cp": degrees.cp, "tp": degrees.tp, "tp_kv": 1, "tp_q": 1}
+        sizes = {"cp": degrees.cp, "ep": degrees.ep, "tp": degrees.tp, "tp_kv": 1, "tp_q": 1}
         if degrees.tp > 1 and "tp" not in axes and (spread := {"tp_kv", "tp_q"} & set(axes)):
             sizes[min(spread)] = degrees.tp  # both, of weights that every rank has
-        return math.prod(sizes.get(axis, 1) for axis in axes) * (degrees.dp if copies else 1)
+        return math.prod(sizes.get(axis, 1) for axis in axes) * (self._copies if copies else 1)
+
+    @property
+    def _copies(self) -> int:
+        """Data-parallel ranks with the same experts: the axis "dp" of a mesh whose axis "ep" is the rest of them."""
+        return self.degrees.dp // self.degrees.ep
 
     def _group(self, axes: tuple[str, ...]) -> tuple[int, tuple[int, int]]:
         found = self._groups.get(axes)
         if found is None:
             degrees = self.degrees
             tp, cp, dp, _ = degrees.strides
-            along = [(degrees.dp, dp)]
+            along = [(self._copies, dp * degrees.ep)]
+            if "ep" in axes:
+                along.append((degrees.ep, dp))
             if any(axis.startswith("tp") for axis in axes):
                 along.append((degrees.tp, tp))
             if "cp" in axes:
@@ -223,7 +231,8 @@ class _Lines:
     def _collective(self, call: str, axes: tuple[str, ...], size: int, item: int, token: int, share: float) -> Line:
         members, tiers = self._group(axes)
         cost = price_collective(self.machine, call, members, size, item, tiers)
-        channel = ".".join(("dp", *(axis for axis in axes if axis != "cp")))
+        # of one copy only, what is left to sum goes where tensor- or expert-parallel messages go
+        channel = ".".join((*(["dp"] if self._copies > 1 else []), *axes))
         if call == "all_gather_flat" and self.degrees.optimizer.parallel_level >= 3:
             channel += ":weights"
         work, dispatch = round(cost.work_ps * share), round(cost.dispatch_ps * share)
