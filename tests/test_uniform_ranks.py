@@ -1,5 +1,7 @@
 """A transformer under tp 2, dp 2, pp 2 on eight gloo ranks: loss, weights and communication."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from on_ranks import run_on_ranks
@@ -31,6 +33,11 @@ CASES = {
             ("gpt", GPT, "none", True, 1), ("llama", LLAMA, "selective", True, 0), ("llama", LLAMA, "full", True, 1),
         )
     },
+    "some blocks recompute, stages innermost": (
+        replace(LLAMA, num_layers=4),
+        {"recompute": "full", "recompute_layers": 1, "order": ("pp", "tp", "cp", "dp"), "zero": 1},
+    ),
+    "tensor parallel outermost": (LLAMA, {"sequence_parallel": True, "order": ("dp", "cp", "pp", "tp")}),
     "dropping": (DROPPING, {"sequence_parallel": True, "recompute": "full"}),
 }  # fmt: skip
 
