@@ -197,7 +197,8 @@ def placement(problem: Problem, mesh: Mesh) -> Placement:
     outer = [along(whole["dp"], whole["cp"]), along(whole["dp"], whole["cp"], whole["tp"])]
     if mesh.ep > 1:
         inner["ep"] = along((mesh.ep, stride["dp"]))
-        outer.append(along((mesh.dp // mesh.ep, stride["dp"] * mesh.ep)))
+        copies = (mesh.dp // mesh.ep, stride["dp"] * mesh.ep)
+        outer += [along(copies), along(copies, whole["tp"])]
     if mesh.tp > (heads := problem.config.kv_heads):
         each = mesh.tp // heads
         inner |= {"tp_q": along((each, stride["tp"])), "tp_kv": along((heads, stride["tp"] * each))}
