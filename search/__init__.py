@@ -1,7 +1,8 @@
 """The double recursive search: over devices (meshes), over the graph (exact elimination), ranked by simulation.
 
 * `space`: meshes of a stage's ranks and strategies of an operator. `stage`: one stage on all of its meshes.
-* `additive`, `handed`: cost tables of a stage, from the instructions lowering would write. `moves`: between layouts.
+* `additive`: cost tables of a stage. `operator_costs`: seconds of one operator, from the instructions lowering would
+  write. `cost_keys`: which of them are equal. `tensor_costs`, `handed`: what is handed on. `moves`: between layouts.
 * `eliminate`: the exact minimum of a sum of tables. `refine`: with few redistributions priced. `pricing`: seconds.
 * `shapes`: stages, widths, micro-batches. `stages`: balanced boundaries. `whole`: plans simulated and ranked.
 * `planset`: the answer, its bounds and its explanation. `physics`: what nothing can beat. `search`: all of it together.

@@ -20,7 +20,7 @@ from plans.lower.emit import step_instructions
 from plans.program import GroupProgram, Instruction, Kind
 from plans.redistribution import Step, StepKind
 from plans.timeline import PS_PER_S
-from search.additive import InstructionCost
+from search.operator_costs import InstructionCost
 
 __all__ = ["StepSeconds", "instruction_cost", "known_moves", "ranks_per_core", "redistribution_choice"]
 

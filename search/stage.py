@@ -17,6 +17,7 @@ from plans.plan import Optimizer, Strategy
 from search.additive import StageCosts
 from search.eliminate import MinMarginals, Table, best_assignment
 from search.moves import Floors, Moves
+from search.operator_costs import OwnSeconds
 from search.pinned import on_ranks, suggestions
 from search.pricing import instruction_cost, known_moves, redistribution_choice
 from search.refine import cheapest
@@ -73,7 +74,7 @@ class StageSearch:
     _choice: Choice = field(init=False)
     _known_moves: dict[object, float] = field(init=False)
     _moves: dict[Layout, Moves] = field(init=False, default_factory=dict)
-    _known: dict[object, tuple[float, ...]] = field(init=False, default_factory=dict)
+    _known: dict[object, OwnSeconds] = field(init=False, default_factory=dict)
     _costs: dict[tuple[tuple[str, ...], Layout], StageCosts] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

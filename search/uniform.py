@@ -259,7 +259,7 @@ class _Searched:
         if num_chunks == 1:
             return [names]
         every = self._costs(None, mesh)
-        weights = [every.compute_s(operator, Strategy()) for operator in every.operators]
+        weights = [every.own.compute_s(operator, Strategy()) for operator in every.operators]
         return [names[start:end] for start, end in balanced_cuts(weights, num_chunks)]
 
     def strategies(self, parts: Sequence[Sequence[str]], meshes: Sequence[Layout]) -> dict[str, Strategy]:

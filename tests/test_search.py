@@ -134,7 +134,7 @@ def test_stage_minimum_equals_brute_force_on_a_branching_graph(machine: Machine,
         optimizer=Optimizer(parallel_level=1),
         full_batch=True, cost=instruction_cost(machine, mesh, mesh.num_ranks),
     )  # fmt: skip
-    costs.choices = [choices[:12] for choices in costs.choices]  # keeps brute force small
+    costs.choices[:] = [choices[:12] for choices in costs.choices]  # keeps brute force small
     tables = costs.tables()
     assert best_assignment(costs.sizes, tables)[0] == pytest.approx(brute_force(costs.sizes, tables), rel=1e-12)
 
@@ -148,8 +148,9 @@ def test_a_tensor_with_two_readers_is_paid_once_per_layout(machine: Machine) -> 
     )  # fmt: skip
     split, whole = Strategy(dims={"d0": ("d0",)}), Strategy()
     act, two, join = (costs.choices[number].index(each) for number, each in ((1, split), (2, whole), (3, whole)))
-    one = costs._tensor_table(costs._handed_on("b", graph.operators[1], [graph.operators[2]], (1, 2), False))
-    both = costs._tensor_table(costs._handed_on("b", graph.operators[1], graph.operators[2:4], (1, 2, 3), False))
+    tensors = costs.tensors
+    one = tensors.table(tensors.handed_on("b", graph.operators[1], [graph.operators[2]], False))
+    both = tensors.table(tensors.handed_on("b", graph.operators[1], graph.operators[2:4], False))
     assert one.costs[act, two] == both.costs[act, two, join] == 1.0
 
 

@@ -135,11 +135,14 @@ class OperatorSpec:
 
     def gradient_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which the gradient of input `index` is made, with its partial axes."""
+        partial = tuple(axis for dim in self.gradient_sums(index) for axis in assignment.get(dim, ()))
+        return TensorLayout(mesh=mesh, dims=_axes(self.inputs[index], assignment), partial=partial)
+
+    def gradient_sums(self, index: int) -> tuple[str, ...]:
+        """The dims that the gradient of input `index` is summed over."""
         own = set(_names(self.inputs[index]))
         outside = set(self.contracted) if index in self.additive else set()
-        missing = [dim for dim in self.sizes if dim not in own and dim not in outside]
-        partial = tuple(axis for dim in missing for axis in assignment.get(dim, ()))
-        return TensorLayout(mesh=mesh, dims=_axes(self.inputs[index], assignment), partial=partial)
+        return tuple(dim for dim in self.sizes if dim not in own and dim not in outside)
 
     def statistic_layout(self, mesh: Layout, assignment: Assignment) -> TensorLayout | None:
         """The layout in which the shards make the statistic, a row each; None where there is nothing to gather."""
