@@ -111,6 +111,9 @@ CHOICES = (
     Choice(name="dispatch of the first H200 host", stack=_torch(host="first")),
     Choice(name="dispatch of the second H200 host", stack=_torch(host="second")),
     Choice(name="dispatch of the third H200 host", stack=_torch(host="third")),
+    Choice(name="dispatch of the fourth H200 host", stack=_torch(host="fourth")),
+    Choice(name="dispatch of the fifth H200 host", stack=_torch(host="fifth")),
+    Choice(name="dispatch by the median of all H200 hosts", stack=_torch(host="median")),
     Choice(name="models said to have no positions have rotary ones", config=_rope),
 )
 

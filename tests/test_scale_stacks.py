@@ -78,3 +78,27 @@ def test_more_chips_in_step_are_slower_and_a_host_widens_the_interval():
         Machine.load("h200-x1"), stack=stack,
     )[0]  # fmt: skip
     assert tiny.high_s / tiny.low_s > large.high_s / large.low_s
+
+
+@pytest.mark.parametrize(("tp", "split"), [(1, False), (2, True)])
+@pytest.mark.parametrize("name", ["torch", "torch-compile", "torchtitan"])
+def test_torch_trains_in_half_precision_on_devices_without_bfloat16(name, tp, split):
+    """Loss and copies along the sequence are made in what the model computes in; a V100 has no other half."""
+    machine, config = Machine.load("v100-32gb-x8"), replace(CONFIG, num_layers=2, seq=2048)
+    degrees = Degrees(dp=8 // tp, tp=tp, micro_batch=1, global_batch=8, sequence_parallel=split, optimizer=OPTIMIZER)
+    found = forecast_grid(replace(config, dtype="float16"), [degrees], machine, stack=stack_named(name))[0]
+    assert found.step_s > 0
+    with pytest.raises(TwofoldError, match="bfloat16"):
+        forecast_grid(replace(config, dtype="bfloat16"), [degrees], machine, stack=stack_named(name))
+
+
+def test_no_host_that_was_measured_is_faster_than_what_is_assumed():
+    config, degrees = replace(CONFIG, num_layers=4, seq=64), Degrees(global_batch=1, optimizer=OPTIMIZER)
+
+    def seconds(host):
+        stack = replace(stack_named("torch"), host=host)
+        return forecast_grid(config, [degrees], Machine.load("h200-x1"), stack=stack)[0].step_s
+
+    singly = [seconds(host) for host in ("first", "second", "third", "fourth", "fifth")]
+    assert seconds("least") <= min(singly) < max(singly)
+    assert seconds("least") <= seconds("median") <= max(singly)

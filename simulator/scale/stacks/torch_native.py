@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,19 +32,29 @@ _KINDS = (
 _HOSTS_US = {
     "first": ((405, 674), (418, 682), (2868, 4008), (1269, 1260), (1280, 795), (1283, 1786), (1239, 1339)),
     "second": ((426, 615), (466, 798), (2615, 3708), (1144, 1174), (1169, 774), (1209, 1702), (1294, 1507)),
-    "third": ((453, 610), (476, 760), (2482, 5638), (2110, 1674), (1439, 1947), (1468, 3074), (1426, 2484)),
+    "third": ((453, 610), (476, 760), (2482, 5638), (2110, 1674), (1439, 1947), (1468, 3074), (1425, 2484)),
+    "fourth": ((985, 765), (722, 1288), (3315, 5791), (1610, 1808), (1837, 800), (1518, 2300), (1499, 1769)),
+    "fifth": ((749, 759), (321, 1069), (3700, 6614), (2726, 1699), (2131, 1165), (2831, 2321), (1078, 1772)),
 }
 """Host microseconds of one Llama block, forward and backward, with tiny sizes: torch 2.11.0, 2026-11-21, kinds of
-dispatch in benchmarks/data (stacks torch, ddp, dtensor, fsdp2) on three hosts of H200: h200-x1 and h200-x2, h200-x4,
-repeat-h200-x2-quick (which took fewer repeats)."""
+dispatch in benchmarks/data (stacks torch, ddp, dtensor, fsdp2) on five hosts of several H200: h200-x1 and h200-x2,
+h200-x4, repeat-h200-x2-quick (which took fewer repeats), h200-third-x2, h200-third-x4."""
+
+_PLAIN_HOSTS_US = ((410, 512), (371, 728), (452, 633))
+"""The plain block on hosts of one H200: h200-third-x1, repeat-h200-x1-full, repeat-h200-x1-quick."""
 
 
 def _host_s(host: str, kind: str) -> tuple[float, float]:
-    """Seconds of a kind on a host; "faster": entry by entry the faster of the first two, the full calibrations, since
-    other work on a host only adds. Assumed for hosts of other devices."""
+    """Seconds of a kind on a host; "least": entry by entry the least of every host that was measured, whatever its
+    figures are, since other work on a host only ever adds time; "median": entry by entry. Assumed for hosts of other
+    devices."""
     place = _KINDS.index(kind)
-    own = [_HOSTS_US[each][place] for each in (("first", "second") if host == "faster" else (host,))]
-    return min(forward for forward, _ in own) * 1e-6, min(backward for _, backward in own) * 1e-6
+    if host not in ("least", "median"):
+        forward, backward = _HOSTS_US[host][place]
+        return forward * 1e-6, backward * 1e-6
+    own = [each[place] for each in _HOSTS_US.values()] + (list(_PLAIN_HOSTS_US) if kind == "plain" else [])
+    of = min if host == "least" else statistics.median
+    return of(forward for forward, _ in own) * 1e-6, of(backward for _, backward in own) * 1e-6
 
 
 _ROTARY_HOST_S = (98e-6, 200e-6)
@@ -101,7 +112,7 @@ class TorchNative(Stack):
         holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
         one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
             reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
-        host: whose dispatch a block takes: "faster", "first", "second" or "third".
+        host: whose dispatch a block takes: "least" or "median" of all measured hosts, or "first" to "fifth".
         clips: whether gradients are clipped by their global norm.
         async_tp: whether gathers and scatters of tensor parallelism go on in pieces beside the products next to them.
     """
@@ -118,7 +129,7 @@ class TorchNative(Stack):
     holds_logits: bool = True
     one_input: bool = False
     async_tp: bool = False
-    host: str = "faster"
+    host: str = "least"
     clips: bool = False
     gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
     copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
@@ -127,7 +138,7 @@ class TorchNative(Stack):
         """See `Stack`."""
         own = f"software {self.name}:"
         host = "Inductor's kernels at a machine's dispatch" if self.compiled else (
-            "a block's dispatch as measured on H200 hosts, for each entry the faster of two full calibrations"
+            "a block's dispatch as measured on H200 hosts, for each entry the least of all of them"
         )  # fmt: skip
         told = [f"{own} host: {host}"]
         if self.flash_2:
@@ -233,7 +244,8 @@ class TorchNative(Stack):
         return 2 * (elementwise("add.forward", moved, dtype, 1, 0),)
 
     def _loss(self, kind: str, which: str, shapes: tuple[Shape, ...], dtype: str) -> Sequence[Kernel]:
-        """The loss of logits in half precision that are made float: measured as a whole, cast and all."""
+        """The loss of logits in half precision that are made float: measured as a whole, cast and all. Here as of
+        bfloat16; `arranged` knows in what the logits are."""
         if kind == "cast":  # counted with the loss
             return ()
         elements = math.prod(shapes[0])
@@ -295,6 +307,7 @@ class TorchNative(Stack):
 
     def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
         """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
+        steps = _loss_as_logits(steps)
         if ways == 1:
             return steps
         result = _along_sequence(_beside_products(steps) if self.async_tp else steps)
@@ -417,10 +430,29 @@ _PIECES = "pieces"
 """Stands for the operator of a message that goes on in pieces."""
 
 
+def _dtype_of(steps: Sequence[Step]) -> str:
+    """In what a body computes: the loss is made in float whatever that is."""
+    return next((each.dtype for each in steps if isinstance(each, Kernel) and not _is_loss(each)), "bfloat16")
+
+
+def _is_loss(step: Step) -> bool:
+    return isinstance(step, Kernel) and step.call.startswith("cross_entropy.")
+
+
+def _loss_as_logits(steps: Sequence[Step]) -> Sequence[Step]:
+    """The kernels of the loss read and write logits in what the body computes in."""
+    dtype = _dtype_of(steps)
+    return [
+        replace(step, dtype=dtype, touched_bytes=step.touched_bytes // itemsize(step.dtype) * itemsize(dtype))
+        if isinstance(step, Kernel) and _is_loss(step) and step.dtype != dtype else step for step in steps
+    ]  # fmt: skip
+
+
 def _along_sequence(steps: Sequence[Step]) -> list[Step]:
     """Gathers and scatters along the sequence, which is no tensor's first dim: what is gathered is concatenated again,
     what is scattered is cut and concatenated before (torch/distributed/_functional_collectives.py)."""
     result: list[Step] = []
+    dtype = _dtype_of(steps)
     gathered: dict[int, Step] = {}
     for step in steps:
         if not isinstance(step, Message) or step.operator:
@@ -428,7 +460,7 @@ def _along_sequence(steps: Sequence[Step]) -> list[Step]:
         elif step.call == "wait":
             result += [step, gathered.pop(step.token)] if step.token in gathered else [step]
         elif step.call in ("all_gather", "reduce_scatter"):
-            copy = elementwise("add.forward", step.size_bytes // 2, "bfloat16", 1, 1)
+            copy = elementwise("add.forward", step.size_bytes // itemsize(dtype), dtype, 1, 1)
             if step.call == "all_gather":
                 gathered[step.token] = copy
                 result.append(step)
@@ -442,15 +474,15 @@ def _along_sequence(steps: Sequence[Step]) -> list[Step]:
 def _whole_loss(steps: list[Step], ways: int) -> list[Step]:
     """The loss on gathered logits: they are gathered by rows and concatenated, every rank has all of the loss."""
     result: list[Step] = []
-    logits = 0
+    logits, dtype = 0, _dtype_of(steps)
     for step in steps:
         if isinstance(step, Message):
             if step.operator == "loss" and logits:
-                size = logits * ways * 2
-                result.append(replace(step, size_bytes=size, item_bytes=2))
+                size = logits * ways * itemsize(dtype)
+                result.append(replace(step, size_bytes=size, item_bytes=itemsize(dtype)))
                 continue
             if step.call == "wait" and result and _is_loss_gather(result[-1]):
-                whole = elementwise("add.forward", logits * ways, "bfloat16", 1, 1)
+                whole = elementwise("add.forward", logits * ways, dtype, 1, 1)
                 result += [step, whole]
                 continue
         elif step.call == "linear.forward":
