@@ -14,6 +14,7 @@ from typing import Any
 from plans.errors import TwofoldError
 from plans.scale import ORDER, Degrees
 from plans.transformer import TransformerConfig
+from search.scale.startup import check_megatron
 
 __all__ = ["megatron_flags", "megatron_text", "read_megatron"]
 
@@ -33,6 +34,7 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
         raise TwofoldError(
             f"Megatron-LM has no schedule {degrees.schedule!r}; plan with --schedule 1f1b or interleaved_1f1b"
         )
+    check_megatron(degrees, config.seq)
     if degrees.recompute == "selective_op":
         raise TwofoldError("Megatron-LM cannot recompute by operator; plan with --recompute none, selective or full")
     some = degrees.recompute_layers
@@ -210,7 +212,7 @@ def read_megatron(text: str, path: str) -> dict[str, Any]:
     return {
         "values": values, "global_batch": _whole(flags["global-batch-size"], "global-batch-size", path),
         "seq": _whole(flags["seq-length"], "seq-length", path) if "seq-length" in flags else None,
-        "num_layers": layers, "experts": experts, "assumed": assumed,
+        "num_layers": layers, "experts": experts, "assumed": assumed, "refuses": check_megatron,
         "unread": tuple(f"--{name}" for name in flags if name not in _READ | _ON),
     }  # fmt: skip
 

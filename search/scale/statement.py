@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Statement:
         stack: the software for which it was made; None where it does not say.
         assumed: what is forecast otherwise than stated.
         unread: what the file states beside, of which no notice is taken.
+        refuses: raises where the program that the file is for refuses the degrees at its start.
     """
 
     values: dict[str, Any]
@@ -49,24 +51,28 @@ class Statement:
     stack: str | None = None
     assumed: tuple[str, ...] = field(default=())
     unread: tuple[str, ...] = ()
+    refuses: Callable[[Degrees, int | None], None] | None = None
 
     def degrees(self, global_batch: int | None = None, *, half: bool = True, num_layers: int | None = None) -> Degrees:
         """The degrees, under another batch or for another number of layers where given.
 
         Raises:
-            TwofoldError: a batch or a number of layers that they cannot take.
+            TwofoldError: a batch or a number of layers that they cannot take, or the program that the file is for.
         """
         rest = {name: value for name, value in self.values.items() if name != "zero"}
         if self.stages is not None:
             rest |= stage_values(self.values, self.stages, num_layers or self.num_layers)
         wide = "float32" if half else None
-        return Degrees(
+        found = Degrees(
             **rest, global_batch=self.global_batch if global_batch is None else global_batch,
             optimizer=Optimizer(
                 kind="adamw", settings={"lr": 1e-4}, parallel_level=int(self.values.get("zero", 0)),
                 gradient_dtype=wide, master_dtype=wide,
             ),
         )  # fmt: skip
+        if self.refuses is not None:
+            self.refuses(found, None)
+        return found
 
     def model(self, config: TransformerConfig) -> TransformerConfig:
         """A model as this file has it: its layers and the capacity of its experts; the rest must be equal.

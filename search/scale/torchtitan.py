@@ -13,6 +13,7 @@ from typing import Any
 from plans.errors import TwofoldError
 from plans.scale import ORDER, Degrees
 from plans.transformer import TransformerConfig
+from search.scale.startup import check_torchtitan
 
 __all__ = ["read_torchtitan", "stage_values", "torchtitan_toml"]
 
@@ -68,8 +69,9 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
     """torchtitan's settings that state the layout, the batch and the recomputing.
 
     Raises:
-        TwofoldError: what torchtitan has no setting for.
+        TwofoldError: what torchtitan has no setting for, or refuses.
     """
+    check_torchtitan(degrees, config.seq)
     level = degrees.optimizer.parallel_level
     if level == 1 and degrees.dp * degrees.cp > 1:
         raise TwofoldError("torchtitan cannot shard optimizer states alone (level 1); plan with --zero 0, 2 or 3")
@@ -91,7 +93,12 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
         )
     if degrees.recompute_layers is not None:
         raise TwofoldError("torchtitan recomputes in all blocks or in every k-th one; plan without --recompute-layers")
-    if degrees.pp > 1 and degrees.schedule not in _SCHEDULES:
+    if degrees.pp == 1 and degrees.schedule != "1f1b":
+        raise TwofoldError(
+            f"torchtitan has schedules of pipeline ranks only, not {degrees.schedule!r} on one rank; plan "
+            "with --schedule 1f1b"
+        )
+    if degrees.schedule not in _SCHEDULES:
         raise TwofoldError(f"torchtitan has no schedule {degrees.schedule!r}; plan with one of {', '.join(_SCHEDULES)}")
     if degrees.ep > 1 and not level:
         raise TwofoldError(
@@ -218,7 +225,7 @@ def read_torchtitan(text: str, path: str) -> dict[str, Any]:
     unread += [f"activation_checkpoint.{name}" for name in settings if name not in ("mode", "selective_ac_option")]
     assumed = ("places for some tokens at each expert, as the model says; torchtitan's experts drop no token",)
     return {
-        "values": values, "global_batch": batch, "seq": seq, "unread": tuple(unread),
+        "values": values, "global_batch": batch, "seq": seq, "unread": tuple(unread), "refuses": check_torchtitan,
         "assumed": assumed if values["ep"] > 1 else (),
         "stages": None if fewer is None else (each, *fewer), "num_layers": int(layers[1]) if layers else None,
     }  # fmt: skip
