@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from costmodels import Machine
@@ -102,3 +103,14 @@ def test_no_host_that_was_measured_is_faster_than_what_is_assumed():
     singly = [seconds(host) for host in ("first", "second", "third", "fourth", "fifth")]
     assert seconds("least") <= min(singly) < max(singly)
     assert seconds("least") <= seconds("median") <= max(singly)
+
+
+@pytest.mark.parametrize(("name", "level"), [("megatron", 0), ("megatron", 1), ("torch", 2)])
+def test_without_a_pipeline_all_idle_time_is_exposed_communication(name, level):
+    """The wait for reductions behind the last backward counts; some idle time is the first host time of a step."""
+    degrees = Degrees(dp=64, global_batch=64, optimizer=msgspec.structs.replace(OPTIMIZER, parallel_level=level))
+    stack = replace(stack_named(name), chip_spread=0.0, step_s=0.0)
+    found = forecast_grid(replace(CONFIG, num_layers=8), [degrees], Machine.load("a100-80gb-x64"), stack=stack)[0]
+    idle_s = found.bubble_fraction * found.step_s
+    assert found.exposed_comm_s == pytest.approx(idle_s, rel=0.06) and idle_s > 0.01 * found.step_s
+    assert found.rank_s[0]["reduce_scatter" if level else "all_reduce"] > 0

@@ -43,7 +43,8 @@ class Forecast:
         peak_bytes: the largest peak of any rank.
         memory: role -> bytes on the pipeline rank of the peak; they add up to it.
         bubble_fraction: share of the step in which the compute streams stand idle, averaged over ranks.
-        exposed_comm_s: seconds in which a rank waits for communication inside its actions, averaged over ranks.
+        exposed_comm_s: seconds in which a rank waits for communication inside its actions and for reductions behind the
+            last of them, averaged over ranks.
         rank_s: per pipeline rank seconds of compute and of exposed communication by call.
     """
 
@@ -181,7 +182,20 @@ class Pieces:
             self._seconds[chunks] = [
                 (name, once.seconds.get(name, 0.0), each.seconds.get(name, 0.0)) for name in ("compute", *calls)
             ]
-        return {name: once_s + num_micro_batches * each_s for name, once_s, each_s in self._seconds[chunks]}
+        found = {name: once_s + num_micro_batches * each_s for name, once_s, each_s in self._seconds[chunks]}
+        if wait_s := self._end_wait_s(chunks, found, num_micro_batches):
+            call = "reduce_scatter" if self.costs.degrees.optimizer.parallel_level else "all_reduce"
+            found[call] = found.get(call, 0.0) + wait_s
+        return found
+
+    def _end_wait_s(self, chunks: tuple[Chunk, ...], found: Mapping[str, float], num_micro_batches: int) -> float:
+        """Seconds in which a rank waits for reductions behind its last backward, that of its first chunk."""
+        actions = self.actions(chunks[0])
+        last = actions["W.last"] if "W.last" in actions else actions["B.last"]
+        if not last.trailing_ps:
+            return 0.0
+        late = self.host_s(chunks, num_micro_batches) > sum(found.values())  # the channel catches up meanwhile
+        return (min(last.trailing_ps, last.last_ps) if late else last.trailing_ps) / PS_PER_S
 
     @cached_property
     def slowed_share(self) -> float:
