@@ -4,8 +4,10 @@
 * `additive`: cost tables of a stage. `operator_costs`: seconds of one operator, from the instructions lowering would
   write. `cost_keys`: which of them are equal. `tensor_costs`, `handed`: what is handed on. `moves`: between layouts.
 * `eliminate`: the exact minimum of a sum of tables. `refine`: with few redistributions priced. `pricing`: seconds.
-* `shapes`: stages, widths, micro-batches. `stages`: balanced boundaries. `whole`: plans simulated and ranked.
-* `planset`: the answer, its bounds and its explanation. `physics`: what nothing can beat. `search`: all of it together.
+* `shapes`: stages, widths, micro-batches. `shape_costs`, `ranking`: which are worth a simulation. `stages`: balanced
+  boundaries. `whole`: plans simulated and ranked.
+* `planset`: the answer, its bounds and its explanation. `physics`: what nothing can beat. `question`: what is refused.
+  `search`: all of it together.
 * `pinned`: strategies given by the user, and what they suggest for the operators around them.
 * `uniform`: a plan stated in data-, tensor- and pipeline-parallel degrees.
 """

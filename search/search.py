@@ -22,7 +22,7 @@ from plans.errors import TwofoldError
 from plans.graph import Graph
 from plans.plan import Optimizer, Strategy
 from search.planset import PlanSet
-from search.shapes import check_question
+from search.question import check_question
 from search.whole import Whole
 
 __all__ = ["search"]

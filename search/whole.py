@@ -14,8 +14,10 @@ from search.fitting import leaner_plan, peaks, picks_that_may_fit
 from search.physics import physics_s
 from search.planset import Alternative, Later, PlanSet, Rejected, describe
 from search.predicting import predicted
+from search.ranking import NUM_NEAR, Ranking
 from search.refine import cheapest
-from search.shapes import NUM_NEAR, Option, Shape, ShapeSearch, ranks_of
+from search.shape_costs import ShapeCosts
+from search.shapes import Option, Shape, ShapeSpace, ranks_of
 from search.stage import StageAnswer, StageSearch
 
 __all__ = ["Whole"]
@@ -78,11 +80,10 @@ class Whole:
         if widths is None:
             divides = num_stages is not None and self.num_devices % num_stages == 0
             widths = "even" if divides else "any"
-        search = ShapeSearch(
-            graph=self.graph, machine=self.machine, num_devices=self.num_devices, stage_search=self.stage_search,
-            stages=given, is_over=self.is_over,
-        )  # fmt: skip
-        options = search.options(num_stages, widths, num_micro_batches, self.interleave)
+        costs = ShapeCosts(ShapeSpace(self.graph, self.num_devices, given), self.machine, self.stage_search)
+        options = costs.space.options(
+            num_stages, widths, num_micro_batches, interleave=self.interleave, weights=costs.weights
+        )
         if not options:
             raise TwofoldError(
                 f"no number of micro-batches up to 32 times {self.interleave} slices divides the batch of "
@@ -90,7 +91,7 @@ class Whole:
             )
         asked: list[Shape] = []
         try:
-            self._shapes(search, options, asked)
+            self._shapes(costs, options, asked)
             for shape in asked[:1]:
                 self._neighbours(shape)
         except KeyboardInterrupt:
@@ -110,7 +111,7 @@ class Whole:
         best = plans[0]
         return PlanSet(
             plans=plans[:top_k],
-            lower_bound_s=search.relaxed_s(options),
+            lower_bound_s=costs.relaxed_s(options),
             physics_bound_s=physics_s(self.graph, self.machine, self.num_devices),
             complete=self.complete,
             search_s=time.perf_counter() - self.started,
@@ -122,21 +123,21 @@ class Whole:
 
     # --------------------------------------------------------------- simulation
 
-    def _shapes(self, search: ShapeSearch, options: Sequence[Option], asked: list[Shape]) -> None:
+    def _shapes(self, costs: ShapeCosts, options: Sequence[Option], asked: list[Shape]) -> None:
         """Simulate the best answer of the most promising shapes, and fill `asked`: the fastest that fits first."""
         if len(options) == 1:
-            asked.append(search.shape(options[0]))
+            asked.append(costs.space.shape(options[0]))
             return
-        ranking, found = search.ranking(options), list[tuple[tuple[bool, float, int], Option]]()
+        ranking, found = Ranking(costs, options), list[tuple[tuple[bool, float, int], Option]]()
 
         def simulate(option: Option, estimate_s: float) -> None:
-            shape = search.shape(option)
+            shape = costs.space.shape(option)
             plan = self._simulated(self._plan(shape, [each[0] for each in self._answers(shape, 1)]))
             assert plan.prediction is not None
             ranking.learn(option, estimate_s, plan.prediction.step_s)
             found.append(((not self._fits(plan), plan.prediction.step_s, len(found)), option))
             found.sort()
-            asked[:] = [search.shape(each) for _, each in found]
+            asked[:] = [costs.space.shape(each) for _, each in found]
             self.say(f"{shape}: {plan.prediction.step_s:.4g} s")
 
         for option in filter(self._is_plain, options):
@@ -145,7 +146,7 @@ class Whole:
         while not (found and self.is_over()) and (following := ranking.next()) is not None:
             simulate(*following)
         if not found:
-            raise TwofoldError(search.reason)
+            raise TwofoldError(costs.reason)
         left, best = NUM_NEAR, None
         while left and found[0][1] != best:
             best = found[0][1]
