@@ -179,7 +179,7 @@ def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
                     sequence_parallel=mesh.tp > 1, optimizer=asked.at_level(level),
                 )  # fmt: skip
                 seen = forecast(asked.config, degrees, asked.machine, stack=asked.stack)
-                together = branching._together(shape)
+                together = branching.frames.together(shape)
                 bounds = [
                     quick,
                     frame.bounds_s(early, transfers, together=together)[at],
@@ -209,7 +209,7 @@ def test_every_bound_holds_for_some_blocks_that_recompute(stack: str, num_dense:
             rows, transfers = branching.rows(frame, "full"), branching.costs.transfer_s(inner, mesh.dp, mesh.pp)
             tables = [branching.costs.some(inner, mesh.dp, level, settled=each) for each in (False, True)]
             floor = branching.costs.floor(inner, mesh.dp, level, partial=True)
-            together = branching._together(shape)
+            together = branching.frames.together(shape)
             bounds = [frame.bounds_s(table, transfers, rows=rows, together=together) for table in tables]
             peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
             most = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows, most=True)
