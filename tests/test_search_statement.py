@@ -383,7 +383,9 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "grid", "--tp", "2"], "takes no pins"),
         (["plan", "mixtral-8x7b", "--machine", "h100-sxm-x8", "--cp", "2"], "which cp splits"),
         (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--tp", "2"], "--tp is for transformers"),
+        (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--global-batch", "1" + 30 * "0"], "16384 per device"),
         (["simulate", "nowhere.sh", "--recost", "--machine", "h100-sxm-x8"], "nowhere.sh"),
+        (["simulate", "", "--recost", "--machine", "h100-sxm-x8"], "cannot read ''"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_error(
@@ -394,3 +396,44 @@ def test_bad_input_exits_with_2_and_one_error(
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.count("error:") == 1 and message in error
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "executor.networks:multiple_mix"])
+@pytest.mark.parametrize("out", ["/", "", "file/plan.json"])
+def test_a_plan_that_could_not_be_saved_is_refused_before_the_search(
+    model: str, out: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(*_: Any, **__: Any) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("search.scale.solve", search)
+    monkeypatch.setattr("search.search", search)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("no folder")
+    assert main(["plan", model, "--machine", "h100-sxm-x8" if ":" not in model else "h200-x8", "--out", out]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_plan_that_another_program_has_no_words_for_is_saved_all_the_same(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ["plan", "llama-3-8b", "--layers", "2", "--seq", "512", "--machine", "h100-sxm-x8", "--devices", "2"]
+    pins = ["--tp", "2", "--recompute", "selective_op", "--export", "megatron", "--out", str(tmp_path / "a.json")]
+    assert main([*asked, *pins]) == 2
+    assert "by operator" in capsys.readouterr().err
+    assert load_plan(tmp_path / "a.json").num_ranks == 2
+
+
+@pytest.mark.parametrize(("name", "value", "message"), [("tp", 10**30, "ranks, machine"), ("batch", 10**30, "product")])
+def test_counts_that_no_machine_has_are_refused(
+    name: str, value: int, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    stated = write_statement(tmp_path / "plan.degrees.json", CONFIG, degrees(sequence_parallel=False), stack="twofold")
+    made = json.loads(stated.read_text())
+    if name == "batch":
+        made["global_batch"] = value
+    else:
+        made["degrees"][name] = value
+    stated.write_text(json.dumps(made))
+    assert main(["simulate", str(stated), "--recost", "--machine", "h100-sxm-x64"]) == 2
+    assert message in capsys.readouterr().err

@@ -152,11 +152,13 @@ def plan(
 
 
 def _plan_operators(model: str, target: Any, options: dict[str, Any], say: Console) -> dict[str, Any]:
+    from plans.files import check_writable
     from plans.plan import Optimizer, save_plan
     from reports import plan_table
     from search import search
     from twofold.context import parse_bytes
 
+    check_writable(options["out"])  # before the search
     devices, global_batch, memory = options["devices"], options["global_batch"], options["memory"]
     graph, recompute = _graph_of(
         model, global_batch or devices or target.num_devices, options["seq"], options["layers"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels import Machine
 from plans.errors import TwofoldError
+from plans.files import check_writable
 
 if TYPE_CHECKING:
     from search.scale import Answer
@@ -53,6 +54,9 @@ def plan_degrees(
 
     if export not in (None, "megatron", "torchtitan"):
         raise TwofoldError(f"--export {export!r} is not known; known are megatron, torchtitan")
+    for file in (out, _beside(out), report):  # before the search
+        if file is not None:
+            check_writable(file)
     count = machine.num_devices if devices is None else devices
     problem = Problem(
         config=transformer_config(model, seq=seq, num_layers=layers), machine=machine, num_devices=count,
@@ -78,7 +82,6 @@ def plan_degrees(
             told = each.reason if each.simulated_s is None else f"{each.simulated_s:.4g} s in the event engine"
             say.say(f"{each.found.forecast.step_s:.4g} s forecast, {told}: {describe(each.found.degrees)}")
             simulated.append({"forecast_s": each.found.forecast.step_s, "simulated_s": each.simulated_s})
-    exported = _exported(found, export)
     why = explained(found) if explain or report is not None else None
     shown = top_k or _SHOWN
     made = tables(found, shown, why)
@@ -92,6 +95,7 @@ def plan_degrees(
             report, found, top_k=shown, why=why, certificate=certificate, model=model, machine=machine
         )
         say.say(f"saved {written}")
+    exported = _exported(found, export)  # what was found is saved, whether or not the other program has words for it
     if exported is not None:
         say.say(exported)
     more = {"files": saved, "export": exported, "simulated": simulated}
@@ -107,6 +111,11 @@ def _exported(found: Answer, export: str | None) -> str | None:
     return megatron_text(config, degrees) if export == "megatron" else torchtitan_toml(config, degrees)
 
 
+def _beside(out: str) -> Path:
+    """Where a plan's degrees go."""
+    return Path(f"{out.removesuffix('.json')}.degrees.json")
+
+
 def _save(found: Answer, machine: Machine, out: str, say: Console) -> list[str]:
     """The plan, which can be simulated and run, and its degrees, which can be costed again."""
     from plans.plan import save_plan
@@ -114,10 +123,9 @@ def _save(found: Answer, machine: Machine, out: str, say: Console) -> list[str]:
     from search.scale.statement import write_statement
 
     best, config = found.best, found.problem.config
-    beside = Path(out).with_suffix(".degrees.json")
     saved = [
         write_statement(
-            beside, config, best.degrees, stack=found.problem.stack.name, machine=machine.name,
+            _beside(out), config, best.degrees, stack=found.problem.stack.name, machine=machine.name,
             step_s=best.forecast.step_s,
         )
     ]  # fmt: skip

@@ -32,7 +32,7 @@ def recost(
     from search.scale.statement import read_statement
     from simulator.scale import forecast, stack_named
 
-    beside = Path(path).with_suffix(".degrees.json")
+    beside = Path(f"{path.removesuffix('.json')}.degrees.json")
     statement = read_statement(beside if path.endswith(".json") and beside.is_file() else path)
     if model is not None:
         named = transformer_config(model, seq=statement.seq if seq is None else seq)
@@ -50,6 +50,11 @@ def recost(
     if statement.unread:
         say.say(f"not taken into account: {', '.join(statement.unread)}")
     target = Machine.load(machine)
+    if degrees.num_ranks > target.num_devices:
+        raise TwofoldError(
+            f"{path} is for {degrees.num_ranks} ranks, machine {target.name!r} has {target.num_devices} devices; name "
+            "a larger one with --machine"
+        )
     runs = stack_named(stack or statement.stack or "twofold")
     found = forecast(config, degrees, target, stack=runs)
     fits = found.peak_bytes <= target.room_bytes

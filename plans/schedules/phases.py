@@ -37,6 +37,9 @@ _NUM_KINDS = 4
 MAX_CHUNKS = 256 // _NUM_KINDS
 """How many chunks per rank the one-byte steps can tell apart."""
 
+_MAX_TURNS = 2**22
+"""Ranks times micro-batches: larger tables take minutes and many gigabytes, and no training has them."""
+
 
 def forward(chunk: int) -> bytes:
     """The step: forward on the rank's `chunk`-th chunk."""
@@ -95,9 +98,14 @@ def v_placement(num_ranks: int) -> tuple[int, ...]:
 
 
 def check_counts(name: str, num_ranks: int, num_micro_batches: int) -> None:
-    """Refuses counts below 1."""
+    """Refuses counts below 1, and tables that no memory holds."""
     if num_ranks < 1 or num_micro_batches < 1:
         raise ScheduleError(f"{name} of {num_ranks} ranks and {num_micro_batches} micro-batches: both start at 1")
+    if num_ranks * num_micro_batches > _MAX_TURNS:
+        raise ScheduleError(
+            f"{name} of {num_ranks} ranks and {num_micro_batches} micro-batches: their product is at most "
+            f"{_MAX_TURNS}; take larger micro-batches or a smaller batch"
+        )
 
 
 def build(

@@ -67,6 +67,10 @@ class Pins:
                 )
 
 
+_MOST_PER_DEVICE = 2**14
+"""Sequences of a step: schedules grow with them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """A model to be spread over devices.
@@ -82,8 +86,9 @@ class Problem:
         optimizer: its kind and dtypes; the level is searched.
 
     Raises:
-        TwofoldError: counts below 1, more devices than the machine has, a machine whose hosts compute or that has no
-            links, pins that contradict each other or the devices and the batch.
+        TwofoldError: counts below 1, a batch of more than 16384 sequences per device, more devices than the machine
+            has, a machine whose hosts compute or that has no links, pins that contradict each other or the devices and
+            the batch.
     """
 
     config: TransformerConfig
@@ -100,6 +105,12 @@ class Problem:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise TwofoldError(f"{name} is {value!r}; it is a whole number of at least 1")
+        most = _MOST_PER_DEVICE * self.num_devices
+        if self.global_batch > most:
+            raise TwofoldError(
+                f"a global batch of {self.global_batch} sequences on {self.num_devices} devices: at most {most} are "
+                f"searched, {_MOST_PER_DEVICE} per device; a step of several such batches takes so many times as long"
+            )
         machine = self.machine
         if not machine.host_async:
             raise TwofoldError(
