@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,10 @@ def test_replicas_context_and_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mesh", "dims", "more", "message"),
     [
-        ({"tp": 2, "dp": 4}, [SPLIT, {}], {}, "only the last mesh dim"),
+        ({"dp": 2, "tp": 2, "fsdp": 2}, [{}, SPLIT, {}], {}, "must be next to each other"),
+        ({"dp_shard_cp": 4}, [{}], {}, 'state it as two, such as "dp": 4, "cp": 1'),
+        ({"context_ranks": 4}, [{}], {}, "how many ranks are context parallel"),
+        ({"dp_shard_mod_ep": 4}, [{}], {}, "over dp_shard_mod_ep"),
         ({"a": 2, "b": 4}, [{}, dict.fromkeys(EVERY, Shard(0))], {}, "hybrid"),
         ({"dp": 4}, [dict.fromkeys(COLUMNS, Shard(1))], {}, "neither data"),
         ({"dp": 4}, [{COLUMNS[0]: Shard(0)}], {}, "others of its kind"),
@@ -80,3 +84,29 @@ def test_placements_of_norms_alone_say_too_little(tmp_path: Path) -> None:
     (tmp_path / "spread.json").write_text(json.dumps(made))
     with pytest.raises(TwofoldError, match="are needed"):
         read_statement(tmp_path / "spread.json")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "dims", "strides"),
+    [
+        ({"dp": 4, "cp": 2, "tp": 2}, [{}, {}, SPLIT], {"dp": 4, "cp": 2, "tp": 1}),
+        ({"cp": 2, "dp": 4}, [{}, {}], {"cp": 4, "dp": 1}),
+        ({"tp": 2, "dp": 4}, [SPLIT, {}], {"tp": 4, "dp": 1}),
+        ({"cp": 2, "dp": 4, "tp": 2}, [{}, {}, SPLIT], {"cp": 8, "dp": 2, "tp": 1}),
+        ({"cp": 1, "dp": 4, "tp": 2}, [{}, {}, SPLIT], {"dp": 2, "tp": 1}),
+        ({"cp": 2, "nodes": 2, "dp": 2}, [{}, {}, {}], {"cp": 4, "dp": 1}),
+    ],
+)
+def test_ranks_count_as_in_the_mesh(
+    mesh: dict[str, int], dims: list[dict[str, Any]], strides: dict[str, int], tmp_path: Path
+) -> None:
+    """Neighbours along a mesh dim are as far apart as the mesh dims after it are large together."""
+    found = stated(tmp_path, mesh, *dims).degrees()
+    assert {axis: found.strides[("tp", "cp", "dp").index(axis)] for axis in strides} == strides
+    assert found.num_ranks == math.prod(mesh.values())
+
+
+def test_what_a_mesh_dim_is_taken_for_is_told_unless_it_is_named_so(tmp_path: Path) -> None:
+    assert not stated(tmp_path, {"dp": 2, "cp": 2, "tp": 2}, {}, {}, SPLIT).assumed
+    told = stated(tmp_path, {"dp_shard": 2, "cp": 2, "model": 2}, {}, {}, SPLIT).assumed
+    assert told == ("mesh dim 'dp_shard' of 2 is data parallel", "mesh dim 'model' of 2 is tensor parallel")

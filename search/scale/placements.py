@@ -10,15 +10,19 @@ as a model that is spread over a DeviceMesh can say itself:
 
 Weights are named as in Meta's or Hugging Face's Llama. A mesh dim that splits columns of some products and rows of the
 others is tensor parallel, one that shards every weight along its first dim is fully sharded data parallel, one along
-which all are whole is data parallel.
+which all are whole is data parallel. Placements cannot tell context from data parallel ranks: a mesh dim of only the
+former is named "cp"; one that holds both, such as torchtitan's dp_shard_cp, is to be stated as two. Ranks count as in
+torch's mesh: neighbours along its last dim.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 from plans.errors import TwofoldError
+from plans.scale import ORDER
 
 __all__ = ["read_placements"]
 
@@ -50,34 +54,60 @@ def read_placements(found: dict[str, Any], path: str) -> dict[str, Any]:
     if not isinstance(mesh, dict) or not isinstance(placements, dict) or not mesh or not placements:
         raise TwofoldError(f"{path}: mesh and placements are objects, such as {{'dp': 8}} and {{'wq': ['Shard(0)']}}")
     sizes = {name: _whole(size, f"mesh dim {name!r}", path) for name, size in mesh.items()}
-    if strange := sizes.keys() & {"pp", "ep"}:
-        raise TwofoldError(f"{path}: placements over {', '.join(strange)} are not read; state those degrees otherwise")
+    _check_names(sizes, path)
     kinds = {name: _kind(number, name, placements, len(sizes), path) for number, name in enumerate(sizes)}
-    tensor = [name for name, kind in kinds.items() if kind == "tp"]
-    if len(tensor) > 1 or (tensor and tensor[0] != list(sizes)[-1]):
-        raise TwofoldError(f"{path}: only the last mesh dim may be tensor parallel, not {', '.join(tensor)}")
     data = {kinds[name] for name, size in sizes.items() if size > 1} - {"tp"}
     if len(data) > 1:
         raise TwofoldError(f"{path}: replicas of shards (hybrid sharding) are not modelled")
-    whole = {name: size for name, size in sizes.items() if name not in tensor}
-    cp = whole.pop("cp", 1)
-    dp = 1
-    for size in whole.values():
-        dp *= size
+    axes = {name: "tp" if kind == "tp" else "cp" if name == "cp" else "dp" for name, kind in kinds.items()}
+    degrees = {axis: math.prod(sizes[name] for name in sizes if axes[name] == axis) for axis in ("dp", "cp", "tp")}
     again = found.get("reshard_after_forward", True)
-    tp = sizes[tensor[0]] if tensor else 1
     for name in ("sequence_parallel", "reshard_after_forward"):
         if not isinstance(found.get(name, False), bool):
             raise TwofoldError(f"{path}: {name} is {found[name]!r}, not true or false")
     return {
         "values": {
-            "dp": dp, "cp": cp, "tp": tp, "micro_batch": _whole(found["micro_batch"], "micro_batch", path),
-            "sequence_parallel": bool(found.get("sequence_parallel", False)) and tp > 1,
+            **degrees, "order": _order([axes[name] for name, size in sizes.items() if size > 1], path),
+            "micro_batch": _whole(found["micro_batch"], "micro_batch", path),
+            "sequence_parallel": bool(found.get("sequence_parallel", False)) and degrees["tp"] > 1,
             "recompute": str(found.get("recompute", "none")), "zero": 0 if data != {"shards"} else 3 if again else 2,
         },
         "global_batch": _whole(found["global_batch"], "global_batch", path),
         "seq": _whole(found["seq"], "seq", path) if "seq" in found else None,
+        "assumed": tuple(
+            f"mesh dim {name!r} of {sizes[name]} is {_WORDS[axis]}" for name, axis in axes.items() if name != axis
+        ),
     }  # fmt: skip
+
+
+_WORDS = {"dp": "data parallel", "cp": "context parallel", "tp": "tensor parallel"}
+
+
+def _check_names(sizes: dict[str, int], path: str) -> None:
+    """Refuse mesh dims that hold other ranks than placements can tell."""
+    for name in sizes:
+        parts = name.lower().split("_")
+        if {"pp", "ep"} & {*parts}:
+            raise TwofoldError(f"{path}: placements over {name} are not read; state those degrees otherwise")
+        if name != "cp" and ("cp" in name.lower() or "context" in parts):
+            raise TwofoldError(
+                f"{path}: of mesh dim {name!r} placements do not say how many ranks are context parallel; state it as "
+                f'two, such as "dp": {sizes[name]}, "cp": 1, with the placement along each; only "cp" is read as '
+                "context parallel"
+            )
+
+
+def _order(axes: list[str], path: str) -> tuple[str, ...]:
+    """In which ranks count along the axes, of those that mesh dims of more than one rank are taken for."""
+    merged = [axis for axis, before in zip(axes, [None, *axes], strict=False) if axis != before]
+    if len(set(merged)) < len(merged):
+        raise TwofoldError(
+            f"{path}: mesh dims taken for {', '.join(axes)}: those of one kind must be next to each other"
+        )
+    mine = merged[::-1]
+    if mine == [axis for axis in ORDER if axis in mine]:
+        return ORDER
+    return (*mine, *(axis for axis in ORDER if axis not in mine))
 
 
 def _kind(number: int, dim: str, placements: dict[str, Any], count: int, path: str) -> str:
