@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 
+from plans.errors import TwofoldError
 from twofold.table_devices import UnknownDevice, device_named, network_of
 from twofold.table_models import catalogued, family_of, named_parameters
 from twofold.tables import COLUMNS, Skip, case_of
@@ -41,7 +42,8 @@ def test_devices_that_are_others_are_not_taken_for_the_nearest(text):
     ("text", "gigabits"),
     [("NVLink; 400 Gb/s RDMA per GPU", 400), ("NVLink (NVSwitch) + 8x HDR InfiniBand", 200), ("EFA 400 Gbps", 50),
      ("3.2 Tb/s InfiniBand per node", 400), ("RoCE 100Gbps", 100), ("IB NDR", 400), ("NVLink NV18", None),
-     ("RoCE RDMA between 4 nodes", None), ("", None)],
+     ("RoCE RDMA between 4 nodes", None), ("", None), ("10 GbE", 10), ("25Gb Ethernet", 25), ("100GbE RoCE", 100),
+     ("10 Gigabit Ethernet", 10), ("2x 100 GbE per node", 25), ("NVLink 600GB/s", None)],
 )  # fmt: skip
 def test_links_between_nodes(text, gigabits):
     found = network_of(text, "", 8).per_device_Bps
@@ -72,7 +74,12 @@ def test_names_of_models():
      ({"notes": "HSDP over nodes"}, "hsdp"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.4"}, "in percent"),
      ({"recompute": "every 2nd layer"}, "recompute"), ({"dp": "", "gpu_count": ""}, "dp is not stated"),
      ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "neither y nor n"),
-     ({"precision": "fp8"}, "fp8")],
+     ({"precision": "fp8"}, "fp8"), ({"notes": "linear layers in FP8"}, "fp8"), ({"task": "RLHF PPO"}, "rlhf"),
+     ({"interconnect": "PCIe Gen4", "gpu_type": "A100-80GB"}, "PCIe"), ({"notes": "no NVLink"}, "no NVLink"),
+     ({"interconnect": "NVLink; 0 Gb/s"}, "0 Gb/s"), ({"value": "1e-308"}, "beyond anything"),
+     ({"source": "MaxText JAX"}, "maxtext"), ({"source": "MindSpore"}, "mindspore"), ({"source": "Colossal-AI"}, "col"),
+     ({"gpu_type": "Ascend 910B"}, "910B1, 910B2"), ({"gpu_type": "MI300X"}, "it has V100"),
+     ({"schedule": "abc"}, "unknown schedule")],
 )  # fmt: skip
 def test_what_is_not_stated_or_not_modelled_is_skipped(change, reason):
     with pytest.raises(Skip, match=reason):
@@ -150,3 +157,42 @@ def _table(path, rows):
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def test_software_that_is_taken_for_another_is_named():
+    assumed = case_of(ROW | {"source": "DeepSpeed ZeRO-3", "zero_level": "3", "pp": "1", "dp": "8"}, 1).assumed
+    assert "DeepSpeed taken as torch" in assumed
+    assert case_of(ROW | {"source": "MaxText JAX"}, 1, "megatron").stack == "megatron"
+
+
+def test_what_a_row_states_and_has_no_meaning_is_said():
+    single = ROW | {"pp": "1", "dp": "8"}
+    assert "vpp 4 without a pipeline: taken as 1" in case_of(single | {"vpp": "4"}, 1).assumed
+    assert any("'abc' without a pipeline" in told for told in case_of(single | {"schedule": "abc"}, 1).assumed)
+    assert any("31 layers do not divide over 2 chunks" in told for told in case_of(ROW | {"layers": "31"}, 1).assumed)
+    assert not any("do not divide" in told for told in case_of(ROW, 1).assumed)
+
+
+def test_notes_that_rule_a_precision_out_are_no_reason_to_skip():
+    assert case_of(ROW | {"notes": "bf16, no FP8"}, 1).config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("cell", "value"), [("ffn", "1024"), ("vocab", "256000"), ("kv_heads", "32")])
+def test_a_mixture_of_other_sizes_is_not_taken_for_the_catalogued(cell, value):
+    row = ROW | {"model": "Mixtral-8x7B", "layers": "", "hidden": "", "heads": "", "pp": "1", "dp": "8"}
+    assert case_of(row | {"ffn": "14336", "vocab": "32000", "kv_heads": "8"}, 1).config.experts is not None
+    with pytest.raises(Skip, match="other sizes"):
+        case_of(row | {cell: value}, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [("", "not stated"), ("Slingshot 11", "no rate is read from 'Slingshot 11'")]
+)
+def test_links_between_nodes_that_are_not_known_are_said(tmp_path, words, told):
+    rows = validate(_table(tmp_path / "a.csv", [ROW | {"interconnect": words}])).rows
+    assert any(told in each and "the catalogue's 400 Gb/s" in each for each in rows[0]["assumed"])
+
+
+def test_a_table_with_a_huge_cell_is_refused_by_name(tmp_path):
+    with pytest.raises(TwofoldError, match=r"big\.csv.*field larger"):
+        validate(_table(tmp_path / "big.csv", [ROW | {"notes": "x" * 200_000}]))

@@ -27,6 +27,10 @@ _MOST = 2**21
 """No count of a real model, batch or cluster is larger."""
 
 
+_LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
+"""No step, rate or peak of a real run is beyond them, in the units of the metrics."""
+
+
 class Skip(Exception):
     """A row that is not predicted, with the reason."""
 
@@ -67,6 +71,8 @@ class Cells:
             raise Skip(f"value {text!r} is no number") from None
         if not value > 0 or value == float("inf"):
             raise Skip(f"value {value} is not a positive number")
+        if not _LEAST_VALUE <= value <= _MOST_VALUE:
+            raise Skip(f"value {text!r} is beyond anything that {metric} measures")
         if metric == "mfu_percent" and not 1 <= value <= 100:
             raise Skip(f"value {value} is no share of the peak in percent")
         return value
@@ -88,6 +94,9 @@ class Cells:
 
     def check_task(self) -> None:
         words = self.words("task", "notes", "model")
+        task = self.words("task", "notes")
+        if match := re.search(r"\b(rlhf|rlaif|ppo|grpo|dpo|reinforce\w*|reward model\w*|distillation)\b", task):
+            raise Skip(f"its task has {match.group()!r}, which runs more than one model's training step")
         if match := re.search(r"\b(q?lora|peft|inference|decode|prefill|generation|serving)\b", words):
             raise Skip(f"its task has {match.group()!r}; pre-training of all weights is modelled")
         if match := re.search(r"\b(hsdp|hybrid[- ]shard\w*|offload\w*|tensor offload)\b", words):
@@ -95,6 +104,10 @@ class Cells:
 
     def dtype(self, device: str) -> str:
         text = self.plain("precision")
+        if match := re.search(r"\b(mxfp\w*|nvfp\w*|fp8|float8|fp4|int8)\b", self.words("notes")):
+            said = self.words("notes")[: match.start()]
+            if not re.search(r"\b(no|not|without|w/o|instead of|vs\.?|than|disabled)[ a-z]{0,12}$", said):
+                raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
         if not text and ZERO_BUBBLE in self.words("source"):
             self.assumed.append("precision not stated: fp16, the default of the repository's script")
             return "float16"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Network", "UnknownDevice", "device_named", "network_of"]
+__all__ = ["Network", "UnknownDevice", "check_within_node", "device_named", "network_of"]
 
 
 class UnknownDevice(Exception):
-    """A device that the catalogue does not have, with the reason."""
+    """A device, or links of devices, that the catalogue does not have, with the reason."""
 
 
 _INSTANCES = (
@@ -38,6 +38,8 @@ _MEMORIES = {
     "gh200": {"96": "gh200"},
 }
 
+_KNOWN = "V100, A100, H100, H200, GH200, B200 and Ascend 910B1 to 910B4 and 910C"
+
 _USUAL = {"a100": "80", "v100": "32", "h100": "80", "h200": "141", "b200": "180", "gh200": "96"}
 
 
@@ -60,9 +62,14 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
             raise UnknownDevice(f"device {text!r} is not in the catalogue: {reason}")
     if match := re.search(r"910 ?(b[1-4]|c)", plain):
         return f"ascend-910{match.group(1)}", ()
+    if "910" in plain:
+        raise UnknownDevice(
+            f"device {text!r} is not in the catalogue: it has 910B1, 910B2, 910B3, 910B4 and 910C, which differ in "
+            "clocks and memory; name one of them"
+        )
     found = re.search(r"gh200|(?<!g)h200|(?<!g)b200|h100|a100|v100", plain)
     if found is None:
-        raise UnknownDevice(f"device {text!r} is not in the catalogue")
+        raise UnknownDevice(f"device {text!r} is not in the catalogue; it has {_KNOWN}")
     kind = found.group()
     known = _MEMORIES[kind]
     memory = re.search(r"(\d+) ?g(?:i?b)?(?![a-z0-9])", plain[found.end() :])
@@ -95,15 +102,40 @@ class Network:
     assumed: tuple[str, ...] = ()
 
 
+_BOARDS = r"nv-?link|nvswitch|\bnv\d+\b|sxm|hgx|dgx|c2c|hccs"
+
+
+def check_within_node(device: str, interconnect: str, notes: str) -> None:
+    """Whether devices of a node are linked as the catalogue's boards are.
+
+    Raises:
+        UnknownDevice: they are said to be on PCIe, or to have no links of their own.
+    """
+    without = re.search(r"\b(no|without|lacks?) (nv-?link|nvswitch|hccs)", f"{interconnect}; {notes}", re.I)
+    pcie = re.search(r"\bpci-?e?(?![a-z])", interconnect, re.I)
+    if without or (pcie and not re.search(_BOARDS, f"{device}; {interconnect}", re.I)):
+        words = interconnect if pcie or not without else without.group()
+        raise UnknownDevice(f"devices linked by {words!r} within a node: {_OTHERS['pcie']}")
+
+
 _GENERATIONS = {"fdr": 56e9, "edr": 100e9, "hdr100": 100e9, "hdr": 200e9, "ndr200": 200e9, "ndr": 400e9, "xdr": 800e9}
 """Bits per second of a port with four lanes (InfiniBand Trade Association's road map)."""
 
-_RATE = re.compile(r"(?:(\d+) ?x ?)?(?<![\d.])(\d+(?:\.\d+)?) ?-?([GgTt])(bits?|b|B)(?:/s|ps|/sec)(?![a-zA-Z])")
+_RATE = re.compile(
+    r"(?:(\d+) ?x ?)?(?<![\d.])(\d+(?:\.\d+)?) ?-?([GgTt])"
+    r"(?:(bits?|b|B)(?:/s|ps|/sec)(?![a-zA-Z])"
+    r"|(?:igabit|bit|b)?-?(?:E\b|(?= ?-?(?:ethernet|eth\b|roce|infiniband|ib\b|rdma|nics?\b|network|efa\b))))",
+    re.I,
+)
+"""A rate in bits or bytes a second, or of a kind of network by its rate: 10 GbE, 25Gb Ethernet, 100G RoCE."""
 _INSIDE = ("nvlink", "nvswitch", "nvl", "pcie", "c2c", "hbm", "xgmi")
 
 
 def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
     """What the words about links mean for one device.
+
+    Raises:
+        UnknownDevice: links of no rate.
 
     A rate is one device's where "per node" is not said and it is at most 400 Gb/s; "8 x" before it counts the cards of
     a node. Without a rate an InfiniBand generation is one port for each device; else the catalogue's node is meant.
@@ -126,6 +158,8 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
         if match := _RATE.search(clause):
             cards, rate, giga, unit = match.groups()
             bits = float(rate) * (1e12 if giga.lower() == "t" else 1e9) * (8 if unit == "B" else 1)
+            if not bits:
+                raise UnknownDevice(f"links between nodes of {match.group().strip()!r} in {interconnect!r}")
             several = int(cards or 1)
             shared = (shared or several > 1 or bits > 400e9) and "per gpu" not in low
             each = bits * several / per_node if shared else bits
@@ -138,4 +172,6 @@ def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
                 each = bits / 2  # nodes of that time had a card for two devices
             said = f"{match.group().strip()} read as {each / 1e9:g} Gb/s of each device"
             return Network(per_device_Bps=each / 8, devices_per_node=stated, assumed=(f"links between nodes: {said}",))
-    return Network(devices_per_node=stated)
+    understood = not re.sub(r"[^a-z]", "", interconnect.lower()) or re.search("|".join(_INSIDE), interconnect, re.I)
+    words = "not stated" if understood else f"no rate is read from {interconnect!r}"
+    return Network(devices_per_node=stated, assumed=(f"links between nodes: {words}",))

@@ -13,6 +13,19 @@ _LEVELS = {"none": 0, "no": 0, "ddp": 0, "distributedoptimizer": 1, "zero1": 1, 
 
 _MEGATRONS = r"megatron|nemo|mcore|neox|nanotron|picotron"
 _TORCHES = r"torch|\bfsdp|llm-foundry|mosaic|composer|lightning|accelerate|hugging ?face|deepspeed"
+_OTHER = (
+    r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|mindspore|mindformers|colossal-?ai|paddle\w*|tensorflow|"
+    r"\balpa\b|oneflow|mesh-tensorflow|\bxla\b|neuronx?\b|axlearn|tinygrad|\bmlx\b|bmtrain|hetu|internevo"
+)
+"""Software whose habits are not modelled; as which a run was predicted would have to be guessed."""
+
+_TAKEN = {
+    "deepspeed": "DeepSpeed", "neox": "GPT-NeoX", r"nemo\b": "NeMo", "nanotron": "nanotron", "picotron": "picotron",
+    "llm-foundry": "LLM Foundry", "mosaic": "MosaicML's", r"\bcomposer\b": "Composer", "lightning": "Lightning",
+    r"\baccelerate\b": "Accelerate", "hugging ?face": "Hugging Face's",
+}  # fmt: skip
+"""Words of software that is taken for another one, and its name."""
+
 _PUBLISHED = r"arxiv|https?:|github|blog|paper|/|\b20(1\d|2[0-5])\b"
 
 
@@ -31,7 +44,7 @@ def software_of(cells: Cells, device: str) -> str:
     attention; torch's parts of 2024 where a source is published and not later than 2025 by its words, which most are.
 
     Raises:
-        Skip: a switch that is modelled for other software only.
+        Skip: a switch that is modelled for other software only; software that is named and not modelled.
     """
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
     compiled = cells.switch("compile")
@@ -43,6 +56,8 @@ def software_of(cells: Cells, device: str) -> str:
         return "torchtitan-async"
     if "torchtitan" in source:
         return "torchtitan-compile" if compiled else "torchtitan"
+    if (match := re.search(_OTHER, source)) and not re.search(rf"{_MEGATRONS}|\btorch\b|pytorch", source):
+        raise Skip(f"software {match.group()!r} is not modelled; --stack says as which it is to be predicted")
     own = "own run" in words
     if re.search(_MEGATRONS, words) and "megatron-deepspeed" not in words:
         name = "megatron"
@@ -58,6 +73,9 @@ def software_of(cells: Cells, device: str) -> str:
         name = "torch-2024"
     if compiled and name.startswith("torch"):
         name += "-compile"
+    for word, named in _TAKEN.items():
+        if re.search(word, source):
+            cells.assumed.append(f"{named} taken as {name}")
     if not re.search(f"{_MEGATRONS}|{_TORCHES}", words):
         cells.assumed.append(f"software not named: {name}")
     return name

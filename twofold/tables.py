@@ -15,7 +15,7 @@ from plans.plan import Optimizer
 from plans.scale import Degrees
 from plans.transformer import TransformerConfig
 from twofold.table_cells import METRICS, ZERO_BUBBLE, Cells, Skip
-from twofold.table_devices import Network, UnknownDevice, device_named, network_of
+from twofold.table_devices import Network, UnknownDevice, check_within_node, device_named, network_of
 from twofold.table_models import catalogued, family_of, named_parameters, resized
 from twofold.table_software import counts_recompute, level_of, software_of
 
@@ -105,12 +105,15 @@ def read_table(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     except UnicodeDecodeError:
         raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: it is no text") from None
     reader = csv.DictReader(text.splitlines())
-    missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
+    try:
+        missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
+        rows = [{name: (cell or "").strip() for name, cell in row.items() if name is not None} for row in reader]
+    except csv.Error as error:
+        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: line {reader.line_num}: {error}") from None
     if missing:
         raise TwofoldError(
             f"table {os.fspath(path)!r} has no column {', '.join(missing)}; see `twofold validate --help`"
         )
-    rows = [{name: (cell or "").strip() for name, cell in row.items() if name is not None} for row in reader]
     if not rows:
         raise TwofoldError(f"table {os.fspath(path)!r} has no rows")
     return rows
@@ -162,7 +165,13 @@ class _Reading(Cells):
         gpus = self.count("gpu_count", degrees.num_ranks)
         if degrees.num_ranks != gpus:
             raise Skip(f"its degrees make {degrees.num_ranks} ranks, it states {gpus} devices")
-        network = network_of(self.text("interconnect"), self.text("notes"), 4 if device == "gh200" else 8)
+        interconnect, notes = self.text("interconnect"), self.text("notes")
+        try:
+            if gpus > 1:
+                check_within_node(self.text("gpu_type"), interconnect, notes)
+            network = network_of(interconnect, notes, 4 if device == "gh200" else 8)
+        except UnknownDevice as error:
+            raise Skip(str(error)) from None
         labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
         group = tuple(
             row.get(name, "")
@@ -191,7 +200,7 @@ class _Reading(Cells):
         heads = self.count("heads", known.num_heads if known else None)
         own = known is not None and (hidden, heads) == (known.hidden, known.num_heads)
         if known is not None and (known.experts is not None or known.latent is not None):
-            if not own:
+            if not own or not self.as_catalogued(known):
                 raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}")
             return self.mixture(known, layers, seq, dtype)
         kv_heads = self.count("kv_heads", known.kv_heads if known and own else heads)
@@ -230,6 +239,17 @@ class _Reading(Cells):
                 f"its sizes make {found.num_parameters / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9"
             )
         return found
+
+    def as_catalogued(self, known: TransformerConfig) -> bool:
+        """Whether the cells of a mixture's sizes are those of the catalogue; its vocabulary may be padded."""
+        assert known.experts is not None or known.latent is not None
+        widths = {known.inner} | ({known.experts.ffn} if known.experts is not None else set())
+        heads = {known.kv_heads} | ({1} if known.latent is not None else set())
+        return (
+            self.count("ffn", known.inner) in widths
+            and self.count("kv_heads", known.kv_heads) in heads
+            and known.vocab <= self.count("vocab", known.vocab) <= 1.02 * known.vocab
+        )
 
     def mixture(self, known: TransformerConfig, layers: int, seq: int, dtype: str) -> TransformerConfig:
         """A catalogued mixture of experts, whose tokens no expert turns away."""
@@ -281,6 +301,8 @@ class _Reading(Cells):
             counts[-1] -= 1
             self.assumed.append("first and last chunk hold one layer fewer")
             return dataclasses.replace(first, layers=tuple(counts))
+        if layers % chunks:
+            self.assumed.append(f"{layers} layers do not divide over {chunks} chunks: some hold one more")
         return first
 
     def sequence_parallel(self, tp: int, stack: str) -> bool:
@@ -327,6 +349,10 @@ class _Reading(Cells):
         elif self.text("vpp"):
             virtual = max(1, self.count("vpp", least=0))
         if pp == 1:
+            if virtual > 1:
+                self.assumed.append(f"vpp {self.text('vpp')} without a pipeline: taken as 1")
+            if self.plain("schedule") not in ("", "1f1b", *_SCHEDULES):
+                self.assumed.append(f"schedule {self.text('schedule')!r} without a pipeline: taken as none")
             return "1f1b", 1
         plain = self.plain("schedule") or "1f1b"
         if not self.text("schedule"):

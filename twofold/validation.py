@@ -143,7 +143,12 @@ def machine_of(case: Case) -> Machine:
 def _assumed_of(machine: Machine, case: Case) -> list[str]:
     """What the machine's file assumes of the device, in the few words that a reader of scores needs."""
     notes = machine.provenance
-    result = list(case.network.assumed) if len(machine.links) > 1 else []
+    result = []
+    if len(machine.links) > 1:
+        where = "" if case.network.per_device_Bps else (
+            f"; the catalogue's {8 * machine.links[-1].bandwidth_Bps / 1e9:.4g} Gb/s of each device"
+        )  # fmt: skip
+        result = [f"{told}{where}" for told in case.network.assumed]
     for entry in ("compute.sustained_clock", "links.network.reached_fraction"):
         if (own := notes.get(entry)) is not None and (len(machine.links) > 1 or "links" not in entry):
             result.append(f"{machine.name.rpartition('-x')[0]}, {entry}: {own.status}: {own.source}")
