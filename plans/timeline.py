@@ -148,11 +148,13 @@ class Timeline:
     def step_interval_s(self) -> float:
         """Seconds from one step's end to the next one's, the pace of training; `step_s` when there is one step only.
 
-        The median over the steps after the first.
+        The median over the steps after the first, without the last one where there are more than two: as nothing
+        follows it, ranks that are done leave the cores they share to the others, and it ends early.
         """
         if self.num_steps < 2:
             return self.step_s
-        return float(np.median(np.diff(np.array(self.step_end_ps, dtype=np.int64)))) / PS_PER_S
+        intervals = np.diff(np.array(self.step_end_ps, dtype=np.int64))
+        return float(np.median(intervals[:-1] if len(intervals) > 1 else intervals)) / PS_PER_S
 
     @property
     def represents(self) -> Mapping[int, int]:

@@ -110,6 +110,15 @@ def test_fewer_cores_take_longer(plan, cpu):
     assert ends == sorted(ends, reverse=True) and ends[0] > ends[-1]
 
 
+@pytest.mark.parametrize("cores", [1, 2, 8])
+def test_pace_of_three_steps_is_that_of_many(plan, cpu, cores):
+    """Also on shared cores, where the last step ends early, as nothing follows it."""
+    shared = msgspec.structs.replace(cpu, cores_per_node=cores)
+    many = simulate(plan, shared, num_steps=12, with_memory=False)
+    pace_s = (many.step_end_ps[9] - many.step_end_ps[3]) / 6 / 1e12
+    assert simulate(plan, shared, with_memory=False).step_interval_s == pytest.approx(pace_s, rel=1e-9)
+
+
 def test_nodes_have_cores_of_their_own(plan, cpu):
     spread = msgspec.structs.replace(cpu, devices_per_node=1)
     assert simulate(plan, spread).step_interval_s < simulate(plan, cpu).step_interval_s
