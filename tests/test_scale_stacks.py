@@ -114,3 +114,27 @@ def test_without_a_pipeline_all_idle_time_is_exposed_communication(name, level):
     idle_s = found.bubble_fraction * found.step_s
     assert found.exposed_comm_s == pytest.approx(idle_s, rel=0.06) and idle_s > 0.01 * found.step_s
     assert found.rank_s[0]["reduce_scatter" if level else "all_reduce"] > 0
+
+
+def test_what_moves_less_is_no_slower_on_many_devices():
+    """Latencies of messages do not rule: FSDP2 moves whole blocks, Megatron-LM has larger buckets on more devices."""
+
+    def seconds(name, num_devices, level):
+        degrees = Degrees(
+            dp=num_devices, global_batch=4 * num_devices,
+            optimizer=msgspec.structs.replace(OPTIMIZER, parallel_level=level),
+        )  # fmt: skip
+        machine, stack = Machine.load(f"h200-x{num_devices}"), replace(stack_named(name), chip_spread=0.0)
+        return forecast_grid(replace(CONFIG, num_layers=8), [degrees], machine, stack=stack)[0].step_s
+
+    assert seconds("torch", 1024, 2) < seconds("torch", 1024, 3)
+    assert seconds("megatron", 1024, 1) < 1.05 * seconds("megatron", 64, 1)
+
+
+def test_messages_are_as_the_stack_cuts_them():
+    level = msgspec.structs.replace(OPTIMIZER, parallel_level=1)
+    for members, parameters in ((8, 40_000_000), (64, 64_000_000)):
+        assert stack_named("megatron").message_bytes(level, members, 4, 100) == 4 * parameters
+    assert stack_named("torch").message_bytes(level, 8, 4, 100) == 0  # a whole block
+    assert stack_named("torch").message_bytes(OPTIMIZER, 8, 4, 2**30) == 2**30  # no tensor is cut
+    assert stack_named("torch").message_bytes(OPTIMIZER, 8, 4, 100) == OPTIMIZER.bucket_bytes == 25 * 2**20

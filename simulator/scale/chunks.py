@@ -274,14 +274,16 @@ class Chunks:
     # -------------------------------------------------------------- communication of the optimizer
 
     def _collective(
-        self, call: str, size_bytes: int, item_bytes: int, token: int, group: str = "dp"
+        self, call: str, parameters: Sequence[ParameterTemplate], item_bytes: int, token: int, group: str = "dp"
     ) -> tuple[Line, ...]:
-        """One collective over the ranks with copies, in buckets."""
+        """One collective over the ranks with copies, in the stack's messages."""
         members, tiers = self.groups[group]
+        size_bytes = self._bytes_of(parameters, item_bytes)
         if members == 1 or size_bytes == 0:
             return ()
-        bucket = self.degrees.optimizer.bucket_bytes
-        whole = self.degrees.optimizer.parallel_level >= 3 or not bucket
+        largest = item_bytes * max(self.numbers[each.elements] for each in parameters)
+        bucket = self.stack.message_bytes(self.degrees.optimizer, members, item_bytes, largest)
+        whole = not bucket
         count = 1.0 if whole else max(size_bytes / bucket, 1e-9)
         cost = price_collective(
             self.machine,
@@ -308,7 +310,7 @@ class Chunks:
             size = itemsize(self.config.dtype)
             self._moved[piece, "gather"] = tuple(
                 line for group, some in self._by_group(piece)
-                for line in self._collective("all_gather", self._bytes_of(some, size), size, _GATHER, group)
+                for line in self._collective("all_gather", some, size, _GATHER, group)
             )  # fmt: skip
         return self._moved[piece, "gather"]
 
@@ -329,7 +331,7 @@ class Chunks:
             size = itemsize(optimizer.reduces_in(self.config.dtype))
             moved = tuple(
                 line for group, some in self._by_group(piece)
-                for line in self._collective(call, self._bytes_of(some, size), size, _REDUCE, group)
+                for line in self._collective(call, some, size, _REDUCE, group)
             )  # fmt: skip
             copied = self._copied(self.weight_bytes(piece), self.reduced_bytes(piece)) if moved else ()
             self._moved[piece, "reduce"] = (*copied, *moved)

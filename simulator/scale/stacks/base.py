@@ -170,6 +170,16 @@ class Stack:
         """Bytes by which a rank may hold less and more, by code around the stack that differs from run to run."""
         return 0, 0
 
+    def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
+        """Of one message of gradients or weights between `members` copies; 0: all of a piece's in one.
+
+        Args:
+            largest_bytes: of the largest tensor, which is not cut.
+        """
+        if optimizer.parallel_level >= 3 or not optimizer.bucket_bytes:
+            return 0
+        return max(optimizer.bucket_bytes, largest_bytes)
+
     def whole_bytes(self, pieces: Mapping[str, int]) -> int:
         """Bytes of whole weights at level 3, given those of every piece: one computes, the next is gathered."""
         return 2 * max(pieces.values())

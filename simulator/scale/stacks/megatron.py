@@ -80,6 +80,8 @@ class Megatron(Stack):
             told.append(
                 f"{own} experts as grouped products, tokens permuted in one pass, messages as twofold arranges them"
             )
+        if degrees.dp * degrees.cp > 1:
+            told.append(f"{own} gradients and weights in buckets of 40e6 parameters, or 1e6 for each copy")
         if self.fetch_s:
             told.append(
                 f"{own} the host waits for the device and takes {self.fetch_s * 1e6:.0f} us before every forward"
@@ -97,6 +99,13 @@ class Megatron(Stack):
     def recompute_modes(self) -> tuple[str, ...]:
         """The attention core or whole layers (--recompute-granularity)."""
         return "none", "selective", "full"
+
+    def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
+        """Buckets of 40e6 parameters, more where there are more copies than 40, so that latencies do not rule
+        (megatron/core/distributed/distributed_data_parallel.py, bucket_size)."""
+        if optimizer.parallel_level >= 3:
+            return 0
+        return max(item_bytes * max(40_000_000, 1_000_000 * members), largest_bytes)
 
     def waits_for_sends(self, degrees: Degrees) -> bool:
         """1F1B sends and receives in one batch and waits for it (megatron/core/pipeline_parallel/schedules.py)."""

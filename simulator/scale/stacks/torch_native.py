@@ -325,6 +325,12 @@ class TorchNative(Stack):
         low = itemsize(config.dtype)
         return elements * (low + 3 * (4 - low)), elements * 4
 
+    def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
+        """FSDP2 gathers and reduces a block at once, DistributedDataParallel in buckets that whole tensors fill."""
+        if optimizer.parallel_level:
+            return 0
+        return super().message_bytes(optimizer, members, item_bytes, largest_bytes)
+
     def whole_bytes(self, pieces: Mapping[str, int]) -> int:
         """The root keeps its own parameters whole from forward to backward; one block computes, one is gathered."""
         return sum(size * (2 if piece == "block" else 1) for piece, size in pieces.items())
