@@ -39,6 +39,10 @@ def check_question(
         raise TwofoldError(f"operators are given for {len(stages)} stages, but there are {num_stages}")
     if stages is not None and (bare := [number for number, stage in enumerate(stages) if not len(stage)]):
         raise TwofoldError(f"stage {bare[0]} has no operators: give it some, or take fewer stages")
+    known = {operator.name for operator in graph.operators}
+    for number, stage in enumerate(stages or ()):
+        if absent := [name for name in stage if name not in known]:
+            raise TwofoldError(f"stage {number} lists the operator {absent[0]!r}, which is not in the graph")
     _check_widths(widths, num_stages if stages is None else len(stages), num_devices)
     if num_stages is not None and num_stages > len(graph.operators):
         count = len(graph.operators)
@@ -47,7 +51,7 @@ def check_question(
         _check_batch(graph, num_micro_batches, interleave)
     else:
         _check_interleave(interleave)
-    if unknown := set(pinned) - {operator.name for operator in graph.operators}:
+    if unknown := set(pinned) - known:
         raise TwofoldError(f"strategies are pinned for {sorted(unknown)}, which the graph does not have")
 
 

@@ -112,6 +112,14 @@ def test_an_interrupt_gives_the_best_so_far(machine: Machine) -> None:
         search(mlp_graph([64, 8], 16), machine, on_progress=at_once, **nothing)
 
 
+@pytest.mark.parametrize("num_micro_batches", [1, None])
+def test_unknown_operators_of_a_stage_are_named(num_micro_batches: int | None) -> None:
+    graph, machine = mlp_graph([8, 8, 8], 8), Machine.load("h200-x8")
+    stages = [[graph.operators[0].name, "nowhere"], [each.name for each in graph.operators[1:]]]
+    with pytest.raises(TwofoldError, match="stage 0 lists the operator 'nowhere'"):
+        search(graph, machine, num_devices=2, stages=stages, num_stages=2, num_micro_batches=num_micro_batches)
+
+
 @pytest.mark.parametrize(
     ("pinned", "message"),
     [
