@@ -134,3 +134,11 @@ def test_a_batch_under_which_a_program_would_not_start_is_refused_when_costed_ag
     file.write_text(torchtitan_toml(CONFIG, degrees(pp=4, global_batch=4)))
     with pytest.raises(TwofoldError, match="torchtitan's 1F1B"):
         read_statement(file).degrees(3, num_layers=32)
+
+
+def test_a_sequence_is_looked_at_when_costed_again(tmp_path: Path) -> None:
+    file = tmp_path / "flags.sh"
+    file.write_text(megatron_text(CONFIG, degrees(cp=2, global_batch=1)))
+    assert read_statement(file).degrees().cp == 2
+    with pytest.raises(TwofoldError, match="2050 tokens"):
+        read_statement(file).degrees(seq=2050)

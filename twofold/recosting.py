@@ -44,7 +44,7 @@ def recost(
     else:
         raise TwofoldError(f"{path} does not say which model it is for; add --model, such as --model llama-3-8b")
     half = config.dtype in ("bfloat16", "float16")
-    degrees = statement.degrees(global_batch, half=half, num_layers=config.num_layers)
+    degrees = statement.degrees(global_batch, half=half, num_layers=config.num_layers, seq=config.seq)
     for each in statement.assumed:
         say.say(f"assumed: {each}")
     if statement.unread:

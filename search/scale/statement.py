@@ -53,8 +53,15 @@ class Statement:
     unread: tuple[str, ...] = ()
     refuses: Callable[[Degrees, int | None], None] | None = None
 
-    def degrees(self, global_batch: int | None = None, *, half: bool = True, num_layers: int | None = None) -> Degrees:
-        """The degrees, under another batch or for another number of layers where given.
+    def degrees(
+        self,
+        global_batch: int | None = None,
+        *,
+        half: bool = True,
+        num_layers: int | None = None,
+        seq: int | None = None,
+    ) -> Degrees:
+        """The degrees, under another batch, or for another number of layers or tokens of a sequence, where given.
 
         Raises:
             TwofoldError: a batch or a number of layers that they cannot take, or the program that the file is for.
@@ -71,7 +78,7 @@ class Statement:
             ),
         )  # fmt: skip
         if self.refuses is not None:
-            self.refuses(found, None)
+            self.refuses(found, self.seq if seq is None else seq)
         return found
 
     def model(self, config: TransformerConfig) -> TransformerConfig:
