@@ -7,6 +7,7 @@ they are measured, so that a run that ends early has lost nothing and a second o
 from __future__ import annotations
 
 import gzip
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -113,23 +114,29 @@ class PointLog:
     Args:
         path: of the file; it is made when the first line is written.
 
-    A last line that was cut off (a process ended while writing) is dropped when the file is opened.
+    A last line that was cut off (a process ended while writing) is dropped when the file is opened. `environments` are
+    all that the file names, in its order; `environment` is the last of them over those before it.
 
     Raises:
-        TwofoldError: a line that is no point, or a file that cannot be read.
+        TwofoldError: a line that is no point, or one whose time nothing can take; a file that cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.points: list[Point] = []
-        self.environment: dict[str, str] = {}
+        self.environments: list[dict[str, str]] = []
         if self.path.exists():
             content = self.path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             if len(whole) < len(content):
                 write_atomically(self.path, whole)
-            self.points, self.environment = _lines(whole, self.path)
+            self.points, self.environments = _lines(whole, self.path)
         self._keys = {point.key for point in self.points}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Where the points were taken; of what several runs say differently, what the last one says."""
+        return _joined(self.environments)
 
     def __contains__(self, point: Point) -> bool:
         """Whether a point of the same key is there."""
@@ -142,7 +149,7 @@ class PointLog:
         """Say where the points that follow are taken, unless that is what the file says already."""
         if dict(environment) != self.environment:
             self._append(msgspec.json.encode(_Header(environment=dict(environment))))
-            self.environment = dict(environment)
+            self.environments.append(dict(environment))
 
     def add(self, point: Point) -> None:
         """Append a point, and have it on disk when this returns."""
@@ -172,13 +179,17 @@ def save_points(path: str | os.PathLike[str], points: Iterable[Point], environme
     write_atomically(path, gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
 
 
-def load_points(path: str | os.PathLike[str]) -> tuple[tuple[Point, ...], dict[str, str]]:
+def load_points(path: str | os.PathLike[str], *, measured: bool = True) -> tuple[tuple[Point, ...], dict[str, str]]:
     """The points of a file of either form and the environment they were taken in.
 
     A file that several runs appended to has several environments: later entries win.
 
+    Args:
+        path: of the file.
+        measured: False for points that are only asked for, whose times are 0.
+
     Raises:
-        TwofoldError: no such file, truncated, an unknown key (with its path).
+        TwofoldError: no such file, truncated, an unknown key (with its path), a time that nothing can take.
     """
     name = os.fspath(path)
     try:
@@ -189,27 +200,47 @@ def load_points(path: str | os.PathLike[str]) -> tuple[tuple[Point, ...], dict[s
         reason = getattr(error, "strerror", None) or error
         raise TwofoldError(f"cannot read the measured points {name!r}: {reason}") from None
     if name.endswith((".jsonl", ".jsonl.gz")):
-        points, environment = _lines(content, Path(path))
-        return tuple(points), environment
+        points, environments = _lines(content, Path(path), measured=measured)
+        return tuple(points), _joined(environments)
     try:
         file = msgspec.json.decode(content, type=_File)
     except msgspec.DecodeError as error:
         raise TwofoldError(f"{name}: {error}; measure again") from None
+    for number, point in enumerate(file.points, 1):
+        if measured:
+            _check_times(point, f"{name}, point {number}")
     return file.points, file.environment
 
 
-def _lines(content: bytes, path: Path) -> tuple[list[Point], dict[str, str]]:
+def _joined(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    return {name: value for environment in environments for name, value in environment.items()}
+
+
+def _check_times(point: Point, where: str) -> None:
+    """Refuse what no call can take. Allocations take none: what they measured is in their figures."""
+    least_s = min(point.seconds, point.cpu_s, point.low_s, point.high_s)
+    if point.kind != "allocation" and not (0 < point.seconds < math.inf and least_s >= 0):
+        said = f"{point.seconds:g} s" if not 0 < point.seconds < math.inf else f"a time of {least_s:g} s"
+        raise TwofoldError(
+            f"{where}: {point.kind} {point.call} says {said}, which nothing takes; delete it, and the same command "
+            "measures it again"
+        )
+
+
+def _lines(content: bytes, path: Path, *, measured: bool = True) -> tuple[list[Point], list[dict[str, str]]]:
     points: list[Point] = []
-    environment: dict[str, str] = {}
+    environments: list[dict[str, str]] = []
     for number, line in enumerate(content.splitlines(), 1):
         try:
             if line.startswith(b'{"environment"'):
-                environment |= msgspec.json.decode(line, type=_Header).environment
+                environments.append(msgspec.json.decode(line, type=_Header).environment)
             elif line:
                 points.append(msgspec.json.decode(line, type=Point))
+                if measured:
+                    _check_times(points[-1], f"{path}, line {number}")
         except msgspec.DecodeError as error:
             raise TwofoldError(f"{path}, line {number}: {error}; measure again") from None
-    return points, environment
+    return points, environments
 
 
 def held_out(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:

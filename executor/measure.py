@@ -118,9 +118,22 @@ def environment() -> dict[str, str]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
+        **({"processor": name} if (name := processor_name()) else {}),
         "cores": str(usable_cores()),
         "memory_bytes": str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
     }
+
+
+def processor_name() -> str:
+    """What the processor calls itself; empty where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    said = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in said.items()}
+    names = ("model name",) if "model name" in fields else ("CPU implementer", "CPU part")  # the latter on ARM
+    return " ".join(fields[name] for name in names if name in fields)
 
 
 def usable_cores() -> int:

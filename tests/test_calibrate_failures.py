@@ -20,7 +20,8 @@ from executor.calibrate.session import Session
 from executor.calibrate.timing import Timer
 from executor.device import Device
 from executor.launch import launch
-from executor.measure import _summary
+from executor.measure import _Session as _CpuSession
+from executor.measure import _summary, environment
 from executor.rank_failures import RankFailed
 from plans.errors import TwofoldError
 from twofold.calibration import calibrate
@@ -281,3 +282,64 @@ def test_a_rule_keeps_what_its_points_do_not_say():
     )  # fmt: skip
     found = fit_rules([point], compute).rules["rms_norm.forward"]
     assert (found.dispatch_s, found.kernels, found.passes) == (3e-5, known.kernels, known.passes)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("seconds", -1e-3), ("seconds", 0.0), ("cpu_s", -1e-3)])
+def test_a_time_that_nothing_takes_is_refused_with_its_line(name, wrong, tmp_path, capsys):
+    points, machine = tmp_path / "points.jsonl", tmp_path / "machine.json"
+    machine.write_text("old")
+    log = PointLog(points)
+    log.add(Point(kind="allocation", call="context", seconds=0.0))  # takes none
+    log.add(Point(kind="memory", call="relu", size_bytes=8, seconds=1.0))
+    log.add(Point(**{"kind": "memory", "call": "relu", "size_bytes": 16, "seconds": 1.0, name: wrong}))
+    arguments = ["calibrate", "--quick", "--device", "cpu", "--out", str(machine), "--points", str(points)]
+    assert main(arguments) == 2
+    assert f"{points}, line 3: memory relu says" in capsys.readouterr().err
+    assert machine.read_text() == "old"
+
+
+@pytest.mark.parametrize("name", ["machine", "processor", "cores"])
+def test_points_of_another_computer_are_refused_also_when_a_later_run_was_here(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("executor.measure.processor_name", lambda: "this one")
+    points, machine = tmp_path / "points.jsonl", tmp_path / "machine.json"
+    machine.write_text("old")
+    log, here = PointLog(points), environment()
+    log.begin(here | {name: "another"})
+    log.add(Point(kind="memory", call="relu", size_bytes=8, seconds=1.0))
+    log.begin(here)
+    kept = points.read_bytes()
+    arguments = ["calibrate", "--quick", "--device", "cpu", "--out", str(machine), "--points", str(points)]
+    assert main(arguments) == 2
+    assert f"where {name} is 'another'" in capsys.readouterr().err
+    assert (machine.read_text(), points.read_bytes()) == ("old", kept)
+
+
+def test_an_interrupted_calibration_says_what_is_kept_and_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    points = tmp_path / "machine.points.jsonl"
+
+    def interrupt(*args, **more):
+        PointLog(points).add(Point(kind="memory", call="relu", size_bytes=8, seconds=1.0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("executor.launch.launch", interrupt)
+    assert main(["calibrate", "--quick", "--device", "cpu", "--out", str(tmp_path / "machine.json")]) == 130
+    said = capsys.readouterr().err
+    assert f"1 points are kept in {str(points)!r}: the same command goes on" in said
+
+
+def test_a_point_is_on_disk_before_the_next_one_is_taken(tmp_path, monkeypatch):
+    log, seen = PointLog(tmp_path / "points.jsonl"), []
+
+    def timed(call, budget_s):
+        seen.append(len(PointLog(log.path).points))
+        return {"seconds": 1e-6}
+
+    monkeypatch.setattr("executor.measure._timed", timed)
+    monkeypatch.setattr("executor.measure.dist.barrier", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    session = _CpuSession.__new__(_CpuSession)
+    session.rank, session.log, session.points, session.known = 0, log, [], set()
+    session.thorough, session.small = False, True
+    with pytest.raises(KeyboardInterrupt):
+        session.alone(1.0)
+    assert seen == list(range(len(seen)))
+    assert len(load_points(log.path)[0]) == len(seen) > 10

@@ -6,6 +6,7 @@ On a CPU micro-benchmarks and then probe programs run in one launch; accelerator
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import os
@@ -13,7 +14,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,18 +123,22 @@ def calibrate(
         if base is not None:
             raise TwofoldError("base is for accelerators; a CPU's peaks are measured")
         seconds = QUICK_S if quick else 60.0 * (MINUTES if minutes is None else minutes)
-        return calibrate_cpu(
-            8 if num_ranks is None else num_ranks, name=name or "this-cpu", out=out,
-            points=points or (None if out is None else beside),
-            measure_s=seconds, thorough=not quick, log_dir=log_dir, on_progress=on_progress,
-        )  # fmt: skip
+        kept = points or (None if out is None else beside)
+        with _saying_how_to_go_on(kept):
+            return calibrate_cpu(
+                8 if num_ranks is None else num_ranks, name=name or "this-cpu", out=out, points=kept,
+                measure_s=seconds, thorough=not quick, log_dir=log_dir, on_progress=on_progress,
+            )  # fmt: skip
     from twofold.accelerators import calibrate_accelerators, spoken
 
+    _check_points(Path(points or beside), {"device": found.kind})
     ranks = int(os.environ.get("WORLD_SIZE", num_ranks or num_accelerators()))
-    result = calibrate_accelerators(
-        ranks, kind=found.kind, device_name=found.name, memory_bytes=found.memory_bytes()[1], points=points or beside,
-        name=name, out=out, base=base, minutes=minutes, quick=quick, log_dir=log_dir, on_progress=on_progress,
-    )  # fmt: skip
+    with _saying_how_to_go_on(points or beside):
+        result = calibrate_accelerators(
+            ranks, kind=found.kind, device_name=found.name, memory_bytes=found.memory_bytes()[1],
+            points=points or beside, name=name, out=out, base=base, minutes=minutes, quick=quick, log_dir=log_dir,
+            on_progress=on_progress,
+        )  # fmt: skip
     if result is None:
         return None
     said = tuple(spoken(result.fit))
@@ -173,6 +178,7 @@ def calibrate_cpu(
         raise TwofoldError(f"{num_ranks} rank has nobody to talk to; calibrate with at least 2")
     from executor.job import Job, Task, save_job
     from executor.launch import launch
+    from executor.measure import environment
 
     say = on_progress or (lambda line: None)
     plans = probe_plans(num_ranks, Machine.load("h200-x8"))
@@ -180,8 +186,7 @@ def calibrate_cpu(
         joined = "RANK" in os.environ
         folder = Path(f"{points}.ranks") if joined and points is not None else Path(temporary)
         log = folder / "points.jsonl" if points is None else Path(points).absolute()
-        if log.suffix != ".jsonl":
-            raise TwofoldError(f"the points go to a file of JSON lines, such as points.jsonl, not {log.name!r}")
+        _check_points(log, environment() | {"device": "cpu"})
         tasks = []
         for number, plan in enumerate(plans):
             place = folder / f"probe{number}"
@@ -198,6 +203,7 @@ def calibrate_cpu(
                 return None
             _wait_for([folder / f"probe{n}" / f"rank.{r}.npz" for n in range(len(plans)) for r in range(num_ranks)])
         else:
+            say(f"starting {num_ranks} ranks")  # on a busy computer that takes longer than the first points
             launch(
                 "executor.job_main", num_ranks=num_ranks, args=[str(path)], log_dir=log_dir or folder / "log_output",
                 stream_rank=0, timeout_s=measure_s + SPARE_S,
@@ -229,6 +235,33 @@ def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Pat
 
     points, _ = load_points(result.points)
     return write_cpu_calibration_report(path, result.machine, points, result.residuals, result.probes)
+
+
+@contextlib.contextmanager
+def _saying_how_to_go_on(points: str | os.PathLike[str] | None) -> Iterator[None]:
+    """An interrupt passes through with a word on the points that are on disk, where they are kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if points is None:
+            raise
+        from costmodels.points import PointLog
+
+        said = (
+            f"{len(PointLog(points).points)} points are kept in {os.fspath(points)!r}: the same command goes on there"
+        )
+        raise KeyboardInterrupt(said) from None
+
+
+def _check_points(path: Path, environment: Mapping[str, str]) -> None:
+    """Refuse points that cannot be gone on with here, before any rank is started."""
+    from costmodels.points import PointLog
+    from executor.calibrate.resume import check_same
+
+    if path.suffix != ".jsonl":
+        raise TwofoldError(f"the points go to a file of JSON lines, such as points.jsonl, not {path.name!r}")
+    if os.environ.get("RANK", "0") == "0":  # it alone keeps points
+        check_same(PointLog(path), environment)
 
 
 def _in_words(line: str, num_probes: int) -> str:

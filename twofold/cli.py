@@ -57,8 +57,9 @@ def run_command(work: Any, json_output: bool) -> int:
             raise
         print(f"error: {error.filename}: {error.strerror}; name another file", file=sys.stderr, flush=True)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; every process that was started has ended", file=sys.stderr, flush=True)
+    except KeyboardInterrupt as stopped:
+        more = f"; {stopped}" if str(stopped) else ""  # what is kept, and how to go on
+        print(f"interrupted; every process that was started has ended{more}", file=sys.stderr, flush=True)
         return 130
     if json_output:
         print(json.dumps(found, indent=1), flush=True)

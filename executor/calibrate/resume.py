@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from costmodels.points import PointLog
 from plans.errors import TwofoldError
 
-__all__ = ["go_on"]
+__all__ = ["check_same", "go_on"]
 
-SAME = ("device", "device_name", "machine", "cores")
+SAME = ("device", "device_name", "machine", "processor", "cores")
 """What of the environment must not change within a file; versions and dates may, and are written where they do."""
 
 
-def go_on(log: PointLog, environment: Mapping[str, str]) -> None:
-    """Say in the file where the points that follow are taken.
+def check_same(log: PointLog, environment: Mapping[str, str]) -> None:
+    """Refuse a file of which any part says that it was taken on another device.
 
     Args:
         log: the file, with the points of an earlier run or without.
@@ -23,11 +23,17 @@ def go_on(log: PointLog, environment: Mapping[str, str]) -> None:
     Raises:
         TwofoldError: the points that are there were taken on another device.
     """
-    for name in SAME:
-        there, here = log.environment.get(name), environment.get(name)
-        if there is not None and here is not None and there != here:
-            raise TwofoldError(
-                f"the points in {str(log.path)!r} were taken where {name} is {there!r}; here it is {here!r}. Name "
-                "another file with --points"
-            )
+    for earlier in log.environments:
+        for name in SAME:
+            there, here = earlier.get(name), environment.get(name)
+            if there is not None and here is not None and there != here:
+                raise TwofoldError(
+                    f"the points in {str(log.path)!r} were taken where {name} is {there!r}; here it is {here!r}. Name "
+                    "another file with --points"
+                )
+
+
+def go_on(log: PointLog, environment: Mapping[str, str]) -> None:
+    """Say in the file where the points that follow are taken, after `check_same`."""
+    check_same(log, environment)
     log.begin(environment)

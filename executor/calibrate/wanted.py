@@ -24,7 +24,7 @@ def wanted_jobs(path: str | os.PathLike[str] | None) -> list[Job]:
     """
     if path is None:
         return []
-    return [job_of(point, number, path) for number, point in enumerate(load_points(path)[0])]
+    return [job_of(point, number, path) for number, point in enumerate(load_points(path, measured=False)[0])]
 
 
 def job_of(point: Point, tier: int, path: str | os.PathLike[str] = "the file") -> Job:
