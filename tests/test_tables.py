@@ -196,3 +196,24 @@ def test_links_between_nodes_that_are_not_known_are_said(tmp_path, words, told):
 def test_a_table_with_a_huge_cell_is_refused_by_name(tmp_path):
     with pytest.raises(TwofoldError, match=r"big\.csv.*field larger"):
         validate(_table(tmp_path / "big.csv", [ROW | {"notes": "x" * 200_000}]))
+
+
+@pytest.mark.parametrize(
+    ("source", "stack"),
+    [("PyTorch FSDP2", "torch"), ("torch 2.11 FSDP2 on H100/NVLink", "torch"), ("FSDP2 run of 2026, blog", "torch"),
+     ("pytorch blog 2024, FSDP2", "torch-2024"), ("arXiv 2304.11277, FSDP", "torch-2024")],
+)  # fmt: skip
+def test_which_parts_of_torch_ran_is_told_by_their_year(source, stack):
+    case = case_of(ROW | {"source": source, "zero_level": "3", "pp": "1", "dp": "8"}, 1)
+    assert case.stack == stack
+    assert any("torch's parts of 2024" in told for told in case.assumed) is (stack == "torch-2024")
+
+
+@pytest.mark.parametrize(
+    ("notes", "every"), [("", "micro_batch"), ("gradients reduced on the last micro-batch only", "step")]
+)
+def test_fsdp2_reduces_every_micro_batch_unless_told_otherwise(notes, every):
+    row = ROW | {"source": "PyTorch FSDP2", "zero_level": "2", "pp": "1", "dp": "8", "notes": notes}
+    case = case_of(row, 1)
+    assert case.degrees.optimizer.reduce_every == every
+    assert sum("gradients reduced in" in told for told in case.assumed) == 1

@@ -26,7 +26,9 @@ _TAKEN = {
 }  # fmt: skip
 """Words of software that is taken for another one, and its name."""
 
-_PUBLISHED = r"arxiv|https?:|github|blog|paper|/|\b20(1\d|2[0-5])\b"
+_PUBLISHED = r"arxiv|https?:|github|blog|paper|readme|@ ?[0-9a-f]{7,}\b|\b20(1\d|2[0-5])\b"
+_LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
+"""Words of runs with torch's parts of today: torch 2.8 came in August 2025."""
 
 
 def level_of(cells: Cells, default: int | None = None) -> int | None:
@@ -69,8 +71,9 @@ def software_of(cells: Cells, device: str) -> str:
         year = match.group(1) if (match := re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)) else ""
         early = bool(year) and year <= "22" and device.startswith("a100") and "flash" not in words
         name = "megatron-2022" if early or device.startswith("v100") else "megatron"
-    elif not own and re.search(_PUBLISHED, words):
+    elif not own and re.search(_PUBLISHED, words) and not re.search(_LATE, words):
         name = "torch-2024"
+        cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
     if compiled and name.startswith("torch"):
         name += "-compile"
     for word, named in _TAKEN.items():

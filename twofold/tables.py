@@ -371,12 +371,13 @@ class _Reading(Cells):
         settings = {"lr": 1e-4}
         megatron = not stack.startswith("torch")  # fp16 gradients stay in their buffers
         per_step = "step"
-        if not megatron and level >= 2 and (stack not in ("torch", "torch-compile") or not accumulates):
-            per_step = (
-                "micro_batch"  # FSDP2 keeps shards of gradients only, unless told not to reduce until the last one
-            )
+        if not megatron and level >= 2:
+            # FSDP2 keeps shards of gradients only, unless told not to reduce until the last one
+            late = accumulates and self.reduces_last()
+            per_step = "step" if late else "micro_batch"
             if accumulates:
-                self.assumed.append("gradients reduced in every micro-batch")
+                which = "the last micro-batch only, as its notes say" if late else "every micro-batch, FSDP2's default"
+                self.assumed.append(f"gradients reduced in {which}")
         self.assumed.append("optimizer AdamW")
         if dtype == "float32":
             return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)
@@ -388,6 +389,11 @@ class _Reading(Cells):
             kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step,
             gradient_dtype="float16" if megatron and dtype == "float16" else "float32", master_dtype="float32",
         )  # fmt: skip
+
+    def reduces_last(self) -> bool:
+        """Whether the row, or what its notes refer to, says that gradients are reduced on the last micro-batch only."""
+        words = self.words("notes", "source")
+        return _DESCRIBED in words or bool(re.search(r"last micro-?batch|no_sync|set_requires_gradient_sync", words))
 
     def one_dtype(self) -> bool:
         """Whether a run of torch's parts keeps everything in one dtype: own runs do unless they say otherwise."""
