@@ -142,3 +142,9 @@ def test_a_sequence_is_looked_at_when_costed_again(tmp_path: Path) -> None:
     assert read_statement(file).degrees().cp == 2
     with pytest.raises(TwofoldError, match="2050 tokens"):
         read_statement(file).degrees(seq=2050)
+
+
+def test_torchtitan_refuses_odd_sequences_on_a_single_rank_even() -> None:
+    """Its divisor is tp x 2 cp, whatever tp and cp are (seq_len_divisor in distributed/parallel_dims.py)."""
+    with pytest.raises(TwofoldError, match="--seq 2050"):
+        torchtitan_toml(transformer_config("llama-3-8b", seq=2049), degrees(global_batch=1))

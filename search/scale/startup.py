@@ -65,7 +65,7 @@ def check_torchtitan(degrees: Degrees, seq: int | None = None) -> None:
             f"{', or '.join([*ways, '--schedule gpipe'])}"
         )
     parts = degrees.tp * 2 * degrees.cp
-    if seq is not None and parts > 2 and seq % parts:
+    if seq is not None and seq % parts:
         raise TwofoldError(
             f"torchtitan splits a sequence into tp x 2 cp = {parts} parts, which {seq} tokens do not divide into; plan "
             f"with --seq {_next(seq, parts)}, or other --tp and --cp"
