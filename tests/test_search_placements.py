@@ -108,5 +108,6 @@ def test_ranks_count_as_in_the_mesh(
 
 def test_what_a_mesh_dim_is_taken_for_is_told_unless_it_is_named_so(tmp_path: Path) -> None:
     assert not stated(tmp_path, {"dp": 2, "cp": 2, "tp": 2}, {}, {}, SPLIT).assumed
+    assert not stated(tmp_path, {"dp": 2, "tp": 1}, {}, {}).assumed
     told = stated(tmp_path, {"dp_shard": 2, "cp": 2, "model": 2}, {}, {}, SPLIT).assumed
     assert told == ("mesh dim 'dp_shard' of 2 is data parallel", "mesh dim 'model' of 2 is tensor parallel")

@@ -330,6 +330,7 @@ def test_what_a_program_has_no_words_for_is_refused(write: Any, stated: Degrees,
         ("a.toml", "parallelism = 3 =", "not TOML"),
         ("a.toml", "[training]\nseq_len = 3", "parallelism"),
         ("a.json", "{}", "states no degrees"),
+        ("a.json", '["placements"]', "no JSON object"),
     ],
 )
 def test_files_that_state_nothing_are_refused(name: str, text: str, message: str, tmp_path: Path) -> None:

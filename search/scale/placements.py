@@ -75,7 +75,8 @@ def read_placements(found: dict[str, Any], path: str) -> dict[str, Any]:
         "global_batch": _whole(found["global_batch"], "global_batch", path),
         "seq": _whole(found["seq"], "seq", path) if "seq" in found else None,
         "assumed": tuple(
-            f"mesh dim {name!r} of {sizes[name]} is {_WORDS[axis]}" for name, axis in axes.items() if name != axis
+            f"mesh dim {name!r} of {sizes[name]} is {_WORDS[axis]}"
+            for name, axis in axes.items() if name != axis and sizes[name] > 1
         ),
     }  # fmt: skip
 

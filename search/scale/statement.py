@@ -170,6 +170,10 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
 def _read_own(text: str, path: str) -> Statement:
     try:
         found = json.loads(text)
+        if not isinstance(found, dict):
+            raise TwofoldError(
+                f"{path} holds no JSON object, so it states no degrees; `twofold plan` writes such files"
+            )
         if "placements" in found:
             return Statement(**read_placements(found, path))
         if found["twofold_degrees"] != _VERSION:
