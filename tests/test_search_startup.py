@@ -144,6 +144,12 @@ def test_a_sequence_is_looked_at_when_costed_again(tmp_path: Path) -> None:
         read_statement(file).degrees(seq=2050)
 
 
+def test_megatron_is_given_no_more_tensor_parallel_ranks_than_share_heads_of_keys() -> None:
+    with pytest.raises(TwofoldError, match="tp 16 does not: plan with --tp 8"):
+        megatron_flags(CONFIG, degrees(tp=16, global_batch=1))
+    assert megatron_flags(CONFIG, degrees(tp=8, global_batch=1))
+
+
 def test_torchtitan_refuses_odd_sequences_on_a_single_rank_even() -> None:
     """Its divisor is tp x 2 cp, whatever tp and cp are (seq_len_divisor in distributed/parallel_dims.py)."""
     with pytest.raises(TwofoldError, match="--seq 2050"):

@@ -6,6 +6,7 @@ Flags as in Megatron-LM's megatron/training/arguments.py and the guide in its co
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -35,6 +36,11 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
             f"Megatron-LM has no schedule {degrees.schedule!r}; plan with --schedule 1f1b or interleaved_1f1b"
         )
     check_megatron(degrees, config.seq)
+    if config.kv_heads % degrees.tp:  # ValueError of core/transformer/transformer_config.py
+        raise TwofoldError(
+            f"Megatron-LM's tp divides the heads of keys and values, {config.kv_heads}; tp {degrees.tp} does not: plan "
+            f"with --tp {math.gcd(config.kv_heads, degrees.tp)}"
+        )
     if degrees.recompute == "selective_op":
         raise TwofoldError("Megatron-LM cannot recompute by operator; plan with --recompute none, selective or full")
     some = degrees.recompute_layers
