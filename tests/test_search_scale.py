@@ -22,6 +22,8 @@ from search.scale.baselines import usual_candidates
 from search.scale.branch import Branching
 from search.scale.costs import Inner
 from search.scale.explain import relaxations
+from search.scale.found import identity
+from search.scale.seeds import seeds
 from search.scale.space import Mesh, Shape, enumerate_degrees, layer_choices, meshes, schedule_of, shapes, values_of
 from simulator.scale import forecast, forecast_grid, stack_named
 
@@ -226,6 +228,17 @@ def test_every_bound_holds_for_some_blocks_that_recompute(stack: str, num_dense:
                 assert stack != "twofold" or peaks[number] <= seen.peak_bytes <= most[number]
                 checked += 1
     assert checked > 20
+
+
+def test_what_is_forecast_first_is_of_the_space_and_fits() -> None:
+    asked = problem(num_devices=8, global_batch=8)
+    branching = Branching(problem=asked)
+    every = {identity(each) for each in enumerate_degrees(asked)}
+    first = list(seeds(asked, branching.costs, branching.frames, branching.footing))
+    assert {each.tp > 1 for each in first} == {False, True}
+    for degrees in first:
+        assert identity(degrees) in every
+        assert forecast(asked.config, degrees, asked.machine, stack=asked.stack).peak_bytes <= asked.limit_bytes
 
 
 def test_a_backward_in_two_parts_takes_no_less_than_a_whole_one() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plans.errors import TwofoldError
@@ -28,6 +28,15 @@ from simulator.scale import forecast
 from simulator.scale.predict import rates_of
 
 __all__ = ["Branching"]
+
+_AROUND = 2
+"""Meshes of usual configurations that are searched first, with the order of their axes and their micro-batch."""
+
+_FEW = 10
+"""Fewer meshes than these are searched at once."""
+
+_MOST_AROUND = 300
+"""Nodes that are opened on each of them."""
 
 _SAFE = 1.0 - 1e-9
 """Bounds and forecasts add the same numbers in another order."""
@@ -74,14 +83,19 @@ class Branching:
 
     # ------------------------------------------------------------------- the loop
 
-    def run(self) -> None:
-        """Search to the end, to the deadline, or until interrupted."""
+    def run(self, *, most: int | None = None) -> None:
+        """Search to the end, to the deadline, or until interrupted.
+
+        Args:
+            most: end after so many nodes, and begin with none of the usual configurations.
+        """
         now = time.monotonic()
         half_s = float("inf") if self.deadline_s is None else (now + self.deadline_s) / 2
         nodes = self._nodes()
         try:
+            if most is None:
+                self._seed()
             self._rooted = self._roots(nodes)
-            self._seed()
             while self._heap:
                 bound, _, kind, node = self._heap[0]
                 if bound >= self._enough_s:
@@ -89,7 +103,7 @@ class Branching:
                 if self.midway is not None and time.monotonic() > half_s:
                     half_s = float("inf")
                     self.midway()
-                if self._is_late:
+                if self._is_late or self.num_opened == most:
                     self.interrupted = True
                     break
                 heapq.heappop(self._heap)
@@ -102,6 +116,8 @@ class Branching:
                         self._push(child)
         except KeyboardInterrupt:
             self.interrupted = True
+            if most is not None:
+                raise
         self.complete = not self.interrupted
         left_s = self._heap[0][0] if self._heap else float("inf")
         if self._rooted:  # of several plans, those that nothing left can come before
@@ -154,11 +170,26 @@ class Branching:
         return True
 
     def _seed(self) -> None:
-        roots = [(bound, number, *node[:2]) for bound, number, _, node in self._heap if node[2]]
-        for degrees in seeds(self.problem, self.frames, self.footing, roots):
+        """Forecast a few usual configurations, and look around the best of them."""
+        for degrees in seeds(self.problem, self.costs, self.frames, self.footing):
             self.consider(degrees)
             if self._is_late and self.found:
                 return
+        if len(meshes(self.problem)[0]) < _FEW:
+            return
+        around: dict[tuple[int, ...], Pins] = {}
+        for own in (each.degrees for each in self.found):
+            pins = replace(
+                self.problem.pins, dp=own.dp, cp=own.cp, tp=own.tp, pp=own.pp, ep=own.ep, micro_batch=own.micro_batch,
+                order=own.order,
+            )  # fmt: skip
+            around.setdefault((own.dp, own.cp, own.tp, own.pp, own.ep), pins)
+        for pins in list(around.values())[:_AROUND]:
+            part = self.narrowed(pins)
+            part.run(most=_MOST_AROUND)
+            self.num_forecasts += part.num_forecasts
+            for found in part.found:
+                self.consider(found.degrees)
 
     def _open_leaf(self, node: tuple[Any, ...]) -> None:
         values = leaf_values(self.problem, node)
