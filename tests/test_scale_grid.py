@@ -58,9 +58,10 @@ def test_a_grid_is_its_configurations_one_by_one(stack):
 
 
 def random_stretch(draw: random.Random) -> Stretch:
+    work = draw.randint(1, 40)
     return Stretch(
-        work_ps=draw.randint(1, 40), lead_ps=draw.randint(0, 60), dispatch_ps=draw.choice((0, 5, 50)),
-        trailing_ps=draw.choice((0, 0, 30)),
+        work_ps=work, lead_ps=draw.randint(0, 60), dispatch_ps=draw.choice((0, 5, 50)),
+        trailing_ps=draw.choice((0, 0, 30)), ahead_ps=draw.choice((0, 0, draw.randint(0, work))),
     )  # fmt: skip
 
 

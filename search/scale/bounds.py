@@ -224,22 +224,25 @@ class Frame:
             rows: all spreads by default.
         """
         count, rows = self.schedule.num_micro_batches, rows or self.all
-        times = rows.pieces @ table.work
-        if table.gathers:
+        times = passing = rows.pieces @ table.work
+        gathered: Floats | float = 0.0
+        if table.gathers:  # a rank is busy with them, but may be so before its tensor arrives
             there = rows.pieces.any(axis=2, keepdims=True)  # a chunk of nothing gathers nothing
-            times = times + there * table.first_gather[rows.order, np.arange(len(WAYS))]
+            added = there * table.first_gather[rows.order, np.arange(len(WAYS))]
+            times, passing = times + added, passing + np.minimum(added, 0.0)
+            gathered = np.maximum(added[..., _FIRST], 0.0)
         first, forward, inputs = times[..., _FIRST], times[..., _FORWARD], times[..., _INPUTS]
         closing, last = times[..., _CLOSING], times[..., _LAST]
-        back = inputs if self.split else closing
+        there_s, back = passing[..., _FORWARD], passing[..., _INPUTS if self.split else _CLOSING]
         hops = self.hops_s(transfers_s)
         travelled = np.cumsum(hops)
-        head = np.cumsum(first, axis=1) - first + travelled
+        head = np.cumsum(passing[..., _FIRST], axis=1) - passing[..., _FIRST] + travelled
         tail = np.cumsum(back, axis=1) - back + travelled
         update = self._by_rank(rows.pieces @ table.update)
         update_first = update[:, self.placement[0]]
         through = first + (count - 1) * forward + count * inputs
         busy = through + (count - 1) * closing + last
-        begun = head[:, self.begins]
+        begun = np.maximum(head - gathered, 0.0)[:, self.begins]
         ended = begun + self._by_rank(busy)
         best = ended + update
         if not together:
@@ -255,9 +258,9 @@ class Frame:
             after = update_first
         result = np.maximum(result, (ended + tail[:, self.begins]).max(axis=1) + after)
         # there and back: the rest of the model's way from every chunk
-        way = forward + back
+        way = there_s + back
         around = way.sum(axis=1, keepdims=True) - np.cumsum(way, axis=1) + way + 2 * (travelled[-1] - travelled)
-        cycle = head + self.rest * np.minimum(first, forward) + self.rounds * around + tail
+        cycle = head + self.rest * np.minimum(passing[..., _FIRST], there_s) + self.rounds * around + tail
         result = np.maximum(result, cycle.max(axis=1) + after)
         host = self._by_rank(rows.pieces @ table.host(count))
         if not together:

@@ -57,6 +57,7 @@ class Stretch(NamedTuple):
         last_ps: the same where the host comes late, so that the channel has caught up with all but the last of them.
         lag_ps: by how much `trailing_ps` grows with every repetition, where the channel is slower than the stream.
         busy_ps: how long a channel works for its collectives that nothing waits for.
+        ahead_ps: the first part of `work_ps`, which waits for no tensor of another rank.
     """
 
     work_ps: float = 0.0
@@ -68,6 +69,7 @@ class Stretch(NamedTuple):
     last_ps: float = 0.0
     lag_ps: float = 0.0
     busy_ps: float = 0.0
+    ahead_ps: float = 0.0
 
     def then(self, other: Stretch) -> Stretch:
         """This sequence and `other` after it.
@@ -92,6 +94,7 @@ class Stretch(NamedTuple):
             trailing_ps=max(self.trailing_ps + other.busy_ps - other.work_ps, other.trailing_ps, 0.0),
             last_ps=max(other.last_ps, self.last_ps - max(other.work_ps, other.dispatch_ps)),
             busy_ps=self.busy_ps + other.busy_ps,
+            ahead_ps=self.ahead_ps,
         )
 
     def times(self, count: int) -> Stretch:
@@ -118,6 +121,7 @@ class Stretch(NamedTuple):
             else self.trailing_ps,
             last_ps=self.last_ps,
             busy_ps=count * (self.work_ps + self.lag_ps if self.lag_ps else self.busy_ps),
+            ahead_ps=self.ahead_ps,
         )
 
 

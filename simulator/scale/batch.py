@@ -32,7 +32,7 @@ _WEIGHTS = 3
 _IS_WEIGHTS = np.array([name[0] == "W" for name in VARIANTS])
 
 ActionColumns = npt.NDArray[np.float64]
-"""(5, variants) work, lead, dispatch, trailing and last picoseconds of a chunk's actions (see `Stretch`)."""
+"""(6, variants) work, lead, dispatch, trailing, last and ahead picoseconds of a chunk's actions (see `Stretch`)."""
 
 
 def action_columns(actions: Mapping[str, Stretch]) -> ActionColumns:
@@ -40,7 +40,10 @@ def action_columns(actions: Mapping[str, Stretch]) -> ActionColumns:
     none = Stretch()
     own = [actions.get(name, actions.get(name[0], none)) for name in VARIANTS]
     return np.array([
-        (each.work_ps, each.lead_ps, each.dispatch_ps, each.trailing_ps, min(each.trailing_ps, each.last_ps))
+        (
+            each.work_ps, each.lead_ps, each.dispatch_ps, each.trailing_ps, min(each.trailing_ps, each.last_ps),
+            each.ahead_ps,
+        )
         for each in own
     ]).T  # fmt: skip
 
@@ -114,7 +117,7 @@ def pipeline_ends_ps(
 
     Args:
         schedule: of all of them.
-        actions: (5, variants, stages, batch) as `action_columns`.
+        actions: (6, variants, stages, batch) as `action_columns`.
         updates: (2, ranks, batch) work and lead of what follows each rank's last action.
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
@@ -165,6 +168,8 @@ def pipeline_ends_ps(
         here, travel = here[~held], travel[~held]
     hop = work.copy()
     hop[here] += travel
+    if actions[5].any():
+        hop -= actions[5].reshape(-1, hop.shape[-1])[of_row]
     known[here] = np.maximum(known[here], host[levels.needed[here]] + hop[here])
     weights = np.empty((2, *work.shape))
     np.take(work, levels.by_level, axis=0, out=weights[0], mode="clip")  # "clip" needs no buffer

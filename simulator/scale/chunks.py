@@ -360,7 +360,8 @@ class Chunks:
                 own = self.parameters(piece)
                 # gradients of weights, and of a lookup, read no weights
                 reads = part == "F" or (part != "W" and piece != "embedding")
-                gather = self.lowered.gathers(own) if gathers and reads else ()
+                # in the order in which they are read
+                gather = self.lowered.gathers(own if part == "F" else own[::-1]) if gathers and reads else ()
                 order = _gradients(self.template.pieces[piece].parts[part])
                 due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
                 reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
@@ -433,21 +434,35 @@ class Chunks:
         if own not in self.known:
             parts = [self._stretch(beside).times(count) for beside, count in own]
             if gathers and pieces and self.lowered is not None:
-                (first, count), (beside, _) = pieces[0], own[0]
-                if beside[3]:  # the last piece has nothing to gather beside it
-                    bare = self._stretch(self._beside(first, part, False, reduces))
-                    parts[0] = bare.then(self._stretch(beside).times(count - 1))
-                    parts.insert(0, self._first(beside[3]))
+                beside, count = own[0]
+                if beside[3] and beside[3][0]:  # the last piece has nothing to gather beside it
+                    parts[0] = self._first(beside).then(self._stretch(beside).times(count - 1))
             elif gathers and pieces and (gather := self.gather(pieces[0][0])):
                 parts.insert(0, self._gathered(gather))
             self.known[own] = functools.reduce(Stretch.then, parts) if parts else Stretch()
         found: Stretch = self.known[own]
         return found
 
-    def _first(self, gather: tuple[tuple[Line, ...], ...]) -> Stretch:
-        key = ("first", gather)
+    def _first(self, beside: _Depends) -> Stretch:
+        """The first piece of an action, which begins when the first of its own weights are there.
+
+        Programs issue their gathers before they wait for the tensor that arrives. It is taken to be no faster than
+        another piece, so that a chunk that waits takes as long as its pieces in a row.
+        """
+        key = ("first", beside)
         if key not in self.known:
-            self.known[key] = measure([line for lines in gather for line in lines], self.rates)
+            piece, part, given, (issue, arrive), reduce = beside
+            if piece.startswith(_KEPT):
+                assert self.kept is not None
+                self.known[key] = self.kept._first(_Depends((plain(piece), *beside[1:])))
+                return self.known[key]
+            waits = [number for number, line in enumerate(arrive) if line.kind == WAIT]
+            cut = waits[1] if len(waits) > 1 else len(arrive)
+            gather = (*issue, *arrive[:cut]), arrive[cut:]
+            own, other = self._as_lowered(piece, part, given, gather, dict(reduce)), self._stretch(beside)
+            there = measure([*issue, arrive[0]], self.rates)
+            work = max(own.work_ps, other.work_ps)
+            self.known[key] = own._replace(work_ps=work, ahead_ps=min(there.work_ps, work - other.work_ps))
         found: Stretch = self.known[key]
         return found
 

@@ -66,15 +66,14 @@ def pipeline_end_ps(
             if (travel := travels[arrives]) is not None:
                 arrival += travel
                 free += send_ps
-            if arrival > begun:
-                begun = arrival
+            begun = max(begun, arrival - stretches[stage][variant][5])
         if begins[rank] is None:
             begins[rank] = begun
         if fetch_ps and VARIANTS[variant][0] == "F":
             free = max(free, stream[rank]) + fetch_ps
         if synchronises and arrival:
             free = max(free, begun)
-        work, lead, dispatch, trailing, last = stretches[stage][variant]
+        work, lead, dispatch, trailing, last, _ = stretches[stage][variant]
         if beside_ps and not waits[at] and VARIANTS[variant][0] != "W":
             work, lead = work + beside_ps[stage], lead + beside_ps[stage]
         end, late = begun + work, free + lead
@@ -102,10 +101,11 @@ def pipeline_end_ps(
     return max(ends)
 
 
-def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, float, float, float, float]:
-    """Work, lead, dispatch, trailing and last time of an action; nothing where no action of its kind is."""
+def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, float, float, float, float, float]:
+    """Work, lead, dispatch, trailing, last and ahead time of an action; nothing where no action of its kind is."""
     own = actions.get(name) or actions.get(name[0]) or Stretch()
-    return own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps, min(own.trailing_ps, own.last_ps)
+    last_ps = min(own.trailing_ps, own.last_ps)
+    return own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps, last_ps, own.ahead_ps
 
 
 @lru_cache(maxsize=64)
