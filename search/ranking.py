@@ -8,7 +8,7 @@ takes them. Costs become exact for the shapes that are in front until those in f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -48,12 +48,12 @@ class Ranking:
         self.best_s = math.inf
         self.left = NUM_SHAPES
 
-    def next(self) -> tuple[Option, float] | None:
-        """The most promising option left, priced, and its estimate; None where there is none.
+    def next(self, is_over: Callable[[], bool]) -> tuple[Option, float] | None:
+        """The most promising option left, priced, and its estimate; None where there is none, or time is over.
 
         Every group that may hold something faster than what was found gets its turn first.
         """
-        while True:
+        while not is_over():
             least = self._estimates()
             usual, fresh = min(self.factor.values(), default=1.0), np.zeros(len(self.options), dtype=bool)
             weighed = least * (1.0 + _AGAIN * self.again)
@@ -71,6 +71,7 @@ class Ranking:
                 self.done[at] = True
                 self.left -= not is_fresh
                 return self.options[at], float(least[at])
+        return None
 
     def take(self, option: Option) -> float:
         """An option that is to be simulated in any case, priced; its estimate."""

@@ -143,7 +143,7 @@ class Whole:
         for option in filter(self._is_plain, options):
             if (estimate_s := ranking.take(option)) < float("inf"):
                 simulate(option, estimate_s)
-        while not (found and self.is_over()) and (following := ranking.next()) is not None:
+        while (following := ranking.next(lambda: bool(found) and self.is_over())) is not None:
             simulate(*following)
         if not found:
             raise TwofoldError(costs.reason)

@@ -15,6 +15,8 @@ from plans.plan import Strategy, plan_from_json, plan_to_json
 from plans.transformer import transformer
 from search import search
 from search.physics import graph_flops, physics_s
+from search.shape_costs import ShapeCosts
+from search.whole import Whole
 from simulator import simulate
 
 
@@ -91,6 +93,26 @@ def test_the_time_limit_gives_the_best_so_far(machine: Machine) -> None:
     graph = mlp_graph([784, 512, 512, 10], 32)
     found = search(graph, machine, num_stages=None, num_micro_batches=None, time_limit_s=1e-6)
     assert not found.complete and found.plans and "the best so far" in found.summary()
+
+
+def test_no_shape_is_priced_any_more_when_time_is_over(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One search of shapes prices many stages before the next simulation: the clock is asked before each."""
+    priced: list[Any] = []
+    price = ShapeCosts.price
+
+    def counted(costs: ShapeCosts, option: Any) -> bool:
+        priced.append(option)
+        return price(costs, option)
+
+    def search_until(count: float) -> int:
+        priced.clear()
+        monkeypatch.setattr(Whole, "is_over", lambda _: len(priced) >= count)
+        assert search(mlp_graph([784, 512, 512, 10], 32), machine, num_stages=None, num_micro_batches=None).plans
+        return len(priced)
+
+    monkeypatch.setattr(ShapeCosts, "price", counted)
+    assert search_until(3) == 3 and search_until(5) == 5
+    assert search_until(float("inf")) > 5
 
 
 def test_an_interrupt_gives_the_best_so_far(machine: Machine) -> None:

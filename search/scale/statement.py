@@ -188,6 +188,7 @@ def _read_own(text: str, path: str) -> Statement:
         level = values["zero"]
         if isinstance(level, bool) or level not in (0, 1, 2, 3):
             raise TwofoldError(f"{path}: zero is {level!r}; optimizer-parallel levels are 0, 1, 2 and 3")
+        _check_types(values, path)
         values["layers"] = None if values["layers"] is None else tuple(values["layers"])
         values["order"] = tuple(values["order"])
         config, stack = TransformerConfig(**fields), found["stack"]
@@ -200,6 +201,19 @@ def _read_own(text: str, path: str) -> Statement:
         raise TwofoldError(
             f"{path} states no degrees ({type(error).__name__}: {error}); `twofold plan` writes such files beside plans"
         ) from None
+
+
+def _check_types(values: dict[str, Any], path: str) -> None:
+    """Refuse what is of no type that `Degrees` takes, where it does not look itself."""
+    layers = values["layers"]
+    if layers is not None and not (
+        isinstance(layers, list) and layers and all(type(each) is int and each >= 0 for each in layers)
+    ):
+        raise TwofoldError(f"{path}: layers is {layers!r}; it is null, or a list of the blocks of every chunk")
+    if not isinstance(values["schedule"], str):
+        raise TwofoldError(f"{path}: schedule is {values['schedule']!r}; it is a name such as 1f1b")
+    if not isinstance(values["sequence_parallel"], bool):
+        raise TwofoldError(f"{path}: sequence_parallel is {values['sequence_parallel']!r}; it is true or false")
 
 
 def _check_keys(found: dict[str, Any], needed: frozenset[str], also: frozenset[str], what: str) -> None:
