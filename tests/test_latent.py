@@ -191,10 +191,8 @@ def test_template_says_what_lowering_of_these_sizes_says(latent, tp, ep, sequenc
     check_template(template, program, config, tp=tp, ep=ep)
 
 
-@pytest.mark.parametrize(
-    ("degrees", "within"), [({"dp": 4, "ep": 2, "pp": 2}, 0.05), ({"dp": 2, "ep": 2, "tp": 2}, 0.03)]
-)
-def test_forecast_is_close_to_the_engine_on_the_whole_program(degrees, within):
+@pytest.mark.parametrize("degrees", [{"dp": 4, "ep": 2, "pp": 2}, {"dp": 2, "ep": 2, "tp": 2}])
+def test_forecast_is_close_to_the_engine_on_the_whole_program(degrees):
     config = TransformerConfig(
         num_layers=4, hidden=2048, num_heads=16, ffn=8192, vocab=32_000, seq=2048, dtype="bfloat16",
         latent=Latent(q_rank=768, kv_rank=256, nope_dim=128, rope_dim=64, value_dim=128),
@@ -205,5 +203,5 @@ def test_forecast_is_close_to_the_engine_on_the_whole_program(degrees, within):
     plan = uniform_plan(transformer(config, batch_size=16), machine, optimizer=optimizer, micro_batch=1, **degrees)
     expected = simulate(plan, machine, num_steps=1)
     found = forecast(config, Degrees(global_batch=16, optimizer=optimizer, micro_batch=1, **degrees), machine)
-    assert found.step_s == pytest.approx(expected.step_s, rel=within)
+    assert found.step_s == pytest.approx(expected.step_s, rel=0.01)
     assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.03)
