@@ -96,6 +96,8 @@ class Branching:
             if most is None:
                 self._seed()
             self._rooted = self._roots(nodes)
+            if most is None and self._rooted:
+                self._look_around()
             while self._heap:
                 bound, _, kind, node = self._heap[0]
                 if bound >= self._enough_s:
@@ -170,11 +172,14 @@ class Branching:
         return True
 
     def _seed(self) -> None:
-        """Forecast a few usual configurations, and look around the best of them."""
+        """Forecast a few usual configurations."""
         for degrees in seeds(self.problem, self.costs, self.frames, self.footing):
             self.consider(degrees)
             if self._is_late and self.found:
                 return
+
+    def _look_around(self) -> None:
+        """Search a little on the meshes of the best usual configurations."""
         if len(meshes(self.problem)[0]) < _FEW:
             return
         around: dict[tuple[int, ...], Pins] = {}
