@@ -76,3 +76,14 @@ def test_the_version_is_that_of_the_package(capsys):
     said = re.search(r'^version = "(.*)"', (Path(__file__).parents[1] / "pyproject.toml").read_text(), re.MULTILINE)
     assert main(["--version"]) == 0
     assert said is not None and capsys.readouterr().out == f"twofold {said[1]}\n"
+
+
+def test_an_interrupt_before_a_command_begins_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tyro.extras.subcommand_cli_from_dict", interrupt)
+    assert main(["simulate", "plan.json", "--machine", "h200-x8"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -22,6 +22,14 @@ EXTRAS = {"torch": "torch", "mlxtend": "data", "matplotlib": "reports", "pandas"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # before the command began, which says more
+        print("interrupted", file=sys.stderr, flush=True)
+        return 130
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     import tyro
 
     from twofold.commands import COMMANDS
