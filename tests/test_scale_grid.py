@@ -58,10 +58,10 @@ def test_a_grid_is_its_configurations_one_by_one(stack):
 
 
 def random_stretch(draw: random.Random) -> Stretch:
-    work = draw.randint(1, 40)
+    work, trailing = draw.randint(1, 40), draw.choice((0, 0, 30))
     return Stretch(
-        work_ps=work, lead_ps=draw.randint(0, 60), dispatch_ps=draw.choice((0, 5, 50)),
-        trailing_ps=draw.choice((0, 0, 30)), ahead_ps=draw.choice((0, 0, draw.randint(0, work))),
+        work_ps=work, lead_ps=draw.randint(0, 60), dispatch_ps=draw.choice((0, 5, 50)), trailing_ps=trailing,
+        ahead_ps=draw.choice((0, 0, draw.randint(0, work))), busy_ps=draw.choice((0, draw.randint(0, work + trailing))),
     )  # fmt: skip
 
 

@@ -224,13 +224,15 @@ class Frame:
             rows: all spreads by default.
         """
         count, rows = self.schedule.num_micro_batches, rows or self.all
-        times = passing = rows.pieces @ table.work
-        gathered: Floats | float = 0.0
-        if table.gathers:  # a rank is busy with them, but may be so before its tensor arrives
+        times = rows.pieces @ table.work
+        passing = times.copy()  # a rank is busy with gathers, too, but may be so before its tensor arrives
+        if table.gathers:
             there = rows.pieces.any(axis=2, keepdims=True)  # a chunk of nothing gathers nothing
             added = there * table.first_gather[rows.order, np.arange(len(WAYS))]
-            times, passing = times + added, passing + np.minimum(added, 0.0)
-            gathered = np.maximum(added[..., _FIRST], 0.0)
+            times += added
+            passing += np.minimum(added, 0.0)
+        passing[..., _FIRST] = np.minimum(passing[..., _FIRST], passing[..., _FORWARD])
+        gathered = np.maximum(times[..., _FIRST] - passing[..., _FIRST], 0.0)
         first, forward, inputs = times[..., _FIRST], times[..., _FORWARD], times[..., _INPUTS]
         closing, last = times[..., _CLOSING], times[..., _LAST]
         there_s, back = passing[..., _FORWARD], passing[..., _INPUTS if self.split else _CLOSING]

@@ -32,7 +32,7 @@ _WEIGHTS = 3
 _IS_WEIGHTS = np.array([name[0] == "W" for name in VARIANTS])
 
 ActionColumns = npt.NDArray[np.float64]
-"""(6, variants) work, lead, dispatch, trailing, last and ahead picoseconds of a chunk's actions (see `Stretch`)."""
+"""(7, variants) work, lead, dispatch, trailing, last, ahead and busy times in ps of its actions (see `Stretch`)."""
 
 
 def action_columns(actions: Mapping[str, Stretch]) -> ActionColumns:
@@ -42,7 +42,7 @@ def action_columns(actions: Mapping[str, Stretch]) -> ActionColumns:
     return np.array([
         (
             each.work_ps, each.lead_ps, each.dispatch_ps, each.trailing_ps, min(each.trailing_ps, each.last_ps),
-            each.ahead_ps,
+            each.ahead_ps, each.busy_ps,
         )
         for each in own
     ]).T  # fmt: skip
@@ -117,7 +117,7 @@ def pipeline_ends_ps(
 
     Args:
         schedule: of all of them.
-        actions: (6, variants, stages, batch) as `action_columns`.
+        actions: (7, variants, stages, batch) as `action_columns`.
         updates: (2, ranks, batch) work and lead of what follows each rank's last action.
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
@@ -198,7 +198,10 @@ def pipeline_ends_ps(
         if extra is not None:
             stream -= extra
         still = np.maximum(stream + trailing, late + last)
-        begun[has_rows] = np.maximum(begun[has_rows], np.maximum.reduceat(still, starts[:-1][has_rows]))
+        busy = np.cumsum(actions[6].reshape(-1, known.shape[1])[of_row], axis=0)
+        # a channel takes the collectives of its rank's chunks one after the other: end = max(still, end before + busy)
+        behind = busy[last_rows] + np.maximum.reduceat(still - busy, starts[:-1][has_rows])
+        begun[has_rows] = np.maximum(begun[has_rows], behind)
     return np.asarray(np.maximum(begun + updates[0], issued + updates[1]).max(0))
 
 

@@ -92,7 +92,10 @@ class Pieces:
             costs, optimizer = self.costs, self.costs.degrees.optimizer
             level = optimizer.parallel_level
             actions = {"F": costs.action(chunk, "F", gathers=level >= costs.stack.gathers_each)}
-            actions["F.first"] = costs.action(chunk, "F", gathers=level >= 1)
+            first = costs.action(chunk, "F", gathers=level >= 1)
+            if level < costs.stack.gathers_each:  # all gathers begin with the step, whenever the tensor arrives
+                first = first._replace(ahead_ps=max(0.0, first.work_ps - actions["F"].work_ps))
+            actions["F.first"] = first
             backward = ("I", "W") if costs.split_backward else ("B",)
             for part in backward:
                 reduces = part == backward[-1]

@@ -73,7 +73,7 @@ def pipeline_end_ps(
             free = max(free, stream[rank]) + fetch_ps
         if synchronises and arrival:
             free = max(free, begun)
-        work, lead, dispatch, trailing, last, _ = stretches[stage][variant]
+        work, lead, dispatch, trailing, last, _, busy = stretches[stage][variant]
         if beside_ps and not waits[at] and VARIANTS[variant][0] != "W":
             work, lead = work + beside_ps[stage], lead + beside_ps[stage]
         end, late = begun + work, free + lead
@@ -81,6 +81,8 @@ def pipeline_end_ps(
             end = late
         free += dispatch
         still = max(begun + work + trailing, late + last)  # a channel catches up while the host is late
+        if busy:  # its collectives go behind those of the rank's other chunks
+            still = max(still, final[rank] + busy)
         if still > final[rank]:
             final[rank] = still
         if (travel := travels[leaves]) is not None:
@@ -101,11 +103,11 @@ def pipeline_end_ps(
     return max(ends)
 
 
-def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, float, float, float, float, float]:
-    """Work, lead, dispatch, trailing, last and ahead time of an action; nothing where no action of its kind is."""
+def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, ...]:
+    """Work, lead, dispatch, trailing, last, ahead and busy time of an action; zeros where no action of its kind is."""
     own = actions.get(name) or actions.get(name[0]) or Stretch()
     last_ps = min(own.trailing_ps, own.last_ps)
-    return own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps, last_ps, own.ahead_ps
+    return own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps, last_ps, own.ahead_ps, own.busy_ps
 
 
 @lru_cache(maxsize=64)
