@@ -238,7 +238,14 @@ def _collectives(fit: DeviceFit) -> list[tuple[Picture, str] | None]:
             series.append(_series(name, these, partial(_sent, call, ranks, library), curve))
         picture = log_picture(series, title=call, x_name="message (bytes)", y_name="GB/s sent by a rank")
         said = "Curves are the fitted form with its protocols; bends are where one takes over."
-        drawn.append((picture, f"{said} Small messages below were issued back to back and waited for their host."))
+        if call == "transfer":
+            said += (
+                " The curve is of one pattern, points are of all (recorded launches, there and back, back to back) and "
+                "lie up to two times above or below it."
+            )
+        else:
+            said += " Small messages below were issued back to back and waited for their host."
+        drawn.append((picture, said))
     return drawn
 
 
@@ -263,7 +270,13 @@ def _contention(device: Device) -> tuple[Picture, str] | None:
     values = [[pairs.get((row, column)) for column in COLLECTIVES] for row in rows]
     picture = map_picture(rows, COLLECTIVES, values, title="Speed while both run, as a share of that alone")
     said = device.provenance.get("overlap")
-    return picture, f"Upper bar: the compute of the row; lower bar: the communication. {said.source if said else ''}"
+    distinct = len(set(pairs.values()))
+    shared = "" if distinct == len(pairs) else (
+        f"The fit found {distinct} pairs of rates for these {len(pairs)} cells: cells that share one are not told "
+        "apart by what was measured. "
+    )  # fmt: skip
+    own = said.source if said else ""
+    return picture, f"Upper bar: the compute of the row; lower bar: the communication. {shared}{own}"
 
 
 def _extrapolated(fit: DeviceFit) -> Table:

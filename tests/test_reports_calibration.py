@@ -55,3 +55,13 @@ def test_nothing_to_draw():
 def test_pairs_that_are_not_known_say_so():
     drawn = map_picture(["matrix"], ["all_reduce", "transfer"], [[(0.5, 0.75), None]], title="t").inline()
     assert "not known" in drawn and "0.50" in drawn and "0.75" in drawn
+
+
+def test_captions_say_what_pictures_share(fit):
+    html = calibration_html(fit)
+    cells = {(entry.compute_rate, entry.comm_rate) for entry in fit.device.overlap}
+    told = re.search(r"The fit found (\d+) pairs of rates for these (\d+) cells", html)
+    assert told is not None if len(cells) < len(fit.device.overlap) else told is None
+    if told:
+        assert (int(told[1]), int(told[2])) == (len(cells), len(fit.device.overlap))
+    assert html.count("The curve is of one pattern") == int("transfer" in fit.device.collectives)
