@@ -401,7 +401,8 @@ def bubbles(asked: Problem, stages: int, least: float) -> Outcome:
     ours = solve(asked.changed(pins=Pins(dp=mine.dp, cp=mine.cp, tp=mine.tp, pp=mine.pp, ep=mine.ep)))
     idle = [each.best.forecast.bubble_fraction for each in (weak, ours)]
     return Outcome(
-        case=f"{asked.config.name} on {asked.num_devices}, batch {asked.global_batch}, {stages} stages, equal degrees",
+        case=f"{asked.config.name} on {asked.num_devices}, batch {asked.global_batch}, {stages} stages; dp, tp and "
+        "micro-batch equal",
         weak=f"{_degrees(weak)}: idle {idle[0]:.0%}", weak_s=_seconds(weak),
         ours=f"{_degrees(ours)}: idle {idle[1]:.0%}", ours_s=_seconds(ours),
         condition=f"less idle, {least:.2f} times as fast",
