@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 
 import pytest
+from measured_table import write_table
 
 from plans.errors import TwofoldError
 from twofold.table_devices import UnknownDevice, device_named, network_of
 from twofold.table_models import catalogued, family_of, named_parameters
-from twofold.tables import COLUMNS, Skip, case_of
+from twofold.tables import Skip, case_of
 from twofold.validation import measured_as, model_flops, validate
 
 ROW = {
@@ -55,7 +55,7 @@ def test_a_slower_link_between_nodes_is_a_slower_step(tmp_path):
         ROW | {"metric": "iteration_time_s", "tp": "1", "pp": "1", "dp": "16", "interconnect": text}
         for text in ("InfiniBand 400 Gb/s per GPU", "InfiniBand 100 Gb/s per GPU", "InfiniBand 25 Gb/s per GPU")
     ]
-    times = [row["predicted"] for row in validate(_table(tmp_path / "a.csv", rows)).rows]
+    times = [row["predicted"] for row in validate(write_table(tmp_path / "a.csv", rows)).rows]
     assert times == sorted(times) and times[0] < times[-1]
 
 
@@ -132,7 +132,7 @@ def test_every_row_of_many_kinds_is_predicted_sensibly_or_says_why(tmp_path):
             ROW | shape | {"source": source, "model": model, "gpu_type": device, "gpu_count": "32", "metric": metric,
                            "global_batch": "64", "micro_batch": "1"} | switches
         )  # fmt: skip
-    found = validate(_table(tmp_path / "a.csv", rows))
+    found = validate(write_table(tmp_path / "a.csv", rows))
     assert len(found.rows) + len(found.skipped) == len(rows) and len(found.rows) > 0.75 * len(rows)
     for row in found.rows:
         assert row["low"] < row["predicted"] < row["high"]
@@ -149,14 +149,6 @@ def test_the_unit_of_a_metric():
     assert measured_as(case, None, 2.0) == pytest.approx(64 * 2048 / 2 / 16)
     samples = dataclasses.replace(case, metric="samples_per_s_per_gpu")
     assert measured_as(samples, None, 2.0) == pytest.approx(2.0)
-
-
-def _table(path, rows):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def test_software_that_is_taken_for_another_is_named():
@@ -189,13 +181,13 @@ def test_a_mixture_of_other_sizes_is_not_taken_for_the_catalogued(cell, value):
     ("words", "told"), [("", "not stated"), ("Slingshot 11", "no rate is read from 'Slingshot 11'")]
 )
 def test_links_between_nodes_that_are_not_known_are_said(tmp_path, words, told):
-    rows = validate(_table(tmp_path / "a.csv", [ROW | {"interconnect": words}])).rows
+    rows = validate(write_table(tmp_path / "a.csv", [ROW | {"interconnect": words}])).rows
     assert any(told in each and "the catalogue's 400 Gb/s" in each for each in rows[0]["assumed"])
 
 
 def test_a_table_with_a_huge_cell_is_refused_by_name(tmp_path):
     with pytest.raises(TwofoldError, match=r"big\.csv.*field larger"):
-        validate(_table(tmp_path / "big.csv", [ROW | {"notes": "x" * 200_000}]))
+        validate(write_table(tmp_path / "big.csv", [ROW | {"notes": "x" * 200_000}]))
 
 
 @pytest.mark.parametrize(

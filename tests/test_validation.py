@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
+from measured_table import write_table
 
 from plans.errors import TwofoldError
-from twofold.tables import COLUMNS, Skip, case_of, read_table
+from twofold.tables import Skip, case_of, read_table
 from twofold.validation import validate
 
 ROW = {
@@ -16,14 +15,6 @@ ROW = {
     "recompute": "full", "gpu_type": "A100-80GB", "gpu_count": "8", "precision": "fp16", "metric": "iteration_time_s",
     "value": "0.2", "layout_complete": "y",
 }  # fmt: skip
-
-
-def _table(path, rows):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def test_row_becomes_a_configuration():
@@ -53,14 +44,14 @@ def test_ends_hold_one_layer_fewer_where_only_that_divides():
 
 
 def test_scores_are_those_of_the_rows(tmp_path):
-    once = validate(_table(tmp_path / "a.csv", [ROW]))
+    once = validate(write_table(tmp_path / "a.csv", [ROW]))
     predicted = once.rows[0]["predicted"]
     rows = [
         ROW | {"value": str(predicted * 1.25)},
         ROW | {"value": str(predicted * 0.5), "micro_batch": "1"},
         ROW | {"precision": "int4"},
     ]
-    found = validate(_table(tmp_path / "b.csv", rows))
+    found = validate(write_table(tmp_path / "b.csv", rows))
     first, second = (row["predicted"] / row["value"] - 1 for row in found.rows)
     score = found.sources[0]
     assert first == pytest.approx(-0.2)
@@ -73,7 +64,7 @@ def test_scores_are_those_of_the_rows(tmp_path):
 
 def test_rows_of_impossible_sizes_are_skipped_and_the_others_predicted(tmp_path):
     rows = [ROW | {"layers": "inf"}, ROW, ROW | {"layers": "1e30"}, ROW | {"zero_level": "x"}]
-    found = validate(_table(tmp_path / "a.csv", rows))
+    found = validate(write_table(tmp_path / "a.csv", rows))
     assert [row["row"] for row in found.rows] == [2] and [row["row"] for row in found.skipped] == [1, 3, 4]
 
 
@@ -83,6 +74,6 @@ def test_tables_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(TwofoldError, match="no column"):
         read_table(tmp_path / "bad.csv")
-    _table(tmp_path / "empty.csv", [])
+    write_table(tmp_path / "empty.csv", [])
     with pytest.raises(TwofoldError, match="no rows"):
         read_table(tmp_path / "empty.csv")

@@ -16,6 +16,7 @@ from plans.errors import TwofoldError
 from plans.scale import Degrees
 from search.scale.bounds import Frame, Rows
 from search.scale.costs import Costs
+from search.scale.estimates import Estimates
 from search.scale.footing import Footing
 from search.scale.found import Found, Refused, describe, identity
 from search.scale.frames import Frames
@@ -133,10 +134,11 @@ class Branching:
 
     def _nodes(self) -> Nodes:
         places = Places(problem=self.problem, costs=self.costs, only_best=self.keep == 1)
-        return Nodes(
+        estimates = Estimates(
             problem=self.problem, keep=self.keep, costs=self.costs, footing=self.footing, frames=self.frames,
             places=places, refused=self.refused,
         )  # fmt: skip
+        return Nodes(estimates=estimates)
 
     @property
     def _is_late(self) -> bool:

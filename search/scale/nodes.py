@@ -17,12 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.scale.bounds import Frame, Rows
-from search.scale.costs import Costs, Inner, Table, anywhere, kept, ordered, piece_counts
+from search.scale.costs import Inner, Table, anywhere, kept, ordered, piece_counts
 from search.scale.estimates import Estimates
-from search.scale.footing import Footing
 from search.scale.found import Refused
-from search.scale.frames import Frames
-from search.scale.places import Places
 from search.scale.problem import Problem
 from search.scale.space import (
     Mesh,
@@ -38,6 +35,7 @@ from simulator.scale.chunks import Chunk
 
 __all__ = ["Child", "Kind", "Nodes", "after_leaf", "leaf_values"]
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -62,25 +60,15 @@ class Nodes:
     """The nodes of one search.
 
     Args:
-        problem: what is asked.
-        keep: how many of the fastest are searched for.
-        costs, footing, frames, places: of the problem.
-        refused: filled with what cannot fit.
+        estimates: what is known of its meshes before a schedule is chosen, with what that rests on.
     """
 
-    problem: Problem
-    keep: int
-    costs: Costs
-    footing: Footing
-    frames: Frames
-    places: Places
-    refused: list[Refused]
+    estimates: Estimates
 
     def __post_init__(self) -> None:
-        self._estimates = Estimates(
-            problem=self.problem, keep=self.keep, costs=self.costs, footing=self.footing, frames=self.frames,
-            places=self.places, refused=self.refused,
-        )  # fmt: skip
+        known = self.estimates
+        self.problem, self.costs, self.footing = known.problem, known.costs, known.footing
+        self.frames, self.places = known.frames, known.places
         self._open: dict[Kind, Callable[..., Iterator[Child]]] = {
             Kind.MESH: self._open_mesh, Kind.INNER: self._open_inner, Kind.LEVEL: self._open_level,
             Kind.MEMORY: self._open_memory, Kind.SHAPE: self._open_shape, Kind.SPREADS: self._open_spreads,
@@ -95,36 +83,36 @@ class Nodes:
         places = self.places.of(mesh)
         for size in micro_batches(self.problem, mesh):
             sps = sequence_parallels(self.problem, mesh)
-            if not sps or not self._estimates.may_hold(mesh, size, max(sps)):
+            if not sps or not self.estimates.may_hold(mesh, size, max(sps)):
                 continue
-            bound = min(self._estimates.mesh_bound_s(mesh, size, sp) for sp in sps)
+            bound = min(self.estimates.mesh_bound_s(mesh, size, sp) for sp in sps)
             yield bound, Kind.MESH, (mesh, size, True)
             for place in places[1:]:
                 # where no group inside a stage lies on nearer links, the bound is no less: priced when it comes up
                 is_farther = self.places.is_farther(place, mesh)
                 if not is_farther:
-                    bound = min(self._estimates.mesh_bound_s(place, size, sp) for sp in sps)
+                    bound = min(self.estimates.mesh_bound_s(place, size, sp) for sp in sps)
                 yield bound, Kind.MESH, (place, size, not is_farther)
 
     def _open_mesh(self, bound: float, enough_s: float, mesh: Mesh, size: int, priced: bool) -> Iterator[Child]:
         sps = sequence_parallels(self.problem, mesh)
         if not priced:
-            own = min(self._estimates.mesh_bound_s(mesh, size, sp) for sp in sps)
+            own = min(self.estimates.mesh_bound_s(mesh, size, sp) for sp in sps)
             yield max(bound, own), Kind.MESH, (mesh, size, True)
             return
         for sp in sps:
-            if len(sps) > 1 and self._estimates.mesh_bound_s(mesh, size, sp) >= enough_s:
+            if len(sps) > 1 and self.estimates.mesh_bound_s(mesh, size, sp) >= enough_s:
                 continue
-            for split in self._estimates.splits(mesh):
+            for split in self.estimates.splits(mesh):
                 for recompute in recomputes(self.problem):
                     inner = self.places.inner(mesh, sp, size, recompute, split)
-                    chosen = self._estimates.fitting_levels(mesh, inner, levels(self.problem, mesh))
+                    chosen = self.estimates.fitting_levels(mesh, inner, levels(self.problem, mesh))
                     if not chosen:
                         continue
-                    if self._estimates.saves_nothing(anywhere(inner)):
+                    if self.estimates.saves_nothing(anywhere(inner)):
                         continue
-                    needed = min(self._estimates.excess_bytes(mesh, inner, level) for level in chosen)
-                    own = self._estimates.inner_bound_s(mesh, size, inner, needed)
+                    needed = min(self.estimates.excess_bytes(mesh, inner, level) for level in chosen)
+                    own = self.estimates.inner_bound_s(mesh, size, inner, needed)
                     yield max(bound, own), Kind.INNER, (mesh, size, inner, chosen)
 
     def _open_inner(
@@ -132,12 +120,12 @@ class Nodes:
     ) -> Iterator[Child]:
         for level in chosen:
             own = bound
-            if len(chosen) > 1 and (excess := self._estimates.excess_bytes(mesh, inner, level)):
-                own = self._estimates.inner_bound_s(mesh, size, inner, excess)
+            if len(chosen) > 1 and (excess := self.estimates.excess_bytes(mesh, inner, level)):
+                own = self.estimates.inner_bound_s(mesh, size, inner, excess)
             if level >= 3 and self.costs.recompute_only_adds:
-                own = max(own, self._estimates.quick_bound_s(mesh, size, inner, level))
+                own = max(own, self.estimates.quick_bound_s(mesh, size, inner, level))
             if max(bound, own) < enough_s:
-                own = max(own, self._estimates.level_bound_s(mesh, size, inner, level))
+                own = max(own, self.estimates.level_bound_s(mesh, size, inner, level))
                 yield max(bound, own), Kind.LEVEL, (mesh, size, inner, level)
 
     def _open_level(
@@ -145,7 +133,7 @@ class Nodes:
     ) -> Iterator[Child]:
         partial = self.frames.is_partial(inner.recompute)
         count = self.problem.global_batch // (mesh.dp * size)
-        table = self._estimates.floor(mesh, inner, level)
+        table = self.estimates.floor(mesh, inner, level)
         transfers, step_s = self._transfers(mesh, inner), self.problem.stack.step_s
         for shape, frame in self.frames.all_of(mesh.pp, count, split=inner.split):
             bounds = self.frames.linear(frame).bounds_s(table, transfers, together=self.frames.together(shape)) + step_s
@@ -179,7 +167,7 @@ class Nodes:
         fit = chosen[self._fitting(mesh, inner, level, shape, frame, rows.take(chosen))]
         if not len(fit):
             return
-        placed = self._estimates.in_orders(mesh, inner, level)
+        placed = self.estimates.in_orders(mesh, inner, level)
         first = fit
         if all(
             self.costs.some_are_longer(each, mesh.dp, level) for each in placed
@@ -188,9 +176,7 @@ class Nodes:
         table = functools.reduce(
             Table.least, [self.costs.some(each, mesh.dp, level, settled=False) for each in placed]
         )  # fmt: skip
-        bounds = frame.bounds_s(
-            table, self._transfers(mesh, inner), together=self.frames.together(shape), rows=rows.take(first)
-        ) + self.problem.stack.step_s  # fmt: skip
+        bounds = self._bounds_s(mesh, inner, shape, frame, table, rows.take(first))
         yield max(bound, float(bounds.min())), Kind.SHAPE, (mesh, size, inner, level, shape, fit)
 
     def _fitting(self, mesh: Mesh, inner: Inner, level: int, shape: Shape, frame: Frame, rows: Rows) -> Ints:
@@ -223,9 +209,7 @@ class Nodes:
             left = self._not_beaten(place, own, level, shape, frame, fit)
             if not len(left):
                 continue
-            table, transfers = self._table(own, mesh.dp, level), self._transfers(place, own)
-            bounds = frame.bounds_s(table, transfers, together=self.frames.together(shape), rows=rows.take(left))
-            bounds = bounds + self.problem.stack.step_s
+            bounds = self._bounds_s(place, own, shape, frame, self._table(own, mesh.dp, level), rows.take(left))
             yield max(bound, float(bounds.min())), Kind.SPREADS, (place, size, own, level, shape, left)
 
     def _not_beaten(self, mesh: Mesh, inner: Inner, level: int, shape: Shape, frame: Frame, fit: Ints) -> Ints:
@@ -236,7 +220,12 @@ class Nodes:
         """
         problem, limit = self.problem, self.problem.limit_bytes
         exact = type(problem.stack).memory is Stack.memory
-        if self.keep > 1 or not exact or not self.frames.together(shape) or not self.frames.is_partial(inner.recompute):
+        if (
+            self.estimates.keep > 1
+            or not exact
+            or not self.frames.together(shape)
+            or not self.frames.is_partial(inner.recompute)
+        ):
             return fit
         if not self.costs.longer_with_recompute(inner, mesh.dp, level):
             return fit
@@ -274,12 +263,18 @@ class Nodes:
                 for spread, whole in zip(rows.spread.tolist(), some.tolist(), strict=True)
             ]
         )  # fmt: skip
-        table, transfers = self._table(inner, mesh.dp, level), self._transfers(mesh, inner)
-        bounds = frame.bounds_s(table, transfers, trailing, together=self.frames.together(shape), rows=rows)
-        bounds = bounds + self.problem.stack.step_s
+        bounds = self._bounds_s(mesh, inner, shape, frame, self._table(inner, mesh.dp, level), rows, trailing)
         order = sorted(range(len(fit)), key=lambda number: (float(bounds[number]), number))
         ranked = tuple((max(bound, float(bounds[number])), frame.choice(rows, number)) for number in order)
         yield ranked[0][0], Kind.LEAF, (mesh, size, inner, level, shape, ranked, 0)
+
+    def _bounds_s(
+        self, mesh: Mesh, inner: Inner, shape: Shape, frame: Frame, table: Table, rows: Rows,
+        trailing_s: Floats | None = None,
+    ) -> Floats:  # fmt: skip
+        """For each of `rows`."""
+        transfers_s, together = self._transfers(mesh, inner), self.frames.together(shape)
+        return frame.bounds_s(table, transfers_s, trailing_s, together=together, rows=rows) + self.problem.stack.step_s
 
     def _frame(self, mesh: Mesh, size: int, shape: Shape) -> Frame:
         found = self.frames.of(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
@@ -299,7 +294,9 @@ class Nodes:
             f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {inner.micro_batch} {shape.schedule} x "
             f"{shape.virtual} recompute {inner.recompute} optimizer level {level}"
         )
-        self.refused.append(Refused(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit))
+        self.estimates.refused.append(
+            Refused(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit)
+        )
 
 
 def leaf_values(problem: Problem, node: tuple[Any, ...]) -> dict[str, Any]:
