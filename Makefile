@@ -9,7 +9,7 @@ JOBS ?= 2
 VENV := .venv
 STAMP := $(VENV)/.installed-by-make
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
-PACKAGES := plans costmodels simulator search executor reports twofold
+PACKAGES := plans costmodels simulator search interop executor reports twofold
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .PHONY: help setup demo test check format clean

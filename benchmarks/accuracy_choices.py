@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
+from interop.measurements.rows import Case, Skip, case_of, read_table
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.files import write_atomically
-from plans.scale import Degrees
-from plans.transformer import TransformerConfig
-from simulator.scale import Stack, forecast, stack_named
-from simulator.scale.stacks import Megatron, TorchNative
-from twofold.tables import Case, Skip, case_of, read_table
+from plans.model.transformer import TransformerConfig
+from simulator.forecast import Stack, forecast, stack_named
+from simulator.stacks import Megatron, TorchNative
 from twofold.validation import machine_of, measured_as
 
 __all__ = ["CHOICES", "Choice", "main", "score"]

@@ -27,12 +27,12 @@ import msgspec
 import numpy as np
 
 import costmodels
-from costmodels.carry import carried
-from costmodels.catalogue import Device, device_names, load_device, save_device
-from costmodels.fit_device import TARGETS, DeviceFit, fit_device, scoreboard
-from costmodels.points import Point, load_points, save_points
-from costmodels.sections import Interval, Provenance
-from plans.graph import itemsize
+from costmodels.fit.device import TARGETS, DeviceFit, fit_device, scoreboard
+from costmodels.fit.points import Point, load_points, save_points
+from costmodels.fit.transfer_calibration import carried
+from costmodels.machine.catalogue import Device, device_names, load_device, save_device
+from costmodels.machine.sections import Interval, Provenance
+from plans.model.graph import itemsize
 
 __all__ = ["DATA", "clock_exponents", "fitted", "held_out_table", "main", "repeated_table", "ship"]
 

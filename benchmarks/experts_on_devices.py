@@ -24,13 +24,13 @@ import torch.distributed as dist
 
 from costmodels import Machine
 from executor.device import pick_device
-from executor.feeding import random_batches, random_parameters
-from executor.groups import connect
-from executor.run import run_rank
-from plans.graph import Graph
+from executor.step.groups import connect
+from executor.train.batches import random_batches, random_parameters
+from executor.train.run import run_rank
 from plans.lower import lower
+from plans.model.graph import Graph
+from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan
-from plans.transformer import Experts, TransformerConfig, transformer
 from search import uniform_plan
 
 CONFIG = TransformerConfig(

@@ -19,7 +19,7 @@ import msgspec
 
 from benchmarks.step_plans import third_plans
 from costmodels import Machine
-from costmodels.points import load_points
+from costmodels.fit.points import load_points
 from plans.files import write_atomically
 from plans.plan import Plan
 from simulator import simulate

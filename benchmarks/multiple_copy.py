@@ -24,9 +24,9 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
-from costmodels.machine import Collective, Compute, Interval, Link, Provenance
+from costmodels.machine.machine import Collective, Compute, Interval, Link, Provenance
 from plans.layout import Layout
-from plans.mlp import mlp_graph
+from plans.model.mlp import mlp_graph
 from plans.plan import Plan, Stage, Strategy
 from simulator import simulate
 from twofold.running import run

@@ -34,7 +34,7 @@ from costmodels import Machine
 from plans.layout import Layout
 from plans.redistribution import StepPrice, max_received_bytes, redistribute
 from plans.redistribution.pretend import apply_steps, split
-from search.pricing import StepSeconds
+from search.operators.pricing import StepSeconds
 
 RESULTS = Path(__file__).with_name("results")
 ITEMSIZE = 4

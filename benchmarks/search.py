@@ -29,9 +29,9 @@ import numpy as np
 from benchmarks import search_weaknesses
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.transformer import TransformerConfig, transformer_config
-from search.scale import BASELINES, NothingFits, Problem, baseline, describe, solve
-from search.scale.critical import critical_path_s
+from plans.model.transformer import TransformerConfig, transformer_config
+from search.devices import BASELINES, NothingFits, Problem, baseline, describe, solve
+from search.devices.critical import critical_path_s
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
 

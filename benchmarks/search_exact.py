@@ -34,14 +34,14 @@ import msgspec
 import numpy as np
 
 from costmodels import Machine
-from plans.graph import Graph, Operator, Tensor
+from plans.model.graph import Graph, Operator, Tensor
 from plans.plan import Optimizer, Plan, Stage, Strategy, plan_to_json
 from search import search
-from search.additive import StageCosts
-from search.eliminate import Table, best_assignment
-from search.predicting import predicted
-from search.pricing import instruction_cost, redistribution_choice
-from search.space import meshes, strategies
+from search.attach_prediction import predicted
+from search.operators.additive import StageCosts
+from search.operators.eliminate import Table, best_assignment
+from search.operators.pricing import instruction_cost, redistribution_choice
+from search.operators.space import meshes, strategies
 from simulator import simulate
 
 RESULTS = Path(__file__).with_name("results")

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator
 from plans.layout import Layout
+from plans.model.graph import Graph, Operator
 from plans.operators import factors
 from plans.plan import Strategy
 

@@ -26,13 +26,13 @@ import msgspec
 from benchmarks.search_halving import Cuts, halving, strategies_of
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout
-from plans.mlp import mlp_graph
+from plans.model.graph import Graph, Operator, Tensor
+from plans.model.mlp import mlp_graph
+from plans.model.transformer import TransformerConfig, transformer, transformer_config
 from plans.plan import Plan, Strategy
-from plans.transformer import TransformerConfig, transformer, transformer_config
 from search import PlanSet, search
-from search.scale import Answer, NothingFits, Pins, Problem, describe, solve
+from search.devices import Answer, NothingFits, Pins, Problem, describe, solve
 
 __all__ = ["CASES", "Outcome", "checked", "text"]
 

@@ -31,16 +31,16 @@ import numpy as np
 import simpy
 
 from costmodels import Machine
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
+from plans.model.transformer import TransformerConfig, transformer, transformer_config
 from plans.plan import Optimizer
-from plans.scale import Degrees
 from plans.schedules import chunks_per_rank, make_schedule, schedule_names
-from plans.transformer import TransformerConfig, transformer, transformer_config
 from search.uniform import uniform_plan
 from simulator import run_program, simulate
 from simulator.fast import MaxPlus, PipelineCosts, pipeline_times
-from simulator.scale import forecast, forecast_grid
+from simulator.forecast import forecast, forecast_grid
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the programs written by hand are those of the tests
 

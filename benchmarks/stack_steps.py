@@ -3,7 +3,7 @@
 `twofold calibrate` runs a few steps of small decoders under plain torch, DistributedDataParallel, FSDP2 and DTensor,
 for comparison and never for fitting (kind step, call decoder_step in benchmarks/data). They are in none of the
 published tables, so their errors say what a prediction of somebody else's run is worth on a device whose kernels are
-known. The residual of peak memory is what `simulator.scale.memory.memory_interval` takes.
+known. The residual of peak memory is what `simulator.forecast.memory.memory_interval` takes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from costmodels import Machine
-from costmodels.points import Point, load_points
+from costmodels.fit.points import Point, load_points
+from plans.degrees import Degrees
 from plans.files import write_atomically
+from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
-from plans.scale import Degrees
-from plans.transformer import TransformerConfig
-from simulator.scale import Forecast, forecast
-from simulator.scale.stacks import TorchNative
+from simulator.forecast import Forecast, forecast
+from simulator.stacks import TorchNative
 
 __all__ = ["main", "predicted", "stack_rows"]
 

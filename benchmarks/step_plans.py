@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
+from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan, save_plan
-from plans.transformer import Experts, TransformerConfig, transformer
 from search import uniform_plan
 
 __all__ = ["SETS", "expert_plans", "main", "new_plans", "step_plans", "third_plans", "tiny_plans"]

@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks.calibration import DATA, fitted
 from benchmarks.step_plans import SETS, step_plans
 from costmodels import Machine
-from costmodels.catalogue import Device, load_device
-from costmodels.points import load_points
+from costmodels.fit.points import load_points
+from costmodels.machine.catalogue import Device, load_device
 from plans.files import write_atomically
 from plans.plan import Plan
 from simulator import simulate

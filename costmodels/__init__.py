@@ -11,11 +11,12 @@ Every number says where it comes from: measured, interpolated, assumed or cited.
 It imports `plans` only.
 """
 
-from costmodels.cpu import Calibration, fit_cpu_machine
+from costmodels.fit.cpu import Calibration, fit_cpu_machine
+from costmodels.fit.points import Point, load_points, save_points
+from costmodels.fit.probe import ProbeFit, fit_probe, with_probe
 from costmodels.interval import price_interval, step_interval
-from costmodels.machine import Machine, shipped_machines
-from costmodels.points import Point, load_points, save_points
-from costmodels.price import (
+from costmodels.machine.machine import Machine, shipped_machines
+from costmodels.price.instruction import (
     Cost,
     mesh_tiers,
     overlap_class,
@@ -27,7 +28,6 @@ from costmodels.price import (
     price_transfer,
     price_wait,
 )
-from costmodels.probe import ProbeFit, fit_probe, with_probe
 
 __all__ = [
     "Calibration",

@@ -17,9 +17,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from costmodels.machine import SPREAD_CLASSES, Machine
-from costmodels.price import PS_PER_S, compute_class, price
-from costmodels.sections import check_known
+from costmodels.machine.machine import SPREAD_CLASSES, Machine
+from costmodels.machine.sections import check_known
+from costmodels.price.instruction import PS_PER_S, compute_class, price
 from plans.program import Kind, Program
 
 __all__ = ["class_seconds", "dispatch_seconds", "price_interval", "step_interval"]
@@ -38,7 +38,7 @@ def step_interval(machine: Machine, step_s: float, seconds_by_class: Mapping[str
         machine: whose `spreads` are the standard deviations by class, and whose `interval` is what is left.
         step_s: the prediction.
         seconds_by_class: class -> its seconds on the critical path, or of the busiest rank; what another class hides
-            counts less than its full length. Classes are `costmodels.machine.SPREAD_CLASSES`.
+            counts less than its full length. Classes are `costmodels.machine.machine.SPREAD_CLASSES`.
 
     Raises:
         TwofoldError: an unknown class.
@@ -66,7 +66,8 @@ def price_interval(machine: Machine, name: str, seconds: float) -> tuple[float, 
 
     Args:
         machine: whose `price_intervals` come from the errors of single measured points.
-        name: its class, one of `costmodels.machine.SPREAD_CLASSES`; one that was not measured has that of its spread.
+        name: its class, one of `costmodels.machine.machine.SPREAD_CLASSES`; one that was not measured has that of
+        its spread.
         seconds: the price.
 
     Raises:

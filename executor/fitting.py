@@ -1,6 +1,7 @@
 """What a module alone says of a strategy: ranks, sizes of its parameters, outputs that it can make.
 
-The shapes of inputs are known when a network is planned (`plans.given` checks them then); what no input can make right
+The shapes of inputs are known when a network is planned (`plans.user_strategy` checks them then); what no input can
+make right
 is refused here, when it is said.
 """
 
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from plans.errors import TwofoldError
-from plans.given import Entry, GivenStrategy
 from plans.layout import TensorLayout
+from plans.user_strategy import Entry, GivenStrategy
 
 __all__ = ["check_fit"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from executor import ops
-from executor.initial import initializer, no_init_parameters
-from executor.losscell import MAELoss, WithLossCell
 from executor.recompute import recompute
 from executor.sharding import shard
+from executor.train.initial import initializer, no_init_parameters
+from executor.train.losscell import MAELoss, WithLossCell
 from plans.layout import Layout
 
 __all__ = [

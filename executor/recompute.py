@@ -11,7 +11,7 @@ from torch import nn
 
 from executor.stages import covers
 from plans.errors import TwofoldError
-from plans.graph import Graph
+from plans.model.graph import Graph
 
 __all__ = ["marked_operators", "recompute"]
 
@@ -37,8 +37,8 @@ def recompute(module: ModuleT) -> ModuleT:
 def marked_operators(graph: Graph, module: nn.Module) -> tuple[str, ...]:
     """The operators of `graph`, captured from `module`, that stand in a marked module; the loss itself never does.
 
-    >>> from executor.capture import capture
-    >>> from executor.losscell import MAELoss, WithLossCell
+    >>> from executor.capture.capture import capture
+    >>> from executor.train.losscell import MAELoss, WithLossCell
     >>> net = nn.Sequential(nn.Linear(4, 4), recompute(nn.ReLU()), nn.Linear(4, 1))
     >>> cell = WithLossCell(net, MAELoss())
     >>> marked_operators(capture(cell, ((8, 4), (8, 1))), cell)

@@ -9,9 +9,9 @@ from torch import nn
 from executor.fitting import check_fit
 from executor.stages import covers
 from plans.errors import TwofoldError
-from plans.given import GivenStrategy, given_strategy
-from plans.graph import Graph
+from plans.model.graph import Graph
 from plans.plan import Strategy
+from plans.user_strategy import GivenStrategy, given_strategy
 
 __all__ = ["given_strategies", "shard", "sharded_modules"]
 
@@ -34,8 +34,9 @@ def shard(op_or_module: ModuleT, in_strategy: object, out_strategy: object = Non
             rows (the contracted dim's axes appended to those of the rows).
 
     Raises:
-        TwofoldError: no module, a form that `plans.given` refuses, or what no input can make right: another number of
-            dims, parts that do not divide a parameter, an output that the operator cannot make. Whether a strategy fits
+        TwofoldError: no module, a form that `plans.user_strategy` refuses, or what no input can make right: another
+            number of dims, parts that do not divide a parameter, an output that the operator cannot make. Whether a
+            strategy fits
             the shapes of the inputs shows when the network is planned.
 
     >>> layer = shard(nn.Linear(8, 8), ((4, 1), (2, 1)))
@@ -70,8 +71,8 @@ def given_strategies(graph: Graph, module: nn.Module, num_ranks: int) -> dict[st
     Raises:
         TwofoldError: a module with several operators or none, or a strategy that does not fit its operator.
 
-    >>> from executor.capture import capture
-    >>> from executor.losscell import MAELoss, WithLossCell
+    >>> from executor.capture.capture import capture
+    >>> from executor.train.losscell import MAELoss, WithLossCell
     >>> net = nn.Sequential(nn.Linear(4, 4), shard(nn.ReLU(), ((2, 2),)), nn.Linear(4, 1))
     >>> cell = WithLossCell(net, MAELoss())
     >>> list(given_strategies(capture(cell, ((8, 4), (8, 1))), cell, 4))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator
+from plans.model.graph import Graph, Operator
 
 __all__ = ["assign_stages", "configured_stages", "covers"]
 
@@ -63,8 +63,8 @@ def assign_stages(
         TwofoldError: see `configured_stages`; no stages named although there are several, a stage beyond the last, a
             stage without operators, or an operator that reads what a later stage makes.
 
-    >>> from executor.capture import capture
-    >>> from executor.losscell import MAELoss, WithLossCell
+    >>> from executor.capture.capture import capture
+    >>> from executor.train.losscell import MAELoss, WithLossCell
     >>> cell = WithLossCell(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), MAELoss())
     >>> graph = capture(cell, ((8, 4), (8, 1)))
     >>> assign_stages(graph, cell, {"_backbone.0": 0, "_backbone.2": 1}, 2)

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from plans.chosen import Redistribution
 from plans.errors import TwofoldError
 from plans.files import write_atomically
-from plans.graph import Graph, Operator, itemsize
 from plans.layout import DimAxes, Layout, TensorLayout
+from plans.model.graph import Graph, Operator, itemsize
 from plans.operators import OperatorSpec
+from plans.stored_redistribution import Redistribution
 
 __all__ = [
     "PLAN_VERSION",

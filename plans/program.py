@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from plans.graph import itemsize
 from plans.layout import Layout, TensorLayout
+from plans.model.graph import itemsize
 from plans.redistribution.pieces import Piece
 
 __all__ = [

@@ -12,15 +12,15 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from costmodels.catalogue import Device
-from costmodels.communication import route, wire_s
-from costmodels.compute import matrix_s
-from costmodels.fit_device import TARGETS, DeviceFit, Predicted, scoreboard
-from costmodels.points import Point
-from costmodels.sections import COLLECTIVES
-from costmodels.traffic import Traffic, collective_traffic
+from costmodels.fit.device import TARGETS, DeviceFit, Predicted, scoreboard
+from costmodels.fit.points import Point
+from costmodels.machine.catalogue import Device
+from costmodels.machine.sections import COLLECTIVES
+from costmodels.price.communication import route, wire_s
+from costmodels.price.compute import matrix_s
+from costmodels.price.traffic import Traffic, collective_traffic
 from plans.files import write_atomically
-from plans.graph import itemsize
+from plans.model.graph import itemsize
 from reports.calibration_picture import Series, log_picture, map_picture
 from reports.html import _figure, _folded, _json, _key_figures, _section
 from reports.svg import Picture, style_sheet, template

@@ -13,7 +13,7 @@ from string import Template
 from typing import Protocol
 
 from costmodels import Machine
-from costmodels.points import Point
+from costmodels.fit.points import Point
 from plans.files import write_atomically
 from reports.calibration_picture import Series, log_picture
 from reports.html import _figure, _folded, _json, _key_figures, _section

@@ -30,7 +30,7 @@ from plans.files import write_atomically
 from plans.program import Kind, Program
 from plans.timeline import STREAMS, MemoryPeak, Span, Timeline
 from reports.spans import groups_of
-from simulator.causes import Causes
+from simulator.timeline.causes import Causes
 
 __all__ = ["MAX_SPANS", "TRACE_VERSION", "read_trace", "write_rank_traces", "write_trace"]
 

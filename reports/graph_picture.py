@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from plans.files import write_atomically
-from plans.graph import Graph, Operator, itemsize
 from plans.layout import TensorLayout
+from plans.model.graph import Graph, Operator, itemsize
 from plans.plan import Plan
 from plans.redistribution import redistribute
 from reports.layered import place

@@ -60,8 +60,9 @@ class LiveBytes:
 def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int | None = None) -> LiveBytes:
     """What is alive on a rank when, from the program's values and the times at which its instructions ran.
 
-    As `simulator.memory` counts it: a value lives from the start of the instruction that makes it until the one that
-    frees it has run, asynchronous communication until it is over; a value that shares another's memory keeps it alive;
+    As `simulator.timeline.memory` counts it: a value lives from the start of the instruction that makes it until the
+    one that frees it has run, asynchronous communication until it is over; a value that shares another's memory keeps
+    it alive;
     "kept" values live on. The largest total is the rank's `MemoryPeak` when the timeline is of that program and step.
 
     Args:

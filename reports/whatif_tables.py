@@ -8,7 +8,7 @@ from reports.svg import Picture, text_width
 from reports.tables import Table
 from reports.units import format_bytes, format_seconds, nice_ticks
 from simulator import Outcome
-from simulator.sensitivity import Effect
+from simulator.study.sensitivity import Effect
 
 __all__ = ["sensitivity_table", "tornado_picture", "what_if_table"]
 

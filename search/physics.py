@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from costmodels import Machine
-from costmodels.compute import rate
-from plans.graph import Graph
+from costmodels.price.compute import rate
+from plans.model.graph import Graph
 
 __all__ = ["graph_flops", "physics_s"]
 
@@ -12,7 +12,7 @@ __all__ = ["graph_flops", "physics_s"]
 def graph_flops(graph: Graph) -> dict[str, int]:
     """dtype -> floating-point operations of one step: every operator's forward and the gradients that are wanted.
 
-    >>> from plans.mlp import mlp_graph
+    >>> from plans.model.mlp import mlp_graph
     >>> graph_flops(mlp_graph([64, 32], 16))["float32"] >= 2 * 2 * 16 * 64 * 32
     True
     """

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.graph import Graph
+from plans.model.graph import Graph
 from plans.plan import Optimizer, Strategy
+from search.operators.whole import Whole
 from search.planset import PlanSet
-from search.question import check_question
-from search.whole import Whole
+from search.request import check_question
 
 __all__ = ["search"]
 
@@ -75,7 +75,7 @@ def search(
         TwofoldError: stages or widths that do not fit the devices, micro-batches that do not divide the batch, a memory
             limit that nothing fits in (it names the smallest that would), pins that do not fit.
 
-    >>> from plans.mlp import mlp_graph
+    >>> from plans.model.mlp import mlp_graph
     >>> found = search(mlp_graph([64, 32, 8], 16), Machine.load("h200-x8"), num_devices=3, num_stages=2)
     >>> [stage.mesh.num_ranks for stage in found.best.stages]
     [2, 1]

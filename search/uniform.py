@@ -1,7 +1,8 @@
 """A plan stated in the usual degrees: data, context, tensor and pipeline parallel, the same for every operator.
 
-For a graph of `tf.transformer` all is stated, nothing searched: `plans.transformer.strategies` gives the layouts. For
-any other graph the data-parallel axis splits the batch dim of every operator that can be split there, and what the
+For a graph of `tf.transformer` all is stated, nothing searched: `plans.model.transformer.strategies` gives the
+layouts. For any other graph the data-parallel axis splits the batch dim of every operator that can be split there,
+and what the
 tensor-parallel axis splits is chosen by the exact search over the other dims, which finds the well-known
 column-then-row pattern by itself.
 """
@@ -13,15 +14,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from costmodels import Machine
+from plans.degrees import ORDER, Degrees, check_order, check_recompute_layers
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator
 from plans.layout import Layout
 from plans.lower.collectives import by_collectives
-from plans.operators import OperatorSpec
-from plans.plan import Optimizer, Plan, Stage, Strategy
-from plans.scale.degrees import ORDER, Degrees, check_order, check_recompute_layers
-from plans.schedules import chunks_per_rank, make_schedule
-from plans.transformer import (
+from plans.model.graph import Graph, Operator
+from plans.model.transformer import (
     block_strategies,
     check_degrees,
     is_transformer,
@@ -29,11 +27,14 @@ from plans.transformer import (
     parts_of,
     recompute_set,
 )
-from search.additive import StageCosts
-from search.eliminate import best_assignment
-from search.predicting import predicted
-from search.pricing import instruction_cost
-from search.stages import balanced_cuts
+from plans.operators import OperatorSpec
+from plans.plan import Optimizer, Plan, Stage, Strategy
+from plans.schedules import chunks_per_rank, make_schedule
+from search.attach_prediction import predicted
+from search.operators.additive import StageCosts
+from search.operators.eliminate import best_assignment
+from search.operators.pricing import instruction_cost
+from search.operators.stages import balanced_cuts
 
 __all__ = ["spread_layers", "uniform_plan"]
 
@@ -93,7 +94,7 @@ def uniform_plan(
     Raises:
         TwofoldError: degrees that do not fit the machine or the model, a micro-batch that does not divide the batch.
 
-    >>> from plans.transformer import transformer
+    >>> from plans.model.transformer import transformer
     >>> plan = uniform_plan(transformer("llama-3-8b", batch_size=16), Machine.load("h200-x8"), dp=2, tp=2, pp=2,
     ...                     micro_batch=1, sequence_parallel=True)
     >>> plan.num_micro_batches, [stage.operators[-1] for stage in plan.stages]
@@ -194,7 +195,7 @@ def spread_layers(
     Raises:
         TwofoldError: fewer blocks than chunks, numbers that do not add up to the blocks.
 
-    >>> from plans.transformer import transformer
+    >>> from plans.model.transformer import transformer
     >>> [len(part) for part in spread_layers(transformer("llama-2-7b", num_layers=6), 4)]
     [21, 40, 40, 24]
     """

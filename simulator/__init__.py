@@ -8,17 +8,17 @@ determines its end. Inside, time is integer picoseconds, so that engines and clo
 `plans` and `costmodels` only.
 """
 
-from simulator.analysis import Composition, composition
-from simulator.check import check_program
-from simulator.critical_path import CriticalPath, critical_path
-from simulator.engine import run_program
-from simulator.goodput import Checkpoints, Failures, Goodput, goodput
-from simulator.jobs import Job, simulate_jobs
-from simulator.link_change import LinkChange
-from simulator.memory import memory_timeline, peak_of_order
-from simulator.peak import LiveValue, Peak, memory_peak
+from simulator.engine.check import check_program
+from simulator.engine.link_change import LinkChange
+from simulator.engine.run import run_program
 from simulator.predict import Outcome, outcome, outcome_of, simulate
-from simulator.whatif import WhatIf
+from simulator.study.goodput import Checkpoints, Failures, Goodput, goodput
+from simulator.study.jobs import Job, simulate_jobs
+from simulator.study.whatif import WhatIf
+from simulator.timeline.analysis import Composition, composition
+from simulator.timeline.critical_path import CriticalPath, critical_path
+from simulator.timeline.memory import memory_timeline, peak_of_order
+from simulator.timeline.peak import LiveValue, Peak, memory_peak
 
 __all__ = [
     "Checkpoints",

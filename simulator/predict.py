@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodels.interval import class_seconds, dispatch_seconds, step_interval
-from costmodels.machine import Machine
-from costmodels.price import Cost, compute_class, price
-from costmodels.traffic import plain_call
+from costmodels.machine.machine import Machine
+from costmodels.price.instruction import Cost, compute_class, price
+from costmodels.price.traffic import plain_call
 from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Scope
 from plans.timeline import Timeline
-from simulator.check import check_program
-from simulator.engine import Overlap, Stretch, run_program
-from simulator.goodput import Goodput, goodput
-from simulator.memory import with_allowance
-from simulator.network import Network
-from simulator.order import CostOf
-from simulator.whatif import WhatIf
+from simulator.engine.check import check_program
+from simulator.engine.network import Network
+from simulator.engine.order import CostOf
+from simulator.engine.run import Overlap, Stretch, run_program
+from simulator.study.goodput import Goodput, goodput
+from simulator.study.whatif import WhatIf
+from simulator.timeline.memory import with_allowance
 
 __all__ = ["Outcome", "finished", "outcome", "outcome_of", "simulate"]
 

@@ -4,11 +4,11 @@ import math
 
 from plans.layout import Layout
 from plans.lower.collectives import by_collectives
+from plans.lower.symbolic import model_sizes
+from plans.model.transformer import block_strategies, mesh_axes, parts_of, recompute_set, transformer
 from plans.operators.attention import heads_first
 from plans.plan import Plan, Stage
 from plans.program import Kind
-from plans.scale import model_sizes
-from plans.transformer import block_strategies, mesh_axes, parts_of, recompute_set, transformer
 
 
 def small_plan(config, *, tp, sequence_parallel, recompute, schedule, cp=1, ep=1):

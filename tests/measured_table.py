@@ -2,7 +2,7 @@
 
 import csv
 
-from twofold.tables import COLUMNS
+from interop.measurements.rows import COLUMNS
 
 
 def write_table(path, rows):

@@ -25,8 +25,8 @@ import numpy as np
 from pretend_flat import clip_factor, pack, unpack
 from pretend_rules import RULES, UPDATES
 
-from plans.graph import itemsize
 from plans.layout import TensorLayout
+from plans.model.graph import itemsize
 from plans.program import Block, GroupProgram, Instruction, Kind, ParameterHome, Program, Scope
 
 Array = np.ndarray

@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass, field
 
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout
+from plans.model.graph import Graph, Operator, Tensor
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.schedules import ScheduleError, make_schedule, schedule_names
 

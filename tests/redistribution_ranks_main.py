@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.redistribution_cases import random_layout
-from executor.comm import HandOver, HandOvers, collective_issue, transfer_issue
 from executor.device import Device, pick_device
-from executor.groups import Team, connect
-from executor.rules import Site, rule_of
+from executor.kernels import Site, rule_of
+from executor.step.comm import HandOver, HandOvers, collective_issue, transfer_issue
+from executor.step.groups import Team, connect
 from plans.layout import Layout
 from plans.lower.emit import channel_of, transfer_pair
 from plans.program import Instruction, Kind, Value

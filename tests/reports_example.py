@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from costmodels.price import Cost
-from plans.graph import Graph, Operator, Tensor
+from costmodels.price.instruction import Cost
 from plans.layout import Layout
 from plans.lower import lower
+from plans.model.graph import Graph, Operator, Tensor
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.program import GroupProgram, Instruction, Kind, Program
 from plans.timeline import Timeline

@@ -1,7 +1,7 @@
 """A machine with figures that are easy to compute with: nodes of 4 devices, no latency, nothing to issue."""
 
 from costmodels import Machine
-from costmodels.machine import COLLECTIVES, DISPATCH_CLASSES, Collective, Compute, Interval, Link
+from costmodels.machine.machine import COLLECTIVES, DISPATCH_CLASSES, Collective, Compute, Interval, Link
 
 GB = 1e9
 

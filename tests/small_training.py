@@ -4,8 +4,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout
+from plans.model.graph import Graph, Operator, Tensor
 from plans.plan import Optimizer, Plan, Stage, Strategy
 
 BATCH = 8

@@ -6,10 +6,10 @@ import torch
 from on_ranks import run_on_ranks
 from torch import nn
 
-from executor.alike import check_alike
 from executor.device import Device
-from executor.feeding import load_model
-from executor.initial import no_init_parameters
+from executor.train.batches import load_model
+from executor.train.initial import no_init_parameters
+from executor.train.same_start import check_alike
 from plans.errors import TwofoldError
 
 pytestmark = pytest.mark.ranks

@@ -10,19 +10,19 @@ import msgspec
 import pytest
 import torch
 
-from costmodels.catalogue import load_device
-from costmodels.points import Point, PointLog, load_points
-from costmodels.rules import fit_rules
-from executor.calibrate.bench import Job
-from executor.calibrate.meeting import HUNG_EXIT_CODE, Meeting
+from costmodels.fit.points import Point, PointLog, load_points
+from costmodels.machine.catalogue import load_device
+from costmodels.price.executor_kernels import fit_rules
+from executor.calibrate.cpu import _Session as _CpuSession
+from executor.calibrate.cpu import _summary, environment
+from executor.calibrate.operands import Job
+from executor.calibrate.rank_sync import HUNG_EXIT_CODE, Meeting
 from executor.calibrate.resume import go_on
 from executor.calibrate.session import Session
 from executor.calibrate.timing import Timer
 from executor.device import Device
-from executor.launch import launch
-from executor.measure import _Session as _CpuSession
-from executor.measure import _summary, environment
-from executor.rank_failures import RankFailed
+from executor.launch.launch import launch
+from executor.launch.rank_failures import RankFailed
 from plans.errors import TwofoldError
 from twofold.calibration import calibrate
 from twofold.cli import main
@@ -151,7 +151,7 @@ def test_time_that_is_up_leaves_points_out_and_the_next_run_takes_them(tmp_path)
 HANGING = """
 import sys, time
 import torch.distributed as dist
-from executor.calibrate.meeting import Meeting
+from executor.calibrate.rank_sync import Meeting
 from executor.device import pick_device
 dist.init_process_group("gloo")
 meeting = Meeting(pick_device("cpu"), timeout_s=60.0)
@@ -187,15 +187,15 @@ def test_the_old_machine_file_stays_when_a_calibration_fails(tmp_path, monkeypat
     def fail(*args, **more):
         raise TwofoldError("rank 1 failed")
 
-    monkeypatch.setattr("executor.launch.launch", fail)
+    monkeypatch.setattr("executor.launch.launch.launch", fail)
     with pytest.raises(TwofoldError, match="rank 1 failed"):
         calibration.calibrate(2, device="cpu", out=old, quick=True)
     assert json.loads(old.read_text()) == {"mine": 1}
 
 
 def test_points_that_are_too_few_to_fit_leave_the_old_machine_file_alone(tmp_path):
-    from costmodels.catalogue import load_device
-    from twofold.accelerators import fit_points
+    from costmodels.machine.catalogue import load_device
+    from twofold.calibrate_gpu import fit_points
 
     old = tmp_path / "machine.json"
     old.write_text("old")
@@ -217,8 +217,8 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_measured_again(tmp_path):
 
 
 def test_points_can_be_asked_for_by_name(tmp_path):
-    from costmodels.points import save_points
-    from executor.calibrate.wanted import wanted_jobs
+    from costmodels.fit.points import save_points
+    from executor.calibrate.requested_points import wanted_jobs
 
     matrix = Point(kind="matrix", call="mm", shape=(8, 16, 24), form="tn", dtype="bfloat16", held_out=True, seconds=0.0)
     attention = Point(
@@ -300,7 +300,7 @@ def test_a_time_that_nothing_takes_is_refused_with_its_line(name, wrong, tmp_pat
 
 @pytest.mark.parametrize("name", ["machine", "processor", "cores"])
 def test_points_of_another_computer_are_refused_also_when_a_later_run_was_here(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("executor.measure.processor_name", lambda: "this one")
+    monkeypatch.setattr("executor.calibrate.cpu.processor_name", lambda: "this one")
     points, machine = tmp_path / "points.jsonl", tmp_path / "machine.json"
     machine.write_text("old")
     log, here = PointLog(points), environment()
@@ -321,7 +321,7 @@ def test_an_interrupted_calibration_says_what_is_kept_and_that_the_same_command_
         PointLog(points).add(Point(kind="memory", call="relu", size_bytes=8, seconds=1.0))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("executor.launch.launch", interrupt)
+    monkeypatch.setattr("executor.launch.launch.launch", interrupt)
     assert main(["calibrate", "--quick", "--device", "cpu", "--out", str(tmp_path / "machine.json")]) == 130
     said = capsys.readouterr().err
     assert f"1 points are kept in {str(points)!r}: the same command goes on" in said
@@ -334,8 +334,8 @@ def test_a_point_is_on_disk_before_the_next_one_is_taken(tmp_path, monkeypatch):
         seen.append(len(PointLog(log.path).points))
         return {"seconds": 1e-6}
 
-    monkeypatch.setattr("executor.measure._timed", timed)
-    monkeypatch.setattr("executor.measure.dist.barrier", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("executor.calibrate.cpu._timed", timed)
+    monkeypatch.setattr("executor.calibrate.cpu.dist.barrier", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     session = _CpuSession.__new__(_CpuSession)
     session.rank, session.log, session.points, session.known = 0, log, [], set()
     session.thorough, session.small = False, True

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from costmodels.catalogue import load_device
-from costmodels.points import Point, PointLog, load_points, save_points
-from executor.calibrate.bench import Job
+from costmodels.fit.points import Point, PointLog, load_points, save_points
+from costmodels.machine.catalogue import load_device
 from executor.calibrate.chosen import split_at_markers
 from executor.calibrate.communication import recorded_jobs
 from executor.calibrate.instructions import _summary
-from executor.calibrate.meeting import Meeting
+from executor.calibrate.operands import Job
+from executor.calibrate.rank_sync import Meeting
+from executor.calibrate.requested_points import wanted_jobs
 from executor.calibrate.rules import rule_jobs
 from executor.calibrate.session import Session
 from executor.calibrate.timing import Timer, sampled
-from executor.calibrate.wanted import wanted_jobs
 from executor.device import Device
-from executor.launch import launch
+from executor.launch.launch import launch
 from plans.errors import TwofoldError
 from plans.plan import save_plan
-from twofold.accelerators import base_device, fit_points
-from twofold.probes import rule_plans
+from twofold.calibrate_gpu import base_device, fit_points
+from twofold.probe_plans import rule_plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +183,9 @@ def test_kernels_of_a_trace_are_those_between_pairs_of_markers():
 
 HCCL = """
 import torch, torch.distributed as dist
-from costmodels.points import Point
+from costmodels.fit.points import Point
 from executor.calibrate.communication import make_call, recorded_together, timed_together
-from executor.calibrate.meeting import Meeting
+from executor.calibrate.rank_sync import Meeting
 from executor.calibrate.timing import Timer, sampled
 from executor.device import pick_device
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from benchmarks.calibration import CLOCK_POWER, STATIC_W, clock_exponents, points_of, with_power_limit
-from costmodels.catalogue import load_device
-from costmodels.points import Point, save_points
+from costmodels.fit.points import Point, save_points
+from costmodels.machine.catalogue import load_device
 
 
 def held_at_limit(exponent: float, copies_follow: bool) -> list[Point]:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from executor.capture import capture
-from executor.losscell import MAELoss, WithLossCell
+from executor.capture.capture import capture
 from executor.recompute import marked_operators, recompute
 from executor.stages import assign_stages
+from executor.train.losscell import MAELoss, WithLossCell
 from plans.errors import TwofoldError
 
 
@@ -433,8 +433,8 @@ def test_example_inputs_that_are_no_batch_are_refused(examples, message):
 
 def test_capture_writes_nothing_to_the_terminal():
     program = (
-        "import torch; from torch import nn; from executor.capture import capture\n"
-        "from executor.losscell import MAELoss, WithLossCell\n"
+        "import torch; from torch import nn; from executor.capture.capture import capture\n"
+        "from executor.train.losscell import MAELoss, WithLossCell\n"
         "net = WithLossCell(nn.Sequential(nn.Linear(4, 2), nn.ReLU(inplace=True), nn.Linear(2, 1)), MAELoss())\n"
         "assert len(capture(net, ((8, 4), (8,))).operators) == 5\n"
         "try: capture(WithLossCell(nn.RReLU(), nn.MSELoss()), ((8, 4), (8, 2)))\n"

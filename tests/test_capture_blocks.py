@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from executor.capture import capture
+from executor.capture.capture import capture
 from executor.device import Device
-from executor.interpreter import Interpreter
-from executor.losscell import WithLossCell
-from executor.reference import train_reference
-from executor.rules.random import kept_elements
+from executor.kernels.random import kept_elements
+from executor.reference.reference import train_reference
+from executor.step.interpreter import Interpreter
+from executor.train.losscell import WithLossCell
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage, Strategy

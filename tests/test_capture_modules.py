@@ -10,12 +10,12 @@ from captured_modules import MODULES, made
 from on_ranks import run_on_ranks
 from random_plans import _strategy
 
-from executor.capture import capture
+from executor.capture.capture import capture
 from executor.device import Device
-from executor.interpreter import Interpreter
-from executor.reference import compare_losses, compare_weights, train_reference
-from executor.result import RankResult
-from executor.run import run_rank
+from executor.reference.reference import compare_losses, compare_weights, train_reference
+from executor.step.interpreter import Interpreter
+from executor.train.result import RankResult
+from executor.train.run import run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower

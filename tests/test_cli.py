@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plans.mlp import mlp_graph
+from plans.model.mlp import mlp_graph
 from plans.plan import load_plan, save_plan
 from search import search
 from twofold.cli import main

@@ -12,7 +12,7 @@ from reports_example import measured, predicted, small_program
 from small_machine import small_machine
 from test_simulator_longest_path import random_scripts
 
-from costmodels.sections import Overlap
+from costmodels.machine.sections import Overlap
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower

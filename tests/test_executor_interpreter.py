@@ -5,18 +5,18 @@ import pytest
 import torch
 from small_training import batches, one_rank, parameters, trained
 
-from executor.count import Communication, compare
 from executor.device import Device, pick_device
-from executor.interpreter import Interpreter
-from executor.memory import memory_peak
-from executor.result import RankResult, spans_of
-from executor.run import run_rank
+from executor.step.count import Communication, compare
+from executor.step.interpreter import Interpreter
+from executor.step.memory import memory_peak
+from executor.train.result import RankResult, spans_of
+from executor.train.run import run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Optimizer
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
-from simulator.memory import peak_of_order
+from simulator.timeline.memory import peak_of_order
 
 CPU = Device(kind="cpu")
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from executor.rules import RULES, Progress, Site, rule_of
-from executor.rules.losses import LOSS_RULES
+from executor.kernels import RULES, Progress, Site, rule_of
+from executor.kernels.losses import LOSS_RULES
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.operators import declare

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from on_ranks import run_on_ranks
 from small_training import batches, four_ranks, parameters, trained
 
-from executor.count import Communication, compare, counted, planned_collectives
-from executor.emulate import Emulation
-from executor.feeding import own_rows
-from executor.result import RankResult, merged_timeline
-from executor.run import run_rank
+from executor.step.count import Communication, compare, counted, planned_collectives
+from executor.step.emulate import Emulation
+from executor.train.batches import own_rows
+from executor.train.result import RankResult, merged_timeline
+from executor.train.run import run_rank
 from plans.lower import lower
 from plans.program import Kind
 from plans.timeline import STREAMS
-from simulator.engine import run_program
+from simulator.engine.run import run_program
 
 pytestmark = pytest.mark.ranks
 

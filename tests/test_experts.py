@@ -5,16 +5,16 @@ import pytest
 import torch
 from transformer_module import Decoder, Mixture, random_tokens, random_weights, trained
 
-from executor.rules import Site, rule_of
-from executor.rules.experts import choices, places
-from executor.run import run_rank
+from executor.kernels import Site, rule_of
+from executor.kernels.experts import choices, places
+from executor.train.run import run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
+from plans.model.transformer import Experts, TransformerConfig, check_degrees, mesh_axes, named_config, transformer
 from plans.operators import declare
 from plans.operators.experts import expert_capacity
 from plans.plan import Optimizer, Plan, Stage
-from plans.transformer import Experts, TransformerConfig, check_degrees, mesh_axes, named_config, transformer
 
 CHOSEN = Experts(num_experts=4, top_k=2, ffn=12, capacity_factor=0.75)
 ALL = Experts(num_experts=6, top_k=3, ffn=8, num_shared=2, num_dense_layers=1, capacity_factor=1.0, weights="all")

@@ -9,11 +9,11 @@ from test_experts import ALL, CHOSEN, config_of
 from transformer_module import random_tokens, random_weights, trained
 
 from costmodels import Machine
-from executor.run import run_rank
+from executor.train.run import run_rank
 from plans.lower import lower
+from plans.model.transformer import transformer
 from plans.plan import Optimizer
 from plans.program import Kind
-from plans.transformer import transformer
 from search import uniform_plan
 
 pytestmark = pytest.mark.ranks

@@ -41,7 +41,7 @@ def test_works_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import twofold as tf\n"
-        "from plans.mlp import mlp_graph\n"
+        "from plans.model.mlp import mlp_graph\n"
         "machine = tf.Machine.load('h200-x8')\n"
         "plan = tf.search(mlp_graph([16, 8], 16), machine, num_devices=2).best\n"
         "assert tf.simulate(plan, machine).step_s > 0\n"

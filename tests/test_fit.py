@@ -2,12 +2,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from costmodels.cpu import fit_cpu_machine
-from costmodels.fit import crowding, fit_collective, fit_compute, fit_overlap, overlapped_s
-from costmodels.machine import COLLECTIVES, Compute, Link, Machine
-from costmodels.points import Point, load_points, save_points
-from costmodels.probe import fit_probe, with_probe
-from costmodels.traffic import collective_traffic
+from costmodels.fit.cpu import fit_cpu_machine
+from costmodels.fit.forms import crowding, fit_collective, fit_compute, fit_overlap, overlapped_s
+from costmodels.fit.points import Point, load_points, save_points
+from costmodels.fit.probe import fit_probe, with_probe
+from costmodels.machine.machine import COLLECTIVES, Compute, Link, Machine
+from costmodels.price.traffic import collective_traffic
 from plans.errors import TwofoldError
 
 DISPATCH_S = {

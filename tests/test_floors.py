@@ -123,7 +123,7 @@ def test_package_says_what_it_is_and_is_typed(package: str) -> None:
     ("package", "source", "broken"),
     [
         ("plans", "import numpy\nimport plans.layout\nfrom . import errors", None),
-        ("plans", "from costmodels.machine import Machine", "plans imports costmodels, which is not below it"),
+        ("plans", "from costmodels.machine.machine import Machine", "plans imports costmodels, which is not below it"),
         ("plans", "def f():\n    import simulator", "line 2: plans imports simulator, which is not below it"),
         ("plans", "import rich", "may import"),
         ("search", "from executor import data", "search imports executor, which is not below it"),

@@ -6,7 +6,7 @@ import pytest
 
 from plans.errors import TwofoldError
 from simulator import Checkpoints, Failures, goodput
-from simulator.goodput import best_interval_s, sampled_goodput
+from simulator.study.goodput import best_interval_s, sampled_goodput
 
 
 def given(steps: int, write_s: int, restart_s: float, mean_s: float, blocking: bool):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from executor.initial import (
+from executor.train.initial import (
     get_seed,
     initial_parameter,
     initial_shard,
@@ -18,7 +18,7 @@ from executor.initial import (
     no_init_parameters,
     set_seed,
 )
-from executor.losscell import MAELoss, WithLossCell
+from executor.train.losscell import MAELoss, WithLossCell
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
 
@@ -106,7 +106,7 @@ def test_the_order_of_calls_and_torch_generator_have_no_influence(lazy, values):
 def test_other_processes_find_the_same_values():
     program = (
         "import sys; sys.path.insert(0, '.')\n"
-        "from torch import nn; from executor.initial import *\n"
+        "from torch import nn; from executor.train.initial import *\n"
         "with no_init_parameters(): net = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))\n"
         "print([initial_parameter(net, name, 11).flatten().tolist()[:3] for name in ('1.bias', '0.weight')])\n"
     )

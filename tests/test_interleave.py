@@ -12,11 +12,11 @@ from random_plans import GraphMaker, random_plan
 from torch import nn
 
 from costmodels import Machine
-from executor.losscell import WithLossCell
+from executor.train.losscell import WithLossCell
 from plans.errors import TwofoldError
-from plans.graph import Graph
 from plans.layout import Layout
 from plans.lower import lower
+from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.program import Instruction, Kind
 from simulator import simulate
@@ -178,7 +178,7 @@ def test_the_wrapper_says_how_many_slices():
 
 def test_a_rank_takes_the_rows_of_its_slice():
     from executor.device import pick_device
-    from executor.interpreter import Interpreter
+    from executor.step.interpreter import Interpreter
 
     names = tuple(operator.name for operator in blocks_of_layers().operators)
     plan = Plan(

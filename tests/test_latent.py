@@ -11,18 +11,19 @@ from on_ranks import run_on_ranks
 from transformer_module import random_tokens, random_weights, trained
 
 from costmodels import Machine
-from executor.run import run_rank
+from executor.train.run import run_rank
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
+from plans.lower.symbolic import model_template
+from plans.model.transformer import Experts, Latent, TransformerConfig, named_config, transformer, transformer_config
+from plans.model.transformer.huggingface import config_from_dict
 from plans.operators import declare
 from plans.plan import Optimizer, Plan, Stage
-from plans.scale import Degrees, model_template
-from plans.transformer import Experts, Latent, TransformerConfig, named_config, transformer, transformer_config
-from plans.transformer.huggingface import config_from_dict
 from search import uniform_plan
 from simulator import simulate
-from simulator.scale import forecast
+from simulator.forecast import forecast
 
 LATENT = Latent(q_rank=12, kv_rank=8, nope_dim=6, rope_dim=4, value_dim=8)
 DIRECT = Latent(kv_rank=8, nope_dim=4, rope_dim=2, value_dim=10)

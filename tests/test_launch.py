@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from executor.launch import WORKER_MAIN, LaunchResult, launch
-from executor.rank_failures import RankFailed, RunFailed, RunTimedOut, first_failure, timed_out
-from executor.rank_logs import JobFolder, LineReader, fresh_folders
-from executor.worker_main import AGENT_PID, is_lost_peer
+from executor.launch.launch import WORKER_MAIN, LaunchResult, launch
+from executor.launch.rank_failures import RankFailed, RunFailed, RunTimedOut, first_failure, timed_out
+from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders
+from executor.launch.worker_main import AGENT_PID, is_lost_peer
 from plans.errors import TwofoldError
 
 TOKEN = "TWOFOLD_TEST_TOKEN"
@@ -467,7 +467,7 @@ def test_the_end_of_the_launcher_is_the_end_of_the_ranks(number, script, job, en
     code = f"""
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from executor.launch import launch
+from executor.launch.launch import launch
 launch({str(script("hang()"))!r}, num_ranks=2, log_dir={str(job.log_dir)!r})
 """
     root = str(WORKER_MAIN.parents[1])

@@ -15,10 +15,10 @@ from pretend_rules import UPDATES
 from random_plans import GraphMaker, random_plan
 
 from plans.errors import TwofoldError
-from plans.graph import Graph
 from plans.layout import Layout
 from plans.lower import lower
-from plans.mlp import mlp_graph
+from plans.model.graph import Graph
+from plans.model.mlp import mlp_graph
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.program import GroupProgram, Instruction, Kind, Program
 

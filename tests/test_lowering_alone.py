@@ -8,13 +8,11 @@ import msgspec
 import pytest
 
 from plans.lower import lower
-from plans.lower.alone import lower_stage
 from plans.lower.emit import least_bytes
-from plans.plan import Plan, Stage
-from plans.program import Instruction, Kind
-from plans.scale import model_sizes, model_template
-from plans.scale.transformer import _structure, _template
-from plans.transformer import (
+from plans.lower.stage_bodies import lower_stage
+from plans.lower.symbolic import model_sizes, model_template
+from plans.lower.symbolic.transformer import _structure, _template
+from plans.model.transformer import (
     TransformerConfig,
     block_strategies,
     mesh_axes,
@@ -23,6 +21,8 @@ from plans.transformer import (
     transformer,
     transformer_config,
 )  # fmt: skip
+from plans.plan import Plan, Stage
+from plans.program import Instruction, Kind
 
 
 def _plan(tp: int, sequence_parallel: bool, recompute: str, schedule: str) -> Plan:

@@ -5,9 +5,9 @@ import msgspec
 import pytest
 
 from costmodels import Machine, price_collective, price_transfer
-from costmodels.carry import CARRIED, anchored, carried
-from costmodels.catalogue import device_names, known_names, load_device
-from costmodels.compute import Compute, matrix_s
+from costmodels.fit.transfer_calibration import CARRIED, anchored, carried
+from costmodels.machine.catalogue import device_names, known_names, load_device
+from costmodels.price.compute import Compute, matrix_s
 from plans.errors import TwofoldError
 
 

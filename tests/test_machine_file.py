@@ -5,7 +5,7 @@ import os
 import msgspec
 import pytest
 
-from costmodels.machine import Machine, Overlap, shipped_machines
+from costmodels.machine.machine import Machine, Overlap, shipped_machines
 from plans.errors import TwofoldError
 
 

@@ -6,7 +6,7 @@ import torch
 from layered_training import ADAMW, batches, graph, parameters, plan, trained
 
 from executor.device import Device
-from executor.interpreter import Interpreter
+from executor.step.interpreter import Interpreter
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
@@ -102,7 +102,7 @@ def test_dtypes_that_are_not_known_are_refused():
 def test_the_reference_trains_with_the_same_recipe():
     from torch import nn
 
-    from executor.reference import train_reference
+    from executor.reference.reference import train_reference
 
     class Layers(nn.Module):
         def __init__(self):

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodels.price import compute_class, matrix_shape
-from executor.rules import RULES, Progress, Site
-from executor.rules.random import kept_elements
+from costmodels.price.instruction import compute_class, matrix_shape
+from executor.kernels import RULES, Progress, Site
+from executor.kernels.random import kept_elements
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout, TensorLayout
+from plans.model.graph import Graph, Operator, Tensor
 from plans.operators import declare, factors, kinds
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -597,7 +597,7 @@ def test_dropout_drops_its_share_and_others_for_every_seed_and_step():
 
 def test_dropout_is_splitmix64():
     """The first numbers of the published generator for the state 1234567 (Vigna's splitmix64.c)."""
-    from executor.rules.random import _GOLDEN, _mix, _signed
+    from executor.kernels.random import _GOLDEN, _mix, _signed
 
     state = torch.tensor([_signed(1234567 + step * _GOLDEN) for step in (1, 2, 3)])
     found = [number % 2**64 for number in _mix(state).tolist()]

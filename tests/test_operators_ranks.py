@@ -19,15 +19,15 @@ from test_capture_blocks import (
     tokens,
 )
 
-from executor.capture import capture
-from executor.feeding import InitialParameters
-from executor.reference import train_reference
-from executor.result import RankResult
-from executor.run import run_rank
+from executor.capture.capture import capture
+from executor.reference.reference import train_reference
+from executor.train.batches import InitialParameters
+from executor.train.result import RankResult
+from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Plan, Stage, load_plan, save_plan
-from search.space import strategies
+from search.operators.space import strategies
 
 pytestmark = pytest.mark.ranks
 

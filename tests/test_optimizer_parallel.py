@@ -10,19 +10,19 @@ from layered_training import ADAMW, graph, plan
 from pretend import Pretend
 from test_lowering import check_training, edited, random_values
 
-from costmodels.price import Cost
-from costmodels.traffic import collective_traffic
-from plans.blocks import block_of
+from costmodels.price.instruction import Cost
+from costmodels.price.traffic import collective_traffic
 from plans.errors import TwofoldError
-from plans.graph import Operator
 from plans.layout import Layout
 from plans.lower import lower
 from plans.lower.buckets import LocalParameter, filled
-from plans.mlp import mlp_graph
+from plans.model.blocks import block_of
+from plans.model.graph import Operator
+from plans.model.mlp import mlp_graph
 from plans.plan import Optimizer, Plan, Stage
 from plans.program import Kind, Scope
-from simulator.engine import run_program
-from simulator.memory import memory_timeline, peak_of_order
+from simulator.engine.run import run_program
+from simulator.timeline.memory import memory_timeline, peak_of_order
 
 DOCS = Path(__file__).parents[1] / "docs" / "optimizer-parallel.md"
 LAYERS, MICRO_BATCHES = 4, 3

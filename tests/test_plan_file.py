@@ -11,7 +11,7 @@ from random_plans import random_plan
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
-from plans.mlp import mlp_graph
+from plans.model.mlp import mlp_graph
 from plans.plan import PLAN_VERSION, Optimizer, Plan, Prediction, Stage, Strategy, load_plan, save_plan
 
 

@@ -5,8 +5,8 @@ import sys
 import msgspec
 import pytest
 
-from costmodels.machine import COLLECTIVES, DISPATCH_CLASSES, Collective, Compute, Interval, Link, Machine
-from costmodels.price import (
+from costmodels.machine.machine import COLLECTIVES, DISPATCH_CLASSES, Collective, Compute, Interval, Link, Machine
+from costmodels.price.instruction import (
     Cost,
     compute_class,
     matrix_shape,
@@ -15,7 +15,7 @@ from costmodels.price import (
     price_step,
     price_transfer,
 )
-from costmodels.traffic import collective_traffic
+from costmodels.price.traffic import collective_traffic
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.operators import kinds

@@ -8,25 +8,25 @@ import pytest
 
 from benchmarks.calibration import files_of, held_out_table, of_new_linears, points_of
 from costmodels import Machine, price, price_interval, step_interval
-from costmodels.catalogue import load_device
-from costmodels.communication import route, wire_s
-from costmodels.compute import Attention, Compute, attention_s, matrix_s, memory_s
-from costmodels.fit_device import DeviceFit, fit_device, predict_points, scoreboard
-from costmodels.fit_kernels import fit_attention, fit_memory, folds, predicted_s
-from costmodels.fit_links import communication_s, fit_links, fit_overlaps, overlap_s
-from costmodels.fit_matrix import fit_clock, fit_dtypes, fit_matrix
+from costmodels.fit.device import DeviceFit, fit_device, predict_points, scoreboard
+from costmodels.fit.kernels import fit_attention, fit_memory, folds, predicted_s
+from costmodels.fit.links import communication_s, fit_links, fit_overlaps, overlap_s
+from costmodels.fit.matrix import fit_clock, fit_dtypes, fit_matrix
+from costmodels.fit.points import Point
 from costmodels.interval import class_seconds, dispatch_seconds
-from costmodels.points import Point
-from costmodels.sections import Collective, Interval, Link, Overlap, Protocol
-from costmodels.size_table import SizeTable, fit_size_table, knot_shapes, knot_weights
-from costmodels.tiled import Tiled, alignment_bytes, one_tiled_s, tiled_s
-from costmodels.traffic import collective_traffic
+from costmodels.machine.catalogue import load_device
+from costmodels.machine.sections import Collective, Interval, Link, Overlap, Protocol
+from costmodels.price.communication import route, wire_s
+from costmodels.price.compute import Attention, Compute, attention_s, matrix_s, memory_s
+from costmodels.price.size_table import SizeTable, fit_size_table, knot_shapes, knot_weights
+from costmodels.price.tiled import Tiled, alignment_bytes, one_tiled_s, tiled_s
+from costmodels.price.traffic import collective_traffic
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
 from simulator import simulate
-from twofold.probes import dispatch_plans
+from twofold.probe_plans import dispatch_plans
 
 CHIP = Compute(
     matrix_flops_per_s={"bfloat16": 1e15}, vector_flops_per_s={"bfloat16": 1e14}, memory_Bps=4e12, num_cores=100,

@@ -26,7 +26,7 @@ def test_python_of_the_readme_runs(tmp_path: Path) -> None:
 
 
 def test_commands_of_the_readme_exist() -> None:
-    from twofold.commands import COMMANDS
+    from twofold.commands.run import COMMANDS
 
     assert set(re.findall(r"\| `twofold (\w+)` \|", TEXT)) == set(COMMANDS)
     targets = set(re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))

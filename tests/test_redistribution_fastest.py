@@ -18,7 +18,7 @@ from plans.redistribution.load import load
 from plans.redistribution.pretend import apply_steps, split
 from plans.redistribution.search import least_s
 from plans.redistribution.space import Space
-from search.pricing import StepSeconds, instruction_cost
+from search.operators.pricing import StepSeconds, instruction_cost
 from tests.test_redistribution_exact import all_layouts, steps_between
 
 CUBE = Layout((2, 2, 2), ("a", "b", "c"))

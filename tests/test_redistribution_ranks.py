@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from executor.launch import launch
+from executor.launch.launch import launch
 
 
 @pytest.mark.ranks

@@ -9,16 +9,16 @@ import pytest
 from on_ranks import run_on_ranks
 
 from costmodels import Machine
-from executor.result import RankResult
-from executor.run import run_rank
+from executor.train.result import RankResult
+from executor.train.run import run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower, lower_by
-from plans.mlp import mlp_graph
+from plans.model.mlp import mlp_graph
 from plans.plan import Plan, load_plan, plan_from_json, plan_to_json, save_plan
+from search.attach_prediction import predicted
+from search.operators.pricing import redistribution_choice
 from search.planset import PlanSet
-from search.predicting import predicted
-from search.pricing import redistribution_choice
 from simulator import simulate
 from tests.random_plans import random_plan
 from tests.test_lowering import OneDevice, check_training, plan_of, random_values

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from html import escape
 
 from costmodels import Machine
-from costmodels.points import Point
+from costmodels.fit.points import Point
 from reports.calibration_cpu import cpu_calibration_html
 
 

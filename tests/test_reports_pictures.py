@@ -12,7 +12,7 @@ from reports_example import measured, predicted, small_graph, small_plan, small_
 
 from plans.errors import TwofoldError
 from plans.layout import Layout
-from plans.mlp import mlp_graph
+from plans.model.mlp import mlp_graph
 from plans.timeline import Span, Timeline
 from reports import graph_data, graph_picture, layout_picture, memory_picture, pipeline_picture, save_graph
 from reports.layered import place

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from costmodels import Machine, price_compute
-from costmodels.catalogue import load_device
-from costmodels.compute import Rule, rule_s
-from costmodels.points import Point
-from costmodels.rules import fit_rules, rule_points
+from costmodels.fit.points import Point
+from costmodels.machine.catalogue import load_device
+from costmodels.price.compute import Rule, rule_s
+from costmodels.price.executor_kernels import fit_rules, rule_points
 
 COMPUTE = load_device("h200").compute
 

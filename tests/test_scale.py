@@ -10,26 +10,27 @@ import pytest
 from folded_lowering import check_template, small_plan
 
 from costmodels import Machine
-from costmodels.points import load_points
-from costmodels.tiers import group_tiers
+from costmodels.fit.points import load_points
+from costmodels.price.tiers import group_tiers
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
-from plans.plan import Optimizer
-from plans.scale import Degrees, Symbols, model_template
-from plans.schedules import make_schedule
-from plans.transformer import (
+from plans.lower.symbolic import Symbols, model_template
+from plans.model.transformer import (
     TransformerConfig,
     transformer,
     transformer_config,
 )
+from plans.plan import Optimizer
+from plans.schedules import make_schedule
 from search import uniform_plan
 from simulator import simulate
-from simulator.scale import Stack, forecast, stack_named, stack_names
-from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Line, Stretch, measure
-from simulator.scale.chunks import Chunks
-from simulator.scale.memory import peak_activations
-from simulator.scale.pipeline import pipeline_end_ps
-from simulator.scale.stacks import TorchNative
+from simulator.forecast import Stack, forecast, stack_named, stack_names
+from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Line, Stretch, measure
+from simulator.forecast.chunks import Chunks
+from simulator.forecast.memory import peak_activations
+from simulator.forecast.pipeline import pipeline_end_ps
+from simulator.stacks import TorchNative
 
 LLAMA = TransformerConfig(
     num_layers=4, hidden=96, num_heads=8, num_kv_heads=4, head_dim=16, ffn=192, vocab=512, seq=64, dtype="float32"

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from simulator.scale.action import COLLECTIVE, COMPUTE, WAIT, Body, Line, measure
+from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Body, Line, measure
 
 RATES = {"matrix": (0.8, 0.7), "memory": (0.6, 0.9)}
 

@@ -7,19 +7,20 @@ import pytest
 from folded_lowering import check_template, small_plan
 
 from costmodels import Machine
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
-from plans.plan import Optimizer
-from plans.scale import Degrees, model_template
-from plans.transformer import (
+from plans.lower.symbolic import model_template
+from plans.model.transformer import (
     Experts,
     TransformerConfig,
     named_config,
     transformer,
 )
+from plans.plan import Optimizer
 from search import uniform_plan
 from simulator import simulate
-from simulator.scale import forecast, stack_named
+from simulator.forecast import forecast, stack_named
 
 CONFIG = TransformerConfig(
     num_layers=4, hidden=96, num_heads=8, num_kv_heads=4, head_dim=16, ffn=192, vocab=512, seq=64, dtype="float32",

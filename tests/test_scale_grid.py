@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from costmodels import Machine
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.model.transformer import transformer_config
 from plans.plan import Optimizer
-from plans.scale import Degrees
 from plans.schedules import make_schedule, schedule_names
-from plans.transformer import transformer_config
-from simulator.scale import forecast, forecast_grid, stack_named
-from simulator.scale.action import Stretch
-from simulator.scale.batch import action_columns, peak_bytes, pipeline_ends_ps
-from simulator.scale.memory import peak_activations
-from simulator.scale.pipeline import pipeline_end_ps
+from simulator.forecast import forecast, forecast_grid, stack_named
+from simulator.forecast.action import Stretch
+from simulator.forecast.batch import action_columns, peak_bytes, pipeline_ends_ps
+from simulator.forecast.memory import peak_activations
+from simulator.forecast.pipeline import pipeline_end_ps
 
 MODEL = transformer_config("llama-3-8b", num_layers=16)
 VIRTUAL = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from costmodels import Machine
+from plans.degrees import Degrees
+from plans.model.transformer import TransformerConfig, transformer
 from plans.plan import Optimizer
-from plans.scale import Degrees
-from plans.transformer import TransformerConfig, transformer
 from search import uniform_plan
 from simulator import simulate
-from simulator.scale import forecast
+from simulator.forecast import forecast
 
 CONFIG = TransformerConfig(
     num_layers=4, hidden=2048, num_heads=16, num_kv_heads=8, ffn=8192, vocab=32_000, seq=2048, dtype="bfloat16"

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from costmodels import Machine
-from costmodels.tiers import axes_tiers
+from costmodels.price.tiers import axes_tiers
+from plans.degrees import ORDER, Degrees
 from plans.errors import TwofoldError
+from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer
-from plans.scale import ORDER, Degrees
-from plans.transformer import Experts, TransformerConfig, transformer
 from search import uniform_plan
-from search.scale import Pins, Problem, solve
-from search.scale.space import Mesh, orders
+from search.devices import Pins, Problem, solve
+from search.devices.space import Mesh, orders
 from simulator import simulate
-from simulator.scale import forecast, forecast_grid
+from simulator.forecast import forecast, forecast_grid
 
 CONFIG = TransformerConfig(
     num_layers=4, hidden=2048, num_heads=16, num_kv_heads=8, ffn=8192, vocab=32_000, seq=2048, dtype="bfloat16"

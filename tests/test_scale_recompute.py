@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from costmodels import Machine
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer
-from plans.scale import Degrees
-from plans.transformer import Experts, TransformerConfig, transformer
 from search import uniform_plan
 from simulator import simulate
-from simulator.scale import forecast, forecast_grid
+from simulator.forecast import forecast, forecast_grid
 
 CONFIG = TransformerConfig(
     num_layers=8, hidden=2048, num_heads=16, num_kv_heads=8, ffn=8192, vocab=32_000, seq=2048, dtype="bfloat16"

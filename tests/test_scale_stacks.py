@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from costmodels import Machine
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.model.transformer import transformer_config
 from plans.plan import Optimizer
-from plans.scale import Degrees
-from plans.transformer import transformer_config
-from search.scale import Pins, Problem
-from search.scale.space import recomputes
-from simulator.scale import forecast_grid, stack_named, stack_names
+from search.devices import Pins, Problem
+from search.devices.space import recomputes
+from simulator.forecast import forecast_grid, stack_named, stack_names
 
 CONFIG = transformer_config("llama-3-8b", seq=8192)
 MACHINE = Machine.load("h100-sxm-x16")

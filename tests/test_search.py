@@ -12,17 +12,17 @@ import pytest
 
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout
 from plans.lower import lower
-from plans.mlp import mlp_graph
+from plans.model.graph import Graph, Operator, Tensor
+from plans.model.mlp import mlp_graph
 from plans.plan import Optimizer, Plan, Stage, Strategy, plan_to_json
 from search import search, uniform_plan
-from search.additive import StageCosts
-from search.eliminate import Table, best_assignment, min_marginals
-from search.pricing import instruction_cost
-from search.space import factorisations, strategies
-from search.stages import balanced_cuts
+from search.operators.additive import StageCosts
+from search.operators.eliminate import Table, best_assignment, min_marginals
+from search.operators.pricing import instruction_cost
+from search.operators.space import factorisations, strategies
+from search.operators.stages import balanced_cuts
 from simulator import simulate
 
 
@@ -258,7 +258,7 @@ def test_bad_questions_are_refused(machine: Machine, options: dict[str, object],
 
 def test_same_answer_whatever_the_hash_seed() -> None:
     code = (
-        "from costmodels import Machine; from plans.mlp import mlp_graph; from plans.plan import plan_to_json;"
+        "from costmodels import Machine; from plans.model.mlp import mlp_graph; from plans.plan import plan_to_json;"
         "from search import search; import hashlib;"
         "found = search(mlp_graph([64, 32, 8], 16), Machine.load('h200-x8'), num_devices=4, num_micro_batches=2);"
         "print(hashlib.sha256(plan_to_json(found.best)).hexdigest())"

@@ -8,11 +8,11 @@ import pytest
 from benchmarks.search_exact import tangled_problem
 from costmodels import Machine
 from plans.layout import Layout
+from plans.model.transformer import transformer
 from plans.plan import Optimizer
-from plans.transformer import transformer
-from search.additive import StageCosts
-from search.eliminate import Memory, Table, best_assignment
-from search.pricing import instruction_cost, redistribution_choice
+from search.operators.additive import StageCosts
+from search.operators.eliminate import Memory, Table, best_assignment
+from search.operators.pricing import instruction_cost, redistribution_choice
 
 
 def blocks(count: int, seed: int, size: int = 3) -> tuple[list[int], list[Table]]:

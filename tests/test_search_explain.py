@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from costmodels import Machine
-from plans.transformer import Experts, TransformerConfig
-from search.scale import Answer, Pins, Problem, solve
-from search.scale.critical import critical_path_s
-from search.scale.operators import OperatorCost, layout_words, operator_costs
-from simulator.scale.chunks import Chunks
-from simulator.scale.predict import rates_of
+from plans.model.transformer import Experts, TransformerConfig
+from search.devices import Answer, Pins, Problem, solve
+from search.devices.critical import critical_path_s
+from search.devices.operators import OperatorCost, layout_words, operator_costs
+from simulator.forecast.chunks import Chunks
+from simulator.forecast.predict import rates_of
 from twofold.plan_report import explained, tables
 
 CONFIG = TransformerConfig(name="small", num_layers=4, hidden=512, num_heads=8, ffn=2048, vocab=8192, seq=1024)

@@ -9,10 +9,10 @@ import pytest
 
 from plans.errors import TwofoldError
 from plans.schedules import chunks_per_rank, make_schedule, schedule_names
-from search.scale.bounds import Frame
-from search.scale.costs import WAYS, Table
-from search.scale.linear import Linear
-from search.scale.space import layer_choices
+from search.devices.bounds import Frame
+from search.devices.costs import WAYS, Table
+from search.devices.linear import Linear
+from search.devices.space import layer_choices
 
 
 def _early_table(num_pieces: int, split: bool, draw: np.random.Generator) -> Table:

@@ -11,12 +11,12 @@ from benchmarks.search_exact import random_problem
 from costmodels import Machine
 from plans.layout import Layout, TensorLayout
 from plans.plan import Optimizer
-from search.additive import StageCosts
-from search.eliminate import best_assignment, min_marginals
-from search.moves import Moves
-from search.pricing import instruction_cost, redistribution_choice
-from search.refine import cheapest
-from search.space import finest, meshes
+from search.operators.additive import StageCosts
+from search.operators.eliminate import best_assignment, min_marginals
+from search.operators.moves import Moves
+from search.operators.pricing import instruction_cost, redistribution_choice
+from search.operators.refine import cheapest
+from search.operators.space import finest, meshes
 
 MACHINES = ("h200-x8", "ascend-910b2-x8", "cpu-2core-x8", "a100-80gb-x16")
 

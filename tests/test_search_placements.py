@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
+from interop.statement import Statement, read_statement
 from plans.errors import TwofoldError
-from search.scale.statement import Statement, read_statement
 
 COLUMNS = ("layers.0.attention.wq.weight", "layers.1.mlp.gate_proj.weight")
 ROWS = ("layers.0.attention.wo.weight", "layers.1.mlp.down_proj.weight")

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from costmodels import Machine
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
-from plans.scale import Degrees
-from plans.transformer import Experts, TransformerConfig
-from search.scale import Answer, Found, NothingFits, Pins, Problem, baseline, solve
-from search.scale.baselines import usual_candidates
-from search.scale.branch import Branching
-from search.scale.costs import Inner
-from search.scale.explain import relaxations
-from search.scale.found import identity
-from search.scale.seeds import seeds
-from search.scale.space import Mesh, Shape, enumerate_degrees, layer_choices, meshes, schedule_of, shapes, values_of
-from simulator.scale import forecast, forecast_grid, stack_named
+from plans.model.transformer import Experts, TransformerConfig
+from search.devices import Answer, Found, NothingFits, Pins, Problem, baseline, solve
+from search.devices.baselines import usual_candidates
+from search.devices.branch import Branching
+from search.devices.candidate import identity
+from search.devices.costs import Inner
+from search.devices.explain import relaxations
+from search.devices.seeds import seeds
+from search.devices.space import Mesh, Shape, enumerate_degrees, layer_choices, meshes, schedule_of, shapes, values_of
+from simulator.forecast import forecast, forecast_grid, stack_named
 
 
 def small(**values: Any) -> TransformerConfig:
@@ -369,7 +369,7 @@ def test_a_time_limit_ends_the_search() -> None:
 
 def test_the_answer_does_not_hang_on_the_hash_seed() -> None:
     code = (
-        "from tests.test_search_scale import problem\nfrom search.scale import Pins, describe, solve\n"
+        "from tests.test_search_scale import problem\nfrom search.devices import Pins, describe, solve\n"
         "found = solve(problem(num_devices=4, pins=Pins(cp=1, recompute='none')))\n"
         "print([(describe(each.degrees), each.forecast.step_s) for each in found.found], found.num_opened)"
     )

@@ -10,13 +10,13 @@ import pytest
 from benchmarks.search_exact import against_every_shape, random_problem
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.mlp import mlp_graph
+from plans.model.mlp import mlp_graph
+from plans.model.transformer import transformer
 from plans.plan import Strategy, plan_from_json, plan_to_json
-from plans.transformer import transformer
 from search import search
+from search.operators.shape_costs import ShapeCosts
+from search.operators.whole import Whole
 from search.physics import graph_flops, physics_s
-from search.shape_costs import ShapeCosts
-from search.whole import Whole
 from simulator import simulate
 
 

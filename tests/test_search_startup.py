@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules as pipelining
 
+from interop.statement import megatron_flags, megatron_text, read_statement, torchtitan_toml
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.model.transformer import transformer_config
 from plans.plan import Optimizer
-from plans.scale import Degrees
-from plans.transformer import transformer_config
-from search.scale.statement import megatron_flags, megatron_text, read_statement, torchtitan_toml
 
 CONFIG = transformer_config("llama-3-8b")
 THEIRS = {

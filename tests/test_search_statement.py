@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from interop.statement import megatron_flags, megatron_text, read_statement, torchtitan_toml, write_statement
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.model.transformer import TransformerConfig, transformer_config
 from plans.plan import Optimizer, load_plan
-from plans.scale import Degrees
-from plans.transformer import TransformerConfig, transformer_config
-from search.scale.statement import megatron_flags, megatron_text, read_statement, torchtitan_toml, write_statement
 from twofold.cli import main
 
 CONFIG = transformer_config("llama-3-8b")
@@ -413,7 +413,7 @@ def test_a_plan_that_could_not_be_saved_is_refused_before_the_search(
     def search(*_: Any, **__: Any) -> None:
         raise AssertionError("searched")
 
-    monkeypatch.setattr("search.scale.solve", search)
+    monkeypatch.setattr("search.devices.solve", search)
     monkeypatch.setattr("search.search", search)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("no folder")

@@ -14,11 +14,11 @@ from benchmarks import search_weaknesses as cases
 from benchmarks.search_halving import halving, strategies_of
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.mlp import mlp_graph
-from plans.transformer import TransformerConfig, transformer
+from plans.model.mlp import mlp_graph
+from plans.model.transformer import TransformerConfig, transformer
 from search import search
-from search.scale import Pins, Problem, solve
-from search.scale.branch import Branching
+from search.devices import Pins, Problem, solve
+from search.devices.branch import Branching
 
 SMALL = TransformerConfig(
     name="small", num_layers=6, hidden=1536, num_heads=12, ffn=6144, vocab=12_288, seq=1024

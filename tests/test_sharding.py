@@ -10,19 +10,19 @@ from test_lowering import check_training
 from torch import nn
 
 from costmodels import Machine
-from executor.capture import capture
-from executor.feeding import load_model
-from executor.job import Job, Task, save_job
-from executor.launch import launch
-from executor.losscell import WithLossCell
+from executor.capture.capture import capture
+from executor.launch.job import Job, Task, save_job
+from executor.launch.launch import launch
 from executor.networks import OperatorNetwork
 from executor.sharding import given_strategies, shard, sharded_modules
+from executor.train.batches import load_model
+from executor.train.losscell import WithLossCell
 from plans.errors import TwofoldError
-from plans.given import given_strategy
-from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout
 from plans.lower import lower
+from plans.model.graph import Graph, Operator, Tensor
 from plans.plan import Plan, Stage, Strategy, load_plan, plan_from_json, plan_to_json, save_plan
+from plans.user_strategy import given_strategy
 from search import search
 from twofold import AutoParallel, Model, ops
 from twofold.context import get_auto_parallel_context, reset_auto_parallel_context, set_auto_parallel_context
@@ -317,7 +317,7 @@ def test_the_cases_train_as_one_process_does(tmp_path):
         file = save_plan(plan, folder / "plan.json")
         tasks.append(Task(plan=str(file), out=str(folder), steps=3, model=case.model, data="digits"))
     job = save_job(Job(tasks=tuple(tasks), device="cpu"), tmp_path / "job.json")
-    launch("executor.job_main", num_ranks=8, args=[str(job)], log_dir=tmp_path)
+    launch("executor.launch.job_main", num_ranks=8, args=[str(job)], log_dir=tmp_path)
     for name in names:
         folder = tmp_path / name
         result = read_result(load_plan(folder / "plan.json"), folder, tmp_path, 0.0)

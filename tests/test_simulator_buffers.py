@@ -11,8 +11,8 @@ from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
 from plans.redistribution import Piece, Step, StepKind
 from simulator import run_program, simulate
-from simulator.buffers import buffers_of, peak_of_sum
-from simulator.memory import with_allowance
+from simulator.timeline.buffers import buffers_of, peak_of_sum
+from simulator.timeline.memory import with_allowance
 
 MESH = Layout((4,), ("dp",))
 BACKWARDS = Layout((4,), ("dp",), (3, 2, 1, 0))

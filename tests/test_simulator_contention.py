@@ -13,7 +13,7 @@ from test_simulator_longest_path import random_scripts
 from plans.errors import TwofoldError
 from plans.schedules import make_schedule
 from simulator import composition, critical_path, memory_timeline, run_program
-from simulator.network import Ports
+from simulator.engine.network import Ports
 
 
 def busy_ranks(num_ranks: int, works: list[int]) -> list[Script]:
@@ -147,7 +147,7 @@ import sys
 from handmade import program_of, written_price
 from test_simulator_longest_path import random_scripts
 from simulator import composition, critical_path, memory_timeline, run_program
-from simulator.network import Ports
+from simulator.engine.network import Ports
 SETTINGS = [
     {}, {"host_async": False, "cores_per_node": 2}, {"overlap": lambda *_: (0.7, 0.9)}, {"wires": Ports()}
 ]
@@ -166,7 +166,7 @@ import tempfile
 from pathlib import Path
 from reports_example import small_program
 from small_machine import small_machine
-from costmodels.sections import Overlap
+from costmodels.machine.sections import Overlap
 from reports import write_trace
 from simulator import LinkChange, WhatIf, composition, critical_path, simulate
 overlap = (Overlap(compute="matrix", collective="all_reduce", compute_rate=0.8, comm_rate=0.6),)

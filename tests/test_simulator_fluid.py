@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import simpy
 
-from simulator.fluid import Activity, Cores, Fabric
+from simulator.engine.fluid import Activity, Cores, Fabric
 
 
 def ends_on_cores(num_cores: int, jobs: list[tuple[int, int]]) -> list[int]:

@@ -8,13 +8,13 @@ from handmade import Price
 
 import twofold as tf
 from costmodels import Machine
-from costmodels.price import price
+from costmodels.price.instruction import price
 from plans.layout import Layout
 from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
 from plans.redistribution import Piece
 from simulator import run_program, simulate
-from simulator.folding import fold
+from simulator.engine.folding import fold
 
 
 def spans_by_rank(timeline):

@@ -5,11 +5,11 @@ import pytest
 from small_machine import small_machine
 
 from costmodels import Machine
-from costmodels.machine import Overlap
+from costmodels.machine.machine import Overlap
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator, Tensor
 from plans.layout import Layout
 from plans.lower import lower
+from plans.model.graph import Graph, Operator, Tensor
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.program import Instruction, Kind
 from simulator import WhatIf, composition, peak_of_order, simulate

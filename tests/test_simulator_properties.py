@@ -14,7 +14,7 @@ from small_machine import small_machine
 from test_schedules import chunks_of
 from test_simulator_longest_path import random_scripts
 
-from costmodels.price import price
+from costmodels.price.instruction import price
 from plans.lower import lower
 from plans.program import Instruction, Kind, Program
 from plans.schedules import make_schedule, schedule_names

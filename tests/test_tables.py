@@ -8,10 +8,10 @@ import itertools
 import pytest
 from measured_table import write_table
 
+from interop.measurements.devices import UnknownDevice, device_named, network_of
+from interop.measurements.models import catalogued, family_of, named_parameters
+from interop.measurements.rows import Skip, case_of
 from plans.errors import TwofoldError
-from twofold.table_devices import UnknownDevice, device_named, network_of
-from twofold.table_models import catalogued, family_of, named_parameters
-from twofold.tables import Skip, case_of
 from twofold.validation import measured_as, model_flops, validate
 
 ROW = {

@@ -8,12 +8,11 @@ import torch
 from transformer_module import random_tokens, random_weights, trained
 
 from executor.device import Device
-from executor.interpreter import Interpreter
+from executor.step.interpreter import Interpreter
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer, Plan, Stage
-from plans.transformer import (
+from plans.model.transformer import (
     Rope,
     TransformerConfig,
     model_names,
@@ -23,7 +22,8 @@ from plans.transformer import (
     transformer,
     transformer_config,
 )
-from plans.transformer.huggingface import config_from_dict, ignored_keys
+from plans.model.transformer.huggingface import config_from_dict, ignored_keys
+from plans.plan import Optimizer, Plan, Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,11 +8,11 @@ from on_ranks import run_on_ranks
 from test_uniform import GPT, LLAMA, MACHINE
 from transformer_module import random_tokens, random_weights, trained
 
-from executor.run import run_rank
+from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower
+from plans.model.transformer import TransformerConfig, transformer
 from plans.plan import Optimizer, Plan, Stage
-from plans.transformer import TransformerConfig, transformer
 from search import uniform_plan
 
 pytestmark = pytest.mark.ranks

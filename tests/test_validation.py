@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from measured_table import write_table
 
+from interop.measurements.rows import Skip, case_of, read_table
 from plans.errors import TwofoldError
-from twofold.tables import Skip, case_of, read_table
 from twofold.validation import validate
 
 ROW = {

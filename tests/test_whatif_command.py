@@ -15,7 +15,7 @@ from plans.schedules import make_schedule
 from plans.timeline import ALLOWANCES
 from reports import sensitivity_table, tornado_picture, what_if_table, write_rank_traces, write_trace
 from simulator import Checkpoints, Failures, WhatIf, outcome
-from simulator.sensitivity import sensitivity
+from simulator.study.sensitivity import sensitivity
 from twofold.cli import main
 
 

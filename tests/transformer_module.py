@@ -1,4 +1,4 @@
-"""A transformer in plain torch, written from the papers: the oracle for graphs of `plans.transformer`.
+"""A transformer in plain torch, written from the papers: the oracle for graphs of `plans.model.transformer`.
 
 Parameters have the names of the graph's, so that weights and gradients can be compared by name.
 """

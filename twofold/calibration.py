@@ -1,7 +1,7 @@
 """Calibrate this machine; a machine file comes out.
 
 On a CPU micro-benchmarks and then probe programs run in one launch; accelerators are measured by `executor.calibrate`
-(`twofold.accelerators`).
+(`twofold.calibrate_gpu`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from plans.plan import save_plan
 from plans.program import Kind
 from plans.timeline import PS_PER_S
 from simulator import simulate
-from twofold.probes import probe_plans
+from twofold.probe_plans import probe_plans
 from twofold.running import RunResult, read_result
 
 if TYPE_CHECKING:
-    from costmodels.fit_device import DeviceFit
+    from costmodels.fit.device import DeviceFit
 
 __all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu", "write_report"]
 
@@ -108,7 +108,7 @@ def calibrate(
 
     Raises:
         TwofoldError: fewer than 2 ranks on a CPU, a device that is not there or not in the catalogue, no time, files
-            that cannot be written (all before anything is measured); `executor.launch.RankFailed` when a rank fails.
+            that cannot be written (all before anything is measured); `RankFailed` when a rank fails.
     """
     from executor.device import num_accelerators, pick_device
 
@@ -129,7 +129,7 @@ def calibrate(
                 8 if num_ranks is None else num_ranks, name=name or "this-cpu", out=out, points=kept,
                 measure_s=seconds, thorough=not quick, log_dir=log_dir, on_progress=on_progress,
             )  # fmt: skip
-    from twofold.accelerators import calibrate_accelerators, spoken
+    from twofold.calibrate_gpu import calibrate_accelerators, spoken
 
     _check_points(Path(points or beside), {"device": found.kind})
     ranks = int(os.environ.get("WORLD_SIZE", num_ranks or num_accelerators()))
@@ -170,15 +170,15 @@ def calibrate_cpu(
         on_progress: called with a line now and then.
 
     Raises:
-        TwofoldError: fewer than 2 ranks, points of another machine; `executor.launch.RankFailed` when a rank fails,
-            `RunTimedOut` when time is up. What was measured is kept.
+        TwofoldError: fewer than 2 ranks, points of another machine; `RankFailed` when a rank
+            fails, `RunTimedOut` when time is up. What was measured is kept.
     """
     num_ranks = int(os.environ.get("WORLD_SIZE", num_ranks))
     if num_ranks < 2:
         raise TwofoldError(f"{num_ranks} rank has nobody to talk to; calibrate with at least 2")
-    from executor.job import Job, Task, save_job
-    from executor.launch import launch
-    from executor.measure import environment
+    from executor.calibrate.cpu import environment
+    from executor.launch.job import Job, Task, save_job
+    from executor.launch.launch import launch
 
     say = on_progress or (lambda line: None)
     plans = probe_plans(num_ranks, Machine.load("h200-x8"))
@@ -196,7 +196,7 @@ def calibrate_cpu(
         job = Job(tasks=tuple(tasks), measure=str(log), measure_s=measure_s, thorough=thorough, device="cpu")
         path = save_job(job, folder / "job.json")
         if joined:
-            from executor.job_main import main
+            from executor.launch.job_main import main
 
             main([str(path)])
             if os.environ["RANK"] != "0":
@@ -205,7 +205,8 @@ def calibrate_cpu(
         else:
             say(f"starting {num_ranks} ranks")  # on a busy computer that takes longer than the first points
             launch(
-                "executor.job_main", num_ranks=num_ranks, args=[str(path)], log_dir=log_dir or folder / "log_output",
+                "executor.launch.job_main", num_ranks=num_ranks, args=[str(path)],
+                log_dir=log_dir or folder / "log_output",
                 stream_rank=0, timeout_s=measure_s + SPARE_S,
                 on_line=lambda rank, line: say(_in_words(line, len(plans))),
             )  # fmt: skip
@@ -230,7 +231,7 @@ def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Pat
         return write_calibration_report(path, result.fit)
     if result.points is None:
         raise TwofoldError("the points were not kept; name a file of points to have them reported")
-    from costmodels.points import load_points
+    from costmodels.fit.points import load_points
     from reports.calibration_cpu import write_cpu_calibration_report
 
     points, _ = load_points(result.points)
@@ -245,7 +246,7 @@ def _saying_how_to_go_on(points: str | os.PathLike[str] | None) -> Iterator[None
     except KeyboardInterrupt:
         if points is None:
             raise
-        from costmodels.points import PointLog
+        from costmodels.fit.points import PointLog
 
         said = (
             f"{len(PointLog(points).points)} points are kept in {os.fspath(points)!r}: the same command goes on there"
@@ -255,7 +256,7 @@ def _saying_how_to_go_on(points: str | os.PathLike[str] | None) -> Iterator[None
 
 def _check_points(path: Path, environment: Mapping[str, str]) -> None:
     """Refuse points that cannot be gone on with here, before any rank is started."""
-    from costmodels.points import PointLog
+    from costmodels.fit.points import PointLog
     from executor.calibrate.resume import check_same
 
     if path.suffix != ".jsonl":
@@ -281,9 +282,9 @@ def _wait_for(files: Sequence[Path]) -> None:
 
 def _fit_cpu(points: Path, runs: Sequence[RunResult], name: str) -> CalibrationResult:
     """The machine that micro-benchmarks and probe programs make."""
-    from costmodels.cpu import fit_cpu_machine
-    from costmodels.points import load_points
-    from costmodels.probe import fit_probe, fit_processor, with_probe, with_processor
+    from costmodels.fit.cpu import fit_cpu_machine
+    from costmodels.fit.points import load_points
+    from costmodels.fit.probe import fit_probe, fit_processor, with_probe, with_processor
 
     fitted = fit_cpu_machine(*load_points(points), name=name)
     today = datetime.date.today().isoformat()

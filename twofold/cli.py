@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     import tyro
 
-    from twofold.commands import COMMANDS
+    from twofold.commands.run import COMMANDS
 
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments == ["--version"]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels import Machine
 from plans.errors import TwofoldError
-from plans.graph import Graph
 from plans.lower import lower
+from plans.model.graph import Graph
 from plans.plan import Optimizer, Strategy, save_plan
 from plans.timeline import Timeline
 from search import PlanSet, search
@@ -123,13 +123,13 @@ def demo(
         console: where progress goes.
 
     Raises:
-        TwofoldError: an unknown case, unreadable data, a busy port; `executor.launch.RankFailed` when a rank fails.
+        TwofoldError: an unknown case, unreadable data, a busy port; `RankFailed` when a rank fails.
     """
     if case not in CASES:
         raise TwofoldError(f"case {case!r} is not known; known: {', '.join(CASES)}")
     if steps < 1 or (epochs is not None and epochs < 1):
         raise TwofoldError(f"steps={steps}, epochs={epochs}: both are at least 1")
-    from executor.launch import check_port
+    from executor.launch.launch import check_port
 
     check_port(port)
     chosen, say = CASES[case], console or Console(num_steps=8)
@@ -139,7 +139,7 @@ def demo(
         say.note(busy)
 
     say.step("data")
-    from executor.data import ArrayDataset, load_digits
+    from executor.train.data import ArrayDataset, load_digits
 
     digits = load_digits(data)
     say.note(f"{len(digits.images):,} digits of 28x28 from {digits.source}")
@@ -212,10 +212,10 @@ def demo(
 
 def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str, ...]]:
     """The case's graph, the operators of its stages, and those that are recomputed."""
-    from executor.capture import capture
-    from executor.feeding import load_model
+    from executor.capture.capture import capture
     from executor.recompute import marked_operators
     from executor.stages import assign_stages
+    from executor.train.batches import load_model
 
     module, examples = load_model(case.model)
     graph = capture(module, examples)
@@ -225,8 +225,8 @@ def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str,
 
 def _given(case: Case, graph: Graph) -> dict[str, Strategy]:
     """The strategies that the case's module gives, for a slice of a micro-batch."""
-    from executor.feeding import load_model
     from executor.sharding import given_strategies
+    from executor.train.batches import load_model
 
     part = graph.with_batch(graph.batch_size // (case.num_micro_batches * case.interleave))
     return given_strategies(part, load_model(case.model)[0], NUM_RANKS // case.num_stages)

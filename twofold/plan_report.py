@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from costmodels import Machine
     from reports import Table
-    from search.scale import Answer
-    from search.scale.operators import OperatorCost
+    from search.devices import Answer
+    from search.devices.operators import OperatorCost
 
 __all__ = ["Why", "explained", "tables", "write_search_report"]
 
@@ -53,8 +53,8 @@ class Why:
 
 def explained(found: Answer) -> Why:
     """The costs of operators and the critical path."""
-    from search.scale.critical import critical_path_s
-    from search.scale.operators import operator_costs
+    from search.devices.critical import critical_path_s
+    from search.devices.operators import operator_costs
 
     beside = [each.found.degrees for each in found.neighbours if each.found is not None]
     beside += [each.degrees for each in found.found[1:]]
@@ -71,7 +71,7 @@ def _why(found: Answer, why: Why | None) -> list[Table]:
 
 def _ranking(found: Answer, top_k: int) -> Table:
     from reports import Table
-    from search.scale import describe
+    from search.devices import describe
 
     rows = tuple(
         (
@@ -96,7 +96,7 @@ def _ranking(found: Answer, top_k: int) -> Table:
 
 def _composition(found: Answer) -> Table:
     from reports import Table
-    from search.scale.explain import composition
+    from search.devices.explain import composition
 
     best = found.best.forecast
     rows = [
@@ -128,7 +128,7 @@ _LAYOUTS = 5
 def _operators(found: Answer, operators: Sequence[OperatorCost]) -> Table:
     """A column for the chosen layout and for those of the neighbours, the least loss first."""
     from reports import Table
-    from search.scale.operators import layout_words
+    from search.devices.operators import layout_words
 
     lost = {layout_words(each.found.degrees): each for each in found.neighbours[::-1] if each.found is not None}
     chosen = layout_words(found.best.degrees)
@@ -187,7 +187,7 @@ def _neighbours(found: Answer) -> Table:
 
 def _pareto(found: Answer) -> Table:
     from reports import Table
-    from search.scale import describe
+    from search.devices import describe
 
     rows = tuple(
         (f"{each.forecast.step_s:.4g} s", f"{each.forecast.peak_bytes / _GiB:.2f} GiB", describe(each.degrees))
@@ -227,8 +227,8 @@ def write_search_report(
     from datetime import UTC, datetime
 
     from reports import Configuration, shares_picture, trade_picture, write_report
-    from search.scale import describe
-    from search.scale.explain import composition
+    from search.devices import describe
+    from search.devices.explain import composition
 
     problem, best = found.problem, found.best.forecast
     seen = [

@@ -11,7 +11,7 @@ from plans.errors import TwofoldError
 from plans.files import check_writable
 
 if TYPE_CHECKING:
-    from search.scale import Answer
+    from search.devices import Answer
     from twofold.console import Console
 
 __all__ = ["METHODS", "plan_degrees"]
@@ -45,10 +45,10 @@ def plan_degrees(
     say: Console,
 ) -> dict[str, Any]:
     """Search, print, save; returns the JSON object. See `twofold plan --help` for the arguments."""
-    from plans.transformer import transformer_config
-    from search.scale import Pins, Problem, baseline, describe, solve
-    from search.scale.confirm import confirmed
-    from simulator.scale import stack_named
+    from plans.model.transformer import transformer_config
+    from search.devices import Pins, Problem, baseline, describe, solve
+    from search.devices.confirm import confirmed
+    from simulator.forecast import stack_named
     from twofold.context import parse_bytes
     from twofold.plan_report import explained, tables, write_search_report
 
@@ -103,7 +103,7 @@ def plan_degrees(
 
 
 def _exported(found: Answer, export: str | None) -> str | None:
-    from search.scale.statement import megatron_text, torchtitan_toml
+    from interop.statement import megatron_text, torchtitan_toml
 
     if export is None:
         return None
@@ -118,9 +118,9 @@ def _beside(out: str) -> Path:
 
 def _save(found: Answer, machine: Machine, out: str, say: Console) -> list[str]:
     """The plan, which can be simulated and run, and its degrees, which can be costed again."""
+    from interop.statement import write_statement
     from plans.plan import save_plan
-    from search.scale.confirm import plan_of
-    from search.scale.statement import write_statement
+    from search.devices.confirm import plan_of
 
     best, config = found.best, found.problem.config
     saved = [

@@ -20,7 +20,7 @@ from plans.timeline import PS_PER_S, Timeline
 from twofold.context import positive
 
 if TYPE_CHECKING:
-    from executor.job import Emulate
+    from executor.launch.job import Emulate
 
 __all__ = ["RunResult", "dilation", "read_result", "run"]
 
@@ -123,9 +123,9 @@ def run(
         on_line: called with (rank, line) for what the last rank prints.
 
     Raises:
-        TwofoldError: bad input; `executor.launch.RankFailed` when a rank fails.
+        TwofoldError: bad input; `executor.launch.launch.RankFailed` when a rank fails.
     """
-    from executor.job import Emulate
+    from executor.launch.job import Emulate
 
     positive("steps", steps)
     positive("record_steps", record_steps)
@@ -168,8 +168,8 @@ def _run(
     port: int | None,
     on_line: Callable[[int, str], None] | None,
 ) -> RunResult:
-    from executor.job import Job, Task, save_job
-    from executor.launch import launch
+    from executor.launch.job import Job, Task, save_job
+    from executor.launch.launch import launch
 
     plan_file = save_plan(plan, folder / "plan.json")
     task = Task(
@@ -178,8 +178,8 @@ def _run(
     )  # fmt: skip
     job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
     ended = launch(
-        "executor.job_main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir, timeout_s=timeout_s, port=port,
-        on_line=on_line,
+        "executor.launch.job_main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir,
+        timeout_s=timeout_s, port=port, on_line=on_line,
     )  # fmt: skip
     return read_result(plan, folder, Path(log_dir), ended.elapsed_s)
 
@@ -190,7 +190,7 @@ def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> Run
     Raises:
         TwofoldError: files that are not there, or that another plan's run has left there.
     """
-    from executor.result import RankResult, merged_timeline
+    from executor.train.result import RankResult, merged_timeline
 
     ranks = [RankResult.load(folder / f"rank.{rank}.npz") for rank in range(plan.num_ranks)]
     for rank in ranks:

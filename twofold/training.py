@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plans.errors import TwofoldError
-from plans.graph import Graph
+from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Strategy, plan_from_json, plan_to_json
 from twofold.context import ParallelMode
 from twofold.wrappers import Wrapped, unwrap
 
 if TYPE_CHECKING:
     from executor.device import Device
-    from executor.result import RankResult
+    from executor.train.result import RankResult
 
 __all__ = ["LossMonitor", "Model", "RunContext"]
 
@@ -113,13 +113,13 @@ class Model:
             TwofoldError: not inside launched ranks, a stage configuration that does not fit, no plan that fits the
                 memory, and what the search refuses.
         """
-        from executor.alike import check_alike
-        from executor.data import Prefetcher
         from executor.device import pick_device
-        from executor.feeding import InitialParameters, batches_of, placed
-        from executor.groups import connect
-        from executor.initial import get_seed
-        from executor.run import run_rank
+        from executor.step.groups import connect
+        from executor.train.batches import InitialParameters, batches_of, placed
+        from executor.train.data import Prefetcher
+        from executor.train.initial import get_seed
+        from executor.train.run import run_rank
+        from executor.train.same_start import check_alike
         from plans.lower import lower
 
         if epoch < 1 or len(train_dataset) < 1:
@@ -161,7 +161,7 @@ class Model:
 
     def _shared_plan(self, batch: Sequence[Any], device: Device) -> Plan:
         """The plan, made on rank 0 and told to the others as JSON."""
-        from executor.telling import told_by_rank_0
+        from executor.launch.broadcast import told_by_rank_0
 
         num_ranks = int(os.environ["WORLD_SIZE"])
         return plan_from_json(
@@ -170,7 +170,7 @@ class Model:
 
     def _planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:
         from costmodels import Machine
-        from executor.capture import capture
+        from executor.capture.capture import capture
         from executor.recompute import marked_operators
         from executor.stages import assign_stages, configured_stages
         from search import search

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
+from interop.measurements.rows import Case, Skip, case_of, read_table
 from plans.errors import TwofoldError
-from simulator.scale import Forecast, forecast, stack_named
-from simulator.scale.memory import memory_interval
-from twofold.tables import Case, Skip, case_of, read_table
+from simulator.forecast import Forecast, forecast, stack_named
+from simulator.forecast.memory import memory_interval
 
 __all__ = ["Validation", "machine_of", "measured_as", "validate"]
 
@@ -52,7 +52,7 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
     """Predict every row of a table of measurements.
 
     Args:
-        path: a CSV table with the columns of `twofold.tables.COLUMNS`.
+        path: a CSV table with the columns of `interop.measurements.rows.COLUMNS`.
         stack: the software that ran all rows; by default found from each row.
         machine: the machine of all rows; by default found from each row.
 

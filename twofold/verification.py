@@ -147,8 +147,8 @@ def check_run(
     Raises:
         TwofoldError: the run has no model to train in one process.
     """
-    from executor.feeding import digits, epochs, load_model
-    from executor.reference import Reference, compare_losses, compare_weights, train_reference
+    from executor.reference.reference import Reference, compare_losses, compare_weights, train_reference
+    from executor.train.batches import digits, epochs, load_model
 
     _check_model(model)
     plan, steps = result.plan, len(result.losses)

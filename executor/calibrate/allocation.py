@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from costmodels.points import Point
-from executor.calibrate.meeting import Meeting
+from costmodels.fit.points import Point
+from executor.calibrate.rank_sync import Meeting
 from executor.device import Device
 
 __all__ = ["allocation_points", "communicator_points"]

@@ -10,9 +10,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from costmodels.points import Point
-from executor.calibrate.bench import Bench, Job, bytes_of
+from costmodels.fit.points import Point
 from executor.calibrate.kernels import gradient
+from executor.calibrate.operands import Bench, Job, bytes_of
 from executor.calibrate.timing import Call
 
 __all__ = ["attention_job", "attention_jobs"]

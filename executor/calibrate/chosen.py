@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import torch
 
-from costmodels.points import Point, load_points
-from executor.calibrate.bench import Bench, Job
+from costmodels.fit.points import Point, load_points
 from executor.calibrate.main import surroundings
+from executor.calibrate.operands import Bench, Job
+from executor.calibrate.requested_points import job_of
 from executor.calibrate.session import MEMORY_SHARE
-from executor.calibrate.wanted import job_of
 from executor.device import Device, pick_device
 from plans.errors import TwofoldError
 from plans.files import write_atomically

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from costmodels.points import Point
-from executor.calibrate.meeting import Meeting
+from costmodels.fit.points import Point
+from executor.calibrate.rank_sync import Meeting
 from executor.calibrate.timing import Call, Sample, Timer, sampled
 from executor.device import now_ns
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from costmodels.points import Point
+from costmodels.fit.points import Point
 from executor.calibrate.block import Block, Sizes, turns
 from executor.calibrate.timing import Sample, Timer, sampled
 

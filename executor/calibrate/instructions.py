@@ -16,13 +16,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from costmodels.points import Point
-from costmodels.price import compute_class
+from costmodels.fit.points import Point
+from costmodels.price.instruction import compute_class
 from executor.calibrate.timing import Timer
-from executor.feeding import own_rows, random_batches, random_parameters
-from executor.groups import Groups
-from executor.interpreter import Interpreter
-from executor.rules import rule_of
+from executor.kernels import rule_of
+from executor.step.groups import Groups
+from executor.step.interpreter import Interpreter
+from executor.train.batches import own_rows, random_batches, random_parameters
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import load_plan
@@ -40,7 +40,7 @@ MOST_PARAMETERS = 4_000_000
 
 
 def dispatch_class(instruction: Instruction) -> str:
-    """One of `costmodels.machine.DISPATCH_CLASSES`."""
+    """One of `costmodels.machine.machine.DISPATCH_CLASSES`."""
     if instruction.kind is Kind.COMPUTE:
         return compute_class(instruction.call)
     if instruction.kind is Kind.COLLECTIVE:

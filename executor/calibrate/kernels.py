@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from costmodels.points import Point
-from executor.calibrate.bench import DTYPES, Bench, Job, bytes_of
+from costmodels.fit.points import Point
+from executor.calibrate.operands import DTYPES, Bench, Job, bytes_of
 from executor.calibrate.timing import Call
 
 __all__ = ["gradient", "kernel_jobs"]

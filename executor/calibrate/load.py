@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from costmodels.points import Point
+from costmodels.fit.points import Point
 from executor.calibrate.block import Decoder, Sizes
 from executor.calibrate.timing import Timer, sampled
 from executor.device import Mark

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from costmodels.points import Point, PointLog
-from executor.calibrate.meeting import Meeting
+from costmodels.fit.points import Point, PointLog
+from executor.calibrate.rank_sync import Meeting
 from executor.calibrate.resume import go_on
 from executor.calibrate.session import SECTIONS, Session
 from executor.calibrate.timing import Timer
 from executor.device import Device, environment, pick_device
-from executor.groups import connect
+from executor.step.groups import connect
 from plans.errors import TwofoldError
 
 __all__ = ["main", "surroundings"]

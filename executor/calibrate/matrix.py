@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from costmodels.points import Point
-from executor.calibrate.bench import Bench, Job, bytes_of
+from costmodels.fit.points import Point
+from executor.calibrate.operands import Bench, Job, bytes_of
 from executor.calibrate.timing import Call
 
 __all__ = ["FORMS", "linear_products", "matrix_job", "matrix_jobs"]

@@ -20,9 +20,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from costmodels.points import Point
+from costmodels.fit.points import Point
 from executor.calibrate.communication import collective_call
-from executor.calibrate.meeting import Meeting
+from executor.calibrate.rank_sync import Meeting
 from executor.calibrate.timing import Call, Timer, sampled
 from executor.device import Mark
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from costmodels.points import PointLog
+from costmodels.fit.points import PointLog
 from plans.errors import TwofoldError
 
 __all__ = ["check_same", "go_on"]

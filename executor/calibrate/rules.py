@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from costmodels.points import Point
-from executor.calibrate.bench import DTYPES, Bench, Job
+from costmodels.fit.points import Point
 from executor.calibrate.instructions import code_of, dispatch_class
+from executor.calibrate.operands import DTYPES, Bench, Job
 from executor.calibrate.timing import Call
-from executor.rules import rule_of
-from executor.rules.site import Progress, Site, torch_dtype
+from executor.kernels import rule_of
+from executor.kernels.context import Progress, Site, torch_dtype
 from plans.lower import lower
 from plans.plan import load_plan
 from plans.program import GroupProgram, Instruction, Kind, Value

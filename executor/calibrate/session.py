@@ -17,10 +17,9 @@ from typing import Any
 import msgspec
 import torch
 
-from costmodels.points import Point, PointLog
+from costmodels.fit.points import Point, PointLog
 from executor.calibrate.allocation import allocation_points, communicator_points
 from executor.calibrate.attention import attention_jobs
-from executor.calibrate.bench import Bench, Job, in_order
 from executor.calibrate.communication import (
     PING_PONG,
     CommJob,
@@ -35,13 +34,14 @@ from executor.calibrate.instructions import instruction_points
 from executor.calibrate.kernels import kernel_jobs
 from executor.calibrate.load import block_points, load_points
 from executor.calibrate.matrix import matrix_jobs
-from executor.calibrate.meeting import Meeting
+from executor.calibrate.operands import Bench, Job, in_order
 from executor.calibrate.overlap import OverlapJob, overlap_jobs, overlap_point
+from executor.calibrate.rank_sync import Meeting
+from executor.calibrate.requested_points import wanted_jobs
 from executor.calibrate.rules import rule_jobs
 from executor.calibrate.stack_steps import stack_step_points
 from executor.calibrate.stacks import stack_points
 from executor.calibrate.timing import Timer
-from executor.calibrate.wanted import wanted_jobs
 from plans.errors import TwofoldError
 
 __all__ = ["SECTIONS", "Session"]

@@ -14,9 +14,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from costmodels.points import Point
+from costmodels.fit.points import Point
 from executor.calibrate.block import Decoder, Sizes
-from executor.calibrate.meeting import Meeting
+from executor.calibrate.rank_sync import Meeting
 from executor.calibrate.timing import Timer, sampled
 from executor.device import now_ns
 

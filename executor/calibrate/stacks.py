@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from costmodels.points import Point
+from costmodels.fit.points import Point
 from executor.calibrate.block import Block, Sizes, turns
 from executor.calibrate.dispatch import slope
 from executor.calibrate.timing import Timer

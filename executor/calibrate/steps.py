@@ -20,17 +20,17 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from costmodels.points import Point, PointLog
+from costmodels.fit.points import Point, PointLog
 from executor.calibrate.main import surroundings
-from executor.calibrate.meeting import Meeting
+from executor.calibrate.rank_sync import Meeting
 from executor.calibrate.resume import go_on
 from executor.calibrate.timing import Timer, sampled
 from executor.device import now_ns, pick_device
-from executor.feeding import own_rows, random_batches
-from executor.groups import Groups, connect
-from executor.interpreter import Interpreter, RecordedStep
-from plans.graph import Graph
+from executor.step.groups import Groups, connect
+from executor.step.interpreter import Interpreter, RecordedStep
+from executor.train.batches import own_rows, random_batches
 from plans.lower import lower
+from plans.model.graph import Graph
 from plans.plan import Plan, load_plan
 
 __all__ = ["CheapParameters", "main", "step_points"]

@@ -9,7 +9,7 @@
 * `lower`: everything put in the order of the schedule.
 """
 
-from plans.lower.choose import Choice
 from plans.lower.lower import lower, lower_by, schedule_of
+from plans.lower.redistribution_policy import Choice
 
 __all__ = ["Choice", "lower", "lower_by", "schedule_of"]

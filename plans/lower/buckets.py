@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from plans.graph import Tensor, itemsize
 from plans.layout import Layout, TensorLayout
+from plans.model.graph import Tensor, itemsize
 from plans.plan import Optimizer
 
 __all__ = ["Bucket", "LocalParameter", "filled", "padded_shard", "shard_axes"]

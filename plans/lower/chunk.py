@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from plans.graph import Graph, Operator
 from plans.layout import Layout, TensorLayout
 from plans.lower.emit import Emitter, ValueTable, value_name
 from plans.lower.reduction import Reduction
 from plans.lower.statistic import gather_statistic
+from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
 from plans.plan import Plan
 from plans.program import ConstantHome, Instruction, Kind, Scope, Value

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from plans.lower.choose import Choice
 from plans.lower.lower import lower_by
+from plans.lower.redistribution_policy import Choice
 from plans.plan import Plan
 from plans.redistribution import Step, StepKind, max_received_bytes
 

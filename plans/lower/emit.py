@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from plans.graph import itemsize
 from plans.layout import Layout, TensorLayout
+from plans.model.graph import itemsize
 from plans.program import ConstantHome, Instruction, Kind, Scope, Value
 from plans.redistribution import Step, StepKind, pieces, redistribute
 

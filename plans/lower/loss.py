@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator
 from plans.lower.chunk import LOSSES
 from plans.lower.emit import Emitter, ValueTable, value_name
+from plans.model.graph import Graph, Operator
 from plans.plan import Plan
 from plans.program import Instruction, Scope, Value
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from plans.errors import TwofoldError
-from plans.graph import Graph, Operator
 from plans.layout import Layout, TensorLayout
-from plans.lower.borders import find_borders, parameter_layouts
-from plans.lower.choose import stored_ways
+from plans.lower.boundaries import find_borders, parameter_layouts
 from plans.lower.chunk import Border, ChunkLowering
 from plans.lower.emit import Emitter, ValueTable, Ways, channel_of, transfer_pair
 from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.liveness import with_frees
 from plans.lower.loss import accumulate_loss, loss_operator
 from plans.lower.optimizer import OptimizerLowering
+from plans.lower.redistribution_policy import stored_ways
 from plans.lower.slices import Slices
+from plans.model.graph import Graph, Operator
 from plans.plan import Plan
 from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from plans.schedules import Action, Schedule, make_schedule

@@ -18,13 +18,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plans.blocks import block_of
-from plans.graph import Operator, Tensor
 from plans.layout import Layout, TensorLayout
 from plans.lower.buckets import Bucket, LocalParameter, filled, padded_shard, shard_axes
 from plans.lower.emit import Emitter, ValueTable
 from plans.lower.gathering import Arrival, collective, gather, wait, with_gathers
 from plans.lower.reduction import Reduced, Reduction
+from plans.model.blocks import block_of
+from plans.model.graph import Operator, Tensor
 from plans.plan import Optimizer
 from plans.program import Instruction, ParameterHome, Scope, Value
 

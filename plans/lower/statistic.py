@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plans.graph import Operator, itemsize
 from plans.layout import Layout, TensorLayout
 from plans.lower.emit import Emitter, value_name
+from plans.model.graph import Operator, itemsize
 from plans.operators import Assignment, OperatorSpec
 from plans.program import Value
 

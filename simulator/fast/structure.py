@@ -4,7 +4,7 @@ Events are the end of an action on its rank's compute stream, the end of the tra
 of the second communication channel where actions use one, and what else the end of the step waits for. They are sorted
 by level (the longest path to them), so that a whole level, of all configurations of a batch, is one array operation.
 
-Order and waiting are those of `plans.lower` and `simulator.engine`: a receive is posted one action ahead, after the
+Order and waiting are those of `plans.lower` and `simulator.engine.run`: a receive is posted one action ahead, after the
 compute issued before it; transfers between two stages keep their order.
 """
 

@@ -1,0 +1,1 @@
+"""From measured points to a machine file."""

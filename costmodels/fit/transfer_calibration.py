@@ -1,0 +1,195 @@
+"""Figures of a calibrated device carried over to one that was never measured, by what is dimensionless in them.
+
+Equal for both: shares of a peak, tiles, quantisation, sharpness, the bytes a kernel needs, seconds of latency, the
+share of the link a collective reaches. The depth at which a product reaches half of its rate stands for a latency that
+a core fills with work: it grows with the rate of one core. Where a figure of the new device is cited (a best matrix
+product, an attention rate, a measured bus bandwidth), the efficiency is chosen so that the form gives it; of the best
+products found by search the form gives the share that it gives of those of the calibrated device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from costmodels.machine.catalogue import Device
+from costmodels.machine.sections import Collective, Interval, Provenance
+from costmodels.price.communication import with_switch
+from costmodels.price.compute import Compute, matrix_s
+from costmodels.price.tiled import Tiled
+
+__all__ = ["CARRIED", "anchored", "carried"]
+
+CARRIED: Mapping[str, float] = {
+    "matrix": 0.04, "attention": 0.04, "memory": 0.09, "update": 0.09, "dispatch": 0.1, "collective": 0.1,
+    "transfer": 0.1,
+}  # fmt: skip
+"""Class -> by how much its instructions together are off when figures are carried over to a device of equal cores.
+
+The figures of an H200 had been carried over to the H100 before one was measured: products came out 2 % too long in the
+median (4 % random ones beyond 100 us), attention 3 %, memory-bound kernels 7 % (9 % those beyond 100 us), host times 5
+to 15 % (docs/cost-models.md). Links were not measured there: assumed.
+"""
+
+OTHER_CORES = 2.0
+"""How many times as far off figures are of cores of another kind (assumed: none of them was measured)."""
+
+NINETY = 1.6449
+
+
+def carried(device: Device, source: Device, *, date: str) -> Device:
+    """`device` with its uncited efficiencies taken from `source`; what is cited, derived or measured there stays.
+
+    Args:
+        device: with cited peaks; its provenance says which entries are its own.
+        source: a calibrated device.
+        date: of the carrying.
+    """
+    own = {entry for entry, says in device.provenance.items() if "carried over" not in says.source}
+    apart = 1.0 if _same_cores(device.compute, source.compute) else OTHER_CORES
+    provenance = {entry: says for entry, says in device.provenance.items() if entry in own}
+
+    def assume(entry: str, what: str) -> None:
+        known = source.provenance.get(entry)
+        there = f" (there {known.status}: {known.source})" if known is not None and known.status != "measured" else ""
+        text = f"carried over from {source.name}: {what}{there}"
+        text += "; not run on Ascend" if device.device == "npu" else ""
+        provenance[entry] = Provenance(status="assumed", source=text, date=date)
+
+    values = {}
+    for name, what in _EQUAL.items():
+        if f"compute.{name}" not in own:
+            values[name] = getattr(source.compute, name)
+            assume(f"compute.{name}", what)
+    if "compute.half_depth" not in own:
+        values["half_depth"] = source.compute.half_depth * _core_rate(device.compute) / _core_rate(source.compute)
+        assume("compute.half_depth", "a latency that the rate of a core turns into depth")
+    if "compute.tiled" not in own:
+        values["tiled"] = _tiled(device.compute, source.compute)
+        assume("compute.tiled", "tiles of the library and latencies; bytes per second of a core as its rate")
+    if "compute.attention" not in own:
+        values["attention"] = source.compute.attention
+        assume("compute.attention", "share of the peak")
+    compute = msgspec.structs.replace(device.compute, **values)
+    if device.best_product is not None:
+        ordinary = 1.0 if source.best_product is None else _form_rate(source) / source.best_product.flops_per_s
+        best = device.best_product
+        compute = anchored(compute, best.shape, best.dtype, ordinary * best.flops_per_s)
+        assume("compute.matrix_efficiency", f"so that the form gives {ordinary:.2f} of best_product, as there")
+    collectives = dict(device.collectives)
+    for call, model in source.collectives.items():
+        if not {f"collectives.{call}", "collectives"} & own:
+            is_cited = f"collectives.{call}.link_fraction" in own
+            collectives[call] = _scaled(model, device.collectives[call], device.per_node, keep_fraction=is_cited)
+            assume(f"collectives.{call}", "latencies; the share of its links unless cited")
+    overlap = device.overlap
+    if "overlap" not in own:
+        overlap = source.overlap
+        assume("overlap", "rates of pairs")
+    dispatch = device.dispatch_s
+    if "dispatch_s" not in own:
+        dispatch = source.dispatch_s
+        assume("dispatch_s", "the host's")
+    spreads = device.spreads
+    if "spreads" not in own:
+        # of what the source itself was given from elsewhere on equal cores, the same was missed already
+        carried_on = {name for name in source.spreads if apart == 1 and _is_carried(source, f"spreads.{name}")}
+        spreads = {
+            name: spread if name in carried_on else round(math.hypot(spread, apart * CARRIED[name]), 4)
+            for name, spread in source.spreads.items()
+        }
+        said = f"joined with what carrying over to equal cores missed (H200 to H100), {apart:g} times"
+        assume("spreads", said)
+    intervals = device.price_intervals
+    if "price_intervals" not in own:
+        intervals = {
+            name: Interval(low=_wider(each.low, apart * CARRIED[name]), high=_wider(each.high, apart * CARRIED[name]))
+            for name, each in source.price_intervals.items()
+        }
+        assume("price_intervals", "as wide as the spreads say")
+    return msgspec.structs.replace(
+        device, compute=compute, collectives=collectives, overlap=overlap, dispatch_s=dispatch, spreads=spreads,
+        price_intervals=intervals, provenance=provenance,
+    )  # fmt: skip
+
+
+def anchored(compute: Compute, shape: tuple[int, int, int], dtype: str, flops_per_s: float) -> Compute:
+    """`compute` with the matrix efficiency at which a 16-bit product (m, n, k) reaches the cited rate."""
+    m, n, k = shape
+    seconds = 2 * m * n * k / flops_per_s
+    touched = 2 * (m * k + n * k + m * n)
+    low, high = 0.05, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        tried = msgspec.structs.replace(compute, matrix_efficiency=middle)
+        if matrix_s(tried, shape, compute.matrix_flops_per_s[dtype], touched) > seconds:
+            low = middle
+        else:
+            high = middle
+    return msgspec.structs.replace(compute, matrix_efficiency=high)
+
+
+_EQUAL: Mapping[str, str] = {
+    "matrix_efficiency": "share of the peak",
+    "dtype_efficiency": "what other dtypes reach of it",
+    "clock_drop": "how far the clock falls with the load",
+    "memory_efficiency": "share of the peak",
+    "memory_chunk_s": "latency",
+    "sharpness": "how arithmetic and traffic overlap",
+    "form_cost": "storage of the operands",
+    "kernel_cost": "bytes beyond the least",
+    "kernel_start": "launches beyond the least",
+    "kernel_s": "launch and drain",
+    "rules": "kernels and passes of the executor's own instructions",
+}
+
+
+def _is_carried(device: Device, entry: str) -> bool:
+    says = device.provenance.get(entry) or device.provenance.get(entry.partition(".")[0])
+    return says is not None and "carried over" in says.source
+
+
+def _wider(edge: float, spread: float) -> float:
+    """An edge of a 90 % interval, as a factor, joined with an independent spread."""
+    size = math.hypot(math.log(edge), NINETY * spread)
+    return round(math.exp(size if edge > 1 else -size), 4)
+
+
+def _same_cores(compute: Compute, source: Compute) -> bool:
+    """As many cores of the same rate."""
+    return compute.num_cores == source.num_cores and abs(_core_rate(compute) / _core_rate(source) - 1) < 0.02
+
+
+def _tiled(compute: Compute, source: Compute) -> Tiled | None:
+    """Loads and stores of a core grow with its rate; latencies do not. Factors by size are the library's choice of
+    kernels for one number of cores of one rate: others have none.
+    """
+    if source.tiled is None:
+        return None
+    faster = _core_rate(compute) / _core_rate(source)
+    return msgspec.structs.replace(
+        source.tiled, core_Bps=source.tiled.core_Bps * faster, core_store_Bps=source.tiled.core_store_Bps * faster,
+        table=source.tiled.table if _same_cores(compute, source) else None,
+    )  # fmt: skip
+
+
+def _core_rate(compute: Compute) -> float:
+    return max(compute.matrix_flops_per_s.values()) / compute.num_cores
+
+
+def _form_rate(device: Device) -> float:
+    """What the form gives for the product that was the fastest to be reported."""
+    best = device.best_product
+    assert best is not None
+    m, n, k = best.shape
+    peak = device.compute.matrix_flops_per_s[best.dtype]
+    return 2 * m * n * k / matrix_s(device.compute, best.shape, peak, 2 * (m * k + n * k + m * n))
+
+
+def _scaled(model: Collective, own: Collective, members: int, *, keep_fraction: bool) -> Collective:
+    """Latencies of `model`, with what the switch of `own` can do, and its share of the link where that is cited."""
+    if keep_fraction:
+        model = msgspec.structs.replace(model, link_fraction=own.link_fraction, gap=own.gap)
+    return with_switch(model, own, members)

@@ -1,0 +1,1 @@
+"""The machine: devices, memory, links and host costs, as a value and as a file."""

@@ -1,0 +1,210 @@
+"""Machines by name: "<device>-x<number>" is made of a device file and its template of a node and a network.
+
+The device files are in `machines/devices`. Up to the size of its node a number means a part of one node; above it must
+be a multiple of the node and means so many nodes joined by their network cards: "h100-sxm-x1024" is 128 nodes of 8.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from costmodels.machine.machine import MACHINE_VERSION, Machine
+from costmodels.machine.sections import Collective, Interval, Link, Overlap, Provenance, Section, check_known
+from costmodels.price.compute import Compute
+from plans.errors import TwofoldError
+from plans.files import write_atomically
+
+__all__ = [
+    "BestProduct",
+    "Device",
+    "Network",
+    "device_names",
+    "device_path",
+    "known_names",
+    "load_device",
+    "named_machine",
+    "save_device",
+]
+
+_FOLDER = Path(__file__).parents[1] / "machines"
+
+_NAME = re.compile(r"(?P<device>.+)-x(?P<number>\d+)")
+
+
+class Network(Section, frozen=True, kw_only=True):
+    """What joins nodes, of one device in one direction (see `costmodels.machine.sections.Link`)."""
+
+    name: str
+    latency_s: float
+    bandwidth_Bps: float
+    reached_fraction: float | None = None
+
+
+class BestProduct(Section, frozen=True, kw_only=True):
+    """The fastest matrix product reported for a device: what the form must give for this shape."""
+
+    shape: tuple[int, int, int]
+    dtype: str
+    flops_per_s: float
+
+
+class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
+    """A device of the catalogue with the node it usually stands in; fields are those of `Machine`.
+
+    Args:
+        best_product: sets matrix_efficiency where that is not calibrated (`costmodels.fit.transfer_calibration`).
+        node: tiers of links inside a node, the last joins all of it.
+        pod: a tier that joins several nodes (a super-node), if there is one.
+        network: what joins nodes, or pods.
+    """
+
+    version: int = MACHINE_VERSION
+    name: str
+    variant: str
+    device: Literal["cuda", "npu"]
+    memory_bytes: int
+    runtime_bytes: int | None = None
+    memory_allowance: float = 0.0
+    communicator_bytes: int | None = None
+    compute: Compute
+    best_product: BestProduct | None = None
+    node: tuple[Link, ...]
+    pod: Link | None = None
+    network: Network
+    collectives: dict[str, Collective]
+    dispatch_s: dict[str, float]
+    overlap: tuple[Overlap, ...] = ()
+    interval: Interval
+    spreads: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
+    price_intervals: dict[str, Interval] = {}  # noqa: RUF012
+    provenance: dict[str, Provenance]
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        for entry in self.provenance:
+            check_known("provenance entry", entry.partition(".")[0], self.__struct_fields__)
+
+    @property
+    def per_node(self) -> int:
+        """Devices of a node."""
+        return self.node[-1].ranks
+
+    def machine(self, number: int) -> Machine:
+        """The machine of `number` devices.
+
+        Raises:
+            TwofoldError: more than a node that is no multiple of it, or none.
+        """
+        if number < 1 or (number > self.per_node and number % self.per_node):
+            below = max(1, number // self.per_node) * self.per_node
+            raise TwofoldError(
+                f"{self.name}-x{number}: a node has {self.per_node} devices, so a machine has up to {self.per_node} or "
+                f"a multiple of it; did you mean {self.name}-x{below} or {self.name}-x{below + self.per_node}?"
+            )
+        inside = [link for link in self.node if link.ranks <= number and number % link.ranks == 0]
+        if number <= self.per_node and (not inside or inside[-1].ranks < number):
+            tier = next(link for link in self.node if link.ranks >= number)
+            inside.append(msgspec.structs.replace(tier, ranks=number))
+        if number > self.per_node:
+            inside += self._beyond(number)
+        nodes = f"{number} of a node" if number < self.per_node else f"{number // self.per_node} x {self.per_node}"
+        fields = {name: getattr(self, name) for name in _SHARED}
+        provenance = {}
+        for entry, source in self.provenance.items():
+            first = entry.partition(".")[0]
+            if first in ("node", "pod", "network"):
+                if first == "node" or number > self.per_node:
+                    provenance["links" + entry[4:] if first == "node" else f"links.{entry}"] = source
+            elif first != "best_product":  # matrix_efficiency says that it comes from it
+                provenance[entry] = source
+        return Machine(
+            name=f"{self.name}-x{number}", variant=f"{self.variant}; {nodes}", num_devices=number,
+            devices_per_node=min(number, self.per_node), links=tuple(inside), host_async=True,
+            provenance=provenance, **fields,
+        )  # fmt: skip
+
+    def _beyond(self, number: int) -> list[Link]:
+        """The tiers that join nodes."""
+        tiers = []
+        if self.pod is not None:
+            if number > self.pod.ranks and number % self.pod.ranks:
+                raise TwofoldError(
+                    f"{self.name}-x{number}: a super-node joins {self.pod.ranks} devices, so a machine of more has a "
+                    "multiple of it"
+                )
+            tiers.append(msgspec.structs.replace(self.pod, ranks=min(number, self.pod.ranks)))
+        if self.pod is None or number > self.pod.ranks:
+            tiers.append(Link(ranks=number, **msgspec.structs.asdict(self.network)))
+        return tiers
+
+
+_SHARED = ("device", "memory_bytes", "runtime_bytes", "memory_allowance", "communicator_bytes", "compute",
+           "collectives", "dispatch_s", "overlap", "interval", "spreads", "price_intervals")  # fmt: skip
+
+
+def named_machine(name: str) -> Machine:
+    """The machine of a name (see the module).
+
+    Raises:
+        TwofoldError: an unknown name, with suggestions.
+    """
+    path = _FOLDER / f"{name}.json"
+    if path.is_file():
+        return Machine.from_json(path.read_bytes(), str(path))
+    match = _NAME.fullmatch(name)
+    if match and match["device"] in device_names():
+        return load_device(match["device"]).machine(int(match["number"]))
+    device = match["device"] if match else name
+    names = {known.rpartition("-x")[0]: known for known in known_names()}
+    close = [names[near] for near in difflib.get_close_matches(device.lower(), names, n=3, cutoff=0.4)]
+    close += [known for known in known_names() if device.lower() in known and known not in close]
+    hint = f"did you mean {' or '.join(close[:4])}? " if close else ""
+    raise TwofoldError(
+        f"machine {name!r} is not known; {hint}shipped are {', '.join(known_names())} (any number after x that fills "
+        "nodes, or less than one); or give the path of a machine file"
+    )
+
+
+def known_names() -> tuple[str, ...]:
+    """Shipped machine files, and every device as one whole node, sorted."""
+    files = [path.stem for path in _FOLDER.glob("*.json")]
+    return tuple(sorted([*files, *(f"{name}-x{load_device(name).per_node}" for name in device_names())]))
+
+
+def device_names() -> tuple[str, ...]:
+    """The devices of the catalogue, sorted."""
+    return tuple(sorted(path.stem for path in (_FOLDER / "devices").glob("*.json")))
+
+
+def device_path(name: str) -> Path:
+    """The file of a device."""
+    return _FOLDER / "devices" / f"{name}.json"
+
+
+def save_device(device: Device) -> Path:
+    """Write the file of a device of the catalogue, whole or not at all."""
+    load_device.cache_clear()
+    text = msgspec.json.format(msgspec.json.encode(device), indent=1)
+    return write_atomically(device_path(device.name), text + b"\n")
+
+
+@lru_cache
+def load_device(name: str) -> Device:
+    """A device of the catalogue.
+
+    Raises:
+        TwofoldError: an unknown name, or a file that is not one of a device.
+    """
+    path = device_path(name)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Device)
+    except OSError:
+        raise TwofoldError(f"device {name!r} is not known; known: {', '.join(device_names())}") from None
+    except msgspec.DecodeError as error:
+        raise TwofoldError(f"{path}: {error}") from None

@@ -1,0 +1,229 @@
+"""The machine: everything that prices are computed from, as a value and as a file.
+
+A machine file is JSON, versioned, written atomically; unknown keys are refused with their path. Figures are SI with the
+unit in the name. Every section says where its figures come from (`Provenance`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from costmodels.machine.sections import (
+    COLLECTIVES,
+    Collective,
+    Interval,
+    Link,
+    Overlap,
+    Protocol,
+    Provenance,
+    Section,
+    check_keys,
+    check_known,
+)
+from costmodels.price.compute import Attention, Compute
+from plans.errors import TwofoldError
+from plans.files import write_atomically
+
+__all__ = [
+    "COLLECTIVES",
+    "DISPATCH_CLASSES",
+    "MACHINE_VERSION",
+    "SPREAD_CLASSES",
+    "Attention",
+    "Collective",
+    "Compute",
+    "Interval",
+    "Link",
+    "Machine",
+    "Overlap",
+    "Protocol",
+    "Provenance",
+    "shipped_machines",
+]
+
+MACHINE_VERSION = 2
+
+DISPATCH_CLASSES = ("attention", "matrix", "memory", "view", "update", "collective", "transfer", "wait")
+"""What the host issues, by how long that takes it."""
+
+SPREAD_CLASSES = ("attention", "matrix", "memory", "update", "dispatch", "collective", "transfer")
+"""Kinds of instructions whose prices err together (see `costmodels.interval`)."""
+
+
+class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
+    """A machine of `num_devices` equal devices.
+
+    Args:
+        name: of the machine.
+        variant: what exactly it is: board, memory, power, how it is joined.
+        device: cpu, cuda or npu.
+        num_devices: ranks that can run on it.
+        devices_per_node: ranks that share a host.
+        memory_bytes: per device.
+        runtime_bytes: of it what the device's runtime takes before the first tensor: context, kernels.
+        memory_allowance: what predicted peaks get on top for an allocator's fragmentation, as a share of them.
+        communicator_bytes: what the communication library keeps on a device for every group of ranks.
+        compute: rates of one device.
+        links: tiers from the fastest to the slowest; the last joins all devices.
+        collectives: costs by kind, one for each of `COLLECTIVES`.
+        dispatch_s: host time to issue an instruction, for each of `DISPATCH_CLASSES`.
+        host_async: True: compute runs behind the host (GPU, NPU); False: the host thread computes (CPU).
+        cores_per_node: cores shared by all ranks of a node, on machines whose hosts compute; None elsewhere.
+        overlap: how compute and collectives slow each other.
+        host_scale: one factor on every price, from probe programs that were run and simulated.
+        interval: of step times, beside what the spreads below make of it.
+        spreads: class of `SPREAD_CLASSES` -> standard deviation of log(measured / priced) of its instructions.
+        price_intervals: class of `SPREAD_CLASSES` -> the 90 % interval of a single price, as factors of it.
+        provenance: section or "section.field" -> where its figures come from.
+
+    Raises:
+        TwofoldError: a figure that is negative, not a number or 0 where it must not be; a missing or unknown entry.
+
+    >>> Machine.load("h200-x4").num_devices
+    4
+    """
+
+    version: int = MACHINE_VERSION
+    name: str
+    variant: str = ""
+    device: Literal["cpu", "cuda", "npu"]
+    num_devices: int
+    devices_per_node: int
+    memory_bytes: int
+    runtime_bytes: int | None = None
+    memory_allowance: float = 0.0
+    communicator_bytes: int | None = None
+    compute: Compute
+    links: tuple[Link, ...]
+    collectives: dict[str, Collective]
+    dispatch_s: dict[str, float]
+    host_async: bool
+    cores_per_node: int | None = None
+    overlap: tuple[Overlap, ...] = ()
+    host_scale: float = 1.0
+    interval: Interval
+    spreads: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
+    price_intervals: dict[str, Interval] = {}  # noqa: RUF012
+    provenance: dict[str, Provenance]
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.version != MACHINE_VERSION:
+            raise TwofoldError(f"version is {self.version}, this twofold reads {MACHINE_VERSION}")
+        for name in ("num_devices", "devices_per_node", "cores_per_node"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise TwofoldError(f"{name} is {getattr(self, name)}; it is at least 1")
+        if not self.host_async and self.cores_per_node is None:
+            raise TwofoldError("host_async is false (hosts compute): cores_per_node must say how many cores they share")
+        check_keys("dispatch_s", self.dispatch_s, DISPATCH_CLASSES)
+        check_keys("collectives", self.collectives, COLLECTIVES)
+        self._check_links()
+        for entry in (*self.spreads, *self.price_intervals):
+            check_known("entry of spreads and price_intervals", entry, SPREAD_CLASSES)
+        for entry in self.provenance:
+            check_known("provenance entry", entry.partition(".")[0], self.__struct_fields__)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.device, self.num_devices, self.host_scale, self.compute.memory_Bps))
+
+    def _check_links(self) -> None:
+        sizes = [link.ranks for link in self.links]
+        if not sizes or sizes[-1] < self.num_devices:
+            raise TwofoldError(f"the link tiers join {sizes} ranks; the last must join all {self.num_devices} devices")
+        for small, large in itertools.pairwise(sizes):
+            if large <= small or large % small:
+                raise TwofoldError(f"the link tiers join {sizes} ranks; each must be a multiple of the one before")
+        if self.links[0].uplink_Bps is not None:
+            raise TwofoldError(f"link tier {self.links[0].name!r} is the first: no tier below has an uplink into it")
+
+    @property
+    def room_bytes(self) -> int:
+        """What a device has for tensors."""
+        return self.memory_bytes - (self.runtime_bytes or 0)
+
+    @property
+    def library(self) -> str:
+        """The communication library that its collectives run on: gloo, nccl or hccl."""
+        return {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}[self.device]
+
+    def tier(self, ranks: Sequence[int]) -> int:
+        """The number of the fastest tier of links that joins all of `ranks`.
+
+        Raises:
+            TwofoldError: a rank that the machine does not have.
+        """
+        if max(ranks) >= self.num_devices:
+            raise TwofoldError(
+                f"rank {max(ranks)} takes part, but machine {self.name!r} has {self.num_devices} devices; "
+                "plan for fewer devices or load a larger machine"
+            )
+        for number, link in enumerate(self.links):
+            if len({rank // link.ranks for rank in ranks}) == 1:
+                return number
+        raise AssertionError("the last tier joins all devices")
+
+    @classmethod
+    def load(cls, name_or_path: str | os.PathLike[str]) -> Machine:
+        """The machine of a name such as "h200-x4" or "h100-sxm-x1024", or of a file.
+
+        A name is that of a shipped file, or "<device>-x<number>" for a device of the catalogue: up to the size of its
+        node a part of one, above a multiple of it, so many nodes (`costmodels.machine.catalogue`).
+
+        Raises:
+            TwofoldError: an unknown name (with suggestions), no such file, or what `from_json` refuses.
+        """
+        text = os.fspath(name_or_path)
+        path = Path(text)
+        if path.suffix != ".json" and not path.is_file() and len(path.parts) == 1:
+            from costmodels.machine.catalogue import named_machine
+
+            return named_machine(text)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise TwofoldError(f"cannot read the machine file {str(path)!r}: {error.strerror}") from None
+        return cls.from_json(content, str(path))
+
+    @classmethod
+    def from_json(cls, text: bytes, source: str = "machine") -> Machine:
+        """The machine of a file's bytes.
+
+        Raises:
+            TwofoldError: not JSON, truncated, an unknown or missing key (with its path), another version, a bad figure.
+        """
+        try:
+            version = msgspec.json.decode(text, type=_Version).version
+            if version != MACHINE_VERSION:
+                raise TwofoldError(
+                    f"{source}: machine version {version}, this twofold reads {MACHINE_VERSION}; calibrate again"
+                )
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.ValidationError as error:
+            raise TwofoldError(f"{source}: {error}") from None
+        except msgspec.DecodeError as error:
+            raise TwofoldError(f"{source}: not a whole JSON file ({error}); calibrate again") from None
+
+    def to_json(self) -> bytes:
+        """The file form."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the machine file, whole or not at all."""
+        return write_atomically(path, self.to_json() + b"\n")
+
+
+def shipped_machines() -> tuple[str, ...]:
+    """Names that `Machine.load` knows: the shipped files, and every device of the catalogue as one whole node."""
+    from costmodels.machine.catalogue import known_names
+
+    return known_names()
+
+
+class _Version(msgspec.Struct):
+    version: int

@@ -1,0 +1,242 @@
+"""Sections of a machine file: links, communication, overlap, interval, and where figures come from.
+
+Every figure is SI with the unit in its name; a section refuses figures that are negative, not finite, or 0 where they
+divide. The rates of a device are in `costmodels.price.compute`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from plans.errors import TwofoldError
+
+__all__ = [
+    "COLLECTIVES",
+    "Collective",
+    "Interval",
+    "Link",
+    "Overlap",
+    "Protocol",
+    "Provenance",
+    "Section",
+    "check_known",
+]
+
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "transfer")
+"""Kinds of communication; the flat variants of the optimizer are priced as the plain ones."""
+
+_POSITIVE = ("_Bps", "_per_s", "sharpness", "sustained_clock", "_rate", "_efficiency", "_fraction", "_scale", "_bytes")
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A part of a machine file; refuses figures that are negative, not finite, or 0 where they divide."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_figure(name, getattr(self, name))
+
+
+class Link(Section, frozen=True, kw_only=True):
+    """A tier of links: ranks with the same `rank // ranks` reach each other through it.
+
+    Args:
+        name: such as "NVLink".
+        ranks: size of the domain; a multiple of the size of the tier below.
+        latency_s: of one hop.
+        bandwidth_Bps: of one rank in one direction, to all peers together.
+        peer_Bps: in a full mesh of links that of one rank to one peer, so that a rank with p peers reaches p times as
+            much, up to bandwidth_Bps; None behind a switch, where one peer may have it all.
+        uplink_Bps: of one domain of the tier below into this tier, in one direction, shared by all its ranks (a node's
+            or a rack's way out); None where every rank has its own.
+        reached_fraction: share of its bandwidth that collectives reach; None: as `Collective` says.
+    """
+
+    name: str
+    ranks: int
+    latency_s: float
+    bandwidth_Bps: float
+    peer_Bps: float | None = None
+    uplink_Bps: float | None = None
+    reached_fraction: float | None = None
+
+    def reach_Bps(self, num_peers: int) -> float:
+        """Bandwidth of one rank that talks to `num_peers` at once."""
+        return self.bandwidth_Bps if self.peer_Bps is None else min(self.bandwidth_Bps, num_peers * self.peer_Bps)
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.ranks < 1:
+            raise TwofoldError(f"link tier {self.name!r} joins {self.ranks} ranks; it must join at least 1")
+
+
+class Protocol(Section, frozen=True, kw_only=True):
+    """One way in which a library carries a collective; it takes the one that is fastest for the message.
+
+    Args:
+        name: such as "LL", "LL128" or "Simple" (NCCL).
+        algorithm: "ring"; "tree" (all-reduce up and down a binary tree between nodes and a chain inside); "switch"
+            (all-reduce made by the switch, so that every rank sends its tensor once).
+        start_s: fixed part, beside that of the collective.
+        hop_s: of every dependent step inside a node, beside the link's latency.
+        cross_s: of every dependent step between nodes, beside the link's latency.
+        share: of the bandwidth that the collective reaches with the best protocol.
+        least_members: groups smaller than this do not use it.
+    """
+
+    name: str
+    algorithm: Literal["ring", "tree", "switch"] = "ring"
+    start_s: float = 0.0
+    hop_s: float = 0.0
+    cross_s: float = 0.0
+    share: float = 1.0
+    least_members: int = 2
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.share == 0:
+            raise TwofoldError(f"protocol {self.name!r} reaches a share of 0 of the bandwidth; it must be above 0")
+
+
+class Collective(Section, frozen=True, kw_only=True):
+    """What one kind of communication costs beside the figures of the links.
+
+    With n members the algorithm takes `hops` dependent steps, sends `messages` per member and moves `moved` bytes to
+    each (`costmodels.price.traffic`). On its links it takes, with the fastest of its protocols p,
+
+        start_s + p.start_s + hops (hop_s + p.hop_s or p.cross_s + latency)
+        + c + 2 sqrt(chunk_s c) + size / copy_Bps,  c = moved / (bandwidth link_fraction (1 - gap / n) p.share);
+
+    the root is what filling and draining a pipeline costs whose message is cut into the best number of chunks.
+    Where the processor carries it (gloo), every member spends cpu_start_s + messages x cpu_message_s + moved / cpu_Bps.
+
+    Args:
+        start_s: fixed part.
+        hop_s: of every dependent step, beside the link's latency and the protocol's.
+        link_fraction: share of the link's bandwidth that a large group reaches.
+        gap: small groups fill the links less, by gap / n.
+        chunk_s: latency of one chunk of a message that goes through in chunks.
+        copy_Bps: passing the whole message through the member's memory; None: no such part.
+        protocols: none: one without figures of its own.
+        cpu_start_s: processor time of a member, fixed part.
+        cpu_message_s: processor time of a member for every message.
+        cpu_Bps: bytes that a member's processor moves per second; None: not limited by it.
+    """
+
+    start_s: float = 0.0
+    hop_s: float = 0.0
+    link_fraction: float = 1.0
+    gap: float = 0.0
+    chunk_s: float = 0.0
+    copy_Bps: float | None = None
+    protocols: tuple[Protocol, ...] = ()
+    cpu_start_s: float = 0.0
+    cpu_message_s: float = 0.0
+    cpu_Bps: float | None = None
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.gap >= 2:
+            raise TwofoldError(f"gap is {self.gap}; below 2, or two members would have no bandwidth")
+
+
+class Overlap(Section, frozen=True, kw_only=True):
+    """The rates (1 = alone) at which a kind of compute and a collective proceed while both run.
+
+    A collective needs some of the cores that a kernel holds until it ends: a message waits for `hold` times the length
+    of a kernel before it moves, and meanwhile the compute goes on undisturbed. So the rates depend on how long the two
+    take alone.
+
+    Args:
+        compute: kind of compute.
+        collective: kind of communication.
+        compute_rate: of compute, where a kernel and a message take equally long.
+        comm_rate: of the communication, likewise.
+        hold: see above.
+    """
+
+    compute: Literal["matrix", "memory", "attention"]
+    collective: str
+    compute_rate: float
+    comm_rate: float
+    hold: float = 0.0
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_known("collective of an overlap", self.collective, COLLECTIVES)
+        check_share("compute_rate", self.compute_rate)
+        check_share("comm_rate", self.comm_rate)
+        if self.hold * self.comm_rate >= 1:
+            raise TwofoldError(f"hold is {self.hold}; below 1 / comm_rate, or no message would move")
+
+    def rates(self, kernel_s: float, message_s: float) -> tuple[float, float]:
+        """The rates of compute by kernels of `kernel_s` beside messages of `message_s`, both alone.
+
+        >>> pair = Overlap(compute="matrix", collective="all_reduce", compute_rate=0.7, comm_rate=0.5, hold=0.8)
+        >>> [tuple(round(rate, 2) for rate in pair.rates(kernel_s, 1e-4)) for kernel_s in (1e-4, 1e-2)]
+        [(0.7, 0.5), (0.99, 0.01)]
+        """
+        if not self.hold or message_s <= 0:
+            return self.compute_rate, self.comm_rate
+        moving = 1 - self.hold * self.comm_rate  # share of the time, where both take equally long
+        alone = self.comm_rate / moving
+        share = message_s / (message_s + self.hold * alone * kernel_s)
+        return 1 - (1 - self.compute_rate) * share / moving, alone * share
+
+
+class Interval(Section, frozen=True, kw_only=True):
+    """The 90 % interval of a step time, as factors of the prediction."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if not 0 < self.low <= 1 <= self.high:
+            raise TwofoldError(f"the interval {self.low} to {self.high} must be factors with 0 < low <= 1 <= high")
+
+
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Where figures come from."""
+
+    status: Literal["measured", "interpolated", "assumed", "cited"]
+    source: str
+    date: str = ""
+
+
+def check_figure(name: str, value: Any) -> None:
+    """Refuse a negative or infinite figure, and 0 where it divides; looks into dicts."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            check_figure(f"{name}.{key}", entry)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value) or value < 0:
+            raise TwofoldError(f"{name} is {value}; it must be a finite figure of at least 0")
+        if value == 0 and name.partition(".")[0].endswith(_POSITIVE):
+            raise TwofoldError(f"{name} is 0; it must be above 0")
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse a share above 1."""
+    if value > 1:
+        raise TwofoldError(f"{name} is {value}; it is a share, at most 1")
+
+
+def check_known(what: str, name: str, known: Sequence[str]) -> None:
+    """Refuse a name that is not among `known`, with a suggestion."""
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+        raise TwofoldError(f"{what} {name!r} is not known{hint}")
+
+
+def check_keys(section: str, entries: dict[str, Any], known: Sequence[str]) -> None:
+    """Refuse a table that has other keys than `known`, or lacks one."""
+    for name in entries:
+        check_known(f"the entry of {section}", name, known)
+    if missing := [name for name in known if name not in entries]:
+        raise TwofoldError(f"{section} lacks {', '.join(missing)}")

@@ -1,0 +1,1 @@
+"""The price of every instruction: seconds from shapes, bytes and a machine."""

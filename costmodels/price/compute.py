@@ -1,0 +1,310 @@
+"""The rates of one device, and the seconds of its kernels: few parameters, each with a physical meaning.
+
+All functions give device time of one kernel alone on a device at work, without the host that issues it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from costmodels.machine.sections import Section, check_known, check_share
+from costmodels.price.tiled import Tiled, alignment_bytes, one_tiled_s
+from plans.errors import TwofoldError
+
+__all__ = [
+    "FORMS", "Attention", "Compute", "Rule", "attention_s", "matrix_rate", "matrix_s", "memory_s", "rate", "rule_name",
+    "rule_s",
+]  # fmt: skip
+
+FORMS = ("nt", "nn", "tn")
+"""Storage of a product's operands: nt x[m, k] w[n, k]^T (forward), nn g[m, k] w[k, n], tn g[k, m]^T x[k, n]."""
+
+BY_INPUTS = ("sum", "cross_entropy.forward")
+"""Calls whose kernels depend on the number of operands: a sum of more, a loss whose statistic was made before."""
+
+
+class Attention(Section, frozen=True, kw_only=True):
+    """The fused attention kernel.
+
+    Its arithmetic is 4 x heads x queries x keys x head dim, 2.5 times that backward (Dao 2023, FlashAttention-2,
+    section 4.1). Work is cut into tiles of `tile` queries, w of them for each core; with u the time of one tile at one
+    key, a whole one takes u (keys + half_keys), and all of them max(1, (1 - quantisation) w + quantisation ceil w)
+    times that.
+
+    A causal tile has half of the keys in the mean, and those on the diagonal are made whole; the longest has all. Cores
+    take tiles one by one, so the last ends at most one longest tile after the mean (Graham 1969): they take
+    causal_cost u max(keys + half_keys, w (keys / 2 (1 + tile / keys) + half_keys) + tail min(1, w) (keys + half_keys)).
+
+    Args:
+        forward_efficiency: share of the matrix peak that long sequences reach.
+        backward_efficiency: likewise.
+        tile: queries per tile.
+        quantisation: how much of a full wave of tiles one that is not full costs.
+        half_keys: fixed part of a tile, in keys.
+        backward_half_keys: likewise, backward.
+        half_dim: the rate is halved at this head dim and saturates beyond; the efficiencies are those of 128.
+        causal_cost: factor on causal tiles.
+        backward_causal_cost: likewise.
+        tail: share of a longest tile by which causal tiles end late.
+        backward_tail: likewise.
+        clock_MHz: clock under load at which the efficiencies were taken; None: not known.
+        start_s: fixed part of a forward, beside `kernel_s`.
+        backward_start_s: likewise (its kernels before and after).
+    """
+
+    forward_efficiency: float
+    backward_efficiency: float
+    tile: int = 128
+    quantisation: float = 0.0
+    half_keys: float = 0.0
+    backward_half_keys: float = 0.0
+    half_dim: float = 0.0
+    causal_cost: float = 1.0
+    backward_causal_cost: float = 1.0
+    tail: float = 0.0
+    backward_tail: float = 0.0
+    clock_MHz: float | None = None
+    start_s: float = 0.0
+    backward_start_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        for name in ("forward_efficiency", "backward_efficiency", "quantisation", "tail", "backward_tail"):
+            check_share(name, getattr(self, name))
+
+
+class Rule(Section, frozen=True, kw_only=True):
+    """What one instruction of twofold's executor takes: several kernels that move its operands several times.
+
+    Args:
+        kernels: least times of a kernel in it (a fit, so not a whole number).
+        passes: times the bytes of its operands and results go over the peak bandwidth of the memory; None: its device
+            time follows the forms of its class.
+        dispatch_s: host time to issue all of it; None: that of its class.
+    """
+
+    kernels: float = 1.0
+    passes: float | None = None
+    dispatch_s: float | None = None
+
+
+class Compute(Section, frozen=True, kw_only=True):
+    """One device's rates.
+
+    A matrix product (m, n, k) takes the time a of its arithmetic and b of its memory traffic, joined with `sharpness` p
+    to t = (a^p + b^p)^(1/p): p = 1 adds them, large p is the roofline max(a, b).
+
+    Without `tiled`, a = 2 m n k / rate (1 + half_rows / min(m, n)) (1 + half_depth / k): the rate is halved at these
+    sizes and saturates beyond. With it, the cores make tiles of the result (`costmodels.price.tiled`).
+
+    Args:
+        matrix_flops_per_s: dtype -> peak rate of matrix products.
+        vector_flops_per_s: dtype -> peak rate of everything else.
+        memory_Bps: peak memory bandwidth.
+        matrix_efficiency: share of the matrix peak that large products reach, on a chip at work.
+        dtype_efficiency: dtype -> share of matrix_efficiency that its products reach; 1 where nothing is said.
+        clock_MHz: clock of a chip at work that makes no products, to which `matrix_efficiency` refers; None: not known.
+        clock_drop: share of it lost, for want of power, in products that reach the peak; in others in proportion.
+        sustained_clock: clock under load, relative to that of the chip the efficiencies were taken on.
+        memory_efficiency: share of the memory peak that kernels reach that only stream (add, copy).
+        memory_chunk_s: bytes that take t at full bandwidth take t + (memory_chunk_s t)^(1/2): the first come late, and
+            cores end apart, as in any pipeline of chunks.
+        num_cores: streaming multiprocessors, or cube cores.
+        tiled: how the cores make matrix products; None: the smooth form.
+        half_rows: see above.
+        half_depth: see above.
+        sharpness: see above, at least 1.
+        form_cost: form of a product -> factor on its arithmetic.
+        kernel_cost: call -> factor on the time of its bytes, e.g. {"layer_norm.forward": 1.2}.
+        kernel_start: call -> factor on `kernel_s` of memory-bound kernels.
+        kernel_s: the least time of a kernel on the device, which every kernel takes beside its work.
+        cache_bytes: what a kernel reads of the cache rather than of memory, when the kernel before left it there.
+        cache_Bps: bandwidth of that; None: everything comes from memory.
+        attention: the fused attention kernel; None: priced as a matrix product.
+        rules: `rule_name` -> what twofold's executor takes for it; other stacks have kernels of their own.
+    """
+
+    matrix_flops_per_s: dict[str, float]
+    vector_flops_per_s: dict[str, float]
+    memory_Bps: float
+    matrix_efficiency: float = 1.0
+    dtype_efficiency: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
+    clock_MHz: float | None = None
+    clock_drop: float = 0.0
+    sustained_clock: float = 1.0
+    memory_efficiency: float = 1.0
+    memory_chunk_s: float = 0.0
+    num_cores: int = 1
+    tiled: Tiled | None = None
+    half_rows: float = 0.0
+    half_depth: float = 0.0
+    sharpness: float = 2.0
+    form_cost: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
+    kernel_cost: dict[str, float] = {}  # noqa: RUF012
+    kernel_start: dict[str, float] = {}  # noqa: RUF012
+    kernel_s: float = 0.0
+    cache_bytes: int | None = None
+    cache_Bps: float | None = None
+    attention: Attention | None = None
+    rules: dict[str, Rule] = {}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.sharpness < 1:
+            raise TwofoldError(f"sharpness is {self.sharpness}; it is at least 1 (1 adds the two times)")
+        for name in ("matrix_efficiency", "memory_efficiency", "clock_drop"):
+            check_share(name, getattr(self, name))
+        if not self.matrix_flops_per_s or not self.vector_flops_per_s:
+            raise TwofoldError("matrix_flops_per_s and vector_flops_per_s need a rate for at least one dtype")
+        if self.num_cores < 1:
+            raise TwofoldError(f"num_cores is {self.num_cores}; it is at least 1")
+        for form in self.form_cost:
+            check_known("form of a matrix product", form, FORMS)
+
+
+def rate(compute: Compute, name: str, dtype: str, owner: str = "this machine") -> float:
+    """The peak rate of a dtype; integers and booleans are only moved and compared, at the lowest rate.
+
+    Raises:
+        TwofoldError: a floating dtype without a rate.
+    """
+    table: dict[str, float] = getattr(compute, name)
+    if dtype in table:
+        return table[dtype]
+    if dtype.startswith(("float", "bfloat")):
+        raise TwofoldError(
+            f"machine {owner!r} has no {name} for {dtype!r}, only for {', '.join(table)}; "
+            "use one of these dtypes or calibrate the machine for it"
+        )
+    return min(table.values())
+
+
+def matrix_rate(compute: Compute, dtype: str, owner: str = "this machine") -> float:
+    """The peak rate of a dtype's products, lowered by `dtype_efficiency`.
+
+    Raises:
+        TwofoldError: a floating dtype without a rate.
+    """
+    return rate(compute, "matrix_flops_per_s", dtype, owner) * compute.dtype_efficiency.get(dtype, 1.0)
+
+
+def matrix_s(
+    compute: Compute, shape: tuple[int, int, int], flops_per_s: float, touched: float, batch: int = 1, form: str = "nt",
+    item_bytes: int = 2,
+) -> float:  # fmt: skip
+    """Seconds of `batch` equal matrix products (m, n, k) that read and write `touched` bytes (see `Compute`)."""
+    m, n, k = shape
+    if m * n * k * batch == 0:
+        return compute.kernel_s
+    memory = touched / (compute.memory_Bps * compute.memory_efficiency)
+    per_s, cost = flops_per_s * compute.matrix_efficiency * compute.sustained_clock, compute.form_cost.get(form, 1.0)
+    if compute.tiled is None:
+        work = 2 * batch * m * n * k * (1 + compute.half_rows / min(m, n)) * (1 + compute.half_depth / k)
+        return compute.kernel_s + join(work / per_s, memory, compute.sharpness) * cost
+    model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
+    memory_cost = model.memory_cost.get(aligned, 1.0)
+    clock = compute.sustained_clock
+    made_s = one_tiled_s(
+        shape, batch, item_bytes, per_s / compute.num_cores, cost, model.arithmetic_cost.get(aligned, 1.0),
+        memory_cost, model, compute.num_cores, clock,
+    )  # fmt: skip
+    start_s = (compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)) / clock
+    loaded_s = memory * memory_cost
+    full_s = start_s + join(made_s, loaded_s, compute.sharpness)
+    made_s /= lower_clock(compute.clock_drop, 2 * batch * m * n * k / (flops_per_s * full_s))
+    seconds = start_s + join(made_s, loaded_s, compute.sharpness)
+    by_size = model.table is not None and batch == 1 and aligned == "16"
+    return seconds * model.table.factor(m, n, k) if by_size and model.table is not None else seconds
+
+
+def lower_clock(drop: float, load: float) -> float:
+    """The clock of a product, relative to that of a chip without one.
+
+    It falls by `drop` times the share of the peak that is reached, which is the lower for it: a clock c with
+    c = 1 - drop load c.
+
+    Args:
+        drop: share of the clock lost at the peak.
+        load: share of the peak that the product would reach if the clock did not fall.
+
+    >>> lower_clock(0.25, 1.0)
+    0.8
+    """
+    return 1 / (1 + drop * min(1.0, load))
+
+
+def memory_s(compute: Compute, touched: float, operations_s: float = 0.0, call: str = "", kernels: int = 1) -> float:
+    """Seconds of kernels that move `touched` bytes and whose arithmetic alone takes `operations_s`.
+
+    The cost of its bytes is `kernel_cost` of the call, or of its kind, or 1; that of its start likewise.
+    """
+    start = compute.kernel_start.get(call, compute.kernel_start.get(call.partition(".")[0], 1.0))
+    cost = compute.kernel_cost.get(call, compute.kernel_cost.get(call.partition(".")[0], 1.0))
+    moved_s = touched * cost / (compute.memory_Bps * compute.memory_efficiency)
+    if compute.cache_Bps is not None and compute.cache_bytes and kernels == 1:
+        hit = min(1.0, max(0.0, 2 - touched / compute.cache_bytes))
+        moved_s = moved_s * (1 - hit) + hit * touched * cost / compute.cache_Bps
+    moved_s += math.sqrt(compute.memory_chunk_s * moved_s)
+    return kernels * compute.kernel_s * start + max(moved_s, operations_s)
+
+
+def rule_name(call: str, num_inputs: int) -> str:
+    """How a rule is kept: calls that do something else with more operands have one for each number of them.
+
+    >>> rule_name("sum", 3), rule_name("mul.forward", 2)
+    ('sum:3', 'mul.forward')
+    """
+    return f"{call}:{num_inputs}" if call in BY_INPUTS else call
+
+
+def rule_s(compute: Compute, rule: Rule, touched: float) -> float:
+    """Seconds of an instruction of twofold's executor whose operands and results have `touched` bytes.
+
+    >>> compute = Compute(matrix_flops_per_s={"float32": 1.0}, vector_flops_per_s={"float32": 1.0}, memory_Bps=100.0)
+    >>> rule_s(compute, Rule(kernels=3.0, passes=2.5), 10.0)
+    0.25
+    """
+    assert rule.passes is not None
+    return rule.kernels * compute.kernel_s + rule.passes * touched / compute.memory_Bps
+
+
+def attention_s(
+    compute: Compute, queries: tuple[int, int, int], keys: int, values_dim: int, flops_per_s: float, touched: float,
+    *, causal: bool, backward: bool = False,
+) -> float:  # fmt: skip
+    """Seconds of the fused attention kernel, or of its backward alone.
+
+    Args:
+        queries: batch x heads, queries, head dim.
+        keys: number of keys.
+        values_dim: head dim of the values.
+        flops_per_s: peak rate of matrix products.
+        touched: bytes read and written.
+    """
+    model = compute.attention
+    assert model is not None
+    heads, length, dim = queries
+    if backward:
+        efficiency, half, cost, tail = (
+            model.backward_efficiency, model.backward_half_keys, model.backward_causal_cost, model.backward_tail
+        )  # fmt: skip
+    else:
+        efficiency, half, cost, tail = model.forward_efficiency, model.half_keys, model.causal_cost, model.tail
+    waves, longest = heads * -(-length // model.tile) / compute.num_cores, keys + half
+    if causal and length == keys:
+        whole = waves * (keys * min(1.0, 0.5 * (1 + model.tile / keys)) + half)
+        columns = cost * max(longest, whole + tail * min(1.0, waves) * longest)
+    else:
+        columns = longest * max(1.0, (1 - model.quantisation) * waves + model.quantisation * math.ceil(waves))
+    narrow = (1 + 2 * model.half_dim / (dim + values_dim)) / (1 + model.half_dim / 128)
+    flops = 2 * min(model.tile, length) * (dim + values_dim) * (2.5 if backward else 1.0) * columns * narrow
+    arithmetic_s = flops * compute.num_cores / (flops_per_s * efficiency * compute.sustained_clock)
+    memory = touched / (compute.memory_Bps * compute.memory_efficiency)
+    start_s = compute.kernel_s + (model.backward_start_s if backward else model.start_s)
+    return start_s + max(arithmetic_s, memory)
+
+
+def join(first_s: float, second_s: float, sharpness: float) -> float:
+    """Two times that overlap in part: between their sum (sharpness 1) and the longer one (see `Compute`)."""
+    longer, shorter = max(first_s, second_s), min(first_s, second_s)
+    return longer * (1 + (shorter / longer) ** sharpness) ** (1 / sharpness) if longer else 0.0

@@ -1,0 +1,343 @@
+"""The price of every instruction of a program on a machine, in integer picoseconds.
+
+Prices are pure functions of the machine and of what an instruction does (call, local shapes, bytes, group), and are
+kept by that signature, so that a program of millions of instructions needs few of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from costmodels.machine.machine import Machine
+from costmodels.price.communication import processor_s, route, wire_s
+from costmodels.price.compute import attention_s, matrix_rate, matrix_s, memory_s, rate, rule_name, rule_s
+from costmodels.price.products import matrix_shape, product
+from costmodels.price.traffic import Traffic, collective_traffic, plain_call
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.model.graph import itemsize
+from plans.operators.attention import heads_first
+from plans.program import GroupProgram, Instruction, Kind
+from plans.redistribution.step import Step, StepKind
+
+__all__ = [
+    "Cost",
+    "compute_class",
+    "matrix_shape",
+    "mesh_tiers",
+    "overlap_class",
+    "price",
+    "price_collective",
+    "price_compute",
+    "price_exchange",
+    "price_step",
+    "price_transfer",
+    "price_wait",
+]
+
+Shapes = tuple[tuple[int, ...], ...]
+
+PS_PER_S = 10**12
+
+_VIEWS = ("reshape",)
+
+_MAYBE_VIEWS = ("flat_unpack", "add.grad0", "add.grad1", "slice")
+"""Calls that give a view of an operand where their result may share its memory."""
+
+_PRODUCTS = ("linear", "matmul", "conv2d")
+
+_UPDATES = {
+    "sgd": (1, 3, 3), "momentum": (3, 8, 5), "adamw": (8, 20, 7), "adamw.foreach": (8, 7, 7), "adamw.fused": (1, 7, 7),
+}  # fmt: skip
+"""Optimizer -> (kernels, tensors read or written by them one by one, tensors in and out).
+
+Counted from the single-tensor forms of torch.optim: SGD add; momentum mul, add, add; AdamW mul, lerp, mul, addcmul,
+sqrt, div, add, addcdiv. Its foreach form runs the same over many tensors at once (what it moves beyond its operands is
+measured: `Compute.kernel_cost`), its fused form is one kernel.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The price of an instruction on one rank.
+
+    Args:
+        dispatch_ps: host time to issue it.
+        work_ps: time on the compute stream; for communication on the links, alone, from its last member's arrival.
+        cpu_ps: processor time that every member of a communication spends on its node's shared cores.
+    """
+
+    dispatch_ps: int
+    work_ps: int
+    cpu_ps: int = 0
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds it takes when nothing else runs and every member has a core."""
+        return (self.dispatch_ps + self.work_ps + self.cpu_ps) / PS_PER_S
+
+
+def price(instruction: Instruction, group: GroupProgram, machine: Machine, num_ranks: int) -> Cost:
+    """The price of `instruction` of `group` on a machine that runs `num_ranks` ranks.
+
+    A SEND and its RECV have the same work and processor time: those of the rank with most pieces or bytes. Simulators
+    that treat every pair of ranks on its own take `price_transfer`.
+
+    Raises:
+        TwofoldError: more ranks than devices, a dtype or call that the machine has no rate for.
+    """
+    if num_ranks > machine.num_devices:
+        raise TwofoldError(
+            f"the program runs on {num_ranks} ranks, but machine {machine.name!r} has {machine.num_devices} devices; "
+            "plan for fewer devices or load a larger machine"
+        )
+    if instruction.kind is Kind.COMPUTE:
+        touched, shapes = _touched(instruction, group), instruction.shapes
+        if instruction.call.startswith("attention.") and "layout" in instruction.attrs:
+            shapes = tuple(heads_first(shapes, instruction.attrs))
+        if _is_view(instruction, group):
+            return Cost(price_compute(machine, instruction.call, shapes, instruction.dtype, 0, 0, True).dispatch_ps, 0)
+        return price_compute(machine, instruction.call, shapes, instruction.dtype, touched, instruction.flops, True)
+    if instruction.kind is Kind.COLLECTIVE:
+        mesh = instruction.mesh or group.mesh
+        tiers = mesh_tiers(machine, mesh, instruction.axes)
+        size, members = itemsize(instruction.dtype), mesh.size(instruction.axes)
+        return price_collective(machine, instruction.call, members, instruction.message_bytes, size, tiers)
+    if instruction.kind is Kind.WAIT:
+        return price_wait(machine)
+    return _pieces_cost(machine, instruction)
+
+
+def price_step(step: Step, shape: tuple[int, ...], dtype: str, machine: Machine) -> Cost:
+    """The price of one step of a redistribution of a tensor of the whole `shape` (what the search chooses by)."""
+    size = itemsize(dtype)
+    before, after = (math.prod(layout.local_shape(shape)) * size for layout in (step.before, step.after))
+    if step.kind is StepKind.SLICE:
+        return price_compute(machine, "slice", (), dtype, 2 * after)
+    if step.kind is StepKind.TRANSFER:
+        ranks = tuple(sorted({*step.before.mesh.rank_list, *step.after.mesh.rank_list}))
+        return _transfer(machine, 1, after, machine.tier(ranks))
+    tiers = mesh_tiers(machine, step.before.mesh, step.axes)
+    return price_collective(machine, str(step.kind), step.before.mesh.size(step.axes), max(before, after), size, tiers)
+
+
+def price_transfer(machine: Machine, src_rank: int, dst_rank: int, size_bytes: int) -> Cost:
+    """The price of one piece of `size_bytes` from one rank to another; nothing but its issue if they are the same."""
+    if src_rank == dst_rank:
+        return _transfer(machine, 0, 0, 0)
+    return _transfer(machine, 1, size_bytes, machine.tier((src_rank, dst_rank)))
+
+
+def price_exchange(machine: Machine, num_peers: int, size_bytes: int, tier: int) -> Cost:
+    """The price of a SEND or a RECV, from the peers and the bytes of its busiest rank and the slowest tier it uses."""
+    return _transfer(machine, num_peers, size_bytes, tier)
+
+
+def price_wait(machine: Machine) -> Cost:
+    """The price of a WAIT: host time only."""
+    return Cost(_ps(machine, machine.dispatch_s["wait"]), 0)
+
+
+def compute_class(call: str) -> str:
+    """matrix, attention, memory, view or update: what a COMPUTE call is priced and dispatched as.
+
+    >>> [compute_class(call) for call in ("linear.grad1", "linear.grad2", "reshape.forward", "sgd.update", "sum")]
+    ['matrix', 'memory', 'view', 'update', 'memory']
+    """
+    kind, _, part = call.partition(".")
+    if part == "update" or call in _UPDATES:
+        return "update"
+    if kind in _VIEWS:
+        return "view"
+    products = kind in _PRODUCTS and part in ("forward", "grad0", "grad1")
+    return "matrix" if products else "attention" if kind == "attention" else "memory"
+
+
+def overlap_class(call: str) -> str:
+    """matrix, attention or memory: what a COMPUTE call is while a collective runs beside it (`Machine.overlap`)."""
+    kind = compute_class(call)
+    return kind if kind in ("matrix", "attention") else "memory"
+
+
+# -- compute -----------------------------------------------------------------------------------------------------------
+
+
+def _touched(instruction: Instruction, group: GroupProgram) -> int:
+    """Bytes read and written; a value that is written in place counts twice, as it is moved both ways.
+
+    A lookup reads only the rows it finds, as many bytes as it writes.
+    """
+    names = (*instruction.inputs, *instruction.outputs)
+    if instruction.call == "embedding.forward" and len(instruction.inputs) == 2:
+        names = (instruction.inputs[0], *instruction.outputs, *instruction.outputs)
+    if names and all(name in group.values for name in names):
+        return sum(group.values[name].span_bytes for name in names)
+    return sum(math.prod(shape) for shape in instruction.shapes) * itemsize(instruction.dtype)
+
+
+def _is_view(instruction: Instruction, group: GroupProgram) -> bool:
+    """Whether all that it gives shares the memory of what it is given, so that no kernel runs."""
+    outputs = [group.values[name] for name in instruction.outputs if name in group.values]
+    return instruction.call in _MAYBE_VIEWS and bool(outputs) and all(value.shares is not None for value in outputs)
+
+
+@lru_cache(maxsize=262_144)
+def price_compute(
+    machine: Machine, call: str, shapes: Shapes, dtype: str, touched_bytes: int, flops: int = 0, own: bool = False
+) -> Cost:
+    """The price of a COMPUTE call by its local shapes, kept by its arguments.
+
+    Args:
+        machine: it runs on.
+        call: as of an instruction; besides "attention.backward" (the backward kernel of an attention whose statistics
+            were kept) and "adamw.fused", "adamw.foreach".
+        shapes: of inputs, then outputs.
+        dtype: of the operands.
+        touched_bytes: read and written; a tensor that is written in place counts twice.
+        flops: of the call; 0: not known.
+        own: whether twofold's executor makes the call, so that its rules hold (`Compute.rules`).
+    """
+    kind, rates = compute_class(call), machine.compute
+    rule = rates.rules.get(rule_name(call, len(shapes) - 1)) if own else None
+    if rule is not None:
+        plain = price_compute(machine, call, shapes, dtype, touched_bytes, flops)
+        work_ps = plain.work_ps if rule.passes is None else _ps(machine, rule_s(rates, rule, touched_bytes))
+        dispatch_ps = plain.dispatch_ps if rule.dispatch_s is None else _ps(machine, rule.dispatch_s)
+        return Cost(dispatch_ps, work_ps)
+    if kind == "view":
+        return Cost(_ps(machine, machine.dispatch_s[kind]), 0)
+    if kind == "update":
+        kernels, passes, operands = _update(call)
+        moved = touched_bytes * passes // operands
+        work_s = memory_s(rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels)
+        return Cost(_ps(machine, kernels * machine.dispatch_s[kind]), _ps(machine, work_s))
+    if kind == "matrix":
+        made = product(call, shapes)
+        work_s = matrix_s(rates, (made.m, made.n, made.k), _matrix_rate(machine, dtype), touched_bytes, made.batch,
+                          made.form, itemsize(dtype))  # fmt: skip
+    elif kind == "attention":
+        work_s = _attention_s(machine, call, shapes, dtype, touched_bytes, flops)
+    else:
+        work_s = memory_s(rates, touched_bytes, _vector_s(machine, touched_bytes, flops, dtype), call)
+    return Cost(_ps(machine, machine.dispatch_s[kind]), _ps(machine, work_s))
+
+
+def _attention_s(machine: Machine, call: str, shapes: Shapes, dtype: str, touched: int, flops: int) -> float:
+    part = call.partition(".")[2]
+    queries, keys, values = shapes[:3] if part == "forward" else shapes[1:4]
+    heads = math.prod(queries[:-2])
+    full = 2 * heads * queries[-2] * keys[-2] * (queries[-1] + values[-1]) * (1 if part == "forward" else 3)
+    causal = bool(flops) and flops < 0.75 * full
+    peak = _matrix_rate(machine, dtype)
+    if machine.compute.attention is None:
+        share = 1.0 if part == "forward" else 2.5 if part == "backward" else 3.5
+        depth = max(1, int((queries[-1] + values[-1]) * share * (0.5 if causal else 1.0)))
+        return matrix_s(machine.compute, (heads * queries[-2], keys[-2], depth), peak, touched)
+    sizes = (heads, queries[-2], queries[-1])
+    parts = {"forward": (False,), "backward": (True,)}.get(part, (False, True))  # a gradient makes the forward again
+    return sum(
+        attention_s(
+            machine.compute, sizes, keys[-2], values[-1], peak, touched / len(parts), causal=causal, backward=backward
+        )
+        for backward in parts
+    )
+
+
+def _vector_s(machine: Machine, touched: int, flops: int, dtype: str) -> float:
+    """The arithmetic of a kernel that is mostly bound by memory: at least one operation an element."""
+    return max(flops, touched / itemsize(dtype)) / rate(machine.compute, "vector_flops_per_s", dtype, machine.name)
+
+
+def _matrix_rate(machine: Machine, dtype: str) -> float:
+    return matrix_rate(machine.compute, dtype, machine.name)
+
+
+def _update(call: str) -> tuple[int, int, int]:
+    try:
+        return _UPDATES[call.removesuffix(".update")]
+    except KeyError:
+        raise TwofoldError(f"the optimizer update {call!r} has no price; priced are {', '.join(_UPDATES)}") from None
+
+
+# -- communication -----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def mesh_tiers(machine: Machine, mesh: Layout, axes: tuple[str, ...]) -> tuple[int, int]:
+    """The slowest tier that groups along `axes` use, and the fewest members of a group below one of its domains."""
+    groups = mesh.groups(axes)
+    tier = max(machine.tier(members) for members in groups)
+    if tier == 0:
+        return 0, 1
+    below = machine.links[tier - 1].ranks
+    return tier, min(min(Counter(rank // below for rank in members).values()) for members in groups)
+
+
+@lru_cache(maxsize=262_144)
+def price_collective(
+    machine: Machine, call: str, members: int, size_bytes: int, item_bytes: int, tiers: tuple[int, int]
+) -> Cost:
+    """The price of a collective, kept by its arguments.
+
+    Args:
+        machine: it runs on.
+        call: such as "all_reduce" or "all_gather_flat".
+        members: of one group.
+        size_bytes: of the larger of a member's input and output.
+        item_bytes: of an element.
+        tiers: the slowest tier of links used, and the fewest members of a group in one domain of the tier below.
+    """
+    kind = plain_call(call)
+    if kind not in machine.collectives or kind == "transfer":
+        raise TwofoldError(f"the collective {call!r} has no price; priced are {', '.join(sorted(machine.collectives))}")
+    traffic = collective_traffic(call, members, size_bytes, item_bytes, machine.library)
+    if kind == "all_to_all" and tiers[0] and machine.library != "gloo":
+        # no ring: a member sends what is for other domains itself, by its own link, all of it to one member each
+        tier, together = tiers
+        traffic = replace(traffic, moved_bytes=size_bytes * (members - together) / members)
+        tiers = tier, 1
+    return _communication(machine, kind, traffic, tiers, members=members, num_peers=members - 1)
+
+
+def _pieces_cost(machine: Machine, instruction: Instruction) -> Cost:
+    moved = [piece for piece in instruction.pieces if not piece.is_local]
+    if not instruction.pieces:
+        return _transfer(machine, 1, instruction.message_bytes, len(machine.links) - 1)
+    if not moved:
+        return _transfer(machine, 0, 0, 0)
+    item_bytes = itemsize(instruction.dtype)
+    sizes: Counter[tuple[str, int]] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
+    for piece in moved:
+        for end in (("src", piece.src_rank), ("dst", piece.dst_rank)):
+            sizes[end] += piece.num_elements * item_bytes
+    for src, dst in {(piece.src_rank, piece.dst_rank) for piece in moved}:  # the pieces for one peer go as one message
+        counts.update((("src", src), ("dst", dst)))
+    tier = max(machine.tier((piece.src_rank, piece.dst_rank)) for piece in moved)
+    return _transfer(machine, max(counts.values()), max(sizes.values()), tier)
+
+
+@lru_cache(maxsize=65_536)
+def _transfer(machine: Machine, messages: int, size_bytes: int, tier: int) -> Cost:
+    traffic = Traffic(messages=messages, hops=min(1, messages), moved_bytes=size_bytes, size_bytes=size_bytes)
+    return _communication(machine, "transfer", traffic, (tier, 1), members=2, num_peers=max(1, messages))
+
+
+def _communication(
+    machine: Machine, kind: str, traffic: Traffic, tiers: tuple[int, int], members: int, num_peers: int
+) -> Cost:
+    dispatch_ps = _ps(machine, machine.dispatch_s["transfer" if kind == "transfer" else "collective"])
+    if traffic.messages == 0:
+        return Cost(dispatch_ps, 0)
+    model, (tier, together) = machine.collectives[kind], tiers
+    way = route(machine.links, tier, together, members, num_peers)
+    return Cost(
+        dispatch_ps, _ps(machine, wire_s(model, traffic, members, way)), _ps(machine, processor_s(model, traffic))
+    )
+
+
+def _ps(machine: Machine, seconds: float) -> int:
+    return round(seconds * machine.host_scale * PS_PER_S)

@@ -1,0 +1,1 @@
+"""Capture: the operator graph of a torch module."""

@@ -1,0 +1,308 @@
+"""Capture: the operator graph of any torch module, without its weights and without data.
+
+`torch.export` runs the module's forward on the meta device and writes down the aten calls; `executor.capture.rules`
+translates them into the kinds of `plans.operators`. The module's forward must return the scalar loss (see
+`executor.train.losscell.WithLossCell`). The user's module is left as it was.
+
+A plan cuts the batch into micro-batches, so a model must treat the samples of a batch independently until the loss.
+That is checked, not hoped for: the module is exported for the batch B and for 2 B; dim 0 and only dim 0 of everything
+made from the inputs must follow, and `Graph.with_batch` must foretell every shape of the second export.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.nn.modules import module as torch_module
+
+from executor.capture.attention import batch_first_attention
+from executor.capture.gradients import check_hooks, refusing_own_gradients
+from executor.capture.opaque import opaque
+from executor.capture.rules import RULES
+from executor.capture.translation import Translation
+from plans.errors import TwofoldError
+from plans.model.graph import Graph
+from plans.operators import factors
+
+__all__ = ["capture"]
+
+
+def capture(module: nn.Module, example_inputs: object, *, name: str | None = None) -> Graph:
+    """The operator graph of one training step of `module` for the batch size of the examples.
+
+    Args:
+        module: its forward takes a batch and returns the scalar loss. Nothing is computed and no weight is read: the
+            parameters may be on the meta device (`no_init_parameters`).
+        example_inputs: one entry per argument of forward, as a tuple or as a dict by argument name; an entry is a
+            tensor or array (its values are not looked at), a shape (float32), or a pair (shape, dtype). Dim 0 is the
+            batch in every one of them.
+        name: the graph's name; the class of the (wrapped) network by default.
+
+    Returns:
+        The graph. Its operators are called module path + kind ("layer1.linear") with `module` the path in `module`,
+        its parameters as in the state dict (a tied parameter by its first name), its inputs as the arguments of
+        forward, in that order; buffers and frozen parameters that are read are constants.
+
+    Raises:
+        TwofoldError: what export cannot capture (data-dependent control flow), an operator that is not known, gradients
+            of its own (autograd functions, hooks, inference_mode), dims that are not static, a batch mixed into other
+            dims, a buffer that the forward changes, a forward that does not return a loss.
+
+    Warns:
+        UserWarning: parameters that the loss does not depend on; they are not part of the graph. Operators that twofold
+            does not know: every rank computes all of them.
+
+    >>> from executor.train.losscell import MAELoss, WithLossCell
+    >>> net = WithLossCell(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), MAELoss())
+    >>> graph = capture(net, ((32, 4), ((32,), "int64")))
+    >>> [operator.name for operator in graph.operators][:3]
+    ['_backbone.0.linear', '_backbone.1.relu', '_backbone.2.linear']
+    """
+    if not isinstance(module, nn.Module):
+        raise TwofoldError(f"capture needs a torch.nn.Module, not {module!r}")
+    check_hooks(module)
+    examples = _examples(module, example_inputs)
+    batch_size = _batch_size(examples)
+    name = name or type(getattr(module, "_backbone", module)).__name__
+    sizes = (batch_size, 2 * batch_size)
+    exports = [_exported(module, _with_batch(examples, size), size) for size in sizes]
+    grown = _grown(*exports)
+    graph, double = (
+        Translation(exported, module, tuple(examples), RULES, opaque, grown).graph(name, size)
+        for exported, size in zip(exports, sizes, strict=True)
+    )
+    _check_batch(graph, double)
+    read = {parameter.name for parameter in graph.parameters}
+    if unread := [path for path, each in module.named_parameters() if each.requires_grad and path not in read]:
+        warnings.warn(f"the loss does not depend on {', '.join(unread)}; they stay as they are", stacklevel=2)
+    return graph
+
+
+# -- example inputs ----------------------------------------------------------------------------------------------------
+
+
+def _examples(module: nn.Module, given: object) -> dict[str, torch.Tensor]:
+    """argument name -> meta tensor."""
+    signature = inspect.signature(module.forward)
+    what = f"{type(module).__name__}.forward{signature}"
+    if isinstance(given, torch.Tensor):
+        given = (given,)
+    try:
+        if isinstance(given, Mapping):
+            arguments = signature.bind(**given).arguments
+        elif isinstance(given, Sequence) and not isinstance(given, str):
+            if given and all(isinstance(entry, int) for entry in given):
+                raise TwofoldError(f"example_inputs {given!r} is one shape; give one entry per argument: ({given!r},)")
+            arguments = signature.bind(*given).arguments
+        else:
+            raise TwofoldError(f"example_inputs must be a tuple with one entry per argument of {what}, not {given!r}")
+    except TypeError as error:
+        raise TwofoldError(f"example_inputs do not fit {what}: {error}") from None
+    flat: dict[str, Any] = {}
+    for argument, value in arguments.items():
+        kind = signature.parameters[argument].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            flat.update({f"{argument}_{index}": entry for index, entry in enumerate(value)})
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            raise TwofoldError(f"{what} takes **{argument}; name the arguments in its signature, the graph needs them")
+        else:
+            flat[argument] = value
+    if not flat:
+        raise TwofoldError(f"{what} is given no example inputs; a training step needs a batch")
+    return {argument: _example(argument, value) for argument, value in flat.items()}
+
+
+def _example(argument: str, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    shape, dtype = value, "float32"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        shape, dtype = tuple(value.shape), value.dtype
+    elif isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], tuple | list):
+        shape, dtype = value
+    named = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
+    if not isinstance(named, torch.dtype):
+        raise TwofoldError(f"the example of {argument!r} has the dtype {dtype!r}, which torch does not have")
+    if not isinstance(shape, tuple | list) or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise TwofoldError(
+            f"the example of {argument!r} is {value!r}; give a tensor, a shape such as (32, 784) or a pair such as "
+            f"((32,), 'int64')"
+        )
+    return torch.empty(tuple(shape), dtype=named, device="meta")
+
+
+def _batch_size(examples: Mapping[str, torch.Tensor]) -> int:
+    sizes = {argument: example.shape[0] if example.dim() else None for argument, example in examples.items()}
+    if None in sizes.values() or len(set(sizes.values())) != 1:
+        shown = ", ".join(f"{argument} {tuple(example.shape)}" for argument, example in examples.items())
+        raise TwofoldError(f"every input needs the batch as its dim 0, of one size; given are {shown}")
+    return next(iter(examples.values())).shape[0]
+
+
+def _with_batch(examples: Mapping[str, torch.Tensor], batch_size: int) -> dict[str, torch.Tensor]:
+    return {name: example.new_empty((batch_size, *example.shape[1:])) for name, example in examples.items()}
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int) -> ExportedProgram:
+    with _parameters_on_meta(module), _no_new_buffers(module), _silent(), batch_first_attention():
+        try:
+            with torch.device("meta"), refusing_own_gradients():
+                return torch.export.export(module, tuple(examples.values()), strict=False)
+        except TwofoldError:
+            raise
+        except Exception as error:  # whatever the user's forward or torch raises
+            raise TwofoldError(
+                f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
+                f"{type(error).__name__}: {_first_line(error)}; {_way_out(error)}"
+            ) from error
+
+
+def _grown(exported: ExportedProgram, double: ExportedProgram) -> frozenset[str]:
+    """The calls whose result has the batch as its dim 0, by the two sizes of the batch; none where the calls differ."""
+    pairs = list(zip(exported.graph.nodes, double.graph.nodes, strict=False))
+    if len(exported.graph.nodes) != len(double.graph.nodes) or any(one.name != other.name for one, other in pairs):
+        return frozenset()
+    found = set()
+    for one, other in pairs:
+        before, after = (getattr(node.meta.get("val"), "shape", ()) for node in (one, other))
+        if before and len(before) == len(after) and (2 * before[0], *before[1:]) == tuple(after):
+            found.add(one.name)
+    return frozenset(found)
+
+
+def _way_out(error: Exception) -> str:
+    if type(error).__name__ == "FakeTensorDeviceMismatchError":
+        return "a tensor that the forward reads must be a parameter, a buffer (self.register_buffer) or an input"
+    return "shapes must be fixed and the control flow independent of the values, for every batch size"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else "no message"
+
+
+@contextlib.contextmanager
+def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
+    """The module with meta tensors in place of its parameters and buffers, tied ones still tied; then as before."""
+    meta: dict[int, torch.Tensor] = {}
+
+    def stand_in(tensor: Any) -> Any:
+        if tensor.is_meta:
+            return tensor
+        if id(tensor) not in meta:
+            empty = torch.empty_like(tensor, device="meta")
+            is_parameter = isinstance(tensor, nn.Parameter)
+            meta[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+        return meta[id(tensor)]
+
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    try:
+        for submodule in module.modules():
+            for held in (submodule._parameters, submodule._buffers):
+                before.append((held, dict(held)))
+                held.update({key: stand_in(tensor) for key, tensor in held.items() if tensor is not None})
+        yield
+    finally:
+        for held, tensors in before:
+            held.update(tensors)
+
+
+@contextlib.contextmanager
+def _no_new_buffers(module: nn.Module) -> Iterator[None]:
+    """Refuse a forward that sets a buffer: export does not show it where that is in a part of the module."""
+
+    def refuse(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        for path, part in module.named_modules():
+            if part is owner:
+                raise TwofoldError(
+                    f"{type(owner).__name__} {path!r} sets its buffer {name!r} in the forward, but a step changes "
+                    f"nothing but trained parameters, at its end; keep what changes out of the network"
+                )
+
+    hook = torch_module.register_module_buffer_registration_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """No warnings and no log lines of torch.export: what matters in them is raised by us."""
+    noisy = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.export", "torch._export", "torch.fx")
+    loggers = [logging.getLogger(name) for name in noisy]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+# -- the batch ---------------------------------------------------------------------------------------------------------
+
+
+def _is_whole(dim: str) -> bool:
+    return dim.startswith("_")
+
+
+def _check_batch(graph: Graph, double: Graph) -> None:
+    """Refuse a model in which the samples of a batch meet before the loss, or whose shapes do not follow the batch."""
+    size, producers = graph.batch_size, graph.producers()
+    way_out = "a step cuts the batch into micro-batches, so each sample must be computed by itself along dim 0"
+    signature = [(operator.name, operator.kind, operator.attrs) for operator in graph.operators]
+    if signature != [(operator.name, operator.kind, operator.attrs) for operator in double.operators]:
+        raise TwofoldError(f"{graph.name} has other operators for a batch of {2 * size} than for {size}; {way_out}")
+    batched = {tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"}
+    for operator in graph.operators:
+        if any(name in batched for name in operator.inputs):
+            batched.update(operator.outputs)
+        for dims, name in zip(graph.spec(operator).inputs, operator.inputs, strict=True):
+            if (
+                name in batched
+                and operator.kind != "opaque"
+                and dims
+                and all(_is_whole(each) for each in factors(dims[0]))
+            ):
+                raise TwofoldError(
+                    f"operator {operator.name!r} ({operator.kind}) works along dim 0 of {name!r}, the batch; {way_out}"
+                )
+    for name, tensor in graph.tensors.items():
+        if tensor.kind != "activation" or name == graph.loss:
+            continue
+        before, after = tensor.shape, double.tensors[name].shape
+        if name in batched and before == after and producers[name].kind != "count_labels":
+            raise TwofoldError(
+                f"operator {producers[name].name!r} ({producers[name].kind}) makes one {before} out of all samples of "
+                f"a batch; {way_out}"
+            )
+        grown = [where for where in range(len(before)) if before[where] != after[where]]
+        leading = [where for where in range(len(before)) if after[where] != 1][:1]
+        follows = grown == leading and all(after[where] == 2 * before[where] for where in grown)
+        if not (follows if name in batched else before == after):
+            raise TwofoldError(
+                f"operator {producers[name].name!r} ({producers[name].kind}) mixes the batch into other dims: its "
+                f"output is {before} for a batch of {size} and {after} for {2 * size}; {way_out}"
+            )
+    foretold = graph.with_batch(2 * size)
+    for name, tensor in double.tensors.items():
+        if foretold.tensors[name].shape != tensor.shape:
+            raise TwofoldError(
+                f"operator {producers[name].name!r} ({producers[name].kind}) cannot be resized with the batch: its "
+                f"output is {tensor.shape} for a batch of {2 * size}, expected {foretold.tensors[name].shape}"
+            )

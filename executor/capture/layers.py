@@ -1,0 +1,166 @@
+"""Capture of layers: matrix products, convolution and pooling, norms, attention, embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from executor.capture.elementwise import combine
+from executor.capture.table import rule
+from executor.capture.translation import Translation, Transposed, Value
+
+__all__: list[str] = []
+
+
+@rule("linear.default")
+def _linear(build: Translation, node: fx.Node, x: Value, weight: Value, bias: Value = None) -> Value:
+    if isinstance(weight, Transposed):
+        product = _matmul(build, node, x, weight.tensor)
+        return product if bias is None else combine(build, node, "add", product, bias)
+    if isinstance(weight, str) and (weight in build.batched or len(build.tensors[weight].shape) != 2):
+        raise build.refused(node, "the weight of a linear must have two dims and not depend on the batch")
+    return build.make(node, "linear", (x, weight) if bias is None else (x, weight, bias))
+
+
+@rule("matmul.default", "mm.default", "bmm.default", "mv.default", "dot.default")
+def _matmul(build: Translation, node: fx.Node, x: Value, weight: Value) -> Value:
+    if isinstance(weight, Transposed) and isinstance(x, str) and len(build.tensors[x].shape) >= 2:
+        return build.make(node, "linear", (x, weight.tensor))
+    return build.make(node, "matmul", (x, weight))
+
+
+@rule("addmm.default")
+def _addmm(
+    build: Translation, node: fx.Node, bias: Value, x: Value, weight: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
+    if beta != 1 or alpha != 1:
+        raise build.refused(node, f"beta={beta} and alpha={alpha} are not carried out; both must be 1")
+    is_bias = isinstance(bias, str) and len(build.tensors[bias].shape) == 1 and bias not in build.batched
+    if isinstance(weight, Transposed) and is_bias and build.tensors[str(bias)].shape == build.shape_dtype(node)[0][-1:]:
+        return build.make(node, "linear", (x, weight.tensor, bias))
+    return combine(build, node, "add", _matmul(build, node, x, weight), bias)
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+@rule("conv2d.default", "conv2d.padding")
+def _conv2d(
+    build: Translation, node: fx.Node, x: Value, weight: Value, bias: Value = None, stride: Any = 1, padding: Any = 0,
+    dilation: Any = 1, groups: int = 1,
+) -> Value:  # fmt: skip
+    if padding == "valid":
+        padding = 0
+    elif padding == "same":
+        reach = [step * (size - 1) for step, size in zip(_pair(dilation), _shape(build, weight)[2:], strict=True)]
+        if any(each % 2 for each in reach):
+            raise build.refused(node, "padding='same' of an even kernel pads one side only; pad before the convolution")
+        padding = tuple(each // 2 for each in reach)
+    if len(_shape(build, x)) != 4:
+        raise build.refused(node, "its images must have a batch: [batch, channels, height, width]")
+    attrs: dict[str, Any] = {"stride": _pair(stride), "padding": _pair(padding), "dilation": _pair(dilation)}
+    operands = (x, weight) if bias is None else (x, weight, bias)
+    return build.make(node, "conv2d", operands, **(attrs | ({"groups": groups} if groups > 1 else {})))
+
+
+@rule("max_pool2d.default")
+def _max_pool2d(
+    build: Translation, node: fx.Node, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Value:  # fmt: skip
+    return build.make(
+        node, "max_pool2d", (x,), kernel=_pair(kernel), stride=_pair(stride or kernel), padding=_pair(padding),
+        dilation=_pair(dilation), ceil=ceil_mode,
+    )  # fmt: skip
+
+
+@rule("avg_pool2d.default")
+def _avg_pool2d(
+    build: Translation, node: fx.Node, x: Value, kernel: Any, stride: Any = (), padding: Any = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Value:  # fmt: skip
+    if divisor_override is not None:
+        raise build.refused(node, "divisor_override is not carried out; scale the result instead")
+    return build.make(
+        node, "avg_pool2d", (x,), kernel=_pair(kernel), stride=_pair(stride or kernel), padding=_pair(padding),
+        ceil=ceil_mode, count_padding=count_include_pad,
+    )  # fmt: skip
+
+
+@rule("adaptive_avg_pool2d.default")
+def _adaptive_avg_pool2d(build: Translation, node: fx.Node, x: Value, output_size: Any) -> Value:
+    old, new = _shape(build, x)[-2:], build.shape_dtype(node)[0][-2:]
+    if any(before % after for before, after in zip(old, new, strict=True)):
+        raise build.refused(node, f"images of {old} do not divide into {new} equal windows")
+    window = (old[0] // new[0], old[1] // new[1])
+    return build.make(node, "avg_pool2d", (x,), kernel=window, stride=window, padding=(0, 0))
+
+
+def _shape(build: Translation, value: Value) -> tuple[int, ...]:
+    return build.tensors[str(value)].shape
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+
+
+@rule("softmax.int", "log_softmax.int", "_softmax.default", "_log_softmax.default")
+def _softmax(build: Translation, node: fx.Node, x: Value, dim: int, *_: Any, **__: Any) -> Value:
+    kind = str(node.target).split(".")[1].lstrip("_")
+    return build.make(node, kind, (build.cast(node, build.plain(node, x), build.shape_dtype(node)[1]),), dim=dim)
+
+
+@rule("layer_norm.default")
+def _layer_norm(
+    build: Translation, node: fx.Node, x: Value, shape: Sequence[int], weight: Value = None, bias: Value = None,
+    eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Value:  # fmt: skip
+    if weight is None and bias is not None:
+        raise build.refused(node, "a bias without a weight is not carried out; give it a weight of ones")
+    operands = [each for each in (x, weight, bias) if each is not None]
+    return build.make(node, "layer_norm", operands, eps=eps, num_dims=len(shape))
+
+
+@rule("rms_norm.default")
+def _rms_norm(
+    build: Translation, node: fx.Node, x: Value, shape: Sequence[int], weight: Value = None, eps: float | None = None
+) -> Value:
+    if eps is None:
+        eps = torch.finfo(getattr(torch, build.shape_dtype(node)[1])).eps
+    operands = [each for each in (x, weight) if each is not None]
+    return build.make(node, "rms_norm", operands, eps=eps, num_dims=len(shape))
+
+
+# -- attention and embedding -------------------------------------------------------------------------------------------
+
+
+@rule("scaled_dot_product_attention.default")
+def _attention(
+    build: Translation, node: fx.Node, q: Value, k: Value, v: Value, attn_mask: Value = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Value:  # fmt: skip
+    if attn_mask is not None and build.is_trained(attn_mask):
+        raise build.refused(node, "its mask depends on parameters; masks have no gradient here, add it to the scores")
+    attrs: dict[str, Any] = {"causal": is_causal} | ({} if scale is None else {"scale": scale})
+    if dropout_p:
+        attrs |= {"p": dropout_p, "seed": build.next_seed()}
+    operands = (q, k, v) if attn_mask is None else (q, k, v, attn_mask)
+    return build.make(node, "attention", operands, **attrs)
+
+
+@rule("embedding.default")
+def _embedding(
+    build: Translation, node: fx.Node, table: Value, ids: Value, padding_idx: int = -1, scale_grad: bool = False,
+    sparse: bool = False,
+) -> Value:  # fmt: skip
+    if scale_grad or sparse:
+        raise build.refused(node, "scale_grad_by_freq and sparse gradients are not carried out; leave them out")
+    attrs: dict[str, Any] = {} if padding_idx < 0 else {"padding_id": padding_idx}
+    return build.make(node, "embedding", (ids, table), **attrs)

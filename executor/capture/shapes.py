@@ -1,0 +1,180 @@
+"""Capture of what rearranges elements: views, transposes, slices, joins.
+
+What export leaves as a view shares memory with its input; `shares` says so, for the check of in-place calls. Splits
+and chunks become one narrow per part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from torch import fx
+
+from executor.capture.opaque import opaque
+from executor.capture.table import rule
+from executor.capture.translation import Translation, Transposed, Unreadable, Value
+
+__all__: list[str] = []
+
+
+@rule("t.default", "numpy_T.default", "transpose.int", "permute.default", "mT.default")
+def _transpose(build: Translation, node: fx.Node, x: Value, *dims: Any) -> Value:
+    """A 2-D parameter stays as it is until something else than a matrix product reads it."""
+    inner = x.tensor if isinstance(x, Transposed) else str(x)
+    count = len(build.tensors[inner].shape)
+    order = _order(str(node.target), count, dims)
+    if order == list(range(count)):
+        return x
+    if count == 2 and inner not in build.batched and build.is_trained(inner):
+        return inner if isinstance(x, Transposed) else Transposed(tensor=inner)
+    return build.make(node, "permute", (x,), shares=inner, dims=tuple(order))
+
+
+def _order(target: str, count: int, dims: tuple[Any, ...]) -> list[int]:
+    order = list(range(count))
+    if ".permute" in target:
+        return [dim % count for dim in dims[0]]
+    if ".numpy_T" in target:
+        return order[::-1]
+    first, second = dims if dims else (-2, -1)
+    if count > 1:
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+@rule(
+    "flatten.using_ints", "view.default", "reshape.default", "_unsafe_view.default", "unsqueeze.default",
+    "squeeze.default", "squeeze.dim", "squeeze.dims", "unflatten.int", "view_as.default", "reshape_as.default",
+)  # fmt: skip
+def _reshape(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> Value:
+    return build.reshaped(node, x, build.shape_dtype(node)[0])
+
+
+@rule("expand.default", "expand_as.default")
+def _expand(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> Value:
+    x = build.plain(node, x)
+    old, new = build.tensors[x].shape, build.shape_dtype(node)[0]
+    if old == new:
+        return x
+    if node.name in build.grown and x not in build.batched:
+        return _over_batch(build, node, x)
+    return build.make(node, "expand", (x,), shares=x)
+
+
+def _over_batch(build: Translation, node: fx.Node, x: str) -> str:
+    """What is alike for all samples, repeated over the batch (a class token, positions): added to zeros of its size."""
+    (new, dtype), old = build.shape_dtype(node), build.tensors[x].shape
+    padded = (*(1,) * (len(new) - len(old)), *old)
+    repeated = tuple(size if before == 1 else 1 for before, size in zip(padded, new, strict=True))
+    if dtype == "bool":
+        return build.make(node, "logical_or", (build.like_batch(node, repeated, dtype, False), x))
+    return build.make(node, "add", (build.like_batch(node, repeated, dtype, 0), x))
+
+
+@rule("repeat.default", "tile.default")
+def _repeat(build: Translation, node: fx.Node, x: Value, *_: Any) -> Value:
+    """Where only dims of size 1 are repeated an expand, else it has no kind."""
+    x = build.plain(node, x)
+    old, new = build.tensors[x].shape, build.shape_dtype(node)[0]
+    if old == new:
+        return x
+    padded = (*(1,) * (len(new) - len(old)), *old)
+    if any(before not in (1, after) for before, after in zip(padded, new, strict=True)):
+        return opaque(build, node)
+    if node.name in build.grown and x not in build.batched:
+        return _over_batch(build, node, x)
+    return build.make(node, "expand", (x,))
+
+
+@rule("repeat_interleave.self_int")
+def _repeat_interleave(build: Translation, node: fx.Node, x: Value, repeats: int, dim: int | None = None) -> Value:
+    x = build.plain(node, x)
+    shape = build.tensors[x].shape
+    if dim is None:
+        raise build.refused(node, "without a dim it mixes the batch into the rest")
+    at = dim % len(shape) + 1
+    apart = build.reshaped(node, x, (*shape[:at], 1, *shape[at:]))
+    wide = build.make(node, "expand", (apart,), shape=(*shape[:at], repeats, *shape[at:]))
+    return build.reshaped(node, wide, build.shape_dtype(node)[0])
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _narrowed(build: Translation, node: fx.Node, x: str, dim: int, start: int, size: int, step: int = 1) -> str:
+    shape = build.tensors[x].shape
+    if (start, size) == (0, shape[dim]):
+        return x
+    new = (*shape[:dim], size, *shape[dim + 1 :])
+    attrs: dict[str, Any] = {"dim": dim, "start": start} | ({"step": step} if step != 1 else {})
+    return build.make(node, "narrow", (x,), shape=new, dtype=build.tensors[x].dtype, shares=x, **attrs)
+
+
+@rule("slice.Tensor")
+def _slice(
+    build: Translation, node: fx.Node, x: Value, dim: int = 0, start: int | None = None, end: int | None = None,
+    step: int = 1,
+) -> Value:  # fmt: skip
+    x = build.plain(node, x)
+    shape = build.tensors[x].shape
+    dim %= len(shape)
+    chosen = range(shape[dim])[start:end:step]
+    return _narrowed(build, node, x, dim, chosen.start, len(chosen), step)
+
+
+@rule("narrow.default")
+def _narrow(build: Translation, node: fx.Node, x: Value, dim: int, start: int, length: int) -> Value:
+    x = build.plain(node, x)
+    shape = build.tensors[x].shape
+    return _narrowed(build, node, x, dim % len(shape), start % shape[dim], length)
+
+
+@rule("select.int")
+def _select(build: Translation, node: fx.Node, x: Value, dim: int, index: int) -> Value:
+    x = build.plain(node, x)
+    shape = build.tensors[x].shape
+    dim %= len(shape)
+    return build.reshaped(node, _narrowed(build, node, x, dim, index % shape[dim], 1), build.shape_dtype(node)[0])
+
+
+@rule("split.Tensor", "split_with_sizes.default", "split.sizes", "chunk.default", "unbind.int", "unsafe_chunk.default")
+def _split(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> Value:
+    """One narrow per part that is read; the sizes are those that torch worked out."""
+    x = build.plain(node, x)
+    called, shape = str(node.target), build.tensors[x].shape
+    place = 1 if ".unbind" in called else 2
+    dim = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
+    dim = cast(int, dim) % len(shape)
+    read = {user.args[1] for user in node.users}
+    parts: list[Value] = []
+    start = 0
+    for index, made in enumerate(node.meta["val"]):
+        size = 1 if ".unbind" in called else made.shape[dim]
+        if index not in read:
+            parts.append(Unreadable(reason=f"part {index} of {called}"))
+        else:
+            part = _narrowed(build, node, x, dim, start, size)
+            parts.append(build.reshaped(node, part, tuple(made.shape)))
+        start += size
+    return tuple(parts)
+
+
+# -- joins -------------------------------------------------------------------------------------------------------------
+
+
+@rule("cat.default", "concat.default")
+def _concat(build: Translation, node: fx.Node, parts: Sequence[Value], dim: int = 0) -> Value:
+    dtype = build.shape_dtype(node)[1]
+    names = [build.cast(node, build.plain(node, part), dtype) for part in parts]
+    dim %= len(build.tensors[names[0]].shape)
+    return build.make(node, "concat", names, dim=dim, sizes=tuple(build.tensors[name].shape[dim] for name in names))
+
+
+@rule("stack.default")
+def _stack(build: Translation, node: fx.Node, parts: Sequence[Value], dim: int = 0) -> Value:
+    shape, dtype = build.shape_dtype(node)
+    dim %= len(shape)
+    thin = (*shape[:dim], 1, *shape[dim + 1 :])
+    names = [build.reshaped(node, build.cast(node, build.plain(node, part), dtype), thin) for part in parts]
+    return build.make(node, "concat", names, dim=dim, sizes=(1,) * len(names))

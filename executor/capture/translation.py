@@ -1,0 +1,390 @@
+"""The walk over an exported module: what every node stands for, and the operators that come of it.
+
+The rules of `executor.capture.rules` say what one aten call becomes; here is everything they share: names, module
+paths, what depends on the batch or on parameters, memory shared by in-place calls, errors that say where.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator as python_operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from executor.kernels.random import seed_of
+from plans.errors import TwofoldError
+from plans.model.graph import Attr, Graph, Operator, Tensor
+from plans.operators import kinds
+
+__all__ = ["Rule", "Translation", "Transposed", "Value"]
+
+LOSSES = ("cross_entropy", "l1_loss", "mse_loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transposed:
+    """A 2-D parameter, or what is made of it alone, read the other way round."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """Something a graph does not carry, and why; an error once an operator reads it."""
+
+    reason: str
+
+
+Value = str | Transposed | Unreadable | tuple[Any, ...] | None
+"""What a node stands for: the name of a tensor, mostly."""
+
+Rule = Callable[..., Value]
+"""(translation, node, *arguments of the aten call) -> what the node stands for."""
+
+
+_WITHOUT = {
+    "wrap_with_autocast": "torch.autocast in a forward is not carried out: give modules and inputs the dtypes that "
+    "they are to compute in, or cast where dtypes change",
+    "wrap_with_set_grad_enabled": "torch.no_grad in a forward is not carried out: freeze parameters instead, "
+    "requires_grad_(False)",
+}
+
+
+class Translation:
+    """One translation of an exported module.
+
+    Args:
+        exported: the training form of `module`, its user inputs in the order of `arguments`.
+        module: the user's module, for the names of its parts.
+        arguments: the names of forward's arguments, one per input tensor.
+        rules: aten call -> its rule; the in-place form of a call follows the rule of the call.
+        fallback: the rule, given no arguments, for calls without one.
+        grown: names of the calls whose result has the batch as its dim 0.
+
+    Raises:
+        TwofoldError: an operator that is not known, dims that are not static, or what is no training step.
+    """
+
+    def __init__(
+        self,
+        exported: ExportedProgram,
+        module: nn.Module,
+        arguments: Sequence[str],
+        rules: Mapping[str, Rule],
+        fallback: Rule,
+        grown: frozenset[str] = frozenset(),
+    ) -> None:
+        self.grown = grown
+        self.module = module
+        self.fallback = fallback
+        self.rules = rules
+        self.values: dict[fx.Node, Value] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.operators: list[Operator] = []
+        self.trained: set[str] = set()  # tensors that depend on a parameter
+        self.batched: set[str] = set()  # tensors that depend on an input
+        self.roots: dict[str, str] = {}  # tensor -> the tensor whose memory it shares
+        self.positions = {node: position for position, node in enumerate(exported.graph.nodes)}
+        self.num_random = 0
+        self._names: dict[str, int] = {}
+        self._aliases: dict[int, list[str]] = {}
+        for path, submodule in module.named_modules(remove_duplicate=False):
+            self._aliases.setdefault(id(submodule), []).append(path)
+        self._enter_inputs(exported, arguments)
+        self.output = self._run(exported)
+
+    # -- what comes in
+
+    def _enter_inputs(self, exported: ExportedProgram, arguments: Sequence[str]) -> None:
+        nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+        canonical = _canonical_names(self.module)
+        waiting = list(arguments)
+        for spec in exported.graph_signature.input_specs:
+            node = nodes[spec.arg.name]
+            if spec.kind is InputKind.USER_INPUT:
+                argument = waiting.pop(0)
+                self.values[node] = self._enter(argument, node, "input")
+                self.batched.add(argument)
+        for spec in exported.graph_signature.input_specs:
+            node = nodes[spec.arg.name]
+            if spec.kind is InputKind.PARAMETER:
+                path = canonical[str(spec.target)]
+                if path in self.tensors and self.tensors[path].kind == "input":
+                    raise TwofoldError(f"{path!r} names both an argument of forward and a parameter; rename one")
+                if not self.module.get_parameter(path).requires_grad:
+                    self.values[node] = self._enter_constant(path, node, "frozen parameter")
+                else:
+                    self.values[node] = self._enter(path, node, "parameter")
+                    self.trained.add(path)
+            elif spec.kind is InputKind.BUFFER:
+                path = canonical[str(spec.target)]
+                if path in self.tensors and self.tensors[path].kind == "input":
+                    raise TwofoldError(f"{path!r} names both an argument of forward and a buffer; rename one")
+                self.values[node] = self._enter_constant(path, node, "buffer")
+            elif spec.kind is not InputKind.USER_INPUT:
+                self.values[node] = Unreadable(
+                    reason=f"the tensor {str(spec.target)!r}, made outside of the graph, is neither parameter, buffer "
+                    f"nor input; register it in its module: self.register_buffer(name, tensor)"
+                )
+
+    def _enter_constant(self, name: str, node: fx.Node, what: str) -> Value:
+        try:
+            return self._enter(name, node, "constant")
+        except TwofoldError as error:  # matters only where it is read
+            return Unreadable(reason=f"the {what} {name!r}: {error}")
+
+    def _enter(self, name: str, node: fx.Node, kind: str) -> str:
+        shape, dtype = self.shape_dtype(node)
+        self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype, kind=kind)
+        self.roots[name] = name
+        return name
+
+    # -- the calls
+
+    def _run(self, exported: ExportedProgram) -> Value:
+        for node in exported.graph.nodes:
+            if node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "get_attr":
+                self.values[node] = Unreadable(reason=f"{node.target!r} is a constant or a nested graph")
+        (output,) = [node for node in exported.graph.nodes if node.op == "output"]
+        results = [result for result in output.args[0] if result is not None]
+        if len(results) != 1 or not isinstance(results[0], fx.Node):
+            raise TwofoldError(
+                f"{type(self.module).__name__}.forward returns {len(results)} values; it must return the scalar loss "
+                f"alone: wrap the network with its loss, WithLossCell(net, loss_fn)"
+            )
+        return self.values[results[0]]
+
+    def _call(self, node: fx.Node) -> Value:
+        target = str(node.target) if node.target is not python_operator.getitem else "getitem"
+        rule, in_place = self.rules.get(target), False
+        if rule is None and re.fullmatch(r"aten\.[a-z0-9_]*[a-z0-9]_\.\w+", target):
+            rule = self.rules.get(re.sub(r"_\.(\w+)$", r".\1", target))
+            in_place = rule is not None
+        if rule is None:
+            return self.fallback(self, node)
+        if in_place:
+            self._check_in_place(node)
+        args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
+        try:
+            inspect.signature(rule).bind(self, node, *args, **kwargs)
+        except TypeError as error:
+            raise self.refused(node, f"one of its settings is not carried out: {error}") from None
+        result = rule(self, node, *args, **kwargs)
+        if in_place:
+            self.values[node.args[0]] = result  # type: ignore[index]
+        return result
+
+    def held(self, node: fx.Node, argument: Any) -> Any:
+        """An argument of a call with the values of nodes in place of the nodes."""
+        if isinstance(argument, fx.Node):
+            value = self.values[argument]
+            if isinstance(value, Unreadable):
+                raise self.refused(node, f"it reads what a graph does not carry: {value.reason}")
+            return value
+        if isinstance(argument, tuple | list):
+            return tuple(self.held(node, entry) for entry in argument)
+        if isinstance(argument, dict):
+            return {key: self.held(node, entry) for key, entry in argument.items()}
+        return argument
+
+    def _check_in_place(self, node: fx.Node) -> None:
+        """Refuse to turn into a new tensor what a later reader of the same memory would have to see changed."""
+        changed = node.args[0]
+        value = self.values[changed]  # type: ignore[index]
+        if not isinstance(value, str):
+            return
+        root = self.roots[value]
+        if (kind := self.tensors[root].kind) in ("parameter", "constant"):
+            what = "parameter" if kind == "parameter" else "buffer"
+            raise self.refused(
+                node,
+                f"it changes the {what} {root!r} in the forward, but a step changes nothing but trained parameters, at "
+                f"its end; use a module without running state (LayerNorm or GroupNorm for BatchNorm)",
+            )
+        now = self.positions[node]
+        for other, held in self.values.items():
+            if other is not changed and isinstance(held, str) and self.roots[held] == root:
+                if any(self.positions[reader] > now for reader in other.users):
+                    raise self.refused(
+                        node, "it changes in place what is read again later; use the form without in-place"
+                    )
+
+    # -- for the rules
+
+    def make(
+        self,
+        node: fx.Node,
+        kind: str,
+        inputs: Sequence[Value],
+        *,
+        shape: tuple[int, ...] | None = None,
+        dtype: str | None = None,
+        shares: str | None = None,
+        **attrs: Attr,
+    ) -> str:
+        """Add an operator whose output is the node's value; the name of its output."""
+        if kind not in kinds():
+            raise self.unknown(node, kind)
+        read = [self.plain(node, value) for value in inputs]
+        if shape is None or dtype is None:
+            own_shape, own_dtype = self.shape_dtype(node)
+            shape, dtype = own_shape if shape is None else shape, dtype or own_dtype
+        path = self.path(node)
+        name = self._unique(f"{path}.{kind}" if path else kind)
+        output = f"{name}.out"
+        self.tensors[output] = Tensor(name=output, shape=shape, dtype=dtype, kind="activation")
+        # a plan file is JSON, which has no infinite numbers: they are written as text ("-inf")
+        held = {
+            key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in attrs.items()
+        }
+        self.operators.append(
+            Operator(name=name, kind=kind, inputs=tuple(read), outputs=(output,), attrs=held, module=path)
+        )
+        self.roots[output] = self.roots[shares] if shares else output
+        if any(value in self.batched for value in read):
+            self.batched.add(output)
+        if self.tensors[output].differentiable and kind != "fill" and any(value in self.trained for value in read):
+            self.trained.add(output)
+        return output
+
+    def plain(self, node: fx.Node, value: Value) -> str:
+        """The tensor that a value stands for; a transposed parameter is turned round."""
+        if isinstance(value, Transposed):
+            tensor = self.tensors[value.tensor]
+            return self.make(
+                node, "permute", (value.tensor,), shape=tensor.shape[::-1], dtype=tensor.dtype, shares=value.tensor,
+                dims=(1, 0),
+            )  # fmt: skip
+        if not isinstance(value, str):
+            raise self.refused(node, f"it takes tensors, not {value!r}")
+        return value
+
+    def like_batch(self, node: fx.Node, shape: tuple[int, ...], dtype: str, value: bool | int | float) -> str:
+        """A tensor of one value whose dim 0 is the batch: it follows the size of an input."""
+        anchor = next(name for name, tensor in self.tensors.items() if tensor.kind == "input")
+        return self.make(node, "fill", (anchor,), shape=shape, dtype=dtype, value=value)
+
+    def reshaped(self, node: fx.Node, value: Value, shape: tuple[int, ...]) -> str:
+        """A value in another shape; itself where it has it."""
+        name = self.plain(node, value)
+        tensor = self.tensors[name]
+        if tensor.shape == shape:
+            return name
+        return self.make(node, "reshape", (name,), shape=shape, dtype=tensor.dtype, shares=name)
+
+    def cast(self, node: fx.Node, value: str, dtype: str) -> str:
+        """`value` in another dtype; itself where it has it."""
+        tensor = self.tensors[value]
+        return value if tensor.dtype == dtype else self.make(node, "cast", (value,), shape=tensor.shape, dtype=dtype)
+
+    def next_seed(self) -> int:
+        """The seed of what draws random numbers next; the k-th of a forward has the same in
+        `executor.reference.dropout`."""
+        self.num_random += 1
+        return seed_of(self.num_random)
+
+    def is_trained(self, value: Value) -> bool:
+        """Whether a value depends on a parameter."""
+        return (value.tensor if isinstance(value, Transposed) else value) in self.trained
+
+    def shape_dtype(self, node: fx.Node) -> tuple[tuple[int, ...], str]:
+        """The static shape and the dtype of a node's value."""
+        return self.shape_dtype_of(node, node.meta.get("val"))
+
+    def shape_dtype_of(self, node: fx.Node, made: object) -> tuple[tuple[int, ...], str]:
+        """The same of one of a node's results."""
+        if not isinstance(made, torch.Tensor):
+            raise self.refused(node, f"its value is {made!r}; operators make one tensor")
+        if not all(type(size) is int for size in made.shape):
+            raise self.refused(node, f"its shape {tuple(made.shape)} depends on values; shapes must be fixed")
+        return tuple(made.shape), str(made.dtype).removeprefix("torch.")
+
+    def path(self, node: fx.Node) -> str:
+        """The path of the user's module that makes the call; of a module with several names the one called by."""
+        parent = ""
+        for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+            path = re.sub(r"@\d+", "", path)
+            if path and parent and not path.startswith(f"{parent}."):
+                try:
+                    names = self._aliases[id(self.module.get_submodule(path))]
+                except (AttributeError, KeyError):
+                    names = []
+                path = next((name for name in names if name.startswith(f"{parent}.")), path)
+            parent = path
+        return parent
+
+    def _unique(self, name: str) -> str:
+        count = self._names[name] = self._names.get(name, -1) + 1
+        return name if not count else self._unique(f"{name}_{count}")
+
+    def where(self, node: fx.Node) -> str:
+        """Where a call stands in the model, for an error."""
+        path = self.path(node)
+        lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
+        source = f" ({' | '.join(lines[-2:])})" if lines else ""
+        return f"in module {path!r} of {type(self.module).__name__}{source}" if path else f"in forward{source}"
+
+    def refused(self, node: fx.Node, reason: str) -> TwofoldError:
+        """The error for a call that is known but not in this form."""
+        return TwofoldError(f"{node.target} {self.where(node)} cannot be planned: {reason}")
+
+    def unknown(self, node: fx.Node, kind: str | None = None) -> TwofoldError:
+        """The error for a call without a kind."""
+        called = f"{node.target}" + (f" (kind {kind!r})" if kind else "")
+        for name, way_out in _WITHOUT.items():
+            if name in called:
+                return TwofoldError(f"{way_out} ({self.where(node)})")
+        return TwofoldError(f"the operator {called} {self.where(node)} is not known; known kinds: {', '.join(kinds())}")
+
+    # -- the result
+
+    def graph(self, name: str, batch_size: int) -> Graph:
+        """Everything that the loss depends on; inputs stay in the order of forward's arguments."""
+        made = {output: operator for operator in self.operators for output in operator.outputs}
+        loss = self.output
+        kind = type(self.module).__name__
+        if not isinstance(loss, str) or self.tensors[loss].shape != ():
+            shape = self.tensors[loss].shape if isinstance(loss, str) else "none"
+            raise TwofoldError(
+                f"{kind}.forward returns a tensor of shape {shape}; it must return the scalar loss: wrap the network "
+                f"with its loss, WithLossCell(net, loss_fn)"
+            )
+        if loss not in made or made[loss].kind not in LOSSES:
+            maker = made[loss].name if loss in made else "no operator"
+            raise TwofoldError(f"the loss of {kind} is made by {maker}; a graph ends in one of {', '.join(LOSSES)}")
+        needed, kept = {loss}, []
+        for operator in reversed(self.operators):
+            if needed.intersection(operator.outputs):
+                needed.update(operator.inputs)
+                kept.append(operator)
+        if not needed & self.trained - set(made):
+            raise TwofoldError(f"the loss of {kind} depends on no parameter; there is nothing to train")
+        return Graph(
+            name=name,
+            batch_size=batch_size,
+            tensors={
+                tensor.name: tensor
+                for tensor in self.tensors.values()
+                if tensor.kind == "input" or tensor.name in needed
+            },
+            operators=tuple(reversed(kept)),
+            loss=loss,
+        )
+
+
+def _canonical_names(module: nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer -> its first name."""
+    first: dict[int, str] = {}
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {path: first.setdefault(id(tensor), path) for path, tensor in named}

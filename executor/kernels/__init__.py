@@ -1,0 +1,42 @@
+"""The torch calls of every COMPUTE instruction: call name -> rule.
+
+A rule is a function `(site, attrs, *inputs) -> tensor` (a tuple of tensors for an update) of one or two torch calls. It
+reads its inputs, and returns memory of its own unless the program says that the value shares an input's memory; only
+`accumulate`, `scale`, `store` and the updates write into what they are given. Rules run without autograd.
+
+* `site`: what a rule knows about the rank and the value it makes.
+* `operators`: forward and gradients of the operators, collected from `attention`, `elementwise`, `experts`, `images`,
+  `lookup`, `matrix`, `normalisation`, `positions`, `random`, `reductions`, `shapes` and `sources`.
+* `place`: where a rank's part of a split dim lies; gradients by autograd of one operator alone.
+* `losses`: the losses, as means over a whole micro-batch whose parts add up.
+* `movement`: slices, sums, accumulation, parts of flattened tensors.
+* `flat`: flat buffers of several parameters, clipping by the global norm, master weights.
+* `optimizers`: the updates, with the arithmetic of torch.optim.
+"""
+
+from collections.abc import Mapping
+
+from executor.kernels.context import Progress, Rule, Site
+from executor.kernels.flat import FLAT_RULES
+from executor.kernels.losses import LOSS_RULES
+from executor.kernels.movement import MOVEMENT_RULES
+from executor.kernels.operators import OPERATOR_RULES
+from executor.kernels.optimizers import UPDATE_RULES
+from plans.errors import TwofoldError
+
+__all__ = ["RULES", "Progress", "Rule", "Site", "rule_of"]
+
+RULES: Mapping[str, Rule] = {**OPERATOR_RULES, **LOSS_RULES, **MOVEMENT_RULES, **FLAT_RULES, **UPDATE_RULES}
+
+
+def rule_of(call: str) -> Rule:
+    """The rule of a call.
+
+    Raises:
+        TwofoldError: a call that no rule carries out.
+    """
+    try:
+        return RULES[call]
+    except KeyError:
+        known = ", ".join(sorted(RULES))
+        raise TwofoldError(f"the executor has no rule for the call {call!r}; it has {known}") from None

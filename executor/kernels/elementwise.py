@@ -1,0 +1,332 @@
+"""Element by element: activations, arithmetic with broadcasting or with a number, comparisons, casts, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from executor.kernels.context import Rule, Site
+from executor.kernels.place import number
+
+__all__ = ["ELEMENTWISE_RULES"]
+
+Attrs = Mapping[str, Any]
+
+_aten = torch.ops.aten
+
+
+def relu(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """max(x, 0)."""
+    return torch.relu(x)
+
+
+def relu_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """g where the output is positive."""
+    return _aten.threshold_backward(g, y, 0)
+
+
+def gelu(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """attrs "approximate": "none" (default) or "tanh"."""
+    return F.gelu(x, approximate=attrs.get("approximate", "none"))
+
+
+def gelu_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.gelu_backward(g, x, approximate=attrs.get("approximate", "none"))
+
+
+def silu(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """x sigmoid(x)."""
+    return F.silu(x)
+
+
+def silu_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """torch's own kernel."""
+    return _aten.silu_backward(g, x)
+
+
+def tanh(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """tanh(x)."""
+    return torch.tanh(x)
+
+
+def tanh_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """g (1 - y^2)."""
+    return _aten.tanh_backward(g, y)
+
+
+def sigmoid(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return torch.sigmoid(x)
+
+
+def sigmoid_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """g y (1 - y)."""
+    return _aten.sigmoid_backward(g, y)
+
+
+def exp(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """e to the x."""
+    return torch.exp(x)
+
+
+def exp_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """g y."""
+    return g * y
+
+
+def log(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """The natural logarithm."""
+    return torch.log(x)
+
+
+def log_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """g / x."""
+    return g / x
+
+
+def sqrt(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """The square root."""
+    return torch.sqrt(x)
+
+
+def sqrt_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """g / (2 y)."""
+    return (g / y).mul_(0.5)
+
+
+def rsqrt(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """1 / sqrt(x)."""
+    return torch.rsqrt(x)
+
+
+def rsqrt_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """-g y^3 / 2."""
+    return (g * y**3).mul_(-0.5)
+
+
+def sin(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """The sine."""
+    return torch.sin(x)
+
+
+def sin_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """g cos(x)."""
+    return torch.cos(x).mul_(g)
+
+
+def cos(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """The cosine."""
+    return torch.cos(x)
+
+
+def cos_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """-g sin(x)."""
+    return torch.sin(x).mul_(g).neg_()
+
+
+def power(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """x to the power of attrs "exponent"."""
+    return torch.pow(x, attrs["exponent"])
+
+
+def power_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """g e x^(e - 1), 0 for e = 0."""
+    exponent = attrs["exponent"]
+    return torch.zeros_like(g) if exponent == 0 else torch.pow(x, exponent - 1).mul_(g).mul_(exponent)
+
+
+def absolute(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """|x|."""
+    return torch.abs(x)
+
+
+def absolute_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """g sign(x), 0 at 0."""
+    return g * torch.sgn(x)
+
+
+def negative(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """-x; the gradient is the same rule."""
+    return -x
+
+
+def cast(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """To the output's dtype; the gradient is the same rule, back to the input's dtype."""
+    return x.to(site.torch_dtype, copy=not site.shares)
+
+
+# -- two operands, broadcast against each other; or one and the number attrs "number" ----------------------------------
+
+
+def _pair(attrs: Attrs, a: Tensor, b: Tensor | None) -> tuple[Any, Any]:
+    if b is not None:
+        return a, b
+    return (number(attrs, "number"), a) if attrs.get("reverse") else (a, number(attrs, "number"))
+
+
+def add(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+    """a + b."""
+    left, right = _pair(attrs, a, b)
+    return left + right
+
+
+def sub(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+    """a - b."""
+    left, right = _pair(attrs, a, b)
+    return left - right
+
+
+def mul(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+    """a b."""
+    left, right = _pair(attrs, a, b)
+    return left * right
+
+
+def div(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+    """a / b."""
+    left, right = _pair(attrs, a, b)
+    return left / right
+
+
+def pass_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+    """The gradient as it is, summed over the dims along which the operand was repeated."""
+    if g.shape == site.shape and not site.shares:
+        return g.clone()
+    return g.sum_to_size(site.shape)
+
+
+def negative_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+    """The gradient of what was subtracted."""
+    return -g.sum_to_size(site.shape)
+
+
+def sub_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+    """The gradient of what was subtracted from, or of what was subtracted from a number."""
+    return negative_grad(site, attrs, g) if attrs.get("reverse") else pass_grad(site, attrs, g)
+
+
+def mul_grad(site: Site, attrs: Attrs, g: Tensor, other: Tensor | None = None) -> Tensor:
+    """g times the other operand, summed over the dims along which the operand was repeated."""
+    return (g * (number(attrs, "number") if other is None else other)).sum_to_size(site.shape)
+
+
+def div_grad_a(site: Site, attrs: Attrs, g: Tensor, other: Tensor | None = None) -> Tensor:
+    """g / b; of a number over x: -g number / x^2."""
+    if attrs.get("reverse"):
+        assert other is not None
+        return (g / other).div_(other).mul_(-number(attrs, "number"))
+    return (g / (number(attrs, "number") if other is None else other)).sum_to_size(site.shape)
+
+
+def div_grad_b(site: Site, attrs: Attrs, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """-g a / b^2."""
+    return (g * a / b).div_(b).neg_().sum_to_size(site.shape)
+
+
+def _comparing(compare: Callable[[Any, Any], Tensor]) -> Rule:
+    def one(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+        return compare(a, number(attrs, "number") if b is None else b)
+
+    return one
+
+
+def logical_not(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """Whether x is false."""
+    return torch.logical_not(x)
+
+
+def where(site: Site, attrs: Attrs, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a where the condition is true, else b."""
+    return torch.where(condition, a, b)
+
+
+def where_grad_a(site: Site, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
+    """g where the condition is true, summed over the dims along which the operand was repeated."""
+    return torch.where(condition, g, 0).sum_to_size(site.shape)
+
+
+def where_grad_b(site: Site, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
+    """g where the condition is false, summed likewise."""
+    return torch.where(condition, 0, g).sum_to_size(site.shape)
+
+
+def masked_fill(site: Site, attrs: Attrs, x: Tensor, mask: Tensor) -> Tensor:
+    """attrs "value" where the mask is true."""
+    return torch.masked_fill(x.expand(site.shape), mask, number(attrs, "value"))
+
+
+def masked_fill_grad(site: Site, attrs: Attrs, g: Tensor, mask: Tensor) -> Tensor:
+    """0 where the mask is true."""
+    return torch.masked_fill(g, mask, 0).sum_to_size(site.shape)
+
+
+def expand(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """x repeated to the output's local shape, in memory of its own."""
+    return x.expand(site.shape).clone(memory_format=torch.contiguous_format)
+
+
+ELEMENTWISE_RULES: Mapping[str, Rule] = {
+    "relu.forward": relu,
+    "relu.grad0": relu_grad,
+    "gelu.forward": gelu,
+    "gelu.grad0": gelu_grad,
+    "silu.forward": silu,
+    "silu.grad0": silu_grad,
+    "tanh.forward": tanh,
+    "tanh.grad0": tanh_grad,
+    "sigmoid.forward": sigmoid,
+    "sigmoid.grad0": sigmoid_grad,
+    "exp.forward": exp,
+    "exp.grad0": exp_grad,
+    "log.forward": log,
+    "log.grad0": log_grad,
+    "sqrt.forward": sqrt,
+    "sqrt.grad0": sqrt_grad,
+    "rsqrt.forward": rsqrt,
+    "rsqrt.grad0": rsqrt_grad,
+    "sin.forward": sin,
+    "sin.grad0": sin_grad,
+    "cos.forward": cos,
+    "cos.grad0": cos_grad,
+    "pow.forward": power,
+    "pow.grad0": power_grad,
+    "abs.forward": absolute,
+    "abs.grad0": absolute_grad,
+    "neg.forward": negative,
+    "neg.grad0": negative,
+    "cast.forward": cast,
+    "cast.grad0": cast,
+    "add.forward": add,
+    "add.grad0": pass_grad,
+    "add.grad1": pass_grad,
+    "sub.forward": sub,
+    "sub.grad0": sub_grad,
+    "sub.grad1": negative_grad,
+    "mul.forward": mul,
+    "mul.grad0": mul_grad,
+    "mul.grad1": mul_grad,
+    "div.forward": div,
+    "div.grad0": div_grad_a,
+    "div.grad1": div_grad_b,
+    "eq.forward": _comparing(torch.eq),
+    "ne.forward": _comparing(torch.ne),
+    "lt.forward": _comparing(torch.lt),
+    "le.forward": _comparing(torch.le),
+    "gt.forward": _comparing(torch.gt),
+    "ge.forward": _comparing(torch.ge),
+    "logical_and.forward": _comparing(torch.logical_and),
+    "logical_or.forward": _comparing(torch.logical_or),
+    "logical_not.forward": logical_not,
+    "where.forward": where,
+    "where.grad1": where_grad_a,
+    "where.grad2": where_grad_b,
+    "masked_fill.forward": masked_fill,
+    "masked_fill.grad0": masked_fill_grad,
+    "expand.forward": expand,
+    "expand.grad0": pass_grad,
+}

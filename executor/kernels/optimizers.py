@@ -1,0 +1,76 @@
+"""Optimizer updates in place, with the arithmetic and the defaults of torch.optim (its single-tensor forms).
+
+attrs are the settings of `plans.plan.Optimizer`: lr, weight_decay; momentum, dampening, nesterov; beta1, beta2, eps.
+States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is that of the
+weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU AdamW is torch's fused
+kernel, where all are of one dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.kernels.context import Rule, Site
+
+__all__ = ["UPDATE_RULES"]
+
+Attrs = Mapping[str, Any]
+
+_aten = torch.ops.aten
+
+
+def sgd(site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
+    """torch.optim.SGD without momentum."""
+    return weight.add_(_decayed(attrs, weight, gradient), alpha=-attrs.get("lr", 1e-3))
+
+
+def momentum(site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+    """torch.optim.SGD with momentum (0.9 unless stated); its buffer begins as the first gradient."""
+    gradient = _decayed(attrs, weight, gradient)
+    factor, own = attrs.get("momentum", 0.9), buffer.to(weight.dtype)
+    if site.progress.step == 1:
+        own.copy_(gradient)
+    else:
+        own.mul_(factor).add_(gradient, alpha=1 - attrs.get("dampening", 0.0))
+    step = gradient.add(own, alpha=factor) if attrs.get("nesterov", 0.0) else own
+    return weight.add_(step, alpha=-attrs.get("lr", 1e-3)), _rounded(buffer, own)
+
+
+def adamw(
+    site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """torch.optim.AdamW (Loshchilov and Hutter 2019)."""
+    lr, beta1, beta2 = attrs.get("lr", 1e-3), attrs.get("beta1", 0.9), attrs.get("beta2", 0.999)
+    decay, step = attrs.get("weight_decay", 1e-2), site.progress.step
+    if weight.is_cuda and {gradient.dtype, mean.dtype, square.dtype} == {weight.dtype}:
+        _aten._fused_adamw_(
+            [weight], [gradient], [mean], [square], [], [site.progress.on(weight.device)], lr=lr, beta1=beta1,
+            beta2=beta2, weight_decay=decay, eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return weight, mean, square
+    if decay:
+        weight.mul_(1 - lr * decay)
+    first, second = mean.to(weight.dtype), square.to(weight.dtype)
+    first.lerp_(gradient, 1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    root = (second.sqrt() / math.sqrt(1 - beta2**step)).add_(attrs.get("eps", 1e-8))
+    weight.addcdiv_(first, root, value=-(lr / (1 - beta1**step)))
+    return weight, _rounded(mean, first), _rounded(square, second)
+
+
+def _decayed(attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
+    decay = attrs.get("weight_decay", 0.0)
+    return gradient.add(weight, alpha=decay) if decay else gradient
+
+
+def _rounded(state: Tensor, own: Tensor) -> Tensor:
+    """The state with the value that was computed, in its own memory."""
+    return state if own is state else state.copy_(own)
+
+
+UPDATE_RULES: Mapping[str, Rule] = {"sgd.update": sgd, "momentum.update": momentum, "adamw.update": adamw}

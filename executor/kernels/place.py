@@ -1,0 +1,56 @@
+"""Where a rank's part lies in a dim that an instruction names in attrs "split"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.kernels.context import Site
+
+__all__ = ["by_autograd", "num_parts", "number", "offset"]
+
+Attrs = Mapping[str, Any]
+
+
+def number(attrs: Attrs, key: str) -> float:
+    """A number among the attrs; one that is not finite is written as text ("-inf")."""
+    value = attrs[key]
+    return float(value) if isinstance(value, str) else value
+
+
+def num_parts(site: Site, attrs: Attrs, dim: str) -> int:
+    """Into how many parts the named dim is cut."""
+    return site.mesh.size(attrs.get("split", {}).get(dim, ()))
+
+
+def offset(site: Site, attrs: Attrs, dim: str, width: int) -> int:
+    """The first index of this rank's part of the named dim, of which each part has `width`."""
+    return site.mesh.index(site.rank, attrs.get("split", {}).get(dim, ())) * width
+
+
+def _known(x: Tensor) -> Tensor:
+    """The same memory as a tensor that autograd may save, which it cannot where a tensor was made without it."""
+    if not x.is_inference():
+        return x.detach()
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+        x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
+    )
+
+
+def by_autograd(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[int], g: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of one operator by autograd of it alone, with its forward made again; it changes nothing in place."""
+    with torch.inference_mode(False), torch.enable_grad():
+        fresh = [_known(each) for each in inputs]
+        for index in wanted:
+            fresh[index].requires_grad_()
+        output = function(*fresh)
+        found = torch.autograd.grad(output, [fresh[index] for index in wanted], g, allow_unused=True)
+    return tuple(
+        torch.zeros_like(fresh[index]) if each is None else each.contiguous()
+        for index, each in zip(wanted, found, strict=True)
+    )

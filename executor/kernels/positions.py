@@ -1,0 +1,74 @@
+"""Rotary position embedding: pairs of elements turned by an angle that grows with the position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.kernels.context import Rule, Site
+from executor.kernels.place import offset
+
+__all__ = ["POSITION_RULES"]
+
+Attrs = Mapping[str, Any]
+
+
+def _frequencies(attrs: Attrs, rotary: int) -> Tensor:
+    """Radians per position of each pair, with the scaling of attrs."""
+    found = attrs["base"] ** (-torch.arange(0, rotary, 2, dtype=torch.float64) / rotary)
+    scaling = attrs.get("scaling", "none")
+    if scaling == "linear":
+        found = found / attrs["factor"]
+    elif scaling == "llama3":
+        # between the two wavelengths the division sets in smoothly (Llama 3.1's reference code)
+        low, high = attrs["low_factor"], attrs["high_factor"]
+        kept = ((attrs["original_seq"] * found / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        found = (1 - kept) * found / attrs["factor"] + kept * found
+    return found
+
+
+@lru_cache(maxsize=32)
+def _turns(
+    key: tuple[tuple[str, Any], ...], rotary: int, first: int, length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [length, 1, rotary / 2] of the positions from `first` on, taken in double precision."""
+    with torch.inference_mode(False):
+        positions = torch.arange(first, first + length, dtype=torch.float64)
+        angles = torch.outer(positions, _frequencies(dict(key), rotary)).unsqueeze(1)
+        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def _turned(site: Site, attrs: Attrs, x: Tensor, sign: int) -> Tensor:
+    rotary, length = attrs.get("rotary", x.shape[-1]), x.shape[-3]
+    key = tuple(sorted((name, value) for name, value in attrs.items() if name != "split"))
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is turned in single
+    cos, sin = _turns(key, rotary, offset(site, attrs, "s", length), length, wide, x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if rotary < x.shape[-1]:
+        y[..., rotary:] = x[..., rotary:]
+    if attrs.get("interleaved", False):
+        first, second = slice(0, rotary, 2), slice(1, rotary, 2)
+    else:
+        first, second = slice(0, rotary // 2), slice(rotary // 2, rotary)
+    a, b = x[..., first], x[..., second]
+    y[..., first] = (a * cos).addcmul_(b, sin, value=-sign)  # of half precision in single, which the tables are in
+    y[..., second] = (b * cos).addcmul_(a, sin, value=sign)
+    return y
+
+
+def rope(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """(a cos - b sin, b cos + a sin) of each pair (a, b)."""
+    return _turned(site, attrs, x, 1)
+
+
+def rope_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+    """The inverse turn."""
+    return _turned(site, attrs, g, -1)
+
+
+POSITION_RULES: Mapping[str, Rule] = {"rope.forward": rope, "rope.grad0": rope_grad}

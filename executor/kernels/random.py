@@ -1,0 +1,106 @@
+"""Dropout that every layout carries out alike: random numbers are a function of an element's position.
+
+The bits are those of splitmix64 (Steele, Lea and Flood 2014) for the counter "position in the whole batch", started
+from the operator's seed and the step: no generator has a state, so any part, any micro-batch and any recomputation
+finds the same numbers without talking to anybody.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.kernels.context import Rule, Site
+from executor.kernels.place import num_parts, offset
+
+__all__ = ["RANDOM_RULES", "kept_elements", "seed_of"]
+
+Attrs = Mapping[str, Any]
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_BITS = 53
+
+
+def kept_elements(
+    region: Sequence[tuple[int, int]],
+    shape: Sequence[int],
+    p: float,
+    seed: int,
+    step: int,
+    micro_batch: int = 0,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Which elements of a part of a tensor a dropout keeps.
+
+    Args:
+        region: half-open index ranges of the part, one per dim.
+        shape: of the whole tensor for one micro-batch; dim 0 is the batch.
+        p: the probability of dropping an element.
+        seed: of the operator.
+        step: of training, from 1.
+        micro_batch: number of the micro-batch.
+
+    >>> whole = kept_elements([(0, 4), (0, 6)], (4, 6), 0.5, seed=7, step=1)
+    >>> part = kept_elements([(0, 2), (2, 4)], (2, 6), 0.5, seed=7, step=1, micro_batch=1)
+    >>> torch.equal(part, whole[2:, 2:4])
+    True
+    """
+    start = _mixed(_mixed(seed) + step) + micro_batch * math.prod(shape) * _GOLDEN
+    counter = torch.full((1,) * len(shape), _signed(start), dtype=torch.int64, device=device)
+    for dim, (low, high) in enumerate(region):
+        stride = math.prod(shape[dim + 1 :])
+        own = torch.arange(low, high, dtype=torch.int64, device=device).mul_(_signed(stride * _GOLDEN))
+        counter = counter + own.view([-1 if at == dim else 1 for at in range(len(shape))])
+    bits = _mix(counter)
+    return _shifted(bits, 64 - _BITS) >= int(p * 2**_BITS)
+
+
+def seed_of(number: int) -> int:
+    """The seed of the operator that is the `number`-th of a forward to draw random numbers, from 1."""
+    return zlib.crc32(f"dropout {number}".encode())
+
+
+def _mix(z: Tensor) -> Tensor:
+    """The output function of splitmix64, in place."""
+    z.bitwise_xor_(_shifted(z, 30)).mul_(_signed(_FIRST))
+    z.bitwise_xor_(_shifted(z, 27)).mul_(_signed(_SECOND))
+    return z.bitwise_xor_(_shifted(z, 31))
+
+
+def _shifted(z: Tensor, count: int) -> Tensor:
+    """Shifted right with zeros moving in; torch's shift of signed numbers moves the sign in."""
+    return (z >> count).bitwise_and_((1 << (64 - count)) - 1)
+
+
+def _mixed(number: int) -> int:
+    z = (number + 1) * _GOLDEN % 2**64
+    z = (z ^ (z >> 30)) * _FIRST % 2**64
+    z = (z ^ (z >> 27)) * _SECOND % 2**64
+    return z ^ (z >> 31)
+
+
+def _signed(number: int) -> int:
+    number %= 2**64
+    return number - 2**64 if number >= 2**63 else number
+
+
+def dropout(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """x / (1 - p) where it is kept, else 0; the gradient is the same rule."""
+    p = attrs["p"]
+    if p >= 1:
+        return torch.zeros_like(x)
+    region, shape = [], []
+    for dim, size in enumerate(x.shape):
+        low = offset(site, attrs, f"d{dim}", size)
+        region.append((low, low + size))
+        shape.append(size * num_parts(site, attrs, f"d{dim}"))
+    kept = kept_elements(region, shape, p, attrs["seed"], site.progress.step, site.micro_batch, x.device)
+    return (x * kept).mul_(1 / (1 - p))
+
+
+RANDOM_RULES: Mapping[str, Rule] = {"dropout.forward": dropout, "dropout.grad0": dropout}

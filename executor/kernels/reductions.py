@@ -1,0 +1,54 @@
+"""Sums and means over dims: the parts of a split dim are added later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.kernels.context import Rule, Site
+from executor.kernels.place import num_parts
+
+__all__ = ["REDUCTION_RULES"]
+
+Attrs = Mapping[str, Any]
+
+
+def reduce_sum(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """Over attrs "dims"."""
+    return x.sum(attrs["dims"], keepdim=attrs.get("keepdim", False)) if attrs["dims"] else x.clone()
+
+
+def reduce_sum_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+    """g for every element that was added."""
+    for dim in sorted(dim % len(site.shape) for dim in attrs["dims"]):
+        if not attrs.get("keepdim", False):
+            g = g.unsqueeze(dim)
+    return g.expand(site.shape).clone(memory_format=torch.contiguous_format)
+
+
+def _count(site: Site, attrs: Attrs, shape: tuple[int, ...]) -> int:
+    """How many elements the mean is over, those of other ranks included."""
+    over = [dim % len(shape) for dim in attrs["dims"]]
+    return math.prod(shape[dim] * num_parts(site, attrs, f"d{dim}") for dim in over)
+
+
+def reduce_mean(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """The sum over attrs "dims" of this part, over the number of elements of all parts."""
+    return reduce_sum(site, attrs, x).div_(_count(site, attrs, x.shape))
+
+
+def reduce_mean_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+    """g over their number for every element."""
+    return reduce_sum_grad(site, attrs, g).div_(_count(site, attrs, site.shape))
+
+
+REDUCTION_RULES: Mapping[str, Rule] = {
+    "reduce_sum.forward": reduce_sum,
+    "reduce_sum.grad0": reduce_sum_grad,
+    "reduce_mean.forward": reduce_mean,
+    "reduce_mean.grad0": reduce_mean_grad,
+}

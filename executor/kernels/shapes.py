@@ -1,0 +1,84 @@
+"""The same elements in another arrangement: reshape, permute, narrow, concat.
+
+All but a reshape copy, so that every value lies in one piece: collectives and reshapes need that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.kernels.context import Rule, Site
+from plans.operators.shapes import MAX_CONCAT
+
+__all__ = ["SHAPE_RULES"]
+
+Attrs = Mapping[str, Any]
+
+
+def _copied(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def reshape(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """The same elements in the output's local shape; the gradient is the same rule."""
+    result = x.reshape(site.shape)
+    return result if site.shares else result.clone()
+
+
+def permute(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """Dim i is dim attrs "dims"[i] of x."""
+    return _copied(x.permute(attrs["dims"]))
+
+
+def permute_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+    """The opposite order."""
+    dims = attrs["dims"]
+    return _copied(g.permute(sorted(range(len(dims)), key=lambda dim: dims[dim])))
+
+
+def _chosen(attrs: Attrs, size: int) -> slice:
+    start, step = attrs["start"], attrs.get("step", 1)
+    return slice(start, start + (size - 1) * step + 1, step)
+
+
+def narrow(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+    """Elements attrs "start", start + "step", ... of dim attrs "dim"."""
+    dim = attrs["dim"]
+    return _copied(x[(slice(None),) * dim + (_chosen(attrs, site.shape[dim]),)])
+
+
+def narrow_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+    """g at those elements, zeros elsewhere."""
+    dim = attrs["dim"]
+    whole = g.new_zeros(site.shape)
+    whole[(slice(None),) * dim + (_chosen(attrs, g.shape[dim]),)] = g
+    return whole
+
+
+def concat(site: Site, attrs: Attrs, *parts: Tensor) -> Tensor:
+    """The parts one behind the other along dim attrs "dim"."""
+    return torch.cat(parts, attrs["dim"])
+
+
+def _concat_grad(which: int) -> Callable[..., Tensor]:
+    def one(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+        sizes = attrs["sizes"]
+        return _copied(g.narrow(attrs["dim"], sum(sizes[:which]), sizes[which]))
+
+    return one
+
+
+SHAPE_RULES: Mapping[str, Rule] = {
+    "reshape.forward": reshape,
+    "reshape.grad0": reshape,
+    "permute.forward": permute,
+    "permute.grad0": permute_grad,
+    "narrow.forward": narrow,
+    "narrow.grad0": narrow_grad,
+    "concat.forward": concat,
+    **{f"concat.grad{which}": _concat_grad(which) for which in range(MAX_CONCAT)},
+}

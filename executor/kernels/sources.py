@@ -1,0 +1,103 @@
+"""Constants, and operators that twofold has no rule for: run as torch has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.kernels.context import Rule, Site
+from executor.kernels.place import by_autograd, number, offset
+from plans.errors import TwofoldError
+from plans.operators.sources import MAX_OPAQUE_INPUTS
+
+__all__ = ["SOURCE_RULES", "aten_call"]
+
+Attrs = Mapping[str, Any]
+
+
+def arange(site: Site, attrs: Attrs) -> Tensor:
+    """This rank's part of attrs "start", start + "step", ..."""
+    (size,) = site.shape
+    first = offset(site, attrs, "d0", size)
+    start, step = attrs.get("start", 0), attrs.get("step", 1)
+    if isinstance(start, int) and isinstance(step, int):
+        numbers = torch.arange(first, first + size, device=site.device).mul_(step).add_(start)
+    else:
+        numbers = torch.arange(first, first + size, device=site.device, dtype=torch.float64).mul_(step).add_(start)
+    return numbers.to(site.torch_dtype)
+
+
+def fill(site: Site, attrs: Attrs, *like: Tensor) -> Tensor:
+    """attrs "value" everywhere; an input is not looked at."""
+    return torch.full(site.shape, number(attrs, "value"), dtype=site.torch_dtype, device=site.device)
+
+
+# -- opaque ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def aten_call(target: str, arguments: str) -> Callable[..., Any]:
+    """An aten operator with its fixed arguments, as a function of (device, tensors...).
+
+    Args:
+        target: its name, such as "aten.cumsum.default".
+        arguments: positional and named arguments as JSON, with {"tensor": i}, {"device": true} and {"torch": name}.
+
+    Raises:
+        TwofoldError: this version of torch has no such operator.
+    """
+    namespace, _, name = target.partition(".")
+    packet, _, overload = name.partition(".")
+    operation = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+    if namespace != "aten" or operation is None:
+        raise TwofoldError(f"this torch has no operator {target!r}; capture the model again with this version of torch")
+    args, kwargs = json.loads(arguments)
+
+    def held(value: Any, device: torch.device, inputs: tuple[Tensor, ...]) -> Any:
+        if isinstance(value, list):
+            return [held(each, device, inputs) for each in value]
+        if isinstance(value, dict):
+            if "tensor" in value:
+                return inputs[value["tensor"]]
+            return device if "device" in value else getattr(torch, value["torch"])
+        return value
+
+    def run(device: torch.device, *inputs: Tensor) -> Any:
+        return operation(
+            *(held(value, device, inputs) for value in args),
+            **{key: held(value, device, inputs) for key, value in kwargs.items()},
+        )
+
+    return run
+
+
+def _result(attrs: Attrs, device: torch.device, inputs: tuple[Tensor, ...]) -> Tensor:
+    made, which = aten_call(attrs["target"], attrs["arguments"])(device, *inputs), attrs.get("result", -1)
+    chosen: Tensor = made if which < 0 else made[which]
+    return chosen
+
+
+def opaque(site: Site, attrs: Attrs, *inputs: Tensor) -> Tensor:
+    """The aten operator attrs "target" with attrs "arguments", all of it."""
+    device = inputs[0].device if inputs else site.device
+    return _result(attrs, device, inputs).clone(memory_format=torch.contiguous_format)
+
+
+def _opaque_grad(which: int) -> Callable[..., Tensor]:
+    def one(site: Site, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
+        return by_autograd(lambda *fresh: _result(attrs, g.device, fresh), inputs, (which,), g)[0].clone()
+
+    return one
+
+
+SOURCE_RULES: Mapping[str, Rule] = {
+    "arange.forward": arange,
+    "fill.forward": fill,
+    "opaque.forward": opaque,
+    **{f"opaque.grad{which}": _opaque_grad(which) for which in range(MAX_OPAQUE_INPUTS)},
+}

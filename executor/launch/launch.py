@@ -1,0 +1,329 @@
+"""Starts the ranks of a job with torchrun, and ends all of them when one fails.
+
+torchrun alone asks the other ranks to stop and waits 30 s for them; a rank inside a collective does not hear it when
+its script handles SIGTERM. And it reports the failure that it *saw* first, often a rank that merely lost its connection
+to the one that failed. So every rank runs under a guard (`executor.launch.worker_main`) that can kill it and that
+writes down
+how and when it ended; here those reports are read, the cause is told from its consequences, and everything is ended.
+
+Nothing here knows about plans or programs, and torch is imported only in the processes that are started.
+The form for several machines was only tried as two launches on one host.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from executor.launch.rank_failures import NUM_LOG_LINES, RunFailed, Weight, first_failure, timed_out
+from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders, tail
+from plans.errors import TwofoldError
+
+WORKER_MAIN = Path(__file__).with_name("worker_main.py")
+LOOPBACK = "127.0.0.1"
+POLL_S = 0.05
+SETTLE_S = 0.8  # below LOST_PEER_WAIT_S: how long a rank that lost a peer waits for the cause to be told
+GRACE_S = 2.0  # for guards and torchrun, which answer at once unless the machine is very busy
+GONE_S = 5.0  # a killed process may first have to give back a lot of memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """A job that ended well: every rank with exit code 0."""
+
+    job: JobFolder
+    ranks: range
+    elapsed_s: float
+
+
+def launch(
+    target: str | os.PathLike[str],
+    *,
+    num_ranks: int,
+    args: Sequence[str] = (),
+    log_dir: str | os.PathLike[str] = "log_output",
+    timeout_s: float | None = None,
+    port: int | None = None,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[int, str], None] | None = None,
+    stream_rank: int | None = None,
+    num_nodes: int = 1,
+    node_rank: int = 0,
+    master_addr: str = LOOPBACK,
+) -> LaunchResult:
+    """Run `target` on `num_ranks` ranks and wait for the end of all of them.
+
+    `target` is the path of a Python script, or the name of a module (run as by `python -m`); `args` are its arguments.
+    Every rank finds torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...) in its
+    environment, and what it prints goes to `<log_dir>/1/rank.N/stdout` and `stderr`, which replace those of the run
+    before. `on_line(rank, line)` is called, in the thread of the caller, with every line that `stream_rank` prints to
+    stdout; the default is the last rank of this machine, which has the loss in a pipeline. `timeout_s` counts from the
+    call, the start of the processes included.
+
+    On several machines call it on each with the same arguments but its own `node_rank`; `num_ranks` counts all
+    machines, `master_addr` and `port` are those of node 0. On one machine the port is a free one unless stated.
+
+    OMP_NUM_THREADS=1, TORCH_DEVICE_BACKEND_AUTOLOAD=0, PYTHONUNBUFFERED=1 and, on one machine, GLOO_SOCKET_IFNAME=lo
+    are set where the environment does not set them, TWOFOLD_LOG_DIR to `log_dir`; `env` goes over everything.
+
+    When it returns or raises, the ranks and everything they started (their process groups) have ended, also after
+    KeyboardInterrupt, SIGTERM, SIGHUP and exceptions of `on_line`, which pass through. If this process is killed by
+    SIGKILL, the kernel ends them (on Linux).
+
+    Raises
+    ------
+    TwofoldError
+        Before anything starts, the logs of the last run still in place: a target that is not there, counts that do not
+        fit, a port in use, a log directory that cannot be written or in which another run still writes.
+    RankFailed
+        A rank raised, called `sys.exit` with a code other than 0, or was killed. The message names the first such rank,
+        with its traceback or signal and its log.
+    RunTimedOut
+        Time was up. The message names the ranks that still ran, where they were and what they last printed.
+    RunFailed
+        torchrun itself failed.
+
+    >>> result = launch("train.py", num_ranks=8, on_line=lambda rank, line: print(line))  # doctest: +SKIP
+    >>> result.job.stdout(7).as_posix()  # doctest: +SKIP
+    'log_output/1/rank.7/stdout'
+    """
+    start_s = time.monotonic()
+    kind, name = _target(target)
+    ranks = _local_ranks(num_ranks, num_nodes, node_rank)
+    stream_rank = ranks[-1] if stream_rank is None else stream_rank
+    if stream_rank not in ranks:
+        raise TwofoldError(f"stream_rank {stream_rank} is not a rank of this machine: {ranks[0]} to {ranks[-1]}")
+    if timeout_s is not None and not timeout_s > 0:
+        raise TwofoldError(f"timeout_s must be above 0, or None for no limit; it is {timeout_s:g}")
+    rendezvous = _rendezvous(port, num_nodes, node_rank, master_addr)
+
+    job = JobFolder(log_dir=Path(log_dir))
+    with fresh_folders(job, ranks, keep_others=num_nodes > 1), _ending_on_signals():
+        lines = LineReader(job.stdout(stream_rank))
+
+        def pass_lines(*, last: bool = False) -> None:
+            if on_line is not None:
+                for line in lines.lines(last=last):
+                    on_line(stream_rank, line)
+
+        with contextlib.closing(lines):
+            torchrun_args = [
+                f"--nproc-per-node={len(ranks)}",
+                "--max-restarts=0",
+                "--monitor-interval=0.1",
+                *rendezvous,
+            ]
+            torchrun_args += _escaped([str(WORKER_MAIN), "rank", str(job.path.absolute()), kind, name, *args])
+            own = {"TWOFOLD_LOG_DIR": str(job.log_dir.absolute())}
+            torchrun = _Torchrun(job, ranks, torchrun_args, _environment(own | dict(env or {}), num_nodes))
+            try:
+                error = torchrun.watch(pass_lines, start_s, timeout_s)
+            finally:
+                torchrun.end()
+            pass_lines(last=True)
+    if error is not None:
+        raise error
+    return LaunchResult(job=job, ranks=ranks, elapsed_s=time.monotonic() - start_s)
+
+
+class _Torchrun:
+    """The started processes of one job on this machine."""
+
+    def __init__(self, job: JobFolder, ranks: range, torchrun_args: Sequence[str], env: Mapping[str, str]) -> None:
+        self.job = job
+        self.ranks = ranks
+        # The first rank is in the names because machines may share the folder.
+        self.log = job.path / f"torchrun.{ranks[0]}.log"
+        self.exits = job.path / f"torchrun.{ranks[0]}.json"
+        self.exits.unlink(missing_ok=True)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(WORKER_MAIN), "agent", str(os.getpid()), str(self.exits), *torchrun_args],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C comes to the launcher alone, which then ends everything
+            )
+
+    def watch(self, pass_lines: Callable[[], None], start_s: float, timeout_s: float | None) -> TwofoldError | None:
+        """Wait for the end; return None if it is a good one, else why not, with processes perhaps still running."""
+        first_seen_s: float | None = None
+        while True:
+            code = self.process.poll()
+            pass_lines()
+            failure = first_failure(self.job, self.ranks)
+            if failure is not None:
+                first_seen_s = first_seen_s or time.monotonic()
+                settled = failure.weight is Weight.OWN_ERROR or time.monotonic() - first_seen_s > SETTLE_S
+                if settled or code == 0:
+                    return failure.error(self.job)
+            if code is not None:
+                return None if code == 0 else self._why_it_ended(code)
+            if timeout_s is not None and time.monotonic() - start_s > timeout_s:
+                return timed_out(self.job, self.ranks, timeout_s)
+            time.sleep(POLL_S)
+
+    def _why_it_ended(self, code: int) -> TwofoldError:
+        exit_codes: dict[int, int] = {}
+        if self.exits.exists():
+            exit_codes = {int(rank): exit_code for rank, exit_code in json.loads(self.exits.read_bytes()).items()}
+        failure = first_failure(self.job, self.ranks, exit_codes)
+        if failure is not None and (exit_codes or failure.weight is not Weight.TOLD_TO_END):
+            return failure.error(self.job)
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        last = "\n".join(tail(self.log, num_lines=NUM_LOG_LINES))
+        return RunFailed(f"torchrun, which runs the ranks, ended with {how}; its log: {self.log}\n{last}".rstrip())
+
+    def end(self) -> None:
+        """End every process: guards kill their ranks, torchrun sees that and leaves; what remains is killed."""
+        told: set[int] = set()
+        try:
+            deadline_s = time.monotonic() + GRACE_S
+            while self.process.poll() is None and time.monotonic() < deadline_s:
+                for rank, pids in self._pids():
+                    if rank not in told and self.job.read(rank, "end.json") is None:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pids["guard"], signal.SIGTERM)
+                    told.add(rank)
+                if not told:
+                    break  # torchrun is still starting
+                time.sleep(POLL_S / 2)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.exits.unlink(missing_ok=True)
+            deadline_s = time.monotonic() + GONE_S
+            while self._kill_groups() and time.monotonic() < deadline_s:
+                time.sleep(POLL_S / 2)
+
+    def _pids(self) -> Iterator[tuple[int, dict[str, int]]]:
+        for rank in self.ranks:
+            if (pids := self.job.read(rank, "pids.json")) is not None:
+                yield rank, pids
+
+    def _kill_groups(self) -> bool:
+        """Kill the guards, their ranks and what those started; return whether any of them still runs."""
+        groups = {pid for _, pids in self._pids() for pid in (pids["guard"], pids["rank"])}
+        for group in tuple(groups):
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):  # empty, or its number is somebody else's by now
+                groups.remove(group)
+        return bool(groups) and _is_running(groups)
+
+
+def _is_running(groups: set[int]) -> bool:
+    """Whether a process group has a member that is no zombie: orphans wait as such until the system's init looks."""
+    stats = list(Path("/proc").glob("[0-9]*/stat"))
+    for path in stats:
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _, group, *_ = path.read_text(errors="replace").rpartition(")")[2].split()
+            if int(group) in groups and state not in "ZX":
+                return True
+    return not stats  # without /proc (not Linux) there is no telling: wait for the zombies too
+
+
+def _target(target: str | os.PathLike[str]) -> tuple[str, str]:
+    name = os.fspath(target)
+    if os.path.isfile(name):
+        return "script", name
+    if not name.endswith(".py") and all(part.isidentifier() for part in name.split(".")):
+        return "module", name
+    raise TwofoldError(f"there is no script {name!r} (looked from {os.getcwd()}); give the path of a Python file")
+
+
+def _local_ranks(num_ranks: int, num_nodes: int, node_rank: int) -> range:
+    if num_ranks < 1 or num_nodes < 1 or num_ranks % num_nodes != 0:
+        raise TwofoldError(f"num_ranks {num_ranks} must be a multiple of num_nodes {num_nodes}, both at least 1")
+    if not 0 <= node_rank < num_nodes:
+        raise TwofoldError(f"node_rank {node_rank} must be in 0 to {num_nodes - 1} (num_nodes is {num_nodes})")
+    num_local = num_ranks // num_nodes
+    return range(node_rank * num_local, (node_rank + 1) * num_local)
+
+
+def _rendezvous(port: int | None, num_nodes: int, node_rank: int, master_addr: str) -> list[str]:
+    """torchrun's arguments for how the ranks find each other; refuses a port that cannot be had."""
+    if port is None:
+        if num_nodes > 1:
+            raise TwofoldError(f"num_nodes is {num_nodes}: state the port that node 0 ({master_addr}) listens on")
+        # The address is stated because looking up the machine's own name can fail or take seconds.
+        return ["--nnodes=1", "--standalone", f"--local-addr={LOOPBACK}"]
+    if node_rank == 0:
+        check_port(port)
+    where = [f"--master-addr={master_addr}", f"--master-port={port}"]
+    return [f"--nnodes={num_nodes}", f"--node-rank={node_rank}", "--rdzv-backend=static", *where]
+
+
+def check_port(port: int | None) -> None:
+    """Refuse a port that the ranks of this machine could not meet at now; None, a free one, is always fine.
+
+    Raises:
+        TwofoldError: out of range, in use, or not allowed for this user.
+    """
+    if port is None:
+        return
+    if not 0 < port < 65536:
+        raise TwofoldError(f"port {port} must be in 1 to 65535")
+    way_out = "choose another port, or omit it on one machine to have a free one chosen"
+    for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # as the server will: a closed one may linger
+                probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise TwofoldError(f"port {port} is in use; {way_out}") from None
+            if error.errno == errno.EACCES:
+                raise TwofoldError(f"port {port} is not allowed for this user; {way_out}") from None
+
+
+def _environment(stated: Mapping[str, str], num_nodes: int) -> dict[str, str]:
+    # PET_* variables would override torchrun's defaults behind our back.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    env.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    here = str(Path(__file__).resolve().parents[2])  # ranks find these packages also where they are not installed
+    env["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [env.get("PYTHONPATH")])])
+    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if num_nodes == 1 and loopback:
+        env.setdefault("GLOO_SOCKET_IFNAME", loopback[0])  # else gloo looks up the machine's own name
+    return env | dict(stated)
+
+
+def _escaped(args: Sequence[str]) -> list[str]:
+    """Arguments that survive torchrun's own expansion of ${local_rank}."""
+    return [arg.replace("$", "$$") for arg in args]
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP, where they would end this process at once, end it by SystemExit instead."""
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,243 @@
+"""What runs inside the processes that `executor.launch.launch` starts: torchrun's own process, and two processes per
+rank.
+
+    launcher -> agent (torchrun) -> guard of rank 0 -> rank 0: the user's script or module
+                                 -> guard of rank 1 -> rank 1
+                                 ...
+
+The **agent** is torchrun unchanged, in a process that dies with the launcher. A **guard** opens the rank's log, forks
+the rank, waits for it and writes down how it ended. It never computes, so it answers at once when the rank hangs inside
+a collective, where Python runs no signal handler; and it sees the exit code or signal of its child for certain. The
+rank dies with its guard, and the guard (with every process of its group) with the agent.
+
+What a rank leaves in its folder `rank.N`, next to `stdout` and `stderr`:
+
+| file | written by | says |
+| --- | --- | --- |
+| `pids.json` | guard | the two process ids |
+| `error.json` | rank | the exception that ended it and its traceback, as soon as it is known |
+| `end.json` | guard | exit code (minus the number of a signal), and whether the guard was told to end the rank |
+
+This file is run by its path and imports nothing of twofold: a rank must not pay for what its target does not need. The
+standard library is imported inside the functions, after the folder of this file has left `sys.path`. That processes die
+with a parent killed by SIGKILL needs Linux (`prctl`); elsewhere only the launcher's own clean-up remains.
+"""
+
+import os
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+AGENT_PID = "TWOFOLD_AGENT_PID"
+LOST_PEER_WAIT_S = 1.0  # a rank whose peer went away lets that peer tell its own story before torchrun ends them all
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+# What gloo, NCCL, the TCP store and the kernel say to the ranks that were only talking to the one that failed.
+LOST_PEER = (
+    r"closed by peer|connection (was )?(closed|reset|refused)|broken pipe|pair closure|timed out waiting \d+ ?ms"
+    r"|failed to (recv|send)|(recv|send)\w* failed"
+    r"|nccl(Remote|System)Error|remote process exited|communicator was aborted"
+)
+
+
+def die_with_parent(parent_pid: int, signum: int) -> None:
+    """Ask the kernel for `signum` when the parent dies; exit at once if it already has.
+
+    The signal comes when the *thread* that started this process ends, which is what we want: `launch` blocks in it.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def write_json(path: str, content: dict[str, Any]) -> None:
+    """Write a file that is either whole or not there. A folder that somebody removed meanwhile is no second error."""
+    import json
+
+    try:
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        os.replace(path + ".new", path)
+    except OSError as error:
+        print(f"twofold: cannot write {path}: {error}", file=sys.stderr)
+
+
+def run_agent(parent_pid: int, exits_path: str, torchrun_args: list[str]) -> None:
+    """Be torchrun; if ranks failed, leave `{global rank: exit code}` in `exits_path`."""
+    import signal
+
+    die_with_parent(parent_pid, signal.SIGKILL)
+    os.environ[AGENT_PID] = str(os.getpid())
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun(torchrun_args)
+    except ChildFailedError as error:
+        write_json(exits_path, {str(rank): failure.exitcode for rank, failure in error.failures.items()})
+        raise
+
+
+def run_guard(job_dir: str, kind: str, target: str, args: list[str]) -> None:
+    """Be the guard of the rank that the environment names. Returns only in the forked child: the rank, when done."""
+    import signal
+
+    folder = os.path.join(job_dir, f"rank.{os.environ['RANK']}")
+    if os.getpgrp() != os.getpid():
+        os.setsid()  # what the rank starts can then be ended with it, as one group
+    die_with_parent(int(os.environ.pop(AGENT_PID)), signal.SIGTERM)
+    os.makedirs(folder, exist_ok=True)
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        log = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, fd)
+        os.close(log)
+    guard_pid = os.getpid()
+    ready, watching = os.pipe()
+    rank_pid = os.fork()
+    if rank_pid == 0:
+        # A group of its own: torchrun sends SIGTERM to the guard's, and only the guard is to answer it. A rank that
+        # died of it, or ran a handler of its own, would look as if it had failed by itself.
+        os.setpgid(0, 0)
+        die_with_parent(guard_pid, signal.SIGKILL)
+        os.close(watching)
+        os.read(ready, 1)  # ends when the guard watches: a rank that kills its guard finds it written down
+        os.close(ready)
+        run_rank(folder, kind, target, args)
+    else:
+        os.close(ready)
+        watch(folder, rank_pid, watching)
+
+
+def watch(folder: str, rank_pid: int, watching: int) -> NoReturn:
+    """Let the rank begin, wait for it, write `end.json` and exit like it. On SIGTERM: kill it and what it started."""
+    import contextlib
+    import signal
+    import time
+
+    told_to_end = False
+
+    def end_rank(signum: int, frame: FrameType | None) -> None:
+        nonlocal told_to_end
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(rank_pid, signal.SIGKILL)
+            told_to_end = True
+
+    with contextlib.suppress(PermissionError, ProcessLookupError):  # whoever comes first
+        os.setpgid(rank_pid, rank_pid)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end_rank)
+    write_json(os.path.join(folder, "pids.json"), {"guard": os.getpid(), "rank": rank_pid})
+    os.close(watching)
+    code = os.waitstatus_to_exitcode(os.waitpid(rank_pid, 0)[1])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end = {"code": code, "told_to_end": told_to_end, "time_ns": time.monotonic_ns()}
+    write_json(os.path.join(folder, "end.json"), end)
+    if told_to_end:
+        with contextlib.suppress(ProcessLookupError):  # the rank had started nothing
+            os.killpg(rank_pid, signal.SIGKILL)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def run_rank(folder: str, kind: str, target: str, args: list[str]) -> None:
+    """Run the script or module as `python` would, and leave `error.json` if it does not end well."""
+    import faulthandler
+    import runpy
+    import signal
+
+    faulthandler.enable()  # a segmentation fault leaves its Python stack in the log
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # and a rank that hangs can be asked where
+    if kind == "script":
+        target = os.path.abspath(target)
+    sys.argv = [target, *args]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(target)) if kind == "script" else os.getcwd())
+    try:
+        if kind == "script":
+            runpy.run_path(target, run_name="__main__")
+        else:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        leave_process_groups()
+    except SystemExit as stop:
+        if stop.code is None or stop.code == 0:
+            leave_process_groups()
+        else:
+            code, text = (stop.code, "") if isinstance(stop.code, int) else (1, str(stop.code))
+            report_error(folder, {"error": text, "code": code, "traceback": "", "lost_peer": False})
+        raise
+    except BaseException as error:
+        raise SystemExit(report_exception(folder, error)) from None
+
+
+def leave_process_groups() -> None:
+    """Do what a script may have forgotten.
+
+    With torch 2.13 a process that exits with gloo groups open may die of "terminate called without an active exception"
+    (in 4 of 6 runs of 4 ranks under plain torchrun). Groups that garbage still holds are open, too.
+    """
+    import gc
+
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    gc.collect()
+
+
+def report_exception(folder: str, error: BaseException) -> int:
+    """Print the traceback without our own frames, write `error.json` and return the exit code."""
+    import runpy
+    import time
+    import traceback
+
+    ours = (__file__, runpy.run_path.__code__.co_filename)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in ours:
+        frames = frames.tb_next
+    error.with_traceback(frames)
+    story = "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    lost_peer = is_lost_peer(error)
+    content = {"error": summary[-1] if isinstance(error, SyntaxError) else summary[0], "code": 1}
+    # Bad input, told apart by name since nothing of ours is imported here.
+    is_refusal = any(kind.__name__ == "TwofoldError" for kind in type(error).__mro__)
+    refusal = str(error) if is_refusal else ""
+    report_error(folder, content | {"traceback": story, "lost_peer": lost_peer, "refusal": refusal})
+    sys.excepthook(type(error), error, frames)
+    if lost_peer:
+        time.sleep(LOST_PEER_WAIT_S)
+    return 1
+
+
+def report_error(folder: str, content: dict[str, Any]) -> None:
+    """Write `error.json` with the time, which decides which failure was the first."""
+    import time
+
+    write_json(os.path.join(folder, "error.json"), content | {"time_ns": time.monotonic_ns()})
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether the first error of the chain only says that another rank went away."""
+    import re
+
+    first: BaseException | None = error
+    while first is not None:
+        error, first = first, first.__cause__
+        if first is None and not error.__suppress_context__:
+            first = error.__context__
+    if isinstance(error, ConnectionError):
+        return True
+    return isinstance(error, RuntimeError) and re.search(LOST_PEER, str(error), re.IGNORECASE) is not None
+
+
+if __name__ == "__main__":
+    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+        del sys.path[0]  # Python put it there; no file of this folder may hide one of the standard library
+    if sys.argv[1] == "agent":
+        run_agent(int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    else:
+        run_guard(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])

@@ -1,0 +1,1 @@
+"""The oracle of every plan: the same training in one process."""

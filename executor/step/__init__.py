@@ -1,0 +1,1 @@
+"""One training step of a rank: the program interpreted with torch."""

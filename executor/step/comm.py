@@ -1,0 +1,443 @@
+"""Collectives and transfers of a program, on gloo and NCCL alike.
+
+Every communication is built once into a function `issue(*inputs) -> Pending`; `Pending.finish()` waits and gives the
+outputs. Chunk i of a collective belongs to member i of its team (`executor.step.groups`): where torch stores the
+members in
+another order, chunks are permuted on the way in or out. The NCCL path was not run here.
+
+Where a dim is cut unevenly (`plans.layout`: parts of ceil(n / k), the last ones smaller or empty) parts are padded with
+zeros to the largest before a gather or a reduce-scatter and cut afterwards; an all-to-all sends pieces of unequal size.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from executor.device import Device
+from executor.kernels.context import torch_dtype
+from executor.step.groups import Groups, Team
+from plans.errors import TwofoldError
+from plans.layout import Region
+from plans.program import Instruction, Kind, Value
+from plans.redistribution import Step, StepKind
+
+__all__ = ["HandOver", "HandOvers", "Issue", "Pending", "collective_issue", "transfer_issue"]
+
+# 2.13 renames two functions and warns about the old names, which are the only ones in 2.11
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Pending:
+    """Communication under way: what to wait for, and how to make the outputs of what arrived.
+
+    `finish` may be called more than once. What is being sent stays referenced until then.
+    """
+
+    __slots__ = ("_outputs", "_result", "_works")
+
+    def __init__(self, works: Sequence[Any], result: Callable[[], tuple[Tensor, ...]]) -> None:
+        self._works, self._result = works, result
+        self._outputs: tuple[Tensor, ...] | None = None
+
+    def finish(self) -> tuple[Tensor, ...]:
+        """Wait (on an accelerator: let the current stream wait) and return the outputs."""
+        if self._outputs is None:
+            for work in self._works:
+                work.wait()
+            self._outputs = self._result()
+            self._works, self._result = (), tuple  # lets go of the buffers
+        return self._outputs
+
+
+Issue = Callable[..., Pending]
+"""Starts one communication with the tensors of the instruction's inputs."""
+
+
+# -- collectives -------------------------------------------------------------------------------------------------------
+
+
+def collective_issue(instruction: Instruction, team: Team, output: Value) -> Issue:
+    """The function that issues a collective; `output` is the value it makes.
+
+    Raises:
+        TwofoldError: a call that is no collective.
+    """
+    call, step = instruction.call, instruction.attrs.get("step")
+    in_place = instruction.inputs == instruction.outputs
+    if call == "all_reduce":
+        return _all_reduce(team, in_place)
+    if call == "all_gather_flat":
+        return _gather_flat(team, output.shape)
+    if call == "reduce_scatter_flat":
+        return _scatter_flat(team, output.shape[0])
+    if call not in ("all_gather", "reduce_scatter", "all_to_all"):
+        raise TwofoldError(f"instruction {instruction.name!r} has the call {call!r}, which is no collective")
+    assert isinstance(step, Step) and step.dim is not None, instruction
+    if team.size == 1:
+        return lambda x: Pending((), lambda: (x.clone(),))
+    if (cuts := _uneven_cuts(step, instruction.attrs.get("shape"), team)) is not None:
+        if call == "all_gather":
+            return _gather_uneven(team, step.dim, cuts)
+        return _scatter_uneven(team, step.dim, cuts) if call == "reduce_scatter" else _exchange_uneven(team, step, cuts)
+    if call == "all_gather":
+        return _gather(team, step.dim)
+    if call == "reduce_scatter":
+        return _scatter(team, step.dim)
+    assert step.to_dim is not None
+    return _exchange(team, step.dim, step.to_dim)
+
+
+def _all_reduce(team: Team, in_place: bool) -> Issue:
+    def issue(x: Tensor) -> Pending:
+        total = x if in_place else x.clone()
+        if team.size == 1:
+            return Pending((), lambda: (total,))
+        return Pending((dist.all_reduce(total, group=team.group, async_op=True),), lambda: (total,))
+
+    return issue
+
+
+def _gather(team: Team, dim: int) -> Issue:
+    """Parts arrive one behind the other and are joined along `dim` in the order of the members."""
+
+    def issue(x: Tensor) -> Pending:
+        x = x.contiguous()
+        buffer = x.new_empty((team.size, *x.shape))
+        work = _all_gather(buffer.view(-1), x.view(-1), group=team.group, async_op=True)
+        return Pending((work,), lambda: (_joined(buffer, team, dim),))
+
+    return issue
+
+
+def _scatter(team: Team, dim: int) -> Issue:
+    def issue(x: Tensor) -> Pending:
+        rows = _cut(x, team, dim)
+        mine = rows.new_empty(rows.shape[1:])
+        work = _reduce_scatter(mine.view(-1), rows.view(-1), group=team.group, async_op=True)
+        return Pending((work,), _kept(rows, mine))
+
+    return issue
+
+
+def _exchange(team: Team, dim: int, to_dim: int) -> Issue:
+    def issue(x: Tensor) -> Pending:
+        rows = _cut(x, team, to_dim)
+        buffer = torch.empty_like(rows)
+        work = dist.all_to_all_single(buffer.view(-1), rows.view(-1), group=team.group, async_op=True)
+        return Pending((work,), lambda: (_joined(buffer, team, dim), rows)[:1])
+
+    return issue
+
+
+# -- uneven dims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cuts:
+    """How the members of a team cut the dims of a step, where not all alike.
+
+    `widths` are those of the parts that are gathered, `chunks` the bounds, within what a member holds, of the parts
+    that are scattered; both in the order of the members. `padded` is the width of the largest part of that dim.
+    """
+
+    widths: tuple[int, ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
+    padded: int = 0
+    me: int = 0
+
+
+def _uneven_cuts(step: Step, shape: Sequence[int] | None, team: Team) -> _Cuts | None:
+    if shape is None or (step.before.is_even(shape) and step.after.is_even(shape)):
+        return None
+    before = [step.before.region(rank, shape) for rank in team.members]
+    after = [step.after.region(rank, shape) for rank in team.members]
+    gathered = step.dim if step.kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL) else None
+    scattered = step.to_dim if step.kind is StepKind.ALL_TO_ALL else step.dim if gathered is None else None
+    widths: tuple[int, ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
+    padded = 0
+    if gathered is not None:
+        widths = tuple(part[gathered][1] - part[gathered][0] for part in before)
+        padded = step.before.local_shape(shape)[gathered]
+    if scattered is not None:
+        first = before[0][scattered][0]
+        chunks = tuple((part[scattered][0] - first, part[scattered][1] - first) for part in after)
+        padded = padded or step.after.local_shape(shape)[scattered]
+    return _Cuts(widths=widths, chunks=chunks, padded=padded, me=team.members.index(dist.get_rank()))
+
+
+def _gather_uneven(team: Team, dim: int, cuts: _Cuts) -> Issue:
+    def issue(x: Tensor) -> Pending:
+        x = _padded(x, dim, cuts.padded)
+        buffer = x.new_empty((team.size, *x.shape))
+        works = [] if not x.numel() else [_all_gather(buffer.view(-1), x.view(-1), group=team.group, async_op=True)]
+
+        def whole() -> tuple[Tensor, ...]:
+            parts = zip(team.order, cuts.widths, strict=True)
+            return (torch.cat([buffer[position].narrow(dim, 0, width) for position, width in parts], dim),)
+
+        return Pending(works, whole)
+
+    return issue
+
+
+def _scatter_uneven(team: Team, dim: int, cuts: _Cuts) -> Issue:
+    def issue(x: Tensor) -> Pending:
+        chunks = [x.narrow(dim, low, high - low) for low, high in cuts.chunks]
+        rows = torch.stack([_padded(chunks[member], dim, cuts.padded) for member in team.inverse])
+        mine = rows.new_empty(rows.shape[1:])
+        works = []
+        if mine.numel():
+            works = [_reduce_scatter(mine.view(-1), rows.view(-1), group=team.group, async_op=True)]
+        low, high = cuts.chunks[cuts.me]
+        return Pending(works, lambda: (mine.narrow(dim, 0, high - low).contiguous(), rows)[:1])
+
+    return issue
+
+
+def _exchange_uneven(team: Team, step: Step, cuts: _Cuts) -> Issue:
+    dim, to_dim = step.dim, step.to_dim
+    assert dim is not None and to_dim is not None
+
+    def issue(x: Tensor) -> Pending:
+        sent = [x.narrow(to_dim, *_start_length(cuts.chunks[member])) for member in team.inverse]
+        shapes = []
+        for member in team.inverse:
+            shape = list(x.shape)
+            shape[dim], shape[to_dim] = cuts.widths[member], _start_length(cuts.chunks[cuts.me])[1]
+            shapes.append(tuple(shape))
+        sizes = [math.prod(shape) for shape in shapes]
+        message = torch.cat([each.reshape(-1) for each in sent])
+        buffer = x.new_empty(sum(sizes))
+        work = dist.all_to_all_single(
+            buffer, message, sizes, [each.numel() for each in sent], group=team.group, async_op=True
+        )
+
+        def whole() -> tuple[Tensor, ...]:
+            parts = [part.view(shape) for part, shape in zip(buffer.split(sizes), shapes, strict=True)]
+            return (torch.cat([parts[position] for position in team.order], dim), message)[:1]
+
+        return Pending((work,), whole)
+
+    return issue
+
+
+def _start_length(bounds: tuple[int, int]) -> tuple[int, int]:
+    return bounds[0], bounds[1] - bounds[0]
+
+
+def _padded(x: Tensor, dim: int, width: int) -> Tensor:
+    """`x` with zeros behind it along `dim`, in one piece."""
+    missing = width - x.shape[dim]
+    return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x.contiguous()
+
+
+# -- whole tensors, flattened
+
+
+def _gather_flat(team: Team, shape: tuple[int, ...]) -> Issue:
+    """Flat shards, the last padded, become a tensor of `shape`."""
+    count = math.prod(shape)
+
+    def whole(buffer: Tensor) -> tuple[Tensor, ...]:
+        flat = buffer if team.straight else buffer[list(team.order)]
+        return (flat.view(-1)[:count].view(shape),)
+
+    def issue(x: Tensor) -> Pending:
+        if team.size == 1:
+            return Pending((), lambda: (x[:count].view(shape).clone(),))
+        buffer = x.new_empty((team.size, x.numel()))
+        work = _all_gather(buffer.view(-1), x, group=team.group, async_op=True)
+        return Pending((work,), lambda: whole(buffer))
+
+    return issue
+
+
+def _scatter_flat(team: Team, size: int) -> Issue:
+    """A tensor, flattened and padded with zeros, is summed; member i keeps elements [i size, (i + 1) size)."""
+
+    def issue(x: Tensor) -> Pending:
+        flat = x.reshape(-1)
+        padding = team.size * size - flat.numel()
+        if padding:
+            flat = F.pad(flat, (0, padding))
+        if team.size == 1:
+            return Pending((), lambda: (flat.clone(),))
+        if not team.straight:
+            flat = flat.view(team.size, size)[list(team.inverse)].view(-1)
+        mine = flat.new_empty(size)
+        work = _reduce_scatter(mine, flat, group=team.group, async_op=True)
+        return Pending((work,), _kept(flat, mine))
+
+    return issue
+
+
+def _joined(rows: Tensor, team: Team, dim: int) -> Tensor:
+    """Rows [position, ...] as one tensor, in the order of the members along `dim`."""
+    if dim == 0 and team.straight:
+        return rows.flatten(0, 1)
+    return torch.cat([rows[position] for position in team.order], dim)
+
+
+def _cut(x: Tensor, team: Team, dim: int) -> Tensor:
+    """The chunks of `x` along `dim` as rows [position, ...]: the chunk of member i lies where member i stands."""
+    if dim == 0 and team.straight:
+        return x.contiguous().view(team.size, x.shape[0] // team.size, *x.shape[1:])
+    chunks = x.chunk(team.size, dim)
+    return torch.stack([chunks[member] for member in team.inverse])
+
+
+def _kept(sent: Tensor, result: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """Gives `result`, and keeps what is being sent alive until then."""
+    return lambda: (result, sent)[:1]
+
+
+# -- transfers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class HandOver:
+    """What a rank sends to itself on one channel: the k-th SEND meets the k-th RECV, whichever is issued first."""
+
+    patience_s: float = 0.0
+    num_sent: int = 0
+    num_received: int = 0
+    parcels: dict[int, Tensor] = field(default_factory=dict)
+    arrived: threading.Condition = field(default_factory=threading.Condition)
+
+    def put(self, parcel: Tensor) -> None:
+        """Leave a message."""
+        with self.arrived:
+            self.parcels[self.num_sent] = parcel
+            self.num_sent += 1
+            self.arrived.notify_all()
+
+    def ticket(self) -> int:
+        """The number of the message that the next RECV takes."""
+        self.num_received += 1
+        return self.num_received - 1
+
+    def take(self, ticket: int, name: str) -> Tensor:
+        """The message of a ticket; waits for `patience_s` where several threads issue (emulation)."""
+        with self.arrived:
+            if not self.arrived.wait_for(lambda: ticket in self.parcels, self.patience_s):
+                raise RuntimeError(f"{name} waits for what this rank itself has not sent yet")
+            return self.parcels.pop(ticket)
+
+
+HandOvers = defaultdict[str, HandOver]
+"""channel -> what a rank hands over to itself."""
+
+
+def transfer_issue(
+    instruction: Instruction, rank: int, groups: Groups | None, device: Device, hand_overs: HandOvers
+) -> Issue:
+    """The function that issues this rank's side of a SEND or a RECV.
+
+    The pieces for one peer travel as one message, in the order of `instruction.pieces`.
+    """
+    assert instruction.transfer is not None, instruction
+    source, target, shape = instruction.transfer
+    sending = instruction.kind is Kind.SEND
+    per_peer: dict[int, list[tuple[slice, ...]]] = {}
+    mine = (source if sending else target).region(rank, shape)
+    for piece in instruction.pieces:
+        if (piece.src_rank if sending else piece.dst_rank) == rank:
+            peer = piece.dst_rank if sending else piece.src_rank
+            per_peer.setdefault(peer, []).append(_local(piece.region, mine))
+    own = per_peer.pop(rank, None)
+    ways = []
+    for peer, parts in per_peer.items():
+        assert groups is not None
+        ends = (rank, peer) if sending else (peer, rank)
+        ways.append((peer, parts, *groups.flow(instruction.channel, *ends)))
+    hand_over = hand_overs[instruction.channel]
+    if sending:
+        return _send(ways, own, hand_over)
+    local_shape = tuple(stop - start for start, stop in mine)
+    return _recv(ways, own, hand_over, local_shape, instruction, device)
+
+
+_Way = tuple[int, list[tuple[slice, ...]], Any, int]
+"""peer, the local boxes of its pieces, process group, tag."""
+
+
+def _send(ways: Sequence[_Way], own: list[tuple[slice, ...]] | None, hand_over: HandOver) -> Issue:
+    def issue(x: Tensor) -> Pending:
+        if own is not None:
+            parcel = _packed(x, own)
+            hand_over.put(parcel.clone() if parcel.data_ptr() == x.data_ptr() else parcel)
+        works, messages = [], []
+        for peer, parts, group, tag in ways:
+            messages.append(_packed(x, parts))
+            works.append(dist.isend(messages[-1], peer, group=group, tag=tag))
+        return Pending(works, lambda: (*messages,)[:0])
+
+    return issue
+
+
+def _recv(
+    ways: Sequence[_Way],
+    own: list[tuple[slice, ...]] | None,
+    hand_over: HandOver,
+    shape: tuple[int, ...],
+    instruction: Instruction,
+    device: Device,
+) -> Issue:
+    dtype, where = torch_dtype(instruction.dtype), device.torch_device
+    sizes = [sum(_count(part) for part in parts) for _, parts, _, _ in ways]
+    direct = len(ways) == 1 and own is None and len(ways[0][1]) == 1  # one piece is the whole output
+
+    def issue() -> Pending:
+        output = torch.empty(shape, dtype=dtype, device=where)
+        ticket = hand_over.ticket() if own is not None else -1
+        works, arrived = [], []
+        for (peer, _, group, tag), size in zip(ways, sizes, strict=True):
+            arrived.append(output.view(-1) if direct else torch.empty(size, dtype=dtype, device=where))
+            works.append(dist.irecv(arrived[-1], peer, group=group, tag=tag))
+
+        def result() -> tuple[Tensor, ...]:
+            if own is not None:
+                _unpack(output, own, hand_over.take(ticket, instruction.name))
+            if not direct:
+                for (_, parts, _, _), message in zip(ways, arrived, strict=True):
+                    _unpack(output, parts, message)
+            return (output,)
+
+        return Pending(works, result)
+
+    return issue
+
+
+def _local(region: Region, mine: Region) -> tuple[slice, ...]:
+    return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(region, mine, strict=True))
+
+
+def _count(part: tuple[slice, ...]) -> int:
+    return math.prod(each.stop - each.start for each in part)
+
+
+def _packed(x: Tensor, parts: Sequence[tuple[slice, ...]]) -> Tensor:
+    """The boxes of `x` one behind the other, flat; no copy where one box is all of a contiguous `x`."""
+    if len(parts) == 1:
+        return x[parts[0]].contiguous().view(-1)
+    return torch.cat([x[part].reshape(-1) for part in parts])
+
+
+def _unpack(output: Tensor, parts: Sequence[tuple[slice, ...]], message: Tensor) -> None:
+    start = 0
+    for part in parts:
+        box = output[part]
+        box.copy_(message[start : start + box.numel()].view(box.shape))
+        start += box.numel()

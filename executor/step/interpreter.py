@@ -1,0 +1,468 @@
+"""Runs a rank's program: the same instructions, in the same order, as the simulator.
+
+Before the first step everything is resolved: each value of each micro-batch gets a slot in one list, each instruction
+becomes a closure over slots, and the program's memory is added up. A step then only calls the closures in order.
+
+Values live as the program says: made by an instruction, dropped by the one that lists them in `frees`; what is not kept
+between steps is dropped at the end of a step. The first step is checked: every value must come out in the shape and
+dtype that the program gives it, in memory of its own unless it shares, so that the memory the program adds up
+(`memory_peak`) is the memory that values take. Buffers inside a communication come on top of that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor.device import Device, Mark, now_ns
+from executor.kernels import Progress, Site, rule_of
+from executor.kernels.context import torch_dtype
+from executor.kernels.movement import flat_part
+from executor.step.comm import HandOver, HandOvers, Issue, Pending, collective_issue, transfer_issue
+from executor.step.groups import Groups, Team
+from executor.step.memory import memory_peak
+from plans.errors import TwofoldError
+from plans.layout import TensorLayout
+from plans.program import Instruction, Kind, ParameterHome, Program, Scope, Value
+
+__all__ = ["Batch", "Code", "Interpreter", "RecordedStep"]
+
+Batch = Mapping[str, Any]
+"""Name of an input tensor -> array with the rows of all micro-batches."""
+
+_DONE = Pending((), tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """One instruction, resolved for one rank.
+
+    Args:
+        id: as in `Program`.
+        instruction: where it comes from.
+        run: does it: reads and writes slots, issues and waits.
+        reads, writes, frees: slots. A WAIT writes what the communication brings.
+        token: the slot of the token that it makes or waits for, or None.
+        issue: for communication: starts it, given the tensors of `reads`.
+    """
+
+    id: str
+    instruction: Instruction
+    run: Callable[[], None]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    frees: tuple[int, ...]
+    token: int | None = None
+    issue: Issue | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """When each instruction of one step began and ended, in program order.
+
+    `host_ns` holds pairs on the host's clock. `device_ns` holds pairs on the compute stream, moved to the host's clock;
+    None on a CPU, where the host does the work. `comm_ns` holds (id, start, end) of communication where it is known
+    better than "from its issue to its wait" (emulation).
+    """
+
+    start_ns: int
+    end_ns: int
+    host_ns: Sequence[tuple[int, int]]
+    device_ns: Sequence[tuple[int, int]] | None = None
+    comm_ns: Sequence[tuple[str, int, int]] | None = None
+
+
+class Interpreter:
+    """One rank's program, ready to run.
+
+    Args:
+        program: of all ranks.
+        rank: this process's.
+        device: where tensors live.
+        groups: the program's process groups; None where the program has one rank.
+        memory_limit_bytes: refuse a program that needs more on this rank.
+
+    Raises:
+        TwofoldError: the memory limit is too small (it names the instruction), an unknown call, a WAIT for nothing.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        device: Device,
+        groups: Groups | None = None,
+        *,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        self.rank, self.device, self.group = rank, device, program.group_of(rank)
+        self.num_micro_batches = program.num_micro_batches
+        self.peak = memory_peak(self.group, rank, memory_limit_bytes)
+        self.progress = Progress()
+        self._groups = groups
+        self._hand_overs: HandOvers = defaultdict(HandOver)
+        self._slots: dict[tuple[str, int | None], int] = {}
+        for value in self.group.values.values():
+            if value.scope is Scope.KEPT:
+                self._slot(value.name, 0)
+        self._num_kept = len(self._slots)
+        self._env: list[Any] = [None] * self._num_kept
+        self._brings: dict[int, tuple[int, ...]] = {}
+        self._fed: dict[str, Tensor] = {}
+        self._needed: dict[str, tuple[int, torch.dtype]] = {}
+        self._declared: dict[int, Value] = {}
+        codes = []
+        for block in self.group.blocks:
+            for instruction in block.body.instructions:
+                code_id = f"{block.label}/{instruction.name}"
+                codes.append(self._compile(code_id, instruction, block.micro_batch))
+        self.codes: tuple[Code, ...] = tuple(codes)
+        self._loss = None if self.group.loss is None else self._slot(self.group.loss, 0)
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def set_parameters(self, whole: Mapping[str, Any]) -> None:
+        """Take this rank's part of all parameters and constants it keeps; states become zero, the step count 0.
+
+        Args:
+            whole: name of a parameter or constant -> array of its whole shape; only names that this rank keeps are
+                looked up, so a mapping may make each array when it is asked for.
+
+        Raises:
+            TwofoldError: a parameter that is missing or has another shape.
+        """
+        for home in self.group.parameters:
+            if home.name not in whole:
+                raise TwofoldError(f"no initial value is given for the parameter {home.name!r}")
+            array = whole[home.name]
+            if tuple(array.shape) != tuple(home.shape):
+                raise TwofoldError(
+                    f"the initial value of {home.name!r} has the shape {tuple(array.shape)}, the plan {home.shape}"
+                )
+            region = tuple(slice(*ends) for ends in home.layout.region(self.rank, home.shape))
+            kept = self.group.values[home.kept]
+            part = torch.as_tensor(np.array(array[region])).to(self.device.torch_device, torch_dtype(kept.dtype))
+            if home.shard is not None:
+                index = home.layout.mesh.index(self.rank, home.shard_axes)
+                part = flat_part(part, kept.shape[0], index)
+            self._env[self._slot(kept.name, 0)] = part
+            if home.master is not None:
+                weight = part.to(torch_dtype(self.group.values[home.weight].dtype))
+                self._env[self._slot(home.weight, 0)] = weight
+            for name in home.states:
+                state = self.group.values[name]
+                zeros = torch.zeros(state.shape, dtype=torch_dtype(state.dtype), device=self.device.torch_device)
+                self._env[self._slot(name, 0)] = zeros
+        for constant in self.group.constants:
+            if constant.name not in whole:
+                raise TwofoldError(
+                    f"no value is given for {constant.name!r}, a buffer or frozen parameter; "
+                    "run the plan with its model"
+                )
+            array = whole[constant.name]
+            if tuple(array.shape) != tuple(constant.shape):
+                raise TwofoldError(
+                    f"the value of {constant.name!r} has the shape {tuple(array.shape)}, the plan {constant.shape}"
+                )
+            region = tuple(slice(*ends) for ends in constant.layout.region(self.rank, constant.shape))
+            dtype = torch_dtype(self.group.values[constant.value].dtype)
+            part = torch.as_tensor(np.array(array[region])).to(self.device.torch_device, dtype)
+            self._env[self._slot(constant.value, 0)] = part
+        self.progress.step = 0
+
+    def kept(self, home: ParameterHome) -> Tensor:
+        """The tensor that is kept of a parameter between steps: its shard, master weight or whole local weight."""
+        tensor: Tensor = self._env[self._slot(home.kept, 0)]
+        return tensor
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self, batch: Batch) -> Tensor | None:
+        """One training step.
+
+        Args:
+            batch: name of an input -> array with the rows of all micro-batches (this rank's own rows where the plan has
+                full_batch=False); inputs that this rank does not load may be missing.
+
+        Returns:
+            The mean loss as a scalar tensor on the device, or None where this rank does not know it.
+
+        Raises:
+            TwofoldError: an input that is missing or has another shape or dtype. Any other exception carries a note
+                that names the instruction and the rank.
+        """
+        self._begin(batch)
+        if self.progress.step == 1:
+            self._run_checked()
+        else:
+            self._run()
+        return self._end()
+
+    @torch.inference_mode()
+    def record(self, batch: Batch) -> tuple[Tensor | None, RecordedStep]:
+        """One training step that notes when each instruction begins and ends."""
+        start_ns = now_ns()
+        self._begin(batch)
+        recorded = self._run_recorded(start_ns)
+        return self._end(), recorded
+
+    def _begin(self, batch: Batch) -> None:
+        self.progress.step += 1
+        self._feed(batch)
+        self._env[self._num_kept :] = [None] * (len(self._slots) - self._num_kept)
+
+    def _end(self) -> Tensor | None:
+        loss = None if self._loss is None else self._env[self._loss]
+        self._env[self._num_kept :] = [None] * (len(self._slots) - self._num_kept)
+        return loss
+
+    def _run(self) -> None:
+        env = self._env
+        try:
+            for code in self.codes:
+                code.run()
+                for slot in code.frees:
+                    env[slot] = None
+        except Exception as error:
+            self._explain(error, code)
+            raise
+        self.device.synchronize()
+
+    def _run_checked(self) -> None:
+        env = self._env
+        try:
+            for code in self.codes:
+                code.run()
+                self._check(code)
+                for slot in code.frees:
+                    env[slot] = None
+        except Exception as error:
+            self._explain(error, code)
+            raise
+        self.device.synchronize()
+
+    def _run_recorded(self, start_ns: int) -> RecordedStep:
+        env, device = self._env, self.device
+        host: list[tuple[int, int]] = []
+        marks: list[tuple[Mark, Mark]] = []
+        base_ns, base = now_ns(), device.mark()
+        try:
+            for code in self.codes:
+                begun = device.mark() if device.is_async else None
+                before = now_ns()
+                code.run()
+                host.append((before, now_ns()))
+                if device.is_async:
+                    marks.append((begun, device.mark()))
+                for slot in code.frees:
+                    env[slot] = None
+        except Exception as error:
+            self._explain(error, code)
+            raise
+        device.synchronize()
+        end_ns = now_ns()
+        on_device = None
+        if device.is_async:
+            on_device = [
+                (base_ns + device.between_ns(base, first), base_ns + device.between_ns(base, last))
+                for first, last in marks
+            ]
+        return RecordedStep(start_ns=start_ns, end_ns=end_ns, host_ns=host, device_ns=on_device)
+
+    def _explain(self, error: BaseException, code: Code) -> None:
+        error.add_note(
+            f"in instruction {code.id} ({code.instruction.call}) of step {self.progress.step} on rank {self.rank}"
+        )
+
+    def _check(self, code: Code) -> None:
+        instruction = code.instruction
+        if instruction.token is not None:
+            return  # its outputs are not there before the WAIT
+        given = {self._env[slot].untyped_storage().data_ptr() for slot in code.reads if self._env[slot] is not None}
+        for slot in code.writes:
+            value, tensor = self._declared[slot], self._env[slot]
+            assert tuple(tensor.shape) == tuple(value.shape) and tensor.dtype == torch_dtype(value.dtype), (
+                f"{code.id} made {value.name} as {tuple(tensor.shape)} {tensor.dtype}, the program says {value}"
+            )
+            alone = tensor.untyped_storage().data_ptr() not in given
+            assert alone or value.shares or slot in code.reads or instruction.kind is Kind.WAIT, (
+                f"{code.id} made {value.name} in the memory of its input"
+            )
+
+    # -- feeding -------------------------------------------------------------------------------------------------------
+
+    def _feed(self, batch: Batch) -> None:
+        for name, (rows, dtype) in self._needed.items():
+            if name not in batch:
+                raise TwofoldError(f"the batch lacks the input {name!r}; it has {sorted(batch)}")
+            array = batch[name]
+            if isinstance(array, np.ndarray):
+                array = torch.from_numpy(array if array.flags.writeable else array.copy())
+            if array.shape[0] != rows or array.dtype != dtype:
+                raise TwofoldError(
+                    f"input {name!r} was fed as {tuple(array.shape)} {array.dtype}, "
+                    f"the plan takes {rows} rows of {dtype}"
+                )
+            self._fed[name] = array
+
+    def _load(self, instruction: Instruction, micro_batch: int, output: Value) -> Callable[[], Tensor]:
+        """Copies the micro-batch's rows of what is fed, of them this rank's region."""
+        attrs = instruction.attrs
+        name, layout, shape = attrs["tensor"], attrs["layout"], tuple(attrs["shape"])
+        assert isinstance(layout, TensorLayout)
+        number, count = attrs.get("slice", (0, 1))  # of a micro-batch
+        if attrs["source"] == "local":  # the feed has this rank's rows only
+            rows = output.shape[0]
+            box = tuple(slice(0, size) for size in output.shape[1:])
+            first = 0
+        else:
+            rows = shape[0]
+            region = layout.region(self.rank, shape)
+            first, box = region[0][0], tuple(slice(*ends) for ends in region[1:])
+        start = (micro_batch * count + number) * rows + first
+        index = (slice(start, start + output.shape[0]), *box)
+        needed = (rows * count * self.num_micro_batches, torch_dtype(output.dtype))
+        assert self._needed.setdefault(name, needed) == needed, f"{name} is fed in two ways"
+        fed, where = self._fed, self.device.torch_device
+        if self.device.is_async:
+            return lambda: fed[name][index].contiguous().to(where, non_blocking=True)
+        return lambda: fed[name][index].clone(memory_format=torch.contiguous_format)
+
+    # -- compiling -----------------------------------------------------------------------------------------------------
+
+    def _slot(self, name: str, micro_batch: int) -> int:
+        value = self.group.values[name]
+        key = (name, micro_batch if value.scope is Scope.MICRO else None)
+        return self._slots.setdefault(key, len(self._slots))
+
+    def _compile(self, code_id: str, instruction: Instruction, micro_batch: int) -> Code:
+        micro_batch = instruction.attrs.get("micro_batch", micro_batch) if instruction.waits else micro_batch
+        inputs = () if instruction.kind is Kind.WAIT else instruction.inputs  # a WAIT reads nothing but its token
+        reads, writes, frees = (
+            tuple(self._slot(name, micro_batch) for name in names)
+            for names in (inputs, instruction.outputs, instruction.frees)
+        )
+        self._env.extend([None] * (len(self._slots) - len(self._env)))
+        self._declared.update(zip(writes, (self.group.values[name] for name in instruction.outputs), strict=True))
+        token, issue = None, None
+        if instruction.kind is Kind.COMPUTE:
+            run = self._compute(instruction, micro_batch, reads, writes)
+        elif instruction.kind is Kind.WAIT:
+            assert instruction.waits is not None
+            token = self._slot(instruction.waits, micro_batch)
+            if token not in self._brings:
+                raise TwofoldError(f"{code_id} waits for {instruction.waits!r}, which nothing issues before it")
+            writes = self._brings[token]
+            run = self._wait(token, writes)
+        else:
+            if instruction.kind is Kind.COLLECTIVE:
+                members = self.group.members(instruction, self.rank)
+                assert self._groups is not None or len(members) == 1
+                team = (
+                    Team(members=members) if self._groups is None else self._groups.team(instruction.channel, members)
+                )
+                issue = collective_issue(instruction, team, self.group.values[instruction.outputs[0]])
+            else:
+                issue = transfer_issue(instruction, self.rank, self._groups, self.device, self._hand_overs)
+            if instruction.token is None:
+                run = self._blocking(issue, reads, writes)
+            else:
+                token = self._slot(instruction.token, micro_batch)
+                self._brings[token] = writes
+                run = self._issuing(issue, reads, token)
+        self._env.extend([None] * (len(self._slots) - len(self._env)))
+        return Code(
+            id=code_id,
+            instruction=instruction,
+            run=run,
+            reads=reads,
+            writes=writes,
+            frees=frees,
+            token=token,
+            issue=issue,
+        )
+
+    def _compute(
+        self, instruction: Instruction, micro_batch: int, reads: tuple[int, ...], writes: tuple[int, ...]
+    ) -> Callable[[], None]:
+        env, values = self._env, self.group.values
+        first = values[instruction.outputs[0]]
+        if instruction.call == "load":
+            load, target = self._load(instruction, micro_batch, first), writes[0]
+
+            def run_load() -> None:
+                env[target] = load()
+
+            return run_load
+        rule, attrs = rule_of(instruction.call), instruction.attrs
+        number, count = attrs.get("slice", (0, 1))
+        site = Site(
+            rank=self.rank, mesh=instruction.mesh or self.group.mesh, shape=first.shape, dtype=first.dtype,
+            shares=first.shares is not None, progress=self.progress, micro_batch=micro_batch * count + number,
+            device=self.device.torch_device,
+        )  # fmt: skip
+        if instruction.call in ("accumulate", "store"):  # change what is there
+            reads = (*reads, *writes)
+        if len(writes) > 1:
+
+            def run_many() -> None:
+                for slot, result in zip(writes, rule(site, attrs, *[env[read] for read in reads]), strict=True):
+                    env[slot] = result
+
+            return run_many
+        out = writes[0]
+        if len(reads) == 1:
+            (only,) = reads
+
+            def run_one() -> None:
+                env[out] = rule(site, attrs, env[only])
+
+            return run_one
+        if len(reads) == 2:
+            left, right = reads
+
+            def run_two() -> None:
+                env[out] = rule(site, attrs, env[left], env[right])
+
+            return run_two
+
+        def run() -> None:
+            env[out] = rule(site, attrs, *[env[read] for read in reads])
+
+        return run
+
+    def _blocking(self, issue: Issue, reads: tuple[int, ...], writes: tuple[int, ...]) -> Callable[[], None]:
+        env = self._env
+
+        def run() -> None:
+            for slot, result in zip(writes, issue(*[env[read] for read in reads]).finish(), strict=True):
+                env[slot] = result
+
+        return run
+
+    def _issuing(self, issue: Issue, reads: tuple[int, ...], token: int) -> Callable[[], None]:
+        env = self._env
+
+        def run() -> None:
+            env[token] = issue(*[env[read] for read in reads])
+
+        return run
+
+    def _wait(self, token: int, writes: tuple[int, ...]) -> Callable[[], None]:
+        """The first WAIT for a token stores the outputs; later ones find it done."""
+        env = self._env
+
+        def run() -> None:
+            for slot, result in zip(writes, env[token].finish(), strict=False):
+                env[slot] = result
+            env[token] = _DONE
+
+        return run

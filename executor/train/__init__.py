@@ -1,0 +1,1 @@
+"""Training with a program: data, initial values, batches, results."""

@@ -1,0 +1,1 @@
+"""File formats of other programs: Megatron-LM, torchtitan, DTensor placements, tables of measurements."""

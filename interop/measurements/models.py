@@ -1,0 +1,162 @@
+"""What a table's name and sizes of a model say of its blocks: families of transformers and what they have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from plans.errors import TwofoldError
+from plans.model.transformer import TransformerConfig, named_config
+from plans.model.transformer.config import Rope
+
+__all__ = ["Family", "catalogued", "family_of", "named_parameters"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What models of one kind have in common.
+
+    Args:
+        words: of the kind, for what is said to be assumed.
+        settings: of `TransformerConfig`.
+        vocab: usual size of the vocabulary.
+        dropout: whether models of the kind are trained with dropout by Megatron-LM's defaults.
+    """
+
+    words: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    vocab: int
+    dropout: bool = False
+
+
+_GPT_VOCAB = 51_200
+"""GPT-2's 50,257 entries, padded to a multiple of 128 x 8 (Narayanan et al. 2021, arXiv 2104.04473, section 5.1)."""
+
+_LLAMA_VOCAB = 32_000
+"""Of the usual SentencePiece models."""
+
+_PLAIN = {"gated": False, "norm": "layer"}
+_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+_QUARTER = Rope(fraction=0.25)
+
+_GPT = Family(
+    words="GPT: two matrices in the MLP, layer norm, biases, learned positions, the head tied to the embedding",
+    settings=_PLAIN | _BIASES | {"tied": True, "position": "learned"}, vocab=_GPT_VOCAB, dropout=True,
+)  # fmt: skip
+_LLAMA = Family(
+    words="Llama: three matrices in the MLP, RMS norm, no biases, rotary positions, a head of its own",
+    settings={"gated": True, "norm": "rms", "position": "rope"}, vocab=_LLAMA_VOCAB,
+)  # fmt: skip
+
+
+def _llama(words: str, vocab: int, **settings: Any) -> Family:
+    return Family(words=f"{words}: as Llama", settings={**_LLAMA.settings, **settings}, vocab=vocab)
+
+
+_FAMILIES: tuple[tuple[str, Family], ...] = (
+    (r"llama[-_ ]?3|llama3", _llama("Llama 3", 128_256)),
+    (r"codellama|code[-_ ]llama", _llama("Code Llama", 32_016)),
+    (r"llama|vicuna|alpaca|mistral|tinyllama|zephyr", _LLAMA),
+    (r"\byi[-_ ]?\d", _llama("Yi", 64_000)),
+    (r"qwen[-_ ]?3", _llama("Qwen 3", 151_936)),
+    (r"qwen", _llama("Qwen, biases on queries, keys and values", 151_936, qkv_bias=True)),
+    (r"gemma[-_ ]?", _llama("Gemma, heads of 256, tied head", 256_000, head_dim=256, tied=True)),
+    (r"baichuan|internlm", _llama("Baichuan, InternLM", 64_000)),
+    (r"deepseek", _llama("DeepSeek, dense", 102_400)),
+    (r"olmo", _llama("OLMo", 50_304)),
+    (r"neox|pythia", Family(
+        words="GPT-NeoX: layer norm, biases, a quarter of each head rotated, attention and MLP side by side",
+        settings=_PLAIN | _BIASES | {"position": "rope", "rope": _QUARTER, "parallel_residual": True}, vocab=50_432)),
+    (r"gpt[-_ ]?j", Family(
+        words="GPT-J: attention and MLP side by side, rotary positions",
+        settings=_PLAIN | {"mlp_bias": True, "position": "rope", "rope": _QUARTER, "parallel_residual": True},
+        vocab=50_400)),
+    (r"\bmpt|mosaic", Family(
+        words="MPT: layer norm, no biases, ALiBi in the attention kernel (priced as none), tied head",
+        settings=_PLAIN | {"position": "none", "tied": True}, vocab=50_368)),
+    (r"bloom", Family(
+        words="BLOOM: layer norm, biases, ALiBi in the attention kernel (priced as none), tied head",
+        settings=_PLAIN | _BIASES | {"position": "none", "tied": True}, vocab=250_880)),
+    (r"falcon", Family(
+        words="Falcon: layer norm, no biases, rotary positions, attention and MLP side by side, tied head",
+        settings=_PLAIN | {"position": "rope", "parallel_residual": True, "tied": True}, vocab=65_024)),
+    (r"nemotron", Family(
+        words="Nemotron: two matrices in the MLP, layer norm, no biases, rotary positions",
+        settings=_PLAIN | {"position": "rope"}, vocab=256_000)),
+    (r"star[-_ ]?coder|santa[-_ ]?coder|bigcode", Family(
+        words="StarCoder: as GPT, few key-value heads",
+        settings=_PLAIN | _BIASES | {"tied": True, "position": "learned"}, vocab=49_152, dropout=True)),
+    (r"\bopt[-_ ]?\d|\bopt\b", Family(words="OPT: as GPT", settings=_GPT.settings, vocab=50_272, dropout=True)),
+    (r"gpt|megatron|turing|mt[-_ ]?nlg", _GPT),
+)  # fmt: skip
+
+_NOT_DECODERS = r"bert|\bt5|\bul2|\bvit\b|vit[-_]|\bdit\b|diffusion|unet|whisper|clip|mamba|jamba|rwkv|resnet|flux"
+
+_MIXTURES = (
+    r"mixtral|moe|dbrx|grok|switch|glam|arctic|\d+ ?x ?\d+(\.\d+)?b|experts?|-a\d+(\.\d+)?b|deepseek[-_ ]?(v2|v3|r1)"
+)
+
+
+def catalogued(name: str) -> TransformerConfig | None:
+    """The catalogue's model of this name; None where it has none.
+
+    >>> catalogued("Meta-Llama-3.1-70B").num_layers, catalogued("my own")
+    (80, None)
+    """
+    plain = re.sub(r"^(meta|mistralai|openai|nvidia)[- ]", "", name.strip().lower().rpartition("/")[2])
+    plain = re.sub(r"[-_ ](base|pretrain(ing)?|bf16|fp8|fp16)$", "", plain)
+    for each in (plain, re.sub(r"^(llama)-?(2|3)(?:\.\d)?-?", r"\1-\2-", plain)):
+        try:
+            return named_config(each)
+        except TwofoldError:
+            continue
+    return None
+
+
+def family_of(name: str, *, hidden: int, heads: int, kv_heads: int, ffn: int) -> tuple[Family, str]:
+    """The family of a model, and what had to be assumed of it; "" where its name says it.
+
+    Raises:
+        TwofoldError: a model that is no decoder-only transformer, or a mixture of experts that is not catalogued.
+
+    >>> family_of("my-7b", hidden=4096, heads=32, kv_heads=8, ffn=14336)[0].settings["gated"]
+    True
+    """
+    low = name.lower()
+    if match := re.search(_NOT_DECODERS, low):
+        raise TwofoldError(f"model {name!r} is not modelled ({match.group()}): decoder-only transformers are")
+    if re.search(_MIXTURES, low):
+        raise TwofoldError(
+            f"model {name!r} is a mixture whose experts the row does not state; the catalogue's are known"
+        )
+    for pattern, family in _FAMILIES:
+        if re.search(pattern, low):
+            if family is _GPT and (ffn != 4 * hidden or kv_heads != heads):
+                return _LLAMA, f"blocks as in {_LLAMA.words} (its sizes are not GPT's)"
+            return family, f"blocks as in {family.words}"
+    family = _GPT if ffn == 4 * hidden and kv_heads == heads else _LLAMA
+    return family, f"family not named: by its sizes {family.words}"
+
+
+def named_parameters(name: str) -> float | None:
+    """The number of parameters that a name states, None where it states none.
+
+    >>> named_parameters("GPT-3 6.7B"), named_parameters("gpt2-125m"), named_parameters("gpt2")
+    (6700000000.0, 125000000.0, None)
+    """
+    found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])", name.lower())
+    if not found:
+        return None
+    number, unit = found[-1]
+    return float(number) * {"m": 1e6, "b": 1e9, "t": 1e12}[unit]
+
+
+def resized(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
+    """A catalogued model with other sizes where a row states them.
+
+    >>> resized(named_config("llama-3-8b"), num_layers=4).num_layers
+    4
+    """
+    return replace(config, **sizes)

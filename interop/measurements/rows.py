@@ -1,0 +1,403 @@
+"""Rows of a table of measurements as configurations that can be predicted."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from interop.measurements.cells import METRICS, ZERO_BUBBLE, Cells, Skip
+from interop.measurements.devices import Network, UnknownDevice, check_within_node, device_named, network_of
+from interop.measurements.models import catalogued, family_of, named_parameters, resized
+from interop.measurements.software import counts_recompute, level_of, software_of
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from plans.model.transformer import TransformerConfig
+from plans.plan import Optimizer
+
+__all__ = ["COLUMNS", "METRICS", "Case", "Skip", "case_of", "read_table"]
+
+COLUMNS = (
+    "source", "provenance", "task", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
+    "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "ep", "schedule", "sequence_parallel", "recompute",
+    "zero_level", "gpu_type", "gpu_count", "interconnect", "precision", "compile", "async_tp", "metric", "value",
+    "layout_complete", "notes",
+)  # fmt: skip
+
+_NEEDED = ("source", "model", "metric", "value", "gpu_type", "gpu_count")
+
+_SCHEDULES = {
+    "1f1bi": "interleaved_1f1b", "vpp": "interleaved_1f1b", "interleaved": "interleaved_1f1b",
+    "interleaved1f1b": "interleaved_1f1b", "1f1binterleaved": "interleaved_1f1b", "vp": "interleaved_1f1b",
+    "zb1p": "zb_h1", "zb2p": "zb_h2", "zbv": "zb_v", "afab": "gpipe", "pipedreamflush": "1f1b",
+    "noninterleaved": "1f1b",
+    "noninterleaved1f1b": "1f1b", "default": "1f1b", "interleavedzb": "interleaved_zb",
+}  # fmt: skip
+
+_RECOMPUTE = {
+    **dict.fromkeys(("none", "no", "n", "false", "off", "0", "disabled"), "none"),
+    **dict.fromkeys(("full", "yes", "y", "true", "on", "1", "uniform", "fulllayer", "block", "layer", "fullac",
+                     "activationcheckpointing", "fullactivationcheckpointing", "fullrecompute"), "full"),
+    **dict.fromkeys(("selective", "selectiveattention", "attention", "attn", "attnonly", "coreattn", "coreattention",
+                     "selectiveac", "seqsel", "selectiverecompute"), "selective"),
+    **dict.fromkeys(("op", "perop", "selectiveop", "sacop", "selectiveperop", "operator", "sac"), "selective_op"),
+}  # fmt: skip
+
+_DESCRIBED = "measured/readme"
+"""What the notes of our own runs refer to for their model."""
+
+_ZERO_BUBBLE_VOCAB = 32_000
+"""The zero-bubble experiments use a SentencePiece model; the parameters that their models' names state (1.5B, 6.2B,
+14.6B, 28.3B) leave 28,000 to 35,000 entries beside their layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a row measures.
+
+    Args:
+        config, degrees: the model and its layout.
+        machine: the name of a catalogued machine.
+        network: what the row says of the links between nodes.
+        stack: the name of a software stack.
+        metric, value: what was measured.
+        counts_recompute: whether a rate counts the operations of recomputation as work.
+        assumed: what the row does not state, in words.
+        group: rows whose predictions are compared with each other.
+        row: its number in the table, from 1, the header not counted.
+        source: of the row.
+    """
+
+    config: TransformerConfig
+    degrees: Degrees
+    machine: str
+    network: Network
+    stack: str
+    metric: str
+    value: float
+    counts_recompute: bool
+    assumed: tuple[str, ...]
+    group: tuple[str, ...]
+    row: int
+    source: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def machine_of_one(self) -> str:
+        """The name of a machine with one such device."""
+        return f"{self.machine.rpartition('-x')[0]}-x1"
+
+
+def read_table(path: str | os.PathLike[str]) -> list[dict[str, str]]:
+    """The rows of a CSV table.
+
+    Raises:
+        TwofoldError: no such file, no rows, or columns missing.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: it is no text") from None
+    reader = csv.DictReader(text.splitlines())
+    try:
+        missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
+        rows = [{name: (cell or "").strip() for name, cell in row.items() if name is not None} for row in reader]
+    except csv.Error as error:
+        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: line {reader.line_num}: {error}") from None
+    if missing:
+        raise TwofoldError(
+            f"table {os.fspath(path)!r} has no column {', '.join(missing)}; see `twofold validate --help`"
+        )
+    if not rows:
+        raise TwofoldError(f"table {os.fspath(path)!r} has no rows")
+    return rows
+
+
+def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Case:
+    """The configuration of a row.
+
+    Args:
+        row: column -> text; absent columns count as blank.
+        number: of the row.
+        stack: the software that ran it; found from the row when None.
+
+    Raises:
+        Skip: the row cannot be predicted; says why.
+    """
+    return _Reading(row, number, stack).case()
+
+
+class _Reading(Cells):
+    """One row, read column by column."""
+
+    def __init__(self, row: Mapping[str, str], number: int, stack: str | None) -> None:
+        super().__init__(row)
+        self.number = number
+        self.given_stack = stack
+
+    def case(self) -> Case:
+        row = self.row
+        metric = {name.lower(): name for name in METRICS}.get(self.text("metric").lower(), "")
+        if not metric:
+            raise Skip(f"metric {self.text('metric')!r} is none of {', '.join(METRICS)}")
+        value = self.value(metric)
+        if self.switch("layout_complete") is False:
+            raise Skip("its parallel layout is not stated (layout_complete n)")
+        self.check_task()
+        try:
+            device, more = device_named(self.text("gpu_type"))
+        except UnknownDevice as error:
+            raise Skip(str(error)) from None
+        self.assumed += more
+        dtype = self.dtype(device)
+        try:
+            stack = self.given_stack or software_of(self, device)
+            config = self.config(dtype, stack)
+            degrees = self.degrees(config, stack)
+        except TwofoldError as error:
+            raise Skip(str(error)) from None
+        gpus = self.count("gpu_count", degrees.num_ranks)
+        if degrees.num_ranks != gpus:
+            raise Skip(f"its degrees make {degrees.num_ranks} ranks, it states {gpus} devices")
+        interconnect, notes = self.text("interconnect"), self.text("notes")
+        try:
+            if gpus > 1:
+                check_within_node(self.text("gpu_type"), interconnect, notes)
+            network = network_of(interconnect, notes, 4 if device == "gh200" else 8)
+        except UnknownDevice as error:
+            raise Skip(str(error)) from None
+        labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
+        group = tuple(
+            row.get(name, "")
+            for name in ("source", "model", "seq", "precision", "compile", "async_tp", "gpu_type", "gpu_count",
+                         "global_batch", "metric")
+        )  # fmt: skip
+        return Case(
+            config=config, degrees=degrees, machine=f"{device}-x{gpus}", network=network, stack=stack, metric=metric,
+            value=value, counts_recompute=counts_recompute(self, metric, stack, degrees.recompute),
+            assumed=tuple(dict.fromkeys(self.assumed)), group=group, row=self.number, source=self.text("source"),
+            labels=labels,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------- model and stack
+
+    def config(self, dtype: str, stack: str) -> TransformerConfig:
+        name = self.text("model")
+        known = catalogued(name)
+        if known is not None:
+            missing = [cell for cell in ("layers", "hidden", "heads") if not self.text(cell)]
+            if missing:
+                self.assumed.append(f"{', '.join(missing)} of {known.name} as published ({known.source})")
+        seq = self.count("seq")
+        layers = self.count("layers", known.num_layers if known else None)
+        hidden = self.count("hidden", known.hidden if known else None)
+        heads = self.count("heads", known.num_heads if known else None)
+        own = known is not None and (hidden, heads) == (known.hidden, known.num_heads)
+        if known is not None and (known.experts is not None or known.latent is not None):
+            if not own or not self.as_catalogued(known):
+                raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}")
+            return self.mixture(known, layers, seq, dtype)
+        kv_heads = self.count("kv_heads", known.kv_heads if known and own else heads)
+        ffn = self.count("ffn", known.inner if known and own else 4 * hidden)
+        if self.count("ep", 1) > 1:
+            raise Skip(f"ep {self.text('ep')} without experts in its model")
+        family, told = family_of(name, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn)
+        settings = dict(family.settings)
+        usual = known.vocab if known else family.vocab
+        if ZERO_BUBBLE in self.words("source"):
+            usual = _ZERO_BUBBLE_VOCAB
+        stated = self.count("vocab", usual)
+        # Megatron-LM pads it (--make-vocab-size-divisible-by), torch splits it unevenly
+        parts = self.count("tp", 1) * (1 if stack.startswith("torch") else 128)
+        vocab = -(-stated // parts) * parts
+        if vocab != stated and self.text("vocab"):
+            self.assumed.append(f"vocabulary padded to {vocab}")
+        if not self.text("vocab"):
+            self.assumed.append(f"vocabulary not stated: {vocab}")
+        self.assumed.append(told)
+        if re.search(r"\bno (rope|rotary|positions?)\b", self.words("notes")):
+            settings["position"] = "none"
+        elif settings.get("position") == "rope" and _DESCRIBED in self.words("notes"):
+            settings["position"] = "none"
+            self.assumed.append("no rotary positions: the list of a block's parts that its notes refer to has none")
+        dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
+        if dropout:
+            self.assumed.append("dropout and attention dropout of 0.1, Megatron-LM's defaults")
+        found = TransformerConfig(
+            name=name, num_layers=layers, hidden=hidden, num_heads=heads, num_kv_heads=kv_heads, ffn=ffn, vocab=vocab,
+            seq=seq, dtype=dtype, dropout=dropout, attention_dropout=dropout, **settings,
+        )  # fmt: skip
+        named = named_parameters(name)
+        if named and not 0.8 < found.num_parameters / named < 1.25:
+            self.assumed.append(
+                f"its sizes make {found.num_parameters / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9"
+            )
+        return found
+
+    def as_catalogued(self, known: TransformerConfig) -> bool:
+        """Whether the cells of a mixture's sizes are those of the catalogue; its vocabulary may be padded."""
+        assert known.experts is not None or known.latent is not None
+        widths = {known.inner} | ({known.experts.ffn} if known.experts is not None else set())
+        heads = {known.kv_heads} | ({1} if known.latent is not None else set())
+        return (
+            self.count("ffn", known.inner) in widths
+            and self.count("kv_heads", known.kv_heads) in heads
+            and known.vocab <= self.count("vocab", known.vocab) <= 1.02 * known.vocab
+        )
+
+    def mixture(self, known: TransformerConfig, layers: int, seq: int, dtype: str) -> TransformerConfig:
+        """A catalogued mixture of experts, whose tokens no expert turns away."""
+        assert known.experts is not None
+        self.assumed.append(f"experts as published ({known.source}), evenly loaded, none dropped")
+        return resized(
+            known,
+            num_layers=layers,
+            seq=seq,
+            dtype=dtype,
+            experts=dataclasses.replace(known.experts, capacity_factor=1.0),
+        )
+
+    # ------------------------------------------------------------------- layout
+
+    def degrees(self, config: TransformerConfig, stack: str) -> Degrees:
+        tp, pp, cp, ep = (self.count(name, 1) for name in ("tp", "pp", "cp", "ep"))
+        gpus = self.count("gpu_count", 0)
+        dp = self.count("dp", 0)
+        if not dp:
+            if not gpus or gpus % (tp * pp * cp):
+                raise Skip("dp is not stated and does not follow from the devices")
+            if (
+                gpus > 1
+                and not any(self.text(name) for name in ("tp", "pp", "zero_level"))
+                and stack.startswith("mega")
+            ):
+                raise Skip("its parallel degrees are not stated")
+            dp = gpus // (tp * pp * cp)
+            self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
+        batch = self.count("global_batch")
+        micro = self.count("micro_batch", batch // dp if batch == dp else 0)
+        if not micro:
+            raise Skip("micro_batch is not stated")
+        schedule, virtual = self.schedule(pp, config.num_layers)
+        if pp > 1 and "torchtitan" in self.words("source"):
+            raise Skip("the micro-batch of the pipeline is not stated")
+        first = Degrees(
+            dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro, global_batch=batch, schedule=schedule,
+            virtual=virtual, recompute=self.recompute(stack), recompute_layers=self.recompute_layers(),
+            sequence_parallel=self.sequence_parallel(tp, stack),
+            optimizer=self.optimizer(config.dtype, self.sharding(dp, stack), stack, accumulates=batch > dp * micro),
+        )  # fmt: skip
+        chunks, layers = first.num_chunks, config.num_layers
+        if layers % chunks and (layers + 2) % chunks == 0:
+            each = (layers + 2) // chunks
+            counts = [each] * chunks
+            counts[0] -= 1
+            counts[-1] -= 1
+            self.assumed.append("first and last chunk hold one layer fewer")
+            return dataclasses.replace(first, layers=tuple(counts))
+        if layers % chunks:
+            self.assumed.append(f"{layers} layers do not divide over {chunks} chunks: some hold one more")
+        return first
+
+    def sequence_parallel(self, tp: int, stack: str) -> bool:
+        stated = self.switch("sequence_parallel")
+        if stated is None and tp > 1:
+            stated = stack not in ("megatron-2022", "zero-bubble")
+            self.assumed.append(f"sequence parallelism not stated: {'on' if stated else 'off'} with tensor parallelism")
+        return bool(stated) and tp > 1
+
+    def sharding(self, dp: int, stack: str) -> int:
+        """The optimizer-parallel level."""
+        usual = 3 if stack.startswith("torch") else 1 if stack == "megatron" else 0
+        usual = usual if dp > 1 else 0
+        found = level_of(self, usual)
+        if not self.text("zero_level") and dp > 1:
+            self.assumed.append(f"optimizer sharding not stated: level {usual}")
+        assert found is not None
+        return found
+
+    def recompute(self, stack: str) -> str:
+        text = self.plain("recompute")
+        if not text:
+            self.assumed.append("recomputation not stated: none")
+            return "none"
+        if self.recompute_layers() is not None:
+            return "full"
+        if text not in _RECOMPUTE:
+            raise Skip(f"recompute {self.text('recompute')!r} is not modelled; modelled are none, selective, full")
+        found = _RECOMPUTE[text]
+        if found == "selective" and stack.startswith("torch"):
+            found = "selective_op"
+            self.assumed.append("selective recomputation: torchtitan's, by operator")
+        return found
+
+    def recompute_layers(self) -> int | None:
+        """Of "full, 2 layers": how many of each chunk (--recompute-method block --recompute-num-layers)."""
+        found = re.fullmatch(r"(?:full|block)?[ ,:(]*(\d+) layers?\)?", self.text("recompute").lower())
+        return int(found.group(1)) if found else None
+
+    def schedule(self, pp: int, layers: int) -> tuple[str, int]:
+        virtual = 1
+        if self.text("vpp").lower().startswith("max"):
+            virtual = -(-layers // pp)
+        elif self.text("vpp"):
+            virtual = max(1, self.count("vpp", least=0))
+        if pp == 1:
+            if virtual > 1:
+                self.assumed.append(f"vpp {self.text('vpp')} without a pipeline: taken as 1")
+            if self.plain("schedule") not in ("", "1f1b", *_SCHEDULES):
+                self.assumed.append(f"schedule {self.text('schedule')!r} without a pipeline: taken as none")
+            return "1f1b", 1
+        plain = self.plain("schedule") or "1f1b"
+        if not self.text("schedule"):
+            self.assumed.append("schedule not stated: 1F1B")
+        name = _SCHEDULES.get(plain, plain)
+        if virtual > 1 and name == "1f1b":
+            name = "interleaved_1f1b"
+        if virtual == 1 and name in ("interleaved_1f1b", "interleaved_zb", "looped_bfs"):
+            if layers == pp or not self.text("vpp"):
+                raise Skip(f"schedule {self.text('schedule')!r}, but vpp is not stated")
+            name = "1f1b"
+        return name, virtual
+
+    def optimizer(self, dtype: str, level: int, stack: str, *, accumulates: bool) -> Optimizer:
+        """Adam; in mixed precision with float32 master weights, except where everything is said to be in one dtype."""
+        settings = {"lr": 1e-4}
+        megatron = not stack.startswith("torch")  # fp16 gradients stay in their buffers
+        per_step = "step"
+        if not megatron and level >= 2:
+            # FSDP2 keeps shards of gradients only, unless told not to reduce until the last one
+            late = accumulates and self.reduces_last()
+            per_step = "step" if late else "micro_batch"
+            if accumulates:
+                which = "the last micro-batch only, as its notes say" if late else "every micro-batch, FSDP2's default"
+                self.assumed.append(f"gradients reduced in {which}")
+        self.assumed.append("optimizer AdamW")
+        if dtype == "float32":
+            return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)
+        if not megatron and self.one_dtype():
+            self.assumed.append("weights, gradients and states in one precision")
+            return Optimizer(kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step)
+        self.assumed.append("mixed precision: float32 master weights, states and reductions")
+        return Optimizer(
+            kind="adamw", settings=settings, parallel_level=level, reduce_every=per_step,
+            gradient_dtype="float16" if megatron and dtype == "float16" else "float32", master_dtype="float32",
+        )  # fmt: skip
+
+    def reduces_last(self) -> bool:
+        """Whether the row, or what its notes refer to, says that gradients are reduced on the last micro-batch only."""
+        words = self.words("notes", "source")
+        return _DESCRIBED in words or bool(re.search(r"last micro-?batch|no_sync|set_requires_gradient_sync", words))
+
+    def one_dtype(self) -> bool:
+        """Whether a run of torch's parts keeps everything in one dtype: own runs do unless they say otherwise."""
+        words = self.words("precision", "notes", "source")
+        if re.search(r"mixed|\bamp|master|autocast", words):
+            return False
+        return bool(re.search(r"\bpure\b|everything|\bown run\b", words))

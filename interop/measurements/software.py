@@ -1,0 +1,102 @@
+"""What a row of a table says of the software that ran it."""
+
+from __future__ import annotations
+
+import re
+
+from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
+
+__all__ = ["counts_recompute", "level_of", "software_of"]
+
+_LEVELS = {"none": 0, "no": 0, "ddp": 0, "distributedoptimizer": 1, "zero1": 1, "os": 1, "zero2": 2, "osg": 2,
+           "shardgradop": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "fullshard": 3, "osgp": 3}  # fmt: skip
+
+_MEGATRONS = r"megatron|nemo|mcore|neox|nanotron|picotron"
+_TORCHES = r"torch|\bfsdp|llm-foundry|mosaic|composer|lightning|accelerate|hugging ?face|deepspeed"
+_OTHER = (
+    r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|mindspore|mindformers|colossal-?ai|paddle\w*|tensorflow|"
+    r"\balpa\b|oneflow|mesh-tensorflow|\bxla\b|neuronx?\b|axlearn|tinygrad|\bmlx\b|bmtrain|hetu|internevo"
+)
+"""Software whose habits are not modelled; as which a run was predicted would have to be guessed."""
+
+_TAKEN = {
+    "deepspeed": "DeepSpeed", "neox": "GPT-NeoX", r"nemo\b": "NeMo", "nanotron": "nanotron", "picotron": "picotron",
+    "llm-foundry": "LLM Foundry", "mosaic": "MosaicML's", r"\bcomposer\b": "Composer", "lightning": "Lightning",
+    r"\baccelerate\b": "Accelerate", "hugging ?face": "Hugging Face's",
+}  # fmt: skip
+"""Words of software that is taken for another one, and its name."""
+
+_PUBLISHED = r"arxiv|https?:|github|blog|paper|readme|@ ?[0-9a-f]{7,}\b|\b20(1\d|2[0-5])\b"
+_LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
+"""Words of runs with torch's parts of today: torch 2.8 came in August 2025."""
+
+
+def level_of(cells: Cells, default: int | None = None) -> int | None:
+    """The optimizer-parallel level of a row."""
+    text = cells.plain("zero_level")
+    if text in _LEVELS:
+        return _LEVELS[text]
+    return cells.count("zero_level", default, least=0) if cells.text("zero_level") else default
+
+
+def software_of(cells: Cells, device: str) -> str:
+    """The name of the stack that a row's source, notes and switches speak of.
+
+    Megatron-LM of 2022 where a source of that year or before ran on what there was then, or the device has no fused
+    attention; torch's parts of 2024 where a source is published and not later than 2025 by its words, which most are.
+
+    Raises:
+        Skip: a switch that is modelled for other software only; software that is named and not modelled.
+    """
+    source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
+    compiled = cells.switch("compile")
+    if ZERO_BUBBLE in words:
+        return "zero-bubble"
+    if cells.switch("async_tp"):
+        if "torchtitan" not in source:
+            raise Skip("asynchronous tensor parallelism is modelled for torchtitan only")
+        return "torchtitan-async"
+    if "torchtitan" in source:
+        return "torchtitan-compile" if compiled else "torchtitan"
+    if (match := re.search(_OTHER, source)) and not re.search(rf"{_MEGATRONS}|\btorch\b|pytorch", source):
+        raise Skip(f"software {match.group()!r} is not modelled; --stack says as which it is to be predicted")
+    own = "own run" in words
+    if re.search(_MEGATRONS, words) and "megatron-deepspeed" not in words:
+        name = "megatron"
+    elif own or re.search(_TORCHES, words) or compiled is not None or level_of(cells) in (2, 3):
+        name = "torch"
+    else:
+        name = "megatron"
+    if name == "megatron":
+        year = match.group(1) if (match := re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)) else ""
+        early = bool(year) and year <= "22" and device.startswith("a100") and "flash" not in words
+        name = "megatron-2022" if early or device.startswith("v100") else "megatron"
+    elif not own and re.search(_PUBLISHED, words) and not re.search(_LATE, words):
+        name = "torch-2024"
+        cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
+    if compiled and name.startswith("torch"):
+        name += "-compile"
+    for word, named in _TAKEN.items():
+        if re.search(word, source):
+            cells.assumed.append(f"{named} taken as {name}")
+    if not re.search(f"{_MEGATRONS}|{_TORCHES}", words):
+        cells.assumed.append(f"software not named: {name}")
+    return name
+
+
+def counts_recompute(cells: Cells, metric: str, stack: str, recompute: str) -> bool:
+    """Whether a rate counts recomputation: "hardware" rates do, so do Megatron-LM's until 2022 (Narayanan et al.
+    2021, arXiv 2104.04473, eq. 3)."""
+    if metric not in ("tflops_per_gpu", "mfu_percent"):
+        return False
+    words = cells.words("source", "notes", "provenance")
+    counts = metric == "tflops_per_gpu" and stack == "megatron-2022"
+    if metric == "tflops_per_gpu" and re.search(r"\bhfu\b|hardware (flops|tflops|flop)|2104\.04473|neox", words):
+        counts = True
+    if re.search(r"\bmodel (flops|tflops|flop)|\bmfu\b", words):
+        counts = False
+    told = "operations of all scores of attention, masked ones too"
+    if recompute != "none":
+        told += ", and those of recomputation" if counts else ", none of recomputation"
+    cells.assumed.append(f"the rate counts {told}")
+    return counts

@@ -1,0 +1,394 @@
+"""A configuration as Megatron-LM's flags, written and read.
+
+Flags as in Megatron-LM's megatron/training/arguments.py and the guide in its core/transformer/moe, both of late
+2025. What it has no words for, or refuses, is refused here too, never rounded to something near.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from interop.startup import check_megatron
+from plans.degrees import ORDER, Degrees
+from plans.errors import TwofoldError
+from plans.model.transformer import TransformerConfig
+
+__all__ = ["megatron_flags", "megatron_text", "read_megatron"]
+
+
+def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
+    """The flags of Megatron-LM that state the layout, the batch, the recomputing, and a mixture's experts.
+
+    Raises:
+        TwofoldError: what Megatron-LM has no flag for, or refuses.
+
+    >>> from plans.model.transformer import transformer_config
+    >>> flags = megatron_flags(transformer_config("llama-3-8b"), Degrees(dp=4, tp=2, global_batch=8))
+    >>> flags[:2]
+    ['--tensor-model-parallel-size', '2']
+    """
+    if degrees.schedule not in ("1f1b", "interleaved_1f1b"):
+        raise TwofoldError(
+            f"Megatron-LM has no schedule {degrees.schedule!r}; plan with --schedule 1f1b or interleaved_1f1b"
+        )
+    check_megatron(degrees, config.seq)
+    if config.kv_heads % degrees.tp:  # ValueError of core/transformer/transformer_config.py
+        raise TwofoldError(
+            f"Megatron-LM's tp divides the heads of keys and values, {config.kv_heads}; tp {degrees.tp} does not: plan "
+            f"with --tp {math.gcd(config.kv_heads, degrees.tp)}"
+        )
+    if degrees.recompute == "selective_op":
+        raise TwofoldError("Megatron-LM cannot recompute by operator; plan with --recompute none, selective or full")
+    some = degrees.recompute_layers
+    if some is not None and degrees.recompute != "full":
+        raise TwofoldError(
+            f"Megatron-LM recomputes some blocks of a stage only as a whole, not {degrees.recompute!r}; plan with "
+            "--recompute full, or without --recompute-layers"
+        )
+    level = degrees.optimizer.parallel_level
+    if level >= 2 and degrees.pp > 1:
+        raise TwofoldError(
+            f"Megatron-LM shards gradients and weights (level {level}) only without pipeline stages; plan with --zero 1"
+        )
+    flags: list[object] = [
+        "--tensor-model-parallel-size", degrees.tp, "--pipeline-model-parallel-size", degrees.pp,
+        "--context-parallel-size", degrees.cp, "--micro-batch-size", degrees.micro_batch,
+        "--global-batch-size", degrees.global_batch, "--seq-length", config.seq, "--num-layers", config.num_layers,
+    ]  # fmt: skip
+    if degrees.sequence_parallel:
+        flags.append("--sequence-parallel")
+    counts = degrees.layers_of(config.num_layers)
+    if len(set(counts)) > 1:
+        stages = ["t" * count for count in counts]
+        stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
+        flags += ["--pipeline-model-parallel-layout", "|".join(stages)]
+    elif degrees.virtual > 1:
+        flags += ["--num-layers-per-virtual-pipeline-stage", counts[0]]
+    if level == 1:
+        flags.append("--use-distributed-optimizer")
+    elif level >= 2:
+        strategy = "optim_grads" if level == 2 else "optim_grads_params"
+        flags += ["--use-distributed-optimizer", "--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy]
+    if degrees.recompute == "selective":
+        flags += ["--recompute-granularity", "selective"]
+    elif degrees.recompute == "full":
+        method = ("uniform", 1) if some is None else ("block", some)
+        flags += [
+            "--recompute-granularity",
+            "full",
+            "--recompute-method",
+            method[0],
+            "--recompute-num-layers",
+            method[1],
+        ]
+    flags += _order_flags(degrees)
+    return [str(each) for each in (*flags, *_expert_flags(config, degrees))]
+
+
+_PIPELINE_INSIDE = ("tp", "cp", "pp", "dp")
+
+
+def _order_flags(degrees: Degrees) -> list[object]:
+    """Megatron-LM's orders: tp-cp-ep-dp-pp, and tp-cp-ep-pp-dp."""
+    mine, usual, inside = (
+        [axis for axis in order if getattr(degrees, axis) > 1] for order in (degrees.order, ORDER, _PIPELINE_INSIDE)
+    )
+    if mine == usual:
+        return []
+    if mine == inside and degrees.ep == 1:
+        return ["--use-tp-pp-dp-mapping"]
+    raise TwofoldError(
+        f"Megatron-LM cannot place ranks in the order {'-'.join(mine)}"
+        f"{' with experts shared out' if degrees.ep > 1 else ''}; plan with --order {' '.join(ORDER)}"
+    )
+
+
+def _expert_flags(config: TransformerConfig, degrees: Degrees) -> list[object]:
+    """Experts with a capacity, as they are forecast: ep of the data-parallel ranks share them, tp splits each."""
+    experts = config.experts
+    if experts is None:
+        return []
+    if degrees.tp > 1 and not degrees.sequence_parallel:
+        raise TwofoldError(
+            "Megatron-LM trains experts with tensor parallelism only where the sequence is split, too; plan with "
+            "--sequence-parallel, or --tp 1"
+        )
+    flags: list[object] = [
+        "--expert-model-parallel-size", degrees.ep, "--expert-tensor-parallel-size", degrees.tp,
+        "--num-experts", experts.num_experts, "--moe-router-topk", experts.top_k, "--moe-ffn-hidden-size", experts.ffn,
+        "--moe-expert-capacity-factor", experts.capacity_factor, "--moe-pad-expert-input-to-capacity",
+        "--moe-token-drop-policy", "position", "--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm",
+    ]  # fmt: skip
+    if experts.num_shared:
+        flags += ["--moe-shared-expert-intermediate-size", experts.num_shared * experts.ffn]
+    if experts.num_dense_layers:
+        dense = experts.num_dense_layers
+        flags += ["--moe-layer-freq", f"([0]*{dense}+[1]*{config.num_layers - dense})"]
+    if experts.weights == "all":
+        flags.append("--moe-router-pre-softmax")
+    return flags
+
+
+def megatron_text(config: TransformerConfig, degrees: Degrees) -> str:
+    """The flags, after a comment with what is none of them: the number of processes."""
+    return f"# WORLD_SIZE={degrees.num_ranks}\n{shlex.join(megatron_flags(config, degrees))}"
+
+
+# ------------------------------------------------------------------- reading
+
+_SIZES = {
+    "tensor-model-parallel-size": "tp", "pipeline-model-parallel-size": "pp", "context-parallel-size": "cp",
+    "micro-batch-size": "micro_batch", "expert-model-parallel-size": "ep",
+}  # fmt: skip
+
+_ON = frozenset(
+    {"sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "bf16", "fp16", "use-flash-attn", "swiglu",
+     "untie-embeddings-and-output-weights", "overlap-grad-reduce", "overlap-param-gather", "moe-grouped-gemm",
+     "moe-pad-expert-input-to-capacity", "moe-router-pre-softmax", "use-tp-pp-dp-mapping"}
+)  # fmt: skip
+
+_READ = frozenset(
+    {*_SIZES, "global-batch-size", "seq-length", "num-layers", "world-size", "nproc-per-node", "nnodes",
+     "data-parallel-sharding-strategy", "recompute-granularity", "recompute-method", "recompute-num-layers",
+     "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank", "pipeline-model-parallel-layout",
+     "expert-tensor-parallel-size", "num-experts", "moe-router-topk", "moe-ffn-hidden-size", "moe-layer-freq",
+     "moe-expert-capacity-factor", "moe-token-drop-policy", "moe-token-dispatcher-type",
+     "moe-shared-expert-intermediate-size", "moe-router-num-groups", "moe-router-group-topk"}
+)  # fmt: skip
+
+_REFUSED = frozenset(
+    {"rampup-batch-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
+     "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
+     "hierarchical-context-parallel-sizes", "use-torch-fsdp2", "optimizer-cpu-offload",
+     "num-distributed-optimizer-instances", "encoder-tensor-model-parallel-size", "recompute-modules",
+     "moe-layer-recompute", "distribute-saved-activations", "moe-shared-expert-overlap",
+     "overlap-moe-expert-parallel-comm", "mtp-num-layers", "cpu-offloading", "fine-grained-activation-offloading"}
+)  # fmt: skip
+"""Flags that change the step, and that degrees cannot state."""
+
+_LAYOUT = re.compile(r"parallel|pipeline|recompute|stage|microbatch|micro-batch|offload")
+"""Of a flag that is not known here: it may well change the layout."""
+
+_HARMLESS = re.compile(r"^(no-)?(distributed-(backend|timeout)|data-parallel-random|deterministic)")
+
+
+def read_megatron(text: str, path: str) -> dict[str, Any]:
+    """What flags state, as `Statement` takes it.
+
+    Raises:
+        TwofoldError: no such flags, or what has no meaning here.
+    """
+    flags = _flags(text, path)
+    values: dict[str, Any] = {
+        mine: _whole(flags[theirs], theirs, path) for theirs, mine in _SIZES.items() if theirs in flags
+    }
+    for needed in ("global-batch-size", "micro-batch-size"):
+        if needed not in flags:
+            raise TwofoldError(f"{path} does not state --{needed}")
+    world = _world_size(flags, text, path)
+    rest = values.get("tp", 1) * values.get("pp", 1) * values.get("cp", 1)
+    if world % rest:
+        raise TwofoldError(f"{path}: tp x pp x cp = {rest} does not divide --world-size {world}")
+    values["dp"] = world // rest
+    values["sequence_parallel"] = "sequence-parallel" in flags and values.get("tp", 1) > 1
+    values["zero"] = 1 if "use-distributed-optimizer" in flags else 0
+    if "use-megatron-fsdp" in flags:
+        strategies = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+        strategy = (flags.get("data-parallel-sharding-strategy") or ["no_shard"])[0]
+        if strategy not in strategies:
+            raise TwofoldError(
+                f"{path}: --data-parallel-sharding-strategy {strategy!r} is none of {', '.join(strategies)}"
+            )
+        values["zero"] = strategies[strategy]
+    layers = _whole(flags["num-layers"], "num-layers", path) if "num-layers" in flags else None
+    values |= _stages(flags, layers, values.get("pp", 1), path)
+    values |= _recompute(flags, values, layers, path)
+    if "use-tp-pp-dp-mapping" in flags:
+        if values.get("ep", 1) > 1:
+            raise TwofoldError(
+                f"{path}: --use-tp-pp-dp-mapping puts ranks that share experts out inside the pipeline, which degrees "
+                "cannot state"
+            )
+        values["order"] = _PIPELINE_INSIDE
+    experts, assumed = _experts(flags, values, layers, path)
+    return {
+        "values": values, "global_batch": _whole(flags["global-batch-size"], "global-batch-size", path),
+        "seq": _whole(flags["seq-length"], "seq-length", path) if "seq-length" in flags else None,
+        "num_layers": layers, "experts": experts, "assumed": assumed, "refuses": check_megatron,
+        "unread": tuple(f"--{name}" for name in flags if name not in _READ | _ON),
+    }  # fmt: skip
+
+
+def _flags(text: str, path: str) -> dict[str, list[str]]:
+    lines = (line.partition("#")[0].strip().removesuffix("\\") for line in text.splitlines())
+    try:
+        words = shlex.split(" ".join(lines))
+    except ValueError as error:
+        raise TwofoldError(f"{path} is no shell script: {error}") from None
+    flags: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            name = name.replace("_", "-")
+            flags[name] = [value] if value else []
+        elif name:
+            flags[name].append(word)
+    if not flags:
+        raise TwofoldError(f"{path} has no flags such as --tensor-model-parallel-size 8; nor is it .json or .toml")
+    for name in flags:
+        unknown = name not in _READ | _ON and not _HARMLESS.search(name)
+        if name in _REFUSED or (unknown and _LAYOUT.search(name)):
+            raise TwofoldError(f"{path}: --{name} cannot be stated in degrees; drop it if it changes no layout")
+    return flags
+
+
+def _world_size(flags: dict[str, list[str]], text: str, path: str) -> int:
+    if "world-size" in flags:
+        return _whole(flags["world-size"], "world-size", path)
+    if found := re.search(r"\bWORLD_SIZE=(\d+)", text):
+        return _whole([found[1]], "world-size", path)
+    if "nproc-per-node" in flags:  # torchrun's words; the script and its flags follow the last one
+        nodes = _whole(flags.get("nnodes", ["1"])[:1], "nnodes", path)
+        return nodes * _whole(flags["nproc-per-node"][:1], "nproc-per-node", path)
+    raise TwofoldError(
+        f"{path} does not state --world-size; add it, or a line with WORLD_SIZE=8, say: the number of processes is no "
+        "flag of Megatron-LM"
+    )
+
+
+def _recompute(flags: dict[str, list[str]], values: dict[str, Any], layers: int | None, path: str) -> dict[str, Any]:
+    """Method "uniform" with 1 keeps the input of every block, "block" with n recomputes the first n of every chunk."""
+    granularity = (flags.get("recompute-granularity") or ["none"])[0]
+    if granularity not in ("none", "selective", "full"):
+        raise TwofoldError(f"{path}: --recompute-granularity {granularity!r} is none of selective, full")
+    if granularity != "full":
+        return {"recompute": granularity}
+    method = (flags.get("recompute-method") or ["uniform"])[0]
+    count = _whole(flags.get("recompute-num-layers", ["1"]), "recompute-num-layers", path)
+    if (method, count) == ("uniform", 1):
+        return {"recompute": "full"}
+    if method != "block":
+        raise TwofoldError(
+            f"{path}: --recompute-method {method} --recompute-num-layers {count} cannot be stated in degrees; only "
+            "uniform with 1, which keeps the input of every block, or block"
+        )
+    most = None
+    if "layers" in values:
+        most = max(values["layers"])
+    elif layers is not None:
+        most = -(-layers // (values.get("pp", 1) * values.get("virtual", 1)))
+    return {"recompute": "full", "recompute_layers": None if most is not None and count >= most else count}
+
+
+def _stages(flags: dict[str, list[str]], layers: int | None, pp: int, path: str) -> dict[str, Any]:
+    """Chunks per rank, schedule and layers."""
+    if "pipeline-model-parallel-layout" in flags:
+        counts = _layout(flags["pipeline-model-parallel-layout"], path)
+        if len(counts) % pp:
+            raise TwofoldError(f"{path}: {len(counts)} stages of --pipeline-model-parallel-layout on {pp} ranks")
+        if layers not in (None, sum(counts)):
+            raise TwofoldError(
+                f"{path}: --pipeline-model-parallel-layout has {sum(counts)} layers, --num-layers is {layers}"
+            )
+        return _chunked(len(counts) // pp) | {"layers": counts}
+    if "num-virtual-stages-per-pipeline-rank" in flags and pp > 1:
+        name = "num-virtual-stages-per-pipeline-rank"
+        return _chunked(_whole(flags[name], name, path))
+    if "num-layers-per-virtual-pipeline-stage" not in flags or pp == 1:
+        return {}
+    if layers is None:
+        raise TwofoldError(f"{path}: --num-layers-per-virtual-pipeline-stage needs --num-layers")
+    each = _whole(flags["num-layers-per-virtual-pipeline-stage"], "num-layers-per-virtual-pipeline-stage", path)
+    if layers % (each * pp):
+        raise TwofoldError(f"{path}: {layers} layers do not divide by {pp} stages of {each}")
+    return _chunked(layers // (each * pp))
+
+
+def _chunked(virtual: int) -> dict[str, Any]:
+    return {"virtual": virtual, "schedule": "interleaved_1f1b" if virtual > 1 else "1f1b"}
+
+
+def _layout(words: Sequence[str], path: str) -> tuple[int, ...]:
+    """Blocks of every stage of a layout such as "Et*3|(tt|)*5,tL": E the embedding, t a block, L the loss."""
+    told = "".join(words)
+    text = re.sub(r"[\s,]", "", told)
+    text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"([EtL|])\*(\d{1,4})", lambda found: found[1] * int(found[2]), text)
+    if not re.fullmatch(r"Et*(\|t*)*L", text):
+        raise TwofoldError(
+            f"{path}: --pipeline-model-parallel-layout {told!r} is not E, blocks t in stages between |, L at the end"
+        )
+    return tuple(stage.count("t") for stage in text.split("|"))
+
+
+def _experts(
+    flags: dict[str, list[str]], values: dict[str, Any], layers: int | None, path: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What is said of the experts, in the words of `Experts`, and what is assumed."""
+    if "num-experts" not in flags:
+        if values.get("ep", 1) > 1:
+            raise TwofoldError(f"{path}: --expert-model-parallel-size {values['ep']} without --num-experts")
+        return {}, ()
+    found: dict[str, Any] = {"num_experts": _whole(flags["num-experts"], "num-experts", path)}
+    found["top_k"] = _whole(flags.get("moe-router-topk", ["2"]), "moe-router-topk", path)
+    if "moe-ffn-hidden-size" in flags:
+        found["ffn"] = _whole(flags["moe-ffn-hidden-size"], "moe-ffn-hidden-size", path)
+    if "moe-shared-expert-intermediate-size" in flags:
+        name = "moe-shared-expert-intermediate-size"
+        found["shared_ffn"] = _whole(flags[name], name, path)
+    tensor = flags.get("expert-tensor-parallel-size", [str(values.get("tp", 1))])
+    if _whole(tensor, "expert-tensor-parallel-size", path) != values.get("tp", 1):
+        raise TwofoldError(
+            f"{path}: --expert-tensor-parallel-size {tensor[0]} is not the tensor-parallel degree, "
+            f"{values.get('tp', 1)}; experts split otherwise than the rest cannot be stated in degrees"
+        )
+    found["num_dense_layers"] = _dense_layers(flags, layers, path)
+    kind = (flags.get("moe-token-dispatcher-type") or ["alltoall"])[0]
+    if kind != "alltoall":
+        raise TwofoldError(f"{path}: --moe-token-dispatcher-type {kind} is not modelled; only alltoall")
+    assumed: tuple[str, ...] = ()
+    if "moe-expert-capacity-factor" in flags:
+        found["capacity_factor"] = _number(flags["moe-expert-capacity-factor"], "moe-expert-capacity-factor", path)
+    else:
+        assumed += ("no --moe-expert-capacity-factor: experts that drop no token are forecast with even shares",)
+        found["capacity_factor"] = 1.0
+    if "moe-router-group-topk" in flags or "moe-router-num-groups" in flags:
+        assumed += ("--moe-router-num-groups and --moe-router-group-topk: tokens are forecast to go to any rank",)
+    return found, assumed
+
+
+def _dense_layers(flags: dict[str, list[str]], layers: int | None, path: str) -> int:
+    """First layers without experts: 1, or a list such as ([0]*1+[1]*27)."""
+    told = "".join(flags.get("moe-layer-freq", ["1"]))
+    if told == "1":
+        return 0
+    plain = re.fullmatch(r"\(?(?:\[0\](?:\*(\d{1,4}))?\+)?\[1\](?:\*(\d{1,4}))?\)?", re.sub(r"[\s'\"]", "", told))
+    if plain is None:
+        raise TwofoldError(
+            f"{path}: --moe-layer-freq {told!r} is not ([0]*dense+[1]*others): only first layers may lack experts"
+        )
+    dense = 0 if "[0]" not in told else int(plain[1] or 1)
+    if layers is not None and dense + int(plain[2] or 1) != layers:
+        raise TwofoldError(f"{path}: --moe-layer-freq {told!r} is not for {layers} layers")
+    return dense
+
+
+def _whole(words: Sequence[str], name: str, path: str) -> int:
+    if len(words) != 1 or not words[0].isdigit() or int(words[0]) < 1:
+        raise TwofoldError(f"{path}: --{name} is {' '.join(words)!r}, not a whole number of at least 1")
+    return int(words[0])
+
+
+def _number(words: Sequence[str], name: str, path: str) -> float:
+    try:
+        value = float(words[0]) if len(words) == 1 else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise TwofoldError(f"{path}: --{name} is {' '.join(words)!r}, not a number above 0")
+    return value

@@ -1,0 +1,224 @@
+"""A configuration in a file: our own JSON, flags of Megatron-LM, settings of torchtitan, placements of DTensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from interop.megatron import megatron_flags, megatron_text, read_megatron
+from interop.placements import read_placements
+from interop.torchtitan import read_torchtitan, stage_values, torchtitan_toml
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from plans.files import write_atomically
+from plans.model.transformer import TransformerConfig
+from plans.model.transformer.config import Experts, Latent, Rope
+from plans.plan import Optimizer
+
+__all__ = ["Statement", "megatron_flags", "megatron_text", "read_statement", "torchtitan_toml", "write_statement"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What a file states.
+
+    Args:
+        values: degrees, as `Degrees` takes them; "zero" is the optimizer's level.
+        global_batch: sequences of a step.
+        seq: tokens of a sequence; None: the model's.
+        config: of the model; None where the file does not say.
+        num_layers: of the model for which the file was made; None where it does not say.
+        experts: of the model, in the words of `Experts` and "shared_ffn", all shared ones together; None where files of
+            its kind do not say.
+        stages: torchtitan's layers per stage, and how many fewer the first and the last hold.
+        stack: the software for which it was made; None where it does not say.
+        assumed: what is forecast otherwise than stated.
+        unread: what the file states beside, of which no notice is taken.
+        refuses: raises where the program that the file is for refuses the degrees at its start.
+    """
+
+    values: dict[str, Any]
+    global_batch: int
+    seq: int | None = None
+    config: TransformerConfig | None = None
+    num_layers: int | None = None
+    experts: dict[str, Any] | None = None
+    stages: tuple[int | None, int, int] | None = None
+    stack: str | None = None
+    assumed: tuple[str, ...] = field(default=())
+    unread: tuple[str, ...] = ()
+    refuses: Callable[[Degrees, int | None], None] | None = None
+
+    def degrees(
+        self,
+        global_batch: int | None = None,
+        *,
+        half: bool = True,
+        num_layers: int | None = None,
+        seq: int | None = None,
+    ) -> Degrees:
+        """The degrees, under another batch, or for another number of layers or tokens of a sequence, where given.
+
+        Raises:
+            TwofoldError: a batch or a number of layers that they cannot take, or the program that the file is for.
+        """
+        rest = {name: value for name, value in self.values.items() if name != "zero"}
+        if self.stages is not None:
+            rest |= stage_values(self.values, self.stages, num_layers or self.num_layers)
+        wide = "float32" if half else None
+        found = Degrees(
+            **rest, global_batch=self.global_batch if global_batch is None else global_batch,
+            optimizer=Optimizer(
+                kind="adamw", settings={"lr": 1e-4}, parallel_level=int(self.values.get("zero", 0)),
+                gradient_dtype=wide, master_dtype=wide,
+            ),
+        )  # fmt: skip
+        if self.refuses is not None:
+            self.refuses(found, self.seq if seq is None else seq)
+        return found
+
+    def model(self, config: TransformerConfig) -> TransformerConfig:
+        """A model as this file has it: its layers and the capacity of its experts; the rest must be equal.
+
+        Raises:
+            TwofoldError: other experts than stated.
+        """
+        if self.num_layers is not None:
+            config = replace(config, num_layers=self.num_layers)
+        if self.experts is None:
+            return config
+        if (config.experts is None) is not (not self.experts):
+            has = "no experts" if config.experts is None else f"{config.experts.num_experts} experts"
+            raise TwofoldError(
+                f"{config.name} has {has}, the file states {self.experts.get('num_experts', 'none')}; name another "
+                "model with --model"
+            )
+        if config.experts is None:
+            return config
+        own = asdict(config.experts) | {"shared_ffn": config.experts.num_shared * config.experts.ffn}
+        stated = {"shared_ffn": 0, **self.experts}
+        wrong = [name for name, value in stated.items() if name != "capacity_factor" and value != own[name]]
+        if wrong:
+            told = ", ".join(f"{name} {own[name]}, not {stated[name]}" for name in wrong)
+            raise TwofoldError(f"experts of {config.name} have {told} as the file states; name another model")
+        factor = float(self.experts["capacity_factor"])
+        return replace(config, experts=replace(config.experts, capacity_factor=factor))
+
+
+# ------------------------------------------------------------------- our own file
+
+_VERSION = 2
+
+_DEGREES = frozenset(
+    {"dp", "cp", "tp", "pp", "ep", "micro_batch", "schedule", "virtual", "recompute", "zero", "sequence_parallel",
+     "layers", "recompute_layers", "order"}
+)  # fmt: skip
+
+_KEYS = frozenset({"twofold_degrees", "config", "degrees", "global_batch", "stack"})
+
+_BESIDE = frozenset({"machine", "step_s"})
+"""What may stand in the file for people to read."""
+
+
+def write_statement(
+    path: str | os.PathLike[str], config: TransformerConfig, degrees: Degrees, *, stack: str, **beside: Any
+) -> Path:
+    """Save a configuration as JSON: with the stack it was made for, and machine and step_s for people to read."""
+    assert beside.keys() <= _BESIDE, f"no reader would take {beside.keys() - _BESIDE}"
+    made = {
+        "twofold_degrees": _VERSION,
+        "config": {name: value for name, value in asdict(config).items() if name not in ("source",)},
+        "degrees": {
+            "dp": degrees.dp, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
+            "micro_batch": degrees.micro_batch, "schedule": degrees.schedule, "virtual": degrees.virtual,
+            "recompute": degrees.recompute, "recompute_layers": degrees.recompute_layers,
+            "zero": degrees.optimizer.parallel_level,
+            "sequence_parallel": degrees.sequence_parallel,
+            "layers": None if degrees.layers is None else list(degrees.layers), "order": list(degrees.order),
+        },
+        "global_batch": degrees.global_batch,
+        "stack": stack,
+        **beside,
+    }  # fmt: skip
+    target = Path(path)
+    write_atomically(target, (json.dumps(made, indent=1) + "\n").encode())
+    return target
+
+
+def read_statement(path: str | os.PathLike[str]) -> Statement:
+    """Read a file of ours or DTensor placements (.json), torchtitan's settings (.toml), or Megatron-LM's flags.
+
+    Raises:
+        TwofoldError: a file that cannot be read, or says something that has no meaning here.
+    """
+    source = Path(path)
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TwofoldError(f"cannot read {os.fspath(path)!r}: {error}") from None
+    if source.suffix == ".toml":
+        return Statement(**read_torchtitan(text, os.fspath(path)))
+    if source.suffix == ".json":
+        return _read_own(text, os.fspath(path))
+    return Statement(**read_megatron(text, os.fspath(path)))
+
+
+def _read_own(text: str, path: str) -> Statement:
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise TwofoldError(
+                f"{path} holds no JSON object, so it states no degrees; `twofold plan` writes such files"
+            )
+        if "placements" in found:
+            return Statement(**read_placements(found, path))
+        if found["twofold_degrees"] != _VERSION:
+            raise TwofoldError(f"{path} is of version {found['twofold_degrees']!r}, not {_VERSION}; plan again")
+        _check_keys(found, _KEYS, _BESIDE, f"{path}: keys")
+        _check_keys(found["degrees"], _DEGREES, frozenset(), f"{path}: degrees")
+        fields = dict(found["config"])
+        fields["rope"] = Rope(**fields["rope"])
+        fields["experts"] = None if fields.get("experts") is None else Experts(**fields["experts"])
+        fields["latent"] = None if fields.get("latent") is None else Latent(**fields["latent"])
+        values = dict(found["degrees"])
+        level = values["zero"]
+        if isinstance(level, bool) or level not in (0, 1, 2, 3):
+            raise TwofoldError(f"{path}: zero is {level!r}; optimizer-parallel levels are 0, 1, 2 and 3")
+        _check_types(values, path)
+        values["layers"] = None if values["layers"] is None else tuple(values["layers"])
+        values["order"] = tuple(values["order"])
+        config, stack = TransformerConfig(**fields), found["stack"]
+        if not isinstance(stack, str):
+            raise TwofoldError(f"{path}: stack is {stack!r}, no name such as twofold or megatron")
+        return Statement(values=values, global_batch=found["global_batch"], seq=config.seq, config=config, stack=stack)
+    except TwofoldError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TwofoldError(
+            f"{path} states no degrees ({type(error).__name__}: {error}); `twofold plan` writes such files beside plans"
+        ) from None
+
+
+def _check_types(values: dict[str, Any], path: str) -> None:
+    """Refuse what is of no type that `Degrees` takes, where it does not look itself."""
+    layers = values["layers"]
+    if layers is not None and not (
+        isinstance(layers, list) and layers and all(type(each) is int and each >= 0 for each in layers)
+    ):
+        raise TwofoldError(f"{path}: layers is {layers!r}; it is null, or a list of the blocks of every chunk")
+    if not isinstance(values["schedule"], str):
+        raise TwofoldError(f"{path}: schedule is {values['schedule']!r}; it is a name such as 1f1b")
+    if not isinstance(values["sequence_parallel"], bool):
+        raise TwofoldError(f"{path}: sequence_parallel is {values['sequence_parallel']!r}; it is true or false")
+
+
+def _check_keys(found: dict[str, Any], needed: frozenset[str], also: frozenset[str], what: str) -> None:
+    missing, unknown = needed - found.keys(), found.keys() - needed - also
+    if missing or unknown:
+        told = [f"{word}: {', '.join(sorted(names))}" for word, names in (("missing", missing), ("unknown", unknown))
+                if names]  # fmt: skip
+        raise TwofoldError(f"{what} are {', '.join(sorted(needed | also))}; {'; '.join(told)}")

@@ -1,0 +1,115 @@
+"""One stage lowered by itself: its bodies without a schedule, a step's begin and end, or the ranks of other stages.
+
+What a template of a large model is made from: it needs the bodies once, however many stages are like this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from plans.lower.boundaries import find_borders, parameter_layouts
+from plans.lower.chunk import Border, ChunkLowering
+from plans.lower.emit import Emitter, ValueTable, Ways
+from plans.lower.liveness import with_frees
+from plans.lower.loss import accumulate_loss, loss_operator
+from plans.lower.optimizer import OptimizerLowering
+from plans.plan import Plan
+from plans.program import Instruction, Kind, ParameterHome, Value
+
+__all__ = ["StageBodies", "lower_stage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBodies:
+    """The bodies of a stage for a micro-batch that is neither the first nor the last.
+
+    Args:
+        bodies: the forward "F", the backward "B", and the same in two parts, "I" and "W". A border is crossed by a SEND
+            or a WAIT of which the other end is not there: it says no more than which value.
+        values: every value by name.
+        parameters: where the trained tensors live.
+        leaving: the value that the forward hands to the next stage, or None.
+    """
+
+    bodies: Mapping[str, tuple[Instruction, ...]]
+    values: Mapping[str, Value]
+    parameters: tuple[ParameterHome, ...]
+    leaving: str | None
+
+
+def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[Border] | None = None) -> StageBodies:
+    """The bodies of stage `number`, with no other stage on its ranks and micro-batches in one piece.
+
+    Args:
+        plan: with the stage.
+        number: of the stage.
+        ways: by which steps tensors are redistributed.
+        borders: of the plan, where they are known.
+
+    Raises:
+        TwofoldError: a layout that does not divide a shape.
+    """
+    micro, mesh, table = plan.slice_graph, plan.stages[number].mesh, ValueTable(ways=ways)
+    borders = find_borders(plan, micro) if borders is None else borders
+    homes, reduced = parameter_layouts(plan, micro, [number])
+    tensors = {tensor.name: tensor for tensor in micro.parameters if tensor.name in homes}
+    optimizer = OptimizerLowering(
+        optimizer=plan.optimizer, mesh=mesh, table=table, parameters=tensors, homes=homes, reduced=reduced,
+        num_ranks=plan.num_ranks,
+    )  # fmt: skip
+    places = optimizer.places()
+    chunk = ChunkLowering(
+        plan=plan, micro=micro, number=number, table=table, homes=homes, reduced=reduced,
+        arriving=tuple(border for border in borders if border.to_stage == number),
+        leaving=tuple(border for border in borders if border.from_stage == number),
+        accumulators=optimizer.accumulators(),
+    )  # fmt: skip
+    optimizer.arrange(number, chunk.operators(), chunk.completed(), ())
+    left: list[str] = []
+
+    def crossing(border: Border, value: str, gradient: bool) -> Instruction:
+        name = chunk.crossing(border, gradient)
+        return Instruction(
+            name=name, kind=Kind.SEND, call="transfer", part="C", inputs=(value,), channel=name,
+            dtype=micro.tensors[border.tensor].dtype,
+        )  # fmt: skip
+
+    def send(emitter: Emitter, border: Border, value: str) -> None:
+        left.append(value)
+        emitter.add(crossing(border, value, False))
+
+    def back(emitter: Emitter, border: Border, value: str) -> None:
+        emitter.add(crossing(border, value, True))
+
+    arriving = [_arrival(chunk, border, False) for border in chunk.arriving]
+    forward = chunk.forward(send)
+    if loss_operator(micro).name in plan.stages[number].operators:
+        forward += accumulate_loss(plan, micro, table, number)
+    returning = [_arrival(chunk, border, True) for border in chunk.leaving if border.trained]
+    whole, _ = chunk.backward(back, optimizer.reduction(number, is_last=False))
+    inputs, weights = chunk.backward(back, optimizer.reduction(number, is_last=False), split=True)
+
+    def freed(*backward: list[Instruction]) -> list[tuple[Instruction, ...]]:
+        bodies = [optimizer.with_gathers(number, body) for body in (arriving, forward, returning, *backward)]
+        _, own, _, *others = with_frees(bodies, table.values)
+        return [tuple(body) for body in (own, *others)]
+
+    forward_, whole_ = freed(whole)
+    _, inputs_, weights_ = freed(inputs, weights)
+    return StageBodies(
+        bodies={"F": forward_, "B": whole_, "I": inputs_, "W": weights_},
+        values=table.values, parameters=places, leaving=left[-1] if left else None,
+    )  # fmt: skip
+
+
+def _arrival(chunk: ChunkLowering, border: Border, gradient: bool) -> Instruction:
+    """What brings a tensor, or its gradient, from another stage."""
+    tensor, layout = chunk.micro.tensors[border.tensor], border.source if gradient else border.target
+    crossing = chunk.crossing(border, gradient)
+    name = f"{crossing}@{layout}" if gradient else chunk.name_of(border.tensor, layout)
+    chunk.table.add(Value(name=name, shape=layout.local_shape(tensor.shape), dtype=tensor.dtype))
+    return Instruction(
+        name=crossing, kind=Kind.RECV, call="transfer", part="C", outputs=(name,), channel=crossing,
+        token=f"token:{crossing}.recv", dtype=tensor.dtype,
+    )  # fmt: skip

@@ -1,0 +1,184 @@
+"""Bodies of a piece of a model as rows of symbolic sizes.
+
+A piece is what a model consists of many times or once: the embedding, one block, the head with the loss. A template is
+made from the lowered bodies of a small plan in which every piece is a stage of its own; what crosses between stages
+there is dropped, because pieces of one stage hand over in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plans.layout import TensorLayout
+from plans.lower.stage_bodies import StageBodies
+from plans.lower.symbolic.symbols import Monomials
+from plans.operators.attention import heads_first
+from plans.program import Instruction, Kind, Scope, Value
+
+__all__ = ["Cell", "ParameterTemplate", "PartTemplate", "PieceTemplate", "piece_template"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One instruction; every `int` that is a size is a place in the template's `Monomials`.
+
+    Args:
+        kind: COMPUTE, COLLECTIVE or WAIT.
+        call, part, operator, dtype: as of `Instruction`.
+        shapes: the local shapes that the price depends on.
+        touched: bytes of every operand, whose sum is read and written.
+        message: bytes of a collective's larger end, or -1.
+        axes: mesh axes of a collective.
+        token: numbers the collectives of a body; a WAIT bears the number of what it waits for; -1 for compute.
+        gradient: the parameter whose gradient this cell accumulates, where it does.
+        whole: an attention's whole lengths of queries and keys (places), and whether it is causal.
+    """
+
+    kind: Kind
+    call: str
+    part: str
+    operator: str
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...] = ()
+    touched: tuple[int, ...] = ()
+    message: int = -1
+    axes: tuple[str, ...] = ()
+    token: int = -1
+    causal: bool = False
+    gradient: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PartTemplate:
+    """One body: forward, whole backward, input-gradient or weight-gradient part.
+
+    Args:
+        cells: in program order.
+        memory: (number of the cell, +1 or -1, place of the bytes): allocated before the cell, released after it; cell
+            -1 is what arrives from the piece before.
+    """
+
+    cells: tuple[Cell, ...]
+    memory: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterTemplate:
+    """A parameter.
+
+    Args:
+        name: of the tensor.
+        elements: of the local weight (a place).
+        dtype: of the weight.
+        whole: elements of the whole tensor (a place).
+        summed: axes inside a stage along which its gradient is a partial sum.
+        same: the other axes inside a stage along which ranks hold the same weight.
+    """
+
+    name: str
+    elements: int
+    dtype: str
+    whole: int
+    summed: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceTemplate:
+    """A piece: its bodies by "F", "B", "I", "W", its parameters, and the bytes it hands on."""
+
+    parts: Mapping[str, PartTemplate]
+    parameters: tuple[ParameterTemplate, ...]
+    leaves: int = -1
+
+
+def piece_template(stage: StageBodies, monomials: Monomials) -> PieceTemplate:
+    """The template of the piece that a stage consists of, with all its bodies."""
+    values = stage.values
+    return PieceTemplate(
+        parts={letter: _part(body, values, monomials) for letter, body in stage.bodies.items()},
+        parameters=tuple(
+            ParameterTemplate(
+                name=home.name,
+                elements=monomials.enter(math.prod(values[home.weight].shape)),
+                dtype=home.dtype,
+                whole=monomials.enter(math.prod(home.shape)),
+                summed=_split(home.layout, home.reduce_axes),
+                same=_split(home.layout, [axis for axis in home.layout.replicated if axis not in home.reduce_axes]),
+            )
+            for home in stage.parameters
+        ),
+        leaves=-1 if stage.leaving is None else monomials.enter(values[stage.leaving].span_bytes),
+    )
+
+
+def _split(layout: TensorLayout, axes: Iterable[str]) -> tuple[str, ...]:
+    """Those of the axes that have more than one rank."""
+    return tuple(axis for axis in axes if layout.mesh.size((axis,)) > 1)
+
+
+def _part(body: Sequence[Instruction], values: Mapping[str, Value], monomials: Monomials) -> PartTemplate:
+    cells: list[Cell] = []
+    memory: list[tuple[int, int, int]] = []
+    tokens: dict[str, int] = {}
+    alive: set[str] = set()
+    for line in body:
+        border = line.kind in (Kind.SEND, Kind.RECV) and not line.channel.endswith(":within")
+        if line.kind is Kind.WAIT and line.waits not in tokens:
+            border = True
+        assert line.kind not in (Kind.SEND, Kind.RECV) or border, f"{line.name}: transfers inside a stage do not fold"
+        if not border:
+            cells.append(_cell(line, values, monomials, tokens))
+        at = len(cells) - 1
+        for name in line.outputs:
+            _note(memory, alive, values[name], at, +1, monomials)
+        for name in line.frees:
+            _note(memory, alive, values[name], at, -1, monomials)
+    return PartTemplate(cells=tuple(cells), memory=tuple(memory))
+
+
+def _note(
+    memory: list[tuple[int, int, int]], alive: set[str], value: Value, at: int, sign: int, monomials: Monomials
+) -> None:
+    """A value of its own memory comes or goes; what shares another's memory is counted with that one."""
+    if value.scope is not Scope.MICRO or value.shares is not None or not value.size_bytes:
+        return
+    if sign > 0 and value.name in alive:
+        return  # written in place
+    (alive.add if sign > 0 else alive.discard)(value.name)
+    memory.append((at, sign, monomials.enter(value.size_bytes)))
+
+
+def _cell(line: Instruction, values: Mapping[str, Value], monomials: Monomials, tokens: dict[str, int]) -> Cell:
+    common: dict[str, Any] = {
+        "call": line.call, "part": line.part, "operator": line.operator, "dtype": line.dtype
+    }  # fmt: skip
+    if line.kind is Kind.WAIT:
+        return Cell(kind=Kind.WAIT, token=tokens[str(line.waits)], **common)
+    if line.kind is Kind.COLLECTIVE:
+        if line.token is not None:
+            tokens[line.token] = len(tokens)
+        return Cell(
+            kind=Kind.COLLECTIVE, message=monomials.enter(line.message_bytes), axes=line.axes,
+            token=-1 if line.token is None else tokens[line.token], **common,
+        )  # fmt: skip
+    shapes = heads_first(line.shapes, line.attrs) if line.call.startswith("attention.") else line.shapes
+    operands = [values[name].span_bytes for name in (*line.inputs, *line.outputs) if name in values]
+    return Cell(
+        kind=Kind.COMPUTE,
+        shapes=tuple(tuple(monomials.enter(size) for size in shape) for shape in shapes),
+        touched=tuple(monomials.enter(size) for size in operands if size),
+        causal=bool(line.attrs.get("causal", False)),
+        gradient=_accumulated(line),
+        **common,
+    )
+
+
+def _accumulated(line: Instruction) -> str:
+    """The parameter whose gradient an instruction accumulates."""
+    if line.call != "accumulate" or not line.outputs[0].startswith("g:"):
+        return ""
+    return line.outputs[0].removeprefix("g:")

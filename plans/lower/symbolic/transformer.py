@@ -1,0 +1,283 @@
+"""Templates of transformers: one for every structure, whatever the sizes.
+
+The structure is what changes the instructions themselves: the kind of norm, biases, whether tensor parallelism is more
+than one, what is recomputed. The sizes (hidden, heads, sequence, degrees) only change numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import msgspec
+
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.lower.boundaries import find_borders
+from plans.lower.collectives import collective_ways
+from plans.lower.emit import Ways, least_bytes
+from plans.lower.stage_bodies import lower_stage
+from plans.lower.symbolic.symbols import Monomials, Symbols
+from plans.lower.symbolic.template import PieceTemplate, piece_template
+from plans.model.transformer import (
+    Experts,
+    Latent,
+    TransformerConfig,
+    block_strategies,
+    mesh_axes,
+    parts_of,
+    recompute_set,
+)
+from plans.model.transformer.builder import build_graph
+from plans.operators.experts import expert_capacity
+from plans.plan import Plan, Stage
+
+__all__ = ["ModelTemplate", "model_sizes", "model_template"]
+
+_TP, _TP_Q, _CP = 11, 17, 13
+_EP, _EXPERTS, _CAPACITY, _EXPERT_FFN, _SHARED = 61, 59, 41, 67, 71
+_Q_RANK, _KV_RANK, _VALUE = 73, 83, 89
+_NOPE, _ROPE, _QUERY = 79, 139, 109  # twos of them: a query has 2 x 79 + 2 x 139 = 4 x 109 elements
+_BATCH, _SEQ, _HIDDEN, _KV, _GROUP, _HEAD, _FFN, _VOCAB, _ROWS = 43, 47, 53, 19, 23, 29, 31, 37, 10_007
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTemplate:
+    """The pieces of a transformer with symbolic sizes: "embedding", "block" and "head".
+
+    In a mixture of experts whose first blocks have a plain MLP those are "dense_block".
+    """
+
+    monomials: Monomials
+    pieces: Mapping[str, PieceTemplate]
+
+
+def model_template(
+    config: TransformerConfig,
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+    split_backward: bool = False,
+) -> ModelTemplate:
+    """The template of a configuration's structure; equal structures give the same object.
+
+    Args:
+        config: of a transformer.
+        tp, cp, ep: degrees.
+        sequence_parallel: see `plans.model.transformer.block_strategies`.
+        recompute: one of `plans.model.transformer.recompute.RECOMPUTE_MODES`.
+        split_backward: whether input-gradient and weight-gradient parts are bodies of their own.
+
+    Raises:
+        TwofoldError: a mixture of experts whose samples are split over cp; ep without experts; sequence parallelism
+            with more ranks than key-value heads.
+    """
+    experts = config.experts
+    if experts is not None and cp > 1:
+        raise TwofoldError(f"{config.name}: experts take whole samples, which cp {cp} splits; take cp 1")
+    if experts is None and ep > 1:
+        raise TwofoldError(f"{config.name} has no experts that ep {ep} could split")
+    grouping = _grouping(config, tp)
+    if grouping == "spread" and sequence_parallel:
+        raise TwofoldError(
+            f"{config.name}: sequence parallelism with tp({tp}) > {config.kv_heads} key-value heads is not predicted; "
+            f"give tp <= {config.kv_heads}, or no sequence parallelism"
+        )
+    structure = replace(
+        config,
+        name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, ffn=1, vocab=1, seq=1,
+        head_dim=2 if config.latent is None else 3,
+        latent=config.latent and Latent(
+            kv_rank=1, q_rank=config.latent.q_rank and 1, nope_dim=1, rope_dim=2, value_dim=1
+        ),
+        dropout=0.1 if config.dropout else 0.0, attention_dropout=0.1 if config.attention_dropout else 0.0,
+        norm_eps=1e-5, tied=False, source="",
+        experts=experts and Experts(
+            num_experts=1, top_k=1, ffn=1, num_shared=min(1, experts.num_shared),
+            num_dense_layers=min(1, experts.num_dense_layers),
+        ),
+    )  # fmt: skip
+    sp = sequence_parallel and tp > 1
+    return _template(structure, grouping, tp > 1, cp > 1, sp, recompute, split_backward, ep > 1)
+
+
+def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int, ep: int = 1) -> dict[str, int]:
+    """The sizes of a template's symbols.
+
+    Args:
+        config: see `model_template`.
+        micro_batch: samples of one micro-batch on one rank of the data-parallel group.
+        tp, cp, ep: degrees.
+
+    Raises:
+        TwofoldError: sizes that the degrees do not divide.
+    """
+    _check_sizes(config, tp, cp, ep)
+    sizes = {
+        "rows": config.seq, "seq": config.seq, "batch": micro_batch, "hidden": config.hidden,
+        "kv_heads": config.kv_heads, "group": config.num_heads // config.kv_heads, "head_dim": config.head_size,
+        "ffn": config.inner, "vocab": config.vocab, "cp": cp,
+    }  # fmt: skip
+    if (latent := config.latent) is not None:
+        sizes |= {
+            "q_rank": latent.q_rank or 1, "kv_rank": latent.kv_rank, "nope_dim": latent.nope_dim,
+            "rope_dim": latent.rope_dim, "value_dim": latent.value_dim,
+        }  # fmt: skip
+    if (experts := config.experts) is not None:
+        sizes |= {
+            "experts": experts.num_experts, "expert_ffn": experts.ffn, "ep": ep,
+            "capacity": expert_capacity(
+                config.seq, experts.num_experts, experts.top_k, experts.capacity_factor
+            ),
+            "shared": max(1, experts.num_shared),
+        }  # fmt: skip
+    if _grouping(config, tp) == "spread":
+        return sizes | {"tp_kv": config.kv_heads, "tp_q": tp // config.kv_heads}
+    return sizes | {"tp": tp}
+
+
+def _check_sizes(config: TransformerConfig, tp: int, cp: int, ep: int = 1) -> None:
+    """Refuse degrees that do not divide the model's sizes, with the next that do."""
+    if (experts := config.experts) is not None:
+        for what, number, degree, count in (
+            ("experts", experts.num_experts, "ep", ep), ("inner size of an expert", experts.ffn, "tp", tp),
+            ("hidden", config.hidden, "tp", tp),
+        ):  # fmt: skip
+            if number % count:
+                raise TwofoldError(f"{config.name}: {what} {number} does not divide by {degree}({count})")
+    for name, size, degree, ways in (
+        ("heads", config.num_heads, "tp", tp), ("ffn", config.inner, "tp", tp), ("vocab", config.vocab, "tp", tp),
+        ("seq", config.seq, "cp", cp),
+    ):  # fmt: skip
+        if size % ways:
+            larger = -(-size // ways) * ways
+            raise TwofoldError(
+                f"{config.name}: {name} {size} does not divide by {degree}({ways}); padded to {larger} it does"
+            )
+    kv = config.kv_heads
+    if kv > 1 and kv % tp and tp % kv:
+        raise TwofoldError(f"{config.name}: tp({tp}) neither divides nor is a multiple of the {kv} key-value heads")
+
+
+def _grouping(config: TransformerConfig, tp: int) -> str:
+    """How heads of keys and values are shared and split: it decides which sizes are independent."""
+    if config.kv_heads == 1 and config.num_heads > 1:
+        return "single"
+    if tp > config.kv_heads:
+        return "spread"
+    return "each" if config.kv_heads == config.num_heads else "grouped"
+
+
+@lru_cache(maxsize=512)
+def _template(
+    structure: TransformerConfig, grouping: str, tp: bool, cp: bool, sp: bool, recompute: str, split: bool, ep: bool
+) -> ModelTemplate:
+    return _structure(structure, grouping, tp, cp, sp, ep).template(recompute, split)
+
+
+class _Structure:
+    """What the templates of all recompute modes, with a whole backward and with a split one, have in common."""
+
+    def __init__(self, plan: Plan, names: Sequence[str], symbols: Symbols, ways: Ways) -> None:
+        self._plan = plan
+        self._names = names
+        self._monomials = Monomials(symbols)
+        self._ways = ways
+        self._borders = find_borders(plan, plan.graph)
+        self._pieces: dict[tuple[str, str], PieceTemplate] = {}
+
+    def template(self, recompute: str, split: bool) -> ModelTemplate:
+        """Of one recompute mode; only blocks differ between them."""
+        letters = "FIW" if split else "FB"
+        plan, pieces = None, {}
+        for number, name in enumerate(self._names):
+            mode = recompute if name.endswith("block") else "none"
+            if (name, mode) not in self._pieces:
+                if plan is None:
+                    chosen = recompute_set(self._plan.graph, recompute)
+                    plan = msgspec.structs.replace(self._plan, recompute=chosen) if chosen else self._plan
+                bodies = lower_stage(plan, number, self._ways, self._borders)
+                self._pieces[name, mode] = piece_template(bodies, self._monomials)
+            whole = self._pieces[name, mode]
+            pieces[name] = replace(whole, parts={letter: whole.parts[letter] for letter in letters})
+        return ModelTemplate(monomials=self._monomials, pieces=pieces)
+
+
+@lru_cache(maxsize=64)
+def _structure(structure: TransformerConfig, grouping: str, tp: bool, cp: bool, sp: bool, ep: bool) -> _Structure:
+    tensor = (_TP * _TP_Q if grouping == "spread" else _TP) if tp else 1
+    context = _CP if cp else 1
+    kv = {"single": 1, "spread": _TP}.get(grouping, tensor * _KV)
+    group = {"each": 1, "single": tensor * _GROUP, "spread": _TP_Q * _GROUP}.get(grouping, _GROUP)
+    seq = tensor * context * _SEQ
+    hidden, experts, ways = _HIDDEN, structure.experts, _EP if ep else 1
+    num_layers = 1 if experts is None else 1 + experts.num_dense_layers
+    if experts is not None:  # what comes back from them is split by features
+        hidden *= tensor
+        count, factor = ways * _EXPERTS, (_CAPACITY - 0.5) * ways * _EXPERTS / seq
+        experts = replace(
+            experts,
+            num_experts=count,
+            ffn=tensor * _EXPERT_FFN,
+            num_shared=_SHARED * experts.num_shared,
+            capacity_factor=factor,
+        )
+    latent, head = structure.latent, (2 * _HEAD, _HEAD)
+    if latent is not None:
+        latent = Latent(
+            kv_rank=_KV_RANK, q_rank=latent.q_rank and _Q_RANK, nope_dim=2 * _NOPE, rope_dim=2 * _ROPE, value_dim=_VALUE
+        )
+        head = 4 * _QUERY, _QUERY
+    config = replace(
+        structure, experts=experts, num_layers=num_layers, latent=latent,
+        hidden=hidden, num_heads=kv * group, num_kv_heads=kv, head_dim=head[0], ffn=tensor * _FFN,
+        vocab=tensor * _VOCAB, seq=_ROWS if structure.position == "learned" else seq,
+    )  # fmt: skip
+    sizes = {
+        "rows": (_ROWS, _ROWS), "seq": (seq, _SEQ), "ffn": (config.inner, _FFN), "vocab": (config.vocab, _VOCAB),
+        "kv_heads": (kv, _KV), "group": (group, _GROUP), "head_dim": head, "batch": (_BATCH, _BATCH),
+        "hidden": (hidden, _HIDDEN), "cp": (_CP, _CP),
+    }  # fmt: skip
+    if latent is not None:
+        sizes |= {
+            "q_rank": (_Q_RANK, _Q_RANK), "kv_rank": (_KV_RANK, _KV_RANK), "nope_dim": (2 * _NOPE, _NOPE),
+            "rope_dim": (2 * _ROPE, _ROPE), "value_dim": (_VALUE, _VALUE),
+        }  # fmt: skip
+    if experts is not None:
+        sizes |= {
+            "experts": (ways * _EXPERTS, _EXPERTS), "expert_ffn": (tensor * _EXPERT_FFN, _EXPERT_FFN), "ep": (_EP, _EP),
+            "capacity": (_CAPACITY, _CAPACITY), "shared": (_SHARED, _SHARED),
+        }  # fmt: skip
+    if grouping in ("single", "spread"):
+        del sizes["kv_heads"]
+    if grouping == "each":
+        del sizes["group"]
+    sizes |= {"tp_kv": (_TP, _TP), "tp_q": (_TP_Q, _TP_Q)} if grouping == "spread" else {"tp": (_TP, _TP)}
+    symbols = Symbols(
+        sizes={symbol: size for symbol, (size, _) in sizes.items()},
+        marks={symbol: mark for symbol, (_, mark) in sizes.items()},
+    )
+    first = experts is not None and experts.num_dense_layers
+    names = ("embedding", "dense_block", "block", "head") if first else ("embedding", "block", "head")
+    plan = _plan(config, seq, tensor, context, sp, ways)
+    return _Structure(plan, names, symbols, collective_ways() if ep and tp else least_bytes)
+
+
+def _plan(config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, ep: int) -> Plan:
+    """Every piece on ranks of its own, one micro-batch."""
+    graph = build_graph(config, _BATCH * ep, seq)
+    axes = mesh_axes(dp=ep, cp=cp, tp=tp, num_kv_heads=config.kv_heads, ep=ep)
+    parts = parts_of(graph)
+    width = math.prod(axes.sizes)
+    stages = tuple(
+        Stage(
+            mesh=Layout(axes.sizes, axes.names, list(range(number * width, (number + 1) * width))), operators=operators
+        )
+        for number, operators in enumerate((parts.embedding, *parts.blocks, parts.head))
+    )
+    return Plan(graph=graph, stages=stages, strategies=block_strategies(graph, axes, sequence_parallel=sp))

@@ -1,0 +1,1 @@
+"""What is trained: operator graphs, and the builder of transformer graphs."""

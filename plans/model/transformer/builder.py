@@ -1,0 +1,256 @@
+"""The operator graph of a transformer, written down operator by operator from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plans.model.graph import Attr, Graph, Operator, Tensor
+from plans.model.transformer.config import Experts, Latent, TransformerConfig
+from plans.operators.experts import expert_capacity
+
+__all__ = ["build_graph"]
+
+
+def build_graph(config: TransformerConfig, batch_size: int, seq: int) -> Graph:
+    """The training step of `config` on `batch_size` samples of `seq` tokens: inputs "tokens" and "labels" [b, s].
+
+    Modules are named as in Meta's Llama code: tok_embeddings, layers.3.attention.wq, layers.3.feed_forward.w1, norm,
+    output; an operator is called like its module, or like the module and what it does there.
+    """
+    return _Builder(config=config, batch=batch_size, seq=seq).run()
+
+
+@dataclass(slots=True)
+class _Builder:
+    config: TransformerConfig
+    batch: int
+    seq: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list)
+
+    def run(self) -> Graph:
+        config = self.config
+        for name in ("tokens", "labels"):
+            self._tensor(name, (self.batch, self.seq), "int64", "input")
+        x = self._embedding()
+        for layer in range(config.num_layers):
+            x = self._block(x, layer)
+        x = self._norm("norm", x)
+        table = "tok_embeddings.weight"
+        if not config.tied:
+            table = self._parameter("output.weight", (config.vocab, config.hidden))
+        logits = self._add("output", "linear", (self.batch, self.seq, config.vocab), (x, table))
+        if config.dtype not in ("float32", "float64"):
+            # as Megatron-LM and Meta's Llama do: a sum over the vocabulary needs more than half precision
+            logits = self._add("output.cast", "cast", (self.batch, self.seq, config.vocab), (logits,), dtype="float32")
+        wide = self.tensors[logits].dtype
+        loss = self._add("loss", "cross_entropy", (), (logits, "labels"), dtype=wide)
+        return Graph(
+            name=config.name, batch_size=self.batch, tensors=self.tensors, operators=tuple(self.operators), loss=loss
+        )
+
+    # ------------------------------------------------------------------------------------------------------- parts
+
+    def _embedding(self) -> str:
+        config, shape = self.config, (self.batch, self.seq, self.config.hidden)
+        table = self._parameter("tok_embeddings.weight", (config.vocab, config.hidden))
+        x = self._add("tok_embeddings", "embedding", shape, ("tokens", table))
+        if config.position == "learned":
+            module = "pos_embeddings"
+            rows = self._parameter(f"{module}.weight", (config.seq, config.hidden))
+            numbers = self._add(
+                f"{module}.positions", "arange", (self.seq,), (), module, {"start": 0, "step": 1}, dtype="int64"
+            )
+            positions = self._add(module, "embedding", shape[1:], (numbers, rows))
+            x = self._add(f"{module}.add", "add", shape, (x, positions), module)
+        return self._dropout("embeddings.dropout", x)
+
+    def _block(self, x: str, layer: int) -> str:
+        module = f"layers.{layer}"
+        normed = self._norm(f"{module}.attention_norm", x)
+        attended = self._attention(f"{module}.attention", normed, layer)
+        if self.config.parallel_residual:
+            made = self._mlp(module, self._norm(f"{module}.ffn_norm", x), layer)
+            attended = self._residual(f"{module}.attention_residual", module, x, attended)
+            return self._residual(f"{module}.residual", module, attended, made)
+        x = self._residual(f"{module}.attention_residual", module, x, attended)
+        made = self._mlp(module, self._norm(f"{module}.ffn_norm", x), layer)
+        return self._residual(f"{module}.residual", module, x, made)
+
+    def _attention(self, module: str, x: str, layer: int) -> str:
+        config = self.config
+        parts = self._separate(module, x) if config.latent is None else self._latent(module, x, config.latent)
+        attrs: dict[str, Attr] = {"layout": "bshd"}
+        if config.causal:
+            attrs["causal"] = True
+        if config.attention_dropout:
+            attrs |= {"p": config.attention_dropout, "seed": 1000 + layer}
+        heads = (self.batch, self.seq, config.num_heads, config.value_size)
+        core = self._add(f"{module}.core", "attention", heads, tuple(parts), module, attrs)
+        wide = config.num_heads * config.value_size
+        flat = self._add(f"{module}.merge", "reshape", (self.batch, self.seq, wide), (core,), module)
+        made = self._linear(f"{module}.wo", flat, config.hidden, config.out_bias)
+        return self._dropout(f"{module}.dropout", made, 2000 + layer)
+
+    def _separate(self, module: str, x: str) -> list[str]:
+        """Queries, keys and values, each of a product of its own."""
+        config, parts = self.config, []
+        wide, narrow = config.num_heads * config.head_size, config.kv_heads * config.head_size
+        for name, width, num_heads in (
+            ("q", wide, config.num_heads), ("k", narrow, config.kv_heads), ("v", narrow, config.kv_heads)
+        ):  # fmt: skip
+            flat = self._linear(f"{module}.w{name}", x, width, config.qkv_bias)
+            heads = (self.batch, self.seq, num_heads, config.head_size)
+            part = self._add(f"{module}.{name}_heads", "reshape", heads, (flat,), module)
+            if config.position == "rope" and name != "v":
+                part = self._add(f"{module}.{name}_rope", "rope", heads, (part,), module, self._rope_attrs())
+            parts.append(part)
+        return parts
+
+    def _latent(self, module: str, x: str, latent: Latent) -> list[str]:
+        """Queries, keys and values of multi-head latent attention; what bears the position comes first in a head.
+
+        The published code makes the latent and the shared key in one product, and a head's key and value in another.
+        Products of their own are the same rows, and nothing has to be cut apart afterwards.
+        """
+        config, own = self.config, (self.batch, self.seq, self.config.num_heads)
+        rope = self._rope_attrs()
+        if latent.q_rank is None:
+            q = self._linear(f"{module}.wq", x, config.num_heads * config.head_size, False)
+        else:
+            q = self._norm(f"{module}.q_norm", self._linear(f"{module}.wq_a", x, latent.q_rank, False))
+            q = self._linear(f"{module}.wq_b", q, config.num_heads * config.head_size, False)
+        q = self._heads(f"{module}.q_heads", q, config.num_heads, config.head_size)
+        shape = (*own, config.head_size)
+        turned = rope | {"rotary": latent.rope_dim} if latent.rope_dim < config.head_size else rope
+        q = self._add(f"{module}.q_rope", "rope", shape, (q,), module, turned)
+
+        shared = self._linear(f"{module}.wk_pos", x, latent.rope_dim, False)
+        shared = self._heads(f"{module}.k_pos_heads", shared, 1, latent.rope_dim)
+        alone = (self.batch, self.seq, 1, latent.rope_dim)
+        shared = self._add(f"{module}.k_pos_rope", "rope", alone, (shared,), module, rope)
+        shared = self._add(f"{module}.k_pos", "expand", (*own, latent.rope_dim), (shared,), module)
+
+        narrow = self._norm(f"{module}.kv_norm", self._linear(f"{module}.wkv_a", x, latent.kv_rank, False))
+        k = self._linear(f"{module}.wk_b", narrow, config.num_heads * latent.nope_dim, False)
+        k = self._heads(f"{module}.k_heads", k, config.num_heads, latent.nope_dim)
+        joined: dict[str, Attr] = {"dim": 3, "sizes": (latent.rope_dim, latent.nope_dim)}
+        k = self._add(f"{module}.k_joined", "concat", shape, (shared, k), module, joined)
+        v = self._linear(f"{module}.wv_b", narrow, config.num_heads * latent.value_dim, False)
+        return [q, k, self._heads(f"{module}.v_heads", v, config.num_heads, latent.value_dim)]
+
+    def _heads(self, name: str, flat: str, num_heads: int, size: int) -> str:
+        shape = (self.batch, self.seq, num_heads, size)
+        return self._add(name, "reshape", shape, (flat,), name.rpartition(".")[0])
+
+    def _rope_attrs(self) -> dict[str, Attr]:
+        rope = self.config.rope
+        attrs: dict[str, Attr] = {"base": rope.base}
+        if rope.fraction < 1:
+            attrs["rotary"] = self.config.rotary_dim
+        if rope.interleaved:
+            attrs["interleaved"] = True
+        if rope.scaling != "none":
+            attrs |= {"scaling": rope.scaling, "factor": rope.factor}
+        if rope.scaling == "llama3":
+            attrs |= {
+                "low_factor": rope.low_factor, "high_factor": rope.high_factor, "original_seq": rope.original_seq
+            }  # fmt: skip
+        return attrs
+
+    def _mlp(self, block: str, x: str, layer: int) -> str:
+        module, config = f"{block}.feed_forward", self.config
+        if config.experts is not None and layer >= config.experts.num_dense_layers:
+            return self._dropout(f"{module}.dropout", self._experts(module, x, config.experts), 3000 + layer)
+        made = self._dense(module, x, config.inner)
+        return self._dropout(f"{module}.dropout", made, 3000 + layer)
+
+    def _dense(self, module: str, x: str, width: int) -> str:
+        config, shape = self.config, (self.batch, self.seq, width)
+        inner = self._linear(f"{module}.w1", x, width, config.mlp_bias)
+        inner = self._add(f"{module}.act", "silu" if config.gated else "gelu", shape, (inner,), module)
+        if config.gated:
+            other = self._linear(f"{module}.w3", x, width, config.mlp_bias)
+            inner = self._add(f"{module}.mul", "mul", shape, (inner, other), module)
+        return self._linear(f"{module}.w2", inner, config.hidden, config.mlp_bias)
+
+    def _experts(self, module: str, x: str, experts: Experts) -> str:
+        """Router, tokens to the places of their experts, the experts' MLPs as batched products, and back."""
+        config, tokens = self.config, (self.batch, self.seq, self.config.hidden)
+        capacity = expert_capacity(self.seq, experts.num_experts, experts.top_k, experts.capacity_factor)
+        attrs: dict[str, Attr] = {"top_k": experts.top_k, "capacity": capacity}
+        logits = self._linear(f"{module}.router", x, experts.num_experts, False)
+        rows = (experts.num_experts, self.batch * capacity)
+        routed = self._add(f"{module}.dispatch", "dispatch", (*rows, config.hidden), (x, logits), module, attrs)
+        inner = self._grouped(f"{module}.experts.w1", routed, experts.ffn)
+        wide = (*rows, experts.ffn)
+        inner = self._add(f"{module}.experts.act", "silu" if config.gated else "gelu", wide, (inner,), module)
+        if config.gated:
+            other = self._grouped(f"{module}.experts.w3", routed, experts.ffn)
+            inner = self._add(f"{module}.experts.mul", "mul", wide, (inner, other), module)
+        made = self._grouped(f"{module}.experts.w2", inner, config.hidden)
+        weighted = attrs | {"weights": experts.weights}
+        y = self._add(f"{module}.combine", "combine", tokens, (made, logits), module, weighted)
+        if not experts.num_shared:
+            return y
+        shared = self._dense(f"{module}.shared", x, experts.num_shared * experts.ffn)
+        return self._add(f"{module}.sum", "add", tokens, (y, shared), module)
+
+    def _grouped(self, module: str, x: str, width: int) -> str:
+        """A product of its own for every expert: weights [experts, in, out]."""
+        num_experts, rows, features = self.tensors[x].shape
+        weight = self._parameter(f"{module}.weight", (num_experts, features, width))
+        return self._add(module, "matmul", (num_experts, rows, width), (x, weight))
+
+    # ---------------------------------------------------------------------------------------------------- operators
+
+    def _linear(self, module: str, x: str, width: int, bias: bool) -> str:
+        before = self.tensors[x].shape
+        weights = [self._parameter(f"{module}.weight", (width, before[-1]))]
+        if bias:
+            weights.append(self._parameter(f"{module}.bias", (width,)))
+        return self._add(module, "linear", (*before[:-1], width), (x, *weights))
+
+    def _norm(self, module: str, x: str) -> str:
+        width = self.tensors[x].shape[-1:]
+        weights = [self._parameter(f"{module}.weight", width)]
+        if self.config.norm == "layer":
+            weights.append(self._parameter(f"{module}.bias", width))
+        attrs: dict[str, Attr] = {"eps": self.config.norm_eps}
+        return self._add(module, f"{self.config.norm}_norm", self.tensors[x].shape, (x, *weights), module, attrs)
+
+    def _residual(self, name: str, module: str, x: str, made: str) -> str:
+        return self._add(name, "add", self.tensors[x].shape, (x, made), module)
+
+    def _dropout(self, name: str, x: str, seed: int = 1) -> str:
+        if not self.config.dropout:
+            return x
+        attrs: dict[str, Attr] = {"p": self.config.dropout, "seed": seed}
+        return self._add(name, "dropout", self.tensors[x].shape, (x,), name.rpartition(".")[0], attrs)
+
+    def _parameter(self, name: str, shape: tuple[int, ...]) -> str:
+        return self._tensor(name, shape, self.config.dtype, "parameter")
+
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: str, kind: str) -> str:
+        self.tensors[name] = Tensor(name=name, shape=shape, dtype=dtype, kind=kind)
+        return name
+
+    def _add(
+        self,
+        name: str,
+        kind: str,
+        shape: tuple[int, ...],
+        inputs: tuple[str, ...],
+        module: str = "",
+        attrs: dict[str, Attr] | None = None,
+        dtype: str = "",
+    ) -> str:
+        made = self._tensor(
+            "loss" if name == "loss" else f"{name}.out", shape, dtype or self.config.dtype, "activation"
+        )
+        self.operators.append(
+            Operator(
+                name=name, kind=kind, inputs=inputs, outputs=(made,), attrs=attrs or {}, module=module or name
+            )
+        )  # fmt: skip
+        return made

@@ -1,0 +1,88 @@
+"""The graph of a transformer by name, by file or by configuration."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from plans.errors import TwofoldError
+from plans.model.graph import Graph
+from plans.model.transformer.builder import build_graph
+from plans.model.transformer.catalogue import named_config
+from plans.model.transformer.config import TransformerConfig
+from plans.model.transformer.huggingface import read_config
+
+__all__ = ["transformer", "transformer_config"]
+
+Source = str | os.PathLike[str] | TransformerConfig
+
+
+def transformer_config(
+    source: Source, *, seq: int | None = None, num_layers: int | None = None, tied: bool | None = None
+) -> TransformerConfig:
+    """The configuration that `source` stands for: a name, a Hugging Face config.json (or its folder), or itself.
+
+    Args:
+        source: see `transformer`.
+        seq: tokens of a sample, instead of the configuration's; a learned table of positions keeps its rows.
+        num_layers: blocks, instead of the configuration's.
+        tied: whether the head's matrix is the table of embeddings, instead of what the configuration says.
+
+    Raises:
+        TwofoldError: an unknown name, a file that cannot be read or says what is not modelled.
+    """
+    if isinstance(source, TransformerConfig):
+        config = source
+    elif isinstance(source, os.PathLike) or _is_path(source):
+        config = read_config(source)
+    else:
+        config = named_config(source)
+    if num_layers is not None:
+        config = replace(config, num_layers=num_layers)
+    if tied is not None:
+        config = replace(config, tied=tied)
+    if seq is not None and config.position == "learned" and seq > config.seq:
+        raise TwofoldError(f"{config.name}: {seq} tokens, but its table of positions has {config.seq} rows")
+    if seq is not None and config.position != "learned":
+        config = replace(config, seq=seq)
+    return config
+
+
+def transformer(
+    source: Source,
+    *,
+    batch_size: int = 1,
+    seq: int | None = None,
+    num_layers: int | None = None,
+    tied: bool | None = None,
+) -> Graph:
+    """The graph of one training step of a transformer, without torch.
+
+    Args:
+        source: a name such as "llama-3-8b", the path of a Hugging Face config.json (or of its folder), or a
+            `TransformerConfig`.
+        batch_size: samples of one step.
+        seq: tokens of a sample; the model's longest by default.
+        num_layers: blocks; the model's by default.
+        tied: see `transformer_config`.
+
+    Raises:
+        TwofoldError: as `transformer_config`; a batch or a sequence below 1; experts with biases.
+
+    >>> graph = transformer("llama-3-8b", batch_size=2, seq=4096)
+    >>> len(graph.operators), sum(tensor.num_elements for tensor in graph.parameters)
+    (645, 8030261248)
+    """
+    config = transformer_config(source, seq=seq, num_layers=num_layers, tied=tied)
+    length = config.seq if seq is None else seq
+    for what, value in (("batch_size", batch_size), ("seq", length)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise TwofoldError(f"{config.name}: {what} is a whole number of at least 1, not {value!r}")
+    if config.experts is not None and config.mlp_bias:
+        raise TwofoldError(f"{config.name}: experts have no biases; take mlp_bias=False")
+    return build_graph(config, batch_size, length)
+
+
+def _is_path(source: str) -> bool:
+    return source.endswith(".json") or os.sep in source or (Path(source) / "config.json").is_file()

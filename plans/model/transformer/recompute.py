@@ -1,0 +1,61 @@
+"""Which operators of a transformer are made again in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from plans.errors import TwofoldError
+from plans.model.graph import Graph
+from plans.model.transformer.parts import parts_of
+
+__all__ = ["RECOMPUTE_MODES", "recompute_set"]
+
+RECOMPUTE_MODES = ("none", "selective", "selective_op", "full")
+
+_KEPT_BY_OPERATOR = (
+    "attention.wq", "attention.wv", "attention.wq_a", "attention.wkv_a", "attention.wv_b", "attention.core",
+    "feed_forward.w1", "feed_forward.w2",
+)  # fmt: skip
+"""Outputs that selection by operator keeps: attention, and every second matrix product in the order of the code."""
+
+
+def recompute_set(graph: Graph, mode: str | Sequence[str], layers: Collection[int] | None = None) -> tuple[str, ...]:
+    """The operators to recompute, in graph order.
+
+    Args:
+        graph: of a transformer; with names, any graph.
+        mode: "none"; "selective": the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section 5);
+            "selective_op": as torchtitan's selective checkpointing by operator, the attention and every second product
+            of a block are kept, all else is made again; "full": every operator of a block but the last sum, which is
+            the next block's input and is kept; or names of operators, or of modules, of which every operator is
+            recomputed.
+        layers: numbers of the blocks to which a mode applies; all by default.
+
+    Raises:
+        TwofoldError: an unknown mode or name.
+    """
+    if isinstance(mode, str):
+        if mode not in RECOMPUTE_MODES:
+            raise TwofoldError(
+                f"recompute {mode!r} is not known; known: {', '.join(RECOMPUTE_MODES)}, or a list of operators"
+            )
+        if mode == "none":
+            return ()
+        blocks = [
+            block for number, block in enumerate(parts_of(graph).blocks) if layers is None or number in layers
+        ]  # fmt: skip
+        if mode == "full":
+            return tuple(name for block in blocks for name in block[:-1])
+        if mode == "selective_op":
+            return tuple(name for block in blocks for name in block[:-1] if not name.endswith(_KEPT_BY_OPERATOR))
+        return tuple(name for block in blocks for name in block if name.endswith(".attention.core"))
+    found: set[str] = set()
+    known = {operator.name for operator in graph.operators}
+    for name in mode:
+        inside = [name] if name in known else [
+            operator.name for operator in graph.operators if f"{operator.module}.".startswith(f"{name}.")
+        ]  # fmt: skip
+        if not inside:
+            raise TwofoldError(f"recompute names {name!r}, which is no operator or module of graph {graph.name!r}")
+        found.update(inside)
+    return tuple(operator.name for operator in graph.operators if operator.name in found)

@@ -1,0 +1,61 @@
+"""A plan with what the simulator says of it, and with the steps of its redistributions that are faster on a machine."""
+
+from __future__ import annotations
+
+import msgspec
+
+from costmodels import Machine
+from plans.lower import lower, lower_by
+from plans.plan import Plan, Prediction
+from plans.program import Kind, Program
+from search.operators.pricing import redistribution_choice
+from simulator import simulate
+
+__all__ = ["predicted"]
+
+
+def predicted(plan: Plan, machine: Machine, limit_bytes: int | None = None) -> Plan:
+    """The same plan with its simulated step time, interval and peak memory on `machine`.
+
+    Where the machine's prices speak for other steps of redistributions than those of least bytes, and the plan stores
+    none, both are simulated; the steps are stored if the step is faster with them (or, with `limit_bytes`, if only so
+    it fits).
+    """
+    if plan.redistributions:
+        return _with_prediction(plan, lower(plan), machine)
+    choice = redistribution_choice(machine, plan.num_ranks)
+    program = lower_by(plan, choice)
+    chosen = msgspec.structs.replace(plan, redistributions=choice.redistributions)
+    found = _with_prediction(chosen, program, machine)
+    if not choice.redistributions:
+        return found
+    plain = _with_prediction(plan, lower(plan), machine)
+    return min(plain, found, key=lambda each: _rank(each, limit_bytes))
+
+
+def _rank(plan: Plan, limit_bytes: int | None) -> tuple[bool, float]:
+    assert plan.prediction is not None
+    return limit_bytes is not None and plan.prediction.peak_bytes > limit_bytes, plan.prediction.step_s
+
+
+def _with_prediction(plan: Plan, program: Program, machine: Machine) -> Plan:
+    timeline = simulate(program, machine, fold_ranks=_shares_nothing(program, machine))
+    prediction = Prediction(
+        machine=machine.name, step_s=timeline.step_interval_s, peak_bytes=timeline.peak_bytes,
+        low_s=timeline.low_s, high_s=timeline.high_s,
+    )  # fmt: skip
+    return msgspec.structs.replace(plan, prediction=prediction)
+
+
+def _shares_nothing(program: Program, machine: Machine) -> bool:
+    """Whether no two ranks share cores, ports or uplinks, so that equal ranks may be simulated once.
+
+    Ports are shared by transfers only, uplinks by what leaves a domain of the fastest links.
+    """
+    ranks = tuple(rank for group in program.groups for rank in group.ranks)
+    if not machine.host_async or (len(machine.links) > 1 and machine.tier(ranks) > 0):
+        return False
+    bodies = {id(block.body): block.body for group in program.groups for block in group.blocks}
+    return not any(
+        instruction.kind in (Kind.SEND, Kind.RECV) for body in bodies.values() for instruction in body.instructions
+    )

@@ -1,0 +1,115 @@
+"""The orders of the axes that are worth a look: meshes told apart by where groups inside a stage lie.
+
+Orders that put these groups on the same tiers of links share a mesh, and are told apart only when the optimizer's
+communication and the transfers between stages are priced.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from plans.degrees import ORDER
+from search.devices.costs import Costs, Inner
+from search.devices.problem import Problem
+from search.devices.space import Mesh, Placement, orders, placement
+
+__all__ = ["Places"]
+
+
+@dataclass(kw_only=True)
+class Places:
+    """Where meshes may lie.
+
+    Args:
+        problem: what is asked.
+        costs: of it.
+        only_best: whether nothing but the best is asked for, so that orders of which another is nowhere slower may go.
+    """
+
+    problem: Problem
+    costs: Costs
+    only_best: bool
+    _orders: dict[Mesh, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    _spots: dict[Mesh, tuple[tuple[str, tuple[int, int]], ...]] = field(default_factory=dict)
+    _nearest: dict[Mesh, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    _where: dict[Mesh, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    _placed: dict[Mesh, list[Mesh]] = field(default_factory=dict)
+
+    def of(self, mesh: Mesh) -> list[Mesh]:
+        """The mesh in an order of its axes for each way in which groups inside a stage can lie, its own first."""
+        if mesh not in self._placed:
+            found: dict[Any, list[tuple[str, ...]]] = {}
+            outer: dict[tuple[str, ...], tuple[tuple[int, int], ...]] = {}
+            every = orders(self.problem, mesh)
+            if self.only_best and self.slower_outside and self.costs.recompute_only_adds:
+                every = list(dict.fromkeys([every[0], *_undominated(every)]))  # the usual order stands for the mesh
+            for order, where in every:
+                found.setdefault(where.inner, []).append(order)
+                outer[order] = where.groups
+            usual = placement(self.problem, replace(mesh, order=ORDER)).inner
+            places = []
+            for inner, same in found.items():
+                place = replace(mesh, order=same[0])
+                places.append(place)
+                self._orders[place] = tuple(same)
+                self._nearest[place] = tuple(
+                    order for order, _ in _undominated([(each, Placement((), outer[each])) for each in same])
+                )
+                self._spots[place] = () if inner == usual else inner
+                self._where[place] = dict(inner)
+            self._placed[mesh] = places
+        return self._placed[mesh]
+
+    def orders(self, place: Mesh) -> tuple[tuple[str, ...], ...]:
+        """The orders of the axes that a place stands for."""
+        return self._orders[place]
+
+    def nearest(self, place: Mesh) -> tuple[tuple[str, ...], ...]:
+        """Those of them in which nothing the optimizer communicates takes longer than in another one."""
+        return self._nearest[place] if self.slower_outside else self._orders[place]
+
+    def inner(self, place: Mesh, sp: bool, size: int, recompute: str, split: bool) -> Inner:
+        """What happens inside a stage."""
+        return Inner(place.tp, place.cp, sp, size, recompute, split, place.ep, self._spots.get(place, ()))
+
+    def is_farther(self, place: Mesh, mesh: Mesh) -> bool:
+        """Whether every group inside a stage lies on links that are no faster than where another mesh has it."""
+        here, there = self._where[place], self._where[mesh]
+        return self.slower_outside and all(_no_nearer(tiers, there[name]) for name, tiers in here.items())
+
+    @functools.cached_property
+    def slower_outside(self) -> bool:
+        """Whether every tier of links is no faster than the one inside it."""
+        links = self.problem.machine.links
+        return all(
+            one.bandwidth_Bps >= other.bandwidth_Bps and one.latency_s <= other.latency_s
+            for one, other in pairwise(links)
+        )
+
+
+def _no_nearer(tiers: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a group lies on links that are no faster than another's: a farther tier, or fewer members together."""
+    return tiers[0] > other[0] or (tiers[0] == other[0] and tiers[1] <= other[1])
+
+
+def _undominated(places: Sequence[tuple[tuple[str, ...], Placement]]) -> list[tuple[tuple[str, ...], Placement]]:
+    """The orders without those of which another one has every group and every transfer on links that are no slower."""
+    left: list[tuple[tuple[str, ...], Placement]] = []
+    for order, where in places:
+        if any(_is_no_nearer(where, other) for _, other in left):
+            continue
+        left = [each for each in left if not _is_no_nearer(each[1], where)]
+        left.append((order, where))
+    return left
+
+
+def _is_no_nearer(place: Placement, other: Placement) -> bool:
+    return (
+        all(_no_nearer(own[1], its[1]) for own, its in zip(place.inner, other.inner, strict=True))
+        and all(map(_no_nearer, place.groups, other.groups)) and all(map(operator.ge, place.hops, other.hops))
+    )  # fmt: skip

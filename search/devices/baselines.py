@@ -1,0 +1,186 @@
+"""What one would do without a search, forecast in the same way, for an honest comparison."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from search.devices.answer import Answer, NothingFits
+from search.devices.branch import Branching
+from search.devices.candidate import Found, identity
+from search.devices.physics import physics_s
+from search.devices.problem import Pins, Problem
+from search.devices.space import refusal
+from simulator.forecast import forecast_grid
+
+__all__ = ["BASELINES", "baseline", "usual_candidates"]
+
+
+def baseline(problem: Problem, name: str) -> Answer:
+    """The best that a baseline finds.
+
+    Args:
+        problem: whose pins must be empty: baselines have their own.
+        name: "data-parallel": every device has the whole model, micro-batch, recomputing and optimizer level as fast
+            as possible; "grid": powers of two of tp (up to a node), pp and micro-batch (up to 4), 1F1B or its
+            interleaved form, none or full recomputing, sharded optimizer states, even layers, as one would try by hand
+            with Megatron-LM; "greedy": devices are halved again and again (by their prime factors), each time by the
+            degree that is fastest at that moment.
+
+    Raises:
+        NothingFits: nothing that the baseline tries fits.
+        TwofoldError: an unknown name, or pins.
+    """
+    if name not in BASELINES:
+        raise TwofoldError(f"baseline {name!r} is not known; known are {', '.join(BASELINES)}")
+    if problem.pins.given:
+        raise TwofoldError(f"{name} chooses by its own rule and takes no pins; drop {', '.join(problem.pins.given)}")
+    began = time.monotonic()
+    tried = BASELINES[name](problem)
+    fitting = sorted(
+        (each for each in tried if each.forecast.peak_bytes <= problem.limit_bytes), key=lambda each: each.key
+    )
+    if not fitting:
+        what = "nothing that it tries can be made" if not tried else (
+            f"{min(each.forecast.peak_bytes for each in tried) / 2**30:.2f} GiB are the least that it needs"
+        )  # fmt: skip
+        raise NothingFits(
+            f"{name}: {problem.config.name} does not fit {problem.limit_bytes / 2**30:.2f} GiB on "
+            f"{problem.num_devices} devices of {problem.machine.name}: {what}"
+        )
+    physics = physics_s(problem)
+    return Answer(
+        problem=problem, found=tuple(fitting), bound_s=physics, relaxed_s=physics, physics_s=physics, complete=True,
+        search_s=time.monotonic() - began, num_forecasts=len(tried), num_opened=0, method=name,
+    )  # fmt: skip
+
+
+def usual_candidates(problem: Problem, deadline_s: float | None = None) -> list[Degrees]:
+    """What the grid and the greedy halving find, as far as they come until `deadline_s` (of `time.monotonic()`)."""
+    until = float("inf") if deadline_s is None else deadline_s
+    found = [sorted(tried(problem, until), key=lambda each: each.key) for tried in (_greedy, _grid)]
+    fitting = [[each for each in tried if each.forecast.peak_bytes <= problem.limit_bytes] for tried in found]
+    return [tried[0].degrees for tried in fitting if tried]
+
+
+_AT_ONCE = 50
+"""Configurations that are forecast between two looks at the clock."""
+
+
+def _forecasts(problem: Problem, candidates: Iterable[Degrees], until_s: float = float("inf")) -> list[Found]:
+    chosen = list({identity(each): each for each in candidates}.values())
+    at_once = len(chosen) if until_s == float("inf") else _AT_ONCE
+    found: list[Found] = []
+    for first in range(0, len(chosen), max(1, at_once)):
+        if time.monotonic() > until_s:
+            break
+        part = chosen[first : first + at_once]
+        seen = forecast_grid(problem.config, part, problem.machine, stack=problem.stack)
+        found += [Found(degrees=degrees, forecast=each) for degrees, each in zip(part, seen, strict=True)]
+    return found
+
+
+def _data_parallel(problem: Problem) -> list[Found]:
+    count = problem.num_devices
+    try:
+        part = Branching(problem=problem.changed(pins=Pins(dp=count, tp=1, pp=1, cp=1, ep=1)))
+    except TwofoldError:
+        return []
+    part.run()
+    if part.found:
+        return part.found
+    values = {"dp": count, "micro_batch": 1, "recompute": "full", "zero": 3 if count > 1 else 0}
+    return _forecasts(problem, _possible(problem, [values]))
+
+
+def _grid(problem: Problem, until_s: float = float("inf")) -> list[Found]:
+    return _forecasts(problem, _possible(problem, _grid_values(problem)), until_s)
+
+
+def _grid_values(problem: Problem) -> Iterator[dict[str, object]]:
+    count, config = problem.num_devices, problem.config
+    experts = 1 if config.experts is None else config.experts.num_experts
+    node = problem.machine.links[0].ranks if problem.machine.links else 1
+    for tp in _powers(min(count, node)):
+        for pp in _powers(count // tp):
+            dp = count // tp // pp
+            if dp * tp * pp != count or config.num_layers % pp:
+                continue
+            eps = [ep for ep in _powers(dp) if dp % ep == 0 and experts % ep == 0]
+            for size in (1, 2, 4):
+                chunked = [v for v in (2, 4) if pp > 1 and config.num_layers % (pp * v) == 0]
+                for schedule, virtual in (("1f1b", 1), *(("interleaved_1f1b", v) for v in chunked)):
+                    for recompute, ep in itertools.product(("none", "selective", "full"), eps):
+                        yield {
+                            "dp": dp, "tp": tp, "pp": pp, "micro_batch": size, "schedule": schedule,
+                            "virtual": virtual, "recompute": recompute, "zero": 1, "sequence_parallel": tp > 1,
+                            "ep": ep,
+                        }  # fmt: skip
+
+
+def _powers(most: int) -> list[int]:
+    found = [1]
+    while found[-1] * 2 <= most:
+        found.append(found[-1] * 2)
+    return found
+
+
+def _greedy(problem: Problem, until_s: float = float("inf")) -> list[Found]:
+    now = {"dp": 1, "cp": 1, "tp": 1, "pp": 1}
+    for factor in _prime_factors(problem.num_devices):
+        ahead = [now | {name: now[name] * factor} for name in now]
+        found = _forecasts(problem, _possible(problem, [_usual(values) for values in ahead]), until_s)
+        if not found:
+            return []
+        best = min(found, key=lambda each: each.key).degrees
+        now = {name: getattr(best, name) for name in now}
+    choices = [
+        _usual(now) | {"recompute": recompute, "zero": level, "micro_batch": size}
+        for recompute in problem.stack.recompute_modes
+        for level in (0, 1, 2, 3)
+        for size in (1, 2, 4)
+    ]
+    return _forecasts(problem, _possible(problem, choices), until_s)
+
+
+def _usual(values: dict[str, int]) -> dict[str, object]:
+    return {**values, "micro_batch": 1, "sequence_parallel": values["tp"] > 1, "zero": 0}
+
+
+def _prime_factors(number: int) -> list[int]:
+    """The largest first.
+
+    >>> _prime_factors(12)
+    [3, 2, 2]
+    """
+    found, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return found[::-1]
+
+
+def _possible(problem: Problem, candidates: Iterable[dict[str, object]]) -> Iterator[Degrees]:
+    for values in candidates:
+        tp, cp = int(str(values.get("tp", 1))), int(str(values.get("cp", 1)))
+        if refusal(problem.config, tp=tp, cp=cp, sequence_parallel=bool(values.get("sequence_parallel"))):
+            continue
+        try:
+            made = problem.degrees(values)
+            made.layers_of(problem.config.num_layers)
+        except TwofoldError:
+            continue
+        yield made
+
+
+BASELINES: dict[str, Callable[[Problem], list[Found]]] = {
+    "data-parallel": _data_parallel,
+    "grid": _grid,
+    "greedy": _greedy,
+}
+"""Name -> what it tries."""

@@ -1,0 +1,300 @@
+"""Lower bounds on the forecast of a configuration, from closed forms.
+
+A pipeline rank cannot begin before the first micro-batch has come through the chunks before its own, must do all its
+work one after the other, and its last backward must still go back through those chunks. With equal chunks this is the
+bubble of the literature, (p - 1)(F + B) for 1F1B and 1/v of it for v chunks per rank (Narayanan et al. 2021, arXiv
+2104.04473, section 2.2); with unequal ones and any placement it remains a bound.
+
+A chunk that keeps at most k micro-batches begins its i-th forward only after i - k of them have come back. The way
+there and back takes R, so the last comes back no earlier than ceil(m / k) R after the first began: this is what the
+time on the links costs in the steady state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plans.schedules import Schedule
+from search.devices.costs import WAYS, Table, piece_counts
+
+__all__ = ["Frame", "Rows", "mesh_bound_s", "physics_bound_s"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS = range(len(WAYS))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Spreads of a frame, each with a number of blocks of every chunk that recompute; the others keep everything.
+
+    Args:
+        spread: (row) its number.
+        recomputed: (row) blocks, the first ones of every chunk; as many as the largest chunk has: all.
+        pieces: (row, chunk, piece) how many; blocks that keep everything are further pieces, where there may be any.
+        order: (row, chunk, way) which piece an action meets first.
+        whole, chosen: where they are a part of others: those, and which of them.
+    """
+
+    spread: Ints
+    recomputed: Ints
+    pieces: Floats
+    order: Ints
+    whole: Rows | None = None
+    chosen: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.spread)
+
+    def take(self, chosen: Ints) -> Rows:
+        """Some of them."""
+        return Rows(
+            spread=self.spread[chosen], recomputed=self.recomputed[chosen], pieces=self.pieces[chosen],
+            order=self.order[chosen], whole=self.whole or self,
+            chosen=chosen if self.chosen is None else self.chosen[chosen],
+        )  # fmt: skip
+
+    @cached_property
+    def has(self) -> NDArray[np.bool_]:
+        """(piece, row, chunk) whether there is any."""
+        return np.ascontiguousarray((self.pieces > 0).transpose(2, 0, 1))
+
+    @property
+    def kept(self) -> Ints:
+        """(row, chunk) blocks that keep everything."""
+        blocks = np.asarray(self.pieces[:, :, 1:].sum(axis=2) - self.pieces[:, :, 2], dtype=np.int64)
+        return np.asarray(np.maximum(blocks - self.recomputed[:, None], 0))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Frame:
+    """A schedule and several spreads of the layers over its chunks, ready to be priced.
+
+    Args:
+        schedule: of the pipeline.
+        layers: per spread the blocks of every chunk.
+        num_dense: how many of the first blocks have a plain MLP where the others have experts.
+
+    Attributes:
+        pieces: (spread, chunk, piece) how many.
+        order: (spread, chunk, way) which piece an action meets first.
+        placement, owners: pipeline rank of each chunk; (chunk, rank) 1 where they belong together.
+        begins: per rank its first chunk.
+        rounds, rest: per chunk how often it is filled after the first time, and the micro-batches beyond.
+        split: whether the schedule splits the backward.
+    """
+
+    schedule: Schedule
+    layers: Sequence[tuple[int, ...]]
+    num_dense: int = 0
+
+    pieces: Floats = field(init=False)
+    order: Ints = field(init=False)
+    placement: Ints = field(init=False)
+    owners: Floats = field(init=False)
+    begins: Ints = field(init=False)
+    rounds: Ints = field(init=False)
+    rest: Ints = field(init=False)
+    split: bool = field(init=False)
+    _one_each: bool = field(init=False)
+    _known: dict[str, Rows] = field(init=False, default_factory=dict)
+    _hops: dict[tuple[float, ...], Floats] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        schedule = self.schedule
+        pieces = piece_counts(self.layers, self.num_dense).astype(np.float64)
+        blocks, dense = pieces[:, :, 1], pieces[:, :, 3] if self.num_dense else np.zeros(pieces.shape[:2])
+        forward = np.where(dense > 0, 3, np.where(blocks > 0, 1, 2))  # which piece an action meets first
+        forward[:, 0] = 0
+        backward = np.where(blocks > 0, 1, np.where(dense > 0, 3, 0))
+        backward[:, -1] = 2
+        order = np.stack([forward if way.startswith("F") else backward for way in WAYS], axis=2)
+        placement = np.asarray(schedule.placement)
+        owners = (placement[:, None] == np.arange(schedule.num_ranks)).astype(np.float64)
+        table = schedule.table
+        opened = np.where(table.kind == 0, 1, np.where(table.kind == 3, 0, -1))
+        by_stage = np.argsort(table.stage, kind="stable")  # of one rank each, so in the order of that rank
+        starts = np.searchsorted(table.stage[by_stage], np.arange(schedule.num_stages))
+        total = np.concatenate([[0], np.cumsum(opened[by_stage])])
+        alive = np.maximum.reduceat(total[1:], starts) - total[starts]
+        rounds, rest = np.divmod(schedule.num_micro_batches - 1, alive)
+        for name, value in {
+            "_one_each": schedule.placement == tuple(range(schedule.num_ranks)),
+            "pieces": pieces, "order": order, "placement": placement, "owners": owners,
+            "begins": owners.argmax(axis=0), "rounds": rounds + 1, "rest": rest,
+            "split": bool((table.kind >= 2).any()),
+        }.items():  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    @cached_property
+    def all(self) -> Rows:
+        """All spreads; every block recomputes, or none does."""
+        every = np.full(len(self.layers), self.most)
+        return Rows(spread=np.arange(len(self.layers)), recomputed=every, pieces=self.pieces, order=self.order)
+
+    @cached_property
+    def most(self) -> int:
+        """The blocks of the largest chunk of any spread."""
+        return max(max(layers) for layers in self.layers)
+
+    def some(self, counts: Callable[[int], Sequence[int | None]]) -> Rows:
+        """All spreads with all numbers of blocks that recompute, `counts` of the largest chunk's; kept by its name."""
+        if "some" not in self._known:
+            numbers = [
+                (number, max(layers) if some is None else some)
+                for number, layers in enumerate(self.layers) for some in counts(max(layers))
+            ]  # fmt: skip
+            spread, recomputed = (np.array(each, dtype=np.int64) for each in zip(*numbers, strict=True))
+            plain = self.pieces[spread]
+            dense = plain[:, :, 3] if self.num_dense else np.zeros(plain.shape[:2])
+            kept = np.maximum(plain[:, :, 1] + dense - recomputed[:, None], 0)
+            kept_blocks = np.minimum(kept, plain[:, :, 1])
+            further = [kept_blocks, kept - kept_blocks] if self.num_dense else [kept_blocks]
+            pieces = np.concatenate([plain, np.stack(further, axis=2)], axis=2)
+            pieces[:, :, 1] -= kept_blocks
+            if self.num_dense:
+                pieces[:, :, 3] -= kept - kept_blocks
+            order, width = self.order[spread].copy(), plain.shape[2]
+            for way, name in enumerate(WAYS):
+                if not name.startswith("F"):  # a backward meets the last blocks first
+                    own = order[:, :, way]
+                    own[(own == 1) & (kept_blocks > 0)] = width
+                    own[(own == 3) & (kept > kept_blocks)] = width + 1
+            self._known["some"] = Rows(spread=spread, recomputed=recomputed, pieces=pieces, order=order)
+        return self._known["some"]
+
+    def choice(self, rows: Rows, number: int) -> tuple[tuple[int, ...], int | None]:
+        """The layers of a row, and how many blocks of a chunk recompute, None for all."""
+        layers, some = self.layers[int(rows.spread[number])], int(rows.recomputed[number])
+        return layers, None if some >= max(layers) else some
+
+    def hops_s(self, transfers_s: Sequence[float]) -> Floats:
+        """Per chunk the time on the link from the chunk before it."""
+        key = tuple(transfers_s)
+        if key not in self._hops:
+            self._hops[key] = self._on_links(key)
+        return self._hops[key]
+
+    def _on_links(self, transfers_s: Sequence[float]) -> Floats:
+        placement, num_ranks = self.placement, self.schedule.num_ranks
+        hops = np.zeros(len(placement))
+        if num_ranks > 1:
+            for chunk in range(1, len(placement)):
+                here, there = int(placement[chunk - 1]), int(placement[chunk])
+                if here != there:
+                    hops[chunk] = transfers_s[here if (here + 1) % num_ranks == there else there]
+        return hops
+
+    def _by_rank(self, times: Floats) -> Floats:
+        """(row, rank) sums over the chunks of each rank."""
+        return times if self._one_each else times @ self.owners
+
+    def quick_bound_s(self, table: Table, transfers_s: Sequence[float]) -> float:
+        """A bound for all spreads at once, from the rounds of the first chunk and the mean of the ranks."""
+        times = self.pieces[0].sum(axis=0) @ table.work
+        way = times[_FORWARD] + (times[_INPUTS] if self.split else times[_CLOSING])
+        around = way + 2 * float(self.hops_s(transfers_s).sum())
+        whole = times[_FORWARD] + times[_INPUTS] + times[_CLOSING]
+        mean = whole * self.schedule.num_micro_batches / self.schedule.num_ranks
+        return float(max(self.rounds[0] * around, mean))
+
+    def bounds_s(
+        self,
+        table: Table,
+        transfers_s: Sequence[float],
+        trailing_s: Floats | None = None,
+        *,
+        together: bool = True,
+        rows: Rows | None = None,
+    ) -> Floats:
+        """A bound for each spread, or each of `rows`.
+
+        Args:
+            table: of what the pieces cost.
+            transfers_s: from pipeline rank i to the next, the last entry from the last to the first.
+            trailing_s: per spread and chunk what reductions take beyond the end of the chunk's last action.
+            together: all ranks begin a step together; else the time of each counts from its own beginning, and only
+                that of the rank of the first chunk is sure to be 0.
+            rows: all spreads by default.
+        """
+        count, rows = self.schedule.num_micro_batches, rows or self.all
+        times = rows.pieces @ table.work
+        passing = times.copy()  # a rank is busy with gathers, too, but may be so before its tensor arrives
+        if table.gathers:
+            there = rows.pieces.any(axis=2, keepdims=True)  # a chunk of nothing gathers nothing
+            added = there * table.first_gather[rows.order, np.arange(len(WAYS))]
+            times += added
+            passing += np.minimum(added, 0.0)
+        passing[..., _FIRST] = np.minimum(passing[..., _FIRST], passing[..., _FORWARD])
+        gathered = np.maximum(times[..., _FIRST] - passing[..., _FIRST], 0.0)
+        first, forward, inputs = times[..., _FIRST], times[..., _FORWARD], times[..., _INPUTS]
+        closing, last = times[..., _CLOSING], times[..., _LAST]
+        there_s, back = passing[..., _FORWARD], passing[..., _INPUTS if self.split else _CLOSING]
+        hops = self.hops_s(transfers_s)
+        travelled = np.cumsum(hops)
+        head = np.cumsum(passing[..., _FIRST], axis=1) - passing[..., _FIRST] + travelled
+        tail = np.cumsum(back, axis=1) - back + travelled
+        update = self._by_rank(rows.pieces @ table.update)
+        update_first = update[:, self.placement[0]]
+        through = first + (count - 1) * forward + count * inputs
+        busy = through + (count - 1) * closing + last
+        begun = np.maximum(head - gathered, 0.0)[:, self.begins]
+        ended = begun + self._by_rank(busy)
+        best = ended + update
+        if not together:
+            best = best - begun
+        if trailing_s is not None:
+            best = best + np.stack(
+                [trailing_s[:, self.placement == rank].min(axis=1) for rank in range(self.schedule.num_ranks)], axis=1
+            )
+        result = best.max(axis=1)
+        if self.split:
+            ended, after = begun + self._by_rank(through), last[:, 0] + update_first
+        else:
+            after = update_first
+        result = np.maximum(result, (ended + tail[:, self.begins]).max(axis=1) + after)
+        # there and back: the rest of the model's way from every chunk
+        way = there_s + back
+        around = way.sum(axis=1, keepdims=True) - np.cumsum(way, axis=1) + way + 2 * (travelled[-1] - travelled)
+        cycle = head + self.rest * np.minimum(passing[..., _FIRST], there_s) + self.rounds * around + tail
+        result = np.maximum(result, cycle.max(axis=1) + after)
+        host = self._by_rank(rows.pieces @ table.host(count))
+        if not together:
+            host = host[:, [int(self.placement[0])]]
+        return np.asarray(np.maximum(result, host.max(axis=1)))
+
+
+def mesh_bound_s(forward_s: float, backward_s: float, way_s: float, pp: int, count: int, *, looped: bool) -> float:
+    """A bound for any spread of the layers, from what the model takes for one micro-batch.
+
+    One chunk per rank: rank r ends no earlier than s_0 + ... + s_(r-1) + m s_r, s its seconds per micro-batch. The
+    largest of these is smallest, V, where all are equal: V = T / (1 - (1 - 1/m)^p) with T the sum of all s. Several
+    chunks per rank, or a split backward: m T / p. And a micro-batch must go through the whole model and back.
+
+    Args:
+        forward_s, backward_s: of the whole model.
+        way_s: the part of both that the way of a micro-batch consists of; weight gradients may come later.
+        pp, count: pipeline ranks, micro-batches.
+        looped: several chunks per rank, or a split backward.
+    """
+    total = forward_s + backward_s
+    if looped or pp == 1:
+        return max(total * count / pp, way_s)
+    return float(total / (1.0 - (1.0 - 1.0 / count) ** pp))
+
+
+def physics_bound_s(
+    flops: float, peak_flops_per_s: float, moved_bytes: float, peak_Bps: float, num_devices: int
+) -> float:
+    """What no plan can beat: all arithmetic at the peak, or all necessary memory traffic at the peak.
+
+    >>> physics_bound_s(4e15, 1e15, 1e12, 1e12, 2)
+    2.0
+    """
+    return max(flops / peak_flops_per_s, moved_bytes / peak_Bps) / num_devices

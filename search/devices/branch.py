@@ -1,0 +1,268 @@
+"""Branch and bound, best first: the space is split one decision at a time, and what cannot win is never looked at.
+
+The node with the least bound is opened next (`search.devices.nodes` says what nodes are). A leaf is forecast whole.
+When
+the least bound left is no less than the best forecast, the best is proven to be the best.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from search.devices.axis_orders import Places
+from search.devices.bounds import Frame, Rows
+from search.devices.candidate import Found, Refused, describe, identity
+from search.devices.costs import Costs
+from search.devices.estimates import Estimates
+from search.devices.nodes import Child, Kind, Nodes, after_leaf, leaf_values
+from search.devices.peak_memory import Footing
+from search.devices.problem import Pins, Problem
+from search.devices.schedule_space import Frames
+from search.devices.seeds import seeds
+from search.devices.space import Shape, meshes
+from simulator.forecast import forecast
+from simulator.forecast.predict import rates_of
+
+__all__ = ["Branching"]
+
+_AROUND = 2
+"""Meshes of usual configurations that are searched first, with the order of their axes and their micro-batch."""
+
+_FEW = 10
+"""Fewer meshes than these are searched at once."""
+
+_MOST_AROUND = 300
+"""Nodes that are opened on each of them."""
+
+_SAFE = 1.0 - 1e-9
+"""Bounds and forecasts add the same numbers in another order."""
+
+
+@dataclass(kw_only=True)
+class Branching:
+    """One search.
+
+    Args:
+        problem: what is asked.
+        keep: how many of the fastest are searched for; the search ends when no other can be among them.
+        deadline_s: `time.monotonic()` at which it ends with the best so far.
+        on_better: called with every new best.
+        midway: called once, when half of the time that was given is gone.
+    """
+
+    problem: Problem
+    keep: int = 1
+    deadline_s: float | None = None
+    on_better: Callable[[Found], None] | None = None
+    midway: Callable[[], None] | None = None
+    found: list[Found] = field(default_factory=list)
+    rejected: list[Found] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    relaxed_s: float = float("inf")
+    bound_s: float = 0.0
+    complete: bool = False
+    interrupted: bool = False
+    num_proven: int = 0
+    num_opened: int = 0
+    num_forecasts: int = 0
+
+    def __post_init__(self) -> None:
+        self.costs = Costs(problem=self.problem, rates=rates_of(self.problem.machine))
+        self.footing = Footing(costs=self.costs)
+        self.frames = Frames(problem=self.problem)
+        self._heap: list[tuple[float, int, Kind, tuple[Any, ...]]] = []
+        self._number = 0
+        self._rooted = False
+        self._now_s = float("inf")
+        self._too_large: set[tuple[Any, ...]] = set()
+        self._seen: dict[tuple[Any, ...], Found] = {}
+
+    # ------------------------------------------------------------------- the loop
+
+    def run(self, *, most: int | None = None) -> None:
+        """Search to the end, to the deadline, or until interrupted.
+
+        Args:
+            most: end after so many nodes, and begin with none of the usual configurations.
+        """
+        now = time.monotonic()
+        half_s = float("inf") if self.deadline_s is None else (now + self.deadline_s) / 2
+        nodes = self._nodes()
+        try:
+            if most is None:
+                self._seed()
+            self._rooted = self._roots(nodes)
+            if most is None and self._rooted:
+                self._look_around()
+            while self._heap:
+                bound, _, kind, node = self._heap[0]
+                if bound >= self._enough_s:
+                    break
+                if self.midway is not None and time.monotonic() > half_s:
+                    half_s = float("inf")
+                    self.midway()
+                if self._is_late or self.num_opened == most:
+                    self.interrupted = True
+                    break
+                heapq.heappop(self._heap)
+                self._now_s = bound
+                self.num_opened += 1
+                if kind is Kind.LEAF:
+                    self._open_leaf(node)
+                else:
+                    for child in nodes.open(kind, bound, node, self._enough_s):
+                        self._push(child)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if most is not None:
+                raise
+        self.complete = not self.interrupted
+        left_s = self._heap[0][0] if self._heap else float("inf")
+        if self._rooted:  # of several plans, those that nothing left can come before
+            ahead = sum(each.forecast.step_s * _SAFE <= min(left_s, self._now_s if self.interrupted else left_s)
+                        for each in self.found)  # fmt: skip
+            self.num_proven = min(self.keep, ahead)
+        if self.complete:
+            self.bound_s = self._best_s
+        elif self._rooted:  # the node that was being opened counts with its own bound
+            self.bound_s = min(left_s, self._now_s, self._best_s)
+
+    def _nodes(self) -> Nodes:
+        places = Places(problem=self.problem, costs=self.costs, only_best=self.keep == 1)
+        estimates = Estimates(
+            problem=self.problem, keep=self.keep, costs=self.costs, footing=self.footing, frames=self.frames,
+            places=places, refused=self.refused,
+        )  # fmt: skip
+        return Nodes(estimates=estimates)
+
+    @property
+    def _is_late(self) -> bool:
+        return self.deadline_s is not None and time.monotonic() > self.deadline_s
+
+    @property
+    def _best_s(self) -> float:
+        return self.found[0].forecast.step_s if self.found else float("inf")
+
+    @property
+    def _enough_s(self) -> float:
+        return self.found[self.keep - 1].forecast.step_s * _SAFE if len(self.found) >= self.keep else float("inf")
+
+    def _push(self, child: Child) -> None:
+        bound, kind, node = child
+        if bound < self._enough_s:
+            self._number += 1
+            heapq.heappush(self._heap, (bound, self._number, kind, node))
+
+    def _roots(self, nodes: Nodes) -> bool:
+        """Bound all meshes; False: there was no time for all."""
+        found, refused = meshes(self.problem)
+        self.refused += [
+            Refused(what="meshes", reason=reason, count=count) for reason, count in sorted(refused.items())
+        ]
+        for mesh in found:
+            if self._is_late and self._heap:
+                self.interrupted = True
+                return False
+            for child in nodes.roots(mesh):
+                self.relaxed_s = min(self.relaxed_s, child[0])
+                self._push(child)
+        return True
+
+    def _seed(self) -> None:
+        """Forecast a few usual configurations."""
+        for degrees in seeds(self.problem, self.costs, self.frames, self.footing):
+            self.consider(degrees)
+            if self._is_late and self.found:
+                return
+
+    def _look_around(self) -> None:
+        """Search a little on the meshes of the best usual configurations."""
+        if len(meshes(self.problem)[0]) < _FEW:
+            return
+        around: dict[tuple[int, ...], Pins] = {}
+        for own in (each.degrees for each in self.found):
+            pins = replace(
+                self.problem.pins, dp=own.dp, cp=own.cp, tp=own.tp, pp=own.pp, ep=own.ep, micro_batch=own.micro_batch,
+                order=own.order,
+            )  # fmt: skip
+            around.setdefault((own.dp, own.cp, own.tp, own.pp, own.ep), pins)
+        for pins in list(around.values())[:_AROUND]:
+            part = self.narrowed(pins)
+            part.run(most=_MOST_AROUND)
+            self.num_forecasts += part.num_forecasts
+            for found in part.found:
+                self.consider(found.degrees)
+
+    def _open_leaf(self, node: tuple[Any, ...]) -> None:
+        values = leaf_values(self.problem, node)
+        anyhow = tuple((name, value) for name, value in values.items() if name != "order")
+        if anyhow not in self._too_large and self.consider(self.problem.degrees(values)) is None:
+            self._too_large.add(anyhow)  # which no order of the axes changes
+        for child in after_leaf(node):
+            self._push(child)
+
+    # ------------------------------------------------------------------- what is asked of it from outside
+
+    def frame(self, shape: Shape, pp: int, count: int) -> Frame | None:
+        """A schedule of so many ranks and micro-batches with all spreads; None where there is none."""
+        return self.frames.of(shape, pp, count)
+
+    def rows(self, frame: Frame, mode: str) -> Rows:
+        """What may be chosen in a frame for a recompute mode."""
+        return self.frames.rows(frame, mode)
+
+    def evaluate(self, degrees: Degrees) -> Found:
+        """The forecast of a configuration, made once.
+
+        Raises:
+            TwofoldError: a configuration that cannot be.
+        """
+        key = identity(degrees)
+        known = self._seen.get(key)
+        if known is None:
+            problem = self.problem
+            self.num_forecasts += 1
+            known = Found(
+                degrees=degrees,
+                forecast=forecast(problem.config, degrees, problem.machine, stack=problem.stack),
+            )
+            self._seen[key] = known
+        return known
+
+    def consider(self, degrees: Degrees) -> Found | None:
+        """Forecast, and keep it if it fits and is good."""
+        try:
+            known = self.evaluate(degrees)
+        except TwofoldError as error:
+            self.refused.append(Refused(what=str(degrees), reason=str(error), count=1))
+            return None
+        limit = self.problem.limit_bytes
+        if known.forecast.peak_bytes > limit:
+            self.rejected.append(known)
+            self.refused.append(
+                Refused(
+                    what=describe(degrees), reason="memory", count=1, excess_bytes=known.forecast.peak_bytes - limit
+                )
+            )
+            return None
+        if known not in self.found:
+            better = known.key < self.found[0].key if self.found else True
+            self.found.append(known)
+            self.found.sort(key=lambda each: each.key)
+            if better and self.on_better is not None:
+                self.on_better(known)
+        return known
+
+    def narrowed(self, pins: Pins) -> Branching:
+        """A search of a part of the space, with what is known already."""
+        other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
+        other._seen = self._seen
+        other.costs, other.footing = self.costs, self.footing
+        other.frames = self.frames.narrowed(other.problem)
+        return other

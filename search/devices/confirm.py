@@ -1,0 +1,71 @@
+"""The final few in the event engine: what was forecast from columns is simulated instruction by instruction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plans.errors import TwofoldError
+from plans.model.transformer import transformer
+from plans.plan import Plan
+from search.devices.candidate import Found
+from search.devices.problem import Problem
+from search.uniform import uniform_plan
+from simulator import simulate
+
+__all__ = ["Confirmed", "confirmed", "plan_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """A configuration and one step of it in the event engine.
+
+    Args:
+        found: the configuration and its forecast.
+        simulated_s: seconds of the step, the first of a run; None where no plan can be made of it.
+        reason: why there is none.
+    """
+
+    found: Found
+    simulated_s: float | None
+    reason: str = ""
+
+
+def plan_of(problem: Problem, found: Found) -> Plan:
+    """The plan that can be simulated and run.
+
+    Raises:
+        TwofoldError: what `uniform_plan` refuses.
+    """
+    degrees = found.degrees
+    return uniform_plan(
+        transformer(problem.config, batch_size=degrees.global_batch), problem.machine, dp=degrees.dp, tp=degrees.tp,
+        pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch, schedule=degrees.schedule,
+        virtual=degrees.virtual, recompute=degrees.recompute, zero=degrees.optimizer.parallel_level,
+        optimizer=degrees.optimizer, sequence_parallel=degrees.sequence_parallel, layers_per_stage=degrees.layers,
+        recompute_layers=degrees.recompute_layers, order=degrees.order,
+    )  # fmt: skip
+
+
+def confirmed(
+    problem: Problem, found: Sequence[Found], count: int, *, deadline_s: float | None = None
+) -> list[Confirmed]:
+    """The first `count` of `found`, simulated and ordered by that; equal ranks are simulated once.
+
+    None is begun after `deadline_s` (of `time.monotonic()`), but the first.
+    """
+    results: list[Confirmed] = []
+    for each in found[:count]:
+        if results and deadline_s is not None and time.monotonic() > deadline_s:
+            results.append(Confirmed(found=each, simulated_s=None, reason="no time was left"))
+            continue
+        try:
+            timeline = simulate(
+                plan_of(problem, each), problem.machine, num_steps=1, with_memory=False, fold_ranks=True
+            )  # fmt: skip
+        except TwofoldError as error:
+            results.append(Confirmed(found=each, simulated_s=None, reason=str(error)))
+        else:
+            results.append(Confirmed(found=each, simulated_s=timeline.step_s))
+    return sorted(results, key=lambda each: (each.simulated_s is None, each.simulated_s or 0.0, each.found.key))

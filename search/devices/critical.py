@@ -1,0 +1,108 @@
+"""What the critical path of a forecast step consists of.
+
+The end of a pipeline is the longest of many paths, each a sum of times. If all times of one kind grow by a small share,
+the end grows by that share of what the longest path spends on them. So every kind is made a little longer, and a little
+shorter, and the step forecast again; where several paths are equally long, this takes the mean of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from search.devices.candidate import Found
+from search.devices.problem import Problem
+from simulator.forecast.action import Stretch
+from simulator.forecast.case import Case, Pieces, RankKinds, is_split
+from simulator.forecast.chunks import Chunk
+from simulator.forecast.predict import chunk_costs, chunks_of
+
+__all__ = ["critical_path_s"]
+
+_SHARE = 1e-4
+
+_NOTHING_S = 1e-9
+
+_PS_PER_S = 1e12
+
+_FORWARD, _BACKWARD, _TRANSFERS, _UPDATE = (
+    "forward compute", "backward compute", "transfers between stages", "gradients and optimizer after the last action",
+)  # fmt: skip
+
+
+def critical_path_s(problem: Problem, found: Found) -> dict[str, float]:
+    """Seconds of the step of a configuration by kind, the largest first; together they are the step.
+
+    Raises:
+        TwofoldError: a configuration that cannot be.
+
+    >>> from costmodels import Machine
+    >>> from plans.model.transformer import transformer_config
+    >>> from search.devices import Pins, solve
+    >>> asked = Problem(config=transformer_config("llama-3-8b"), machine=Machine.load("h100-sxm-x8"), num_devices=8,
+    ...                 global_batch=8, pins=Pins(pp=8, schedule="1f1b"))
+    >>> list(critical_path_s(asked, solve(asked).best))[0]
+    'backward compute'
+    """
+    degrees = found.degrees
+    split = is_split(degrees.pipeline)
+    costs = chunk_costs(problem.config, degrees, problem.machine, problem.stack, split, lambda each: {})
+    chunks = chunks_of(problem.config, degrees)
+    pieces, ranks = Pieces(costs), RankKinds.of(chunks, degrees.pipeline)
+
+    def end_s(kind: str = "", share: float = 0.0) -> float:
+        longer = _Longer(kind=kind, factor=share, pieces=pieces)
+        return _LongerCase(pieces=longer, degrees=degrees, chunks=chunks, ranks=ranks).end_ps() / _PS_PER_S  # type: ignore[arg-type]
+
+    calls = {call for chunk in chunks for each in pieces.actions(chunk).values() for call in each.exposed_ps}
+    kinds = (_FORWARD, _BACKWARD, *(f"exposed {call}" for call in sorted(calls)), _TRANSFERS, _UPDATE)
+    spent = {kind: (end_s(kind, _SHARE) - end_s(kind, -_SHARE)) / (2 * _SHARE) for kind in kinds}
+    whole, told = end_s(), sum(spent.values())
+    if told > whole:
+        spent = {kind: seconds * whole / told for kind, seconds in spent.items()}
+    spent["host"] = max(0.0, whole - told) + problem.stack.step_s
+    spent["the slowest of many devices"] = found.forecast.step_s - whole - problem.stack.step_s
+    return dict(
+        sorted(((kind, s) for kind, s in spent.items() if s > _NOTHING_S), key=lambda each: (-each[1], each[0]))
+    )
+
+
+@dataclass(frozen=True)
+class _Longer:
+    """Pieces whose times of one kind are longer by a factor."""
+
+    kind: str
+    factor: float
+    pieces: Pieces
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.pieces, name)
+
+    def actions(self, chunk: Chunk) -> Mapping[str, Stretch]:
+        return {name: self._longer(name, each) for name, each in self.pieces.actions(chunk).items()}
+
+    def update(self, chunks: tuple[Chunk, ...]) -> Stretch:
+        found = self.pieces.update(chunks)
+        return _grown(found, found.work_ps * self.factor) if self.kind == _UPDATE else found
+
+    def _longer(self, name: str, each: Stretch) -> Stretch:
+        if self.kind in (_FORWARD, _BACKWARD):
+            mine = name.startswith("F") is (self.kind == _FORWARD)
+            return _grown(each, each.compute_ps * self.factor) if mine else each
+        return _grown(each, each.exposed_ps.get(self.kind.removeprefix("exposed "), 0.0) * self.factor)
+
+
+def _grown(stretch: Stretch, by_ps: float) -> Stretch:
+    return stretch._replace(work_ps=stretch.work_ps + by_ps, lead_ps=stretch.lead_ps + by_ps) if by_ps else stretch
+
+
+class _LongerCase(Case):
+    """With transfers that are longer by a factor, where those are the kind."""
+
+    def transfers(self) -> tuple[Mapping[tuple[int, int], float], int]:
+        times, dispatch = super().transfers()
+        longer = self.pieces
+        assert isinstance(longer, _Longer)
+        if longer.kind == _TRANSFERS:
+            times = {pair: time * (1.0 + longer.factor) for pair, time in times.items()}
+        return times, dispatch

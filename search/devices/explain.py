@@ -1,0 +1,317 @@
+"""Why the best is the best: what its neighbours cost, and what would have to give where nothing fits."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from costmodels import Machine
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from search.devices.branch import Branching
+from search.devices.candidate import Found, describe
+from search.devices.costs import Inner
+from search.devices.problem import Pins, Problem
+from search.devices.space import (
+    Mesh,
+    Shape,
+    divisors,
+    levels,
+    meshes,
+    micro_batches,
+    orders,
+    recomputes,
+    sequence_parallels,
+    shapes,
+    values_of,
+)
+
+__all__ = ["Neighbour", "Relaxation", "least_memory", "neighbours", "relaxations"]
+
+_LEAN = ("1f1b", "v_half", "v_min")
+"""Schedules that keep the fewest activations."""
+
+_MOST_LEAN = 40
+"""Lean configurations that are forecast at most."""
+
+_EQUAL_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """The best with one degree changed; the layers are spread anew.
+
+    Args:
+        change: what is different, in words.
+        found: its forecast; None where it cannot be.
+        reason: why it lost.
+        extra_s: seconds that it takes longer; None where it cannot be or does not fit.
+    """
+
+    change: str
+    found: Found | None
+    reason: str
+    extra_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation:
+    """A change of the question under which something fits."""
+
+    what: str
+    value: Any
+    text: str
+
+
+# ------------------------------------------------------------------- neighbours
+
+
+def neighbours(branching: Branching, best: Found) -> tuple[Neighbour, ...]:
+    """One degree of the best changed at a time, the least loss first; then what cannot be."""
+    results = [_neighbour(branching, best, change, pins) for change, pins in _changes(branching.problem, best)]
+    return tuple(sorted(results, key=lambda each: (each.extra_s is None, each.extra_s or 0.0, each.change)))
+
+
+def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
+    degrees, count = best.degrees, problem.num_devices
+    base = Pins(
+        dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch,
+        schedule=degrees.schedule, virtual=degrees.virtual, recompute=degrees.recompute,
+        zero=degrees.optimizer.parallel_level, sequence_parallel=degrees.sequence_parallel,
+        recompute_layers=problem.pins.recompute_layers, order=degrees.order,
+    )  # fmt: skip
+    fixed = problem.pins.given
+    for name in ("tp", "cp", "pp"):
+        now = getattr(degrees, name)
+        for value in _beside(now, divisors(count)):
+            for other in ("dp", "tp", "pp", "cp"):
+                # what the changed degree takes or gives comes from another one
+                have = getattr(degrees, other)
+                if other == name or {name, other} & set(fixed) or have * now % value:
+                    continue
+                if other != "dp" and value < now:
+                    continue  # told from the other side
+                given: dict[str, Any] = {name: value, other: have * now // value}
+                split = fixed.get("sequence_parallel") if degrees.tp == 1 else degrees.sequence_parallel
+                given["sequence_parallel"] = split if given.get("tp", degrees.tp) > 1 else False
+                if name == "pp" or other == "pp":
+                    given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
+                anew = ", schedule anew" if "pp" in given else ""
+                yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", replace(base, **given)
+    mesh = Mesh(degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.ep, degrees.order)
+    for order, _ in orders(problem, mesh) if problem.pins.order is None else ():
+        if order != degrees.order:
+            told = (tuple(axis for axis in each if getattr(degrees, axis) > 1) for each in (degrees.order, order))
+            yield f"order {' -> '.join('-'.join(each) for each in told)}", replace(base, order=order)
+    experts = problem.config.experts
+    if experts is not None and "ep" not in fixed:
+        for value in _beside(degrees.ep, divisors(math.gcd(degrees.dp, experts.num_experts))):
+            yield f"ep {degrees.ep} -> {value}", replace(base, ep=value)
+    each = problem.global_batch // degrees.dp
+    for value in _beside(degrees.micro_batch, divisors(each)):
+        if "micro_batch" not in fixed:
+            yield f"micro-batch {degrees.micro_batch} -> {value}", replace(base, micro_batch=value)
+    for shape in shapes(problem, degrees.pp):
+        if (shape.schedule, shape.virtual) != (degrees.schedule, degrees.virtual):
+            yield (
+                f"{Shape(degrees.schedule, degrees.virtual)} -> {shape}",
+                replace(base, schedule=shape.schedule, virtual=shape.virtual),
+            )
+    yield from _recompute_changes(problem, degrees, base)
+    for level in (0, 1, 2, 3) if problem.pins.zero is None else ():
+        if level != degrees.optimizer.parallel_level:
+            yield f"optimizer level {degrees.optimizer.parallel_level} -> {level}", replace(base, zero=level)
+    if degrees.tp > 1 and problem.pins.sequence_parallel is None:
+        yield (
+            "without sequence parallel" if degrees.sequence_parallel else "with sequence parallel",
+            replace(base, sequence_parallel=not degrees.sequence_parallel),
+        )
+    if degrees.layers is not None and problem.pins.layers is None:
+        chunks = len(degrees.layers)
+        whole, rest = divmod(sum(degrees.layers), chunks)
+        even = tuple(whole + (chunk < rest) for chunk in range(chunks))
+        yield "layers spread evenly", replace(base, layers=even)
+
+
+def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    """Another mode, in as many blocks as is best and in all; one block of a chunk more or fewer."""
+    now = f"recompute {degrees.recompute}"
+    pinned = problem.pins.recompute_layers is not None
+    for mode in recomputes(problem):
+        plain = replace(base, recompute=mode, recompute_layers=None if mode == "none" else base.recompute_layers)
+        if mode != degrees.recompute:
+            yield f"{now} -> {mode}", plain
+        if mode != "none" and not pinned and (mode != degrees.recompute or degrees.recompute_layers is not None):
+            yield f"{now} -> {mode} in all blocks", replace(plain, recompute_layers=problem.config.num_layers)
+    if degrees.recompute_layers is not None and not pinned:
+        most = max(degrees.layers_of(problem.config.num_layers))
+        for count in (degrees.recompute_layers - 1, degrees.recompute_layers + 1):
+            if 0 < count < most:
+                told = f"{now} in {degrees.recompute_layers} -> {count} of a chunk's blocks"
+                yield told, replace(base, recompute_layers=count)
+
+
+def _beside(now: int, values: tuple[int, ...]) -> list[int]:
+    """The next smaller and the next larger."""
+    smaller, larger = [each for each in values if each < now], [each for each in values if each > now]
+    return smaller[-1:] + larger[:1]
+
+
+def _neighbour(branching: Branching, best: Found, change: str, pins: Pins) -> Neighbour:
+    try:
+        part = branching.narrowed(pins)
+        part.run()
+    except TwofoldError as error:
+        return Neighbour(change=change, found=None, reason=str(error), extra_s=None)
+    if part.found:
+        found = part.found[0]
+        extra = found.forecast.step_s - best.forecast.step_s
+        some = found.degrees.recompute_layers
+        if some not in (None, best.degrees.recompute_layers) and "blocks" not in change:
+            change += f", recompute in {some} of a chunk's blocks"
+        return Neighbour(change=change, found=found, reason=_difference(best, found), extra_s=extra)
+    memory = [each.excess_bytes or 0 for each in part.refused if each.reason == "memory"]
+    if memory:
+        reason = f"does not fit: {min(memory) / 2**30:.2f} GiB too much"
+    else:
+        reason = "; ".join(dict.fromkeys(each.reason for each in part.refused)) or "cannot be made"
+    return Neighbour(change=change, found=None, reason=reason, extra_s=None)
+
+
+def _difference(best: Found, other: Found) -> str:
+    """Which part of the step grew most."""
+    parts = {
+        name: composition(other)[name] - seconds for name, seconds in composition(best).items()
+    }  # fmt: skip
+    name = max(sorted(parts), key=lambda each: parts[each])
+    return f"{name} {parts[name]:+.3g} s" if parts[name] > _EQUAL_S else "equal"
+
+
+def composition(found: Found) -> dict[str, float]:
+    """Seconds of the mean rank: compute, communication that is not hidden, and waiting for other stages."""
+    seen = found.forecast
+    compute = seen.step_s * (1.0 - seen.bubble_fraction)
+    return {
+        "compute": compute,
+        "exposed communication": seen.exposed_comm_s,
+        "waiting": max(0.0, seen.step_s - compute - seen.exposed_comm_s),
+    }
+
+
+# ------------------------------------------------------------------- nothing fits
+
+
+def least_memory(problem: Problem, *, enough_bytes: int = 0) -> Found | None:
+    """The configuration with the least forecast peak of those looked at; None where there is none at all.
+
+    Only what keeps least is looked at: the smallest micro-batch, most recomputing, the leanest schedules. The leanest
+    few of these are forecast, with what the stack adds, until one takes no more than `enough_bytes` or the others
+    cannot be better.
+    """
+    branching = Branching(problem=problem)
+    best: Found | None = None
+    for least, _, values in sorted(_lean(branching), key=operator.itemgetter(0, 1))[:_MOST_LEAN]:
+        if best is not None and best.forecast.peak_bytes <= max(least, enough_bytes):
+            break
+        if least > enough_bytes > 0:
+            return None
+        try:
+            found = branching.evaluate(problem.degrees(values))
+        except TwofoldError:
+            continue
+        if best is None or found.forecast.peak_bytes < best.forecast.peak_bytes:
+            best = found
+    return best
+
+
+def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """(a lower bound on the peak in bytes, number, values) of lean configurations."""
+    problem, number = branching.problem, 0
+    for mesh in meshes(problem)[0]:
+        sizes, sps = micro_batches(problem, mesh), sequence_parallels(problem, mesh)
+        if not sizes or not sps:
+            continue
+        tried = shapes(problem, mesh.pp)
+        for shape in [each for each in tried if each.schedule in _LEAN] or tried:
+            frame = branching.frame(shape, mesh.pp, problem.global_batch // (mesh.dp * sizes[0]))
+            if frame is None:
+                continue
+            mode = recomputes(problem)[-1]
+            inner, rows = (
+                Inner(mesh.tp, mesh.cp, sps[0], sizes[0], mode, frame.split, mesh.ep),
+                branching.rows(frame, mode),
+            )
+            for level in levels(problem, mesh)[-2:]:
+                peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
+                layers, some = frame.choice(rows, int(np.argmin(peaks)))
+                values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, problem, some)
+                number += 1
+                yield int(np.min(peaks)), number, values
+
+
+def relaxations(problem: Problem) -> list[Relaxation]:
+    """The smallest changes under which something would fit, one kind at a time."""
+    found: list[Relaxation] = []
+    least = least_memory(problem)
+    if least is not None and (peak := least.forecast.peak_bytes) > problem.limit_bytes:
+        found.append(
+            Relaxation(what="memory", value=peak, text=f"{_GiB(peak)} per device would do ({describe(least.degrees)})")
+        )
+    for pin in problem.pins.given:
+        rest = Pins(**{each.name: getattr(problem.pins, each.name) for each in fields(Pins) if each.name != pin})
+        if fits := _fitting(problem, pins=rest):
+            given = problem.pins.given[pin]
+            found.append(Relaxation(what=pin, value=None, text=f"without {pin}={given} something fits ({_told(fits)})"))
+    for factor in (2, 4, 8, 16, 32, 64, 128):
+        count = problem.num_devices * factor
+        machine = _larger(problem.machine, count)
+        if machine is not None and (fits := _fitting(problem, num_devices=count, machine=machine)):
+            found.append(Relaxation(what="devices", value=count, text=f"{count} devices would do ({_told(fits)})"))
+            break
+    for batch in _batches(problem.global_batch):
+        if fits := _fitting(problem, global_batch=batch):
+            text = f"a global batch of {batch} would do ({_told(fits)})"
+            found.append(Relaxation(what="batch", value=batch, text=text))
+            break
+    return found
+
+
+def _told(found: Found) -> str:
+    return f"{_GiB(found.forecast.peak_bytes)}: {describe(found.degrees)}"
+
+
+def _GiB(size_bytes: int) -> str:
+    """Rounded up: what is told is enough."""
+    return f"{math.ceil(size_bytes / 2**30 * 100) / 100:.2f} GiB"
+
+
+def _batches(batch: int) -> list[int]:
+    """Smaller and larger ones, the nearest first."""
+    smaller = [batch // factor for factor in (2, 4, 8, 16, 32, 64) if batch % factor == 0]
+    larger = [batch * factor for factor in (2, 4, 8)]
+    return sorted({*smaller, *larger}, key=lambda each: (abs(each - batch), each))
+
+
+def _fitting(problem: Problem, **values: Any) -> Found | None:
+    """What fits the changed question."""
+    try:
+        changed = problem.changed(**values)
+        found = least_memory(changed, enough_bytes=changed.limit_bytes)
+    except TwofoldError:
+        return None
+    return found if found is not None and found.forecast.peak_bytes <= changed.limit_bytes else None
+
+
+def _larger(machine: Machine, count: int) -> Machine | None:
+    if count <= machine.num_devices:
+        return machine
+    family = machine.name.rpartition("-x")[0]
+    try:
+        return Machine.load(f"{family}-x{count}")
+    except TwofoldError:
+        return None

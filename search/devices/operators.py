@@ -1,0 +1,166 @@
+"""What every operator of a block costs in the best configuration, and what it would cost in those beside it.
+
+Seconds are those of one step on the mean pipeline rank: of one block and micro-batch, times micro-batches, times blocks
+per rank. Redistributions count for the operator that asks for them: what is gathered for the one that reads it, what is
+reduced for the one that made it. Of their time that part is exposed which the step would be spared if they took none.
+Sums of gradients over micro-batches count, though levels 2 and 3 may do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from plans.lower.symbolic import Cell
+from plans.program import Kind
+from search.devices.problem import Problem
+from simulator.forecast.action import COLLECTIVE, COMPUTE, Line, Rates, measure
+from simulator.forecast.chunks import Chunks
+from simulator.forecast.predict import rates_of
+from simulator.forecast.pricing import priced_cells
+
+__all__ = ["OperatorCost", "layout_words", "operator_costs"]
+
+_PS_PER_S = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCost:
+    """One operator in one layout.
+
+    Args:
+        operator: its name within a block.
+        layout: the degrees that decide how it is split, in words.
+        compute_s: forward and gradients.
+        redistribution_s: collectives for it, each alone.
+        exposed_s: the part of them that nothing hides.
+        chosen: whether this is the layout of the best.
+    """
+
+    operator: str
+    layout: str
+    compute_s: float
+    redistribution_s: float
+    exposed_s: float
+    chosen: bool
+
+    @property
+    def total_s(self) -> float:
+        """What the operator adds to the step: compute, and communication that nothing hides."""
+        return self.compute_s + self.exposed_s
+
+
+def layout_words(degrees: Degrees) -> str:
+    """The degrees that decide how operators are split and how often they run.
+
+    >>> layout_words(Degrees(dp=2, tp=4, global_batch=8, sequence_parallel=True))
+    'tp 4 with sequence parallel, micro-batch 1, recompute none'
+    """
+    parts = " ".join(f"{name} {value}" for name in ("ep", "cp", "tp") if (value := getattr(degrees, name)) > 1)
+    parts += " with sequence parallel" if degrees.sequence_parallel else ""
+    some = "" if degrees.recompute_layers is None else f" in {degrees.recompute_layers} of a chunk's blocks"
+    return f"{parts or 'whole'}, micro-batch {degrees.micro_batch}, recompute {degrees.recompute}{some}"
+
+
+def operator_costs(problem: Problem, best: Degrees, others: Iterable[Degrees]) -> list[OperatorCost]:
+    """Costs of the operators of a block, in the order of the model; of each the chosen layout first, then the cheapest.
+
+    Args:
+        problem: what is asked.
+        best: the configuration chosen.
+        others: configurations beside it; of those with one layout the first counts, what cannot be is left out.
+    """
+    columns: dict[str, dict[str, OperatorCost]] = {layout_words(best): _costs(problem, best, True)}
+    for degrees in others:
+        if layout_words(degrees) not in columns:
+            try:
+                columns[layout_words(degrees)] = _costs(problem, degrees, False)
+            except TwofoldError:
+                continue
+    found = []
+    for name in next(iter(columns.values())):
+        mine = [own[name] for own in columns.values() if name in own]
+        found += sorted(mine, key=lambda each: (not each.chosen, each.total_s, each.layout))
+    return found
+
+
+def _costs(problem: Problem, degrees: Degrees, chosen: bool) -> dict[str, OperatorCost]:
+    """By operator; where some blocks recompute and others do not, the mean of all."""
+    blocks, some = problem.config.num_layers, degrees.recompute_layers
+    if some is None:
+        return _alike(problem, degrees, layout_words(degrees), chosen)
+    share = sum(min(some, count) for count in degrees.layers_of(blocks)) / blocks
+    mixed: dict[str, OperatorCost] = {}
+    for mode, weight in ((degrees.recompute, share), ("none", 1.0 - share)):
+        every = replace(degrees, recompute=mode, recompute_layers=None)
+        for name, each in _alike(problem, every, layout_words(degrees), chosen).items():
+            before = mixed.get(name)
+            mixed[name] = replace(
+                each, compute_s=weight * each.compute_s + (before.compute_s if before else 0.0),
+                redistribution_s=weight * each.redistribution_s + (before.redistribution_s if before else 0.0),
+                exposed_s=weight * each.exposed_s + (before.exposed_s if before else 0.0),
+            )  # fmt: skip
+    return mixed
+
+
+def _alike(problem: Problem, degrees: Degrees, words: str, chosen: bool) -> dict[str, OperatorCost]:
+    """Where all blocks are alike."""
+    config, machine = problem.config, problem.machine
+    rates = rates_of(machine)
+    pieces = Chunks(
+        config=config, degrees=degrees, machine=machine, stack=problem.stack, rates=rates, split_backward=False
+    )
+    runs = degrees.num_micro_batches * config.num_layers / degrees.pp / _PS_PER_S
+    compute: dict[str, float] = {}
+    moved: dict[str, float] = {}
+    exposed: dict[str, float] = {}
+    for part in pieces.template.pieces["block"].parts.values():
+        cells = priced_cells(part, pieces.numbers, pieces.groups, machine, problem.stack)
+        lines = [line for _, own in cells for line in own]
+        owners = [
+            owner for owner, (_, own) in zip(_owners([cell for cell, _ in cells]), cells, strict=True) for _ in own
+        ]
+        for owner, line in zip(owners, lines, strict=True):
+            into = compute if line.kind == COMPUTE else moved
+            into[owner] = into.get(owner, 0.0) + line.work_ps * runs
+        for owner in {owner for owner, line in zip(owners, lines, strict=True) if line.kind == COLLECTIVE}:
+            spared = _spared_ps(lines, owners, owner, rates)
+            exposed[owner] = exposed.get(owner, 0.0) + spared * runs
+    return {
+        name: OperatorCost(
+            operator=name, layout=words, compute_s=compute.get(name, 0.0),
+            redistribution_s=moved.get(name, 0.0), exposed_s=exposed.get(name, 0.0), chosen=chosen,
+        )
+        for name in dict.fromkeys((*compute, *moved))
+        if compute.get(name, 0.0) + moved.get(name, 0.0) > 0.0
+    }  # fmt: skip
+
+
+def _owners(cells: Sequence[Cell]) -> list[str]:
+    """The operator for which each cell stands: its own; before it for gathers, behind it for sums and reductions."""
+    names = [cell.operator.split(".", 2)[-1] if cell.operator else "" for cell in cells]
+    before, after = "", ""
+    behind, ahead = [], []
+    for name in names:
+        before = name or before
+        behind.append(before)
+    for name in reversed(names):
+        after = name or after
+        ahead.append(after)
+    ahead.reverse()
+    found = []
+    for cell, name, previous, following in zip(cells, names, behind, ahead, strict=True):
+        reads = cell.kind is Kind.COLLECTIVE and not cell.call.startswith(("reduce", "all_reduce"))
+        found.append(name or (following or previous if reads else previous or following))
+    return found
+
+
+def _spared_ps(lines: Sequence[Line], owners: Sequence[str], owner: str, rates: Rates | None) -> float:
+    """By how much a body is shorter if the collectives of one operator take no time."""
+    free = [
+        line._replace(work_ps=0) if line.kind == COLLECTIVE and name == owner else line
+        for name, line in zip(owners, lines, strict=True)
+    ]
+    return max(0.0, measure(lines, rates).work_ps - measure(free, rates).work_ps)

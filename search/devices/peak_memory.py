@@ -1,0 +1,256 @@
+"""Memory of many spreads of the layers at once: what the forecast will find, or a little less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plans.schedules import Schedule
+from search.devices.bounds import Frame, Rows
+from search.devices.costs import Costs, Inner, kept, only
+from simulator.forecast.memory import Footprint
+
+__all__ = ["Footing"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_GRADIENT = 1
+"""Among weights, gradients and states."""
+
+_MOST_KNOWN = 2000
+"""Layouts and frames whose activations are remembered at a time."""
+
+_KINDS = 4
+"""Forward, whole backward, input gradient, weight gradient."""
+
+
+@dataclass(kw_only=True)
+class Footing:
+    """Peaks of memory by layout, made once each.
+
+    Left out is only what a software stack may add to a rank.
+    """
+
+    costs: Costs
+    _activations: dict[tuple[Inner, Frame, int], Floats] = field(default_factory=dict)
+    _static: dict[tuple[int, int, int, int], Ints] = field(default_factory=dict)
+    _whole: dict[tuple[int, int], Ints] = field(default_factory=dict)
+    _kept: dict[Inner, tuple[int, ...]] = field(default_factory=dict)
+    _prints: dict[Inner, tuple[Footprint, ...]] = field(default_factory=dict)
+
+    def peaks_bytes(
+        self, inner: Inner, frame: Frame, *, dp: int, level: int, rows: Rows | None = None, most: bool = False
+    ) -> Ints:
+        """The peak of the fullest rank, per spread or for each of the frame's rows of some blocks that recompute.
+
+        `most`: no less than the forecast will find, instead of no more.
+        """
+        rows = frame.all if rows is None else rows
+        owners, held = frame.owners, self.static_bytes(inner, dp, level)
+        total = frame.pieces @ held.sum(axis=1).astype(np.float64) @ owners
+        if level >= 3 and dp * inner.cp > 1:
+            total = total + self._gathered(inner, (frame.pieces.transpose(0, 2, 1) @ owners) > 0)
+        total = total[rows.spread] + self._alive_at_once(inner, frame, rows)
+        if not most and _forwards_first(frame.schedule):  # gradients may come where activations were
+            gradient = (frame.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread] @ owners
+            own = np.array([each.kept for each in self._prints_of(inner, rows)], dtype=np.float64)
+            total = total - np.minimum(gradient, rows.pieces @ own @ owners)
+        return np.asarray(total.max(axis=1), dtype=np.int64)
+
+    def least_bytes(self, inner: Inner, *, pp: int, dp: int, level: int) -> float:
+        """What the fullest rank of any schedule and spread holds at least.
+
+        Every rank once holds the activations of one micro-batch on all of its blocks, and the fullest holds no less
+        than the mean.
+        """
+        rest, gradient = self._least(inner, dp, level)
+        counts = self.costs.all_counts[list(self.costs.blocks)]
+        return (rest + max(float(counts @ np.array(self.kept_bytes(inner))), gradient)) / pp
+
+    def excess_bytes(self, inner: Inner, *, pp: int, dp: int, level: int, limit: int) -> float:
+        """How many bytes recomputing must at least save, in the whole model, for any schedule and spread to fit."""
+        rest, _ = self._least(inner, dp, level)
+        counts = self.costs.all_counts[list(self.costs.blocks)]
+        return max(0.0, float(counts @ np.array(self.kept_bytes(kept(inner)))) + rest - pp * limit)
+
+    def _least(self, inner: Inner, dp: int, level: int) -> tuple[float, float]:
+        """Static bytes of all blocks without their gradients, and the gradients."""
+        numbers = list(self.costs.blocks)
+        held = self.costs.all_counts[numbers] @ self.static_bytes(inner, dp, level)[numbers]
+        return float(held.sum() - held[_GRADIENT]), float(held[_GRADIENT])
+
+    def kept_bytes(self, inner: Inner) -> tuple[int, ...]:
+        """What one micro-batch leaves behind in one block, for each kind of block."""
+        if inner not in self._kept:
+            prints = self._footprints(inner)
+            self._kept[inner] = tuple(prints[number].kept for number in self.costs.blocks)
+        return self._kept[inner]
+
+    def _footprints(self, inner: Inner) -> tuple[Footprint, ...]:
+        if inner not in self._prints:
+            chunks = self.costs.plain(inner)
+            self._prints[inner] = tuple(chunks.footprint(piece) for piece in self.costs.pieces)
+        return self._prints[inner]
+
+    def _prints_of(self, inner: Inner, rows: Rows) -> tuple[Footprint, ...]:
+        """Of the pieces that rows have."""
+        own = self._footprints(inner)
+        if rows.pieces.shape[2] == len(own):
+            return own
+        other = self._footprints(kept(inner))
+        return (*own, *(other[number] for number in self.costs.blocks))
+
+    def static_bytes(self, inner: Inner, dp: int, level: int) -> Ints:
+        """(piece, role) weights, gradients and states on one rank."""
+        key = (inner.tp, inner.ep, dp * inner.cp, level)
+        if key not in self._static:
+            chunks = self.costs.chunks(inner, dp, level, contention=True)
+            self._static[key] = np.array(
+                [list(chunks.static_bytes(only(piece)).values()) for piece in self.costs.pieces], dtype=np.int64
+            )
+        return self._static[key]
+
+    def _whole_weights(self, inner: Inner) -> Ints:
+        key = (inner.tp, inner.ep)
+        if key not in self._whole:
+            chunks = self.costs.plain(inner)
+            self._whole[key] = np.array([chunks.weight_bytes(piece) for piece in self.costs.pieces], dtype=np.int64)
+        return self._whole[key]
+
+    def _gathered(self, inner: Inner, has: NDArray[np.bool_]) -> Ints:
+        """Per spread and rank the whole weights that are there at a time, given (spread, piece, rank) what it has."""
+        names = self.costs.pieces
+        weights = dict(zip(names, self._whole_weights(inner).tolist(), strict=True))
+        codes = np.tensordot(2 ** np.arange(len(names)), has, axes=(0, 1))  # spread, rank
+        sizes = np.zeros(2 ** len(names), dtype=np.int64)
+        for code in set(codes.ravel().tolist()):
+            own = {piece: weights[piece] for number, piece in enumerate(names) if code >> number & 1}
+            sizes[code] = self.costs.problem.stack.whole_bytes(own)
+        return np.asarray(sizes[codes])
+
+    def _alive_at_once(self, inner: Inner, frame: Frame, rows: Rows) -> Floats:
+        """`activations`, worked out once for all levels, orders of the axes and parts of a frame's rows."""
+        every = rows if rows.whole is None else rows.whole
+        key = (inner, frame, every.pieces.shape[2])
+        if key not in self._activations:
+            if len(self._activations) >= _MOST_KNOWN:
+                self._activations.clear()
+            self._activations[key] = self.activations(inner, frame, every)
+        found = self._activations[key]
+        return found if rows.chosen is None else found[rows.chosen]
+
+    def activations(self, inner: Inner, frame: Frame, rows: Rows) -> Floats:
+        """Per row and pipeline rank the most bytes of activations alive at once."""
+        prints = self._prints_of(inner, rows)
+        pieces, has, width = rows.pieces, rows.has, len(self.costs.pieces)
+        whole = np.array([own.kept for own in prints], dtype=np.float64)
+        part = np.array([own.kept_for_weights for own in prints], dtype=np.float64)
+        during = np.zeros((_KINDS, *pieces.shape[:2]))
+        freed: Floats | None = None
+        if len(prints) > width:  # before blocks recompute, what those behind them kept is gone
+            freed = pieces[:, :, width:] @ (whole - part)[width:]
+        for number, own in enumerate(prints):
+            there = has[number]
+            np.maximum(during[0], there * float(own.forward - own.kept), out=during[0])
+            back = there * float(own.backward)
+            if freed is not None and number in self.costs.blocks:
+                back -= there * freed
+            np.maximum(during[1], back, out=during[1])
+            if frame.split:
+                np.maximum(during[3], there * float(own.weights), out=during[3])
+        during[2] = during[1]
+        return _alive(frame.schedule).peaks(pieces @ whole, pieces @ part, during)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Alive:
+    """The moments of a schedule that can be a rank's peak, whatever its chunks keep; every rank has as many.
+
+    Attributes:
+        chunks: (rank, chunk of the rank) number of the chunk.
+        state: (rank, moment, chunk of the rank) micro-batches that it keeps then, between forward and backward, and
+            behind these between the two parts of a backward, where anything is kept for weights at all.
+        runs: (rank, moment) what runs then: kind x number of chunks + chunk.
+    """
+
+    chunks: Ints
+    state: Floats
+    runs: Ints
+
+    def peaks(self, kept: Floats, kept_for_weights: Floats, during: Floats) -> Floats:
+        """(row, rank) the most bytes, given (row, chunk) and (kind, row, chunk) bytes."""
+        own = kept.T[self.chunks]  # rank, chunk of the rank, row
+        if self.state.shape[2] > own.shape[1]:
+            own = np.concatenate([own, kept_for_weights.T[self.chunks]], axis=1)
+        total = self.state @ own
+        total += np.ascontiguousarray(during.transpose(0, 2, 1)).reshape(-1, len(kept))[self.runs]
+        return np.asarray(total.max(axis=1).T)
+
+
+@lru_cache(maxsize=2048)
+def _alive(schedule: Schedule) -> _Alive:
+    table, num_ranks = schedule.table, schedule.num_ranks
+    placement = np.asarray(schedule.placement)
+    of_rank = [np.flatnonzero(placement == rank) for rank in range(num_ranks)]
+    most = max(len(own) for own in of_rank)
+    place = np.zeros(len(placement), dtype=np.int64)
+    chunks = np.zeros((num_ranks, most), dtype=np.int64)
+    for rank, own in enumerate(of_rank):
+        place[own] = np.arange(len(own))
+        chunks[rank, : len(own)] = own
+    num_rows = len(table.stage)
+    rank_of = np.repeat(np.arange(num_ranks), np.diff(table.rank_start))
+    mine = place[table.stage][:, None] == np.arange(most)
+    kind = table.kind[:, None]
+    whole = _before(mine * np.where(kind == 0, 1, np.where(kind == 3, 0, -1)), table.rank_start)
+    part = _before(mine * np.where(kind == 2, 1, np.where(kind == 3, -1, 0)), table.rank_start)
+    whole += mine & (kind == 0)  # a forward's own count while it runs
+    group = (rank_of * _KINDS + table.kind) * most + place[table.stage]
+    left = np.arange(num_rows)
+    chosen: list[Ints] = []
+    state = np.concatenate([whole, part], axis=1)
+    for _ in range(_CHAMPIONS):  # one that has no less than another in all is enough
+        if not len(left):
+            break
+        order = left[np.lexsort((state[left].sum(axis=1), group[left]))]
+        last = np.append(group[order][1:] != group[order][:-1], True)
+        champions = order[last]
+        best = np.zeros((int(group.max()) + 1, state.shape[1]), dtype=state.dtype)
+        best[group[champions]] = state[champions]
+        chosen.append(champions)
+        left = left[(state[left] > best[group[left]]).any(axis=1)]
+    moments = np.concatenate([*chosen, left])
+    moments = moments[np.argsort(rank_of[moments], kind="stable")]
+    begins = np.searchsorted(rank_of[moments], np.arange(num_ranks + 1))
+    count = np.diff(begins)
+    of = moments[begins[:-1, None] + np.minimum(np.arange(count.max()), count[:, None] - 1)]  # the last one again
+    return _Alive(
+        chunks=chunks, state=(state if part.any() else whole)[of].astype(np.float64),
+        runs=table.kind[of].astype(np.int64) * len(placement) + table.stage[of],
+    )  # fmt: skip
+
+
+_CHAMPIONS = 8
+
+
+def _before(change: Ints, starts: Ints) -> Ints:
+    """(row, column) sums over the earlier rows of the same rank."""
+    total = np.cumsum(change, axis=0) - change
+    lengths = np.diff(starts)
+    first = total[starts[:-1][lengths > 0]]
+    return np.asarray(total - np.repeat(first, lengths[lengths > 0], axis=0))
+
+
+@lru_cache(maxsize=2048)
+def _forwards_first(schedule: Schedule) -> bool:
+    """Whether some rank begins no backward before its last forward."""
+    table = schedule.table
+    for first, last in zip(table.rank_start[:-1].tolist(), table.rank_start[1:].tolist(), strict=True):
+        kinds = table.kind[first:last]
+        if not (kinds[int((kinds == 0).sum()) :] == 0).any():
+            return True
+    return False

@@ -1,0 +1,121 @@
+"""A few usual configurations to begin with, so that there is something to beat from the start.
+
+The rule of thumb of Megatron-LM's users (Narayanan et al. 2021, arXiv 2104.04473, section 3): tp within a node, as few
+stages as make the model fit, data parallelism for the rest, and recomputing where it must be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+
+import numpy as np
+
+from plans.degrees import Degrees
+from search.devices.costs import Costs, Inner
+from search.devices.peak_memory import Footing
+from search.devices.problem import Problem
+from search.devices.schedule_space import Frames
+from search.devices.space import (
+    Mesh,
+    Shape,
+    levels,
+    meshes,
+    micro_batches,
+    recomputes,
+    sequence_parallels,
+    shapes,
+    values_of,
+)
+
+__all__ = ["seeds"]
+
+_SEEDS = 12
+"""Of each way to make it fit."""
+
+
+def seeds(problem: Problem, costs: Costs, frames: Frames, footing: Footing) -> Iterator[Degrees]:
+    """What the rule of thumb leads to: with and without recomputing, with and without sharded weights and gradients."""
+    rough, tried = _Rough(problem, costs, footing), set()
+    modes = recomputes(problem)
+    for most, mode in itertools.product((1, 3), dict.fromkeys((modes[0], modes[-1]))):
+        ranked = sorted(rough.meshes(mode, most), key=operator.itemgetter(0))
+        for _, mesh in ranked[:_SEEDS]:
+            if (mesh, most) not in tried:
+                tried.add((mesh, most))
+                for shape in _usual(problem, mesh):
+                    found = _first_fitting(problem, frames, footing, mesh, shape, most)
+                    if found is not None:
+                        yield found
+
+
+class _Rough:
+    """Meshes with a rough estimate of their time."""
+
+    def __init__(self, problem: Problem, costs: Costs, footing: Footing) -> None:
+        self._problem, self._costs, self._footing = problem, costs, footing
+
+    def meshes(self, mode: str, most: int) -> Iterator[tuple[float, Mesh]]:
+        """Estimate in seconds and mesh: per split of a block the fewest stages that may fit."""
+        problem = self._problem
+        node = problem.machine.links[0].ranks if problem.machine.links else 1
+        groups: dict[tuple[int, int, int], list[Mesh]] = {}
+        for mesh in meshes(problem)[0]:
+            groups.setdefault((mesh.tp, mesh.cp, mesh.ep), []).append(mesh)
+        inside = {key: every for key, every in groups.items() if key[0] <= node}
+        for every in (inside or groups).values():
+            every.sort(key=lambda mesh: mesh.pp)
+            estimates = (self._estimate_s(mesh, mode, most) for mesh in every)
+            found = next((each for each in estimates if each is not None), None)
+            if found is not None:
+                yield found
+
+    def _estimate_s(self, mesh: Mesh, mode: str, most: int) -> tuple[float, Mesh] | None:
+        """None where it hardly fits."""
+        problem = self._problem
+        sizes, sps = micro_batches(problem, mesh), sequence_parallels(problem, mesh)
+        if not sizes or not sps:
+            return None
+        inner = Inner(mesh.tp, mesh.cp, sps[0], sizes[0], mode, False, mesh.ep)
+        count = problem.global_batch // (mesh.dp * sizes[0])
+        counts = self._costs.all_counts[list(self._costs.blocks)]
+        # the first rank keeps a micro-batch for every stage
+        more = float(counts @ np.array(self._footing.kept_bytes(inner))) * (min(mesh.pp, count) - 1) / mesh.pp
+        for level in levels(problem, mesh):
+            if level > most:
+                return None
+            least = self._footing.least_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level)
+            if least + more <= problem.limit_bytes:
+                whole = sum(self._costs.whole(inner)) * count / mesh.pp
+                return whole * (1 + (mesh.pp - 1) / (2 * count)), mesh
+        return None
+
+
+def _usual(problem: Problem, mesh: Mesh) -> tuple[Shape, ...]:
+    """1F1B, and its interleaved form with as many chunks as there may be."""
+    every = shapes(problem, mesh.pp)
+    plain = [shape for shape in every if shape.schedule == "1f1b"]
+    chunked = [shape for shape in every if shape.schedule == "interleaved_1f1b"]
+    return (*plain, *chunked[-1:]) or every[:1]
+
+
+def _first_fitting(
+    problem: Problem, frames: Frames, footing: Footing, mesh: Mesh, shape: Shape, most: int
+) -> Degrees | None:
+    """With the least recomputing, and among that the least sharding, up to a level of the optimizer."""
+    sp, size = sequence_parallels(problem, mesh)[0], micro_batches(problem, mesh)[0]
+    frame = frames.of(shape, mesh.pp, problem.global_batch // (mesh.dp * size))
+    if frame is None:
+        return None
+    for recompute in recomputes(problem):
+        rows = frames.rows(frame, recompute)
+        inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, frame.split, mesh.ep)
+        for level in levels(problem, mesh):
+            if level > most:
+                break
+            peaks = footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
+            if peaks.min() <= problem.limit_bytes:
+                layers, some = frame.choice(rows, int(np.argmax(peaks <= problem.limit_bytes)))
+                return problem.degrees(values_of(mesh, size, sp, recompute, shape, level, layers, problem, some))
+    return None

@@ -1,0 +1,83 @@
+"""The search as one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from plans.errors import TwofoldError
+from search.devices.answer import Answer, NothingFits
+from search.devices.baselines import usual_candidates
+from search.devices.branch import Branching
+from search.devices.candidate import Found
+from search.devices.explain import neighbours, relaxations
+from search.devices.physics import physics_s
+from search.devices.problem import Problem
+
+__all__ = ["solve"]
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit_s: float | None = None,
+    keep: int = 1,
+    explain: bool = False,
+    on_better: Callable[[Found], None] | None = None,
+) -> Answer:
+    """Search the space of a problem.
+
+    Args:
+        problem: what is asked.
+        time_limit_s: after which the best so far is returned, with its gap. At half of it what one would do without a
+            search is forecast as well.
+        keep: how many of the fastest are proven; more take longer.
+        explain: find out what the neighbours of the best would cost.
+        on_better: called with every new best.
+
+    Raises:
+        NothingFits: nothing in the space fits the memory.
+        TwofoldError: nothing in the space can be made of these sizes at all.
+
+    >>> from costmodels import Machine
+    >>> from plans.model.transformer import transformer_config
+    >>> from search.devices import Pins
+    >>> problem = Problem(config=transformer_config("llama-3-8b", num_layers=4), machine=Machine.load("h100-sxm-x8"),
+    ...                   num_devices=8, global_batch=32, pins=Pins(tp=2, recompute="none", micro_batch=1))
+    >>> solve(problem).gap
+    0.0
+    """
+    began = time.monotonic()
+    deadline_s = None if time_limit_s is None else began + time_limit_s
+    branching = Branching(problem=problem, keep=keep, on_better=on_better, deadline_s=deadline_s)
+    if not problem.pins.given:  # a search that ends early is no worse than what one would do without it
+
+        def usual() -> None:
+            for degrees in usual_candidates(problem, deadline_s):
+                branching.consider(degrees)
+
+        branching.midway = usual
+    branching.run()
+    if not branching.found:
+        raise _nothing(branching)
+    least = physics_s(problem)
+    bound = min(max(branching.bound_s, least), branching.found[0].forecast.step_s)
+    return Answer(
+        problem=problem, found=tuple(branching.found), bound_s=bound, relaxed_s=min(branching.relaxed_s, bound),
+        physics_s=least, complete=branching.complete, num_proven=branching.num_proven,
+        search_s=time.monotonic() - began, num_forecasts=branching.num_forecasts,
+        num_opened=branching.num_opened, refused=tuple(branching.refused),
+        neighbours=neighbours(branching, branching.found[0]) if explain else (),
+    )  # fmt: skip
+
+
+def _nothing(branching: Branching) -> TwofoldError:
+    problem = branching.problem
+    asked = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
+    if branching.interrupted:
+        return NothingFits(f"{asked}: the search was stopped before anything that fits was found; give it more time")
+    if any(each.reason == "memory" for each in branching.refused):
+        ways = "; ".join(each.text for each in relaxations(problem)) or "no larger machine of this kind is known"
+        return NothingFits(f"{asked}: nothing fits {problem.limit_bytes / 2**30:.2f} GiB per device. {ways}")
+    reasons = "; ".join(dict.fromkeys(each.reason for each in branching.refused)) or "the pins leave nothing"
+    return TwofoldError(f"{asked}, global batch {problem.global_batch}: there is no way to spread it: {reasons}")

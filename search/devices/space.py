@@ -1,0 +1,427 @@
+"""The space that is searched: every way to spread the model that its sizes, the devices and the pins allow.
+
+A configuration is a mesh (dp, cp, tp, pp), the samples of a micro-batch, sequence parallel or not, a recompute mode and
+how many blocks of a chunk recompute, a schedule with its chunks per rank, a spread of the layers over chunks, an
+optimizer-parallel level, and the order in which ranks count along the axes. Sizes are any divisors, not only powers of
+two.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from costmodels.price.tiers import axes_tiers
+from plans.degrees import ORDER, Degrees
+from plans.errors import TwofoldError
+from plans.model.transformer import TransformerConfig
+from plans.schedules import Schedule, chunks_per_rank, make_schedule, schedule_names
+from search.devices.problem import Problem
+from simulator.stacks import Megatron
+
+__all__ = [
+    "LEAST_TOKENS",
+    "MAX_MICRO_BATCH",
+    "MAX_VIRTUAL",
+    "MOST_FEWER",
+    "Mesh",
+    "Placement",
+    "Shape",
+    "divisors",
+    "enumerate_degrees",
+    "layer_choices",
+    "meshes",
+    "micro_batches",
+    "orders",
+    "placement",
+    "recompute_counts",
+    "refusal",
+    "shapes",
+    "strides_of",
+]
+
+MAX_MICRO_BATCH = 64
+"""Samples of a micro-batch on a rank; more have never paid."""
+
+LEAST_TOKENS = 512
+"""Tokens of a sequence that a rank of cp holds at least, unless cp is pinned."""
+
+MAX_VIRTUAL = 8
+"""Chunks per pipeline rank of schedules that take any number."""
+
+MOST_FEWER = 6
+"""By how many layers fewer than an even share the last chunk, which has the head, may hold at most."""
+
+_FIRST_FEWER = 2
+"""Likewise the first chunk, which has the embedding."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mesh:
+    """Degrees; dp x cp x tp x pp is the number of devices, ep a part of dp. `order` is that of `Degrees`."""
+
+    dp: int
+    cp: int
+    tp: int
+    pp: int
+    ep: int = 1
+    order: tuple[str, ...] = ORDER
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """A schedule and its chunks per rank."""
+
+    schedule: str
+    virtual: int
+
+    def __str__(self) -> str:
+        return self.schedule if self.virtual == 1 else f"{self.schedule} x {self.virtual}"
+
+
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return tuple(low + [number // each for each in reversed(low) if each * each != number])
+
+
+def refusal(config: TransformerConfig, *, tp: int, cp: int, sequence_parallel: bool) -> str | None:
+    """Why a model's sizes cannot be cut so; None where they can.
+
+    >>> from plans.model.transformer import transformer_config
+    >>> refusal(transformer_config("llama-3-8b"), tp=3, cp=1, sequence_parallel=False)
+    '32 query heads do not divide by tp 3'
+    """
+    for what, size in (("query heads", config.num_heads), ("rows of the MLP", config.inner), ("words", config.vocab)):
+        if size % tp:
+            return f"{size} {what} do not divide by tp {tp}"
+    if config.kv_heads % tp and tp % config.kv_heads:
+        return f"{config.kv_heads} heads of keys and values and tp {tp}: neither is a multiple of the other"
+    if sequence_parallel and tp > config.kv_heads > 1:
+        return f"sequence parallel over tp {tp}, above the {config.kv_heads} heads of keys and values, is not forecast"
+    if config.experts is not None:
+        if cp > 1:
+            return "experts take whole samples, which cp splits"
+        for what, size in (("rows of an expert", config.experts.ffn), ("hidden features", config.hidden)):
+            if size % tp:
+                return f"{size} {what} do not divide by tp {tp}"
+    parts = cp * (tp if sequence_parallel else 1)
+    if config.seq % parts:
+        return f"a sequence of {config.seq} does not divide by {parts}"
+    return None
+
+
+def meshes(problem: Problem) -> tuple[list[Mesh], dict[str, int]]:
+    """The meshes that are possible, and how many are not for which reason."""
+    pins, config, count = problem.pins, problem.config, problem.num_devices
+    found: list[Mesh] = []
+    refused: dict[str, int] = {}
+
+    def no(reason: str) -> None:
+        refused[reason] = refused.get(reason, 0) + 1
+
+    for tp in _of(count, pins.tp):
+        for cp in _of(count // tp, pins.cp):
+            if cp > 1 and pins.cp is None and config.seq < cp * LEAST_TOKENS:
+                continue
+            sp = bool(pins.sequence_parallel) and tp > 1
+            if reason := refusal(config, tp=tp, cp=cp, sequence_parallel=sp):
+                no(reason)
+                continue
+            for pp in _of(count // tp // cp, pins.pp):
+                dp = count // tp // cp // pp
+                if pins.dp not in (None, dp):
+                    continue
+                if pp > config.num_layers + 2:
+                    no(f"{config.num_layers} layers cannot fill more than {config.num_layers + 2} stages")
+                elif dp > problem.global_batch:
+                    no(f"a global batch of {problem.global_batch} cannot feed more data-parallel ranks")
+                elif problem.global_batch % dp:
+                    no(f"a global batch of {problem.global_batch} does not divide by dp {dp}")
+                else:
+                    order = pins.order or ORDER
+                    found += [Mesh(dp, cp, tp, pp, ep, order) for ep in _expert_degrees(problem, dp)]
+    return found, refused
+
+
+def _expert_degrees(problem: Problem, dp: int) -> tuple[int, ...]:
+    experts = problem.config.experts
+    possible = divisors(math.gcd(dp, 1 if experts is None else experts.num_experts))
+    return tuple(each for each in possible if problem.pins.ep in (None, each))
+
+
+def _of(count: int, pinned: int | None) -> tuple[int, ...]:
+    if pinned is None:
+        return divisors(count)
+    return (pinned,) if count % pinned == 0 else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """On which tiers of links the groups of a mesh lie: all that a forecast knows of the order of its axes.
+
+    Args:
+        inner: of the groups whose communication is inside the blocks.
+        groups: of those of the optimizer.
+        hops: of the transfers from each pipeline rank to the next.
+    """
+
+    inner: tuple[tuple[str, tuple[int, int]], ...]
+    groups: tuple[tuple[int, int], ...]
+    hops: tuple[int, ...] = ()
+
+
+def placement(problem: Problem, mesh: Mesh) -> Placement:
+    """Where a mesh puts its groups."""
+    machine, ranks = problem.machine, problem.num_devices
+    stride = strides_of(mesh)
+    size = {axis: int(getattr(mesh, axis)) for axis in ORDER}
+
+    def along(*axes: tuple[int, int]) -> tuple[int, int]:
+        return axes_tiers(machine, axes, ranks)
+
+    whole = {axis: (size[axis], stride[axis]) for axis in ORDER}
+    inner = {"tp": along(whole["tp"]), "cp": along(whole["cp"])}
+    # ranks of cp hold the same weights: the optimizer communicates over dp and cp together
+    outer = [along(whole["dp"], whole["cp"]), along(whole["dp"], whole["cp"], whole["tp"])]
+    if mesh.ep > 1:
+        inner["ep"] = along((mesh.ep, stride["dp"]))
+        copies = (mesh.dp // mesh.ep, stride["dp"] * mesh.ep)
+        outer += [along(copies), along(copies, whole["tp"])]
+    if mesh.tp > (heads := problem.config.kv_heads):
+        each = mesh.tp // heads
+        inner |= {"tp_q": along((each, stride["tp"])), "tp_kv": along((heads, stride["tp"] * each))}
+    if mesh.pp > 1:
+        domains = tuple(link.ranks for link in machine.links)
+        return Placement(tuple(sorted(inner.items())), tuple(outer), _hops(domains, mesh.pp, stride["pp"]))
+    return Placement(tuple(sorted(inner.items())), tuple(outer))
+
+
+@lru_cache(maxsize=4096)
+def _hops(domains: tuple[int, ...], pp: int, stride: int) -> tuple[int, ...]:
+    """The tiers between a pipeline rank and the next, the last one and the first included."""
+    at = np.arange(pp) * stride
+    joined = [at // ranks == np.roll(at, -1) // ranks for ranks in domains]
+    return tuple(np.argmax(joined, axis=0).tolist())
+
+
+def strides_of(mesh: Mesh) -> dict[str, int]:
+    """Distance of neighbours along each axis."""
+    found, stride = {}, 1
+    for axis in mesh.order:
+        found[axis] = stride
+        stride *= int(getattr(mesh, axis))
+    return found
+
+
+def orders(problem: Problem, mesh: Mesh) -> list[tuple[tuple[str, ...], Placement]]:
+    """The orders of the axes that differ in where they put groups, `mesh`'s own first.
+
+    Of those that put all groups on the same tiers only the first is there: no forecast tells them apart.
+    """
+    found = {placement(problem, mesh): mesh.order}
+    if problem.pins.order is None and problem.num_devices > problem.machine.links[0].ranks:
+        used = [axis for axis in ORDER if getattr(mesh, axis) > 1]
+        rest = tuple(axis for axis in ORDER if axis not in used)
+        for order in itertools.permutations(used):
+            found.setdefault(placement(problem, replace(mesh, order=(*order, *rest))), (*order, *rest))
+    return [(order, where) for where, order in found.items()]
+
+
+def micro_batches(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
+    """The samples of a micro-batch on a rank that are possible."""
+    each = problem.global_batch // mesh.dp
+    if problem.pins.micro_batch is not None:
+        return (problem.pins.micro_batch,) if each % problem.pins.micro_batch == 0 else ()
+    return tuple(size for size in divisors(each) if size <= MAX_MICRO_BATCH)
+
+
+def sequence_parallels(problem: Problem, mesh: Mesh) -> tuple[bool, ...]:
+    """Whether the sequence may or must be split over tp."""
+    pinned = problem.pins.sequence_parallel
+    if mesh.tp == 1:
+        return () if pinned else (False,)
+    wanted = (True, False) if pinned is None else (pinned,)
+    return tuple(
+        each for each in wanted
+        if refusal(problem.config, tp=mesh.tp, cp=mesh.cp, sequence_parallel=each) is None
+    )  # fmt: skip
+
+
+def recomputes(problem: Problem) -> tuple[str, ...]:
+    """The recompute modes that the stack has."""
+    pins = problem.pins
+    modes = problem.stack.recompute_modes if pins.recompute is None else (pins.recompute,)
+    return modes if pins.recompute_layers is None else tuple(mode for mode in modes if mode != "none")
+
+
+def recomputes_some(problem: Problem, mode: str) -> bool:
+    """Whether some blocks of a chunk may recompute while the others keep everything.
+
+    Megatron-LM has this for whole blocks (--recompute-method block), torchtitan only for every k-th block of a rank.
+    """
+    if mode == "none" or problem.stack.name.startswith("torchtitan"):
+        return False
+    return mode == "full" or not isinstance(problem.stack, Megatron)
+
+
+def recompute_counts(problem: Problem, mode: str, most: int) -> tuple[int | None, ...]:
+    """How many blocks of a chunk, of which the largest has `most`, may recompute; None for all.
+
+    >>> from costmodels import Machine
+    >>> from plans.model.transformer import transformer_config
+    >>> asked = Problem(config=transformer_config("llama-3-8b"), machine=Machine.load("h100-sxm-x8"), num_devices=8,
+    ...                 global_batch=8)
+    >>> recompute_counts(asked, "full", 4), recompute_counts(asked, "none", 4)
+    ((1, 2, 3, None), (None,))
+    """
+    pinned = problem.pins.recompute_layers
+    if pinned is not None:
+        return (None if pinned >= most else pinned,)
+    return (*range(1, most), None) if recomputes_some(problem, mode) else (None,)
+
+
+def levels(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
+    """The optimizer-parallel levels; with one rank for every weight there is nothing to shard."""
+    if problem.pins.zero is not None:
+        return (problem.pins.zero,)
+    return (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,)
+
+
+@lru_cache(maxsize=4096)
+def _possible(schedule: str, pp: int, count: int, virtual: int | None) -> Schedule | None:
+    try:
+        return make_schedule(schedule, pp, count, virtual=virtual)
+    except TwofoldError:
+        return None
+
+
+def schedule_of(shape: Shape, pp: int, count: int) -> Schedule | None:
+    """The schedule of a shape, or None if there is none for so many ranks and micro-batches."""
+    free = chunks_per_rank(shape.schedule) is None
+    return _possible(shape.schedule, pp, count, shape.virtual if free else None)
+
+
+def shapes(problem: Problem, pp: int) -> tuple[Shape, ...]:
+    """The schedules and chunks per rank to try with `pp` pipeline ranks.
+
+    With one pipeline rank every order does the same work, so only 1F1B, which keeps the least, is tried, unless pinned.
+    """
+    return _shapes(problem.pins.schedule, problem.pins.virtual, problem.config.num_layers, pp)
+
+
+@lru_cache(maxsize=4096)
+def _shapes(pinned: str | None, pinned_virtual: int | None, num_layers: int, pp: int) -> tuple[Shape, ...]:
+    names = schedule_names() if pinned is None else (pinned,)
+    if pp == 1 and pinned is None and pinned_virtual in (None, 1):
+        return (Shape("1f1b", 1),)
+    found = []
+    for name in names:
+        fixed = chunks_per_rank(name)
+        for virtual in range(2, MAX_VIRTUAL + 1) if fixed is None else (fixed,):
+            if pinned_virtual not in (None, virtual) or (fixed is None and pp * virtual > num_layers + 2):
+                continue
+            found.append(Shape(name, virtual))
+        if fixed is None and pinned_virtual is not None and not 2 <= pinned_virtual <= MAX_VIRTUAL:
+            found.append(Shape(name, pinned_virtual))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def layer_choices(num_layers: int, num_chunks: int, last_fewer: int = 2) -> tuple[tuple[int, ...], ...]:
+    """Spreads of the layers over chunks: even, or with fewer on the first and the last, which have more to do.
+
+    What does not divide goes to the first chunks, or to the last ones, which keep fewer activations. The last chunk
+    holds up to `last_fewer` layers fewer than the others.
+
+    >>> layer_choices(8, 4)[0]
+    (2, 2, 2, 2)
+    >>> (2, 3, 2, 1) in layer_choices(8, 4)
+    True
+    """
+    if num_chunks == 1:
+        return ((num_layers,),)
+    most = -(-num_layers // num_chunks)
+    found: dict[tuple[int, ...], None] = {}
+    if num_layers >= num_chunks:
+        whole, rest = divmod(num_layers, num_chunks)
+        found[tuple(whole + (chunk < rest) for chunk in range(num_chunks))] = None
+        found[tuple(whole + (chunk >= num_chunks - rest) for chunk in range(num_chunks))] = None
+    for last in range(most, max(-1, most - last_fewer - 1), -1):
+        if num_chunks == 2:
+            if num_layers - last >= 0:
+                found[num_layers - last, last] = None
+            continue
+        for first in range(most, max(-1, most - _FIRST_FEWER - 1), -1):
+            inner, count = num_layers - first - last, num_chunks - 2
+            if inner < count:
+                continue
+            whole, rest = divmod(inner, count)
+            found[(first, *(whole + (chunk < rest) for chunk in range(count)), last)] = None
+            found[(first, *(whole + (chunk >= count - rest) for chunk in range(count)), last)] = None
+    return tuple(found)
+
+
+def spreads(problem: Problem, num_chunks: int) -> tuple[tuple[int, ...], ...]:
+    """The spreads of the layers to try."""
+    pinned = problem.pins.layers
+    if pinned is not None:
+        return (pinned,) if len(pinned) == num_chunks else ()
+    config = problem.config
+    head = config.vocab * config.hidden / config.block_parameters(config.num_layers - 1)
+    return layer_choices(config.num_layers, num_chunks, min(MOST_FEWER, 1 + math.ceil(head)))
+
+
+def enumerate_degrees(problem: Problem) -> Iterator[Degrees]:
+    """Every configuration of the space, one by one: what the search would do without bounds."""
+    placed = (replace(mesh, order=order) for mesh in meshes(problem)[0] for order, _ in orders(problem, mesh))
+    for mesh in placed:
+        for size in micro_batches(problem, mesh):
+            count = problem.global_batch // (mesh.dp * size)
+            for shape in shapes(problem, mesh.pp):
+                schedule = schedule_of(shape, mesh.pp, count)
+                if schedule is None:
+                    continue
+                for sp in sequence_parallels(problem, mesh):
+                    for recompute in recomputes(problem):
+                        for zero in levels(problem, mesh):
+                            for layers in spreads(problem, schedule.num_stages):
+                                for some in recompute_counts(problem, recompute, max(layers)):
+                                    yield problem.degrees(
+                                        values_of(mesh, size, sp, recompute, shape, zero, layers, problem, some)
+                                    )
+
+
+def values_of(
+    mesh: Mesh,
+    size: int,
+    sp: bool,
+    recompute: str,
+    shape: Shape,
+    zero: int,
+    layers: tuple[int, ...],
+    problem: Problem,
+    recompute_layers: int | None = None,
+) -> dict[str, Any]:
+    """The plain values of a configuration; evenly spread layers are left to `Degrees`."""
+    chunks = len(layers)
+    whole, rest = divmod(problem.config.num_layers, chunks)
+    even = tuple(whole + (chunk < rest) for chunk in range(chunks))
+    return {
+        "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp, "pp": mesh.pp, "ep": mesh.ep, "micro_batch": size,
+        "sequence_parallel": sp,
+        "recompute": recompute, "recompute_layers": recompute_layers, "schedule": shape.schedule,
+        "virtual": shape.virtual, "zero": zero,
+        "layers": None if layers == even and whole else layers, "order": mesh.order,
+    }  # fmt: skip

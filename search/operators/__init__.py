@@ -1,0 +1,1 @@
+"""The graph recursion: the cheapest strategies of the operators of a stage."""

@@ -1,0 +1,89 @@
+"""On what the cost of a single operator depends: operators and strategies with equal keys cost the same.
+
+A transformer has hundreds of operators and some dozen different ones; and of the strategies of one of them many differ
+only in which axes of equal sizes they name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from plans.layout import Layout
+from plans.model.graph import Graph, Operator
+from plans.operators import OperatorSpec
+from plans.plan import Strategy
+
+__all__ = ["CostKeys"]
+
+
+@dataclass(slots=True)
+class CostKeys:
+    """Keys of the operators of a graph on one mesh.
+
+    Args:
+        micro: the graph of one micro-batch.
+        mesh: the stage's mesh.
+        num_micro_batches: of a step.
+        group_key: (mesh, axes) -> a key; collectives over sets of axes with equal keys cost the same. None: only those
+            over the very same axes do.
+    """
+
+    micro: Graph
+    mesh: Layout
+    num_micro_batches: int
+    group_key: Callable[[Layout, tuple[str, ...]], object] | None
+    _axis_sizes: dict[str, int] = field(init=False)
+    _signatures: dict[str, object] = field(init=False, default_factory=dict)
+    _summed_dims: dict[str, list[tuple[str, ...]]] = field(init=False, default_factory=dict)
+    _groups: dict[frozenset[str], object] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._axis_sizes = {axis: self.mesh.size((axis,)) for axis in self.mesh.alias_name}
+
+    def signature(self, operator: Operator) -> object:
+        """Of an operator, whatever its name and strategy."""
+        if operator.name not in self._signatures:
+            tensors = tuple(
+                (tensor.shape, tensor.dtype, tensor.kind == "parameter")
+                for tensor in (self.micro.tensors[name] for name in (*operator.inputs, *operator.outputs))
+            )
+            trained, attrs = self.micro.trained_inputs(operator), repr(sorted(operator.attrs.items()))
+            self._signatures[operator.name] = operator.kind, attrs, tensors, trained, self.num_micro_batches
+        return self._signatures[operator.name]
+
+    def of(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
+        """Of an operator with a strategy."""
+        signature = self.signature(operator)
+        if strategy.out is not None or strategy.mesh is not None or spec.statistic is not None:
+            return signature, self.mesh, strategy.mesh, tuple(strategy.dims.items()), strategy.out
+        return signature, self._cuts(operator, spec, strategy)
+
+    def _cuts(self, operator: Operator, spec: OperatorSpec, strategy: Strategy) -> object:
+        """Into how many parts the dims are cut, and what kind of groups the parameters are summed or gathered over."""
+        dims, sizes = strategy.dims, self._axis_sizes
+        parts = tuple([math.prod([sizes[axis] for axis in dims.get(dim, ())]) for dim in spec.sizes])
+        groups: list[object] = []
+        for summed in self._summed(operator, spec):
+            axes = [axis for dim in summed for axis in dims.get(dim, ())]
+            own = {axis for dim, given in dims.items() if dim not in summed for axis in given}
+            groups += [self._group(frozenset(axes)), self._group(frozenset(sizes) - own)]  # all with the same weight
+        return parts, tuple(groups)
+
+    def _group(self, axes: frozenset[str]) -> object:
+        if self.group_key is None:
+            return self.mesh, axes
+        if axes not in self._groups:
+            self._groups[axes] = self.group_key(self.mesh, tuple(sorted(axes)))
+        return self._groups[axes]
+
+    def _summed(self, operator: Operator, spec: OperatorSpec) -> list[tuple[str, ...]]:
+        """For every trained parameter the dims that its gradient is summed over."""
+        if operator.name not in self._summed_dims:
+            self._summed_dims[operator.name] = [
+                spec.gradient_sums(index)
+                for index, name in enumerate(operator.inputs)
+                if self.micro.tensors[name].kind == "parameter" and index in spec.gradients
+            ]
+        return self._summed_dims[operator.name]

@@ -1,0 +1,243 @@
+"""What it costs to bring a tensor from one layout to another: bounds for all pairs at once, prices where they matter.
+
+A tensor on a mesh of three axes has some hundred layouts, so thousands of pairs, and nearly none of them is on the way
+to a good plan. `Moves` starts with a lower bound for every pair and takes the exact price of those that it is asked
+for; the search asks for what its answer uses until nothing in it is a bound any more (`search.operators.refine`).
+
+The bound of a pair is the least that any one step may take which brings a rank what it lacks: the elements of its part
+in the target that it does not hold in the source, or all of them where they are sums yet to be taken. Several steps
+that bring as much together take no less, as no link has less to do for a byte when bytes are fewer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.layout import Layout, TensorLayout
+from plans.model.graph import itemsize
+from plans.redistribution import StepKind
+from plans.redistribution.atomic import primes
+
+__all__ = ["Floors", "MoveSeconds", "Moves"]
+
+MoveSeconds = Callable[[TensorLayout, TensorLayout, tuple[int, ...], str], float]
+"""(source, target, whole shape, dtype) -> seconds."""
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_MOVING = (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
+_MAX_GROUPED = 6
+"""Axes up to which collectives over several of them are looked at; over more ranks none takes less."""
+
+_MAX_CELLS = 1 << 22
+"""Pairs times ranks up to which what a rank lacks is counted rank by rank."""
+
+
+class Floors(Protocol):
+    """What a price says about steps it is not shown: see `pricing.StepSeconds`; what was found by it is kept."""
+
+    def __hash__(self) -> int:
+        """Of what it says."""
+
+    def local_s(self, kind: StepKind, mesh: Layout, axes: frozenset[str], size_bytes: int, itemsize: int) -> float:
+        """Seconds of a slice or a collective over `axes`."""
+
+    def transfer_floors_s(self, sizes_bytes: Ints, least_peers: Ints, most_peers: int, leaves_domain: bool) -> Floats:
+        """For each: no transfer takes less whose busiest rank has at least so many bytes, and so many peers."""
+
+    def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
+        """For each rank the domain that the fastest links join; None where that is all of them."""
+
+
+@dataclass(slots=True)
+class _Space:
+    """The layouts of tensors of one shape and dtype, and what is known of the seconds between them."""
+
+    number: dict[TensorLayout, int] = field(default_factory=dict)
+    layouts: list[TensorLayout] = field(default_factory=list)
+    seconds: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    is_exact: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
+
+
+@dataclass(slots=True)
+class Moves:
+    """Seconds of redistributions; lower bounds first, prices where asked for.
+
+    Args:
+        seconds: the price of one pair.
+        floors: dtype -> what bounds it; None: every pair is priced at once.
+        known: prices, kept from search to search of the same machine.
+    """
+
+    seconds: MoveSeconds
+    floors: Callable[[str], Floors] | None = None
+    known: dict[object, float] = field(default_factory=dict)
+    _spaces: dict[tuple[tuple[int, ...], str], _Space] = field(default_factory=dict)
+
+    def add(self, shape: tuple[int, ...], dtype: str, layouts: Sequence[TensorLayout]) -> None:
+        """Announce layouts of tensors of a shape."""
+        space = self._spaces.setdefault((shape, dtype), _Space())
+        for layout in layouts:
+            if space.number.setdefault(layout, len(space.layouts)) == len(space.layouts):
+                space.layouts.append(layout)
+
+    def numbers(self, shape: tuple[int, ...], dtype: str, layouts: Sequence[TensorLayout]) -> Ints:
+        """The rows and columns of `table` that stand for some layouts."""
+        space = self._spaces[shape, dtype]
+        return np.array([space.number[layout] for layout in layouts], dtype=np.int64)
+
+    def layouts(self, shape: tuple[int, ...], dtype: str) -> list[TensorLayout]:
+        """What the numbers stand for."""
+        return self._spaces[shape, dtype].layouts
+
+    def table(self, shape: tuple[int, ...], dtype: str) -> Floats:
+        """[layouts, layouts]: seconds from one to another, or less; infinite where there is no way."""
+        space = self._spaces[shape, dtype]
+        count = len(space.layouts)
+        if len(space.seconds) < count:
+            old, known = len(space.seconds), space
+            seconds, is_exact = self._bounded(space.layouts, shape, dtype)
+            seconds[:old, :old], is_exact[:old, :old] = known.seconds, known.is_exact
+            space.seconds, space.is_exact = seconds, is_exact
+        return space.seconds
+
+    def price_all(self, shape: tuple[int, ...], dtype: str, pairs: Iterable[tuple[int, int]]) -> None:
+        """Take the price of every pair of numbers."""
+        self.table(shape, dtype)
+        space = self._spaces[shape, dtype]
+        for source, target in pairs:
+            if not space.is_exact[source, target]:
+                self.price(space.layouts[source], space.layouts[target], shape, dtype)
+
+    def is_exact(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> bool:
+        """Whether `table` has the price of a pair already."""
+        self.table(shape, dtype)
+        space = self._spaces[shape, dtype]
+        return bool(space.is_exact[space.number[source], space.number[target]])
+
+    def price(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> float:
+        """The price of a pair, which `table` has from now on."""
+        key = self._key(source, target, shape, dtype)
+        if (found := self.known.get(key)) is None:
+            found = self.known[key] = 0.0 if source == target else self.seconds(source, target, shape, dtype)
+        space = self._spaces.get((shape, dtype))
+        if space is not None and source in space.number and target in space.number:
+            self.table(shape, dtype)
+            cell = space.number[source], space.number[target]
+            space.seconds[cell], space.is_exact[cell] = found, True
+        return found
+
+    def _key(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> object:
+        """Pairs that differ only in the names of axes of one size cost the same, where all links are alike."""
+        mesh = source.mesh
+        if self.floors is None or mesh != target.mesh or self.floors(dtype).domains(mesh.rank_list) is not None:
+            return source, target, shape, dtype
+        least = min((_renamed(source, names), _renamed(target, names)) for names in _renamings(mesh.device_matrix))
+        return mesh.device_matrix, least, shape, dtype
+
+    def _bounded(
+        self, layouts: Sequence[TensorLayout], shape: tuple[int, ...], dtype: str
+    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        count = len(layouts)
+        seconds, is_exact = np.zeros((count, count)), np.eye(count, dtype=bool)
+        meshes = {layout.mesh for layout in layouts}
+        if self.floors is None or len(meshes) > 1 or not shape:
+            return seconds, is_exact
+        mesh, floors, size = meshes.pop(), self.floors(dtype), itemsize(dtype)
+        lacking, adds, possible = _lacking(mesh, layouts, shape)
+        needed, place = np.unique(lacking, return_inverse=True)
+        least, adding = _least_steps(floors, mesh, tuple((needed * size).tolist()), size)
+        seconds = np.array(least)[place.reshape(lacking.shape)]
+        seconds = np.where(adds, np.maximum(seconds, adding), seconds)
+        seconds[np.eye(count, dtype=bool)] = 0.0
+        return np.where(possible, seconds * (1 - 1e-9), np.inf), is_exact | ~possible
+
+
+def _lacking(
+    mesh: Layout, layouts: Sequence[TensorLayout], shape: tuple[int, ...]
+) -> tuple[Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """For every pair the most elements that a rank lacks, whether sums have to be taken, and whether there is a way."""
+    sizes = dict(zip(mesh.alias_name, mesh.device_matrix, strict=True))
+    local = np.array([math.prod(layout.local_shape(shape)) for layout in layouts], dtype=np.int64)
+    bits = {axis: 1 << at for at, axis in enumerate(mesh.alias_name) if sizes[axis] > 1}
+    partial = np.array([sum(bits.get(axis, 0) for axis in layout.partial) for layout in layouts], dtype=np.int64)
+    possible = (partial[None, :] & ~partial[:, None]) == 0
+    adds = (partial[:, None] & ~partial[None, :]) != 0
+    count, num_ranks = len(layouts), mesh.num_ranks
+    if count * count * num_ranks > _MAX_CELLS:
+        held = np.minimum(local[:, None], local[None, :])
+    else:
+        index = dict(zip(mesh.alias_name, np.indices(mesh.device_matrix).reshape(len(sizes), -1), strict=True))
+        common = np.ones((count, count, num_ranks), dtype=np.int64)
+        for dim, whole in enumerate(shape):
+            cuts: dict[tuple[str, ...], int] = {}
+            place = np.array([cuts.setdefault(layout.dims[dim], len(cuts)) for layout in layouts])
+            start, stop = np.array([_part(axes, whole, sizes, index, num_ranks) for axes in cuts]).transpose(1, 0, 2)
+            both = np.minimum(stop[:, None], stop[None]) - np.maximum(start[:, None], start[None])
+            common *= np.maximum(both, 0)[place[:, None], place[None, :]]
+        held = common.min(axis=-1)  # parts are even: who holds least lacks most
+    return np.where(adds, local[None, :], np.maximum(local[None, :] - held, 0)), adds, possible
+
+
+def _part(
+    axes: Sequence[str], whole: int, sizes: dict[str, int], index: dict[str, Ints], num_ranks: int
+) -> tuple[Ints, Ints]:
+    """Where the part of every rank begins and ends."""
+    start, long = np.zeros(num_ranks, dtype=np.int64), np.full(num_ranks, whole, dtype=np.int64)
+    for axis in axes:
+        part = -(-long // sizes[axis])
+        offset = np.minimum(part * index[axis], long)
+        start, long = start + offset, np.minimum(part, long - offset)
+    return start, start + long
+
+
+@lru_cache(maxsize=4096)
+def _least_steps(
+    floors: Floors, mesh: Layout, needed_bytes: tuple[int, ...], item_bytes: int
+) -> tuple[tuple[float, ...], float]:
+    """For each number of bytes the least seconds of one step that brings so many to a rank; and of one that adds."""
+    if floors.domains(mesh.rank_list) is not None:
+        mesh = primes(mesh)[0]  # a step may be taken over a part of an axis that lies within a node
+    axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
+    most = len(axes) if len(axes) <= _MAX_GROUPED else 1
+    groups = [frozenset(some) for count in range(1, most + 1) for some in itertools.combinations(axes, count)]
+    if floors.domains(mesh.rank_list) is None:
+        groups = list({mesh.size(group): group for group in groups}.values())
+    if not groups:
+        return tuple(0.0 for _ in needed_bytes), 0.0
+    sizes = np.array(needed_bytes, dtype=np.int64)
+    least = floors.transfer_floors_s(sizes, np.ones_like(sizes), mesh.num_ranks - 1, False).tolist()
+    slice_s = floors.local_s(StepKind.SLICE, mesh, frozenset(), 0, item_bytes)
+    for at, size in enumerate(needed_bytes):
+        moved = [floors.local_s(kind, mesh, group, size, item_bytes) for kind in _MOVING for group in groups]
+        least[at] = min(least[at], *moved) if size else min(least[at], slice_s, *moved)
+    adding = min(
+        floors.local_s(kind, mesh, group, 0, item_bytes)
+        for kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
+        for group in groups
+    )
+    return tuple(least), adding
+
+
+@lru_cache(maxsize=1024)
+def _renamings(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The orders of the axes that leave the sizes as they are."""
+    return tuple(
+        order
+        for order in itertools.permutations(range(len(sizes)))
+        if all(sizes[a] == s for a, s in zip(order, sizes, strict=True))
+    )
+
+
+def _renamed(layout: TensorLayout, order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    at = {axis: order[position] for position, axis in enumerate(layout.mesh.alias_name)}
+    return tuple(tuple(at[axis] for axis in axes) for axes in layout.dims), tuple(sorted(at[a] for a in layout.partial))

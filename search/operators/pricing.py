@@ -1,0 +1,259 @@
+"""What the search takes things to cost: seconds of one instruction, and of one step of a redistribution.
+
+Both count every rank as busy. The price of a step is that of the instructions that lowering writes for it, waits
+included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+import numpy as np
+import numpy.typing as npt
+
+from costmodels import Cost, Machine, mesh_tiers, price, price_collective, price_compute, price_exchange, price_wait
+from plans.layout import Layout
+from plans.lower import Choice
+from plans.lower.emit import step_instructions
+from plans.program import GroupProgram, Instruction, Kind
+from plans.redistribution import Step, StepKind
+from plans.timeline import PS_PER_S
+from search.operators.operator_costs import InstructionCost
+
+__all__ = ["StepSeconds", "instruction_cost", "known_moves", "ranks_per_core", "redistribution_choice"]
+
+
+_PASSED_ON = ("add.grad0", "add.grad1")
+"""Calls that may hand on what they are given, without any work."""
+
+
+def instruction_cost(machine: Machine, mesh: Layout, num_ranks: int) -> InstructionCost:
+    """The price of an instruction of a group on `mesh`, one of `num_ranks` ranks.
+
+    Host time is added where the host itself computes, and cores that ranks share are taken as shared by all of them. A
+    SEND and its RECV both take host and processor time, but are under way together: the RECV has the time on the links.
+    """
+    return _InstructionSeconds(machine, mesh, num_ranks)
+
+
+class _InstructionSeconds:
+    """See `instruction_cost`."""
+
+    def __init__(self, machine: Machine, mesh: Layout, num_ranks: int) -> None:
+        self.machine, self.num_ranks = machine, num_ranks
+        self.group = GroupProgram(mesh=mesh, values={}, blocks=())
+        self.shared = ranks_per_core(machine, num_ranks)
+
+    def __call__(self, instruction: Instruction) -> float:
+        """Seconds, as the search counts them."""
+        cost = price(instruction, self.group, self.machine, self.num_ranks)
+        return _counted_s(self.machine, self.shared, instruction.kind, cost)
+
+    def parts(self, instruction: Instruction) -> tuple[float, float]:
+        """Seconds on the host and on the device, as if no other rank had anything to do."""
+        cost = price(instruction, self.group, self.machine, self.num_ranks)
+        work_ps = 0 if instruction.call in _PASSED_ON else cost.work_ps
+        if self.machine.host_async:
+            return cost.dispatch_ps / PS_PER_S, work_ps / PS_PER_S
+        return (cost.dispatch_ps + work_ps) / PS_PER_S, 0.0
+
+    def group_key(self, mesh: Layout, axes: tuple[str, ...]) -> object:
+        """Collectives over sets of axes with equal keys cost the same."""
+        members = mesh.size(axes)
+        return (1, (0, 1)) if members == 1 else (members, mesh_tiers(self.machine, mesh, tuple(sorted(axes))))
+
+
+def _counted_s(machine: Machine, shared: float, kind: Kind, cost: Cost) -> float:
+    work_ps = 0 if kind is Kind.SEND else cost.work_ps
+    if machine.host_async:
+        return max(cost.dispatch_ps, work_ps) / PS_PER_S
+    busy, rest = cost.dispatch_ps + cost.cpu_ps, work_ps
+    if kind is Kind.COMPUTE:
+        busy, rest = busy + rest, 0
+    return (busy * shared + rest) / PS_PER_S
+
+
+def ranks_per_core(machine: Machine, num_ranks: int) -> float:
+    """How many ranks share a core of a node when all are busy; 1 where every rank has its own device."""
+    if machine.cores_per_node is None:
+        return 1.0
+    return max(1.0, min(num_ranks, machine.devices_per_node) / machine.cores_per_node)
+
+
+def redistribution_choice(machine: Machine, num_ranks: int) -> Choice:
+    """The steps of redistributions that are fastest on a machine which runs `num_ranks` ranks."""
+    return Choice(lru_cache(partial(StepSeconds, machine, num_ranks)))
+
+
+@lru_cache(maxsize=16)
+def known_moves(machine: Machine, num_ranks: int) -> dict[object, float]:
+    """Prices of redistributions that searches on a machine have taken so far (`search.operators.moves`)."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """The price of a step of a redistribution, for `plans.redistribution.redistribute`.
+
+    Args:
+        machine: whose prices are taken.
+        num_ranks: of the whole program.
+        dtype: of the tensor; its size must be the `itemsize` that is asked for.
+
+    >>> mesh = Layout((2, 2), ("dp", "mp"))
+    >>> step = Step(kind=StepKind.ALL_GATHER, axes=("mp",), dim=0, before=mesh("mp"), after=mesh("None"))
+    >>> seconds = StepSeconds(Machine.load("h200-x4"), 4, "float32")
+    >>> seconds(step, (1 << 20,), 4) < seconds(step, (1 << 30,), 4)
+    True
+    """
+
+    machine: Machine
+    num_ranks: int
+    dtype: str
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.machine, self.num_ranks, self.dtype)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
+        """Seconds of any step."""
+        return _step_s(self, step, shape)
+
+    def local_s(self, kind: StepKind, mesh: Layout, axes: frozenset[str], size_bytes: int, itemsize: int) -> float:
+        """Seconds of a slice or a collective over `axes`.
+
+        `size_bytes`: of a slice the largest parts before and after together, of a collective the larger of the two.
+        """
+        if kind is StepKind.SLICE:
+            return _slice_s(self, size_bytes)
+        members, tiers = _group(self.machine, mesh, axes)
+        return _collective_s(self, kind, members, tiers, size_bytes, itemsize)
+
+    def transfer_s(
+        self, num_peers: int, size_bytes: int, pairs: frozenset[tuple[int, int]], ranks: Sequence[int]
+    ) -> float:
+        """Seconds of a transfer from the load of its busiest rank; `pairs` are positions in `ranks`."""
+        links = self.machine.links
+        tier = 0 if len(links) == 1 or not pairs else _slowest_tier(self.machine, pairs, tuple(ranks))
+        return _exchange_s(self, num_peers, size_bytes, tier)
+
+    def transfer_floors_s(
+        self, sizes_bytes: npt.NDArray[np.int64], least_peers: npt.NDArray[np.int64], most_peers: int,
+        leaves_domain: bool,
+    ) -> npt.NDArray[np.float64]:  # fmt: skip
+        """For each: no transfer takes less whose busiest rank has at least so many bytes, and so many peers.
+
+        `leaves_domain`: something goes from one of the `domains` to another.
+        """
+        fixed_s, hidden_s, start_s, s_per_byte = _exchange_floors(self, most_peers, int(leaves_domain))
+        work_s = (start_s[:, least_peers] + s_per_byte[:, least_peers] * sizes_bytes).min(axis=0)
+        return np.asarray(fixed_s + np.maximum(hidden_s, work_s))
+
+    def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
+        """For each rank the number of the domain that the fastest links join; None where that is all of them."""
+        found = tuple(rank // self.machine.links[0].ranks for rank in ranks)
+        return None if len(self.machine.links) == 1 or len(set(found)) == 1 else found
+
+    def floor_s(self, received_bytes: float) -> float:
+        """No step that brings so many bytes to a rank takes less; 0 for none.
+
+        A collective that adds on its way (in a switch) brings half of what a ring does.
+        """
+        if not received_bytes:
+            return 0.0
+        return _least_s(self) + received_bytes / 2 * _least_s_per_byte(self)
+
+
+@lru_cache(maxsize=65_536)
+def _step_s(price: StepSeconds, step: Step, shape: tuple[int, ...]) -> float:
+    seconds = instruction_cost(price.machine, step.before.mesh, price.num_ranks)
+    return sum(seconds(each) for each in step_instructions(step, shape, price.dtype))
+
+
+@lru_cache(maxsize=65_536)
+def _collective_s(
+    price: StepSeconds, kind: StepKind, members: int, tiers: tuple[int, int], size_bytes: int, item_bytes: int
+) -> float:
+    """A collective and the WAIT for it."""
+    machine, shared = price.machine, ranks_per_core(price.machine, price.num_ranks)
+    cost = price_collective(machine, str(kind), members, size_bytes, item_bytes, tiers)
+    wait_s = _counted_s(machine, shared, Kind.WAIT, price_wait(machine))
+    return _counted_s(machine, shared, Kind.COLLECTIVE, cost) + wait_s
+
+
+@lru_cache(maxsize=65_536)
+def _slice_s(price: StepSeconds, touched_bytes: int) -> float:
+    machine, shared = price.machine, ranks_per_core(price.machine, price.num_ranks)
+    cost = price_compute(machine, "slice", (), price.dtype, touched_bytes, own=True)
+    return _counted_s(machine, shared, Kind.COMPUTE, cost)
+
+
+@lru_cache(maxsize=4096)
+def _group(machine: Machine, mesh: Layout, axes: frozenset[str]) -> tuple[int, tuple[int, int]]:
+    """Members and tiers of the groups along some axes, in any order."""
+    order = tuple(axis for axis in mesh.alias_name if axis in axes)
+    return mesh.size(order), mesh_tiers(machine, mesh, order)
+
+
+@lru_cache(maxsize=65_536)
+def _exchange_s(price: StepSeconds, num_peers: int, size_bytes: int, tier: int) -> float:
+    """A SEND, its RECV, and the WAIT for each."""
+    machine, shared = price.machine, ranks_per_core(price.machine, price.num_ranks)
+    cost = price_exchange(machine, num_peers, size_bytes, tier)
+    both = [_counted_s(machine, shared, kind, cost) for kind in (Kind.SEND, Kind.RECV)]
+    return sum(both) + 2 * _counted_s(machine, shared, Kind.WAIT, price_wait(machine))
+
+
+@lru_cache(maxsize=256)
+def _exchange_floors(
+    price: StepSeconds, most_peers: int, first_tier: int
+) -> tuple[float, float, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Lines below the seconds of an exchange over its bytes: what it takes anyway, what of the rest the host hides, and
+    [tiers, least peers] where the lines start and how they rise.
+
+    With one protocol the seconds lie on a line, with several they are the least of some lines, above their chord. More
+    peers cost processor time and may use more links, so the lowest line of all larger numbers counts.
+    """
+    machine, shared, large = price.machine, ranks_per_core(price.machine, price.num_ranks), 1 << 62
+    lines = np.empty((2, len(machine.links) - first_tier, most_peers + 1))
+
+    def moved_s(peers: int, size_bytes: int, tier: int) -> float:
+        cost = price_exchange(machine, peers, size_bytes, tier)
+        if machine.host_async:
+            return cost.work_ps / PS_PER_S
+        return sum(_counted_s(machine, shared, kind, cost) for kind in (Kind.SEND, Kind.RECV))
+
+    for tier in range(first_tier, len(machine.links)):
+        for peers in range(most_peers + 1):
+            start_s = moved_s(max(1, peers), 0, tier)
+            rise = (moved_s(max(1, peers), large, tier) - start_s) / large
+            lines[:, tier - first_tier, peers] = start_s, rise
+    lowest = np.minimum.accumulate(lines[:, :, ::-1], axis=2)[:, :, ::-1] * (1 - 1e-12)
+    hidden_s = machine.dispatch_s["transfer"] * machine.host_scale if machine.host_async else 0.0
+    rounded_s = (4 + 4 * shared) / PS_PER_S  # prices are whole picoseconds
+    fixed_s = 2 * _counted_s(machine, shared, Kind.WAIT, price_wait(machine)) + hidden_s - rounded_s
+    return fixed_s, hidden_s, lowest[0], lowest[1]
+
+
+@lru_cache(maxsize=4096)
+def _slowest_tier(machine: Machine, pairs: frozenset[tuple[int, int]], ranks: tuple[int, ...]) -> int:
+    return max(machine.tier((ranks[one], ranks[two])) for one, two in pairs)
+
+
+@lru_cache(maxsize=1024)
+def _least_s(price: StepSeconds) -> float:
+    machine = price.machine
+    return min(machine.dispatch_s["collective"], machine.dispatch_s["transfer"]) * machine.host_scale
+
+
+@lru_cache(maxsize=1024)
+def _least_s_per_byte(price: StepSeconds) -> float:
+    machine = price.machine
+    fastest_Bps = max(link.reach_Bps(max(1, price.num_ranks - 1)) for link in machine.links)
+    bytes_s = machine.host_scale / fastest_Bps
+    return 0.0 if machine.host_async else bytes_s

@@ -1,0 +1,114 @@
+"""What the stages of shapes cost: the least that their operators may take one by one, and exact where it is asked for.
+
+Shapes have stages in common, so every stage on so many devices is kept once, under a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from search.operators.pricing import redistribution_choice
+from search.operators.shapes import Option, ShapeSpace
+from search.operators.stage import Floor, StageSearch
+
+__all__ = ["ShapeCosts"]
+
+_Stage = tuple[int, int, int, int, int]
+"""Micro-batches, ranks of the whole plan, the ends of the stage (`ShapeSpace.ends`), and its devices."""
+
+
+@dataclass(slots=True)
+class ShapeCosts:
+    """Costs of the stages of shapes, by number.
+
+    Args:
+        space: of the shapes.
+        machine: that prices.
+        stage_search: (micro-batches, ranks of the whole plan) -> the search of its stages.
+
+    `seconds` has for every number what the stage takes, or less; `reason` why a stage has no answer, once one had none.
+    """
+
+    space: ShapeSpace
+    machine: Machine
+    stage_search: Callable[[int, int], StageSearch]
+    seconds: list[float] = field(init=False, default_factory=list)
+    reason: str = field(init=False, default="")
+    _numbers: dict[_Stage, int] = field(init=False, default_factory=dict)
+    _stages: list[_Stage] = field(init=False, default_factory=list)
+    _own: list[float] = field(init=False, default_factory=list)
+    _floor: list[tuple[float, float]] = field(init=False, default_factory=list)
+    _exact: set[int] = field(init=False, default_factory=set)
+    _floors: dict[tuple[int, int, int], dict[str, Floor]] = field(init=False, default_factory=dict)
+
+    def entries(self, option: Option) -> list[int]:
+        """The numbers of the stages of a shape."""
+        return [self._entry(option, stage) for stage in range(len(option[2]))]
+
+    def price(self, option: Option) -> bool:
+        """Make the costs of a shape's stages exact; whether one of them was not."""
+        open_ = [entry for entry in self.entries(option) if entry not in self._exact]
+        for entry in open_:
+            count, ranks, start, end, width = self._stages[entry]
+            try:
+                cost_s = self.stage_search(count, ranks).least_s(self.space.segment(start, end), range(width))
+            except TwofoldError as error:  # pins that do not fit so many devices
+                cost_s, self.reason = math.inf, self.reason or str(error)
+            self.seconds[entry] += max(0.0, cost_s - self._own[entry])
+            self._exact.add(entry)
+        return bool(open_)
+
+    def relaxed_s(self, options: Sequence[Option]) -> float:
+        """No plan of these shapes is faster: the compute of its slowest stage, split as far as each operator can be.
+
+        Where ranks share cores, all that the ranks of a single stage compute must also pass through them.
+        """
+        least, machine = math.inf, self.machine
+        for option in options:
+            floors = [self._floor[entry] for entry in self.entries(option)]
+            total = max(max(host, device) for host, device in floors)
+            if machine.cores_per_node is not None and len(floors) == 1:  # all ranks at the same time
+                sharing = min(option[2][0], machine.devices_per_node) / machine.cores_per_node
+                total *= max(1.0, sharing)
+            least = min(least, total)
+        return least
+
+    def weights(self) -> list[float]:
+        """About the work of every operator: the least that it takes on one device."""
+        floors = self._floors_of(1, self.space.num_devices, 1)
+        return [max(floors[operator.name].own_s, 1e-12) for operator in self.space.graph.operators]
+
+    def _entry(self, option: Option, stage: int) -> int:
+        count, _, widths = option
+        start, end = self.space.ends(option, stage)
+        ranks = self.space.num_devices if self.machine.host_async else sum(widths)
+        key = (count, ranks, start, end, widths[stage])
+        if key not in self._numbers:
+            self._numbers[key] = len(self._numbers)
+            floors = self._floors_of(count, ranks, widths[stage])
+            mine = [floors[name] for name in self.space.segment(start, end)]
+            self._stages.append(key)
+            self._own.append(sum(each.own_s for each in mine))
+            self.seconds.append(self._own[-1] + self._borders_s(*key))
+            self._floor.append((sum(each.host_s for each in mine), sum(each.device_s for each in mine)))
+        return self._numbers[key]
+
+    def _floors_of(self, count: int, ranks: int, width: int) -> dict[str, Floor]:
+        key = (count, ranks, width)
+        if key not in self._floors:
+            self._floors[key] = self.stage_search(count, ranks).floors(range(width))
+        return self._floors[key]
+
+    def _borders_s(self, count: int, ranks: int, start: int, end: int, width: int) -> float:
+        """About what a stage takes for what crosses its borders, there and back: it goes from rank to rank."""
+        borders = [at for at in (start, end) if 0 < at < len(self.space.graph.operators)]
+        crossing = sum(self.space.crossing_bytes[at] for at in borders)
+        if self.space.stages is not None or not crossing:
+            return 0.0
+        price = redistribution_choice(self.machine, ranks).price_of("float32")
+        size = crossing // (len(borders) * count * width)
+        return len(borders) * count * price.transfer_s(1, size, frozenset(), range(ranks))  # type: ignore[attr-defined]

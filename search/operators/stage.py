@@ -1,0 +1,265 @@
+"""One stage of a plan: its operators on so many devices, the cheapest strategies, and bounds of what they may take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.lower import Choice
+from plans.model.graph import Graph
+from plans.plan import Optimizer, Strategy
+from search.operators.additive import StageCosts
+from search.operators.eliminate import MinMarginals, Table, best_assignment
+from search.operators.moves import Floors, Moves
+from search.operators.operator_costs import OwnSeconds
+from search.operators.pinned import on_ranks, suggestions
+from search.operators.pricing import instruction_cost, known_moves, redistribution_choice
+from search.operators.refine import cheapest
+from search.operators.space import finest, meshes
+
+__all__ = ["Floor", "StageAnswer", "StageSearch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageAnswer:
+    """Strategies of one stage on one mesh, with their additive cost."""
+
+    cost_s: float
+    mesh: Layout
+    strategies: dict[str, Strategy]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """What an operator takes at least, of one of its ranks and in one step.
+
+    Args:
+        own_s: of its additive cost, without tensors that are handed on.
+        host_s, device_s: of its compute on the host, and on the device behind it.
+    """
+
+    own_s: float
+    host_s: float
+    device_s: float
+
+
+@dataclass(slots=True)
+class StageSearch:
+    """Searches stages of one graph on one machine.
+
+    Args:
+        graph: of the whole batch.
+        machine: whose prices are taken.
+        num_ranks: of the whole plan.
+        num_micro_batches, interleave, optimizer, full_batch: as of a `Plan`.
+        pinned: operator -> strategy to keep.
+    """
+
+    graph: Graph
+    machine: Machine
+    num_ranks: int
+    num_micro_batches: int
+    interleave: int
+    optimizer: Optimizer
+    full_batch: bool
+    pinned: Mapping[str, Strategy]
+    num_combinations: int = 0
+    micro: Graph = field(init=False)
+    _choice: Choice = field(init=False)
+    _known_moves: dict[object, float] = field(init=False)
+    _moves: dict[Layout, Moves] = field(init=False, default_factory=dict)
+    _known: dict[object, OwnSeconds] = field(init=False, default_factory=dict)
+    _costs: dict[tuple[tuple[str, ...], Layout], StageCosts] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.micro = self.graph.with_batch(self.graph.batch_size // (self.num_micro_batches * self.interleave))
+        self._choice = redistribution_choice(self.machine, self.num_ranks)
+        self._known_moves = known_moves(self.machine, self.num_ranks)
+
+    def costs(self, names: Sequence[str], mesh: Layout) -> StageCosts:
+        """The cost tables of some operators on a mesh."""
+        key = tuple(names), mesh
+        if key in self._costs:
+            return self._costs[key]
+        mine = set(names)
+        pinned = {name: on_ranks(kept, mesh, name) for name, kept in self.pinned.items() if name in mine}
+        self._costs[key] = self._tables(names, mesh, pinned, self._choice.price_of)  # type: ignore[arg-type]
+        return self._costs[key]
+
+    def _tables(
+        self, names: Sequence[str], mesh: Layout, pinned: dict[str, Strategy], floors: Callable[[str], Floors] | None
+    ) -> StageCosts:
+        mine = set(names)
+        if floors is None:
+            moves = Moves(self._choice.seconds, None, self._known_moves)
+        else:
+            moves = self._moves.setdefault(mesh, Moves(self._choice.seconds, floors, self._known_moves))
+        return StageCosts(
+            micro=self.micro, operators=[operator for operator in self.micro.operators if operator.name in mine],
+            mesh=mesh, num_micro_batches=self.num_micro_batches * self.interleave, optimizer=self.optimizer,
+            full_batch=self.full_batch, cost=instruction_cost(self.machine, mesh, self.num_ranks), pinned=pinned,
+            suggested=suggestions(self.micro, mine, pinned, mesh), choice=self._choice, moves=moves, known=self._known,
+        )  # fmt: skip
+
+    def meshes(self, names: Sequence[str], ranks: Sequence[int]) -> list[Layout]:
+        """The meshes that are searched: of those that differ only by how finely axes are cut, the finest.
+
+        Where pins name axes without a mesh of their own, every mesh that they fit.
+
+        Raises:
+            TwofoldError: pins that fit no mesh.
+        """
+        tiered = len(self.machine.links) > 1 and self.machine.tier(tuple(ranks)) > 0
+        every = meshes(ranks, ordered=tiered)
+        mine = set(names)
+        named = [
+            (operator, self.pinned[operator.name]) for operator in self.micro.operators
+            if operator.name in mine and operator.name in self.pinned
+            and self.pinned[operator.name].mesh is None and self.pinned[operator.name].dims
+        ]  # fmt: skip
+        if not named:
+            return finest(every)
+        kept, reason = [], ""
+        for mesh in every:
+            try:
+                for operator, strategy in named:
+                    self.micro.spec(operator).check(mesh, strategy.dims, operator.name)
+                kept.append(mesh)
+            except TwofoldError as error:
+                reason = str(error)
+        if not kept:
+            raise TwofoldError(f"pinned strategies fit no mesh of {len(ranks)} devices; on the last one: {reason}")
+        return kept
+
+    def answers(self, names: Sequence[str], ranks: Sequence[int], count: int) -> list[StageAnswer]:
+        """The cheapest strategies of a stage and their neighbours, over all meshes."""
+        found: list[StageAnswer] = []
+        above_s = math.inf
+        for mesh in self.meshes(names, ranks):
+            costs = self.costs(names, mesh)
+            self.num_combinations += math.prod(costs.sizes)
+            new = [self._answer(costs, each.values, each.cost_s) for each in cheapest(costs, count, above_s)]
+            found = sorted([*found, *new], key=lambda answer: answer.cost_s)[:count]
+            if len(found) == count:
+                above_s = found[-1].cost_s
+        return [self._coarser(names, found[0]), *found[1:]]
+
+    def least_s(self, names: Sequence[str], ranks: Sequence[int]) -> float:
+        """The least additive cost of a stage over all meshes."""
+        return self.answers(names, ranks, 1)[0].cost_s
+
+    def every(self, names: Sequence[str], ranks: Sequence[int]) -> list[StageAnswer]:
+        """For every mesh and every strategy of every operator the cheapest answer with it, and lean ones.
+
+        Their costs are estimates where redistributions were not priced; they are for searching what fits into memory.
+        """
+        found = []
+        for mesh in self.meshes(names, ranks):
+            costs = self.costs(names, mesh)
+            tables = costs.tables()
+            marginals = MinMarginals(costs.sizes, tables)
+            seen: dict[tuple[int, ...], float] = {}
+            for cost_s, variable, value in marginals.in_order():
+                seen.setdefault(marginals.reached(variable, value), cost_s)
+            for other in self._lean(costs, tables):
+                seen.setdefault(other, _total(tables, other))
+            found += [self._answer(costs, other, cost_s) for other, cost_s in seen.items()]
+        return sorted(found, key=lambda answer: answer.cost_s)
+
+    def floors(self, ranks: Sequence[int]) -> dict[str, Floor]:
+        """For every operator of the graph the least that it takes on some ranks, whatever its strategy."""
+        names = tuple(operator.name for operator in self.micro.operators)
+        found: dict[str, Floor] = {}
+        for mesh in self.meshes((), ranks):
+            costs = self._tables(names, mesh, {}, self._choice.price_of)  # type: ignore[arg-type]
+            for position, operator in enumerate(costs.operators):
+                own_s, host_s, device_s = costs.least_parts_s(position)
+                known = found.get(operator.name, Floor(own_s=math.inf, host_s=math.inf, device_s=math.inf))
+                found[operator.name] = Floor(
+                    own_s=min(known.own_s, own_s), host_s=min(known.host_s, host_s),
+                    device_s=min(known.device_s, device_s),
+                )  # fmt: skip
+        return found
+
+    # ---------------------------------------------------------------- helpers
+
+    def _answer(self, costs: StageCosts, values: Sequence[int], cost_s: float) -> StageAnswer:
+        return StageAnswer(cost_s=cost_s, mesh=costs.mesh, strategies=costs.picked(values))
+
+    def _coarser(self, names: Sequence[str], answer: StageAnswer) -> StageAnswer:
+        """The same placement on a mesh of fewer axes, where that costs no more: axes that go together are one."""
+        mesh = answer.mesh
+        if any(name in self.pinned for name in names):
+            return answer  # what is pinned names the axes of this mesh
+        if any(each.mesh is not None or each.out is not None for each in answer.strategies.values()):
+            return answer
+        runs = [[mesh.alias_name[0]]]
+        for one, two in zip(mesh.alias_name, mesh.alias_name[1:], strict=False):
+            together = all(_together(one, two, strategy) for strategy in answer.strategies.values())
+            runs[-1:] = [[*runs[-1], two]] if together else [runs[-1], [two]]
+        if len(runs) == len(mesh.alias_name):
+            return answer
+        sizes = [mesh.size(run) for run in runs]
+        coarse = Layout(sizes, mesh.alias_name[: len(runs)], mesh.rank_list)
+        name = {run[0]: new for run, new in zip(runs, coarse.alias_name, strict=True)}
+        chosen = {
+            operator: Strategy(dims={dim: tuple(name[a] for a in axes if a in name) for dim, axes in each.dims.items()})
+            for operator, each in answer.strategies.items()
+        }
+        try:
+            costs = self._tables(names, coarse, chosen, None)
+            cost_s = _total(costs.tables(), (0,) * len(names))
+        except TwofoldError:  # pins that mean something else on the coarser mesh
+            return answer
+        if cost_s > answer.cost_s * (1 + 1e-9):
+            return answer
+        return StageAnswer(cost_s=cost_s, mesh=coarse, strategies=chosen)
+
+    def _lean(self, costs: StageCosts, tables: Sequence[Table]) -> list[tuple[int, ...]]:
+        """Answers that trade time for memory: the additive cost with a growing price on local bytes."""
+        weigh = [
+            Table((costs.variable_of[position],), self._bytes(costs, position))
+            for position in range(len(costs.operators))
+        ]
+        largest = max(float(table.costs.max()) for table in weigh) or 1.0
+        scale = sum(float(table.costs[np.isfinite(table.costs)].max()) for table in tables) / largest
+        answers = []
+        for weight in (0.01, 0.1, 1.0, 100.0):
+            priced = [Table(table.variables, table.costs * scale * weight) for table in weigh]
+            answers.append(best_assignment(costs.sizes, [*tables, *priced])[1])
+        return answers
+
+    def _bytes(self, costs: StageCosts, position: int) -> np.ndarray:
+        """Local bytes of an operator's parameters (with gradient and state) and outputs, per strategy."""
+        operator, sizes = costs.operators[position], []
+        spec = costs.micro.spec(operator)
+        copies = 2 + self.optimizer.num_states
+        for strategy in costs.choices[position]:
+            mesh, total = strategy.mesh or costs.mesh, 0
+            for index, name in enumerate(operator.inputs):
+                tensor = costs.micro.tensors[name]
+                if tensor.kind == "parameter":
+                    split = math.prod(spec.input_layout(index, mesh, strategy.dims).split_counts)
+                    total += copies * tensor.size_bytes // split
+            for index, name in enumerate(operator.outputs):
+                split = math.prod(spec.output_layout(index, mesh, strategy.dims).split_counts)
+                total += costs.micro.tensors[name].size_bytes // split
+            sizes.append(float(total))
+        return np.array(sizes)
+
+
+def _together(one: str, two: str, strategy: Strategy) -> bool:
+    for axes in strategy.dims.values():
+        if one in axes or two in axes:
+            return one in axes and axes.index(one) + 1 < len(axes) and axes[axes.index(one) + 1] == two
+    return True
+
+
+def _total(tables: Sequence[Table], values: Sequence[int]) -> float:
+    return float(sum(table.costs[tuple(values[variable] for variable in table.variables)] for table in tables))

@@ -1,0 +1,302 @@
+"""Whole plans: stage answers put together, simulated, and ranked under the memory limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.model.graph import Graph
+from plans.plan import Optimizer, Plan, Stage, Strategy
+from search.attach_prediction import predicted
+from search.operators.fitting import leaner_plan, peaks, picks_that_may_fit
+from search.operators.ranking import NUM_NEAR, Ranking
+from search.operators.refine import cheapest
+from search.operators.shape_costs import ShapeCosts
+from search.operators.shapes import Option, Shape, ShapeSpace, ranks_of
+from search.operators.stage import StageAnswer, StageSearch
+from search.physics import physics_s
+from search.planset import Alternative, Later, PlanSet, Rejected, describe
+
+__all__ = ["Whole"]
+
+NUM_NEIGHBOURS = 6
+"""How many of the cheapest answers of a stage are simulated."""
+
+_EVERY = 1 << 30
+
+
+@dataclass(slots=True)
+class Whole:
+    """The search of whole plans; see `search.search` for the arguments."""
+
+    graph: Graph
+    machine: Machine
+    num_devices: int
+    interleave: int
+    schedule: str
+    recompute: tuple[str, ...]
+    optimizer: Optimizer
+    full_batch: bool
+    output_broadcast: bool
+    limit_bytes: int | None
+    pinned: dict[str, Strategy]
+    say: Callable[[str], None]
+    started: float
+    deadline: float | None
+    rejected: list[Rejected] = field(default_factory=list)
+    complete: bool = True
+    _stages: dict[tuple[int, int], StageSearch] = field(default_factory=dict)
+    _tried: dict[Plan, Plan] = field(default_factory=dict)
+
+    def stage_search(self, num_micro_batches: int, num_ranks: int) -> StageSearch:
+        """The search of stages of plans with so many micro-batches and ranks."""
+        key = num_micro_batches, num_ranks
+        if key not in self._stages:
+            self._stages[key] = StageSearch(
+                graph=self.graph, machine=self.machine, num_ranks=num_ranks, num_micro_batches=num_micro_batches,
+                interleave=self.interleave, optimizer=self.optimizer, full_batch=self.full_batch, pinned=self.pinned,
+            )  # fmt: skip
+        return self._stages[key]
+
+    def is_over(self) -> bool:
+        """Whether time is up."""
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            self.complete = False
+        return not self.complete
+
+    def run(
+        self,
+        stages: Sequence[Sequence[str]] | None,
+        num_stages: int | None,
+        widths: str | Sequence[int] | None,
+        num_micro_batches: int | None,
+        top_k: int,
+    ) -> PlanSet:
+        """Search the shapes, then the strategies of the best; what is found when time is up counts."""
+        given = None if stages is None else tuple(tuple(stage) for stage in stages)
+        if widths is None:
+            divides = num_stages is not None and self.num_devices % num_stages == 0
+            widths = "even" if divides else "any"
+        costs = ShapeCosts(ShapeSpace(self.graph, self.num_devices, given), self.machine, self.stage_search)
+        options = costs.space.options(
+            num_stages, widths, num_micro_batches, interleave=self.interleave, weights=costs.weights
+        )
+        if not options:
+            raise TwofoldError(
+                f"no number of micro-batches up to 32 times {self.interleave} slices divides the batch of "
+                f"{self.graph.batch_size}"
+            )
+        asked: list[Shape] = []
+        try:
+            self._shapes(costs, options, asked)
+            for shape in asked[:1]:
+                self._neighbours(shape)
+        except KeyboardInterrupt:
+            self.complete = False
+            if not self._fitting():
+                raise
+        fitting = self._fitting()
+        smallest = min(_peak_bytes(plan) for plan in self._tried.values())
+        if not fitting and self.limit_bytes is not None:
+            fitting, smallest = self._leaner(asked, self.limit_bytes, smallest)
+        if not fitting:
+            raise TwofoldError(
+                f"no plan fits into {self.limit_bytes:,} bytes of memory per device; the smallest found that would is "
+                f"{smallest:,} bytes: raise the limit, or use more devices, stages or micro-batches, or recompute more"
+            )
+        plans = sorted(fitting, key=_rank)
+        best = plans[0]
+        return PlanSet(
+            plans=plans[:top_k],
+            lower_bound_s=costs.relaxed_s(options),
+            physics_bound_s=physics_s(self.graph, self.machine, self.num_devices),
+            complete=self.complete,
+            search_s=time.perf_counter() - self.started,
+            num_candidates=len(self._tried),
+            num_combinations=sum(each.num_combinations for each in self._stages.values()),
+            alternatives=Later(lambda: self._alternatives(best)),
+            rejected=self.rejected,
+        )
+
+    # --------------------------------------------------------------- simulation
+
+    def _shapes(self, costs: ShapeCosts, options: Sequence[Option], asked: list[Shape]) -> None:
+        """Simulate the best answer of the most promising shapes, and fill `asked`: the fastest that fits first."""
+        if len(options) == 1:
+            asked.append(costs.space.shape(options[0]))
+            return
+        ranking, found = Ranking(costs, options), list[tuple[tuple[bool, float, int], Option]]()
+
+        def simulate(option: Option, estimate_s: float) -> None:
+            shape = costs.space.shape(option)
+            plan = self._simulated(self._plan(shape, [each[0] for each in self._answers(shape, 1)]))
+            assert plan.prediction is not None
+            ranking.learn(option, estimate_s, plan.prediction.step_s)
+            found.append(((not self._fits(plan), plan.prediction.step_s, len(found)), option))
+            found.sort()
+            asked[:] = [costs.space.shape(each) for _, each in found]
+            self.say(f"{shape}: {plan.prediction.step_s:.4g} s")
+
+        for option in filter(self._is_plain, options):
+            if (estimate_s := ranking.take(option)) < float("inf"):
+                simulate(option, estimate_s)
+        while (following := ranking.next(lambda: bool(found) and self.is_over())) is not None:
+            simulate(*following)
+        if not found:
+            raise TwofoldError(costs.reason)
+        left, best = NUM_NEAR, None
+        while left and found[0][1] != best:
+            best = found[0][1]
+            for option in ranking.near(best)[:left]:
+                if self.is_over():
+                    return
+                if (estimate_s := ranking.take(option)) < float("inf"):
+                    simulate(option, estimate_s)
+                left -= 1
+                if found[0][1] != best:
+                    break
+
+    def _is_plain(self, option: Option) -> bool:
+        """Everything on all devices at once: what one would do without a search of shapes."""
+        return option[0] == 1 and option[2] == (self.num_devices,)
+
+    def _neighbours(self, shape: Shape) -> None:
+        """Simulate the best answers of all stages of a shape, and their nearest neighbours."""
+        answers = self._answers(shape, NUM_NEIGHBOURS)
+        for number, (stage, found) in enumerate(zip(shape.names, answers, strict=True)):
+            self.say(
+                f"stage {number}: {len(stage)} operators on {shape.widths[number]} devices, additive cost "
+                f"{found[0].cost_s:.4g} s"
+            )
+        for pick in _picks([len(found) for found in answers]):
+            if self._tried and self.is_over():
+                break
+            self._simulated(self._plan(shape, [found[at] for found, at in zip(answers, pick, strict=True)]))
+
+    def _answers(self, shape: Shape, count: int) -> list[list[StageAnswer]]:
+        search = self._search_of(shape)
+        return [
+            search.answers(names, ranks, count)
+            for names, ranks in zip(shape.names, ranks_of(shape.widths), strict=True)
+        ]
+
+    def _search_of(self, shape: Shape) -> StageSearch:
+        num_ranks = self.num_devices if self.machine.host_async else sum(shape.widths)
+        return self.stage_search(shape.num_micro_batches, num_ranks)
+
+    def _plan(self, shape: Shape, answers: Sequence[StageAnswer]) -> Plan:
+        strategies: dict[str, Strategy] = {}
+        for answer in answers:
+            strategies.update(answer.strategies)
+        return Plan(
+            graph=self.graph,
+            stages=tuple(
+                Stage(mesh=answer.mesh, operators=names) for names, answer in zip(shape.names, answers, strict=True)
+            ),
+            strategies={name: strategy for name, strategy in strategies.items() if strategy != Strategy()},
+            num_micro_batches=shape.num_micro_batches, interleave=self.interleave, schedule=self.schedule,
+            recompute=self.recompute, optimizer=self.optimizer, full_batch=self.full_batch,
+            output_broadcast=self.output_broadcast, memory_limit_bytes=self.limit_bytes,
+        )  # fmt: skip
+
+    def _simulated(self, plan: Plan) -> Plan:
+        """The plan with what the simulator says of it."""
+        if plan not in self._tried:
+            found = self._tried[plan] = predicted(plan, self.machine, self.limit_bytes)
+            assert found.prediction is not None
+            if not self._fits(found):
+                what = f"candidate {len(self._tried)}"
+                reason = f"needs {found.prediction.peak_bytes:,} bytes per device, the limit is {self.limit_bytes:,}"
+                self.rejected.append(Rejected(what=what, reason=reason))
+        return self._tried[plan]
+
+    def _fits(self, plan: Plan) -> bool:
+        assert plan.prediction is not None
+        return self.limit_bytes is None or plan.prediction.peak_bytes <= self.limit_bytes
+
+    def _fitting(self) -> list[Plan]:
+        return [plan for plan in self._tried.values() if self._fits(plan)]
+
+    # ------------------------------------------------------------------- memory
+
+    def _leaner(self, asked: Sequence[Shape], limit_bytes: int, smallest: int) -> tuple[list[Plan], int]:
+        """The fastest answers do not fit: ask the others for their memory, then go down from the leanest of all."""
+        self.say("the fastest plans do not fit into the memory limit; looking for leaner ones")
+        for shape in asked:
+            search = self._search_of(shape)
+            per_stage = [
+                search.every(names, ranks) for names, ranks in zip(shape.names, ranks_of(shape.widths), strict=True)
+            ]
+
+            def plan_of(
+                pick: Sequence[int], shape: Shape = shape, per_stage: Sequence[list[StageAnswer]] = per_stage
+            ) -> Plan:
+                return self._plan(shape, [answers[at] for answers, at in zip(per_stage, pick, strict=True)])
+
+            for pick in picks_that_may_fit(plan_of, [len(answers) for answers in per_stage], limit_bytes):
+                smallest = min(smallest, _peak_bytes(self._simulated(plan_of(pick))))
+            if fitting := self._fitting():
+                return fitting, smallest
+            alone = []
+            for stage, answers in enumerate(per_stage):
+                picks = [[at if other == stage else 0 for other in range(len(per_stage))] for at in range(len(answers))]
+                needed = [peaks(plan_of(pick))[stage] for pick in picks]
+                alone.append(needed.index(min(needed)))
+            start = plan_of(alone)
+            choices = {
+                operator.name: offered
+                for stage_, names in zip(start.stages, shape.names, strict=True)
+                for costs in [search.costs(names, stage_.mesh)]
+                for operator, offered in zip(costs.operators, costs.choices, strict=True)
+            }
+            smallest = min(smallest, _peak_bytes(self._simulated(leaner_plan(start, choices))))
+            if fitting := self._fitting():
+                return fitting, smallest
+        return [], smallest
+
+    # -------------------------------------------------------------- explanation
+
+    def _alternatives(self, best: Plan) -> list[Alternative]:
+        """For every operator of the best plan its strategies, and what the best answer with each costs more."""
+        found = []
+        num_ranks = self.num_devices if self.machine.host_async else best.num_ranks
+        search = self.stage_search(best.num_micro_batches, num_ranks)
+        for stage in best.stages:
+            costs = search.costs(stage.operators, stage.mesh)
+            every = cheapest(costs, _EVERY)
+            for position, operator in enumerate(costs.operators):
+                kept = best.strategy(operator)
+                least: dict[int, float] = {}
+                for answer in every:
+                    least.setdefault(answer.values[costs.variable_of[position]], answer.cost_s)
+                for value, cost_s in sorted(least.items()):
+                    strategy = costs.choices[position][value]
+                    found.append(
+                        Alternative(
+                            operator=operator.name, strategy=describe(strategy), extra_s=cost_s - every[0].cost_s,
+                            chosen=strategy == kept,
+                        )
+                    )  # fmt: skip
+        return found
+
+
+def _peak_bytes(plan: Plan) -> int:
+    assert plan.prediction is not None
+    return plan.prediction.peak_bytes
+
+
+def _rank(plan: Plan) -> tuple[float, int, int]:
+    assert plan.prediction is not None
+    return plan.prediction.step_s, plan.prediction.peak_bytes, plan.num_ranks
+
+
+def _picks(counts: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """The best answer of every stage; one of them a neighbour; all of them the neighbours of one number."""
+    zero = (0,) * len(counts)
+    picks = {zero: None}
+    for number, count in enumerate(counts):
+        picks |= {(*zero[:number], at, *zero[number + 1 :]): None for at in range(1, count)}
+    return picks | {(at,) * len(counts): None for at in range(min(counts))}

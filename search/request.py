@@ -1,0 +1,95 @@
+"""What is asked of a search, checked before anything is searched: devices, stages, widths, micro-batches, pins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.model.graph import Graph
+from plans.plan import Strategy
+
+__all__ = ["check_question"]
+
+
+def check_question(
+    graph: Graph,
+    machine: Machine,
+    *,
+    num_devices: int,
+    num_stages: int | None,
+    stages: Sequence[Sequence[str]] | None,
+    widths: str | Sequence[int] | None,
+    num_micro_batches: int | None,
+    interleave: int,
+    pinned: Mapping[str, Strategy],
+) -> None:
+    """Refuse what no plan can answer; see `search` for the arguments and messages."""
+    if empty := [tensor for tensor in graph.tensors.values() if 0 in tensor.shape]:
+        raise TwofoldError(f"tensor {empty[0].name!r} has the shape {empty[0].shape}: nothing of size 0 is searched")
+    if num_devices < 1:
+        raise TwofoldError(f"{num_devices} devices asked for; at least 1 is needed")
+    if num_devices > machine.num_devices:
+        raise TwofoldError(f"{num_devices} devices asked for, machine {machine.name!r} has {machine.num_devices}")
+    if num_devices > 1 and not machine.links:
+        raise TwofoldError(f"machine {machine.name!r} has no links: {num_devices} devices cannot work together")
+    if num_stages is not None and not 1 <= num_stages <= num_devices:
+        raise TwofoldError(f"{num_stages} pipeline stages on {num_devices} devices: each stage needs one at least")
+    if stages is not None and num_stages is not None and len(stages) != num_stages:
+        raise TwofoldError(f"operators are given for {len(stages)} stages, but there are {num_stages}")
+    if stages is not None and (bare := [number for number, stage in enumerate(stages) if not len(stage)]):
+        raise TwofoldError(f"stage {bare[0]} has no operators: give it some, or take fewer stages")
+    known = {operator.name for operator in graph.operators}
+    for number, stage in enumerate(stages or ()):
+        if absent := [name for name in stage if name not in known]:
+            raise TwofoldError(f"stage {number} lists the operator {absent[0]!r}, which is not in the graph")
+    _check_widths(widths, num_stages if stages is None else len(stages), num_devices)
+    if num_stages is not None and num_stages > len(graph.operators):
+        count = len(graph.operators)
+        raise TwofoldError(f"{num_stages} stages need {num_stages} operators, there are {count}; take fewer stages")
+    if num_micro_batches is not None:
+        _check_batch(graph, num_micro_batches, interleave)
+    else:
+        _check_interleave(interleave)
+    if unknown := set(pinned) - known:
+        raise TwofoldError(f"strategies are pinned for {sorted(unknown)}, which the graph does not have")
+
+
+def _check_widths(widths: str | Sequence[int] | None, num_stages: int | None, num_devices: int) -> None:
+    if widths is None or widths == "any":
+        return
+    if isinstance(widths, str):
+        if widths != "even":
+            raise TwofoldError(f"widths={widths!r}: give numbers of devices per stage, 'even' or 'any'")
+        if num_stages is not None and num_devices % num_stages:
+            raise TwofoldError(
+                f"{num_stages} pipeline stages do not divide {num_devices} devices evenly: "
+                f"{num_devices} % {num_stages} != 0; take widths='any'"
+            )
+        return
+    if num_stages is not None and len(widths) != num_stages:
+        raise TwofoldError(f"widths {list(widths)} are of {len(widths)} stages, but there are {num_stages}")
+    if min(widths, default=0) < 1 or sum(widths) > num_devices:
+        raise TwofoldError(
+            f"widths {list(widths)}: every stage needs a device at least, and all of them have {num_devices}"
+        )
+
+
+def _check_batch(graph: Graph, num_micro_batches: int, interleave: int) -> None:
+    if num_micro_batches < 1 or graph.batch_size % num_micro_batches:
+        raise TwofoldError(
+            f"{num_micro_batches} micro-batches do not divide the batch of {graph.batch_size}: "
+            f"{graph.batch_size} % {num_micro_batches} != 0"
+        )
+    _check_interleave(interleave)
+    if graph.batch_size % (num_micro_batches * interleave):
+        micro_batch = graph.batch_size // num_micro_batches
+        raise TwofoldError(
+            f"interleave {interleave} does not divide the micro-batch of {micro_batch}: "
+            f"{micro_batch} % {interleave} != 0"
+        )
+
+
+def _check_interleave(interleave: int) -> None:
+    if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 1:
+        raise TwofoldError(f"interleave is {interleave!r}; it is a number of slices, an int of at least 1")

@@ -1,0 +1,274 @@
+"""The links of a machine during a simulation: the tier a communication takes, what it shares with others, what failed.
+
+Every rank has a port into each tier, used by its transfers in both directions apart. Where a tier has an `uplink_Bps`,
+every domain of the tier below shares that bandwidth out of it and as much into it: transfers and collectives alike.
+A communication claims of each a share, its bytes there over what the link could carry in the time that it takes alone;
+while the claims on a link add up to more than one, all of them are slowed by that sum. What is claimed elsewhere is not
+passed on (a bottleneck elsewhere leaves its share unused), so a rate is exact for links that share one bottleneck and a
+lower bound otherwise.
+
+Bytes across an uplink: of a ring all that one member sends (each domain has one edge of the ring in and one out); of an
+all-to-all what the members of a domain send to those outside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from fractions import Fraction
+
+import msgspec
+
+from costmodels.machine.machine import Link, Machine
+from costmodels.price.instruction import Cost, price
+from costmodels.price.traffic import collective_traffic, plain_call
+from plans.errors import TwofoldError
+from plans.model.graph import itemsize
+from plans.program import GroupProgram, Instruction, Kind, Program
+from simulator.engine.fluid import Claims
+from simulator.engine.link_change import LinkChange
+
+__all__ = ["Network", "Ports"]
+
+_FINEST = 10**6  # of a link
+_PS_PER_S = 10**12
+_ONE = Fraction(1)
+
+
+class Ports:
+    """Every rank has one port, which its transfers share; nothing else is shared or changed."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, tuple[Mapping[tuple[int, int], int], int]] = {}
+
+    def work_ps(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> int:
+        """The work of one meeting, as it was priced."""
+        return work_ps
+
+    def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
+        """What one meeting, which takes `work_ps` alone, shares with others."""
+        return self.ports(instruction, members) if instruction.kind in (Kind.SEND, Kind.RECV) else ()
+
+    def ports(self, instruction: Instruction, members: tuple[int, ...], tier: int = 0) -> Claims:
+        """The claims of one pair on the ports of its ends: the pairs of a transfer side by side cost a full port."""
+        sizes, most = self.pair_sizes(instruction)
+        if not most:
+            return ()
+        share = Fraction(sizes.get((members[0], members[1]), 0), most)
+        return (("out", tier, members[0]), share), (("in", tier, members[1]), share)
+
+    def pair_sizes(self, instruction: Instruction) -> tuple[Mapping[tuple[int, int], int], int]:
+        """Bytes from rank to rank, and the most that one rank sends or receives."""
+        if id(instruction) not in self._sizes:
+            sizes: Counter[tuple[int, int]] = Counter()
+            ends: Counter[tuple[str, int]] = Counter()
+            for piece in instruction.pieces:
+                if not piece.is_local:
+                    size = piece.num_elements * itemsize(instruction.dtype)
+                    sizes[piece.src_rank, piece.dst_rank] += size
+                    ends.update({("out", piece.src_rank): size, ("in", piece.dst_rank): size})
+            self._sizes[id(instruction)] = (sizes, max(ends.values(), default=0))
+        return self._sizes[id(instruction)]
+
+
+class Network:
+    """A machine's links, as they are shared and changed.
+
+    Args:
+        machine: whose links these are.
+        program: that communicates over them.
+        changes: see `LinkChange`.
+
+    Raises:
+        TwofoldError: a change of a tier or rank that is not there; communication of the program that no link is left
+            for, named.
+    """
+
+    def __init__(self, machine: Machine, program: Program, changes: Sequence[LinkChange] = ()) -> None:
+        self.machine = machine
+        self._num_ranks = program.num_ranks
+        self._changes = [(self._tiers(change), change) for change in changes]
+        self._group_of: dict[int, GroupProgram] = {}
+        self._routes: dict[tuple[int, ...], tuple[int, Machine | None]] = {}
+        self._claims: dict[tuple[int, tuple[int, ...]], Claims] = {}
+        self._works: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._machines: dict[tuple[tuple[int, int, float, float], ...], Machine] = {}
+        self._ports = Ports()
+        self._is_shared = machine.host_async or any(link.uplink_Bps is not None for link in machine.links)
+        if self._changes:
+            for group in program.groups:
+                for block, instruction in group.walk():
+                    if instruction.kind not in (Kind.COMPUTE, Kind.WAIT):
+                        self._check(group, instruction, f"{block.label}/{instruction.name}")
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything is shared or changed at all."""
+        return self._is_shared or bool(self._changes)
+
+    def work_ps(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> int:
+        """The work of one meeting over its changed links; `work_ps` where they are as the machine says."""
+        if not self._changes:
+            return work_ps
+        key = (id(instruction), members)
+        if key not in self._works:
+            changed = self._route(members)[1]
+            self._works[key] = work_ps if changed is None else self._price(instruction, changed).work_ps
+        return self._works[key]
+
+    def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
+        """What one meeting, which takes `work_ps` alone, shares with others."""
+        if not self._is_shared or work_ps == 0:
+            return ()
+        key = (id(instruction), members)
+        if key not in self._claims:
+            tier = self._route(members)[0] if self._changes else self.machine.tier(members)
+            of = self._transfer if instruction.kind in (Kind.SEND, Kind.RECV) else self._collective
+            self._claims[key] = of(instruction, members, work_ps, tier)
+        return self._claims[key]
+
+    # ------------------------------------------------------------------------------ what is shared
+
+    def _transfer(self, instruction: Instruction, members: tuple[int, ...], work_ps: int, tier: int) -> Claims:
+        size = self._ports.pair_sizes(instruction)[0].get((members[0], members[1]), 0)
+        found = list(self._ports.ports(instruction, members, tier)) if self.machine.host_async else []
+        for number, link, below in self._uplinks(tier):
+            if share := self._share(size, work_ps, link):
+                found.append((("up", number, members[0] // below), share))
+                found.append((("down", number, members[1] // below), share))
+        return tuple(found)
+
+    def _collective(self, instruction: Instruction, members: tuple[int, ...], work_ps: int, tier: int) -> Claims:
+        found: list[tuple[Hashable, Fraction]] = []
+        n = len(members)
+        size = instruction.message_bytes
+        traffic = collective_traffic(instruction.call, n, size, itemsize(instruction.dtype), self.machine.library)
+        for number, link, below in self._uplinks(tier):
+            inside = Counter(member // below for member in members)
+            if len(inside) == 1:
+                continue
+            for domain, count in sorted(inside.items()):
+                crossing = traffic.moved_bytes
+                if plain_call(instruction.call) == "all_to_all":
+                    crossing = size * count * (n - count) / n
+                if share := self._share(crossing, work_ps, link):
+                    found += [(("up", number, domain), share), (("down", number, domain), share)]
+        return tuple(found)
+
+    def _uplinks(self, tier: int) -> list[tuple[int, Link, int]]:
+        """(tier, its link, size of a domain of the tier below) of every uplink on the way through `tier`."""
+        links = self.machine.links
+        return [
+            (number, links[number], links[number - 1].ranks)
+            for number in range(1, tier + 1)
+            if links[number].uplink_Bps is not None
+        ]
+
+    @staticmethod
+    def _share(size_bytes: float, work_ps: int, link: Link) -> Fraction:
+        """At most one: that a communication alone is slower than its link is a matter of its price."""
+        assert link.uplink_Bps is not None
+        needed = size_bytes * _PS_PER_S / (work_ps * link.uplink_Bps)
+        return min(_ONE, Fraction(needed).limit_denominator(_FINEST))
+
+    # ----------------------------------------------------------------------------- what is changed
+
+    def _tiers(self, change: LinkChange) -> tuple[int, ...]:
+        links = self.machine.links
+        if absent := [rank for rank in change.ranks if not 0 <= rank < self._num_ranks]:
+            raise TwofoldError(
+                f"the link change '{change}' names rank {absent[0]}; the program's ranks are 0 to {self._num_ranks - 1}"
+            )
+        if change.tier is None:
+            return tuple(range(len(links)))
+        found = tuple(number for number, link in enumerate(links) if change.tier in (number, link.name))
+        if not found:
+            known = ", ".join(f"{link.name} ({number})" for number, link in enumerate(links))
+            raise TwofoldError(
+                f"'{change}' changes link tier {change.tier!r}; machine {self.machine.name!r} has the tiers {known}"
+            )
+        return found
+
+    def _concerns(self, change: LinkChange, tier: int, members: Sequence[int]) -> bool:
+        """Whether `members` use the changed links of `tier`: some two of them meet there and in no faster one."""
+        size, below = self.machine.links[tier].ranks, self.machine.links[tier - 1].ranks if tier else 1
+        touched = [rank for rank in members if not change.ranks or rank in change.ranks]
+        if change.pair:
+            a, b = change.ranks
+            return len(touched) == 2 and a // size == b // size and a // below != b // below
+        return any(
+            rank // size == other // size and rank // below != other // below for rank in touched for other in members
+        )
+
+    def _route(self, members: tuple[int, ...]) -> tuple[int, Machine | None]:
+        """The slowest tier that `members` take, and the machine to price them on, None where nothing is changed.
+
+        Raises:
+            TwofoldError: a failed tier with none beyond.
+        """
+        if members not in self._routes:
+            links = self.machine.links
+            slowest = self.machine.tier(members)
+            figures: dict[int, tuple[int, float, float]] = {}
+            route = slowest
+            for tier in range(slowest + 1):
+                taken = tier
+                concerned = [
+                    (tiers, change) for tiers, change in self._changes if self._concerns(change, tier, members)
+                ]
+                while failed := [change for tiers, change in concerned if change.failed and taken in tiers]:
+                    taken += 1
+                    if taken == len(links):
+                        raise _Unreachable(failed[0], links[-1].name)
+                bandwidth = latency = 1.0
+                for tiers, change in concerned:
+                    if taken in tiers and not change.failed:
+                        bandwidth, latency = bandwidth * change.bandwidth, latency * change.latency
+                if (taken, bandwidth, latency) != (tier, 1.0, 1.0):
+                    figures[tier] = (taken, bandwidth, latency)
+                route = max(route, taken)
+            self._routes[members] = (route, self._changed(figures) if figures else None)
+        return self._routes[members]
+
+    def _changed(self, figures: Mapping[int, tuple[int, float, float]]) -> Machine:
+        """The machine with other figures for some tiers: tier -> (tier whose links are taken, factors)."""
+        key = tuple((tier, *rest) for tier, rest in figures.items())
+        if key not in self._machines:
+            links = list(self.machine.links)
+            for tier, (taken, bandwidth, latency) in figures.items():
+                links[tier] = _scaled(self.machine.links[taken], bandwidth, latency, ranks=links[tier].ranks)
+            # a name of its own: prices are kept by machine
+            name = f"{self.machine.name}/links{len(self._machines)}"
+            self._machines[key] = msgspec.structs.replace(self.machine, links=tuple(links), name=name)
+        return self._machines[key]
+
+    def _price(self, instruction: Instruction, machine: Machine) -> Cost:
+        return price(instruction, self._group_of[id(instruction)], machine, self._num_ranks)
+
+    def _check(self, group: GroupProgram, instruction: Instruction, id_: str) -> None:
+        self._group_of[id(instruction)] = group
+        if instruction.kind is Kind.COLLECTIVE:
+            meetings = {group.members(instruction, rank) for rank in group.ranks}
+        else:
+            meetings = {(piece.src_rank, piece.dst_rank) for piece in instruction.pieces if not piece.is_local}
+        for members in sorted(meetings):
+            try:
+                self._route(members)
+            except _Unreachable as found:
+                change, name = found.args
+                raise TwofoldError(
+                    f"{id_!r} needs ranks {', '.join(map(str, members))} to reach each other, but with '{change}' no "
+                    f"link is left: {name!r} is the last tier of machine {self.machine.name!r}"
+                ) from None
+
+
+class _Unreachable(Exception):
+    """A failed change and the name of the last tier."""
+
+
+def _scaled(link: Link, bandwidth: float, latency: float, ranks: int) -> Link:
+    return msgspec.structs.replace(
+        link, ranks=ranks, latency_s=link.latency_s * latency, bandwidth_Bps=link.bandwidth_Bps * bandwidth,
+        peer_Bps=None if link.peer_Bps is None else link.peer_Bps * bandwidth,
+        uplink_Bps=None if link.uplink_Bps is None else link.uplink_Bps * bandwidth,
+    )  # fmt: skip

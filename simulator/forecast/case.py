@@ -1,0 +1,417 @@
+"""One configuration of a transformer: what its pipeline consists of, and what follows once the pipeline is timed.
+
+`Pieces` has everything that configurations of one layout share, each thing made once; a `Case` puts it on a pipeline.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby, pairwise
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from costmodels import Machine
+from costmodels.interval import step_interval
+from costmodels.price.instruction import price_transfer
+from plans.degrees import Degrees
+from plans.schedules import Schedule
+from plans.timeline import PS_PER_S
+from simulator.forecast.action import Stretch
+from simulator.forecast.batch import action_columns, pipeline_ends_ps
+from simulator.forecast.chunks import Chunk, Chunks, plain
+from simulator.forecast.classes import beside_share, class_seconds, device_classes, slowest_of
+from simulator.forecast.pipeline import pipeline_end_ps
+from simulator.stacks import Stack
+
+__all__ = ["Case", "Forecast", "Pieces", "RankKinds", "beside_transfers_ps", "is_split"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is predicted of one configuration.
+
+    Args:
+        step_s: seconds of one step that all ranks begin together, until the last has ended it.
+        low_s, high_s: its 90 % interval.
+        peak_bytes: the largest peak of any rank.
+        memory: role -> bytes on the pipeline rank of the peak; they add up to it.
+        bubble_fraction: share of the step in which the compute streams stand idle, averaged over ranks.
+        exposed_comm_s: seconds in which a rank waits for communication inside its actions and for reductions behind the
+            last of them, averaged over ranks.
+        rank_s: per pipeline rank seconds of compute and of exposed communication by call.
+    """
+
+    step_s: float
+    low_s: float
+    high_s: float
+    peak_bytes: int
+    memory: Mapping[str, int]
+    bubble_fraction: float
+    exposed_comm_s: float
+    rank_s: tuple[Mapping[str, float], ...]
+
+
+class Activations(NamedTuple):
+    """Bytes of a chunk's activations: as `peak_activations` takes them."""
+
+    kept: int
+    kept_for_weights: int
+    during: tuple[int, int, int, int]
+
+
+def is_split(schedule: Schedule) -> bool:
+    """Whether the gradients of inputs and of weights are actions of their own."""
+    return bool((schedule.table.kind >= 2).any())
+
+
+class Pieces:
+    """What chunks of one layout cost and hold; `costs` prices them."""
+
+    def __init__(self, costs: Chunks) -> None:
+        self.costs = costs
+        self._actions: dict[Chunk, Mapping[str, Stretch]] = {}
+        self._updates: dict[tuple[Chunk, ...], Stretch] = {}
+        self._activations: dict[Chunk, Activations] = {}
+        self._update_of: dict[Chunk, Stretch] = {}
+        self._static_of: dict[Chunk, Mapping[str, int]] = {}
+        self._held: dict[tuple[Chunk, ...], Mapping[str, int]] = {}
+        self._seconds: dict[tuple[Chunk, ...], list[tuple[str, float, float]]] = {}
+        self._hosts: dict[tuple[Chunk, ...], tuple[float, float]] = {}
+        self._kernels: dict[tuple[Chunk, ...], tuple[dict[str, float], float]] = {}
+
+    def actions(self, chunk: Chunk) -> Mapping[str, Stretch]:
+        """Its actions by kind; "F.first" is the first of a step, "B.last" or "W.last" the last."""
+        if chunk not in self._actions:
+            costs, optimizer = self.costs, self.costs.degrees.optimizer
+            level = optimizer.parallel_level
+            actions = {"F": costs.action(chunk, "F", gathers=level >= costs.stack.gathers_each)}
+            first = costs.action(chunk, "F", gathers=level >= 1)
+            if level < costs.stack.gathers_each:  # all gathers begin with the step, whenever the tensor arrives
+                first = first._replace(ahead_ps=max(0.0, first.work_ps - actions["F"].work_ps))
+            actions["F.first"] = first
+            backward = ("I", "W") if costs.split_backward else ("B",)
+            for part in backward:
+                reduces = part == backward[-1]
+                each = reduces and optimizer.reduces_each
+                actions[part] = costs.action(chunk, part, gathers=level >= 3, reduces=each)
+                if reduces:
+                    actions[f"{part}.last"] = costs.action(chunk, part, gathers=level >= 3, reduces=True)
+            if costs.split_backward:  # some schedules do both in one here and there
+                actions["B"] = actions["I"].then(actions["W"])
+                actions["B.last"] = actions["I"].then(actions["W.last"])
+            self._actions[chunk] = actions
+        return self._actions[chunk]
+
+    def update(self, chunks: tuple[Chunk, ...]) -> Stretch:
+        """The optimizer's work of a rank with these chunks."""
+        if chunks not in self._updates:
+            parts = [self._update(chunk).times(len(list(equal))) for chunk, equal in groupby(chunks)]
+            self._updates[chunks] = functools.reduce(Stretch.then, parts, Stretch())
+        return self._updates[chunks]
+
+    def _update(self, chunk: Chunk) -> Stretch:
+        if chunk not in self._update_of:
+            self._update_of[chunk] = self.costs.update(chunk)
+        return self._update_of[chunk]
+
+    def activations(self, chunk: Chunk) -> Activations:
+        """What its micro-batches keep, and what its actions need for themselves."""
+        if chunk not in self._activations:
+            prints = [(self.costs.footprint(piece), count) for piece, count in chunk.pieces]
+            # blocks that recompute are the first: before their backward what the others kept is gone
+            freed = sum(
+                count * (own.kept - own.kept_for_weights)
+                for (piece, count), (own, _) in zip(chunk.pieces, prints, strict=True) if plain(piece) != piece
+            )  # fmt: skip
+            backward = max(
+                own.backward - (freed if piece.endswith("block") and plain(piece) == piece else 0)
+                for (piece, _), (own, _) in zip(chunk.pieces, prints, strict=True)
+            )  # fmt: skip
+            self._activations[chunk] = Activations(
+                kept=sum(own.kept * count for own, count in prints),
+                kept_for_weights=sum(own.kept_for_weights * count for own, count in prints),
+                during=(
+                    max(own.forward - own.kept for own, _ in prints), backward, backward,
+                    max(own.weights for own, _ in prints),
+                ),
+            )  # fmt: skip
+        return self._activations[chunk]
+
+    def held(self, chunks: tuple[Chunk, ...]) -> Mapping[str, int]:
+        """Weights, gradients and states of a rank with these chunks, by role."""
+        if chunks not in self._held:
+            costs, roles = self.costs, dict[str, int]()
+            for chunk, count in Counter(chunks).items():
+                for role, size in self._static(chunk).items():
+                    roles[role] = roles.get(role, 0) + count * size
+            if costs.degrees.optimizer.parallel_level >= 3 and costs.shards > 1:
+                # whole weights exist only while their block computes: its own and the next one's
+                held = {plain(piece) for chunk in chunks for piece, _ in chunk.pieces}
+                whole = {piece: costs.weight_bytes(piece) for piece in sorted(held)}
+                roles["weight"] += costs.stack.whole_bytes(whole)
+            self._held[chunks] = roles
+        return self._held[chunks]
+
+    def _static(self, chunk: Chunk) -> Mapping[str, int]:
+        if chunk not in self._static_of:
+            self._static_of[chunk] = self.costs.static_bytes(chunk)
+        return self._static_of[chunk]
+
+    def seconds(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> dict[str, float]:
+        """Compute and exposed communication by call, of a step of a rank with these chunks."""
+        if chunks not in self._seconds:
+            once, each = _Shares(), _Shares()
+            once.add(self.update(chunks), 1)
+            for chunk, count in Counter(chunks).items():
+                actions = self.actions(chunk)
+                for name, stretch in actions.items():
+                    if name[0] == "B" and "W" in actions:  # counted as what it consists of
+                        continue
+                    if name.endswith((".first", ".last")):
+                        if stretch is not actions[name[0]]:
+                            once.add(stretch, count)
+                            once.add(actions[name[0]], -count)  # one of them is the first, or the last
+                    else:
+                        each.add(stretch, count)
+            self._hosts[chunks] = once.host_s, each.host_s
+            calls = sorted({*once.seconds, *each.seconds} - {"compute"})
+            self._seconds[chunks] = [
+                (name, once.seconds.get(name, 0.0), each.seconds.get(name, 0.0)) for name in ("compute", *calls)
+            ]
+        found = {name: once_s + num_micro_batches * each_s for name, once_s, each_s in self._seconds[chunks]}
+        if wait_s := self._end_wait_s(chunks, found, num_micro_batches):
+            call = "reduce_scatter" if self.costs.degrees.optimizer.parallel_level else "all_reduce"
+            found[call] = found.get(call, 0.0) + wait_s
+        return found
+
+    def _end_wait_s(self, chunks: tuple[Chunk, ...], found: Mapping[str, float], num_micro_batches: int) -> float:
+        """Seconds in which a rank waits for reductions behind its last backward, that of its first chunk."""
+        actions = self.actions(chunks[0])
+        last = actions["W.last"] if "W.last" in actions else actions["B.last"]
+        if not last.trailing_ps:
+            return 0.0
+        late = self.host_s(chunks, num_micro_batches) > sum(found.values())  # the channel catches up meanwhile
+        return (min(last.trailing_ps, last.last_ps) if late else last.trailing_ps) / PS_PER_S
+
+    @cached_property
+    def slowed_share(self) -> float:
+        """Seconds that a block's kernels lose beside one second of a transfer between stages."""
+        seconds = device_classes(self.costs, (Chunk(num_blocks=1, has_embedding=False, has_head=False),))
+        return beside_share(self.costs.machine, seconds)
+
+    def host_s(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> float:
+        """Host seconds of a step of a rank with these chunks."""
+        if chunks not in self._hosts:
+            self.seconds(chunks, num_micro_batches)
+        once_s, each_s = self._hosts[chunks]
+        return once_s + num_micro_batches * each_s
+
+    def kernels(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> dict[str, float]:
+        """Seconds of kernels of a step of a rank with these chunks, by class."""
+        if chunks not in self._kernels:
+            update_s = self.update(chunks).compute_ps / PS_PER_S
+            self._kernels[chunks] = device_classes(self.costs, chunks), update_s
+        each, update_s = self._kernels[chunks]
+        return {"update": update_s} | {name: num_micro_batches * seconds for name, seconds in each.items()}
+
+
+_MANY_ACTIONS = 4096
+"""From so many on columns are faster, of one configuration too."""
+
+
+@lru_cache(maxsize=16_384)
+def _transfers(
+    machine: Machine, stack: Stack, placement: tuple[int, ...], stride: int, size_bytes: int
+) -> tuple[Mapping[tuple[int, int], float], int]:
+    times: dict[tuple[int, int], float] = {}
+    dispatch = 0
+    for stage, (here, there) in enumerate(pairwise(placement)):
+        if here != there:
+            cost = price_transfer(machine, here * stride, there * stride, size_bytes)
+            dispatch = stack.dispatch_ps(cost.dispatch_ps, "transfer", "C")
+            times[stage, stage + 1] = times[stage + 1, stage] = cost.work_ps
+    return MappingProxyType(times), dispatch
+
+
+def beside_transfers_ps(transfer_ps: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
+    """Per stage by how much an action is slowed by what its rank sends and receives meanwhile, both at once.
+
+    Args:
+        transfer_ps: between each stage and the next one; 0 within a rank and behind the last.
+        share: of a transfer's time that is lost (`Pieces.slowed_share`).
+    """
+    longest = np.maximum(transfer_ps, np.concatenate([[0.0], transfer_ps[:-1]]))
+    return np.round(64 * share * longest) / 64  # sums of such times are exact, in whatever order
+
+
+class _Shares:
+    def __init__(self) -> None:
+        self.seconds = {"compute": 0.0}
+        self.host_s = 0.0
+
+    def add(self, stretch: Stretch, times: int) -> None:
+        seconds = self.seconds
+        seconds["compute"] += times * stretch.compute_ps / PS_PER_S
+        self.host_s += times * stretch.dispatch_ps / PS_PER_S
+        for name, time in stretch.exposed_ps.items():
+            seconds[name] = seconds.get(name, 0.0) + times * time / PS_PER_S
+
+
+class RankKinds(NamedTuple):
+    """The chunks of pipeline ranks: the kinds that there are, and the number of its kind for each rank."""
+
+    kinds: tuple[tuple[Chunk, ...], ...]
+    of_rank: tuple[int, ...]
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], schedule: Schedule) -> RankKinds:
+        """Of chunks per stage, placed as a schedule says."""
+        found: list[list[Chunk]] = [[] for _ in range(schedule.num_ranks)]
+        for chunk, rank in zip(chunks, schedule.placement, strict=True):
+            found[rank].append(chunk)
+        numbers: dict[tuple[Chunk, ...], int] = {}
+        of_rank = tuple(numbers.setdefault(tuple(own), len(numbers)) for own in found)
+        return cls(tuple(numbers), of_rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One configuration.
+
+    Args:
+        pieces: of its layout.
+        degrees: how it is spread.
+        chunks: per stage of the pipeline.
+        ranks: the same by pipeline rank.
+    """
+
+    pieces: Pieces
+    degrees: Degrees
+    chunks: tuple[Chunk, ...]
+    ranks: RankKinds
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the pipeline."""
+        return self.degrees.pipeline
+
+    def updates(self) -> list[Stretch]:
+        """Per pipeline rank what follows its last action."""
+        return [self.pieces.update(self.ranks.kinds[kind]) for kind in self.ranks.of_rank]
+
+    def transfers(self) -> tuple[Mapping[tuple[int, int], float], int]:
+        """(sending stage, receiving stage) -> picoseconds on the link, and the host time of each end.
+
+        Priced between the first ranks of the two groups; stages of one rank hand over.
+        """
+        costs = self.pieces.costs
+        size = costs.numbers[costs.template.pieces["block"].leaves]
+        return _transfers(costs.machine, costs.stack, self.schedule.placement, self.degrees.strides[-1], size)
+
+    def end_ps(self) -> float:
+        """When the pipeline ends, as the stack runs it.
+
+        Raises:
+            TwofoldError: a schedule whose ranks wait for each other.
+        """
+        stack, degrees = self.pieces.costs.stack, self.degrees
+        transfer_ps, send_ps = self.transfers()
+        column = np.array([transfer_ps.get((stage, stage + 1), 0.0) for stage in range(self.schedule.num_stages)])
+        beside_ps = beside_transfers_ps(column, self.pieces.slowed_share)
+        alone = stack.synchronises(degrees) or stack.fetch_s or not stack.steps_together(degrees)
+        if not alone and len(self.schedule.table.stage) >= _MANY_ACTIONS:
+            kinds = dict.fromkeys(self.chunks)
+            columns = {chunk: action_columns(self.pieces.actions(chunk)) for chunk in kinds}
+            ends = pipeline_ends_ps(
+                self.schedule, np.stack([columns[chunk] for chunk in self.chunks], axis=-1)[..., None],
+                np.array([(each.work_ps, each.lead_ps) for each in self.updates()]).T[..., None],
+                column[:, None], np.array([float(send_ps)]), blocking=stack.waits_for_sends(degrees),
+                blocking_ends=stack.waits_at_ends(degrees),
+                beside_ps=beside_ps[:, None] if self.schedule.num_ranks > 1 else None,
+            )  # fmt: skip
+            return float(ends[0])
+        return pipeline_end_ps(
+            self.schedule, [self.pieces.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
+            blocking=stack.waits_for_sends(degrees), blocking_ends=stack.waits_at_ends(degrees),
+            synchronises=stack.synchronises(degrees), together=stack.steps_together(degrees),
+            fetch_ps=stack.fetch_s * PS_PER_S, beside_ps=beside_ps.tolist(),
+        )  # fmt: skip
+
+    def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:
+        """What follows from the end of the pipeline and the peaks of its ranks' activations."""
+        costs = self.pieces.costs
+        step_s = (end_ps + costs.stack.step_s * PS_PER_S) / PS_PER_S
+        count = self.degrees.num_micro_batches
+        kinds, of_rank = self.ranks
+        share_of = [self.pieces.seconds(chunks, count) for chunks in kinds]
+        total_of = [sum(share.values()) for share in share_of]
+        compute = sum(share_of[kind]["compute"] for kind in of_rank) / len(of_rank)
+        exposed = sum(total_of[kind] for kind in of_rank) / len(of_rank) - compute
+        peak, memory = self._memory(activations)
+        parts = self._parts(step_s, kinds[total_of.index(max(total_of))])
+        slower = costs.stack.chip_spread * slowest_of(self.degrees.num_ranks)
+        if slower:  # products and attention are bound by clocks, which differ from chip to chip
+            added = {name: slower * parts.get(name, 0.0) for name in ("matrix", "attention")}
+            step_s += sum(added.values())
+            parts = {name: seconds + added.get(name, 0.0) for name, seconds in parts.items()}
+        low_s, high_s = step_interval(costs.machine, step_s, parts)
+        return Forecast(
+            step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,
+            bubble_fraction=max(0.0, 1 - compute / step_s) if step_s else 0.0, exposed_comm_s=exposed,
+            rank_s=tuple(share_of[kind] for kind in of_rank),
+        )  # fmt: skip
+
+    def _parts(self, step_s: float, chunks: tuple[Chunk, ...]) -> dict[str, float]:
+        """Seconds of the step by class of instructions, from what the busiest rank does."""
+        pieces, count = self.pieces, self.degrees.num_micro_batches
+        machine, stack, times = pieces.costs.machine, pieces.costs.stack, pieces.seconds(chunks, count)
+        exposed_s = sum(times.values()) - times["compute"]
+        transfer_s = 0.0
+        if self.schedule.num_ranks > 1:
+            hops = 2 * count * len(chunks) if stack.waits_for_sends(self.degrees) else 2 * (self.schedule.num_ranks - 1)
+            transfer_s = hops * self.longest_transfer_ps / PS_PER_S
+        return class_seconds(
+            machine, step_s, pieces.kernels(chunks, count), exposed_s, transfer_s, pieces.host_s(chunks, count)
+        )
+
+    @cached_property
+    def longest_transfer_ps(self) -> float:
+        """Of one tensor between two stages."""
+        return max(self.transfers()[0].values(), default=0.0)
+
+    @property
+    def _forwards_first(self) -> bool:
+        """Whether a rank does all forwards before its first backward."""
+        alone = self.schedule.num_stages == self.schedule.num_ranks
+        return alone and (self.degrees.num_micro_batches == 1 or self.degrees.schedule == "gpipe")
+
+    def _memory(self, activations: Sequence[int]) -> tuple[int, dict[str, int]]:
+        """The largest peak over pipeline ranks, and what it consists of."""
+        largest = [0] * len(self.ranks.kinds)
+        for kind, size in zip(self.ranks.of_rank, activations, strict=True):
+            largest[kind] = max(largest[kind], int(size))
+        best: tuple[int, dict[str, int]] = (-1, {})
+        costs, forwards_first = self.pieces.costs, self._forwards_first
+        for chunks, size in zip(self.ranks.kinds, largest, strict=True):
+            outputs = costs.outputs_bytes if any(chunk.has_head for chunk in chunks) else 0
+            received = costs.sizes.arrival_bytes * sum(2 - chunk.has_embedding - chunk.has_head for chunk in chunks)
+            roles = costs.stack.memory(
+                {"activation": size, **self.pieces.held(chunks)}, self.degrees, outputs,
+                received if self.degrees.pp > 1 else 0,
+            )  # fmt: skip
+            if forwards_first and "gradient" in roles:
+                # gradients come while the first backward frees what its forward kept
+                freed = sum(self.pieces.activations(chunk).kept for chunk in chunks)
+                gone = min(roles["gradient"], freed)
+                roles = {**roles, "gradient": roles["gradient"] - gone}
+            total = sum(roles.values())
+            if total > best[0]:
+                best = total, roles
+        return best[0], dict(sorted(best[1].items()))

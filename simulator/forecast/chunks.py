@@ -1,0 +1,505 @@
+"""What the chunks of a pipeline cost: pieces priced once, counted, joined.
+
+The reduction of gradients and the gathering of sharded weights run on a channel of their own beside the compute; they
+are woven into the blocks: a block's gradients are reduced while the block before it computes its own, a block's weights
+are gathered while the block before it computes (`plans.lower.optimizer`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+from costmodels import Machine
+from costmodels.price.instruction import price_collective, price_compute, price_wait
+from costmodels.price.tiers import axes_tiers
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from plans.lower.symbolic import ModelTemplate, ParameterTemplate, PartTemplate, model_sizes, model_template
+from plans.model.graph import itemsize
+from plans.model.transformer import TransformerConfig
+from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Body, Line, Rates, Stretch, body_of, measure
+from simulator.forecast.lowered import Lowered
+from simulator.forecast.memory import Footprint, footprint, parameter_bytes
+from simulator.forecast.pricing import Groups, priced_lines
+from simulator.stacks import PieceSizes, Stack
+
+__all__ = ["Chunk", "Chunks", "plain"]
+
+_CHANNEL = "dp"
+_GATHER, _REDUCE = 2**20, 2**20 + 1
+"""Tokens that no template has."""
+
+_KEPT = "kept_"
+
+_NO_TOKEN = -2
+"""Of a wait for what was issued long ago."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What one virtual stage consists of: the number of blocks, and whether the embedding and the head are there.
+
+    `num_dense` of the blocks, the first ones, have a plain MLP in a model whose other blocks have experts. `num_kept`
+    of them, the last ones, keep everything where the others recompute.
+    """
+
+    num_blocks: int
+    has_embedding: bool
+    has_head: bool
+    num_dense: int = 0
+    num_kept: int = 0
+
+    @property
+    def pieces(self) -> tuple[tuple[str, int], ...]:
+        """(piece, how often), in the order of the forward."""
+        return _pieces(self)
+
+
+@lru_cache(maxsize=1024)
+def _pieces(chunk: Chunk) -> tuple[tuple[str, int], ...]:
+    blocks = chunk.num_blocks - chunk.num_dense
+    kept = min(chunk.num_kept, blocks)
+    dense = chunk.num_kept - kept
+    counts = (
+        ("embedding", int(chunk.has_embedding)), ("dense_block", chunk.num_dense - dense), ("kept_dense_block", dense),
+        ("block", blocks - kept), ("kept_block", kept), ("head", int(chunk.has_head)),
+    )  # fmt: skip
+    return tuple((name, count) for name, count in counts if count)
+
+
+class _Depends(tuple[Any, ...]):
+    """What a stretch depends on: piece, part, host time or gradients that stand alone, lines of the optimizer.
+
+    Its hash is taken once, as it goes over many lines.
+    """
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
+
+
+@lru_cache(maxsize=8192)
+def _gradients(part: PartTemplate) -> Mapping[str, int]:
+    """The parameters whose gradients a body makes -> when it begins to."""
+    found: dict[str, int] = {}
+    for number, cell in enumerate(part.cells):
+        if cell.gradient:
+            found.setdefault(cell.gradient, number)
+    return found
+
+
+def plain(piece: str) -> str:
+    """A piece without regard to what it keeps."""
+    return piece.removeprefix(_KEPT)
+
+
+@dataclass(kw_only=True)
+class Chunks:
+    """The costs of a transformer's chunks in one layout on one machine, as a stack runs it.
+
+    Layouts that differ in data-parallel degree, pipeline and optimizer only may have one `known`: what they share is
+    then worked out once. `kept` is the same layout without recomputing, of blocks that keep everything where others
+    recompute.
+    """
+
+    config: TransformerConfig
+    degrees: Degrees
+    machine: Machine
+    stack: Stack
+    rates: Rates | None
+    split_backward: bool
+    known: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    kept: Chunks | None = None
+    _held: dict[str, dict[str, int]] = field(default_factory=dict)
+    _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
+    _depends: dict[tuple[str, str, bool, bool], _Depends] = field(default_factory=dict)
+    _updates: dict[str, Stretch] = field(default_factory=dict)
+
+    @cached_property
+    def template(self) -> ModelTemplate:
+        """The pieces with symbolic sizes."""
+        degrees = self.degrees
+        if self.config.experts is not None and not self.stack.runs_experts:
+            raise TwofoldError(
+                f"{self.config.name}: how the stack {self.stack.name!r} runs a mixture of experts is not known; "
+                "twofold's own and megatron's is"
+            )
+        return model_template(
+            self.config, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, sequence_parallel=degrees.sequence_parallel,
+            recompute=degrees.recompute, split_backward=self.split_backward,
+        )  # fmt: skip
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The values of the template's monomials."""
+        degrees = self.degrees
+        return self.template.monomials.values(
+            model_sizes(self.config, micro_batch=degrees.micro_batch, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
+        )
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Members and tiers of the groups inside a stage, of the stage where they are slowest."""
+        degrees = self.degrees
+        tp, cp, dp, _ = degrees.strides
+
+        def along(*axes: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+            members = math.prod(size for size, _ in axes)
+            return members, axes_tiers(self.machine, axes, degrees.num_ranks)
+
+        found = {
+            "tp": along((degrees.tp, tp)), "cp": along((degrees.cp, cp)),
+            "dp": along((degrees.dp, dp), (degrees.cp, cp)),
+            "tp_kv+tp_q": along((degrees.tp, tp)),
+        }  # fmt: skip
+        if degrees.ep > 1:  # neighbours among the data-parallel ranks; cp is 1
+            found["ep"] = along((degrees.ep, dp))
+            found["copies"] = along((degrees.dp // degrees.ep, dp * degrees.ep))
+        if degrees.tp > (heads := self.config.kv_heads):  # every key-value head on several ranks, the inner axis
+            each = degrees.tp // heads
+            found["tp_q"], found["tp_kv"] = along((each, tp)), along((heads, tp * each))
+        return found
+
+    @cached_property
+    def lowered(self) -> Lowered | None:
+        """Of twofold's own programs; None for other stacks."""
+        if self.stack.name != "twofold":
+            return None
+        return Lowered(machine=self.machine, degrees=self.degrees, numbers=self.numbers)
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold the same weights."""
+        return self.groups["dp"][0]
+
+    # ------------------------------------------------------------------- pieces
+
+    def lines(self, piece: str, part: str) -> list[Line]:
+        """A body, priced."""
+        key = ("lines", piece, part)
+        if key not in self.known:
+            self.known[key] = priced_lines(
+                self.template.pieces[piece].parts[part], self.numbers, self.groups, self.machine, self.stack
+            )
+        return list(self.known[key])
+
+    def footprint(self, piece: str) -> Footprint:
+        """A piece's activations."""
+        if piece.startswith(_KEPT):
+            assert self.kept is not None
+            return self.kept.footprint(plain(piece))
+        key = ("footprint", piece)
+        if key not in self.known:
+            arrives = 0 if piece == "embedding" else self.sizes.arrival_bytes
+            alone = footprint(self.template.pieces[piece], self.numbers, arrives)
+            self.known[key] = self.stack.footprint(piece, alone, self.sizes)
+        found: Footprint = self.known[key]
+        return found
+
+    @cached_property
+    def sizes(self) -> PieceSizes:
+        """What the memory of pieces depends on beside their own tensors."""
+        head = self.template.pieces["head"].parts["F"].cells
+        logits = next(cell.shapes[-1] for cell in reversed(head) if cell.call == "linear.forward")
+        block = self.template.pieces["block"].parts["F"].cells
+        core = next(cell for cell in block if cell.call == "attention.forward")
+        queries, keys = ([self.numbers[size] for size in shape] for shape in core.shapes[:2])
+        return PieceSizes(
+            arrival_bytes=self.numbers[self.template.pieces["block"].leaves],
+            logits=math.prod(self.numbers[size] for size in logits), item_bytes=itemsize(self.config.dtype),
+            ways=self.degrees.tp, recompute=self.degrees.recompute, scores=math.prod(queries[:-1]) * keys[-2],
+            split_sequence=self.degrees.sequence_parallel,
+        )  # fmt: skip
+
+    @property
+    def outputs_bytes(self) -> int:
+        """Bytes of the model's output of one micro-batch on one rank."""
+        return self.sizes.logits * self.sizes.item_bytes
+
+    def parameters(self, piece: str) -> Sequence[ParameterTemplate]:
+        """A piece's parameters; the head has no table of its own where it is the embedding's on the same ranks."""
+        own = self.template.pieces[plain(piece)].parameters
+        if piece == "head" and self._shares_table:
+            return [each for each in own if not each.name.startswith("output.")]
+        return own
+
+    @property
+    def _shares_table(self) -> bool:
+        return self.config.tied and self.degrees.pp == 1
+
+    def _by_group(self, piece: str) -> list[tuple[str, list[ParameterTemplate]]]:
+        """A piece's parameters by the group of ranks that holds copies of them: experts have fewer copies."""
+        own = self.parameters(piece)
+        if self.degrees.ep == 1:
+            return [("dp", list(own))]
+        experts = [each for each in own if ".experts." in each.name]
+        rest = [each for each in own if ".experts." not in each.name]
+        return [(group, some) for group, some in (("dp", rest), ("copies", experts)) if some]
+
+    def static_bytes(self, chunk: Chunk) -> dict[str, int]:
+        """Weights, gradients and optimizer states of a chunk, by role."""
+        total = {"weight": 0, "gradient": 0, "optimizer": 0}
+        for piece, count in chunk.pieces:
+            if piece not in self._held:
+                held = {"weight": 0, "gradient": 0, "optimizer": 0}
+                for group, some in self._by_group(piece):
+                    parts = parameter_bytes(some, self.numbers, self.degrees.optimizer, self.groups[group][0])
+                    held = {role: held[role] + size for role, size in parts.items()}
+                self._held[piece] = held
+            for role, size in self._held[piece].items():
+                total[role] += count * size
+        return total
+
+    def weight_bytes(self, piece: str) -> int:
+        """Bytes of a piece's whole weights on one rank."""
+        return sum(self.numbers[each.elements] * itemsize(each.dtype) for each in self.parameters(piece))
+
+    def _bytes_of(self, parameters: Sequence[ParameterTemplate], item_bytes: int) -> int:
+        return sum(self.numbers[each.elements] * item_bytes for each in parameters)
+
+    def reduced_bytes(self, piece: str) -> int:
+        """Bytes of a piece's gradients as they are reduced."""
+        optimizer = self.degrees.optimizer
+        return sum(
+            self.numbers[each.elements] * itemsize(optimizer.reduces_in(each.dtype)) for each in self.parameters(piece)
+        )
+
+    # -------------------------------------------------------------- communication of the optimizer
+
+    def _collective(
+        self, call: str, parameters: Sequence[ParameterTemplate], item_bytes: int, token: int, group: str = "dp"
+    ) -> tuple[Line, ...]:
+        """One collective over the ranks with copies, in the stack's messages."""
+        members, tiers = self.groups[group]
+        size_bytes = self._bytes_of(parameters, item_bytes)
+        if members == 1 or size_bytes == 0:
+            return ()
+        largest = item_bytes * max(self.numbers[each.elements] for each in parameters)
+        bucket = self.stack.message_bytes(self.degrees.optimizer, members, item_bytes, largest)
+        whole = not bucket
+        count = 1.0 if whole else max(size_bytes / bucket, 1e-9)
+        cost = price_collective(
+            self.machine,
+            call,
+            members,
+            size_bytes if whole else min(bucket, max(size_bytes, bucket)),
+            item_bytes,
+            tiers,
+        )
+        dispatch = self.stack.dispatch_ps(cost.dispatch_ps, "collective", "C")
+        return (Line(COLLECTIVE, round(dispatch * count), round(cost.work_ps * count), call, _CHANNEL, token),)
+
+    def _copied(self, read_bytes: int, written_bytes: int) -> tuple[Line, ...]:
+        """A pass over all tensors of a piece, out of a flat buffer or into one, where the stack makes it."""
+        if not self.stack.copies_shards:
+            return ()
+        moved = read_bytes + (written_bytes or read_bytes)
+        cost = price_compute(self.machine, "add.forward", ((moved,),), self.config.dtype, moved)
+        return (Line(COMPUTE, 0, cost.work_ps, "memory"),)
+
+    def gather(self, piece: str) -> tuple[Line, ...]:
+        """The gather of a piece's weights."""
+        if (piece, "gather") not in self._moved:
+            size = itemsize(self.config.dtype)
+            self._moved[piece, "gather"] = tuple(
+                line for group, some in self._by_group(piece)
+                for line in self._collective("all_gather", some, size, _GATHER, group)
+            )  # fmt: skip
+        return self._moved[piece, "gather"]
+
+    def gather_busy_ps(self, piece: str) -> float:
+        """How long the gather of a piece's weights keeps its channel."""
+        lines = self.gather(piece) if self.lowered is None else self.lowered.gathers(self.parameters(piece))[0]
+        channels: dict[str, float] = {}
+        for line in lines:
+            if line.kind == COLLECTIVE:
+                channels[line.channel] = channels.get(line.channel, 0.0) + line.work_ps
+        return max(channels.values(), default=0.0)
+
+    def reduce(self, piece: str) -> tuple[Line, ...]:
+        """The reduction of a piece's gradients."""
+        if (piece, "reduce") not in self._moved:
+            optimizer = self.degrees.optimizer
+            call = "reduce_scatter" if optimizer.parallel_level >= 1 else "all_reduce"
+            size = itemsize(optimizer.reduces_in(self.config.dtype))
+            moved = tuple(
+                line for group, some in self._by_group(piece)
+                for line in self._collective(call, some, size, _REDUCE, group)
+            )  # fmt: skip
+            copied = self._copied(self.weight_bytes(piece), self.reduced_bytes(piece)) if moved else ()
+            self._moved[piece, "reduce"] = (*copied, *moved)
+        return self._moved[piece, "reduce"]
+
+    # ------------------------------------------------------------------- actions
+
+    def stretch(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> Stretch:
+        """One of many equal pieces in a row, steady; beside it the gather of the next and the reduction of its own."""
+        return self._stretch(self._beside(piece, part, gathers, reduces))
+
+    def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
+        """What a stretch depends on."""
+        key = (piece, part, gathers, reduces)
+        if key not in self._depends and piece.startswith(_KEPT):
+            assert self.kept is not None
+            self._depends[key] = _Depends((piece, *self.kept._beside(plain(piece), part, gathers, reduces)[1:]))
+        if key not in self._depends:
+            if piece == "block":
+                given: object = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
+            else:
+                given = self.stack.end_host_s(piece, self.degrees, part)
+            gather: object = self.gather(piece) if gathers else ()
+            reduce: object = self.reduce(piece) if reduces else ()
+            if self.lowered is not None:
+                own = self.parameters(piece)
+                # gradients of weights, and of a lookup, read no weights
+                reads = part == "F" or (part != "W" and piece != "embedding")
+                # in the order in which they are read
+                gather = self.lowered.gathers(own if part == "F" else own[::-1]) if gathers and reads else ()
+                order = _gradients(self.template.pieces[piece].parts[part])
+                due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
+                reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
+                given = frozenset(each.name for each in due if self.lowered.reduces_each(each))
+            found = _Depends((piece, part, given, gather, reduce))
+            self._depends[key] = self.known.setdefault(("same", found), found)
+        return self._depends[key]
+
+    def _stretch(self, beside: _Depends) -> Stretch:
+        if beside not in self.known:
+            piece, part, given, gather, reduce = beside
+            if piece.startswith(_KEPT):
+                assert self.kept is not None
+                self.known[beside] = self.kept._stretch(_Depends((plain(piece), part, given, gather, reduce)))
+                return self.known[beside]
+            if self.lowered is not None:
+                self.known[beside] = self._as_lowered(piece, part, given, gather, dict(reduce))
+                return self.known[beside]
+            after = list(reduce)
+            if gather:
+                wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
+                copied = self._copied(self.weight_bytes(piece), 0)
+                after = [Line(WAIT, wait, 0, token=_GATHER), *copied, *reduce]
+            self.known[beside] = self._body(piece, part, given).stretch(gather, after, steady=bool(after))
+        found: Stretch = self.known[beside]
+        return found
+
+    def _as_lowered(
+        self,
+        piece: str,
+        part: str,
+        alone: frozenset[str],
+        gather: tuple[tuple[Line, ...], ...],
+        reduce: Mapping[str, tuple[Line, ...]],
+    ) -> Stretch:
+        issue, arrive = gather or ((), ())
+        if not reduce and not alone:
+            return self._body(piece, part, None).stretch(issue, arrive, steady=bool(gather))
+        lines: list[Line] = []
+        for cell, line in zip(self.template.pieces[piece].parts[part].cells, self.lines(piece, part), strict=True):
+            if cell.gradient not in alone:  # reduced as it is, without a sum over micro-batches
+                lines.append(line)
+            if cell.gradient:
+                lines += reduce.get(cell.gradient, ())
+        last = reduce.get("", ())
+        if piece != "embedding":  # waited for when the piece before has issued its own
+            last = tuple(line._replace(token=_NO_TOKEN) if line.kind == WAIT else line for line in last)
+        return body_of((*lines, *last), self.rates).stretch(issue, arrive, steady=True)
+
+    def _body(self, piece: str, part: str, given: float | None) -> Body:
+        key = ("body", piece, part, given)
+        if key not in self.known:
+            self.known[key] = body_of(tuple(self._hosted(self.lines(piece, part), given)), self.rates)
+        found: Body = self.known[key]
+        return found
+
+    @staticmethod
+    def _hosted(lines: list[Line], given: float | None) -> list[Line]:
+        """The lines with the host time that the stack is known to take for a whole block, in equal proportion."""
+        summed = sum(line.dispatch_ps for line in lines)
+        if given is None or not summed:
+            return lines
+        factor = given * 1e12 / summed
+        return [line._replace(dispatch_ps=round(line.dispatch_ps * factor)) for line in lines]
+
+    def action(self, chunk: Chunk, part: str, *, gathers: bool = False, reduces: bool = False) -> Stretch:
+        """A chunk's whole action: its pieces in the order of the part."""
+        pieces = chunk.pieces if part == "F" else chunk.pieces[::-1]
+        own = tuple((self._beside(piece, part, gathers, reduces), count) for piece, count in pieces)
+        if own not in self.known:
+            parts = [self._stretch(beside).times(count) for beside, count in own]
+            if gathers and pieces and self.lowered is not None:
+                beside, count = own[0]
+                if beside[3] and beside[3][0]:  # the last piece has nothing to gather beside it
+                    parts[0] = self._first(beside).then(self._stretch(beside).times(count - 1))
+            elif gathers and pieces and (gather := self.gather(pieces[0][0])):
+                parts.insert(0, self._gathered(gather))
+            self.known[own] = functools.reduce(Stretch.then, parts) if parts else Stretch()
+        found: Stretch = self.known[own]
+        return found
+
+    def _first(self, beside: _Depends) -> Stretch:
+        """The first piece of an action, which begins when the first of its own weights are there.
+
+        Programs issue their gathers before they wait for the tensor that arrives. It is taken to be no faster than
+        another piece, so that a chunk that waits takes as long as its pieces in a row.
+        """
+        key = ("first", beside)
+        if key not in self.known:
+            piece, part, given, (issue, arrive), reduce = beside
+            if piece.startswith(_KEPT):
+                assert self.kept is not None
+                self.known[key] = self.kept._first(_Depends((plain(piece), *beside[1:])))
+                return self.known[key]
+            waits = [number for number, line in enumerate(arrive) if line.kind == WAIT]
+            cut = waits[1] if len(waits) > 1 else len(arrive)
+            gather = (*issue, *arrive[:cut]), arrive[cut:]
+            own, other = self._as_lowered(piece, part, given, gather, dict(reduce)), self._stretch(beside)
+            there = measure([*issue, arrive[0]], self.rates)
+            work = max(own.work_ps, other.work_ps)
+            self.known[key] = own._replace(work_ps=work, ahead_ps=min(there.work_ps, work - other.work_ps))
+        found: Stretch = self.known[key]
+        return found
+
+    def _gathered(self, gather: tuple[Line, ...]) -> Stretch:
+        """Weights that nothing was computed beside."""
+        key = ("gathered", gather)
+        if key not in self.known:
+            self.known[key] = measure([*gather, Line(WAIT, 0, 0, token=_GATHER)], self.rates)
+        found: Stretch = self.known[key]
+        return found
+
+    # ------------------------------------------------------------------- the end of a step
+
+    def update(self, chunk: Chunk) -> Stretch:
+        """The optimizer's kernels on what a rank holds of a chunk."""
+        for piece, _ in chunk.pieces:
+            if piece not in self._updates:
+                self._updates[piece] = self._update(plain(piece))
+        parts = [self._updates[piece].times(count) for piece, count in chunk.pieces]
+        return functools.reduce(Stretch.then, parts) if parts else Stretch()
+
+    def _update(self, piece: str) -> Stretch:
+        optimizer = self.degrees.optimizer
+        shards = self.shards if optimizer.parallel_level else 1
+        dtype = self.config.dtype
+        ending = () if self.lowered is None else self.lowered.endings(self.parameters(piece))
+        key = (
+            "update", piece, shards, self._shares_table, optimizer.kind, optimizer.updates_in(dtype),
+            optimizer.accumulates_in(dtype), optimizer.keeps_states_in(dtype), optimizer.has_master(dtype), ending,
+        )  # fmt: skip
+        if key not in self.known:
+            lines: list[Line] = []
+            for group, some in self._by_group(piece):
+                sizes = [self.numbers[each.elements] for each in some]
+                copies = self.groups[group][0] if optimizer.parallel_level else 1
+                lines += self.stack.update_lines(sizes, dtype, optimizer, copies, self.machine)
+            self.known[key] = measure([*ending, *lines], self.rates)
+        found: Stretch = self.known[key]
+        return found

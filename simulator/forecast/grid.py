@@ -1,0 +1,184 @@
+"""Predictions of thousands of configurations: what they share is worked out once, schedules are run in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from costmodels import Machine
+from plans.degrees import Degrees
+from plans.model.transformer import TransformerConfig
+from plans.plan import Optimizer
+from plans.schedules import Schedule
+from simulator.engine.garbage import without_collection
+from simulator.forecast.action import Stretch
+from simulator.forecast.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
+from simulator.forecast.case import Case, Forecast, Pieces, RankKinds, beside_transfers_ps, is_split
+from simulator.forecast.chunks import Chunk
+from simulator.forecast.memory import peak_activations
+from simulator.forecast.predict import check_machine, chunk_costs, chunks_of
+from simulator.stacks import Stack
+
+__all__ = ["forecast_grid"]
+
+_ROWS_AT_ONCE = 200_000
+"""Actions times configurations that are run together: their arrays stay in a processor's cache."""
+
+
+@without_collection()
+def forecast_grid(
+    config: TransformerConfig,
+    degrees: Iterable[Degrees],
+    machine: Machine,
+    *,
+    stack: Stack | None = None,
+) -> list[Forecast]:
+    """Predict many configurations of one model: what `forecast` says of each, to rounding.
+
+    Args:
+        config: of a dense transformer.
+        degrees: how each is spread.
+        machine: with at least as many devices, whose compute runs behind the host.
+        stack: the software that runs it; twofold's executor by default.
+
+    Raises:
+        TwofoldError: what `forecast` refuses in any of them.
+
+    >>> from plans.model.transformer import transformer_config
+    >>> widths = [Degrees(dp=128 // tp, tp=tp, pp=8, global_batch=512) for tp in (1, 2, 4, 8)]
+    >>> found = forecast_grid(transformer_config("llama-3-70b"), widths, Machine.load("h100-sxm-x1024"))
+    >>> [each.step_s > 0 for each in found]
+    [True, True, True, True]
+    """
+    check_machine(machine)
+    grid = _Grid(config, machine, stack or Stack())
+    cases = [grid.case(each) for each in degrees]
+    result: list[Forecast | None] = [None] * len(cases)
+    groups: dict[tuple[int, int], list[int]] = {}  # both are shared objects
+    for number, case in enumerate(cases):
+        groups.setdefault((id(case.schedule), id(case.chunks)), []).append(number)
+    for numbers in groups.values():
+        schedule = cases[numbers[0]].schedule
+        at_once = max(1, _ROWS_AT_ONCE // len(schedule.table.stage))
+        for first in range(0, len(numbers), at_once):
+            part = numbers[first : first + at_once]
+            for number, found in zip(part, grid.forecasts(schedule, [cases[each] for each in part]), strict=True):
+                result[number] = found
+    return [each for each in result if each is not None]
+
+
+class _Grid:
+    """What the configurations of one grid share."""
+
+    def __init__(self, config: TransformerConfig, machine: Machine, stack: Stack) -> None:
+        self._config = config
+        self._machine = machine
+        self._stack = stack
+        self._optimizers: list[Optimizer] = []
+        self._optimizer_numbers: dict[int, int] = {}
+        self._known: dict[tuple[object, ...], dict[tuple[object, ...], Any]] = {}
+        self._pieces: dict[tuple[object, ...], Pieces] = {}
+        self._spreads: dict[tuple[object, ...], tuple[tuple[Chunk, ...], RankKinds]] = {}
+        self._transfers: dict[tuple[object, ...], tuple[Floats, float]] = {}
+        self._columns: dict[tuple[Pieces, Chunk], ActionColumns] = {}
+
+    def case(self, degrees: Degrees) -> Case:
+        """One configuration."""
+        schedule = degrees.pipeline
+        split = is_split(schedule)
+        shape = (
+            degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel, split,
+            degrees.num_ranks, degrees.strides[:3],
+        )  # fmt: skip
+        mixed = degrees.recompute_layers is not None
+        own = (*shape, degrees.dp, self._number(degrees.optimizer), degrees.recompute, mixed)
+        if own not in self._pieces:
+            self._pieces[own] = Pieces(
+                chunk_costs(
+                    self._config, degrees, self._machine, self._stack, split,
+                    lambda each: self._known.setdefault((*shape, each.recompute), {}),
+                )
+            )  # fmt: skip
+        spread = (degrees.layers, schedule.placement, degrees.recompute_layers)
+        if spread not in self._spreads:
+            chunks = chunks_of(self._config, degrees)
+            self._spreads[spread] = chunks, RankKinds.of(chunks, schedule)
+        chunks, ranks = self._spreads[spread]
+        return Case(pieces=self._pieces[own], degrees=degrees, chunks=chunks, ranks=ranks)
+
+    def forecasts(self, schedule: Schedule, cases: Sequence[Case]) -> list[Forecast]:
+        """Of cases with one schedule and the same chunks."""
+        chunks = cases[0].chunks
+        kinds = list(dict.fromkeys(chunks))
+        stage_kind = [kinds.index(chunk) for chunk in chunks]
+        rank_kinds, rank_kind = cases[0].ranks
+        stack, degrees = self._stack, cases[0].degrees
+        if (
+            stack.synchronises(degrees) or stack.fetch_s or not stack.steps_together(degrees)
+        ):  # what the batch knows nothing of
+            return [
+                case.forecast(case.end_ps(), peak_activations(schedule, *zip(
+                    *(case.pieces.activations(chunk) for chunk in chunks), strict=True
+                ))) for case in cases
+            ]  # fmt: skip
+        actions = np.stack(
+            [np.stack([self._column(case.pieces, chunk) for chunk in kinds], axis=-1) for case in cases], axis=-1
+        )
+        updates = np.array(
+            [[_ends(case.pieces.update(own)) for own in rank_kinds] for case in cases], dtype=np.float64
+        ).T  # (2, kinds of rank, cases)
+        transfers = [self._transfer(case) for case in cases]
+        ends = pipeline_ends_ps(
+            schedule, actions[:, :, stage_kind], updates[:, list(rank_kind)],
+            np.stack([times for times, _ in transfers], -1),
+            np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
+            blocking_ends=stack.waits_at_ends(degrees),
+            beside_ps=np.stack([
+                beside_transfers_ps(times, case.pieces.slowed_share)
+                for (times, _), case in zip(transfers, cases, strict=True)
+            ], -1) if schedule.num_ranks > 1 else None,
+        )  # fmt: skip
+        memory = np.array([[_flat(case.pieces, chunk) for chunk in kinds] for case in cases], dtype=np.int64).T[
+            :, stage_kind
+        ]  # (6, stages, cases)
+        peaks = peak_bytes(schedule, memory[0], memory[1], memory[2:])
+        return [
+            case.forecast(end, own)
+            for case, end, own in zip(cases, ends.tolist(), peaks.T.tolist(), strict=True)
+        ]  # fmt: skip
+
+    def _number(self, optimizer: Optimizer) -> int:
+        """Equal optimizers have one number; `Degrees` made in one place mostly share the object."""
+        number = self._optimizer_numbers.get(id(optimizer))
+        if number is None:
+            if optimizer not in self._optimizers:
+                self._optimizers.append(optimizer)
+            number = self._optimizers.index(optimizer)
+            self._optimizer_numbers[id(optimizer)] = number
+        return number
+
+    def _column(self, pieces: Pieces, chunk: Chunk) -> ActionColumns:
+        key = (pieces, chunk)
+        if key not in self._columns:
+            self._columns[key] = action_columns(pieces.actions(chunk))
+        return self._columns[key]
+
+    def _transfer(self, case: Case) -> tuple[Floats, float]:
+        costs, placement = case.pieces.costs, case.schedule.placement
+        key = (costs.numbers[costs.template.pieces["block"].leaves], case.degrees.strides[-1], placement)
+        if key not in self._transfers:
+            times, send_ps = case.transfers()
+            column = np.array([times.get((stage, stage + 1), 0.0) for stage in range(len(placement))])
+            self._transfers[key] = column, float(send_ps)
+        return self._transfers[key]
+
+
+def _ends(update: Stretch) -> tuple[float, float]:
+    return update.work_ps, update.lead_ps
+
+
+def _flat(pieces: Pieces, chunk: Chunk) -> tuple[int, ...]:
+    own = pieces.activations(chunk)
+    return own.kept, own.kept_for_weights, *own.during

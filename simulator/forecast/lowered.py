@@ -1,0 +1,365 @@
+"""The optimizer's communication in twofold's own programs, as `plans.lower` emits it for one piece.
+
+A bucket of several parameters is packed, moved by one collective and unpacked; a parameter alone is moved as it is.
+What a block leaves of a bucket is shared with the blocks after it, and so is its price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from costmodels import Machine
+from costmodels.price.instruction import price_collective, price_compute, price_wait
+from costmodels.price.tiers import axes_tiers
+from costmodels.price.traffic import plain_call
+from plans.degrees import Degrees
+from plans.lower.symbolic import ParameterTemplate
+from plans.model.graph import itemsize
+from plans.plan import Optimizer
+from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Line
+
+__all__ = ["Lowered"]
+
+_FIRST_TOKEN = {"reduce": 2**20, "gather": 2**21}
+"""Tokens that no template has."""
+
+
+class _Parameter(NamedTuple):
+    """A `ParameterTemplate` with its numbers."""
+
+    name: str
+    elements: int
+    whole: int
+    dtype: str
+    summed: tuple[str, ...]
+    same: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    parameters: tuple[_Parameter, ...]
+    share: float = 1.0  # of a bucket that several blocks fill
+    num_blocks: int = 1
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.parameters) == 1 and self.num_blocks == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """Lines of the optimizer for the parameters of one piece.
+
+    Args:
+        machine, degrees: of the configuration.
+        numbers: values of the template's monomials.
+    """
+
+    machine: Machine
+    degrees: Degrees
+    numbers: Sequence[int]
+    _lines: _Lines = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_lines", _lines(self.machine, self.degrees))
+
+    def is_sharded(self, each: ParameterTemplate) -> bool:
+        """As `LocalParameter.axes`."""
+        return self._lines.is_sharded(self._parameter(each))
+
+    def reduces_each(self, each: ParameterTemplate) -> bool:
+        """As `LocalParameter.reduces_each`."""
+        return self.degrees.optimizer.reduces_each and self.is_sharded(each)
+
+    def gathers(self, parameters: Iterable[ParameterTemplate]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+        """What issues the gathers of a piece's weights, and what makes them usable."""
+        return self._lines.gathers(self._parameters(parameters))
+
+    def reductions(self, parameters: Iterable[ParameterTemplate]) -> Mapping[str, tuple[Line, ...]]:
+        """Parameter -> what follows once its gradient is whole; "": what ends the body.
+
+        Args:
+            parameters: in the order in which their gradients are whole.
+        """
+        return self._lines.reductions(self._parameters(parameters))
+
+    def endings(self, parameters: Iterable[ParameterTemplate]) -> tuple[Line, ...]:
+        """What the end of a step adds to the updates: gradients that no body reduces, views, casts, weights stored."""
+        return self._lines.endings(self._parameters(parameters))
+
+    def _parameter(self, each: ParameterTemplate) -> _Parameter:
+        numbers = self.numbers
+        return _Parameter(
+            each.name, numbers[each.elements], numbers[each.whole], each.dtype, each.summed, each.same
+        )  # fmt: skip
+
+    def _parameters(self, parameters: Iterable[ParameterTemplate]) -> tuple[_Parameter, ...]:
+        return tuple([self._parameter(each) for each in parameters])
+
+
+_KNOWN: dict[tuple[object, ...], _Lines] = {}
+_MOST_KNOWN = 4096
+
+
+def _lines(machine: Machine, degrees: Degrees) -> _Lines:
+    """The same object for all layouts in which the optimizer does the same."""
+    sizes = degrees.tp, degrees.cp, degrees.dp, degrees.ep
+    key = (machine, sizes, degrees.num_ranks, degrees.strides, _key_of(degrees.optimizer))
+    found = _KNOWN.get(key)
+    if found is None:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        found = _KNOWN[key] = _Lines(machine, degrees)
+    return found
+
+
+_OPTIMIZERS: dict[int, tuple[Optimizer, tuple[object, ...]]] = {}
+
+
+def _key_of(optimizer: Optimizer) -> tuple[object, ...]:
+    """Equal for equal optimizers, which have no hash; degrees mostly share a few objects."""
+    found = _OPTIMIZERS.get(id(optimizer))
+    if found is None:
+        if len(_OPTIMIZERS) >= _MOST_KNOWN:
+            _OPTIMIZERS.clear()
+        fields = msgspec.structs.astuple(optimizer)
+        own = tuple(tuple(sorted(each.items())) if isinstance(each, dict) else each for each in fields)
+        found = _OPTIMIZERS[id(optimizer)] = optimizer, own  # kept, so that no other one gets its number
+    return found[1]
+
+
+class _Lines:
+    """What `Lowered` says, made once for equal parameters."""
+
+    def __init__(self, machine: Machine, degrees: Degrees) -> None:
+        self.machine = machine
+        self.degrees = degrees
+        self._sizes: dict[tuple[tuple[str, ...], bool], int] = {}
+        self._groups: dict[tuple[str, ...], tuple[int, tuple[int, int]]] = {}
+        self._sharded: dict[_Parameter, bool] = {}
+        self._made: dict[tuple[str, tuple[_Parameter, ...]], Any] = {}
+
+    # ------------------------------------------------------------------- parameters
+
+    def is_sharded(self, each: _Parameter) -> bool:
+        found = self._sharded.get(each)
+        if found is None:
+            optimizer = self.degrees.optimizer
+            large = each.whole * itemsize(each.dtype) >= optimizer.threshold_bytes
+            found = optimizer.parallel_level >= 1 and large and self._size((*each.summed, *each.same), True) > 1
+            self._sharded[each] = found
+        return found
+
+    def _size(self, axes: tuple[str, ...], copies: bool) -> int:
+        """Ranks along axes of a stage, and along the data-parallel one."""
+        found = self._sizes.get((axes, copies))
+        if found is None:
+            found = self._sizes[axes, copies] = self._count(axes, copies)
+        return found
+
+    def _count(self, axes: tuple[str, ...], copies: bool) -> int:
+        degrees = self.degrees
+        sizes = {"cp": degrees.cp, "ep": degrees.ep, "tp": degrees.tp, "tp_kv": 1, "tp_q": 1}
+        if degrees.tp > 1 and "tp" not in axes and (spread := {"tp_kv", "tp_q"} & set(axes)):
+            sizes[min(spread)] = degrees.tp  # both, of weights that every rank has
+        return math.prod(sizes.get(axis, 1) for axis in axes) * (self._copies if copies else 1)
+
+    @property
+    def _copies(self) -> int:
+        """Data-parallel ranks with the same experts: the axis "dp" of a mesh whose axis "ep" is the rest of them."""
+        return self.degrees.dp // self.degrees.ep
+
+    def _group(self, axes: tuple[str, ...]) -> tuple[int, tuple[int, int]]:
+        found = self._groups.get(axes)
+        if found is None:
+            degrees = self.degrees
+            tp, cp, dp, _ = degrees.strides
+            along = [(self._copies, dp * degrees.ep)]
+            if "ep" in axes:
+                along.append((degrees.ep, dp))
+            if any(axis.startswith("tp") for axis in axes):
+                along.append((degrees.tp, tp))
+            if "cp" in axes:
+                along.append((degrees.cp, cp))
+            found = self._size(axes, True), axes_tiers(self.machine, along, degrees.num_ranks)
+            self._groups[axes] = found
+        return found
+
+    def _buckets(self, parameters: Sequence[_Parameter], gradients: bool) -> list[_Bucket]:
+        """As `plans.lower.buckets.filled`, in the order in which they are complete."""
+        optimizer = self.degrees.optimizer
+        limit = optimizer.bucket_bytes
+        if not limit:
+            return [_Bucket((each,)) for each in parameters]
+        open_: dict[object, list[_Parameter]] = {}
+        sizes: dict[object, int] = {}
+        closed: list[tuple[object, list[_Parameter]]] = []
+        key: object
+        for each in parameters:
+            sharded = self.is_sharded(each)
+            key = (each.summed, each.same if sharded else (), sharded)
+            open_.setdefault(key, []).append(each)
+            dtype = optimizer.reduces_in(each.dtype) if gradients else each.dtype
+            sizes[key] = sizes.get(key, 0) + each.elements * itemsize(dtype)
+            whole_block = optimizer.parallel_level == 3 and sharded
+            if not whole_block and sizes[key] >= limit:
+                sizes.pop(key)
+                closed.append((key, open_.pop(key)))
+        found = [_Bucket(tuple(held)) for _, held in closed]
+        for key, held in open_.items():
+            if optimizer.parallel_level == 3 and self.is_sharded(held[0]):
+                found.append(_Bucket(tuple(held)))
+                continue
+            last = next((at for at in reversed(range(len(closed))) if closed[at][0] == key), None)
+            if last is not None:  # goes into the first bucket of the next block
+                found[last] = _Bucket((*found[last].parameters, *held))
+            else:
+                count = max(1, limit // sizes[key])
+                found.append(_Bucket(tuple(held), 1 / count, count))
+        return found
+
+    # ------------------------------------------------------------------- lines
+
+    def _compute(self, call: str, num_operands: int, touched: int, dtype: str, share: float = 1.0) -> Line:
+        cost = price_compute(self.machine, call, ((1,),) * num_operands, dtype, touched, 0, True)
+        return Line(COMPUTE, round(cost.dispatch_ps * share), round(cost.work_ps * share), "memory")
+
+    def _collective(self, call: str, axes: tuple[str, ...], size: int, item: int, token: int, share: float) -> Line:
+        members, tiers = self._group(axes)
+        cost = price_collective(self.machine, call, members, size, item, tiers)
+        # of one copy only, what is left to sum goes where tensor- or expert-parallel messages go
+        channel = ".".join((*(["dp"] if self._copies > 1 else []), *axes))
+        if call == "all_gather_flat" and self.degrees.optimizer.parallel_level >= 3:
+            channel += ":weights"
+        work, dispatch = round(cost.work_ps * share), round(cost.dispatch_ps * share)
+        return Line(COLLECTIVE, dispatch, work, plain_call(call), channel, token)
+
+    def _wait(self, token: int, share: float = 1.0) -> Line:
+        return Line(WAIT, round(price_wait(self.machine).dispatch_ps * share), 0, token=token)
+
+    def gathers(self, parameters: tuple[_Parameter, ...]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+        key = ("gathers", parameters)
+        if key not in self._made:
+            self._made[key] = self._gathers(parameters)
+        found: tuple[tuple[Line, ...], tuple[Line, ...]] = self._made[key]
+        return found
+
+    def _gathers(self, parameters: tuple[_Parameter, ...]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+        optimizer, issue, arrive = self.degrees.optimizer, list[Line](), list[Line]()
+        mine = [each for each in parameters if self.is_sharded(each)]
+        for number, bucket in enumerate(self._buckets(mine, False)):
+            first, token = bucket.parameters[0], _FIRST_TOKEN["gather"] + number
+            axes, own, share = (*first.summed, *first.same), itemsize(first.dtype), bucket.share
+            members, kept = self._size(axes, True), itemsize(optimizer.updates_in(first.dtype))
+            shards = sum(-(-each.elements // members) for each in bucket.parameters) * bucket.num_blocks
+            count = 1 + len(bucket.parameters)
+            if not bucket.is_single:
+                issue.append(self._compute("flat_pack", count, shards * (kept + own), first.dtype, share))
+            elif kept != own:
+                issue.append(self._compute("cast.forward", 2, shards * (kept + own), first.dtype))
+            issue.append(self._collective("all_gather_flat", axes, members * shards * own, own, token, share))
+            arrive.append(self._wait(token, share))
+            if not bucket.is_single:
+                moved = 2 * members * shards * own
+                arrive.append(self._compute("flat_unpack", count, moved, first.dtype, share))
+        return tuple(issue), tuple(arrive)
+
+    def reductions(self, parameters: tuple[_Parameter, ...]) -> Mapping[str, tuple[Line, ...]]:
+        key = ("reductions", parameters)
+        if key not in self._made:
+            self._made[key] = self._reductions(parameters)
+        found: Mapping[str, tuple[Line, ...]] = self._made[key]
+        return found
+
+    def _reductions(self, parameters: tuple[_Parameter, ...]) -> Mapping[str, tuple[Line, ...]]:
+        optimizer = self.degrees.optimizer
+        each_body = optimizer.reduces_each
+        mine = [each for each in parameters if self._needs(each) and (self.is_sharded(each) or not each_body)]
+        turn = {each.name: number for number, each in enumerate(parameters)}
+        result: dict[str, tuple[Line, ...]] = {}
+        before: tuple[Line, ...] = ()
+        buckets = self._buckets(mine, True)
+        buckets.sort(key=lambda bucket: max(turn[each.name] for each in bucket.parameters))
+        for number, bucket in enumerate(buckets):
+            at = max(bucket.parameters, key=lambda each: turn[each.name]).name
+            lines, after = self._reduction(bucket, _FIRST_TOKEN["reduce"] + number)
+            waits = optimizer.parallel_level >= 2 and self.is_sharded(bucket.parameters[0])
+            result[at] = (*result.get(at, ()), *lines, *before)
+            before = after if waits else ()
+        if before:
+            result[""] = before
+        return result
+
+    def _needs(self, each: _Parameter) -> bool:
+        sharded = self.is_sharded(each) and self.degrees.optimizer.parallel_level >= 2
+        return self._size(each.summed, True) > 1 or sharded
+
+    def _reduction(self, bucket: _Bucket, token: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+        """What issues it, and what settles it."""
+        optimizer, first, share = self.degrees.optimizer, bucket.parameters[0], bucket.share
+        sharded, rows = self.is_sharded(first), self._size(first.summed, True)
+        axes = (*first.summed, *first.same) if sharded else ()
+        whole = first.dtype if optimizer.reduces_each and sharded else optimizer.accumulates_in(first.dtype)
+        made = itemsize(optimizer.reduces_in(first.dtype) if rows > 1 else whole)
+        elements = sum(each.elements for each in bucket.parameters) * bucket.num_blocks
+        shards = elements
+        if sharded:
+            ways = self._size(axes, True)
+            shards = sum(-(-each.elements // ways) for each in bucket.parameters) * bucket.num_blocks
+        packed = not bucket.is_single or itemsize(whole) != made
+        packed = packed or bool(sharded and first.same and optimizer.parallel_level >= 2)
+        lines: list[Line] = []
+        flat = (rows * shards if sharded else elements) * made
+        read = elements * itemsize(whole)
+        if packed:
+            count = 1 + len(bucket.parameters)
+            moved = min(read, flat * itemsize(whole) // made) + flat
+            lines.append(self._compute("flat_pack", count, moved, first.dtype, share))
+        if rows > 1:
+            call = "reduce_scatter_flat" if sharded else "all_reduce"
+            size = flat if packed or not sharded else elements * made
+            lines.append(self._collective(call, first.summed, size, made, token, share))
+        after = [self._wait(token, share)] if rows > 1 else []
+        if optimizer.reduces_each and sharded:
+            total = itemsize(optimizer.accumulates_in(first.dtype))
+            after.append(self._compute("accumulate", 2, shards * (made + total), first.dtype, share))
+        return tuple(lines), tuple(after)
+
+    def endings(self, parameters: tuple[_Parameter, ...]) -> tuple[Line, ...]:
+        key = ("endings", parameters)
+        if key not in self._made:
+            self._made[key] = self._endings(parameters)
+        found: tuple[Line, ...] = self._made[key]
+        return found
+
+    def _endings(self, parameters: tuple[_Parameter, ...]) -> tuple[Line, ...]:
+        optimizer = self.degrees.optimizer
+        lines: list[Line] = []
+        late = [each for each in parameters if optimizer.reduces_each and not self.is_sharded(each)]
+        late = [each for each in late if self._needs(each)]
+        waits: list[Line] = []
+        for number, bucket in enumerate(self._buckets(late, True)):
+            issued, settled = self._reduction(bucket, _FIRST_TOKEN["reduce"] + number)
+            lines += issued
+            waits += settled
+        lines += waits
+        for each in parameters:
+            own, kept = optimizer.accumulates_in(each.dtype), optimizer.updates_in(each.dtype)
+            sharded = self.is_sharded(each)
+            axes = (*each.summed, *each.same) if sharded else ()
+            elements = -(-each.elements // (self._size(axes, True) if sharded else 1))
+            if optimizer.parallel_level < 2 and self._needs(each):
+                own = optimizer.reduces_in(each.dtype)
+                bucket_share = 1.0
+                if optimizer.bucket_bytes:
+                    whole = each.elements * itemsize(own)
+                    bucket_share = min(1.0, whole / optimizer.bucket_bytes)
+                lines.append(self._wait(-2, bucket_share))
+            if own != kept:
+                lines.append(self._compute("cast.forward", 2, elements * (itemsize(own) + itemsize(kept)), each.dtype))
+        return tuple(lines)

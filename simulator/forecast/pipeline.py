@@ -1,0 +1,158 @@
+"""A pipeline of actions in virtual time: each rank works down its order, each action waits for its tensor."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.errors import TwofoldError
+from plans.schedules import Schedule
+from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
+from plans.schedules.variants import VARIANTS, variant_of_rows
+from simulator.forecast.action import Stretch
+
+__all__ = ["at_ends", "pipeline_end_ps"]
+
+
+def pipeline_end_ps(
+    schedule: Schedule,
+    actions: Sequence[Mapping[str, Stretch]],
+    updates: Sequence[Stretch],
+    transfer_ps: Mapping[tuple[int, int], float],
+    send_ps: float,
+    *,
+    blocking: bool = False,
+    blocking_ends: bool = False,
+    synchronises: bool = False,
+    together: bool = True,
+    fetch_ps: float = 0.0,
+    beside_ps: Sequence[float] = (),
+) -> float:
+    """When the last rank has ended its step; where ranks do not begin together, the longest time of a rank.
+
+    Args:
+        schedule: of the pipeline.
+        actions: per stage its actions by kind; "F.first" for its first forward, "B.last" or "W.last" for its last
+            backward, where they differ.
+        updates: per pipeline rank what follows its last action.
+        transfer_ps: (sending stage, receiving stage) -> time on the link; absent within a rank.
+        send_ps: host time of a send or a receive.
+        blocking: a rank goes on only when what it sent has arrived.
+        blocking_ends: it does so before its first backward and after its last forward only.
+        synchronises: the host waits for the device whenever something was received or sent.
+        fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
+        beside_ps: per stage by how much its compute is slowed by the transfers beside an action; nothing where absent.
+        together: all ranks begin a step together; else each begins its next one when it has ended this one.
+
+    Raises:
+        TwofoldError: a schedule whose ranks wait for each other.
+    """
+    num_ranks = schedule.num_ranks
+    host, stream, final = [0.0] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
+    begins: list[float | None] = [None] * num_ranks
+    rows, pairs = _walk(schedule)
+    travels = [transfer_ps.get(pair) for pair in pairs] + [None]
+    stretches = [[_clocks(own, name) for name in VARIANTS] for own in actions]
+    sent = [0.0] * len(rows)
+    waits = at_ends(schedule).tolist() if blocking_ends else [blocking] * len(rows)
+    for at, rank, stage, variant, needed, arrives, leaves in rows:
+        free, begun, arrival = host[rank], stream[rank], 0.0
+        if needed >= 0:
+            arrival = sent[needed]
+            if (travel := travels[arrives]) is not None:
+                arrival += travel
+                free += send_ps
+            begun = max(begun, arrival - stretches[stage][variant][5])
+        if begins[rank] is None:
+            begins[rank] = begun
+        if fetch_ps and VARIANTS[variant][0] == "F":
+            free = max(free, stream[rank]) + fetch_ps
+        if synchronises and arrival:
+            free = max(free, begun)
+        work, lead, dispatch, trailing, last, _, busy = stretches[stage][variant]
+        if beside_ps and not waits[at] and VARIANTS[variant][0] != "W":
+            work, lead = work + beside_ps[stage], lead + beside_ps[stage]
+        end, late = begun + work, free + lead
+        if late > end:
+            end = late
+        free += dispatch
+        still = max(begun + work + trailing, late + last)  # a channel catches up while the host is late
+        if busy:  # its collectives go behind those of the rank's other chunks
+            still = max(still, final[rank] + busy)
+        if still > final[rank]:
+            final[rank] = still
+        if (travel := travels[leaves]) is not None:
+            free += send_ps
+            sent[at] = end if end > free else free
+            if waits[at]:
+                end = sent[at] + travel
+            if synchronises:
+                free = max(free, end)
+        else:
+            sent[at] = end
+        host[rank], stream[rank] = free, end
+    ends = []
+    for rank in range(num_ranks):
+        begun = max(stream[rank], final[rank])
+        end = max(begun + updates[rank].work_ps, host[rank] + updates[rank].lead_ps)
+        ends.append(end if together else end - (begins[rank] or 0.0))
+    return max(ends)
+
+
+def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, ...]:
+    """Work, lead, dispatch, trailing, last, ahead and busy time of an action; zeros where no action of its kind is."""
+    own = actions.get(name) or actions.get(name[0]) or Stretch()
+    last_ps = min(own.trailing_ps, own.last_ps)
+    return own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps, last_ps, own.ahead_ps, own.busy_ps
+
+
+@lru_cache(maxsize=64)
+def at_ends(schedule: Schedule) -> npt.NDArray[np.bool_]:
+    """Which rows of a schedule's table stand before their rank's first backward or after its last forward.
+
+    >>> from plans.schedules import make_schedule
+    >>> at_ends(make_schedule("1f1b", 2, 3)).tolist()
+    [True, False, False, False, True, True, False, False, False, False, False, True]
+    """
+    table = schedule.table
+    found = np.zeros(len(table.stage), dtype=bool)
+    for first, last in itertools.pairwise(table.rank_start.tolist()):
+        forward = table.kind[first:last] == 0
+        if forward.any() and not forward.all():
+            found[first : first + int(np.argmin(forward)) - 1] = True
+            found[last - int(np.argmax(forward[::-1])) : last] = True
+    return found
+
+
+_Row = tuple[int, int, int, int, int, int, int]
+
+
+@lru_cache(maxsize=64)
+def _walk(schedule: Schedule) -> tuple[list[_Row], list[tuple[int, int]]]:
+    """A schedule's rows in an order in which they can run, and the pairs of stages between which tensors go.
+
+    A row is its number in the table, rank, stage, number of its variant, the row that it waits for or -1, and the
+    numbers of the pairs over which its tensor arrives and its own one leaves, -1 for none.
+    """
+    table = schedule.table
+    waits = remote_dependencies(schedule).tolist()
+    stages, variants = table.stage.tolist(), variant_of_rows(schedule).tolist()
+    pairs: dict[tuple[int, int], int] = {}
+    arrives, leaves = [-1] * len(waits), [-1] * len(waits)
+    for row, needed in enumerate(waits):
+        if needed >= 0:
+            arrives[row] = leaves[needed] = pairs.setdefault((stages[needed], stages[row]), len(pairs))
+    rank_of, times = rank_of_rows(table).tolist(), unit_start_times(schedule)
+    if times.size and times.min() < 0:
+        row = int(np.flatnonzero(times < 0)[0])
+        raise TwofoldError(
+            f"schedule {schedule.name!r} deadlocks: rank {rank_of[row]} waits at {schedule.cell_text(row)}"
+        )
+    return [
+        (row, rank_of[row], stages[row], variants[row], waits[row], arrives[row], leaves[row])
+        for row in np.argsort(times, kind="stable").tolist()
+    ], list(pairs)

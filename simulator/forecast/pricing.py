@@ -1,0 +1,215 @@
+"""Cells of a template, for given sizes, as priced lines.
+
+A cell is priced once for each set of its own sizes: layouts share most of them (recompute modes, split backwards, data
+parallelism change none), so that a body is mostly looked up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from costmodels import Machine
+from costmodels.price.instruction import overlap_class, price_collective, price_compute, price_wait
+from costmodels.price.traffic import plain_call
+from plans.lower.symbolic import Cell, PartTemplate
+from plans.model.graph import itemsize
+from plans.program import Kind
+from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Line
+from simulator.stacks import Stack
+from simulator.stacks.base import Message, Step
+
+__all__ = ["Groups", "priced_cells", "priced_lines"]
+
+Groups = Mapping[str, tuple[int, tuple[int, int]]]
+"""axis -> members of its groups and their tiers, as `price_collective` takes them."""
+
+Shape = tuple[int, ...]
+
+_MOST_BODIES, _MOST_KNOWN = 2**14, 2**18
+
+
+def priced_lines(
+    part: PartTemplate, numbers: Sequence[int], groups: Groups, machine: Machine, stack: Stack
+) -> list[Line]:
+    """The lines of a body; `numbers` are the values of its template's monomials.
+
+    Raises:
+        TwofoldError: what the machine has no price for.
+    """
+    return _prices(machine, stack).body(part, numbers, groups)
+
+
+def priced_cells(
+    part: PartTemplate, numbers: Sequence[int], groups: Groups, machine: Machine, stack: Stack
+) -> list[tuple[Cell, Sequence[Line]]]:
+    """Every cell of a body with its own lines, before the stack arranges them.
+
+    Raises:
+        TwofoldError: what the machine has no price for.
+    """
+    prices = _prices(machine, stack)
+    return [(each.cell, prices.lines(each, numbers, groups)) for each in _looked_up(part).cells]
+
+
+class _LookUp(NamedTuple):
+    """A cell, the number of its form (what it is but for its sizes), and what takes its sizes out of all numbers."""
+
+    cell: Cell
+    form: int
+    sizes: Callable[[Sequence[int]], Any]
+
+
+_FORMS: dict[tuple[object, ...], int] = {}
+
+
+class _Template(NamedTuple):
+    """A part's cells, what takes all their sizes out of all numbers, and the axes of its collectives."""
+
+    cells: tuple[_LookUp, ...]
+    sizes: Callable[[Sequence[int]], Any]
+    axes: tuple[tuple[str, ...], ...]
+
+
+@lru_cache(maxsize=8192)
+def _looked_up(part: PartTemplate) -> _Template:
+    found, used = [], dict[int, None]()
+    for cell in part.cells:
+        ranks = tuple(len(shape) for shape in cell.shapes)
+        form = (
+            cell.kind, cell.call, cell.part, cell.dtype, cell.axes, cell.token, cell.causal, ranks, len(cell.touched),
+            cell.operator if cell.kind is Kind.COLLECTIVE else "",
+        )  # fmt: skip
+        places = [place for shape in cell.shapes for place in shape] + list(cell.touched)
+        if cell.kind is Kind.COLLECTIVE:
+            places = [cell.message]
+        used.update(dict.fromkeys(places))
+        found.append(_LookUp(cell, _FORMS.setdefault(form, len(_FORMS)), itemgetter(*places) if places else _none))
+    axes = tuple(dict.fromkeys(cell.axes for cell in part.cells if cell.axes))
+    return _Template(tuple(found), itemgetter(*used) if used else _none, axes)
+
+
+def _none(numbers: Sequence[int]) -> None:
+    return None
+
+
+@lru_cache(maxsize=16)
+def _prices(machine: Machine, stack: Stack) -> _Prices:
+    return _Prices(machine, stack)
+
+
+class _Prices:
+    """What a stack runs for cells on a machine, and what that costs."""
+
+    def __init__(self, machine: Machine, stack: Stack) -> None:
+        self._machine = machine
+        self._stack = stack
+        self._bodies: dict[tuple[object, ...], list[Line]] = {}
+        self._lines: dict[tuple[object, ...], Sequence[Line]] = {}
+        self._steps: dict[tuple[object, ...], Sequence[Step]] = {}
+        self._line_of: dict[object, Line] = {}
+
+    def body(self, part: PartTemplate, numbers: Sequence[int], groups: Groups) -> list[Line]:
+        """The lines of a part; not to be written to."""
+        template, ways = _looked_up(part), groups["tp"][0] if "tp" in groups else 1
+        key = (part, template.sizes(numbers), ways, *[_members(axes, groups) for axes in template.axes])
+        lines = self._bodies.get(key)
+        if lines is None:
+            if len(self._bodies) > _MOST_BODIES:
+                self._bodies.clear()
+            lines = self._bodies[key] = self._body(template, numbers, groups, ways)
+        return lines
+
+    def _body(self, template: _Template, numbers: Sequence[int], groups: Groups, ways: int) -> list[Line]:
+        if type(self._stack).arranged is Stack.arranged:
+            return [line for cell in template.cells for line in self.lines(cell, numbers, groups)]
+        steps = [step for cell in template.cells for step in self.steps(cell, numbers)]
+        return [self.line(step, groups) for step in self._stack.arranged(steps, ways)]
+
+    def lines(self, found: _LookUp, numbers: Sequence[int], groups: Groups) -> Sequence[Line]:
+        """The lines of a cell, where the stack arranges nothing."""
+        cell = found.cell
+        key = (found.form, found.sizes(numbers), _members(cell.axes, groups) if cell.axes else None)
+        lines = self._lines.get(key)
+        if lines is None:
+            if len(self._lines) > _MOST_KNOWN:
+                self._lines.clear()
+            lines = self._lines[key] = [self.line(step, groups) for step in self.steps(found, numbers)]
+        return lines
+
+    def steps(self, found: _LookUp, numbers: Sequence[int]) -> Sequence[Step]:
+        """What the stack runs for a cell."""
+        key = (found.form, found.sizes(numbers))
+        steps = self._steps.get(key)
+        if steps is None:
+            if len(self._steps) > _MOST_KNOWN:
+                self._steps.clear()
+            steps = self._steps[key] = _steps(found.cell, numbers, self._stack)
+        return steps
+
+    def line(self, step: Step, groups: Groups) -> Line:
+        """A step, priced."""
+        key = (step, _members(step.axes, groups)) if isinstance(step, Message) and step.axes else step
+        line = self._line_of.get(key)
+        if line is None:
+            if len(self._line_of) > _MOST_KNOWN:
+                self._line_of.clear()
+            line = self._line_of[key] = _line(step, groups, self._machine, self._stack)
+        return line
+
+
+def _steps(cell: Cell, numbers: Sequence[int], stack: Stack) -> list[Step]:
+    if cell.kind is Kind.WAIT:
+        return [Message(call="wait", token=cell.token, part=cell.part)]
+    if cell.kind is Kind.COLLECTIVE:
+        return [
+            Message(
+                call=cell.call, axes=cell.axes, size_bytes=numbers[cell.message], item_bytes=itemsize(cell.dtype),
+                token=cell.token, operator=cell.operator, part=cell.part,
+            )
+        ]  # fmt: skip
+    shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
+    touched = sum(numbers[size] for size in cell.touched)
+    kernels = stack.kernels(cell.call, shapes, cell.dtype, touched, cell.part)
+    return [replace(kernel, causal=cell.causal, part=cell.part) for kernel in kernels]
+
+
+def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
+    if isinstance(step, Message):
+        if step.call == "wait":
+            dispatch = stack.dispatch_ps(price_wait(machine).dispatch_ps, "wait", step.part)
+            return Line(WAIT, dispatch, 0, token=step.token)
+        members, tiers = _members(step.axes, groups)
+        cost = price_collective(machine, step.call, members, step.size_bytes, step.item_bytes, tiers)
+        dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", step.part)
+        return Line(COLLECTIVE, dispatch, cost.work_ps, plain_call(step.call), ".".join(step.axes), step.token)
+    flops = attention_flops(step.call, step.shapes, causal=step.causal)
+    own = stack.name == "twofold"
+    cost = price_compute(machine, step.call, step.shapes, step.dtype, step.touched_bytes, flops, own)
+    dispatch = stack.dispatch_ps(cost.dispatch_ps, step.call, step.part)
+    return Line(COMPUTE, dispatch, round(cost.work_ps * step.times), overlap_class(step.call))
+
+
+def _members(axes: tuple[str, ...], groups: Groups) -> tuple[int, tuple[int, int]]:
+    if len(axes) == 1:
+        return groups[axes[0]]
+    return groups["+".join(axes)]
+
+
+def attention_flops(call: str, shapes: Sequence[Shape], *, causal: bool) -> int:
+    """Floating-point operations of an attention call on local shapes; 0 for other calls.
+
+    As `plans.operators` declares them: two products forward, each over half of the scores where the mask is causal
+    (the mean over parts of a split sequence); the backward makes the forward again and five gradients' products.
+    """
+    kind, _, which = call.partition(".")
+    if kind != "attention":
+        return 0
+    q, k, v = shapes[:3] if which == "forward" else shapes[1:4]
+    share = 0.5 * (1 + 1 / k[-2]) if causal else 1.0
+    forward = int(2 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1]) * share)
+    return forward if which == "forward" else 3 * forward

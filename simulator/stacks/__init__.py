@@ -1,0 +1,13 @@
+"""Software stacks as habits: which kernels they run for an instruction and what their hosts spend.
+
+`Stack` is twofold's own executor. `TorchNative` is torch's parallel parts: DistributedDataParallel, FSDP2, DTensor's
+tensor parallel modules, torch.distributed.pipelining, eager or compiled. `Megatron` is Megatron-LM's. `stack_named`
+finds one by name.
+"""
+
+from simulator.stacks.base import Kernel, PieceSizes, Stack
+from simulator.stacks.megatron import Megatron
+from simulator.stacks.names import stack_named, stack_names
+from simulator.stacks.torch_native import TorchNative
+
+__all__ = ["Kernel", "Megatron", "PieceSizes", "Stack", "TorchNative", "stack_named", "stack_names"]

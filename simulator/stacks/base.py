@@ -1,0 +1,241 @@
+"""What every stack is: twofold's own executor, one kernel per instruction at the machine's dispatch times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from costmodels import Machine
+from costmodels.price.instruction import price_compute
+from plans.degrees import Degrees
+from plans.model.graph import itemsize
+from plans.model.transformer import TransformerConfig
+from plans.model.transformer.recompute import RECOMPUTE_MODES
+from plans.plan import Optimizer
+from simulator.forecast.action import COMPUTE, Line
+from simulator.forecast.memory import Footprint
+
+__all__ = ["CHIP_SPREAD", "Kernel", "Message", "PieceSizes", "Shape", "Stack", "Step"]
+
+Shape = tuple[int, ...]
+
+CHIP_SPREAD = 0.015
+"""Of chips of one kind under power management: they vary by 8 % on average in five centres (Sinha et al. 2022, arXiv
+2208.11035, abstract; read as the range between the whiskers of a normal sample, 5.4 standard deviations: assumed). The
+large products of five H200 of ours differ by 2 % (benchmarks/data)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel as `price_compute` takes it.
+
+    Args:
+        times: how many times as long as the machine's price it takes, where the stack has a slower kernel.
+        causal: of an attention.
+        part: as of `Instruction`.
+    """
+
+    call: str
+    shapes: tuple[Shape, ...]
+    dtype: str
+    touched_bytes: int
+    times: float = 1.0
+    causal: bool = False
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A collective, or with `call` "wait" the wait for one.
+
+    Args:
+        axes: mesh axes.
+        size_bytes: of the larger end.
+        item_bytes: of an element.
+        token: of the collective in its body; a wait bears that of what it waits for; -1 blocks.
+        operator: that needs it, where one does.
+        part: as of `Instruction`.
+    """
+
+    call: str
+    axes: tuple[str, ...] = ()
+    size_bytes: int = 0
+    item_bytes: int = 0
+    token: int = -1
+    operator: str = ""
+    part: str = "C"
+
+
+Step = Kernel | Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceSizes:
+    """What a stack's memory depends on beside the tensors of a piece.
+
+    Args:
+        arrival_bytes: of the tensor between blocks, on one rank.
+        logits: elements of the logits of one micro-batch on one rank.
+        item_bytes: of an element of activations.
+        ways: tensor-parallel degree.
+        recompute: mode of recomputation.
+        scores: elements of the scores of attention of one micro-batch on one rank.
+        split_sequence: whether the sequence is split between tensor-parallel products.
+    """
+
+    arrival_bytes: int
+    logits: int
+    item_bytes: int
+    ways: int
+    recompute: str
+    scores: int = 0
+    split_sequence: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The habits of a software stack: which kernels it runs for an instruction, what its host spends on them.
+
+    A stack is made from what is known of its code and from micro-benchmarks, never from a row that is reported on.
+    One rule of memory (DistributedDataParallel's copy of gradients) was seen in our own measured steps of small models.
+
+    Args:
+        name: what the user calls it.
+        overlaps_sends: whether a stage goes on while its tensor is sent and received.
+        gathers_again: whether sequence parallelism drops the gathered input of a product and gathers it again for the
+            weight gradient.
+        overlaps_reduction: whether gradients are reduced beside the last backward, or after it.
+        step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
+        fetch_s: host seconds before every forward for its data, for which the host waits for the device; 0: none.
+        gathers_each: from which optimizer level on the weights are gathered in every forward, not once a step.
+        chip_spread: standard deviation of the logarithm of a chip's rate among equal ones: whoever works in step works
+            at the pace of the slowest.
+        runs_experts: whether it is known how it runs a mixture of experts.
+        reserved: whether memory is what the allocator has reserved rather than what is allocated.
+        copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
+    """
+
+    name: str = "twofold"
+    overlaps_sends: bool = True
+    gathers_again: bool = False
+    overlaps_reduction: bool = True
+    step_s: float = 0.0
+    fetch_s: float = 0.0
+    gathers_each: int = 3
+    copies_shards: bool = False
+    reserved: bool = False
+    runs_experts: bool = True
+    chip_spread: float = 0.0
+
+    def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
+        """What is taken of the software and was not said by the run, in words, for lists of assumptions."""
+        return (f"software {self.name}",)
+
+    def _common_habits(self, degrees: Degrees) -> tuple[str, ...]:
+        own = f"software {self.name}:"
+        told = [f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}"]
+        if degrees.pp > 1 and not self.waits_for_sends(degrees):
+            told.append(f"{own} transfers slow the compute beside them at the rates measured within a node")
+        return tuple(told)
+
+    @property
+    def recompute_modes(self) -> tuple[str, ...]:
+        """What it can recompute."""
+        return RECOMPUTE_MODES
+
+    def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
+        """Host time of one operation, given what the machine's file says of twofold's executor."""
+        return machine_ps
+
+    def block_host_s(
+        self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
+    ) -> float | None:
+        """Host seconds of one block's part where they are known as a whole; None: the sum of its operations."""
+        return None
+
+    def end_host_s(self, piece: str, degrees: Degrees, part: str) -> float | None:
+        """Host seconds of a part of the embedding or the head where known as a whole; None: as of `block_host_s`."""
+        return None
+
+    def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
+        """The kernels and messages of a body, of `ways` tensor-parallel ranks, as the stack has them."""
+        return steps
+
+    def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
+        """What a piece's activations take, given what they would with every tensor freed after its last use."""
+        return found
+
+    def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> tuple[int, int]:
+        """Bytes by which a rank may hold less and more, by code around the stack that differs from run to run."""
+        return 0, 0
+
+    def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
+        """Of one message of gradients or weights between `members` copies; 0: all of a piece's in one.
+
+        Args:
+            largest_bytes: of the largest tensor, which is not cut.
+        """
+        if optimizer.parallel_level >= 3 or not optimizer.bucket_bytes:
+            return 0
+        return max(optimizer.bucket_bytes, largest_bytes)
+
+    def whole_bytes(self, pieces: Mapping[str, int]) -> int:
+        """Bytes of whole weights at level 3, given those of every piece: one computes, the next is gathered."""
+        return 2 * max(pieces.values())
+
+    def steps_together(self, degrees: Degrees) -> bool:
+        """Whether the ranks of a pipeline begin every step together."""
+        return True
+
+    def waits_for_sends(self, degrees: Degrees) -> bool:
+        """Whether a stage goes on only when what it sent has arrived."""
+        return not self.overlaps_sends
+
+    def waits_at_ends(self, degrees: Degrees) -> bool:
+        """Whether it does so before its first backward and after its last forward, though not between."""
+        return False
+
+    def synchronises(self, degrees: Degrees) -> bool:
+        """Whether the host waits for the device at every transfer between stages."""
+        return False
+
+    def kernels(
+        self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
+    ) -> Sequence[Kernel]:
+        """The kernels that the stack runs for one instruction; none where a neighbour's kernel does it too."""
+        return (Kernel(call=call, shapes=tuple(shapes), dtype=dtype, touched_bytes=touched_bytes),)
+
+    def update_lines(
+        self, sizes: Sequence[int], dtype: str, optimizer: Optimizer, num_shards: int, machine: Machine
+    ) -> list[Line]:
+        """The optimizer's kernels for parameters of `sizes` local elements, of which a rank keeps one shard."""
+        lines = []
+        for elements, count in Counter(-(-size // num_shards) for size in sizes).items():
+            cost = price_compute(
+                machine, f"{optimizer.kind}.update", ((elements,),), optimizer.updates_in(dtype),
+                elements * update_bytes(dtype, optimizer), 0, self.name == "twofold",
+            )  # fmt: skip
+            lines += count * [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
+        return lines
+
+    def memory(
+        self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
+    ) -> dict[str, int]:
+        """What a rank's memory holds, by role, with what the stack adds to it.
+
+        Args:
+            roles: bytes by role.
+            degrees: how the model is spread.
+            outputs_bytes: of the model's output of one micro-batch, on the rank that makes it.
+            received_bytes: that come from other stages for one micro-batch, activations and gradients.
+        """
+        return roles
+
+
+def update_bytes(dtype: str, optimizer: Optimizer) -> int:
+    """Bytes per element of an update's operands: weight and states in and out, gradient in, the low weight out."""
+    own, states = itemsize(optimizer.updates_in(dtype)), optimizer.num_states
+    moved = 2 * own + itemsize(optimizer.accumulates_in(dtype))
+    moved += 2 * states * itemsize(optimizer.keeps_states_in(dtype))
+    return moved + (itemsize(dtype) if optimizer.has_master(dtype) else 0)

@@ -1,0 +1,245 @@
+"""Megatron-LM: fused element-wise kernels, gradients accumulated inside the weight product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from costmodels import Machine
+from costmodels.price.instruction import price_compute
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from plans.model.transformer import TransformerConfig
+from plans.plan import Optimizer
+from simulator.forecast.action import COMPUTE, Line
+from simulator.forecast.memory import Footprint
+from simulator.stacks.base import CHIP_SPREAD, Kernel, PieceSizes, Shape, Stack, update_bytes
+from simulator.stacks.kernels import elementwise, unfused_attention
+
+__all__ = ["Megatron"]
+
+_FREE = frozenset(
+    {
+        "add.grad0", "add.grad1", "reshape.forward", "reshape.grad0", "load", "arange.forward", "accumulate",
+        "add.forward",
+    }
+)  # fmt: skip
+"""Views; gradients that pass; the sum of the residual, which is inside the fused bias, dropout and add; accumulation,
+which is inside the product that makes a weight's gradient."""
+
+
+_HOST_S = (405e-6, 615e-6)
+"""Host seconds of one block, forward and backward: those of plain torch modules (kinds of dispatch in benchmarks/data,
+stack torch, H200 host), since Megatron's layer is torch modules too. Assumed for other hosts."""
+
+_PRODUCT_HOST_S = 11e-6
+"""Of a matrix product alone (the same data), of which the weight-gradient part is made."""
+
+_MESSAGE_HOST_S = 30e-6
+"""Of a collective in eager torch (kind collective, small messages back to back)."""
+
+
+FETCH_S = 2 * _MESSAGE_HOST_S + 11 * 7e-6
+"""Megatron-LM until 2023, on every stage and chunk before a forward. Two messages: the sizes of the batch and the batch
+are broadcast. Eleven operators: sizes to the device and back (`.cpu()`, for which the host waits), data to the device
+and joined (core/tensor_parallel/data.py); tokens and labels made contiguous; ones, tril and a comparison for the mask,
+ones for the loss's mask, arange for positions (training/utils.py). An operator takes 7 us, as the cheap ones of
+benchmarks/data do (stack torch); that every run issues all of them is assumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Megatron(Stack):
+    """The kernels of Megatron-LM's transformer layer (Narayanan et al. 2021, arXiv 2104.04473, section 4.2: fused bias
+    and GeLU, fused bias, dropout and add, fused scale, mask and softmax).
+
+    Args:
+        flash_attention: one kernel for the attention core (from 2023 on), or the products written out.
+        overlaps_interleaved: whether the interleaved schedule sends beside the compute (since 2023, unless
+            --no-overlap-p2p-communication).
+        overlaps_split: whether schedules with split backward do (the runtime of the zero-bubble repository).
+    """
+
+    name: str = "megatron"
+    chip_spread: float = CHIP_SPREAD
+    gathers_again: bool = True
+    flash_attention: bool = True
+    overlaps_interleaved: bool = True
+    overlaps_split: bool = True
+
+    def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
+        """See `Stack`."""
+        own = f"software {self.name}:"
+        attention = "one fused kernel" if self.flash_attention else "written out (products, softmax, dropout)"
+        told = [
+            f"{own} attention {attention}, other kernels fused as in arXiv 2104.04473, section 4.2",
+            f"{own} host {_HOST_S[0] * 1e6:.0f} and {_HOST_S[1] * 1e6:.0f} us for a block's forward and backward, "
+            "those of plain torch modules on an H200 host",
+        ]
+        if config.experts is not None:
+            told.append(
+                f"{own} experts as grouped products, tokens permuted in one pass, messages as twofold arranges them"
+            )
+        if degrees.dp * degrees.cp > 1:
+            told.append(f"{own} gradients and weights in buckets of 40e6 parameters, or 1e6 for each copy")
+        if self.fetch_s:
+            told.append(
+                f"{own} the host waits for the device and takes {self.fetch_s * 1e6:.0f} us before every forward"
+            )
+        if degrees.pp > 1:
+            waits = "waits for what it sent" if self.waits_for_sends(degrees) else "computes beside its sends"
+            if self.waits_at_ends(degrees):
+                waits += ", but not while the pipeline fills and drains"
+            told.append(f"{own} a stage {waits} ({degrees.schedule})")
+            if not self.steps_together(degrees):
+                told.append(f"{own} ranks begin a step before the last one is validated")
+        return *told, *self._common_habits(degrees)
+
+    @property
+    def recompute_modes(self) -> tuple[str, ...]:
+        """The attention core or whole layers (--recompute-granularity)."""
+        return "none", "selective", "full"
+
+    def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
+        """Buckets of 40e6 parameters, more where there are more copies than 40, so that latencies do not rule
+        (megatron/core/distributed/distributed_data_parallel.py, bucket_size)."""
+        if optimizer.parallel_level >= 3:
+            return 0
+        return max(item_bytes * max(40_000_000, 1_000_000 * members), largest_bytes)
+
+    def waits_for_sends(self, degrees: Degrees) -> bool:
+        """1F1B sends and receives in one batch and waits for it (megatron/core/pipeline_parallel/schedules.py)."""
+        if degrees.schedule.startswith("zb"):
+            return not self.overlaps_split
+        return not (self.overlaps_interleaved and degrees.virtual > 1)
+
+    def waits_at_ends(self, degrees: Degrees) -> bool:
+        """The interleaved schedule sends beside the compute of the other direction only: while it warms up and drains
+        it waits for each message at once. (--overlap-p2p-communication-warmup-flush, off by default, came later to
+        change that; megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving.)"""
+        return self.overlaps_interleaved and degrees.virtual > 1 and not degrees.schedule.startswith("zb")
+
+    def steps_together(self, degrees: Degrees) -> bool:
+        """The zero-bubble repository validates an update after the next step has begun (its section 4)."""
+        return not degrees.schedule.startswith("zb")
+
+    def synchronises(self, degrees: Degrees) -> bool:
+        """After such a batch the host waits for the device (p2p_communication.py, batch_p2p_sync)."""
+        return self.waits_for_sends(degrees)
+
+    def block_host_s(
+        self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
+    ) -> float | None:
+        """See `_HOST_S`; two messages each way with tensor parallelism."""
+        messages = 2 * _MESSAGE_HOST_S if degrees.tp > 1 else 0.0
+        forward, backward = (own + messages for own in _HOST_S)
+        if part == "F":
+            return forward
+        if part == "W":
+            return 4 * _PRODUCT_HOST_S
+        if part == "I":
+            backward -= 4 * _PRODUCT_HOST_S
+        return backward + (forward if degrees.recompute == "full" else 0.0)
+
+    def kernels(
+        self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
+    ) -> Sequence[Kernel]:
+        """See `Stack`."""
+        if call in _FREE:
+            return ()
+        shape = tuple(shapes)
+        kind, _, which = call.partition(".")
+        if kind == "attention":
+            if not self.flash_attention:
+                return unfused_attention(call, shape, dtype)
+            name = call if which == "forward" else "attention.backward"
+            return (Kernel(call=name, shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+        if kind in ("rms_norm", "layer_norm") and which not in ("forward", "grad0"):
+            return ()  # one backward kernel for all three gradients
+        if kind == "dropout":  # with bias and residual; its mask is a byte
+            return (elementwise("add.forward", math.prod(shape[0]), dtype, 2 if which == "forward" else 1, 1),)
+        if kind == "linear" and which == "grad2":
+            return ()  # the bias's gradient comes out of the fused kernel behind it
+        if kind == "sum":
+            each = elementwise("add.forward", math.prod(shape[-1]), dtype, 2, 1)
+            return (each,) if len(shape) < 4 else ()  # queries, keys and values come from one product
+        if kind in ("dispatch", "combine"):
+            return (self._permutation(shape, dtype),)
+        if kind == "embedding" and which == "grad1":
+            return (Kernel(call="embedding.grad0", shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+        if kind == "cross_entropy" and which in ("forward", "grad0"):
+            return self._loss(which, math.prod(shape[0]))
+        return (Kernel(call=call, shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+
+    @staticmethod
+    def _permutation(shapes: tuple[Shape, ...], dtype: str) -> Kernel:
+        """Tokens brought into the order of experts, or back, in one pass (--moe-permute-fusion)."""
+        moved = sum(math.prod(shape) for shape in shapes)
+        return elementwise("add.forward", moved, dtype, 1, 0)
+
+    @staticmethod
+    def _loss(which: str, logits: int) -> Sequence[Kernel]:
+        """Passes over logits in float: the largest is found, subtracted, exponentials, their sum, the division; the
+        gradient is made in place of the kept softmax (megatron/core/tensor_parallel/cross_entropy.py)."""
+        reads, writes = (5, 3) if which == "forward" else (1, 1)
+        return (elementwise("add.forward", logits, "float32", reads, writes),)
+
+    def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
+        """What Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count: s b h (34 + 5 a s / h) bytes of a layer on
+        one device. Beside the tensors of the template that is two masks of a byte, the softmax, its mask and its
+        dropped-out copy where they are written out; with sequence parallelism gathered inputs are dropped.
+
+        A split backward keeps inputs and output gradients of the products only, 32 s b h (Qi et al. 2024, arXiv
+        2401.10241, table 1); ours keeps what the gradients of the norms need as well.
+        """
+        if piece == "head":
+            # cast and subtraction each make a copy, of which the last is kept; the gradient is made in place
+            low = sizes.item_bytes * sizes.logits
+            return replace(found, forward=found.kept + 4 * sizes.logits + low, backward=low + 2 * sizes.arrival_bytes)
+        if piece != "block":
+            return found
+        if sizes.recompute not in self.recompute_modes:
+            raise TwofoldError(
+                "Megatron-LM recomputes the attention core or whole layers, not chosen operators; with the stack "
+                f"{self.name!r} give recompute none, selective or full"
+            )
+        extra = largest = 0
+        if sizes.recompute != "full":
+            extra = sizes.arrival_bytes
+            if sizes.ways > 1 and sizes.split_sequence and self.gathers_again:
+                extra -= 2 * (sizes.ways - 1) * sizes.arrival_bytes
+        if not self.flash_attention:
+            written_out = (2 * sizes.item_bytes + 1) * sizes.scores
+            extra += written_out if sizes.recompute == "none" else 0
+            largest = 2 * sizes.item_bytes * sizes.scores + (0 if sizes.recompute == "none" else written_out)
+        return replace(
+            found, kept=found.kept + extra, forward=found.forward + extra, backward=found.backward + largest,
+            kept_for_weights=max(0, found.kept_for_weights - 3 * sizes.arrival_bytes),
+        )  # fmt: skip
+
+    def memory(
+        self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
+    ) -> dict[str, int]:
+        """cuBLAS's workspace; the float copies of the gradients, made for the update when activations are gone."""
+        roles = {**roles, "buffer": roles.get("buffer", 0) + _WORKSPACE_BYTES}
+        if degrees.optimizer.gradient_dtype == "float16":
+            copies = 2 * roles["gradient"]
+            if copies > roles["activation"]:
+                roles["buffer"] += copies - roles["activation"]
+        return roles
+
+    def update_lines(
+        self, sizes: Sequence[int], dtype: str, optimizer: Optimizer, num_shards: int, machine: Machine
+    ) -> list[Line]:
+        """Apex's multi-tensor Adam: one pass over all parameters of a piece."""
+        elements = sum(-(-size // num_shards) for size in sizes)
+        if not elements:
+            return []
+        call = "adamw.fused" if optimizer.kind == "adamw" else f"{optimizer.kind}.update"
+        cost = price_compute(
+            machine, call, ((elements,),), optimizer.updates_in(dtype), elements * update_bytes(dtype, optimizer)
+        )
+        return [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
+
+
+_WORKSPACE_BYTES = 32 * 2**20

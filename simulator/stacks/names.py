@@ -1,0 +1,67 @@
+"""Stacks by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from plans.errors import TwofoldError
+from simulator.stacks.base import Stack
+from simulator.stacks.megatron import FETCH_S, Megatron
+from simulator.stacks.torch_native import TorchNative
+
+__all__ = ["stack_named", "stack_names"]
+
+_TORCHTITAN: dict[str, Any] = {
+    "fused_norm": False, "update": "foreach", "flash_2": True, "complex_rotary": True, "loss_parallel": True,
+    "holds_logits": False, "one_input": True, "reserved": True, "clips": True,
+}  # fmt: skip
+"""torchtitan of 2024 and 2025 (torchtitan/parallelisms/parallelize_llama.py, models/llama/model.py, train.py): logits
+are dropped before the backward, PrepareModuleInput makes one input of what products share, norms are torch.nn.RMSNorm
+before torch had a kernel for it, gradients are clipped by their norm, memory is reported as reserved."""
+
+_TORCH_2024: dict[str, Any] = {"fused_norm": False, "update": "foreach", "flash_2": True}
+"""torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm
+was written out, torch.optim's default form of AdamW is foreach."""
+
+_STACKS: dict[str, Callable[[], Stack]] = {
+    "megatron": Megatron,
+    "megatron-2022": lambda: Megatron(
+        name="megatron-2022",
+        flash_attention=False,
+        overlaps_interleaved=False,
+        fetch_s=FETCH_S,
+        runs_experts=False,
+    ),
+    "torch": TorchNative,
+    "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True),
+    "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
+    "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", compiled=True, **_TORCH_2024),
+    "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),
+    "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, **_TORCHTITAN),
+    "torchtitan-async": lambda: TorchNative(name="torchtitan-async", compiled=True, async_tp=True, **_TORCHTITAN),
+    "twofold": Stack,
+    "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S, runs_experts=False),
+}
+
+
+def stack_names() -> tuple[str, ...]:
+    """The names that `stack_named` knows, sorted."""
+    return tuple(sorted(_STACKS))
+
+
+def stack_named(name: str) -> Stack:
+    """The stack of a name.
+
+    Raises:
+        TwofoldError: an unknown name, with suggestions.
+
+    >>> stack_named("torch-compile").name
+    'torch-compile'
+    """
+    if name not in _STACKS:
+        close = difflib.get_close_matches(name, _STACKS, n=2, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        raise TwofoldError(f"stack {name!r} is not known; {hint}known are {', '.join(stack_names())}")
+    return _STACKS[name]()

@@ -1,0 +1,526 @@
+"""torch's own parallel parts, eager or with torch.compile on every block."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from costmodels import Machine
+from costmodels.price.instruction import price_compute
+from plans.degrees import Degrees
+from plans.model.graph import itemsize
+from plans.model.transformer import TransformerConfig
+from plans.plan import Optimizer
+from plans.timeline import PS_PER_S
+from simulator.forecast.action import COMPUTE, Line
+from simulator.forecast.memory import Footprint
+from simulator.stacks.base import CHIP_SPREAD, Kernel, Message, PieceSizes, Shape, Stack, Step, update_bytes
+from simulator.stacks.kernels import elementwise
+
+__all__ = ["TorchNative"]
+
+_FREE = frozenset({"add.grad0", "add.grad1", "reshape.forward", "reshape.grad0", "load", "arange.forward"})
+"""autograd hands a gradient through a sum as it is, and views cost nothing on the device."""
+
+
+_KINDS = (
+    "plain", "ddp", "dtensor", "fsdp2", "fsdp2_accumulate", "fsdp2_reshard", "fsdp2_reshard_accumulate",
+)  # fmt: skip
+
+_HOSTS_US = {
+    "first": ((405, 674), (418, 682), (2868, 4008), (1269, 1260), (1280, 795), (1283, 1786), (1239, 1339)),
+    "second": ((426, 615), (466, 798), (2615, 3708), (1144, 1174), (1169, 774), (1209, 1702), (1294, 1507)),
+    "third": ((453, 610), (476, 760), (2482, 5638), (2110, 1674), (1439, 1947), (1468, 3074), (1425, 2484)),
+    "fourth": ((985, 765), (722, 1288), (3315, 5791), (1610, 1808), (1837, 800), (1518, 2300), (1499, 1769)),
+    "fifth": ((749, 759), (321, 1069), (3700, 6614), (2726, 1699), (2131, 1165), (2831, 2321), (1078, 1772)),
+}
+"""Host microseconds of one Llama block, forward and backward, with tiny sizes: torch 2.11.0, 2026-11-21, kinds of
+dispatch in benchmarks/data (stacks torch, ddp, dtensor, fsdp2) on five hosts of several H200: h200-x1 and h200-x2,
+h200-x4, repeat-h200-x2-quick (which took fewer repeats), h200-third-x2, h200-third-x4."""
+
+_PLAIN_HOSTS_US = ((410, 512), (371, 728), (452, 633))
+"""The plain block on hosts of one H200: h200-third-x1, repeat-h200-x1-full, repeat-h200-x1-quick."""
+
+
+def _host_s(host: str, kind: str) -> tuple[float, float]:
+    """Seconds of a kind on a host; "least": entry by entry the least of every host that was measured, whatever its
+    figures are, since other work on a host only ever adds time; "median": entry by entry. Assumed for hosts of other
+    devices."""
+    place = _KINDS.index(kind)
+    if host not in ("least", "median"):
+        forward, backward = _HOSTS_US[host][place]
+        return forward * 1e-6, backward * 1e-6
+    own = [each[place] for each in _HOSTS_US.values()] + (list(_PLAIN_HOSTS_US) if kind == "plain" else [])
+    of = min if host == "least" else statistics.median
+    return of(forward for forward, _ in own) * 1e-6, of(backward for _, backward in own) * 1e-6
+
+
+_ROTARY_HOST_S = (98e-6, 200e-6)
+"""The part of it that is rotary positions of queries and keys: two each of a split, a negation, a concatenation, two
+products and a sum, at the measured dispatch of these operators (kinds torch and backward)."""
+
+_DTENSOR_END_HOST_S = {"embedding": (489e-6, 196e-6), "head": (105e-6 + 384e-6 + 120e-6, 419e-6 + 200e-6)}
+"""Forward and backward: the measured row-wise module; the column-wise one, what the row-wise one takes more for its
+redistribution, and plain operators (norm, cast, loss) at their measured dispatch."""
+
+_CHECKPOINT_S = (714e-6 - 426e-6, 1412e-6 - 615e-6 - 426e-6)
+"""What activation checkpointing adds to a block's forward and, beside the forward made again, to its backward."""
+
+_FLASH_2_SHARE = 0.35
+"""Of a Hopper device's peak that FlashAttention-2, torch's default kernel there until 2025, reaches (Shah et al. 2024,
+arXiv 2407.08608, abstract); the machines' figures are of cuDNN's."""
+
+_CUDNN_SHARE = (0.57, 0.555)
+"""Of an H200's peak that cuDNN's kernel was measured to reach, forward and backward (benchmarks/data, attention)."""
+
+_ENTRY_HOST_S = (15.6e-6 - 1.9e-6) / 5
+"""What a distributed tensor costs the host in a list that an optimizer's operator takes, over a plain one: the fused
+update takes lists of weights, gradients, two states and counts (kinds of dispatch adamw_fused, stacks fsdp2 and
+optimizer)."""
+
+_UPDATE_HOST_S = {"fused": (1.9e-6, 15.6e-6), "foreach": (5.7e-6, 5.7e-6 + 14 * _ENTRY_HOST_S)}
+"""Of one parameter in an update, plain and sharded: measured (adamw_fused, adamw_foreach) but for the sharded foreach
+form, whose operators take 14 entries of a parameter (torch/optim/adamw.py, _multi_tensor_adamw): assumed."""
+
+_CLIP_ENTRIES = 4
+"""Of a parameter in clip_grad_norm_: its gradient for the norm, the norm, the norm in a stack, the gradient scaled."""
+
+_ROTARY_PASSES = 5.0
+"""The same for x cos + (-x2, x1) sin: a negation of a half, a concatenation, two products and a sum move 10 times a
+tensor's bytes against 2 (Hugging Face's apply_rotary_pos_emb); backward two products, a negation, a concatenation and a
+sum."""
+
+_ROTARY_COMPLEX_PASSES = 5.0
+"""Bytes that rotary positions as complex numbers move, over those of one pass: x is made float, multiplied as complex
+float numbers and made half again (6 + 8 + 6 bytes an element against 4; torchtitan, models/llama/model.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchNative(Stack):
+    """The kernels that torch's eager mode launches for a transformer, and those that Inductor leaves of them.
+
+    Args:
+        compiled: torch.compile of each block: chains of element-wise operations and the norms around them are one
+            kernel; embedding, head and loss stay eager.
+        fused_norm: whether a norm is one kernel (torch 2.8 and later) or written out.
+        update: the optimizer's form: "fused" (one kernel over all tensors) or "foreach".
+        flash_2: whether attention is FlashAttention-2 rather than cuDNN's; on Hopper devices.
+        complex_rotary: whether rotary positions are products of complex numbers in float.
+        loss_parallel: whether the loss is computed on logits split over tensor-parallel ranks; else they are gathered.
+        holds_logits: whether the logits stay alive during the backward, as they do where the caller's variable does.
+        one_input: whether the products that share an input get it as one distributed tensor, so that its gradient is
+            reduced once; else every product reduces its own (ColwiseParallel without PrepareModuleInput).
+        host: whose dispatch a block takes: "least" or "median" of all measured hosts, or "first" to "fifth".
+        clips: whether gradients are clipped by their global norm.
+        async_tp: whether gathers and scatters of tensor parallelism go on in pieces beside the products next to them.
+    """
+
+    name: str = "torch"
+    chip_spread: float = CHIP_SPREAD
+    runs_experts: bool = False
+    compiled: bool = False
+    fused_norm: bool = True
+    update: str = "fused"
+    flash_2: bool = False
+    complex_rotary: bool = False
+    loss_parallel: bool = False
+    holds_logits: bool = True
+    one_input: bool = False
+    async_tp: bool = False
+    host: str = "least"
+    clips: bool = False
+    gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
+    copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
+
+    def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
+        """See `Stack`."""
+        own = f"software {self.name}:"
+        host = "Inductor's kernels at a machine's dispatch" if self.compiled else (
+            "a block's dispatch as measured on H200 hosts, for each entry the least of all of them"
+        )  # fmt: skip
+        told = [f"{own} host: {host}"]
+        if self.flash_2:
+            told.append(f"{own} attention is FlashAttention-2 at {_FLASH_2_SHARE:.0%} of the peak (arXiv 2407.08608)")
+        if config.norm == "rms" and not (self.fused_norm or self.compiled):
+            told.append(f"{own} RMS norms written out")
+        if config.position == "rope" and self.complex_rotary:
+            told.append(f"{own} rotary positions as products of complex float numbers")
+        if degrees.optimizer.kind == "adamw":
+            told.append(f"{own} AdamW in its {self.update} form")
+        if degrees.tp > 1:
+            told.append(f"{own} loss on {'split' if self.loss_parallel else 'gathered'} logits")
+            told.append(
+                f"{own} {'one reduction' if self.one_input else 'one reduction each'} for products of one input"
+            )
+        if degrees.optimizer.parallel_level and degrees.dp * degrees.cp > 1:
+            told.append(
+                f"{own} FSDP2: weights gathered again in every forward, shards copied in and out of flat buffers"
+            )
+        if self.holds_logits:
+            told.append(f"{own} the caller's variable holds the logits during the backward")
+        if self.reserved:
+            ratio = _RESERVED[self._kind(degrees)]
+            told.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
+        told.append(f"{own} the loss makes float copies of the logits")
+        if self.clips:
+            told.append(f"{own} gradients are clipped by their norm")
+        return *told, *self._common_habits(degrees)
+
+    def block_host_s(
+        self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
+    ) -> float | None:
+        """Measured on one block of tiny sizes, so that the device idles (see `_HOSTS_US`)."""
+        if self.compiled or part not in ("F", "B"):
+            return None
+        kind = self._kind(degrees)
+        if kind.startswith("fsdp2") and not reduces:
+            kind += "_accumulate"
+        forward, backward = _host_s(self.host, kind)
+        if config is not None and config.position != "rope":
+            forward, backward = forward - _ROTARY_HOST_S[0], backward - _ROTARY_HOST_S[1]
+        if part == "F":
+            return forward + (_CHECKPOINT_S[0] if degrees.recompute != "none" else 0)
+        return backward + (forward + _CHECKPOINT_S[1] if degrees.recompute != "none" else 0)
+
+    @staticmethod
+    def _kind(degrees: Degrees) -> str:
+        """Which of the measured parallel parts runs a block."""
+        if degrees.tp > 1:
+            return "dtensor"
+        if degrees.dp * degrees.cp > 1:
+            return {0: "ddp", 3: "fsdp2_reshard"}.get(degrees.optimizer.parallel_level, "fsdp2")
+        return "plain"
+
+    def end_host_s(self, piece: str, degrees: Degrees, part: str) -> float | None:
+        """Tensor-parallel embedding and head: a row-wise module, a column-wise one whose output is gathered."""
+        if self.compiled or degrees.tp == 1 or part not in ("F", "B"):
+            return None
+        return _DTENSOR_END_HOST_S[piece][part == "B"]
+
+    def kernels(
+        self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
+    ) -> Sequence[Kernel]:
+        """See `Stack`."""
+        if call in _FREE:
+            return ()
+        shape = tuple(shapes)
+        kind, _, which = call.partition(".")
+        if kind == "attention":
+            forward = which == "forward"
+            times = _CUDNN_SHARE[not forward] / _FLASH_2_SHARE if self.flash_2 else 1.0
+            name = call if forward else "attention.backward"
+            return (
+                *self._repeated(shape[1] if forward else shape[2], shape[0], dtype),
+                Kernel(call=name, shapes=shape, dtype=dtype, touched_bytes=touched_bytes, times=times),
+            )
+        if kind == "rope" and self.complex_rotary:  # Inductor leaves complex operators to eager (_inductor/lowering.py)
+            return (elementwise("mul.forward", round(_ROTARY_COMPLEX_PASSES * math.prod(shape[0])), dtype, 1, 1),)
+        if kind == "rope" and not self.compiled:
+            return (elementwise("mul.forward", round(_ROTARY_PASSES * math.prod(shape[0])), dtype, 1, 1),)
+        if kind == "accumulate":  # in place, into the gradient that the first micro-batch left
+            return (elementwise("add_.forward", math.prod(shape[0]), dtype, 2, 1),)
+        if kind == "sum":  # autograd adds gradients of one tensor as they come, two at a time
+            each = elementwise("add.forward", math.prod(shape[-1]), dtype, 2, 1)
+            return (len(shape) - 2) * (each,)
+        if kind in ("rms_norm", "layer_norm"):
+            return self._norm(call, shape, dtype, touched_bytes)
+        if kind == "embedding" and which == "grad1":
+            return (Kernel(call="embedding.grad0", shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+        if kind in ("cast", "cross_entropy"):
+            return self._loss(kind, which, shape, dtype)
+        if self.compiled and kind in ("silu", "gelu", "mul", "rope", "dropout", "add"):
+            return self._compiled(call, shape, dtype, touched_bytes)
+        if kind == "mul" and which.startswith("grad"):
+            return (elementwise("mul.forward", math.prod(shape[0]), dtype, 2, 1),)
+        return (Kernel(call=call, shapes=shape, dtype=dtype, touched_bytes=touched_bytes),)
+
+    def _repeated(self, keys: Shape, queries: Shape, dtype: str) -> Sequence[Kernel]:
+        """Keys and values made as many heads as queries before attention, where a model does so."""
+        if not self.complex_rotary or math.prod(keys[:-2]) == math.prod(queries[:-2]):
+            return ()
+        moved = math.prod(keys) + math.prod(queries[:-2]) * keys[-2] * keys[-1]
+        return 2 * (elementwise("add.forward", moved, dtype, 1, 0),)
+
+    def _loss(self, kind: str, which: str, shapes: tuple[Shape, ...], dtype: str) -> Sequence[Kernel]:
+        """The loss of logits in half precision that are made float: measured as a whole, cast and all. Here as of
+        bfloat16; `arranged` knows in what the logits are."""
+        if kind == "cast":  # counted with the loss
+            return ()
+        elements = math.prod(shapes[0])
+        if which == "forward":
+            return (elementwise("cross_entropy.forward", elements, "bfloat16", 1, 0, shapes[0]),)
+        return (elementwise("cross_entropy.grad0", elements, "bfloat16", 1, 1, shapes[0]),)
+
+    def _norm(self, call: str, shapes: tuple[Shape, ...], dtype: str, touched: int) -> Sequence[Kernel]:
+        """Forward and backward of a norm; the gradients of x and of the weight come from one kernel."""
+        which = call.partition(".")[2]
+        if which not in ("forward", "grad0"):
+            return ()
+        elements = math.prod(shapes[0])
+        if self.compiled:  # Inductor joins it with the sum before it: the sum's output is not read again
+            reads = 1 if which == "forward" else 2
+            return (elementwise(call, elements, dtype, reads, 1, shapes[0]),)
+        if self.fused_norm or not call.startswith("rms"):  # a layer norm has had a kernel of its own since torch 1.0
+            return (Kernel(call=call, shapes=shapes, dtype=dtype, touched_bytes=touched),)
+        return (Kernel(call=f"rms_norm_by_hand.{which}", shapes=shapes, dtype=dtype, touched_bytes=touched),)
+
+    def _compiled(self, call: str, shapes: tuple[Shape, ...], dtype: str, touched: int) -> Sequence[Kernel]:
+        """What is left of element-wise operations: each tensor between two of them is neither written nor read."""
+        kind, _, which = call.partition(".")
+        elements = math.prod(shapes[0])
+        if kind in ("silu", "gelu"):
+            return ()  # inside the product that follows or precedes it
+        if kind == "mul":
+            if which == "forward":
+                return (elementwise("mul.forward", elements, dtype, 2, 1),)
+            return (elementwise("mul.forward", elements, dtype, 3, 2),) if which == "grad0" else ()
+        if kind == "add":
+            return (elementwise("add.forward", elements, dtype, 2, 1),)
+        return (Kernel(call=call, shapes=shapes, dtype=dtype, touched_bytes=touched),)
+
+    def update_lines(
+        self, sizes: Sequence[int], dtype: str, optimizer: Optimizer, num_shards: int, machine: Machine
+    ) -> list[Line]:
+        """One multi-tensor kernel over all parameters of a piece."""
+        elements = sum(-(-size // num_shards) for size in sizes)
+        if not elements:
+            return []
+        call = f"{optimizer.kind}.{self.update}" if optimizer.kind == "adamw" else f"{optimizer.kind}.update"
+        cost = price_compute(
+            machine, call, ((elements,),), optimizer.updates_in(dtype), elements * update_bytes(dtype, optimizer)
+        )
+        host_s = cost.dispatch_ps / PS_PER_S
+        lines = []
+        if optimizer.kind == "adamw":
+            form = 1 if num_shards > 1 else 0
+            host_s = len(sizes) * _UPDATE_HOST_S[self.update][form]
+            if self.clips:
+                size = elements * itemsize(optimizer.accumulates_in(dtype))
+                each = price_compute(machine, "add.forward", ((elements,),), "float32", size)
+                again = price_compute(machine, "add.forward", ((elements,),), "float32", 2 * size)
+                clip_s = len(sizes) * _CLIP_ENTRIES * _ENTRY_HOST_S * form
+                lines = [Line(COMPUTE, round(clip_s * PS_PER_S), each.work_ps + again.work_ps, "memory")]
+        dispatch = self.dispatch_ps(round(host_s * PS_PER_S), "update", "U")
+        return [*lines, Line(COMPUTE, dispatch, cost.work_ps, "memory")]
+
+    def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
+        """Tensor-parallel messages as DTensor's modules send them (torch/distributed/tensor/parallel/style.py)."""
+        steps = _loss_as_logits(steps)
+        if ways == 1:
+            return steps
+        result = _along_sequence(_beside_products(steps) if self.async_tp else steps)
+        if not self.loss_parallel:
+            result = _whole_loss(result, ways)
+        return result if self.one_input else _own_reductions(result)
+
+    def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> tuple[int, int]:
+        """Where the loss is the caller's: less, if no variable holds the logits and the loss is made in half precision
+        (its log-softmax, that one's gradient and the logits' gradient are then no float copies); more, if the float
+        copy of the logits is held."""
+        if not self.holds_logits:
+            return 0, 0
+        elements = degrees.micro_batch * config.seq // degrees.cp * config.vocab
+        low = itemsize(config.dtype)
+        return elements * (low + 3 * (4 - low)), elements * 4
+
+    def message_bytes(self, optimizer: Optimizer, members: int, item_bytes: int, largest_bytes: int) -> int:
+        """FSDP2 gathers and reduces a block at once, DistributedDataParallel in buckets that whole tensors fill."""
+        if optimizer.parallel_level:
+            return 0
+        return super().message_bytes(optimizer, members, item_bytes, largest_bytes)
+
+    def whole_bytes(self, pieces: Mapping[str, int]) -> int:
+        """The root keeps its own parameters whole from forward to backward; one block computes, one is gathered."""
+        return sum(size * (2 if piece == "block" else 1) for piece, size in pieces.items())
+
+    def footprint(self, piece: str, found: Footprint, sizes: PieceSizes) -> Footprint:
+        """Autograd keeps what it saved until the node's backward has run.
+
+        The loss: logits in float, their log-softmax (kept), its gradient and the logits' gradient, all in float, and
+        the half-precision logits where the caller holds them. Selection by operator keeps the output of a block's last
+        product, although nothing needs it again.
+        """
+        if piece == "block" and sizes.recompute == "selective_op":
+            return replace(found, kept=found.kept + sizes.arrival_bytes, forward=found.forward + sizes.arrival_bytes)
+        if piece != "head":
+            return found
+        elements = sizes.logits * (1 if self.loss_parallel else sizes.ways)
+        low = elements * sizes.item_bytes if sizes.item_bytes < 4 else 0
+        kept = found.kept - 4 * sizes.logits + 4 * elements
+        held = low if self.holds_logits else 0
+        return replace(
+            found, kept=kept + held, forward=kept + low + 4 * elements,
+            backward=max(found.backward, 8 * elements), weights=found.weights,
+        )  # fmt: skip
+
+    def memory(
+        self, roles: dict[str, int], degrees: Degrees, outputs_bytes: int = 0, received_bytes: int = 0
+    ) -> dict[str, int]:
+        """What torch's parts keep beside a rank's tensors.
+
+        DistributedDataParallel's buckets hold every gradient once more, since gradient_as_bucket_view is off; steps of
+        small decoders show one copy more (kind step in benchmarks/data: 12.9 GB against 10.7 GB with FSDP2). A
+        pipeline keeps the outputs of all micro-batches, to give them to the caller (PipelineStage.output_chunks).
+        cuBLAS's workspace is 32 MiB (kind allocation). A stage has a buffer for what it receives in every micro-batch
+        (PipelineStage, _setup_forward_recv_info and _setup_backward_recv_info); those of micro-batches under way are
+        among its activations.
+        """
+        extra = _WORKSPACE_BYTES
+        if degrees.dp > 1 and not degrees.optimizer.parallel_level:
+            extra += 2 * roles["gradient"]
+        if degrees.pp > 1:
+            alive = degrees.num_micro_batches if degrees.schedule == "gpipe" else 1  # counted where they are held
+            extra += (degrees.num_micro_batches - alive * self.holds_logits) * outputs_bytes
+            extra += (degrees.num_micro_batches - alive) * received_bytes
+        if self.reserved:
+            # where no micro-batch follows, gradients come while activations go
+            alive = sum(size for role, size in roles.items() if role != "gradient" or degrees.num_micro_batches > 1)
+            extra += round((_RESERVED[self._kind(degrees)] - 1) * (alive + extra))
+        return {**roles, "buffer": roles.get("buffer", 0) + extra}
+
+
+_WORKSPACE_BYTES = 32 * 2**20
+
+_RESERVED = {"plain": 1.06, "ddp": 1.06, "dtensor": 1.175, "fsdp2": 1.16, "fsdp2_reshard": 1.16}
+"""What torch's allocator had reserved over the most that was allocated, in our steps of decoders on 2 and 4 H200 (kind
+step, figures reserved_bytes and peak_bytes): 1.06 and 1.06, 1.20 and 1.15, 1.12 to 1.20; plain as DDP."""
+
+
+def _beside_products(steps: Sequence[Step]) -> list[Step]:
+    """A gather beside the products that read it, a scatter beside the product that it takes: cut into as many pieces as
+    ranks, each piece's product runs while the next piece is copied (torch/_inductor/fx_passes/micro_pipeline_tp.py). A
+    scatter of a sum of products stays behind them. What is cut is not concatenated again."""
+    result: list[Step] = []
+    places = iter(range(len(steps)))
+    for place in places:
+        step, after = steps[place], place + 2
+        if not isinstance(step, Message) or step.operator or step.call not in ("all_gather", "reduce_scatter"):
+            result.append(step)
+            continue
+        wait = steps[place + 1]
+        fits = isinstance(wait, Message) and wait.call == "wait" and wait.token == step.token
+        own = replace(step, operator=_PIECES)
+        if fits and step.call == "reduce_scatter" and result and _is_product(result[-1]):
+            product = result.pop()
+            result += [own, product, wait]
+            next(places)
+        elif fits and step.call == "all_gather" and after < len(steps) and _is_product(steps[after]):
+            readers = _last_reader(steps, after) + 1 - after
+            result += [own, *steps[after : after + readers], wait]
+            for _ in range(1 + readers):
+                next(places)
+        else:
+            result.append(step)
+    return result
+
+
+def _last_reader(steps: Sequence[Step], first: int) -> int:
+    """The place of the last product that reads what the one at `first` does; of a gradient one alone is taken."""
+    product, last = steps[first], first
+    for place in range(first + 1, len(steps)):
+        step = steps[place]
+        if not isinstance(step, Kernel) or not isinstance(product, Kernel):
+            break
+        if step.call == product.call == "linear.forward" and step.shapes[0] == product.shapes[0]:
+            last = place
+    return last
+
+
+def _is_product(step: Step) -> bool:
+    return _is_call(step, "linear.forward") or _is_call(step, "linear.grad0")
+
+
+_PIECES = "pieces"
+"""Stands for the operator of a message that goes on in pieces."""
+
+
+def _dtype_of(steps: Sequence[Step]) -> str:
+    """In what a body computes: the loss is made in float whatever that is."""
+    return next((each.dtype for each in steps if isinstance(each, Kernel) and not _is_loss(each)), "bfloat16")
+
+
+def _is_loss(step: Step) -> bool:
+    return isinstance(step, Kernel) and step.call.startswith("cross_entropy.")
+
+
+def _loss_as_logits(steps: Sequence[Step]) -> Sequence[Step]:
+    """The kernels of the loss read and write logits in what the body computes in."""
+    dtype = _dtype_of(steps)
+    return [
+        replace(step, dtype=dtype, touched_bytes=step.touched_bytes // itemsize(step.dtype) * itemsize(dtype))
+        if isinstance(step, Kernel) and _is_loss(step) and step.dtype != dtype else step for step in steps
+    ]  # fmt: skip
+
+
+def _along_sequence(steps: Sequence[Step]) -> list[Step]:
+    """Gathers and scatters along the sequence, which is no tensor's first dim: what is gathered is concatenated again,
+    what is scattered is cut and concatenated before (torch/distributed/_functional_collectives.py)."""
+    result: list[Step] = []
+    dtype = _dtype_of(steps)
+    gathered: dict[int, Step] = {}
+    for step in steps:
+        if not isinstance(step, Message) or step.operator:
+            result.append(step)
+        elif step.call == "wait":
+            result += [step, gathered.pop(step.token)] if step.token in gathered else [step]
+        elif step.call in ("all_gather", "reduce_scatter"):
+            copy = elementwise("add.forward", step.size_bytes // itemsize(dtype), dtype, 1, 1)
+            if step.call == "all_gather":
+                gathered[step.token] = copy
+                result.append(step)
+            else:
+                result += [copy, step]
+        else:
+            result.append(step)
+    return result
+
+
+def _whole_loss(steps: list[Step], ways: int) -> list[Step]:
+    """The loss on gathered logits: they are gathered by rows and concatenated, every rank has all of the loss."""
+    result: list[Step] = []
+    logits, dtype = 0, _dtype_of(steps)
+    for step in steps:
+        if isinstance(step, Message):
+            if step.operator == "loss" and logits:
+                size = logits * ways * itemsize(dtype)
+                result.append(replace(step, size_bytes=size, item_bytes=itemsize(dtype)))
+                continue
+            if step.call == "wait" and result and _is_loss_gather(result[-1]):
+                whole = elementwise("add.forward", logits * ways, dtype, 1, 1)
+                result += [step, whole]
+                continue
+        elif step.call == "linear.forward":
+            logits = math.prod(step.shapes[-1])
+        elif step.call.startswith("cross_entropy."):
+            step = replace(step, touched_bytes=step.touched_bytes * ways)
+        result.append(step)
+    return result
+
+
+def _is_loss_gather(step: Step) -> bool:
+    return isinstance(step, Message) and step.operator == "loss"
+
+
+def _own_reductions(steps: list[Step]) -> list[Step]:
+    """Gradients of an input that several products share, each reduced when it is made."""
+    after: dict[int, Message] = {}
+    for number, step in enumerate(steps):
+        if not isinstance(step, Message) or step.call != "all_reduce":
+            continue
+        sums = 0
+        while number > sums and _is_call(steps[number - 1 - sums], "add.forward"):
+            sums += 1
+        makers = [place for place in range(number) if _is_call(steps[place], "linear.grad0")]
+        for place in makers[len(makers) - 1 - sums : -1]:
+            after[place] = replace(step, token=_OWN_TOKEN + place)
+    return [each for place, step in enumerate(steps) for each in (step, *([after[place]] if place in after else []))]
+
+
+def _is_call(step: Step, call: str) -> bool:
+    return isinstance(step, Kernel) and step.call == call
+
+
+_OWN_TOKEN = 2**16
+"""Tokens that nothing waits for: channels keep their order, so who waits for the last waits for all."""

@@ -1,0 +1,1 @@
+"""What-if studies: changed machines, stragglers, failures, several jobs."""

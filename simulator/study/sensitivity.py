@@ -1,0 +1,131 @@
+"""What a step depends on: every knob a little down and a little up, by effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from costmodels.machine.machine import Machine
+from plans.errors import TwofoldError
+from plans.program import Program
+from simulator.engine.link_change import LinkChange
+from simulator.predict import Outcome, outcome
+from simulator.study.whatif import KNOBS, WhatIf
+
+__all__ = ["Effect", "sensitivity"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What one knob does, in seconds per step that lasts (`Goodput.effective_step_s`).
+
+    Args:
+        knob: in words.
+        base_s: with the knob as it is.
+        low_s: with the knob at 1 - `by` times.
+        high_s: with the knob at 1 + `by` times.
+        by: the share that it was turned.
+    """
+
+    knob: str
+    base_s: float
+    low_s: float
+    high_s: float
+    by: float
+
+    @property
+    def swing_s(self) -> float:
+        """From the best to the worst of the three."""
+        values = (self.base_s, self.low_s, self.high_s)
+        return max(values) - min(values)
+
+    def change(self, value_s: float) -> float:
+        """A value against the base, as a fraction."""
+        return value_s / self.base_s - 1 if self.base_s else 0.0
+
+
+def sensitivity(
+    program: Program,
+    machine: Machine,
+    base: WhatIf | None = None,
+    *,
+    by: float = 0.2,
+    num_steps: int = 3,
+    evaluate: Callable[[WhatIf], Outcome] | None = None,
+) -> tuple[Effect, ...]:
+    """The effect of every knob around `base`, the largest first.
+
+    Knobs are the factors of `KNOBS`, the bandwidth of each tier of links where there are several, and the figures of
+    checkpoints and failures where `base` has them.
+
+    Args:
+        program: of one step.
+        machine: it runs on.
+        base: from where the knobs are turned.
+        by: the share, between 0 and 1.
+        num_steps: to simulate.
+        evaluate: in the place of `outcome`, e.g. one that keeps what it knows.
+
+    Raises:
+        TwofoldError: `by` outside 0 and 1, and what `outcome` refuses.
+    """
+    if not 0 < by < 1:
+        raise TwofoldError(f"knobs are turned by {by}; it is above 0 and below 1 (0.2 is -20 % and +20 %)")
+    start = base or WhatIf()
+    of = evaluate or (lambda what_if: outcome(program, machine, what_if, num_steps=num_steps))
+    base_s = of(start).goodput.effective_step_s
+    effects = [
+        Effect(
+            knob=name, base_s=base_s, low_s=of(turn(1 - by)).goodput.effective_step_s,
+            high_s=of(turn(1 + by)).goodput.effective_step_s, by=by,
+        )
+        for name, turn in _turns(start, machine)
+    ]  # fmt: skip
+    return tuple(sorted(effects, key=lambda effect: (-effect.swing_s, effect.knob)))
+
+
+def _turns(base: WhatIf, machine: Machine) -> list[tuple[str, Callable[[float], WhatIf]]]:
+    """Name of a knob -> the what-if with it turned to a multiple."""
+    found: list[tuple[str, Callable[[float], WhatIf]]] = [
+        (said, lambda factor, name=name: replace(base, **{name: getattr(base, name) * factor}))  # type: ignore[misc]
+        for name, said in KNOBS.items()
+    ]
+    if len(machine.links) > 1:
+        for number, link in enumerate(machine.links):
+
+            def turn(factor: float, number: int = number) -> WhatIf:
+                return replace(base, links=(*base.links, LinkChange(tier=number, bandwidth=factor)))
+
+            found.append((f"bandwidth of {link.name}", turn))
+    checkpoints, failures = base.checkpoints, base.failures
+    if checkpoints is not None:
+        found.append(
+            (
+                "steps between checkpoints",
+                lambda factor: replace(
+                    base, checkpoints=replace(checkpoints, every_steps=max(1, round(checkpoints.every_steps * factor)))
+                ),
+            )
+        )
+        found.append(
+            (
+                "speed of writing checkpoints",
+                lambda factor: replace(
+                    base, checkpoints=replace(checkpoints, write_Bps=checkpoints.write_Bps * factor)
+                ),
+            )
+        )
+    if failures is not None:
+        found.append(
+            (
+                "time between failures",
+                lambda factor: replace(base, failures=replace(failures, device_mtbf_s=failures.device_mtbf_s * factor)),
+            )
+        )
+        found.append(
+            (
+                "time of a restart",
+                lambda factor: replace(base, failures=replace(failures, restart_s=failures.restart_s * factor)),
+            )
+        )
+    return found

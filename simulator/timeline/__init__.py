@@ -1,0 +1,1 @@
+"""What a timeline says: where time goes, the critical path, memory over time."""

@@ -1,0 +1,161 @@
+"""Where the time of a step goes, rank by rank.
+
+Every picosecond of the last step counts once, for the first of these that is true of it: the rank computes; it
+communicates (exposed, by call; of several communications the one that began first); its host is busy issuing; it has
+come to a collective and waits for the last member (straggler wait; of several waits the one that began first); nothing
+of it is busy: it waits for others (bubble). Straggler waits are told apart where the program is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from plans.program import Program
+from plans.timeline import PS_PER_S, STREAMS, Timeline
+from simulator.timeline.causes import Causes
+
+__all__ = ["Composition", "composition"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """What the last step of one rank consists of, in picoseconds; the parts add up to `step_ps`.
+
+    Args:
+        rank: the rank.
+        compute_ps: its compute stream is busy.
+        exposed_ps: call of the communication -> time in which it communicates but does not compute.
+        host_ps: only its host is busy, issuing.
+        bubble_ps: it waits for other ranks.
+        straggler_ps: last member -> time in which it waits in collectives for that rank.
+    """
+
+    rank: int
+    compute_ps: int
+    exposed_ps: Mapping[str, int]
+    host_ps: int
+    bubble_ps: int
+    straggler_ps: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def step_ps(self) -> int:
+        """The whole step, the same on every rank."""
+        waiting_ps = self.bubble_ps + sum(self.straggler_ps.values())
+        return self.compute_ps + sum(self.exposed_ps.values()) + self.host_ps + waiting_ps
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of exposed communication."""
+        return sum(self.exposed_ps.values()) / PS_PER_S
+
+
+def composition(timeline: Timeline, program: Program | None = None) -> tuple[Composition, ...]:
+    """The composition of the last step for every rank that was measured or simulated.
+
+    Args:
+        timeline: to take apart.
+        program: whose timeline it is; without it straggler waits count as bubble (on measured timelines, whose spans
+            of communication begin when a rank issues it, as communication).
+
+    Sources: the exposed part of communication and the bubble as in `Timeline.exposed_comm_s` and `bubble_fraction`,
+    here split further.
+
+    >>> from plans.timeline import Span
+    >>> rows = [("compute", 0, 6, "linear.forward"), ("comm", 4, 9, "all_reduce"), ("compute", 12, 20, "sum")]
+    >>> spans = [
+    ...     Span(rank=0, stream=stream, start_ps=start, end_ps=end, step=0, id=call, call=call, part="F")
+    ...     for stream, start, end, call in rows
+    ... ]
+    >>> composition(Timeline.from_spans(spans, kind="measured", num_ranks=1))
+    (Composition(rank=0, compute_ps=14, exposed_ps={'all_reduce': 3}, host_ps=0, bubble_ps=3, straggler_ps={}),)
+    """
+    last = timeline.num_steps - 1
+    window = (timeline.step_start_ps[last], timeline.step_end_ps[last])
+    rows = np.flatnonzero(timeline.step == last)
+    rows = rows[np.lexsort((timeline.name_index[rows], timeline.start_ps[rows], timeline.rank[rows]))]
+    bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
+    result = []
+    waits = _straggler_waits(timeline, program) if program is not None and len(rows) else {}
+    for rank in timeline.represents:
+        own = rows[bounds[rank] : bounds[rank + 1]]
+        spans: dict[str, list[tuple[int, int, Any]]] = {name: [] for name in STREAMS}
+        begins = {id_: end for _, end, _, id_ in waits.get(rank, ())}
+        for row in own:
+            id_, call, _ = timeline.names[timeline.name_index[row]]
+            if call != "wait":
+                stream = STREAMS[timeline.stream[row]]
+                start, end = int(timeline.start_ps[row]), int(timeline.end_ps[row])
+                if stream == "comm" and id_ in begins:  # on a measured timeline the wait is a part of the span
+                    start = min(end, max(start, begins[id_]))
+                spans[stream].append((start, end, call))
+        spans["comm"].sort()
+        free = [window]
+        compute, free = _take(free, spans["compute"])
+        exposed, free = _take(free, spans["comm"])
+        host, free = _take(free, spans["host"])
+        waited, free = _take(free, sorted((start, end, last) for start, end, last, _ in waits.get(rank, ())))
+        result.append(
+            Composition(
+                rank=rank,
+                compute_ps=sum(compute.values()),
+                exposed_ps={call: exposed[call] for call in sorted(exposed)},
+                host_ps=sum(host.values()),
+                bubble_ps=sum(end - start for start, end in free),
+                straggler_ps={last: waited[last] for last in sorted(waited)},
+            )
+        )
+    return tuple(result)
+
+
+def _straggler_waits(timeline: Timeline, program: Program) -> dict[int, list[tuple[int, int, int, str]]]:
+    """rank -> (its arrival, that of the last member, that member, id) for every collective in which it waited."""
+    causes, last = Causes(program, timeline), timeline.num_steps - 1
+    found: dict[int, list[tuple[int, int, int, str]]] = {}
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for group in program.groups:
+        for rank in group.ranks:
+            for id_, position, members in causes.collectives(rank):
+                if (id_, members) in seen:
+                    continue
+                seen.add((id_, members))
+                arrivals = causes.meeting(rank, last, position)
+                latest = max(arrivals, key=lambda each: each.time_ps)
+                for each in arrivals:
+                    if each.time_ps < latest.time_ps:
+                        found.setdefault(each.rank, []).append((each.time_ps, latest.time_ps, latest.rank, id_))
+    return found
+
+
+def _take(
+    free: list[tuple[int, int]], spans: list[tuple[int, int, Any]]
+) -> tuple[dict[Any, int], list[tuple[int, int]]]:
+    """How much of the free intervals the spans (by start) cover, by their third entry, and what stays free."""
+    taken: dict[Any, int] = {}
+    covered: list[tuple[int, int, Any]] = []  # disjoint, ascending
+    reach = free[0][0] if free else 0
+    for start, end, call in spans:
+        if end > max(start, reach):
+            covered.append((max(start, reach), end, call))
+            reach = end
+    left: list[tuple[int, int]] = []
+    at = 0
+    for begin, stop in free:
+        while at < len(covered) and covered[at][1] <= begin:
+            at += 1
+        where, position = begin, at
+        while position < len(covered) and covered[position][0] < stop:
+            start, end, call = covered[position]
+            start, end = max(start, where), min(end, stop)
+            if start > where:
+                left.append((where, start))
+            if end > start:
+                taken[call] = taken.get(call, 0) + end - start
+                where = end
+            position += 1
+        if where < stop:
+            left.append((where, stop))
+    return taken, left

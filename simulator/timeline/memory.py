@@ -1,0 +1,335 @@
+"""Memory over time: which values are alive, on which rank, when.
+
+A value takes its memory when the instruction that first writes it starts, and gives it back when an instruction that
+lists it in `frees` has run; kept values (weights, optimizer state) always count. A value that shares another's memory
+costs nothing but keeps it alive. What a WAIT with attrs["micro_batch"] frees belongs to that micro-batch.
+
+The program's values are all that is counted so far; the flattened tensors of the optimizer are among them (role
+"buffer"). `with_allowance` adds what a program cannot know: the buffers of communication, what its library keeps, and
+the allowance for fragmentation.
+
+An allocator that follows the order of the compute stream sees the sequence of the program, so the peak of a rank is
+known without times (`peak_of_order`). With times only asynchronous communication differs: what it frees is alive until
+it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from costmodels.machine.machine import Machine
+from plans.errors import TwofoldError
+from plans.program import GroupProgram, Kind, Program, Scope, Value
+from plans.timeline import STREAMS, MemoryPeak, Timeline
+from simulator.engine.order import ISSUE, WAIT, Names, Order
+from simulator.timeline.buffers import Buffers, buffers_of, peak_of_sum
+
+__all__ = ["Changes", "memory_timeline", "peak_of_order", "times_of_instructions", "with_allowance"]
+
+_Curve = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+def peak_of_order(group: GroupProgram) -> MemoryPeak:
+    """The peak of any rank of `group` from its order alone, under the number of its first rank.
+
+    Raises:
+        TwofoldError: an instruction frees what is not alive.
+
+    >>> from plans.layout import Layout
+    >>> from plans.program import Block, Body, Instruction, Value
+    >>> line = Instruction(name="a", kind=Kind.COMPUTE, call="relu.forward", part="F", outputs=("y",))
+    >>> block = Block(label="0F0", micro_batch=0, body=Body(name="0F", instructions=(line,)))
+    >>> values = {"y": Value(name="y", shape=(8, 4))}
+    >>> peak_of_order(GroupProgram(mesh=Layout((1,), ("dp",)), values=values, blocks=(block,)))
+    MemoryPeak(rank=0, peak_bytes=128, by_role={'activation': 128})
+    """
+    changes = Changes(group)
+    return changes.peak(group.ranks[0], np.argsort(changes.key, kind="stable"))
+
+
+def memory_timeline(
+    program: Program, timeline: Timeline, orders: Sequence[Order] | None = None
+) -> tuple[tuple[MemoryPeak, ...], Mapping[int, _Curve]]:
+    """The peak of every rank and its live bytes over the last step of a timeline of `program`.
+
+    Args:
+        program: that ran.
+        timeline: of it.
+        orders: of its groups, whose names have the timeline's numbers; made anew where they are not known.
+
+    Returns:
+        peaks by rank; rank -> (times in ps, live bytes from then on), with every change, also where several fall on one
+        time, so that the largest entry is the peak.
+
+    Raises:
+        TwofoldError: an instruction frees what is not alive.
+    """
+    peaks: dict[int, MemoryPeak] = {}
+    curves: dict[int, _Curve] = {}
+    begin = timeline.step_start_ps[-1]
+    for group, of_ranks in times_of_instructions(program, timeline, orders):
+        changes = Changes(group)
+        for rank, (start, end) in of_ranks:
+            times = np.where(changes.is_release, end[changes.position], start[changes.position])
+            sequence = np.lexsort((changes.key, times))
+            peaks[rank] = changes.peak(rank, sequence)
+            curves[rank] = (
+                np.concatenate([[begin], times[sequence]]),
+                changes.kept + np.concatenate([[0], np.cumsum(changes.size[sequence])]),
+            )
+    return tuple(peaks[rank] for rank in sorted(peaks)), {rank: curves[rank] for rank in sorted(curves)}
+
+
+def times_of_instructions(
+    program: Program, timeline: Timeline, orders: Sequence[Order] | None = None
+) -> Iterator[tuple[GroupProgram, Iterator[tuple[int, _Curve]]]]:
+    """Group by group and rank by rank when every instruction of the last step started and had run, by position."""
+    number_of = {} if orders is not None else {triple: number for number, triple in enumerate(timeline.names)}
+    last = timeline.num_steps - 1
+    rows = np.flatnonzero(timeline.step == last)
+    rows = rows[np.argsort(timeline.rank[rows], kind="stable")]
+    bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
+    here = timeline.represents
+    for number, group in enumerate(program.groups):
+        if orders is not None:
+            order, name = orders[number], orders[number].name
+        else:
+            order = Order(group, Names())
+            triples = zip(order.ids, order.instructions, strict=True)
+            name = [number_of.get((id_, instruction.call, instruction.part), -1) for id_, instruction in triples]
+        when = _When(order, np.array(name, dtype=np.int64))
+        own = {rank: rows[bounds[rank] : bounds[rank + 1]] for rank in group.ranks if rank in here}
+        begin = timeline.step_start_ps[last]
+        yield group, ((rank, when.of(timeline, of_rank, begin)) for rank, of_rank in own.items())
+
+
+def with_allowance(timeline: Timeline, program: Program, machine: Machine) -> Timeline:
+    """The timeline with peaks that hold what is no value of the program, as further roles, each where it is not 0.
+
+    "communication" is what the buffers of communication (`simulator.timeline.buffers`) add to the peak of the values.
+    "fragmentation" is `machine.memory_allowance` times the peak of the values: what an allocator's rounding and holes
+    take, and the temporaries inside a kernel. "library" is what the communication library keeps for every group of
+    ranks that a rank communicates in (one more for all its transfers): `machine.communicator_bytes` each. Where the
+    figures come from stands under `machine.provenance`. The curve stays that of the values.
+    """
+    share, per_group = machine.memory_allowance, machine.communicator_bytes or 0
+    if not timeline.memory:
+        return timeline
+    groups = _num_communicators(program, timeline.represents) if per_group else {}
+    buffers = _added_by_buffers(program, timeline)
+    peaks = []
+    for each in timeline.memory:
+        more = {
+            "communication": buffers.get(each.rank, 0),
+            "fragmentation": round(share * each.peak_bytes),
+            "library": per_group * groups.get(each.rank, 0),
+        }
+        added = {role: size for role, size in more.items() if size}
+        by_role = dict(sorted({**each.by_role, **added}.items()))
+        peaks.append(replace(each, peak_bytes=each.peak_bytes + sum(added.values()), by_role=by_role))
+    return replace(timeline, memory=tuple(peaks))
+
+
+def _added_by_buffers(program: Program, timeline: Timeline) -> dict[int, int]:
+    """rank -> what the buffers of communication add to the peak of the values of the last step."""
+    found: dict[int, int] = {}
+    for group, of_ranks in times_of_instructions(program, timeline):
+        issued = [
+            (position, instruction)
+            for position, (_, instruction) in enumerate(group.walk())
+            if instruction.kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
+        ]
+        for rank, (start, end) in of_ranks:
+            if rank not in timeline.memory_curve:
+                continue
+            known: dict[int, Buffers] = {}
+            times, sizes = timeline.memory_curve[rank]
+            changes: list[tuple[int, int]] = []
+            for position, instruction in issued:
+                if id(instruction) not in known:
+                    known[id(instruction)] = buffers_of(instruction, group, rank)
+                taken, begin, stop = known[id(instruction)], int(start[position]), int(end[position])
+                if taken.in_flight_bytes:
+                    changes += [(begin, taken.in_flight_bytes), (stop, -taken.in_flight_bytes)]
+                if taken.joining_bytes:
+                    changes += [(stop, taken.joining_bytes), (stop, -taken.joining_bytes)]
+            if changes and (added := peak_of_sum(times, sizes, changes) - int(sizes.max())) > 0:
+                found[rank] = added
+    return found
+
+
+def _num_communicators(program: Program, ranks: Container[int]) -> dict[int, int]:
+    """rank -> how many groups of ranks it communicates in, for some ranks."""
+    found: dict[int, set[tuple[int, ...]]] = {}
+    for group in program.groups:
+        own = [rank for rank in group.ranks if rank in ranks]
+        for body in {id(block.body): block.body for block in group.blocks}.values():
+            for instruction in body.instructions:
+                if instruction.kind is Kind.COLLECTIVE:
+                    for rank in own:
+                        if len(members := group.members(instruction, rank)) > 1:
+                            found.setdefault(rank, set()).add(tuple(sorted(members)))
+                for piece in instruction.pieces:
+                    for rank in () if piece.is_local else (piece.src_rank, piece.dst_rank):
+                        if rank in ranks:
+                            found.setdefault(rank, set()).add(())
+    return {rank: len(groups) for rank, groups in found.items()}
+
+
+_Touch = tuple[bool, str, bool, Value, Scope, int, int]
+"""A value that an instruction frees or writes: whether it frees it, its name, whether every micro-batch has one of its
+own; the value whose memory it is, with its scope, the number of its role and its bytes."""
+
+
+class Changes:
+    """Every allocation and release of one step of a group, in columns.
+
+    Attributes:
+        position: of the instruction in the step.
+        is_release: at its end rather than at its start.
+        size: bytes, negative for a release.
+        role: number of the role in `roles`.
+        value, micro_batch: whose memory it is; number of the value in `names`.
+        names: of the values.
+        key: program order.
+        kept: bytes that are always there.
+    """
+
+    def __init__(self, group: GroupProgram) -> None:
+        roles: dict[str, int] = {}
+        values = group.values
+        root, scope = {}, {}
+        for name, value in values.items():
+            while value.shares is not None:
+                value = values[value.shares]
+            root[name], scope[name] = value, values[name].scope
+        self.by_role: dict[str, int] = {}
+        for value in values.values():
+            roles.setdefault(value.role, len(roles))
+            if value.scope is Scope.KEPT and value.size_bytes:
+                self.by_role[value.role] = self.by_role.get(value.role, 0) + value.size_bytes
+        self.roles = tuple(roles)
+        self.kept = sum(self.by_role.values())
+        position: list[int] = []
+        is_release: list[bool] = []
+        size: list[int] = []
+        role: list[int] = []
+        numbers: dict[str, int] = {}
+        value_of: list[int] = []
+        micro_batches: list[int] = []
+        alive: set[tuple[str, int]] = set()
+        sharers: dict[tuple[str, int], int] = {}
+        touched: dict[int, list[_Touch]] = {}
+        at = -1
+        for block in group.blocks:
+            for instruction in block.body.instructions:
+                at += 1
+                touches = touched.get(id(instruction))
+                if touches is None:
+                    touches = touched[id(instruction)] = [
+                        (
+                            is_free, name, scope[name] is Scope.MICRO, root[name], root[name].scope,
+                            roles[root[name].role], root[name].size_bytes,
+                        )
+                        for is_free, named in ((False, instruction.outputs), (True, instruction.frees))
+                        for name in named if scope[name] is not Scope.KEPT
+                    ]  # fmt: skip
+                if not touches:
+                    continue
+                micro_batch = block.micro_batch
+                if instruction.kind is Kind.WAIT:
+                    micro_batch = instruction.attrs.get("micro_batch", micro_batch)
+                for is_free, name, by_micro_batch, base, base_scope, base_role, base_bytes in touches:
+                    key = (name, micro_batch if by_micro_batch else 0)
+                    if is_free:
+                        if key not in alive:
+                            raise TwofoldError(
+                                f"'{block.label}/{instruction.name}' frees {name!r}, which is not alive: "
+                                "never written, or freed before"
+                            )
+                        alive.remove(key)
+                    elif key in alive:
+                        continue  # written in place
+                    else:
+                        alive.add(key)
+                    if base_scope is Scope.KEPT:
+                        continue
+                    base_key = (base.name, micro_batch if base_scope is Scope.MICRO else 0)
+                    before = sharers.get(base_key, 0)
+                    sharers[base_key] = after = before - 1 if is_free else before + 1
+                    if base_bytes and (before == 0 or after == 0):
+                        position.append(at)
+                        is_release.append(is_free)
+                        size.append(-base_bytes if is_free else base_bytes)
+                        role.append(base_role)
+                        value_of.append(numbers.setdefault(base.name, len(numbers)))
+                        micro_batches.append(base_key[1])
+        self.position = np.array(position, dtype=np.int64)
+        self.is_release = np.array(is_release, dtype=bool)
+        self.size = np.array(size, dtype=np.int64)
+        self.role = np.array(role, dtype=np.int64)
+        self.value = np.array(value_of, dtype=np.int64)
+        self.micro_batch = np.array(micro_batches, dtype=np.int64)
+        self.names = tuple(numbers)
+        self.key = 2 * self.position + self.is_release
+
+    def peak(self, rank: int, sequence: npt.NDArray[np.int64]) -> MemoryPeak:
+        """The peak when the changes happen in this sequence; the first of equal ones."""
+        live = np.cumsum(self.size[sequence])
+        by_role = dict(self.by_role)
+        highest = 0
+        if len(live) and live.max() > 0:
+            until = sequence[: int(np.argmax(live)) + 1]
+            highest = int(live.max())
+            for number, role in enumerate(self.roles):
+                if size := int(self.size[until[self.role[until] == number]].sum()):
+                    by_role[role] = by_role.get(role, 0) + size
+        by_role = {role: by_role[role] for role in sorted(by_role)}
+        return MemoryPeak(rank=rank, peak_bytes=self.kept + highest, by_role=by_role)
+
+
+class _When:
+    """When the instructions of an order start and have run, read from the spans of a rank."""
+
+    def __init__(self, order: Order, name: npt.NDArray[np.int64]) -> None:
+        size = len(order.ids)
+        self._name = name
+        self._is_compute = np.array([entry.kind is Kind.COMPUTE for entry in order.instructions], dtype=bool)
+        self._token = np.full(size, -1, dtype=np.int64)  # of a WAIT: the position of what it waits for
+        self._is_async = np.zeros(size, dtype=bool)
+        issued: dict[int, int] = {}
+        for kind, position, slot in order.segments:
+            if kind == ISSUE and slot >= 0:
+                issued[slot] = position
+                self._is_async[position] = True
+            elif kind == WAIT:
+                self._token[position] = issued.get(slot, -1)
+
+    def of(
+        self, timeline: Timeline, rows: npt.NDArray[np.int64], step_start_ps: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Start and end of every position; without a span an instruction takes no time where it stands in order.
+
+        A rank begins with its first span: others may have begun the step long before.
+        """
+        if len(rows):
+            step_start_ps = max(step_start_ps, int(timeline.start_ps[rows].min()))
+        num_names = len(timeline.names)
+        own_start = np.full(num_names + 1, np.iinfo(np.int64).max)
+        own_end = np.full(num_names + 1, step_start_ps)  # the last entry: has no name in the timeline
+        at = timeline.name_index[rows]
+        on_host = timeline.stream[rows] == STREAMS.index("host")
+        np.minimum.at(own_start, at[~on_host], timeline.start_ps[rows[~on_host]])
+        np.maximum.at(own_end, at[~on_host], timeline.end_ps[rows[~on_host]])
+        ended = own_end[self._name]
+        waited = np.where(self._token >= 0, ended[self._token], step_start_ps)
+        blocks_until = np.where(self._is_async, step_start_ps, np.maximum(ended, waited))
+        reached = np.maximum.accumulate(np.concatenate([[step_start_ps], blocks_until]))
+        before, after = reached[:-1], reached[1:]
+        started = own_start[self._name]
+        start = np.where(self._is_compute & (started < np.iinfo(np.int64).max), np.maximum(started, before), before)
+        return start, np.where(self._is_async, np.maximum(ended, before), after)

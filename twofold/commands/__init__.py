@@ -1,0 +1,1 @@
+"""The commands, one function each; arguments are flags."""
