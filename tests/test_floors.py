@@ -19,9 +19,10 @@ MAY_IMPORT = {
     "costmodels": {"plans"},
     "simulator": {"plans", "costmodels"},
     "search": {"plans", "costmodels", "simulator"},
+    "interop": {"plans", "costmodels", "simulator", "search"},
     "executor": {"plans", "costmodels"},
     "reports": {"plans", "costmodels", "simulator", "search", "executor"},
-    "twofold": {"plans", "costmodels", "simulator", "search", "executor", "reports"},
+    "twofold": {"plans", "costmodels", "simulator", "search", "interop", "executor", "reports"},
 }
 # the libraries that only some packages may import
 ONLY_IN = {
