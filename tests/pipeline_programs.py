@@ -16,7 +16,7 @@ from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Ki
 from plans.redistribution import Piece
 from plans.schedules import Action, ActionKind, Schedule, ScheduleError, make_schedule
 from plans.timeline import Timeline
-from simulator.fast import MaxPlus, PipelineCosts
+from simulator.forecast.columns import MaxPlus, PipelineCosts
 
 VARIANTS = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
 

@@ -9,7 +9,7 @@ from handmade import Script, program_of, written_price
 from plans.errors import TwofoldError
 from plans.schedules import Schedule, make_schedule
 from simulator import run_program
-from simulator.fast import MaxPlus, PipelineCosts, pipeline_times
+from simulator.forecast.columns import MaxPlus, PipelineCosts, pipeline_times
 
 
 def random_block(draw, script, own, number, host_async):

@@ -9,7 +9,7 @@ from pipeline_programs import CHOOSE, Drawn, random_pipeline, random_schedule, r
 
 from plans.schedules import make_schedule, schedule_names
 from simulator import run_program
-from simulator.fast import pipeline_times
+from simulator.forecast.columns import pipeline_times
 
 
 @pytest.mark.parametrize("host_async", [True, False])

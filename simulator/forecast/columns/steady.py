@@ -3,7 +3,7 @@
 The schedules of one family differ only in how often the same period of actions is repeated, in one phase (1F1B) or in
 several (GPipe: forwards, then backwards). In a schedule with few micro-batches a `Cut` is a level of its events at
 which further periods can be inserted: the events of the last period before the cut wait for exactly what those of the
-period before them wait for, one period later. `simulator.fast.repetition` inserts them.
+period before them wait for, one period later. `simulator.forecast.columns.repetition` inserts them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from plans.schedules import Schedule, ScheduleError, make_schedule, schedule_names
 from plans.schedules.interleaved_1f1b import micro_batches_per_round
 from plans.schedules.variants import VARIANTS
-from simulator.fast.structure import (
+from simulator.forecast.columns.structure import (
     ACTION,
     CHANNEL,
     FROM_CHANNEL,

@@ -1,8 +1,8 @@
-"""Pipelines at speed: the events of a schedule (`simulator.fast.structure`) evaluated level by level for whole batches.
+"""Pipelines at speed: the events of a schedule (`simulator.forecast.columns.structure`) evaluated level by level for whole batches.
 
 Every event is the latest of a few earlier ones plus constants, so a level is a gather, a sum and a maximum. Where the
 schedule belongs to a family only a few micro-batches are evaluated: once the events of a whole period are each later by
-one and the same time than a period before, the others follow exactly (`simulator.fast.steady`). Where that never
+one and the same time than a period before, the others follow exactly (`simulator.forecast.columns.steady`). Where that never
 happens, everything is evaluated.
 """
 
@@ -17,12 +17,12 @@ import numpy.typing as npt
 from plans.errors import TwofoldError
 from plans.schedules import Schedule, validate
 from plans.schedules.variants import VARIANTS
-from simulator.fast.costs import Expand, PipelineCosts
-from simulator.fast.known import Closing, Known
-from simulator.fast.maxplus import NEVER, Times
-from simulator.fast.repetition import Period, insert_periods
-from simulator.fast.steady import Cut, Family, Steady, family_of, steady_of
-from simulator.fast.structure import (
+from simulator.forecast.columns.costs import Expand, PipelineCosts
+from simulator.forecast.columns.known import Closing, Known
+from simulator.forecast.clock_map import NEVER, Times
+from simulator.forecast.columns.repetition import Period, insert_periods
+from simulator.forecast.columns.steady import Cut, Family, Steady, family_of, steady_of
+from simulator.forecast.columns.structure import (
     FINAL,
     FROM_CHANNEL,
     FROM_CONSTANT,
@@ -99,7 +99,7 @@ def pipeline_times(
         TwofoldError: a schedule that cannot run, a map that is missing or has other clocks, shapes that do not fit.
 
     >>> from plans.schedules import make_schedule
-    >>> from simulator.fast import MaxPlus
+    >>> from simulator.forecast.columns import MaxPlus
     >>> forward, backward = (MaxPlus.identity().wait_for("arrival").compute(0, work) for work in (10, 20))
     >>> costs = PipelineCosts(maps={"F": forward, "B": backward})
     >>> times = pipeline_times(make_schedule("1f1b", 4, 8), costs)

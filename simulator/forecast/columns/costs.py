@@ -11,8 +11,8 @@ import numpy.typing as npt
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS
-from simulator.fast.maxplus import NEVER, MaxPlus, Times
-from simulator.fast.structure import COEFFICIENTS
+from simulator.forecast.clock_map import NEVER, MaxPlus, Times
+from simulator.forecast.columns.structure import COEFFICIENTS
 
 __all__ = ["Columns", "PipelineCosts"]
 

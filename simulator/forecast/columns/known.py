@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from simulator.fast.costs import Columns, Expand, PipelineCosts
-from simulator.fast.maxplus import NEVER, MaxPlus, Times
-from simulator.fast.structure import ACTION, CHANNEL, COEFFICIENTS, FINAL, FROM_CHANNEL, TRANSFER, Structure
+from simulator.forecast.columns.costs import Columns, Expand, PipelineCosts
+from simulator.forecast.clock_map import NEVER, MaxPlus, Times
+from simulator.forecast.columns.structure import ACTION, CHANNEL, COEFFICIENTS, FINAL, FROM_CHANNEL, TRANSFER, Structure
 
 __all__ = ["Closing", "Known"]
 
