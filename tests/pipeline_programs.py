@@ -332,8 +332,8 @@ def _pieces(schedule: Schedule, source: int, target: int) -> tuple[Piece, ...]:
 def _named(own: MaxPlus) -> MaxPlus:
     """With "x" as the channel; "y" is always waited for, so that it is over before what follows begins."""
     rows = {
-        {"x": "channel"}.get(clock, clock): {
-            {"x": "channel"}.get(before, before): constant for before, constant in row.items() if before != "y"
+        {"x": "channel0"}.get(clock, clock): {
+            {"x": "channel0"}.get(before, before): constant for before, constant in row.items() if before != "y"
         }
         for clock, row in own.rows.items()
         if clock != "y"
@@ -344,4 +344,4 @@ def _named(own: MaxPlus) -> MaxPlus:
 def _from_start(own: MaxPlus) -> MaxPlus:
     rows = {clock: {"start": max(row.values())} for clock, row in own.rows.items() if clock[:6] != "gather"}
     channel = rows.pop("x", {"start": 0})
-    return MaxPlus(rows={**rows, "channel": channel})
+    return MaxPlus(rows={**rows, "channel0": channel})

@@ -21,7 +21,7 @@ from plans.operators import OperatorSpec
 from plans.plan import Plan
 from plans.program import ConstantHome, Instruction, Kind, Scope, Value
 
-__all__ = ["LOSSES", "Border", "ChunkLowering"]
+__all__ = ["LOSSES", "Border", "ChunkLowering", "completed_parameters", "fed_layout"]
 
 LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy"})
 
@@ -258,15 +258,8 @@ class ChunkLowering:
         return _Backward(chunk=self, send=send, reduction=reduction, split=split).run()
 
     def completed(self) -> list[tuple[str, str]]:
-        """(parameter, operator whose gradient makes the parameter's gradient whole), in the order of the backward."""
-        found: dict[str, str] = {}
-        for operator in reversed(self.operators()):
-            spec, trained = self.micro.spec(operator), self.micro.trained_inputs(operator)
-            for group in spec.gradient_groups(index for index in trained if self._is_parameter(operator.inputs[index])):
-                for name in (operator.inputs[index] for index in group):
-                    found.pop(name, None)
-                    found[name] = operator.name
-        return list(found.items())
+        """See `completed_parameters`."""
+        return completed_parameters(self.micro, self.operators())
 
     def _is_parameter(self, name: str) -> bool:
         return self.micro.tensors[name].kind == "parameter"
@@ -457,6 +450,19 @@ class _Backward:
         self.uses[name] -= 1
         if not self.uses[name]:
             self.reduction.add(emitter, name, value)
+
+
+def completed_parameters(micro: Graph, operators: Sequence[Operator]) -> list[tuple[str, str]]:
+    """(parameter, operator whose gradient makes the parameter's gradient whole), in the order of the backward."""
+    found: dict[str, str] = {}
+    for operator in reversed(operators):
+        spec, trained = micro.spec(operator), micro.trained_inputs(operator)
+        weights = [index for index in trained if micro.tensors[operator.inputs[index]].kind == "parameter"]
+        for group in spec.gradient_groups(weights):
+            for name in (operator.inputs[index] for index in group):
+                found.pop(name, None)
+                found[name] = operator.name
+    return list(found.items())
 
 
 def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:

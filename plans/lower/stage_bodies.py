@@ -30,12 +30,14 @@ class StageBodies:
         values: every value by name.
         parameters: where the trained tensors live.
         leaving: the value that the forward hands to the next stage, or None.
+        constants: the values that no instruction makes.
     """
 
     bodies: Mapping[str, tuple[Instruction, ...]]
     values: Mapping[str, Value]
     parameters: tuple[ParameterHome, ...]
     leaving: str | None
+    constants: tuple[str, ...] = ()
 
 
 def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[Border] | None = None) -> StageBodies:
@@ -99,7 +101,7 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[Border] |
     _, inputs_, weights_ = freed(inputs, weights)
     return StageBodies(
         bodies={"F": forward_, "B": whole_, "I": inputs_, "W": weights_},
-        values=table.values, parameters=places, leaving=left[-1] if left else None,
+        values=table.values, parameters=places, leaving=left[-1] if left else None, constants=tuple(table.constants),
     )  # fmt: skip
 
 

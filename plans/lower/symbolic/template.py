@@ -34,6 +34,8 @@ class Cell:
         axes: mesh axes of a collective.
         token: numbers the collectives of a body; a WAIT bears the number of what it waits for; -1 for compute.
         gradient: the parameter whose gradient this cell accumulates, where it does.
+        reads: the parameters whose weights it reads.
+        writes: the value of the step that it writes, such as the loss; "" for none.
         whole: an attention's whole lengths of queries and keys (places), and whether it is causal.
     """
 
@@ -49,6 +51,8 @@ class Cell:
     token: int = -1
     causal: bool = False
     gradient: str = ""
+    reads: tuple[str, ...] = ()
+    writes: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,10 +63,14 @@ class PartTemplate:
         cells: in program order.
         memory: (number of the cell, +1 or -1, place of the bytes): allocated before the cell, released after it; cell
             -1 is what arrives from the piece before.
+        arrives_at: before which cell the tensor that the piece receives is waited for; -1 where it receives none.
+        sends_at: before which cell the tensor that the piece sends is sent; -1 where it sends none.
     """
 
     cells: tuple[Cell, ...]
     memory: tuple[tuple[int, int, int], ...]
+    arrives_at: int = -1
+    sends_at: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +96,26 @@ class ParameterTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTemplate:
-    """A piece: its bodies by "F", "B", "I", "W", its parameters, and the bytes it hands on."""
+    """A piece.
+
+    Args:
+        parts: its bodies by "F", "B", "I", "W".
+        parameters: that it reads.
+        leaves: bytes of the tensor that it hands on (a place), -1 where it hands none on.
+        constants: (name, bytes (a place)) of the tensors that no step changes.
+    """
 
     parts: Mapping[str, PartTemplate]
     parameters: tuple[ParameterTemplate, ...]
     leaves: int = -1
+    constants: tuple[tuple[str, int], ...] = ()
 
 
 def piece_template(stage: StageBodies, monomials: Monomials) -> PieceTemplate:
     """The template of the piece that a stage consists of, with all its bodies."""
-    values = stage.values
+    values, weights = stage.values, {home.weight: home.name for home in stage.parameters}
     return PieceTemplate(
-        parts={letter: _part(body, values, monomials) for letter, body in stage.bodies.items()},
+        parts={letter: _part(body, values, weights, monomials) for letter, body in stage.bodies.items()},
         parameters=tuple(
             ParameterTemplate(
                 name=home.name,
@@ -112,6 +128,7 @@ def piece_template(stage: StageBodies, monomials: Monomials) -> PieceTemplate:
             for home in stage.parameters
         ),
         leaves=-1 if stage.leaving is None else monomials.enter(values[stage.leaving].span_bytes),
+        constants=tuple((name, monomials.enter(values[name].size_bytes)) for name in stage.constants),
     )
 
 
@@ -120,8 +137,11 @@ def _split(layout: TensorLayout, axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if layout.mesh.size((axis,)) > 1)
 
 
-def _part(body: Sequence[Instruction], values: Mapping[str, Value], monomials: Monomials) -> PartTemplate:
+def _part(
+    body: Sequence[Instruction], values: Mapping[str, Value], weights: Mapping[str, str], monomials: Monomials
+) -> PartTemplate:
     cells: list[Cell] = []
+    arrives_at = sends_at = -1
     memory: list[tuple[int, int, int]] = []
     tokens: dict[str, int] = {}
     alive: set[str] = set()
@@ -130,14 +150,18 @@ def _part(body: Sequence[Instruction], values: Mapping[str, Value], monomials: M
         if line.kind is Kind.WAIT and line.waits not in tokens:
             border = True
         assert line.kind not in (Kind.SEND, Kind.RECV) or border, f"{line.name}: transfers inside a stage do not fold"
+        if line.kind is Kind.SEND:
+            sends_at = len(cells)
+        if line.kind is Kind.WAIT and border:
+            arrives_at = len(cells)
         if not border:
-            cells.append(_cell(line, values, monomials, tokens))
+            cells.append(_cell(line, values, weights, monomials, tokens))
         at = len(cells) - 1
         for name in line.outputs:
             _note(memory, alive, values[name], at, +1, monomials)
         for name in line.frees:
             _note(memory, alive, values[name], at, -1, monomials)
-    return PartTemplate(cells=tuple(cells), memory=tuple(memory))
+    return PartTemplate(cells=tuple(cells), memory=tuple(memory), arrives_at=arrives_at, sends_at=sends_at)
 
 
 def _note(
@@ -152,9 +176,16 @@ def _note(
     memory.append((at, sign, monomials.enter(value.size_bytes)))
 
 
-def _cell(line: Instruction, values: Mapping[str, Value], monomials: Monomials, tokens: dict[str, int]) -> Cell:
+def _cell(
+    line: Instruction,
+    values: Mapping[str, Value],
+    weights: Mapping[str, str],
+    monomials: Monomials,
+    tokens: dict[str, int],
+) -> Cell:
     common: dict[str, Any] = {
-        "call": line.call, "part": line.part, "operator": line.operator, "dtype": line.dtype
+        "call": line.call, "part": line.part, "operator": line.operator, "dtype": line.dtype,
+        "reads": tuple(weights[name] for name in line.inputs if name in weights),
     }  # fmt: skip
     if line.kind is Kind.WAIT:
         return Cell(kind=Kind.WAIT, token=tokens[str(line.waits)], **common)
@@ -173,6 +204,7 @@ def _cell(line: Instruction, values: Mapping[str, Value], monomials: Monomials, 
         touched=tuple(monomials.enter(size) for size in operands if size),
         causal=bool(line.attrs.get("causal", False)),
         gradient=_accumulated(line),
+        writes=line.outputs[0] if line.outputs and line.outputs[0] == "step_loss" else "",
         **common,
     )
 

@@ -12,14 +12,14 @@ from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS
 from simulator.forecast.clock_map import NEVER, MaxPlus, Times
-from simulator.forecast.columns.structure import COEFFICIENTS
+from simulator.forecast.columns.structure import CHANNELS, COEFFICIENTS
 
 __all__ = ["Columns", "PipelineCosts"]
 
 Ints = npt.NDArray[np.int64]
 
-_CLOCKS = {"stream", "host", "sent", "channel", "final"}
-_BEFORE = {"stream", "host", "arrival", "start", "channel"}
+_CLOCKS = {"stream", "host", "sent", *CHANNELS, "final"}
+_BEFORE = {"stream", "host", "arrival", "start", *CHANNELS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,14 +32,14 @@ class PipelineCosts:
             "W.last" for its last backward, where they differ.
 
             Clocks before: "stream" and "host" (when the action begins to be issued), "arrival" of the tensor that it
-            receives, "start" of the step, "channel": when what went over the second communication channel is over.
+            receives, "start" of the step, and of `CHANNELS`: when what went over a communication channel is over.
             Clocks afterwards: "stream", "host" (only later by its dispatch), "sent": when what it sends is posted (by
-            default at its end), "channel", and for the last backwards "final": the step is not over before.
+            default at its end), `CHANNELS`, and for the last backwards "final": the step is not over before.
         transfer_ps: (*batch, num_stages) "F": of what stage s sends to s + 1, "B": of the gradient that it sends to
             s - 1. Stages of one rank hand over without a transfer.
         receive_dispatch_ps: (*batch, num_stages) "F", "B": host time of posting the receive of stage s.
-        begin: constants (*batch, num_ranks): the clocks "stream", "host", "channel" from "start".
-        end: constants (*batch, num_ranks): "stream" and "host" from "stream", "host", "channel", "start".
+        begin: constants (*batch, num_ranks): the clocks "stream", "host" and `CHANNELS` from "start".
+        end: constants (*batch, num_ranks): "stream" and "host" from "stream", "host", `CHANNELS`, "start".
         wait_dispatch_ps: (*batch, num_ranks) host time of the WAIT for one send; all sends are waited for at the end.
     """
 
@@ -67,14 +67,19 @@ class PipelineCosts:
                 raise TwofoldError(f"{what} has negative times")
 
     @property
-    def on_channel(self) -> frozenset[str]:
-        """The variants that move the second channel or wait for it."""
-        return frozenset(
-            name
-            for name in VARIANTS
-            if (own := self.of(name)) is not None
-            and ("channel" in own.clocks or any("channel" in own.row(clock) for clock in own.clocks))
-        )
+    def on_channel(self) -> tuple[frozenset[str], ...]:
+        """For each channel that is used the variants that move it or wait for it."""
+        found = [
+            frozenset(
+                name for name in VARIANTS
+                if (own := self.of(name)) is not None
+                and (channel in own.clocks or any(channel in own.row(clock) for clock in own.clocks))
+            )
+            for channel in CHANNELS
+        ]  # fmt: skip
+        while found and not found[-1]:
+            found.pop()
+        return tuple(found)
 
     @property
     def has_final(self) -> bool:
@@ -147,7 +152,7 @@ class Columns:
         self.dispatch = np.zeros((num_classes, batch), dtype=np.int64)
         self.transfer = np.zeros((num_classes, batch), dtype=np.int64)
         self.receive = np.zeros((num_classes, batch), dtype=np.int64)
-        clocks = ("stream", "sent", "channel", "final")
+        clocks = ("stream", "sent", *CHANNELS, "final")
         self.from_host = {clock: np.full((num_classes, batch), NEVER, dtype=np.int64) for clock in clocks}
         self.from_start = {clock: np.full((num_classes, batch), NEVER, dtype=np.int64) for clock in clocks}
         self.starting = np.zeros(num_classes, dtype=bool)
@@ -198,8 +203,9 @@ class Columns:
         for number, variant in enumerate(VARIANTS):
             other = behind if variant[0] == "F" else ahead
             self.transfer[number * num_stages : (number + 1) * num_stages][other == placement] = 0
-        table[6] = self.transfer
-        table[3:6] += self.transfer
+        table[COEFFICIENTS.index(("transfer", ""))] = self.transfer
+        sent = [number for number, (after, _) in enumerate(COEFFICIENTS) if after == "sent"]
+        table[sent] += self.transfer
         self.table = table.reshape(-1, batch)[: len(COEFFICIENTS) * num_classes + 1]
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-from simulator.forecast.columns.costs import Columns, Expand, PipelineCosts
 from simulator.forecast.clock_map import NEVER, MaxPlus, Times
-from simulator.forecast.columns.structure import ACTION, CHANNEL, COEFFICIENTS, FINAL, FROM_CHANNEL, TRANSFER, Structure
+from simulator.forecast.columns.costs import Columns, Expand, PipelineCosts
+from simulator.forecast.columns.structure import (
+    ACTION,
+    CHANNEL,
+    CHANNELS,
+    COEFFICIENTS,
+    FINAL,
+    TRANSFER,
+    Structure,
+)
 
 __all__ = ["Closing", "Known"]
 
@@ -20,7 +30,7 @@ class Known:
     Attributes:
         classes: of each row, into the arrays of `columns`.
         start: of the step on each rank.
-        begun: "stream", "host", "channel" after the opening block.
+        begun: "stream", "host" and the channels after the opening block.
         first_stream: when the first action finds the stream.
         dispatch, receive, ahead: of each row: host time of its body, of the receive of its tensor, of the receives
             posted just before its body.
@@ -43,7 +53,7 @@ class Known:
         self.start = expand(start_ps, num_ranks)
         self.begun = {
             clock: self.start + _constant(costs.begin, clock, "start", 0, expand, num_ranks)
-            for clock in ("stream", "host", "channel")
+            for clock in ("stream", "host", *CHANNELS[: len(structure.channel_of_row)])
         }
         self.dispatch = columns.dispatch[self.classes]
         receives = structure.transfer_of_row > 0
@@ -77,7 +87,7 @@ class Known:
     def _fill(self) -> None:
         structure, columns = self._structure, self.columns
         self.fixed[0] = 0
-        for kind, clock in ((ACTION, "stream"), (CHANNEL, "channel"), (FINAL, "final"), (TRANSFER, "sent")):
+        for kind, clock in self._clocks():
             events = np.flatnonzero(structure.kind == kind)
             if not len(events):
                 continue
@@ -91,6 +101,11 @@ class Known:
                 self.fixed[events] = np.maximum(self.fixed[events], early) + transfer
                 self.own[events] += transfer
                 self.posted[events] += transfer
+
+    def _clocks(self) -> list[tuple[int, str]]:
+        """(kind of event, its clock)."""
+        channels = [(CHANNEL + number, CHANNELS[number]) for number in range(len(self._structure.channel_of_row))]
+        return [(ACTION, "stream"), *channels, (FINAL, "final"), (TRANSFER, "sent")]
 
     def _fixed_terms(self, clock: str, rows: Ints) -> Ints:
         """(rows, batch) what a clock waits for that neither a host nor an event of this step makes."""
@@ -112,15 +127,16 @@ class Known:
             if not self._host_async:
                 on_stream = on_stream + self.ahead[rows[first]]
             fixed[first] = np.maximum(fixed[first], self.first_stream[rank[first]] + on_stream)
-        if len(self._structure.inputs) > FROM_CHANNEL:
-            untouched = np.flatnonzero(self._no_channel_before()[rows])
-            on_channel = self.begun["channel"][rank[untouched]] + coefficient("channel", untouched)
+        for number in range(len(self._structure.channel_of_row)):
+            untouched = np.flatnonzero(self._no_channel_before(number)[rows])
+            name = CHANNELS[number]
+            on_channel = self.begun[name][rank[untouched]] + coefficient(name, untouched)
             fixed[untouched] = np.maximum(fixed[untouched], on_channel)
         return fixed
 
-    def _no_channel_before(self) -> npt.NDArray[np.bool_]:
-        """For each row whether nothing before it on its rank moved the channel."""
-        moves = self._structure.channel_of_row > 0
+    def _no_channel_before(self, number: int) -> npt.NDArray[np.bool_]:
+        """For each row whether nothing before it on its rank moved a channel."""
+        moves = self._structure.channel_of_row[number] > 0
         total: Ints = np.cumsum(moves) - moves
         return np.asarray(total == total[self.first_row[self._structure.rank]])
 
@@ -156,13 +172,13 @@ class Closing:
         self._rows = {
             (after, before): _constant(costs.end, after, before, 0 if after == before else NEVER, expand, num_ranks)
             for after in ("stream", "host")
-            for before in ("stream", "host", "channel", "start")
+            for before in ("stream", "host", *CHANNELS, "start")
         }
         self.wait = expand(costs.wait_dispatch_ps, num_ranks)
 
-    def ends(self, stream: Ints, host: Ints, channel: Ints, start: Ints, sends: Ints) -> Ints:
+    def ends(self, stream: Ints, host: Ints, channels: Sequence[Ints], start: Ints, sends: Ints) -> Ints:
         """(ranks, batch) the end of the step but for what is sent and for what the last backwards leave."""
-        before = {"host": host, "channel": channel, "start": start}
+        before = {"host": host, "start": start} | dict(zip(CHANNELS, channels, strict=False))
         if not self._host_async:
             before["host"] = stream
             end = np.maximum.reduce([times + self._rows["host", clock] for clock, times in before.items()])

@@ -21,7 +21,7 @@ from plans.schedules.interleaved_1f1b import micro_batches_per_round
 from plans.schedules.variants import VARIANTS
 from simulator.forecast.columns.structure import (
     ACTION,
-    CHANNEL,
+    FINAL,
     FROM_CHANNEL,
     FROM_STREAM,
     FROM_TENSOR,
@@ -134,7 +134,7 @@ _FIRST_TRIED: dict[str, Callable[[int, int], int]] = {
 
 
 @lru_cache(maxsize=512)
-def steady_of(family: Family, on_channel: frozenset[str] = frozenset(), with_final: bool = False) -> Steady | None:
+def steady_of(family: Family, on_channel: tuple[frozenset[str], ...] = (), with_final: bool = False) -> Steady | None:
     """A small member of a family with a steady state, so that it can stand for all larger ones, or None.
 
     Args:
@@ -214,7 +214,8 @@ def _fellows(structure: Structure, step: int) -> tuple[Ints, Ints]:
     row = np.maximum(np.where(structure.kind == TRANSFER, structure.receiver, structure.row), 0)
     key = (np.maximum(structure.kind, 0) * structure.schedule.num_stages + table.stage[row]) * 4 + table.kind[row]
     occurrence = structure.occurrence
-    by_like = np.full((16 * structure.schedule.num_stages, int(occurrence.max()) + 1), -1)
+    kinds = int(structure.kind.max()) + 1
+    by_like = np.full((4 * kinds * structure.schedule.num_stages, int(occurrence.max()) + 1), -1)
     by_like[key[1:], occurrence[1:]] = np.arange(1, structure.num_events)
     fellow = np.full(structure.num_events, -1)
     has = np.flatnonzero(occurrence >= step)
@@ -280,8 +281,7 @@ def _cut(
     levels = structure.level
     inputs = structure.inputs.copy()
     inputs[np.array([FROM_STREAM, FROM_TENSOR])[:, None], far] = 0
-    if len(inputs) > FROM_CHANNEL:
-        inputs[FROM_CHANNEL, far] = 0
+    inputs[FROM_CHANNEL:, far] = 0
     event = int(np.searchsorted(levels, level))
     begin = int(np.searchsorted(levels, level - period))
     own = np.arange(begin, event)
@@ -323,7 +323,7 @@ def _repeats(structure: Structure, inputs: Ints, fellow: Ints, events: Ints, per
     before = fellow[events]
     if np.any(before < 0) or np.any(structure.level[events] - structure.level[before] != period):
         return False
-    if np.any(structure.variant[structure.row[events]] >= _FIRST) or np.any(structure.kind[events] > CHANNEL):
+    if np.any(structure.variant[structure.row[events]] >= _FIRST) or np.any(structure.kind[events] == FINAL):
         return False
     following = _following(structure)
     rows, earlier = structure.row[events], structure.row[before]

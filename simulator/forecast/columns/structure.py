@@ -1,7 +1,7 @@
 """A schedule as a graph of events: what every action and every transfer waits for, independent of all times.
 
 Events are the end of an action on its rank's compute stream, the end of the transfer that an action receives, the tail
-of the second communication channel where actions use one, and what else the end of the step waits for. They are sorted
+of communication channels that outlast actions, and what else the end of the step waits for. They are sorted
 by level (the longest path to them), so that a whole level, of all configurations of a batch, is one array operation.
 
 Order and waiting are those of `plans.lower` and `simulator.engine.run`: a receive is posted one action ahead, after the
@@ -22,26 +22,29 @@ from plans.schedules.dependencies import rank_of_rows, remote_dependencies
 from plans.schedules.variants import VARIANTS, variant_of_rows
 
 __all__ = [
-    "ACTION", "CHANNEL", "COEFFICIENTS", "FINAL", "FROM_CHANNEL", "FROM_CONSTANT", "FROM_POST", "FROM_PREVIOUS",
+    "ACTION", "CHANNEL", "CHANNELS", "COEFFICIENTS", "FINAL", "FROM_CHANNEL", "FROM_CONSTANT", "FROM_POST", "FROM_PREVIOUS",
     "FROM_STREAM", "FROM_TENSOR", "TRANSFER", "Structure", "structure_of",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
 
-ACTION, TRANSFER, CHANNEL, FINAL = range(4)
-"""Kinds of events."""
+ACTION, TRANSFER, FINAL, CHANNEL = range(4)
+"""Kinds of events; that of channel n is CHANNEL + n."""
+
+CHANNELS = tuple(f"channel{number}" for number in range(6))
+"""The clocks of channels on which communication outlasts the action that issued it."""
 
 COEFFICIENTS = (
-    ("stream", "stream"), ("stream", "arrival"), ("stream", "channel"), ("sent", "stream"), ("sent", "arrival"),
-    ("sent", "channel"), ("transfer", ""), ("channel", "stream"), ("channel", "arrival"), ("channel", "channel"),
-    ("final", "stream"), ("final", "arrival"), ("final", "channel"),
+    *((after, before) for after in ("stream", "sent", "final", *CHANNELS)
+      for before in ("stream", "arrival", *CHANNELS)),
+    ("transfer", ""),
 )  # fmt: skip
 """(clock afterwards, clock before) of the coefficients that `Structure.select` chooses from; those of "sent" include
 the transfer that follows."""
 
 FROM_STREAM, FROM_TENSOR, FROM_CONSTANT, FROM_POST, FROM_PREVIOUS, FROM_CHANNEL = range(6)
 """What an event waits for: its rank's stream, the tensor that its action receives, what is known beforehand (host,
-start of the step), the stream of the receiver when it posts, the transfer before it, the channel."""
+start of the step), the stream of the receiver when it posts, the transfer before it; from FROM_CHANNEL on a channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +54,7 @@ class Structure:
     Attributes:
         schedule: where it comes from.
         rank, variant: of each row of the schedule's table.
-        inputs: (5 or 6, number of events) the events waited for, 0 for none (see `FROM_STREAM`).
+        inputs: (5 + channels, number of events) the events waited for, 0 for none (see `FROM_STREAM`).
         level: of each event; they are in ascending order.
         bounds: first event of each level, and the number of events.
         kind: of each event.
@@ -63,7 +66,7 @@ class Structure:
             transfer) come before it.
         select: (as `inputs`) which coefficient belongs to each: (position in `COEFFICIENTS` * number of variants +
             variant) * number of stages + stage; the one behind the last of these for none.
-        channel_of_row: the event of the channel's tail after each action that moves it, else 0.
+        channel_of_row: (channels, rows) the event of a channel's tail after each action that moves it, else 0.
         sends: how many tensors each row sends, hand-overs on its own rank included: 0 or 1.
     """
 
@@ -90,12 +93,14 @@ class Structure:
 
 
 @lru_cache(maxsize=512)
-def structure_of(schedule: Schedule, on_channel: frozenset[str] = frozenset(), with_final: bool = False) -> Structure:
+def structure_of(
+    schedule: Schedule, on_channel: tuple[frozenset[str], ...] = (), with_final: bool = False
+) -> Structure:
     """The events of a schedule.
 
     Args:
         schedule: complete and valid.
-        on_channel: the variants that move the second channel, or wait for it.
+        on_channel: for each channel the variants that move it, or wait for it.
         with_final: whether last backwards have a `final`.
 
     Raises:
@@ -121,27 +126,33 @@ def structure_of(schedule: Schedule, on_channel: frozenset[str] = frozenset(), w
     _check_same_order(schedule, way, senders, receivers)
     variant = variant_of_rows(schedule)
     parts = [
-        np.zeros((6, 1), dtype=np.int64),
-        _stacked(before, tensor),
-        _stacked(before[senders], tensor[senders], posted_after, previous),
+        np.zeros((FROM_CHANNEL + len(on_channel), 1), dtype=np.int64),
+        _stacked(len(on_channel), before, tensor),
+        _stacked(len(on_channel), before[senders], tensor[senders], posted_after, previous),
     ]
     kinds = [np.full(1, -1), np.full(num_rows, ACTION), np.full(num_transfers, TRANSFER)]
     rows_of = [np.full(1, -1), rows, senders]
-    names = np.array([name in on_channel for name in VARIANTS])
-    channel = np.zeros(num_rows, dtype=np.int64)
-    if on_channel:
-        using = np.flatnonzero(names[variant])
-        number = 1 + num_rows + num_transfers + np.arange(len(using))
-        channel = _latest(rank, using, number, first_row)
-        tail = channel[using]
-        parts[1][FROM_CHANNEL] = np.where(names[variant], channel, 0)
-        parts[2][FROM_CHANNEL] = np.where(names[variant[senders]], channel[senders], 0)
-        parts.append(_stacked(before[using], tensor[using], channel=tail))
-        kinds.append(np.full(len(using), CHANNEL))
-        rows_of.append(using)
+    using = [np.flatnonzero(np.array([name in names for name in VARIANTS])[variant]) for names in on_channel]
+    numbers = np.cumsum([1 + num_rows + num_transfers, *map(len, using)])
+    tails = [
+        _latest(rank, rows_using, first + np.arange(len(rows_using)), first_row)
+        for rows_using, first in zip(using, numbers[:-1].tolist(), strict=True)
+    ]
+    tail_of_row = np.zeros((len(on_channel), num_rows), dtype=np.int64)
+    for number, (rows_using, first) in enumerate(zip(using, numbers[:-1].tolist(), strict=True)):
+        tail_of_row[number, rows_using] = first + np.arange(len(rows_using))
+        is_using = tail_of_row[number] > 0
+        parts[1][FROM_CHANNEL + number] = np.where(is_using, tails[number], 0)
+        parts[2][FROM_CHANNEL + number] = np.where(is_using[senders], tails[number][senders], 0)
+    for number, rows_using in enumerate(using):
+        parts.append(_stacked(len(on_channel), before[rows_using], tensor[rows_using]))
+        parts[-1][FROM_CHANNEL:] = [tail[rows_using] for tail in tails]
+        kinds.append(np.full(len(rows_using), CHANNEL + number))
+        rows_of.append(rows_using)
     if with_final:
         last = np.flatnonzero(variant >= VARIANTS.index("B.last"))
-        parts.append(_stacked(before[last], tensor[last], channel=channel[last]))
+        parts.append(_stacked(len(on_channel), before[last], tensor[last]))
+        parts[-1][FROM_CHANNEL:] = np.reshape([tail[last] for tail in tails], (len(on_channel), len(last)))
         kinds.append(np.full(len(last), FINAL))
         rows_of.append(last)
     inputs = np.concatenate(parts, axis=1)
@@ -154,10 +165,7 @@ def structure_of(schedule: Schedule, on_channel: frozenset[str] = frozenset(), w
     number_of[by_level] = np.arange(len(level))
     sorted_level = level[by_level]
     bounds = np.searchsorted(sorted_level, np.arange(sorted_level[-1] + 2))
-    tail_of_row = np.zeros(num_rows, dtype=np.int64)
-    if on_channel:
-        tail_of_row[rows_of[3]] = 1 + num_rows + num_transfers + np.arange(len(rows_of[3]))
-    sorted_inputs = number_of[inputs][: 6 if on_channel else 5, by_level]
+    sorted_inputs = number_of[inputs][:, by_level]
     return Structure(
         schedule=schedule,
         rank=rank,
@@ -177,19 +185,26 @@ def structure_of(schedule: Schedule, on_channel: frozenset[str] = frozenset(), w
     )
 
 
-_CHOICES = {
-    ACTION: {FROM_STREAM: 0, FROM_TENSOR: 1, FROM_CHANNEL: 2},
-    TRANSFER: {FROM_STREAM: 3, FROM_TENSOR: 4, FROM_CHANNEL: 5, FROM_POST: 6, FROM_PREVIOUS: 6},
-    CHANNEL: {FROM_STREAM: 7, FROM_TENSOR: 8, FROM_CHANNEL: 9},
-    FINAL: {FROM_STREAM: 10, FROM_TENSOR: 11, FROM_CHANNEL: 12},
-}
+def _choices(num_channels: int) -> dict[int, dict[int, int]]:
+    """Kind of event -> slot -> number of its coefficient."""
+    clocks = {ACTION: "stream", TRANSFER: "sent", FINAL: "final"}
+    clocks |= {CHANNEL + number: CHANNELS[number] for number in range(num_channels)}
+    befores = {FROM_STREAM: "stream", FROM_TENSOR: "arrival"}
+    befores |= {FROM_CHANNEL + number: CHANNELS[number] for number in range(num_channels)}
+    found = {
+        kind: {slot: COEFFICIENTS.index((clock, before)) for slot, before in befores.items()}
+        for kind, clock in clocks.items()
+    }
+    travel = COEFFICIENTS.index(("transfer", ""))
+    found[TRANSFER] |= {FROM_POST: travel, FROM_PREVIOUS: travel}
+    return found
 
 
 def _select(schedule: Schedule, variant: Ints, kind: Ints, row: Ints, inputs: Ints) -> Ints:
     none = len(COEFFICIENTS) * len(VARIANTS) * schedule.num_stages
     own_class = variant[row] * schedule.num_stages + schedule.table.stage[row]
     select = np.full(inputs.shape, none)
-    for number, choices in _CHOICES.items():
+    for number, choices in _choices(len(inputs) - FROM_CHANNEL).items():
         for slot, choice in choices.items():
             if slot < len(inputs):
                 at = np.flatnonzero((kind == number) & (inputs[slot] > 0))
@@ -198,10 +213,10 @@ def _select(schedule: Schedule, variant: Ints, kind: Ints, row: Ints, inputs: In
 
 
 def _stacked(
-    stream: Ints, tensor: Ints, post: Ints | None = None, previous: Ints | None = None, channel: Ints | None = None
+    num_channels: int, stream: Ints, tensor: Ints, post: Ints | None = None, previous: Ints | None = None
 ) -> Ints:
     none = np.zeros_like(stream)
-    slots = (stream, tensor, none, post, previous, channel)
+    slots = (stream, tensor, none, post, previous, *[None] * num_channels)
     return np.stack([none if slot is None else slot for slot in slots])
 
 

@@ -17,12 +17,13 @@ import numpy.typing as npt
 from plans.errors import TwofoldError
 from plans.schedules import Schedule, validate
 from plans.schedules.variants import VARIANTS
+from simulator.forecast.clock_map import NEVER, Times
 from simulator.forecast.columns.costs import Expand, PipelineCosts
 from simulator.forecast.columns.known import Closing, Known
-from simulator.forecast.clock_map import NEVER, Times
 from simulator.forecast.columns.repetition import Period, insert_periods
 from simulator.forecast.columns.steady import Cut, Family, Steady, family_of, steady_of
 from simulator.forecast.columns.structure import (
+    CHANNELS,
     FINAL,
     FROM_CHANNEL,
     FROM_CONSTANT,
@@ -344,10 +345,9 @@ class _Run:
             return
         own, _ = self._ranks_of(events)
         reached = self._known.own[events] + self._later_host[own]
-        for slot in (FROM_STREAM, FROM_TENSOR, FROM_CHANNEL):
-            if slot < len(structure.inputs):
-                source = structure.inputs[slot, events]
-                np.maximum(reached, values[source] + self._weights[slot, events], out=reached)
+        for slot in (FROM_STREAM, FROM_TENSOR, *range(FROM_CHANNEL, len(structure.inputs))):
+            source = structure.inputs[slot, events]
+            np.maximum(reached, values[source] + self._weights[slot, events], out=reached)
         self.fine &= np.all(values[events] > reached, axis=0)
 
     # ---------------------------------------------------------------------- results
@@ -364,18 +364,19 @@ class _Run:
         structure, known, values = self._structure, self._known, self.values
         ranks = np.flatnonzero(known.has_rows)
         last = known.last_row[ranks]
-        stream, host, channel = known.first_stream.copy(), known.begun_host.copy(), known.begun["channel"].copy()
+        stream, host = known.first_stream.copy(), known.begun_host.copy()
+        channels = [known.begun[CHANNELS[number]].copy() for number in range(len(structure.channel_of_row))]
         stream[ranks] = values[structure.event_of_row[last]]
         host[ranks] = known.body_host[last] + known.dispatch[last]
-        touching = np.flatnonzero(structure.channel_of_row > 0)
-        if len(touching):
+        for event_of_row, channel in zip(structure.channel_of_row, channels, strict=True):
+            touching = np.flatnonzero(event_of_row > 0)
             last_touch = np.full(len(stream), -1)
             np.maximum.at(last_touch, structure.rank[touching], touching)
             touched = np.flatnonzero(last_touch >= 0)
-            channel[touched] = values[structure.channel_of_row[last_touch[touched]]]
+            channel[touched] = values[event_of_row[last_touch[touched]]]
         sends = self._sends(np.arange(len(structure.rank)))[:, None] + np.zeros_like(stream)
         more = [self._sends(cut.rows)[:, None] * self._repeats for cut in self._cuts]
-        end = self._closing.ends(stream, host + self._later_host, channel, known.start, sum(more, sends))
+        end = self._closing.ends(stream, host + self._later_host, channels, known.start, sum(more, sends))
         finals = np.flatnonzero(structure.kind == FINAL)
         if len(finals):
             rank = structure.rank[structure.row[finals]]

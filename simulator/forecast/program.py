@@ -1,0 +1,145 @@
+"""The priced bodies of a lowered program: what the engine walks instruction by instruction, body by body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from costmodels.machine.machine import Machine
+from costmodels.price.instruction import Cost, overlap_class, price
+from costmodels.price.traffic import plain_call
+from plans.errors import TwofoldError
+from plans.program import Block, GroupProgram, Instruction, Kind, Program
+from plans.schedules import Schedule
+from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
+from simulator.forecast.rank import RankBodies, Transfers
+
+__all__ = ["bodies_of_program", "channel_name", "is_boundary", "ops_of"]
+
+CostOf = Callable[[Instruction], Cost]
+
+
+def bodies_of_program(
+    program: Program, schedule: Schedule, machine: Machine
+) -> tuple[list[RankBodies], dict[tuple[int, str], Transfers]]:
+    """Per pipeline rank its bodies, and what goes over the boundaries of stages.
+
+    Raises:
+        TwofoldError: stages that hand over more than one tensor, or to other stages than the next one; ranks of a stage
+            that send pieces to each other.
+    """
+    transfers: dict[tuple[int, str], Transfers] = {}
+    ranks = []
+    for group in program.groups:
+        reader = _Reader(program, group, machine)
+        ranks.append(reader.bodies())
+        transfers |= reader.transfers
+    return ranks, transfers
+
+
+class _Reader:
+    """Reads the blocks of one group."""
+
+    def __init__(self, program: Program, group: GroupProgram, machine: Machine) -> None:
+        self._group = group
+        self._known: dict[int, Cost] = {}
+        self._machine = machine
+        self._num_ranks = program.num_ranks
+        self.transfers: dict[tuple[int, str], Transfers] = {}
+
+    def _cost(self, instruction: Instruction) -> Cost:
+        found = self._known.get(id(instruction))
+        if found is None:
+            found = self._known[id(instruction)] = price(instruction, self._group, self._machine, self._num_ranks)
+        return found
+
+    def bodies(self) -> RankBodies:
+        """Of the group."""
+        begin: tuple[Op, ...] = ()
+        end: tuple[Op, ...] = ()
+        actions: dict[tuple[int, str], tuple[Op, ...]] = {}
+        for block in self._group.blocks:
+            if block.label == "begin":
+                begin = ops_of(block.body.instructions, self._cost)
+            elif block.label == "end":
+                own = [line for line in block.body.instructions if "micro_batch" not in line.attrs]
+                end = ops_of(own, self._cost)
+            elif block.label.endswith(".recv"):
+                self._receives(block)
+            else:
+                key = _action(block)
+                if key not in actions:
+                    actions[key] = ops_of(block.body.instructions, self._cost)
+                    self._sends(key, block.body.instructions)
+        return RankBodies(begin=begin, actions=actions, end=end)
+
+    def _receives(self, block: Block) -> None:
+        if len(block.body.instructions) > 1:
+            raise TwofoldError(
+                f"{block.label!r} receives {len(block.body.instructions)} tensors; a forecast is for stages that hand "
+                "on one: simulate the plan instead"
+            )
+
+    def _sends(self, key: tuple[int, str], instructions: Sequence[Instruction]) -> None:
+        stage, variant = key
+        for line in instructions:
+            if line.kind is Kind.SEND:
+                cost = self._cost(line)
+                way = "F" if variant[0] == "F" else "B"
+                self.transfers[stage, way] = Transfers(
+                    work_ps=cost.work_ps, receive_dispatch_ps=cost.dispatch_ps,
+                    wait_dispatch_ps=self._cost(_WAIT).dispatch_ps,
+                )  # fmt: skip
+
+
+_WAIT = Instruction(name="wait", kind=Kind.WAIT, call="wait", part="C")
+
+
+def _action(block: Block) -> tuple[int, str]:
+    """(stage, variant) of the body of a block: "3B.last" -> (3, "B.last")."""
+    name = block.body.name
+    number = len(name) - len(name.lstrip("0123456789"))
+    return int(name[:number]), name[number:]
+
+
+def is_boundary(token: str | None) -> bool:
+    """Whether a token is that of a tensor from another stage."""
+    return token is not None and token.endswith(".recv") and not token.endswith(":within.recv")
+
+
+def channel_name(instruction: Instruction) -> str:
+    """A channel without its ranks: its axes, and what sets it apart from others along them."""
+    end = ":weights" if instruction.channel.endswith(":weights") else ""
+    return ".".join(instruction.axes) + end
+
+
+def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ...]:
+    """Instructions of a body as priced operations.
+
+    Raises:
+        TwofoldError: pieces that ranks of a stage send to each other.
+    """
+    found: list[Op] = []
+    for line in instructions:
+        cost = cost_of(line)
+        if line.kind is Kind.COMPUTE:
+            found.append(Op(COMPUTE, cost.dispatch_ps, cost.work_ps, overlap_class(line.call)))
+        elif line.kind is Kind.WAIT:
+            if is_boundary(line.waits):
+                found.append(Op(ARRIVE, cost.dispatch_ps))
+            else:
+                found.append(Op(WAIT, cost.dispatch_ps, token=str(line.waits)))
+        elif line.kind is Kind.COLLECTIVE:
+            token = line.token or f"{line.name}.blocking"
+            found.append(
+                Op(ISSUE, cost.dispatch_ps, cost.work_ps, plain_call(line.call), channel_name(line), token)
+            )
+            if line.token is None:
+                found.append(Op(WAIT, 0, token=token))
+        elif line.channel.endswith(":within"):
+            raise TwofoldError(
+                f"{line.name!r}: ranks of a stage send pieces to each other, which a forecast does not follow; simulate "
+                "the plan instead"
+            )
+        elif line.kind is Kind.SEND:
+            found.append(Op(SEND, cost.dispatch_ps))
+    return tuple(found)

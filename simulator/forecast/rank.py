@@ -1,0 +1,192 @@
+"""What every pipeline rank does in a step, as priced bodies, and the costs of the pipeline that follow from them.
+
+`RankBodies` is written from a lowered program (`simulator.forecast.program`) or from symbolic bodies
+(`simulator.forecast.symbolic`); nothing here knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plans.errors import TwofoldError
+from plans.schedules import Schedule
+from plans.schedules.variants import VARIANTS
+from simulator.forecast.body import ISSUE, SEND, Op, Row, last_tokens, rests, row
+from simulator.forecast.clock_map import NEVER, MaxPlus
+from simulator.forecast.columns import PipelineCosts
+from simulator.forecast.columns.structure import CHANNELS
+
+__all__ = ["RankBodies", "Transfers", "pipeline_costs"]
+
+Ops = tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """What goes over one boundary of stages, in one direction.
+
+    Args:
+        work_ps: on the links.
+        receive_dispatch_ps: host time to post the receive.
+        wait_dispatch_ps: host time of the WAIT for the send at the end of the step.
+    """
+
+    work_ps: int = 0
+    receive_dispatch_ps: int = 0
+    wait_dispatch_ps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankBodies:
+    """The bodies of the ranks of one pipeline rank; all of them do the same.
+
+    Args:
+        begin: what opens a step: gathers of weights.
+        actions: (stage, variant of its action) -> body.
+        end: what closes a step, without the waits for what was sent.
+    """
+
+    begin: Ops = ()
+    actions: Mapping[tuple[int, str], Ops] = field(default_factory=dict)
+    end: Ops = ()
+
+
+def pipeline_costs(
+    schedule: Schedule, ranks: Sequence[RankBodies], transfers: Mapping[tuple[int, str], Transfers]
+) -> PipelineCosts:
+    """The costs of a pipeline.
+
+    Args:
+        schedule: of the pipeline.
+        ranks: per pipeline rank.
+        transfers: (sending stage, "F" or "B") -> what it sends to the next stage, or the gradient to the one before.
+
+    Raises:
+        TwofoldError: more channels that outlast an action than the evaluator has clocks for.
+    """
+    maps = [_RankMaps(own) for own in ranks]
+    channels = sorted({name for own in maps for name in own.channels})
+    if len(channels) > len(CHANNELS):
+        raise TwofoldError(
+            f"communication outlasts its action on {len(channels)} channels ({', '.join(channels)}); forecasts have "
+            f"clocks for {len(CHANNELS)}: simulate the plan instead"
+        )
+    clock_of = dict(zip(channels, CHANNELS, strict=False))
+    stages, placement = range(schedule.num_stages), schedule.placement
+    used = {part for own in ranks for _, name in own.actions for part in (name, name[0])}
+    none = Transfers()
+    return PipelineCosts(
+        maps={
+            name: MaxPlus.stack([maps[placement[stage]].action(stage, name, clock_of) for stage in stages])
+            for name in VARIANTS if name in used
+        },
+        transfer_ps={
+            way: [transfers.get((stage, way), none).work_ps for stage in stages] for way in "FB"
+        },
+        receive_dispatch_ps={
+            way: [
+                transfers.get((stage - 1 if way == "F" else stage + 1, way), none).receive_dispatch_ps
+                for stage in stages
+            ] for way in "FB"
+        },
+        begin=MaxPlus.stack([own.begin(clock_of) for own in maps]),
+        end=MaxPlus.stack([own.end() for own in maps]),
+        wait_dispatch_ps=np.full(
+            schedule.num_ranks, max((each.wait_dispatch_ps for each in transfers.values()), default=0), dtype=np.int64
+        ),
+    )  # fmt: skip
+
+
+class _RankMaps:
+    """The maps of one rank's bodies, and the channels on which communication outlasts an action."""
+
+    def __init__(self, bodies: RankBodies) -> None:
+        self._bodies = bodies
+        self._begun = {op.token: _latest(row(bodies.begin, ends={op.token: 0})) for op in bodies.begin
+                       if op.kind == ISSUE}  # fmt: skip
+        self._rests = rests(bodies.end)
+        self._rows: dict[tuple[int, str], dict[str, Row]] = {
+            key: self._of(ops, is_last=key[1].endswith(".last")) for key, ops in bodies.actions.items()
+        }
+        self.channels = {
+            clock.removeprefix("channel:")
+            for rows in self._rows.values()
+            for clock, coefficients in rows.items()
+            if clock.startswith("channel:") and not _is_behind(coefficients, rows["stream"])
+        }
+
+    def _of(self, ops: Ops, *, is_last: bool) -> dict[str, Row]:
+        rows = {"stream": row(ops, after="stream"), "host": row(ops, after="host")}
+        if any(op.kind == SEND for op in ops):
+            rows["sent"] = row(ops, after="sent")
+        for channel, token in last_tokens(ops).items():
+            rows[f"channel:{channel}"] = row(ops, ends={token: 0})
+        ends = {op.token: self._rests[op.token] for op in ops if op.kind == ISSUE and op.token in self._rests}
+        if is_last and ends:
+            rows["final"] = row(ops, ends=ends)
+        return {clock: self._from_start(coefficients) for clock, coefficients in rows.items()}
+
+    def _from_start(self, coefficients: Row) -> Row:
+        """Tokens of the opening block are known from the start of the step."""
+        found: dict[str, int] = {}
+        for clock, constant in coefficients.items():
+            if clock.startswith("token:"):
+                clock, constant = "start", constant + self._begun[clock.removeprefix("token:")]
+            found[clock] = max(found.get(clock, NEVER), constant)
+        return found
+
+    def action(self, stage: int, name: str, clock_of: Mapping[str, str]) -> MaxPlus:
+        """The map of an action; the same as its kind's where the variant has no body of its own."""
+        rows = self._rows.get((stage, name)) or self._rows.get((stage, name[0]))
+        if rows is None:
+            return MaxPlus.identity()
+        return MaxPlus(rows=_renamed(rows, clock_of))
+
+    def begin(self, clock_of: Mapping[str, str]) -> MaxPlus:
+        """From the start of the step."""
+        ops = self._bodies.begin
+        rows = {clock: {"start": max(0, _latest(row(ops, after=clock)))} for clock in ("stream", "host")}
+        last = last_tokens(ops)
+        for channel, clock in clock_of.items():
+            later = _latest(row(ops, ends={last[channel]: 0})) if channel in last else 0
+            rows[clock] = {"start": later}
+        return MaxPlus(rows=rows)
+
+    def end(self) -> MaxPlus:
+        """From the end of the last action; what the last backwards leave is in their "final"."""
+        ops = self._bodies.end
+        rows = {
+            clock: {
+                before: constant for before, constant in row(ops, after=clock).items() if before in ("stream", "host")
+            }
+            for clock in ("stream", "host")
+        }
+        return MaxPlus(rows=rows)
+
+
+def _latest(coefficients: Row) -> int:
+    return max(coefficients.values(), default=0)
+
+
+def _is_behind(coefficients: Row, stream: Row) -> bool:
+    """Whether a clock is never later than the stream."""
+    return all(stream.get(clock, NEVER) >= constant for clock, constant in coefficients.items())
+
+
+def _renamed(rows: Mapping[str, Row], clock_of: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """Channels by the clocks of the evaluator; those that never outlast an action are left out."""
+
+    def name_of(clock: str) -> str | None:
+        if not clock.startswith("channel:"):
+            return clock
+        return clock_of.get(clock.removeprefix("channel:"))
+
+    return {
+        name: {
+            before: constant for clock, constant in coefficients.items() if (before := name_of(clock)) is not None
+        }
+        for after, coefficients in rows.items() if (name := name_of(after)) is not None
+    }  # fmt: skip
