@@ -35,6 +35,7 @@ __all__ = [
     "Program",
     "Scope",
     "Value",
+    "moved_values",
 ]
 
 BEGIN, END = -1, -2
@@ -283,3 +284,14 @@ class Program:
     def walk(self, rank: int) -> Iterator[tuple[Block, Instruction]]:
         """Every instruction of one step of `rank`, in program order."""
         return self.group_of(rank).walk()
+
+
+def moved_values(instruction: Instruction) -> tuple[str, ...]:
+    """The values that a COMPUTE instruction reads and writes, one entry for each time their bytes are moved.
+
+    What is written in place is moved both ways. A lookup reads only the rows it finds, as many bytes as it writes.
+    """
+    names = (*instruction.inputs, *instruction.outputs)
+    if instruction.call == "embedding.forward" and len(instruction.inputs) == 2:
+        return (instruction.inputs[0], *instruction.outputs, *instruction.outputs)
+    return names

@@ -188,7 +188,7 @@ def test_template_says_what_lowering_of_these_sizes_says(latent, tp, ep, sequenc
     config = replace(config_of(latent), experts=experts, num_layers=1, seq=64, hidden=32)
     settings = {"tp": tp, "ep": ep, "sequence_parallel": sequence_parallel, "recompute": recompute}
     program = lower(small_plan(config, schedule=schedule, **settings))
-    template = model_template(config, split_backward=schedule == "zb_h1", **settings)
+    template = model_template(config, **settings)
     check_template(template, program, config, tp=tp, ep=ep)
 
 

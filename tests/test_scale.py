@@ -66,7 +66,6 @@ def test_template_says_what_lowering_of_these_sizes_says(config, tp, cp, sequenc
     program = lower(plan)
     template = model_template(
         config, tp=tp, cp=cp, sequence_parallel=sequence_parallel, recompute=recompute,
-        split_backward=schedule == "zb_h1",
     )  # fmt: skip
     check_template(template, program, config, tp=tp, cp=cp)
 

@@ -43,7 +43,7 @@ def test_template_says_what_lowering_of_these_sizes_says(tp, ep, sequence_parall
     config = replace(CONFIG, experts=replace(CONFIG.experts, num_shared=num_shared))
     settings = {"tp": tp, "ep": ep, "sequence_parallel": sequence_parallel, "recompute": recompute}
     program = lower(small_plan(config, schedule=schedule, **settings))
-    template = model_template(config, split_backward=schedule == "zb_h1", **settings)
+    template = model_template(config, **settings)
     check_template(template, program, config, tp=tp, ep=ep)
 
 

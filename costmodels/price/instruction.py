@@ -20,7 +20,7 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.graph import itemsize
 from plans.operators.attention import heads_first
-from plans.program import GroupProgram, Instruction, Kind
+from plans.program import GroupProgram, Instruction, Kind, moved_values
 from plans.redistribution.step import Step, StepKind
 
 __all__ = [
@@ -166,13 +166,8 @@ def overlap_class(call: str) -> str:
 
 
 def _touched(instruction: Instruction, group: GroupProgram) -> int:
-    """Bytes read and written; a value that is written in place counts twice, as it is moved both ways.
-
-    A lookup reads only the rows it finds, as many bytes as it writes.
-    """
-    names = (*instruction.inputs, *instruction.outputs)
-    if instruction.call == "embedding.forward" and len(instruction.inputs) == 2:
-        names = (instruction.inputs[0], *instruction.outputs, *instruction.outputs)
+    """Bytes read and written."""
+    names = moved_values(instruction)
     if names and all(name in group.values for name in names):
         return sum(group.values[name].span_bytes for name in names)
     return sum(math.prod(shape) for shape in instruction.shapes) * itemsize(instruction.dtype)

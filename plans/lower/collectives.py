@@ -6,16 +6,20 @@ collectives, and every block of a model that is folded must be collectives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
+from plans.layout import Layout, TensorLayout
+from plans.lower.emit import Ways
 from plans.lower.lower import lower_by
 from plans.lower.redistribution_policy import Choice
 from plans.plan import Plan
 from plans.redistribution import Step, StepKind, max_received_bytes
 
-__all__ = ["by_collectives", "collective_ways"]
+__all__ = ["by_collectives", "collective_ways", "ways_at_sizes"]
 
 _NEVER = 1e18
 
@@ -35,3 +39,32 @@ def by_collectives(plan: Plan) -> Plan:
 def _bytes(step: Step, shape: Sequence[int], itemsize: int) -> float:
     inside = step.kind is StepKind.TRANSFER and set(step.before.mesh.rank_list) == set(step.after.mesh.rank_list)
     return max_received_bytes(step, tuple(shape), itemsize) + (_NEVER if inside else 1.0)
+
+
+def ways_at_sizes(ways: Ways, sizes: Mapping[str, int]) -> Ways:
+    """The steps that `ways` takes where some axes have other sizes, on the meshes that it is asked about.
+
+    A template is lowered with axes of prime sizes; which steps move fewest bytes depends on the sizes.
+
+    Args:
+        ways: that decides.
+        sizes: axis -> its size in the decision.
+    """
+    scale = math.prod(sizes.values())
+
+    def resized(layout: TensorLayout) -> TensorLayout:
+        mesh = layout.mesh
+        matrix = tuple(sizes.get(axis, mesh.size((axis,))) for axis in mesh.alias_name)
+        return replace(layout, mesh=Layout(matrix, mesh.alias_name))
+
+    def taken(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> tuple[Step, ...]:
+        if source.mesh != target.mesh:
+            return ways(source, target, shape, dtype)
+        steps = ways(resized(source), resized(target), tuple(scale * size for size in shape), dtype)
+        mesh = source.mesh
+        return tuple(
+            replace(step, before=replace(step.before, mesh=mesh), after=replace(step.after, mesh=mesh))
+            for step in steps
+        )
+
+    return taken

@@ -69,7 +69,7 @@ def row(ops: Sequence[Op], *, after: str = "", ends: Mapping[str, int] | None = 
     sent = 0 if after == "sent" else NEVER
     arrival = NEVER
     tokens = dict(ends or {})
-    before = _previous(ops)
+    previous = _previous(ops)
     for op in reversed(ops):
         kind, dispatch, work, _, _, token = op
         if kind == COMPUTE:
@@ -82,8 +82,10 @@ def row(ops: Sequence[Op], *, after: str = "", ends: Mapping[str, int] | None = 
             if end > NEVER:
                 end += work
                 stream, host = max(stream, end), max(host, end)
-                previous = before[token]
-                tokens[previous] = max(tokens.get(previous, NEVER), end)
+                before = previous.pop()
+                tokens[before] = max(tokens.get(before, NEVER), end)
+            else:
+                previous.pop()
             host += dispatch
         elif kind == WAIT:
             if stream > NEVER:
@@ -111,12 +113,12 @@ def rests(ops: Sequence[Op]) -> dict[str, int]:
     }
 
 
-def _previous(ops: Iterable[Op]) -> dict[str, str]:
-    """Token of a collective -> the one before it on its channel, "channel:NAME" for the first."""
+def _previous(ops: Iterable[Op]) -> list[str]:
+    """For each collective the token of the one before it on its channel, "channel:NAME" for the first."""
     last: dict[str, str] = {}
-    found: dict[str, str] = {}
+    found: list[str] = []
     for op in ops:
         if op.kind == ISSUE:
-            found[op.token] = last.get(op.channel, f"channel:{op.channel}")
+            found.append(last.get(op.channel, f"channel:{op.channel}"))
             last[op.channel] = op.token
     return found

@@ -134,7 +134,7 @@ class Chunks:
             )
         return model_template(
             self.config, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, sequence_parallel=degrees.sequence_parallel,
-            recompute=degrees.recompute, split_backward=self.split_backward,
+            recompute=degrees.recompute,
         )  # fmt: skip
 
     @cached_property

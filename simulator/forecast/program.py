@@ -130,9 +130,7 @@ def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ..
                 found.append(Op(WAIT, cost.dispatch_ps, token=str(line.waits)))
         elif line.kind is Kind.COLLECTIVE:
             token = line.token or f"{line.name}.blocking"
-            found.append(
-                Op(ISSUE, cost.dispatch_ps, cost.work_ps, plain_call(line.call), channel_name(line), token)
-            )
+            found.append(Op(ISSUE, cost.dispatch_ps, cost.work_ps, plain_call(line.call), channel_name(line), token))
             if line.token is None:
                 found.append(Op(WAIT, 0, token=token))
         elif line.channel.endswith(":within"):

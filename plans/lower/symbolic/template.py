@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plans.layout import TensorLayout
 from plans.lower.stage_bodies import StageBodies
 from plans.lower.symbolic.symbols import Monomials
 from plans.operators.attention import heads_first
-from plans.program import Instruction, Kind, Scope, Value
+from plans.program import Instruction, Kind, Scope, Value, moved_values
 
 __all__ = ["Cell", "ParameterTemplate", "PartTemplate", "PieceTemplate", "piece_template"]
 
@@ -65,12 +65,16 @@ class PartTemplate:
             -1 is what arrives from the piece before.
         arrives_at: before which cell the tensor that the piece receives is waited for; -1 where it receives none.
         sends_at: before which cell the tensor that the piece sends is sent; -1 where it sends none.
+        num_issued, num_handed: of a backward that begins by redistributing what arrives: how many cells issue that,
+            and how many there are with their waits.
     """
 
     cells: tuple[Cell, ...]
     memory: tuple[tuple[int, int, int], ...]
     arrives_at: int = -1
     sends_at: int = -1
+    num_issued: int = 0
+    num_handed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +118,11 @@ class PieceTemplate:
 def piece_template(stage: StageBodies, monomials: Monomials) -> PieceTemplate:
     """The template of the piece that a stage consists of, with all its bodies."""
     values, weights = stage.values, {home.weight: home.name for home in stage.parameters}
+    parts = {letter: _part(body, values, weights, monomials) for letter, body in stage.bodies.items()}
+    if parts["F"].arrives_at < 0:
+        parts |= {letter: _with_hand_over(part) for letter, part in parts.items() if letter in "BW"}
     return PieceTemplate(
-        parts={letter: _part(body, values, weights, monomials) for letter, body in stage.bodies.items()},
+        parts=parts,
         parameters=tuple(
             ParameterTemplate(
                 name=home.name,
@@ -164,6 +171,14 @@ def _part(
     return PartTemplate(cells=tuple(cells), memory=tuple(memory), arrives_at=arrives_at, sends_at=sends_at)
 
 
+def _with_hand_over(part: PartTemplate) -> PartTemplate:
+    """The backward of the first piece: what it begins with is issued as soon as the gradient is there."""
+    cells = part.cells
+    issued = next((at for at, cell in enumerate(cells) if cell.kind is not Kind.COLLECTIVE), len(cells))
+    handed = next((at for at, cell in enumerate(cells) if cell.kind is Kind.COMPUTE), len(cells)) if issued else 0
+    return replace(part, num_issued=issued, num_handed=handed)
+
+
 def _note(
     memory: list[tuple[int, int, int]], alive: set[str], value: Value, at: int, sign: int, monomials: Monomials
 ) -> None:
@@ -197,7 +212,7 @@ def _cell(
             token=-1 if line.token is None else tokens[line.token], **common,
         )  # fmt: skip
     shapes = heads_first(line.shapes, line.attrs) if line.call.startswith("attention.") else line.shapes
-    operands = [values[name].span_bytes for name in (*line.inputs, *line.outputs) if name in values]
+    operands = [values[name].span_bytes for name in moved_values(line) if name in values]
     return Cell(
         kind=Kind.COMPUTE,
         shapes=tuple(tuple(monomials.enter(size) for size in shape) for shape in shapes),

@@ -16,7 +16,7 @@ import msgspec
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower.boundaries import find_borders
-from plans.lower.collectives import collective_ways
+from plans.lower.collectives import collective_ways, ways_at_sizes
 from plans.lower.emit import Ways, least_bytes
 from plans.lower.stage_bodies import lower_stage
 from plans.lower.symbolic.symbols import Monomials, Symbols
@@ -62,7 +62,6 @@ def model_template(
     ep: int = 1,
     sequence_parallel: bool = False,
     recompute: str = "none",
-    split_backward: bool = False,
 ) -> ModelTemplate:
     """The template of a configuration's structure; equal structures give the same object.
 
@@ -71,7 +70,6 @@ def model_template(
         tp, cp, ep: degrees.
         sequence_parallel: see `plans.model.transformer.block_strategies`.
         recompute: one of `plans.model.transformer.recompute.RECOMPUTE_MODES`.
-        split_backward: whether input-gradient and weight-gradient parts are bodies of their own.
 
     Raises:
         TwofoldError: a mixture of experts whose samples are split over cp; ep without experts; sequence parallelism
@@ -103,7 +101,9 @@ def model_template(
         ),
     )  # fmt: skip
     sp = sequence_parallel and tp > 1
-    return _template(structure, grouping, tp > 1, cp > 1, sp, recompute, split_backward, ep > 1)
+    # which way is shorter depends on how many ranks share a head of keys
+    spread = (config.kv_heads, tp // config.kv_heads) if grouping == "spread" else None
+    return _template(structure, grouping, spread, tp > 1, cp > 1, sp, recompute, ep > 1)
 
 
 def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int, ep: int = 1) -> dict[str, int]:
@@ -175,13 +175,14 @@ def _grouping(config: TransformerConfig, tp: int) -> str:
 
 @lru_cache(maxsize=512)
 def _template(
-    structure: TransformerConfig, grouping: str, tp: bool, cp: bool, sp: bool, recompute: str, split: bool, ep: bool
-) -> ModelTemplate:
-    return _structure(structure, grouping, tp, cp, sp, ep).template(recompute, split)
+    structure: TransformerConfig, grouping: str, spread: tuple[int, int] | None, tp: bool, cp: bool, sp: bool,
+    recompute: str, ep: bool,
+) -> ModelTemplate:  # fmt: skip
+    return _structure(structure, grouping, spread, tp, cp, sp, ep).template(recompute)
 
 
 class _Structure:
-    """What the templates of all recompute modes, with a whole backward and with a split one, have in common."""
+    """What the templates of all recompute modes have in common."""
 
     def __init__(self, plan: Plan, names: Sequence[str], symbols: Symbols, ways: Ways) -> None:
         self._plan = plan
@@ -191,9 +192,8 @@ class _Structure:
         self._borders = find_borders(plan, plan.graph)
         self._pieces: dict[tuple[str, str], PieceTemplate] = {}
 
-    def template(self, recompute: str, split: bool) -> ModelTemplate:
+    def template(self, recompute: str) -> ModelTemplate:
         """Of one recompute mode; only blocks differ between them."""
-        letters = "FIW" if split else "FB"
         plan, pieces = None, {}
         for number, name in enumerate(self._names):
             mode = recompute if name.endswith("block") else "none"
@@ -203,13 +203,14 @@ class _Structure:
                     plan = msgspec.structs.replace(self._plan, recompute=chosen) if chosen else self._plan
                 bodies = lower_stage(plan, number, self._ways, self._borders)
                 self._pieces[name, mode] = piece_template(bodies, self._monomials)
-            whole = self._pieces[name, mode]
-            pieces[name] = replace(whole, parts={letter: whole.parts[letter] for letter in letters})
+            pieces[name] = self._pieces[name, mode]
         return ModelTemplate(monomials=self._monomials, pieces=pieces)
 
 
 @lru_cache(maxsize=64)
-def _structure(structure: TransformerConfig, grouping: str, tp: bool, cp: bool, sp: bool, ep: bool) -> _Structure:
+def _structure(
+    structure: TransformerConfig, grouping: str, spread: tuple[int, int] | None, tp: bool, cp: bool, sp: bool, ep: bool
+) -> _Structure:
     tensor = (_TP * _TP_Q if grouping == "spread" else _TP) if tp else 1
     context = _CP if cp else 1
     kv = {"single": 1, "spread": _TP}.get(grouping, tensor * _KV)
@@ -265,7 +266,12 @@ def _structure(structure: TransformerConfig, grouping: str, tp: bool, cp: bool, 
     first = experts is not None and experts.num_dense_layers
     names = ("embedding", "dense_block", "block", "head") if first else ("embedding", "block", "head")
     plan = _plan(config, seq, tensor, context, sp, ways)
-    return _Structure(plan, names, symbols, collective_ways() if ep and tp else least_bytes)
+    return _Structure(plan, names, symbols, _ways(spread, by_collectives=ep and tp))
+
+
+def _ways(spread: tuple[int, int] | None, *, by_collectives: bool) -> Ways:
+    ways: Ways = collective_ways() if by_collectives else least_bytes
+    return ways if spread is None else ways_at_sizes(ways, {"tp_kv": spread[0], "tp_q": spread[1]})
 
 
 def _plan(config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, ep: int) -> Plan:

@@ -211,4 +211,6 @@ def _strategy(role: str, kind: str, axes: MeshAxes, sequence_parallel: bool) -> 
     else:
         assert kind in ("add", "dropout"), (role, kind)
         dims = {"d0": dp, "d1": between}
-    return Strategy(dims={dim: which for dim, which in dims.items() if which})
+    # what the table's shards sum up to is made whole in parts of the sequence, as all readers want it
+    out = (dp, between, ()) if role == "tok_embeddings" and sequence_parallel and tp else None
+    return Strategy(dims={dim: which for dim, which in dims.items() if which}, out=out)
