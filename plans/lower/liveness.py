@@ -38,7 +38,8 @@ def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Val
     for body in bodies:
         lines = []
         for instruction in body:
-            lines.append(replace(instruction, frees=(*instruction.frees, *frees.get(position, ()))))
+            more = frees.get(position)
+            lines.append(replace(instruction, frees=(*instruction.frees, *more)) if more else instruction)
             position += 1
         result.append(lines)
     return result

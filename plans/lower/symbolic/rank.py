@@ -65,13 +65,14 @@ class SymbolicRank:
 
     Args:
         begin, end: what opens and closes the step, without the waits for what was sent.
-        bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order. An instruction whose
-            call is "cell" has been done by the cell before it: it says only which values of the step are alive.
+        bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order, each with the number of
+            the block that it stands in. An instruction whose call is "cell" has been done by the cell before it: it
+            says only which values of the step are alive.
         values: every value that an instruction names.
     """
 
     begin: tuple[Instruction, ...]
-    bodies: Mapping[tuple[int, str], tuple[Item, ...]]
+    bodies: Mapping[tuple[int, str], tuple[tuple[int, Item], ...]]
     end: tuple[Instruction, ...]
     values: Mapping[str, Value]
 
@@ -136,7 +137,7 @@ class _RankLowering:
                     completed[own] = renamed(operator, use.block)
             optimizer.arrange(number, self._operators(chunk), list(completed.items()), elsewhere)
         gathers, gathered = optimizer.gathers()
-        bodies: dict[tuple[int, str], tuple[Item, ...]] = {}
+        bodies: dict[tuple[int, str], tuple[tuple[int, Item], ...]] = {}
         for number in range(len(self.chunks)):
             bodies |= {(number, name): body for name, body in self._chunk(number, gathered).items()}
         end = Emitter(mesh=self.outline.mesh, table=self.table)
@@ -168,8 +169,8 @@ class _RankLowering:
 
     # ------------------------------------------------------------------- bodies
 
-    def _chunk(self, number: int, gathered: Mapping[str, Arrival]) -> dict[str, tuple[Item, ...]]:
-        chunk, found = self.chunks[number], dict[str, tuple[Item, ...]]()
+    def _chunk(self, number: int, gathered: Mapping[str, Arrival]) -> dict[str, tuple[tuple[int, Item], ...]]:
+        chunk, found = self.chunks[number], dict[str, tuple[tuple[int, Item], ...]]()
         kinds = self.wanted[number] or [("B", False)]
         for split, is_last in sorted({(kind != "B", is_last) for kind, is_last in kinds}):
             forward = _Skeleton()
@@ -281,7 +282,7 @@ class _RankLowering:
 
     def _items(
         self, chunk: Sequence[PieceUse], part: str, skeleton: _Skeleton, body: Sequence[Instruction]
-    ) -> tuple[Item, ...]:
+    ) -> tuple[tuple[int, Item], ...]:
         return _Spelling(chunk, part, self.pieces).run(skeleton, body)
 
 
@@ -319,29 +320,39 @@ class _Spelling:
         self._number = 0
         self._at = 0
         self._marked: set[tuple[int, int, str]] = set()
-        self.items: list[Item] = []
+        self.items: list[tuple[int, Item]] = []
 
-    def run(self, skeleton: _Skeleton, body: Sequence[Instruction]) -> tuple[Item, ...]:
+    def run(self, skeleton: _Skeleton, body: Sequence[Instruction]) -> tuple[tuple[int, Item], ...]:
         """What the optimizer added before a cell (gathers, arrivals) stands right before it, reductions right behind."""
         behind = {line.name for line in skeleton.lines}
         waiting: list[Instruction] = []
         for line in body:
             place = skeleton.place.get(line.name)
             if place is None:
-                (self.items if line.name in behind else waiting).append(line)
+                if line.name in behind:
+                    self._append(line)
+                else:
+                    waiting.append(line)
                 continue
             number, at, is_dropped = place
             if at >= 0:
                 self._cells_until(number, at)
             elif number:
                 self._cells_until(number, 0)
-            self.items += waiting
+            for other in waiting:
+                self._append(other)
             waiting.clear()
             if at >= 0:
                 self._add(at, at + 1, is_dropped=is_dropped)
             if line.outputs or line.frees:
-                self.items.append(line)
-        return tuple(self.items + waiting)
+                self._append(line)
+        for other in waiting:
+            self._append(other)
+        return tuple(self.items)
+
+    def _append(self, item: Item) -> None:
+        block = self._chunk[min(self._number, len(self._chunk) - 1)].block
+        self.items.append((-1 if block is None else block, item))
 
     def _cells_until(self, number: int, until: int) -> None:
         """All cells up to cell `until` of piece `number`, and what the stage's boundary does before it."""
@@ -375,9 +386,9 @@ class _Spelling:
             if where == at and holds and key not in self._marked:
                 self._marked.add(key)
                 if kind != "hand over":
-                    self.items.append(kind)
+                    self._append(kind)
                 elif self._issued:
-                    self.items.append(Cells(self._chunk[self._number + 1].piece, self._from, 0, self._issued))
+                    self._append(Cells(self._chunk[self._number + 1].piece, self._from, 0, self._issued))
 
     # In a backward the piece before may begin by bringing the gradient to the layout that it made its output in. That
     # is issued as soon as the gradient is there; in a split backward it is over when the input gradients are.
@@ -402,7 +413,7 @@ class _Spelling:
         template = self._next()
         if self._part == "I" and template is not None and template.num_issued:
             piece = self._chunk[self._number + 1].piece
-            self.items.append(Cells(piece, "W", template.num_issued, template.num_handed))
+            self._append(Cells(piece, "W", template.num_issued, template.num_handed))
 
     @property
     def _handed_over(self) -> int:
@@ -418,11 +429,11 @@ class _Spelling:
             return
         self._at = stop
         piece = self._chunk[self._number].piece
-        before = self.items[-1] if self.items else None
+        before = self.items[-1][1] if self.items else None
         if (
             isinstance(before, Cells) and before[:2] == (piece, self._part) and before.stop == first and first
             and not before.is_dropped and not is_dropped
         ):  # fmt: skip
-            self.items[-1] = before._replace(stop=stop)
+            self.items[-1] = self.items[-1][0], before._replace(stop=stop)
         else:
-            self.items.append(Cells(piece, self._part, first, stop, is_dropped))
+            self._append(Cells(piece, self._part, first, stop, is_dropped))
