@@ -18,6 +18,7 @@ from simulator.forecast.body import ISSUE, SEND, Op, Row, last_tokens, rests, ro
 from simulator.forecast.clock_map import NEVER, MaxPlus
 from simulator.forecast.columns import PipelineCosts
 from simulator.forecast.columns.structure import CHANNELS
+from simulator.forecast.overlap import PairRates, slowed
 
 __all__ = ["RankBodies", "Transfers", "pipeline_costs"]
 
@@ -52,6 +53,31 @@ class RankBodies:
     begin: Ops = ()
     actions: Mapping[tuple[int, str], Ops] = field(default_factory=dict)
     end: Ops = ()
+
+    def slowed(self, rates: PairRates | None) -> RankBodies:
+        """The same with the work that operations take beside each other.
+
+        The first forward runs beside the gathers that opened the step, the updates beside the reductions that the last
+        backward has left.
+        """
+        if rates is None:
+            return self
+        actions = {key: slowed(ops, rates) for key, ops in self.actions.items()}
+        stage = min((stage for stage, _ in self.actions), default=0)
+        begin, first = self._joined(self.begin, (stage, "F.first"), rates)
+        if first:
+            actions[stage, "F.first"] = first
+        end = self.end
+        for name in ("B.last", "W.last"):
+            if (stage, name) in self.actions:
+                ops = self.actions[stage, name]
+                both = slowed((*ops, *self.end), rates)
+                actions[stage, name], end = both[: len(ops)], both[len(ops) :]
+        return RankBodies(begin=begin, actions=actions, end=end)
+
+    def _joined(self, before: Ops, key: tuple[int, str], rates: PairRates) -> tuple[Ops, Ops]:
+        both = slowed((*before, *self.actions.get(key, ())), rates)
+        return both[: len(before)], both[len(before) :]
 
 
 def pipeline_costs(
