@@ -58,7 +58,7 @@ def footprint(piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0) ->
 
 def _net(part: PartTemplate, numbers: Sequence[int]) -> tuple[int, int]:
     """What a body adds in the end, and the most it adds on the way."""
-    levels = list(accumulate((sign * numbers[size] for _, sign, size in part.memory), initial=0))
+    levels = list(accumulate((sign * numbers[size] for _, sign, size, _ in part.memory), initial=0))
     return levels[-1], max(levels)
 
 

@@ -44,6 +44,7 @@ class LoweredRank:
     """A rank, lowered with few blocks, and what of them is repeated."""
 
     symbolic: SymbolicRank
+    uses: tuple[tuple[PieceUse, ...], ...]
     repeats: tuple[Repeat, ...]
     group: GroupProgram
 
@@ -64,7 +65,7 @@ def lowered_rank(costs: Chunks, chunks: Sequence[Chunk], wanted: Sequence[Wanted
     table = "tok_embeddings.weight" if costs.config.tied else "output.weight"
     symbolic = lower_rank(costs.degrees, outline, pieces, uses, wanted, table)
     group = GroupProgram(mesh=outline.mesh, values=dict(symbolic.values), blocks=())
-    return LoweredRank(symbolic=symbolic, repeats=repeats, group=group)
+    return LoweredRank(symbolic=symbolic, uses=tuple(map(tuple, uses)), repeats=repeats, group=group)
 
 
 def _uses(

@@ -61,8 +61,8 @@ class PartTemplate:
 
     Args:
         cells: in program order.
-        memory: (number of the cell, +1 or -1, place of the bytes): allocated before the cell, released after it; cell
-            -1 is what arrives from the piece before.
+        memory: (number of the cell, +1 or -1, place of the bytes, role): allocated before the cell, released after it;
+            cell -1 is what arrives from the piece before.
         arrives_at: before which cell the tensor that the piece receives is waited for; -1 where it receives none.
         sends_at: before which cell the tensor that the piece sends is sent; -1 where it sends none.
         num_issued, num_handed: of a backward that begins by redistributing what arrives: how many cells issue that,
@@ -70,7 +70,7 @@ class PartTemplate:
     """
 
     cells: tuple[Cell, ...]
-    memory: tuple[tuple[int, int, int], ...]
+    memory: tuple[tuple[int, int, int, str], ...]
     arrives_at: int = -1
     sends_at: int = -1
     num_issued: int = 0
@@ -149,7 +149,7 @@ def _part(
 ) -> PartTemplate:
     cells: list[Cell] = []
     arrives_at = sends_at = -1
-    memory: list[tuple[int, int, int]] = []
+    memory: list[tuple[int, int, int, str]] = []
     tokens: dict[str, int] = {}
     alive: set[str] = set()
     for line in body:
@@ -180,7 +180,7 @@ def _with_hand_over(part: PartTemplate) -> PartTemplate:
 
 
 def _note(
-    memory: list[tuple[int, int, int]], alive: set[str], value: Value, at: int, sign: int, monomials: Monomials
+    memory: list[tuple[int, int, int, str]], alive: set[str], value: Value, at: int, sign: int, monomials: Monomials
 ) -> None:
     """A value of its own memory comes or goes; what shares another's memory is counted with that one."""
     if value.scope is not Scope.MICRO or value.shares is not None or not value.size_bytes:
@@ -188,7 +188,7 @@ def _note(
     if sign > 0 and value.name in alive:
         return  # written in place
     (alive.add if sign > 0 else alive.discard)(value.name)
-    memory.append((at, sign, monomials.enter(value.size_bytes)))
+    memory.append((at, sign, monomials.enter(value.size_bytes), value.role))
 
 
 def _cell(
