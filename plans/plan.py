@@ -147,6 +147,9 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise TwofoldError(f"clip_norm is {self.clip_norm}; a norm to clip to is above 0, None is no clipping")
 
+    def __hash__(self) -> int:
+        return hash((self.kind, tuple(sorted(self.settings.items())), *msgspec.structs.astuple(self)[2:]))
+
     @property
     def num_states(self) -> int:
         """State tensors per parameter."""

@@ -174,7 +174,8 @@ class RankMemory:
         table, last = schedule.table, schedule.num_stages - 1
         own = [
             self._arrival_bytes
-            if (table.kind[row] == 0 and table.stage[row] > 0) or (table.kind[row] in (1, 2) and table.stage[row] < last)
+            if (table.kind[row] == 0 and table.stage[row] > 0)
+            or (table.kind[row] in (1, 2) and table.stage[row] < last)
             else 0
             for row in rows
         ]

@@ -70,7 +70,9 @@ class _Reader:
                 if key not in actions:
                     actions[key] = ops_of(block.body.instructions, self._cost)
                     self._sends(key, block.body.instructions)
-        return RankBodies(begin=begin, actions=actions, end=end)
+        stages = sorted({stage for stage, _ in actions})
+        numbered = {(stages.index(stage), variant): ops for (stage, variant), ops in actions.items()}
+        return RankBodies(begin=begin, actions=numbered, end=end)
 
     def _receives(self, block: Block) -> None:
         if len(block.body.instructions) > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class RankBodies:
 
     Args:
         begin: what opens a step: gathers of weights.
-        actions: (stage, variant of its action) -> body.
+        actions: (number of the chunk on the rank, variant of its action) -> body.
         end: what closes a step, without the waits for what was sent.
     """
 
@@ -63,17 +64,21 @@ class RankBodies:
         if rates is None:
             return self
         actions = {key: slowed(ops, rates) for key, ops in self.actions.items()}
-        stage = min((stage for stage, _ in self.actions), default=0)
-        begin, first = self._joined(self.begin, (stage, "F.first"), rates)
+        begin, first = self._joined(self.begin, (0, "F.first"), rates)
         if first:
-            actions[stage, "F.first"] = first
+            actions[0, "F.first"] = first
         end = self.end
         for name in ("B.last", "W.last"):
-            if (stage, name) in self.actions:
-                ops = self.actions[stage, name]
+            if (0, name) in self.actions:
+                ops = self.actions[0, name]
                 both = slowed((*ops, *self.end), rates)
-                actions[stage, name], end = both[: len(ops)], both[len(ops) :]
+                actions[0, name], end = both[: len(ops)], both[len(ops) :]
         return RankBodies(begin=begin, actions=actions, end=end)
+
+    @cached_property
+    def maps(self) -> RankMaps:
+        """What the bodies do to the clocks."""
+        return RankMaps(self)
 
     def _joined(self, before: Ops, key: tuple[int, str], rates: PairRates) -> tuple[Ops, Ops]:
         both = slowed((*before, *self.actions.get(key, ())), rates)
@@ -93,7 +98,10 @@ def pipeline_costs(
     Raises:
         TwofoldError: more channels that outlast an action than the evaluator has clocks for.
     """
-    maps = [_RankMaps(own) for own in ranks]
+    maps = [own.maps for own in ranks]
+    number_of: dict[int, int] = {}
+    for stage, rank in enumerate(schedule.placement):
+        number_of[stage] = sum(owner == rank for owner in schedule.placement[:stage])
     channels = sorted({name for own in maps for name in own.channels})
     if len(channels) > len(CHANNELS):
         raise TwofoldError(
@@ -106,7 +114,9 @@ def pipeline_costs(
     none = Transfers()
     return PipelineCosts(
         maps={
-            name: MaxPlus.stack([maps[placement[stage]].action(stage, name, clock_of) for stage in stages])
+            name: MaxPlus.stack(
+                [maps[placement[stage]].action(number_of[stage], name, clock_of) for stage in stages]
+            )
             for name in VARIANTS if name in used
         },
         transfer_ps={
@@ -126,7 +136,7 @@ def pipeline_costs(
     )  # fmt: skip
 
 
-class _RankMaps:
+class RankMaps:
     """The maps of one rank's bodies, and the channels on which communication outlasts an action."""
 
     def __init__(self, bodies: RankBodies) -> None:
@@ -164,9 +174,9 @@ class _RankMaps:
             found[clock] = max(found.get(clock, NEVER), constant)
         return found
 
-    def action(self, stage: int, name: str, clock_of: Mapping[str, str]) -> MaxPlus:
+    def action(self, number: int, name: str, clock_of: Mapping[str, str]) -> MaxPlus:
         """The map of an action; the same as its kind's where the variant has no body of its own."""
-        rows = self._rows.get((stage, name)) or self._rows.get((stage, name[0]))
+        rows = self._rows.get((number, name)) or self._rows.get((number, name[0]))
         if rows is None:
             return MaxPlus.identity()
         return MaxPlus(rows=_renamed(rows, clock_of))

@@ -148,17 +148,14 @@ def _fill(state: dict[object, int], sizes: Iterable[tuple[object, int]], limit_b
         state[key] = 0 if total >= limit_bytes else total
 
 
-def bodies_of_rank(costs: Chunks, rank: LoweredRank, stages: Sequence[int]) -> RankBodies:
-    """The priced bodies of a rank whose chunks are these stages of the pipeline."""
+def bodies_of_rank(costs: Chunks, rank: LoweredRank) -> RankBodies:
+    """The priced bodies of a rank."""
     pricing = _Pricing(costs, rank)
     return RankBodies(
         begin=pricing.lines(rank.symbolic.begin),
-        actions={
-            (stages[number], variant): pricing.body(items)
-            for (number, variant), items in rank.symbolic.bodies.items()
-        },
+        actions={key: pricing.body(items) for key, items in rank.symbolic.bodies.items()},
         end=pricing.lines(rank.symbolic.end),
-    )  # fmt: skip
+    )
 
 
 _BLOCK_NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")

@@ -1,0 +1,261 @@
+"""One configuration of a transformer under twofold's own executor: its program's bodies, its pipeline, its memory.
+
+Everything is that of the lowered program, block by block and micro-batch by micro-batch, without its length.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from costmodels.interval import step_interval
+from costmodels.machine.machine import Machine
+from costmodels.price.instruction import price_transfer, price_wait
+from plans.degrees import Degrees
+from plans.model.transformer import TransformerConfig
+from plans.schedules import Schedule
+from plans.schedules.variants import VARIANTS, variant_of_rows
+from plans.timeline import PS_PER_S
+from simulator.forecast.body import COMPUTE, ISSUE, WAIT, Op
+from simulator.forecast.case import Forecast
+from simulator.forecast.chunks import Chunk, Chunks
+from simulator.forecast.classes import class_seconds
+from simulator.forecast.columns import PipelineCosts, pipeline_times
+from simulator.forecast.held import RankMemory
+from simulator.forecast.overlap import pair_rates
+from simulator.forecast.rank import Transfers, pipeline_costs
+from simulator.forecast.symbolic import LoweredRank, Wanted, bodies_of_rank, lowered_rank
+
+__all__ = ["StepForecast", "backward_kinds"]
+
+
+@lru_cache(maxsize=256)
+def backward_kinds(schedule: Schedule) -> tuple[Wanted, ...]:
+    """Per stage its kinds of backward: ("B", "I" or "W", whether no later action of the stage adds to gradients)."""
+    found: list[set[tuple[str, bool]]] = [set() for _ in range(schedule.num_stages)]
+    for order in schedule.order:
+        closed: set[int] = set()
+        for action in reversed(order):
+            kind = str(action.kind)
+            if kind != "F":
+                found[action.stage].add((kind, action.stage not in closed))
+            if kind in "BW":
+                closed.add(action.stage)
+    return tuple(map(frozenset, found))
+
+
+class StepForecast:
+    """A configuration.
+
+    Args:
+        config: of the transformer.
+        degrees: how it is spread.
+        machine: that it runs on.
+        costs: of its layout: templates, sizes and prices of cells.
+        chunks: per stage of the pipeline.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, degrees: Degrees, machine: Machine, costs: Chunks, chunks: Sequence[Chunk]
+    ) -> None:
+        self.config = config
+        self.degrees = degrees
+        self.machine = machine
+        self.costs = costs
+        self.chunks = tuple(chunks)
+        self.schedule = degrees.pipeline
+        self.stages_of = [
+            tuple(stage for stage, owner in enumerate(self.schedule.placement) if owner == rank)
+            for rank in range(self.schedule.num_ranks)
+        ]
+        kinds = backward_kinds(self.schedule)
+        self._ranks = [
+            _rank(
+                _RankKey(
+                    costs, tuple(self.chunks[stage] for stage in stages), tuple(kinds[stage] for stage in stages),
+                )
+            )
+            for stages in self.stages_of
+        ]  # fmt: skip
+
+    def pipeline_costs(self) -> PipelineCosts:
+        """What the column evaluator needs."""
+        return pipeline_costs(self.schedule, [rank.bodies for rank in self._ranks], self._transfers())
+
+    def _transfers(self) -> dict[tuple[int, str], Transfers]:
+        placement, stride = self.schedule.placement, self.degrees.strides[-1]
+        size, wait_ps = self.costs.sizes.arrival_bytes, price_wait(self.machine).dispatch_ps
+        found = {}
+        for stage in range(self.schedule.num_stages - 1):
+            here, there = placement[stage], placement[stage + 1]
+            cost = price_transfer(self.machine, here * stride, there * stride, size)
+            own = Transfers(work_ps=cost.work_ps, receive_dispatch_ps=cost.dispatch_ps, wait_dispatch_ps=wait_ps)
+            found[stage, "F"] = found[stage + 1, "B"] = own
+        return found
+
+    def end_ps(self) -> int:
+        """Picoseconds from the start of a step, which all ranks begin together, to its last end."""
+        return int(pipeline_times(self.schedule, self.pipeline_costs()).step_ps)
+
+    def forecast(self, end_ps: int | None = None) -> Forecast:
+        """The whole prediction; `end_ps` where it is known already."""
+        step_s = (self.end_ps() if end_ps is None else end_ps) / PS_PER_S
+        figures = [
+            rank.figures(self.schedule, stages) for rank, stages in zip(self._ranks, self.stages_of, strict=True)
+        ]
+        peaks = [rank.peak(self.schedule, stages) for rank, stages in zip(self._ranks, self.stages_of, strict=True)]
+        peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
+        busiest = max(figures, key=lambda own: own.compute_s + sum(own.exposed_s.values()))
+        compute_s = sum(own.compute_s for own in figures) / len(figures)
+        exposed_s = sum(sum(own.exposed_s.values()) for own in figures) / len(figures)
+        longest_s = max((each.work_ps for each in self._transfers().values()), default=0) / PS_PER_S
+        parts = class_seconds(
+            self.machine, step_s, busiest.kernels_s, sum(busiest.exposed_s.values()),
+            2 * (self.schedule.num_ranks - 1) * longest_s, busiest.host_s,
+        )  # fmt: skip
+        low_s, high_s = step_interval(self.machine, step_s, parts)
+        return Forecast(
+            step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak_bytes, memory=memory,
+            bubble_fraction=max(0.0, 1 - compute_s / step_s) if step_s else 0.0, exposed_comm_s=exposed_s,
+            rank_s=tuple({"compute": own.compute_s, **own.exposed_s} for own in figures),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _RankKey:
+    """What a rank's bodies depend on; equal for configurations that differ in data that no rank sees."""
+
+    costs: Chunks
+    chunks: tuple[Chunk, ...]
+    wanted: tuple[Wanted, ...]
+
+    @property
+    def _lowered(self) -> tuple[object, ...]:
+        degrees = self.costs.degrees
+        return (
+            self.costs.config, degrees.dp, degrees.tp, degrees.cp, degrees.ep, degrees.strides, degrees.num_ranks,
+            degrees.sequence_parallel, degrees.recompute, degrees.recompute_layers, degrees.optimizer,
+            self.chunks, self.wanted,
+        )  # fmt: skip
+
+    @property
+    def _priced(self) -> tuple[object, ...]:
+        return (*self._lowered, self.costs.degrees.micro_batch, self.costs.machine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    """Where the time of one rank goes in a step, in seconds, its host not counted."""
+
+    compute_s: float
+    exposed_s: Mapping[str, float]
+    kernels_s: Mapping[str, float]
+    host_s: float
+
+
+class _Rank:
+    """The bodies of one pipeline rank, and what follows from them."""
+
+    def __init__(self, key: _RankKey, lowered: LoweredRank) -> None:
+        self._costs = key.costs
+        self._lowered = lowered
+        self.bodies = bodies_of_rank(key.costs, lowered).slowed(pair_rates(key.costs.machine))
+        self._figures: dict[tuple[int, str], _Figures] = {}
+        self._peaks: dict[tuple[Schedule, tuple[int, ...]], tuple[int, dict[str, int]]] = {}
+
+    def peak(self, schedule: Schedule, stages: tuple[int, ...]) -> tuple[int, dict[str, int]]:
+        """The peak of its memory in bytes, and the bytes of each role then."""
+        key = schedule, stages
+        if key not in self._peaks:
+            costs = self._costs
+            pieces = {name: (piece, costs.numbers) for name, piece in costs.template.pieces.items()}
+            if (kept := costs.kept) is not None:
+                pieces |= {f"kept_{name}": (piece, kept.numbers) for name, piece in kept.template.pieces.items()}
+            memory = RankMemory(self._lowered, pieces, costs.sizes.arrival_bytes)
+            self._peaks[key] = memory.peak(schedule, stages)
+        return self._peaks[key]
+
+    def figures(self, schedule: Schedule, stages: tuple[int, ...]) -> _Figures:
+        """Of a step."""
+        number = {stage: place for place, stage in enumerate(stages)}
+        rank, variants = schedule.placement[stages[0]], variant_of_rows(schedule)
+        rows = slice(int(schedule.table.rank_start[rank]), int(schedule.table.rank_start[rank + 1]))
+        counts = Counter(zip(schedule.table.stage[rows].tolist(), variants[rows].tolist(), strict=True))
+        compute = host = 0.0
+        exposed: dict[str, float] = {}
+        kernels: dict[str, float] = {}
+        for key, count in (
+            *(((number[stage], VARIANTS[variant]), count) for (stage, variant), count in counts.items()),
+            ((-1, "end"), 1),
+        ):
+            own = self._of(key)
+            compute += count * own.compute_s
+            host += count * own.host_s
+            for total, each in ((exposed, own.exposed_s), (kernels, own.kernels_s)):
+                for name, seconds in each.items():
+                    total[name] = total.get(name, 0.0) + count * seconds
+        return _Figures(compute_s=compute, exposed_s=exposed, kernels_s=kernels, host_s=host)
+
+    def _of(self, key: tuple[int, str]) -> _Figures:
+        if key not in self._figures:
+            own = self.bodies
+            if key[1] == "end":
+                last = next((own.actions[0, name] for name in ("W.last", "B.last") if (0, name) in own.actions), ())
+                both, alone = _walked((*last, *own.end)), _walked(last)
+                exposed = {call: both[call] - alone.get(call, 0) for call in both if both[call] > alone.get(call, 0)}
+                self._figures[key] = _figures(own.end, exposed, is_update=True)
+            else:
+                ops = own.actions.get(key) or own.actions.get((key[0], key[1][0]), ())
+                self._figures[key] = _figures(ops, _walked(ops))
+        return self._figures[key]
+
+
+def _figures(ops: Sequence[Op], exposed: Mapping[str, int], *, is_update: bool = False) -> _Figures:
+    kernels: dict[str, float] = {}
+    for op in ops:
+        if op.kind == COMPUTE:
+            name = "update" if is_update else op.name
+            kernels[name] = kernels.get(name, 0.0) + op.work_ps / PS_PER_S
+    return _Figures(
+        compute_s=sum(kernels.values()), kernels_s=kernels, host_s=sum(op.dispatch_ps for op in ops) / PS_PER_S,
+        exposed_s={call: time / PS_PER_S for call, time in exposed.items()},
+    )  # fmt: skip
+
+
+def _walked(ops: Sequence[Op]) -> dict[str, int]:
+    """Call of a collective -> how long the stream waits for it, with the host far ahead."""
+    stream, channels, ends, found = 0, dict[str, int](), dict[str, tuple[int, str]](), dict[str, int]()
+    for op in ops:
+        if op.kind == COMPUTE:
+            stream += op.work_ps
+        elif op.kind == ISSUE:
+            channels[op.channel] = max(channels.get(op.channel, 0), stream) + op.work_ps
+            ends[op.token] = channels[op.channel], op.name
+        elif op.kind == WAIT and op.token in ends:
+            end, call = ends[op.token]
+            if end > stream:
+                found[call] = found.get(call, 0) + end - stream
+                stream = end
+    return found
+
+
+_RANKS: dict[tuple[object, ...], _Rank] = {}
+_LOWERED: dict[tuple[object, ...], LoweredRank] = {}
+_MOST = 4096
+
+
+def _rank(key: _RankKey) -> _Rank:
+    """The same object for configurations in which the rank does the same."""
+    found = _RANKS.get(key._priced)
+    if found is None:
+        lowered = _LOWERED.get(key._lowered)
+        if lowered is None:
+            if len(_LOWERED) >= _MOST:
+                _LOWERED.clear()
+            lowered = _LOWERED[key._lowered] = lowered_rank(key.costs, key.chunks, key.wanted)
+        if len(_RANKS) >= _MOST:
+            _RANKS.clear()
+        found = _RANKS[key._priced] = _Rank(key, lowered)
+    return found
