@@ -15,7 +15,7 @@ from search.devices import Answer, Pins, Problem, solve
 from search.devices.critical import critical_path_s
 from search.devices.operators import OperatorCost, layout_words, operator_costs
 from simulator.forecast.chunks import Chunks
-from simulator.forecast.predict import rates_of
+from simulator.forecast.estimate import rates_of
 from twofold.plan_report import explained, tables
 
 CONFIG = TransformerConfig(name="small", num_layers=4, hidden=512, num_heads=8, ffn=2048, vocab=8192, seq=1024)

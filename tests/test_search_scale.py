@@ -25,7 +25,7 @@ from search.devices.costs import Inner
 from search.devices.explain import relaxations
 from search.devices.seeds import seeds
 from search.devices.space import Mesh, Shape, enumerate_degrees, layer_choices, meshes, schedule_of, shapes, values_of
-from simulator.forecast import forecast, forecast_grid, stack_named
+from simulator.forecast import estimate, estimate_grid, stack_named
 
 
 def small(**values: Any) -> TransformerConfig:
@@ -79,7 +79,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_best_is_that_of_all_configurations_forecast_one_by_one(name: str) -> None:
     asked = CASES[name]
-    everything = forecast_grid(asked.config, list(enumerate_degrees(asked)), asked.machine, stack=asked.stack)
+    everything = estimate_grid(asked.config, list(enumerate_degrees(asked)), asked.machine, stack=asked.stack)
     fitting = [found.step_s for found in everything if found.peak_bytes <= asked.limit_bytes]
     assert len(everything) >= 20 and fitting
     found = solve(asked)
@@ -119,7 +119,7 @@ def by_hand(asked: Problem, layers: int) -> list[Degrees]:
 def test_the_best_with_some_blocks_that_recompute_is_that_of_plain_loops(share: float) -> None:
     asked = problem(small(num_layers=12, num_heads=4), num_devices=4, global_batch=8)
     every = by_hand(asked, 12)
-    seen = forecast_grid(asked.config, every, asked.machine)
+    seen = estimate_grid(asked.config, every, asked.machine)
     peaks = sorted(each.peak_bytes for each in seen)
     limit = peaks[int(share * len(peaks) / 8)]  # few fit
     fitting = [
@@ -138,7 +138,7 @@ def test_the_best_with_some_blocks_that_recompute_is_that_of_plain_loops(share: 
 def test_the_fastest_few_with_some_blocks_that_recompute_are_those_of_plain_loops(keep: int) -> None:
     asked = problem(small(num_layers=6), num_devices=2, global_batch=8)
     every = by_hand(asked, 6)
-    seen = forecast_grid(asked.config, every, asked.machine)
+    seen = estimate_grid(asked.config, every, asked.machine)
     limit = sorted(each.peak_bytes for each in seen)[len(seen) // 3]
     fitting = sorted(
         each.step_s for each, degrees in zip(seen, every, strict=True) if each.peak_bytes <= limit and degrees.pp == 1
@@ -180,7 +180,7 @@ def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
                     schedule=shape.schedule, virtual=shape.virtual, recompute=recompute,
                     sequence_parallel=mesh.tp > 1, optimizer=asked.at_level(level),
                 )  # fmt: skip
-                seen = forecast(asked.config, degrees, asked.machine, stack=asked.stack)
+                seen = estimate(asked.config, degrees, asked.machine, stack=asked.stack)
                 together = branching.frames.together(shape)
                 bounds = [
                     quick,
@@ -220,7 +220,7 @@ def test_every_bound_holds_for_some_blocks_that_recompute(stack: str, num_dense:
                 degrees = asked.degrees(
                     values_of(mesh, 1, True, "full", shape, level, layers, asked, some)
                 )  # fmt: skip
-                seen = forecast(asked.config, degrees, asked.machine, stack=asked.stack)
+                seen = estimate(asked.config, degrees, asked.machine, stack=asked.stack)
                 own = frame.bounds_s(floor, transfers, together=together)[rows.spread[number]]
                 assert max(own, *(each[number] for each in bounds)) <= seen.step_s * (1 + 1e-9)
                 assert own <= bounds[0][number] * (1 + 1e-9)
@@ -238,7 +238,7 @@ def test_what_is_forecast_first_is_of_the_space_and_fits() -> None:
     assert {each.tp > 1 for each in first} == {False, True}
     for degrees in first:
         assert identity(degrees) in every
-        assert forecast(asked.config, degrees, asked.machine, stack=asked.stack).peak_bytes <= asked.limit_bytes
+        assert estimate(asked.config, degrees, asked.machine, stack=asked.stack).peak_bytes <= asked.limit_bytes
 
 
 def test_a_backward_in_two_parts_takes_no_less_than_a_whole_one() -> None:
@@ -287,7 +287,7 @@ def test_a_pin_holds_and_costs() -> None:
 
 def test_more_of_the_fastest_are_ranked_when_asked_for() -> None:
     asked = CASES["levels"]
-    every = sorted(found.step_s for found in forecast_grid(asked.config, list(enumerate_degrees(asked)), asked.machine))
+    every = sorted(found.step_s for found in estimate_grid(asked.config, list(enumerate_degrees(asked)), asked.machine))
     found = solve(asked, keep=4)
     assert [each.forecast.step_s for each in found.found[:4]] == pytest.approx(every[:4], rel=1e-9)
     assert found.num_proven == 4 and "the first 4 proven" in found.summary() and solve(asked).num_proven == 1

@@ -14,7 +14,7 @@ from search.devices.candidate import Found, identity
 from search.devices.physics import physics_s
 from search.devices.problem import Pins, Problem
 from search.devices.space import refusal
-from simulator.forecast import forecast_grid
+from simulator.forecast import estimate_grid
 
 __all__ = ["BASELINES", "baseline", "usual_candidates"]
 
@@ -78,7 +78,7 @@ def _forecasts(problem: Problem, candidates: Iterable[Degrees], until_s: float =
         if time.monotonic() > until_s:
             break
         part = chosen[first : first + at_once]
-        seen = forecast_grid(problem.config, part, problem.machine, stack=problem.stack)
+        seen = estimate_grid(problem.config, part, problem.machine, stack=problem.stack)
         found += [Found(degrees=degrees, forecast=each) for degrees, each in zip(part, seen, strict=True)]
     return found
 

@@ -26,8 +26,8 @@ from search.devices.problem import Pins, Problem
 from search.devices.schedule_space import Frames
 from search.devices.seeds import seeds
 from search.devices.space import Shape, meshes
-from simulator.forecast import forecast
-from simulator.forecast.predict import rates_of
+from simulator.forecast import estimate
+from simulator.forecast.estimate import rates_of
 
 __all__ = ["Branching"]
 
@@ -230,7 +230,7 @@ class Branching:
             self.num_forecasts += 1
             known = Found(
                 degrees=degrees,
-                forecast=forecast(problem.config, degrees, problem.machine, stack=problem.stack),
+                forecast=estimate(problem.config, degrees, problem.machine, stack=problem.stack),
             )
             self._seen[key] = known
         return known

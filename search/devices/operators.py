@@ -18,7 +18,7 @@ from plans.program import Kind
 from search.devices.problem import Problem
 from simulator.forecast.action import COLLECTIVE, COMPUTE, Line, Rates, measure
 from simulator.forecast.chunks import Chunks
-from simulator.forecast.predict import rates_of
+from simulator.forecast.estimate import rates_of
 from simulator.forecast.pricing import priced_cells
 
 __all__ = ["OperatorCost", "layout_words", "operator_costs"]

@@ -127,6 +127,7 @@ class Stack:
     reserved: bool = False
     runs_experts: bool = True
     chip_spread: float = 0.0
+    runs_programs: bool = True
 
     def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """What is taken of the software and was not said by the run, in words, for lists of assumptions."""

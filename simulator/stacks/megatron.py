@@ -63,6 +63,7 @@ class Megatron(Stack):
     name: str = "megatron"
     chip_spread: float = CHIP_SPREAD
     gathers_again: bool = True
+    runs_programs: bool = False
     flash_attention: bool = True
     overlaps_interleaved: bool = True
     overlaps_split: bool = True

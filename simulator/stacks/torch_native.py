@@ -120,6 +120,7 @@ class TorchNative(Stack):
     name: str = "torch"
     chip_spread: float = CHIP_SPREAD
     runs_experts: bool = False
+    runs_programs: bool = False
     compiled: bool = False
     fused_norm: bool = True
     update: str = "fused"

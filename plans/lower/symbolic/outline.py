@@ -34,7 +34,8 @@ class PieceOutline:
     Args:
         operators: those that read parameters, and the first one, in the order of the forward; their inputs are the
             parameters.
-        completed: (parameter, operator whose gradient completes the parameter's gradient), in the order of the backward.
+        completed: (parameter, operator whose gradient completes the parameter's gradient), in the order of the
+        backward.
         tensors: its parameters in the order of the graph.
     """
 

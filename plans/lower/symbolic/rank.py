@@ -65,7 +65,8 @@ class SymbolicRank:
 
     Args:
         begin, end: what opens and closes the step, without the waits for what was sent.
-        bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order, each with the number of
+        bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order, each with the
+        number of
             the block that it stands in. An instruction whose call is "cell" has been done by the cell before it: it
             says only which values of the step are alive.
         values: every value that an instruction names.
@@ -323,7 +324,8 @@ class _Spelling:
         self.items: list[tuple[int, Item]] = []
 
     def run(self, skeleton: _Skeleton, body: Sequence[Instruction]) -> tuple[tuple[int, Item], ...]:
-        """What the optimizer added before a cell (gathers, arrivals) stands right before it, reductions right behind."""
+        """What the optimizer added before a cell (gathers, arrivals) stands right before it, reductions right
+        behind."""
         behind = {line.name for line in skeleton.lines}
         waiting: list[Instruction] = []
         for line in body:
@@ -366,7 +368,8 @@ class _Spelling:
             self._span(until)
 
     def _span(self, stop: int) -> None:
-        """Cells up to `stop`, with the boundary of the stage: the first piece waits for what arrives, the last sends."""
+        """Cells up to `stop`, with the boundary of the stage: the first piece waits for what arrives, the last
+        sends."""
         template = self._parts[self._number][self._part]
         for where in sorted({template.arrives_at, template.sends_at}):
             if self._at <= where <= stop:
