@@ -69,18 +69,18 @@ def parameter_table(plan: Plan) -> Table:
     rows = []
     for group in lower(plan).groups:
         per_step = _per_step(group)
-        for home in group.parameters:
-            local = group.values[home.weight]
-            own = f"g:{home.name}"
-            named = {home.weight, home.shard, own, f"{own}#sum", f"{own}#shard", f"{own}#view"}
+        for placement in group.parameters:
+            local = group.values[placement.weight]
+            own = f"g:{placement.name}"
+            named = {placement.weight, placement.shard, own, f"{own}#sum", f"{own}#shard", f"{own}#view"}
             rows.append(
                 (
-                    home.name,
-                    "×".join(map(str, home.shape)),
+                    placement.name,
+                    "×".join(map(str, placement.shape)),
                     format_ranks(group.ranks),
-                    f"{home.layout}",
+                    f"{placement.layout}",
                     format_bytes(local.span_bytes),
-                    f"cut over {format_axes(home.shard_axes)}" if home.shard else "whole",
+                    f"cut over {format_axes(placement.shard_axes)}" if placement.shard else "whole",
                     "; ".join(text for text, touched in per_step if touched & named) or "none",
                 )
             )

@@ -51,8 +51,8 @@ def test_one_micro_batch_is_plain_torch_bit_for_bit():
     losses = [rank.step(batch).item() for batch in batches(6)]
     expected, weights = trained(6)
     assert losses == expected
-    for home in rank.group.parameters:
-        np.testing.assert_array_equal(rank.kept(home).numpy(), weights[home.name])
+    for placement in rank.group.parameters:
+        np.testing.assert_array_equal(rank.kept(placement).numpy(), weights[placement.name])
 
 
 @pytest.mark.parametrize("num_micro_batches", [2, 4, 8])

@@ -29,7 +29,7 @@ from executor.step.groups import Groups, Team
 from executor.step.memory import memory_peak
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
-from plans.program import Instruction, Kind, ParameterHome, Program, Scope, Value
+from plans.program import Instruction, Kind, ParameterPlacement, Program, Scope, Value
 
 __all__ = ["Batch", "Code", "Interpreter", "RecordedStep"]
 
@@ -138,25 +138,26 @@ class Interpreter:
         Raises:
             TwofoldError: a parameter that is missing or has another shape.
         """
-        for home in self.group.parameters:
-            if home.name not in whole:
-                raise TwofoldError(f"no initial value is given for the parameter {home.name!r}")
-            array = whole[home.name]
-            if tuple(array.shape) != tuple(home.shape):
+        for placement in self.group.parameters:
+            if placement.name not in whole:
+                raise TwofoldError(f"no initial value is given for the parameter {placement.name!r}")
+            array = whole[placement.name]
+            if tuple(array.shape) != tuple(placement.shape):
                 raise TwofoldError(
-                    f"the initial value of {home.name!r} has the shape {tuple(array.shape)}, the plan {home.shape}"
+                    f"the initial value of {placement.name!r} has the shape {tuple(array.shape)}, "
+                    f"the plan {placement.shape}"
                 )
-            region = tuple(slice(*ends) for ends in home.layout.region(self.rank, home.shape))
-            kept = self.group.values[home.kept]
+            region = tuple(slice(*ends) for ends in placement.layout.region(self.rank, placement.shape))
+            kept = self.group.values[placement.kept]
             part = torch.as_tensor(np.array(array[region])).to(self.device.torch_device, torch_dtype(kept.dtype))
-            if home.shard is not None:
-                index = home.layout.mesh.index(self.rank, home.shard_axes)
+            if placement.shard is not None:
+                index = placement.layout.mesh.index(self.rank, placement.shard_axes)
                 part = flat_part(part, kept.shape[0], index)
             self._env[self._slot(kept.name, 0)] = part
-            if home.master is not None:
-                weight = part.to(torch_dtype(self.group.values[home.weight].dtype))
-                self._env[self._slot(home.weight, 0)] = weight
-            for name in home.states:
+            if placement.master is not None:
+                weight = part.to(torch_dtype(self.group.values[placement.weight].dtype))
+                self._env[self._slot(placement.weight, 0)] = weight
+            for name in placement.states:
                 state = self.group.values[name]
                 zeros = torch.zeros(state.shape, dtype=torch_dtype(state.dtype), device=self.device.torch_device)
                 self._env[self._slot(name, 0)] = zeros
@@ -177,9 +178,9 @@ class Interpreter:
             self._env[self._slot(constant.value, 0)] = part
         self.progress.step = 0
 
-    def kept(self, home: ParameterHome) -> Tensor:
+    def kept(self, placement: ParameterPlacement) -> Tensor:
         """The tensor that is kept of a parameter between steps: its shard, master weight or whole local weight."""
-        tensor: Tensor = self._env[self._slot(home.kept, 0)]
+        tensor: Tensor = self._env[self._slot(placement.kept, 0)]
         return tensor
 
     # -- steps ---------------------------------------------------------------------------------------------------------

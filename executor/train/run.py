@@ -26,7 +26,7 @@ from executor.step.interpreter import Batch, Interpreter, RecordedStep
 from executor.train.result import RankResult, spans_of, write_npz
 from plans.errors import TwofoldError
 from plans.plan import Plan, plan_digest
-from plans.program import GroupProgram, ParameterHome, Program
+from plans.program import GroupProgram, ParameterPlacement, Program
 
 __all__ = ["gather_parameters", "run_rank"]
 
@@ -149,22 +149,26 @@ def gather_parameters(program: Program, interpreter: Interpreter) -> dict[str, n
     """
     whole: dict[str, Any] = {}
     for group in program.groups:
-        for home in group.parameters:
-            if home.name not in whole:
-                whole[home.name] = _gather_one(group, home, interpreter)
+        for placement in group.parameters:
+            if placement.name not in whole:
+                whole[placement.name] = _gather_one(group, placement, interpreter)
     return whole if interpreter.rank == 0 else None
 
 
-def _gather_one(group: GroupProgram, home: ParameterHome, interpreter: Interpreter) -> np.ndarray[Any, Any] | None:
-    rank, mesh = interpreter.rank, home.layout.mesh
-    kept = group.values[home.kept]
+def _gather_one(
+    group: GroupProgram, placement: ParameterPlacement, interpreter: Interpreter
+) -> np.ndarray[Any, Any] | None:
+    rank, mesh = interpreter.rank, placement.layout.mesh
+    kept = group.values[placement.kept]
     owners: dict[tuple[Any, int], int] = {}
     for member in sorted(mesh.rank_list):
-        owners.setdefault((home.layout.region(member, home.shape), mesh.index(member, home.shard_axes)), member)
-    whole = torch.empty(home.shape, dtype=torch_dtype(kept.dtype)) if rank == 0 else None
+        owners.setdefault(
+            (placement.layout.region(member, placement.shape), mesh.index(member, placement.shard_axes)), member
+        )
+    whole = torch.empty(placement.shape, dtype=torch_dtype(kept.dtype)) if rank == 0 else None
     shards: dict[Any, list[Tensor]] = {}
     for (region, _), owner in sorted(owners.items()):
-        mine = interpreter.kept(home).contiguous() if rank == owner else None
+        mine = interpreter.kept(placement).contiguous() if rank == owner else None
         if rank == 0:
             if mine is None:
                 mine = torch.empty(kept.shape, dtype=torch_dtype(kept.dtype), device=interpreter.device.torch_device)

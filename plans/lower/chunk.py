@@ -19,7 +19,7 @@ from plans.lower.statistic import gather_statistic
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
 from plans.plan import Plan
-from plans.program import ConstantHome, Instruction, Kind, Scope, Value
+from plans.program import ConstantPlacement, Instruction, Kind, Scope, Value
 
 __all__ = ["LOSSES", "Border", "ChunkLowering", "completed_parameters", "fed_layout"]
 
@@ -220,7 +220,7 @@ class ChunkLowering:
                 scope=Scope.KEPT, role="weight",
             )
         )  # fmt: skip
-        self.table.constants[value] = ConstantHome(name=name, shape=tensor.shape, layout=target, value=value)
+        self.table.constants[value] = ConstantPlacement(name=name, shape=tensor.shape, layout=target, value=value)
         return value
 
     def _load(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
