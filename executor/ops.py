@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from executor.fitting import Form
 from executor.sharding import shard
 
 __all__ = ["Add", "Flatten", "GeLU", "MatMul", "Mul", "Operator", "ReLU", "SiLU"]
@@ -35,53 +36,67 @@ class MatMul(Operator):
     torch.Size([2, 4])
     """
 
+    form = Form.PRODUCT
+
     def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """The product."""
+        """Multiply: x [.., k], w [k, n] -> [.., n]."""
         return torch.matmul(x, w)
 
 
 class ReLU(Operator):
     """max(x, 0)."""
 
+    form = Form.ELEMENTWISE
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return functional.relu(x)
 
 
 class GeLU(Operator):
     """x Phi(x), Phi the normal distribution function."""
 
+    form = Form.ELEMENTWISE
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return functional.gelu(x)
 
 
 class SiLU(Operator):
     """x sigmoid(x)."""
 
+    form = Form.ELEMENTWISE
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return functional.silu(x)
 
 
 class Add(Operator):
     """x + y, with broadcasting."""
 
+    form = Form.BROADCAST
+
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return torch.add(x, y)
 
 
 class Mul(Operator):
     """x y, with broadcasting."""
 
+    form = Form.BROADCAST
+
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return torch.mul(x, y)
 
 
 class Flatten(Operator):
     """All dims but the first made one."""
+
+    form = Form.FLATTEN
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, ..] as [N, product of the others]."""

@@ -9,7 +9,6 @@ import pytest
 
 from plans.errors import TwofoldError
 from plans.layout import INTERLEAVED, Layout
-from plans.show_layout import layout_table
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "mindspore_2.10.0_layouts.json").read_text())["cases"]
 
@@ -141,6 +140,6 @@ def test_print_shows_who_holds_what() -> None:
     assert table[2][-4:] == ["0", "4", "2", "6"]
     assert table[3][-4:] == ["1", "5", "3", "7"]
     assert f"{layout}" == "(mp, (sp, dp))"
-    assert "dim1[12:16]" in layout_table(layout, (4, 16))
+    assert "dim1[12:16]" in layout.table((4, 16))
     assert str(mesh("None")).splitlines()[1] == "everything: 0-7"
     assert [line.split()[-1] for line in str(mesh).splitlines()[-2:]] == ["5", "7"]
