@@ -151,7 +151,7 @@ class Device:
         return True
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Bytes of memory that nobody uses, and all there are; of this host on a CPU."""
+        """Bytes of free memory and of all memory: of the device, or of this host on a CPU."""
         if not self.is_async:
             page = os.sysconf("SC_PAGE_SIZE")
             return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")

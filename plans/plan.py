@@ -51,8 +51,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __hash__(self) -> int:
         return hash((tuple(sorted(self.dims.items())), self.mesh, self.out))
 
-    def handed_on(self, spec: OperatorSpec, index: int, mesh: Layout) -> TensorLayout:
-        """The layout in which output `index` is handed on; `mesh` is the operator's."""
+    def output_layout(self, spec: OperatorSpec, index: int, mesh: Layout) -> TensorLayout:
+        """The layout of output `index` as later operators read it: `out` if it is given; `mesh` is the operator's."""
         if self.out is None or index:
             return spec.output_layout(index, mesh, self.dims)
         return TensorLayout(mesh=mesh, dims=self.out)
@@ -69,7 +69,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         shape = spec.output_shape(0)
         if not shape:
             raise TwofoldError(f"operator {name!r} ({spec.kind}) makes a scalar, which cannot be handed on split")
-        self.handed_on(spec, 0, mesh).check(shape, f"the output of operator {name!r}")
+        self.output_layout(spec, 0, mesh).check(shape, f"the output of operator {name!r}")
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -395,7 +395,7 @@ class _Version(msgspec.Struct):
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> Path:
-    """Write a plan file, whole or not at all."""
+    """Write a plan file atomically."""
     return write_atomically(path, plan_to_json(plan) + b"\n")
 
 

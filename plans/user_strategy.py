@@ -149,7 +149,7 @@ def given_strategy(in_strategy: object, out_strategy: object = None) -> GivenStr
             )
         if INTERLEAVED in layout.mesh.alias_name:
             raise TwofoldError(
-                f"{shown}: copies by the axis {INTERLEAVED!r} are not carried out for single operators; wrap the "
+                f"{shown}: copies by the axis {INTERLEAVED!r} are not supported for single operators; wrap the "
                 "network as MicroBatchInterleaved(net, 2)"
             )
     return GivenStrategy(inputs=inputs, output=outputs[0] if outputs else None)

@@ -61,7 +61,7 @@ def write_trace(
     max_spans: int = MAX_SPANS,
     meta: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write timelines side by side as gzipped JSON, whole or not at all; open it at https://ui.perfetto.dev.
+    """Write timelines side by side as gzipped JSON atomically; open it at https://ui.perfetto.dev.
 
     Args:
         path: the file, by custom `trace.json.gz`.

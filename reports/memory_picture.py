@@ -74,8 +74,8 @@ def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int |
     step = representative_step(timeline) if step is None else step
     begin = timeline.step_start_ps[step]
     spans: dict[str, tuple[int, int]] = {}
-    own_rows = rows_of_step(timeline, step, rank=rank)
-    for row in own_rows:
+    rows = rows_of_step(timeline, step, rank=rank)
+    for row in rows:
         if timeline.stream[row] != STREAMS.index("host"):
             id_ = timeline.names[timeline.name_index[row]][0]
             start, end = int(timeline.start_ps[row]) - begin, int(timeline.end_ps[row]) - begin
@@ -84,7 +84,7 @@ def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int |
     values = program.group_of(rank).values
     lives = _Lives(values)
     arrives: dict[tuple[str, int], int] = {}
-    now = int(timeline.start_ps[own_rows].min()) - begin if len(own_rows) else 0  # others may have begun long before
+    now = int(timeline.start_ps[rows].min()) - begin if len(rows) else 0  # others may have begun long before
     for block, instruction in program.walk(rank):
         own = spans.get(f"{block.label}/{instruction.name}")
         micro_batch, start, end = block.micro_batch, now, max(now, own[1]) if own else now

@@ -151,12 +151,12 @@ def _neighbours(group: GroupProgram) -> tuple[dict[str, str], dict[str, str]]:
 
 def _per_step(group: GroupProgram) -> list[tuple[str, set[str]]]:
     """What a group moves for its parameters in a step, with the values that each serves: what is unpacked of it too."""
-    handed_on: dict[str, set[str]] = {}
+    derived: dict[str, set[str]] = {}
     moves: dict[str, tuple[Instruction, int]] = {}
     for _, instruction in group.walk():
         if instruction.call in ("flat_unpack", "accumulate"):
             for name in instruction.inputs:
-                handed_on.setdefault(name, set()).update(instruction.outputs)
+                derived.setdefault(name, set()).update(instruction.outputs)
         if instruction.kind is Kind.COLLECTIVE and any(
             group.values[name].scope is not Scope.MICRO for name in instruction.outputs
         ):
@@ -167,7 +167,7 @@ def _per_step(group: GroupProgram) -> list[tuple[str, set[str]]]:
         served = {*instruction.inputs, *instruction.outputs}
         reached = set(instruction.outputs)
         while reached:
-            reached = {after for name in reached for after in handed_on.get(name, ())} - served
+            reached = {after for name in reached for after in derived.get(name, ())} - served
             served |= reached
         times = f", {count} times" if count > 1 else ""
         result.append((f"{_describe(instruction)}{times}", served))

@@ -94,7 +94,7 @@ class Picture:
         return '<?xml version="1.0" encoding="UTF-8"?>\n' + self._element(style) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the SVG file, whole or not at all."""
+        """Write the SVG file atomically."""
         return write_atomically(path, self.alone().encode())
 
     def _element(self, style: str) -> str:

@@ -12,7 +12,7 @@ from small_training import batches, four_ranks, parameters, trained
 
 from executor.step.count import Communication, compare, counted, planned_collectives
 from executor.step.emulate import Emulation
-from executor.train.batches import own_rows
+from executor.train.batches import rows_of_rank
 from executor.train.result import RankResult, merged_timeline
 from executor.train.run import run_rank
 from plans.lower import lower
@@ -47,7 +47,7 @@ def cost_of(instruction, group):
 def work(rank, folder):
     for name, plan in PLANS.items():
         program = lower(plan)
-        feed = own_rows(plan, rank, batches(NUM_STEPS))
+        feed = rows_of_rank(plan, rank, batches(NUM_STEPS))
         result = run_rank(
             program, plan, feed, parameters(), NUM_STEPS, device="cpu", record_steps=2,
             weights_path=folder / f"{name}.npz",

@@ -1,4 +1,4 @@
-"""Run a plan on launched ranks and read what they bring home."""
+"""Run a plan on launched ranks and read their results."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Model:
         from executor.train.data import Prefetcher
         from executor.train.initial import get_seed
         from executor.train.run import run_rank
-        from executor.train.same_start import check_alike
+        from executor.train.same_start import check_same_start
         from plans.lower import lower
 
         if epoch < 1 or len(train_dataset) < 1:
@@ -145,7 +145,7 @@ class Model:
             for callback in told:
                 callback(context)
 
-        check_alike(self.wrapped.module, device)
+        check_same_start(self.wrapped.module, device)
         fed = _fed_graph(self.plan)
         feed: Iterable[dict[str, Any]] = batches_of(fed, _epochs(train_dataset, epoch))
         ahead = Prefetcher(placed(feed, device)) if dataset_sink_mode else None
@@ -161,11 +161,11 @@ class Model:
 
     def _shared_plan(self, batch: Sequence[Any], device: Device) -> Plan:
         """The plan, made on rank 0 and told to the others as JSON."""
-        from executor.launch.broadcast import told_by_rank_0
+        from executor.launch.broadcast import broadcast_from_rank_0
 
         num_ranks = int(os.environ["WORLD_SIZE"])
         return plan_from_json(
-            told_by_rank_0(lambda: plan_to_json(self._planned(batch, num_ranks, device.kind)), device)
+            broadcast_from_rank_0(lambda: plan_to_json(self._planned(batch, num_ranks, device.kind)), device)
         )
 
     def _planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:

@@ -37,7 +37,7 @@ def _addmm(
     build: Translation, node: fx.Node, bias: Value, x: Value, weight: Value, *, beta: float = 1, alpha: float = 1
 ) -> Value:
     if beta != 1 or alpha != 1:
-        raise build.refused(node, f"beta={beta} and alpha={alpha} are not carried out; both must be 1")
+        raise build.refused(node, f"beta={beta} and alpha={alpha} are not supported; both must be 1")
     is_bias = isinstance(bias, str) and len(build.tensors[bias].shape) == 1 and bias not in build.batched
     if isinstance(weight, Transposed) and is_bias and build.tensors[str(bias)].shape == build.shape_dtype(node)[0][-1:]:
         return build.make(node, "linear", (x, weight.tensor, bias))
@@ -88,7 +88,7 @@ def _avg_pool2d(
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
     if divisor_override is not None:
-        raise build.refused(node, "divisor_override is not carried out; scale the result instead")
+        raise build.refused(node, "divisor_override is not supported; scale the result instead")
     return build.make(
         node, "avg_pool2d", (x,), kernel=_pair(kernel), stride=_pair(stride or kernel), padding=_pair(padding),
         ceil=ceil_mode, count_padding=count_include_pad,
@@ -123,7 +123,7 @@ def _layer_norm(
     eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Value:  # fmt: skip
     if weight is None and bias is not None:
-        raise build.refused(node, "a bias without a weight is not carried out; give it a weight of ones")
+        raise build.refused(node, "a bias without a weight is not supported; give it a weight of ones")
     operands = [each for each in (x, weight, bias) if each is not None]
     return build.make(node, "layer_norm", operands, eps=eps, num_dims=len(shape))
 
@@ -161,6 +161,6 @@ def _embedding(
     sparse: bool = False,
 ) -> Value:  # fmt: skip
     if scale_grad or sparse:
-        raise build.refused(node, "scale_grad_by_freq and sparse gradients are not carried out; leave them out")
+        raise build.refused(node, "scale_grad_by_freq and sparse gradients are not supported; leave them out")
     attrs: dict[str, Any] = {} if padding_idx < 0 else {"padding_id": padding_idx}
     return build.make(node, "embedding", (ids, table), **attrs)

@@ -84,7 +84,7 @@ def _cross_entropy(
     _check_mean(build, node, reduction)
     _check_target(build, node, target)
     if weight is not None or label_smoothing:
-        raise build.refused(node, "class weights and label_smoothing are not carried out; leave them out")
+        raise build.refused(node, "class weights and label_smoothing are not supported; leave them out")
     return _mean_over_labels(build, node, x, target, ignore_index)
 
 
@@ -97,7 +97,7 @@ def _nll(
     _check_mean(build, node, reduction)
     _check_target(build, node, target)
     if weight is not None:
-        raise build.refused(node, "class weights are not carried out; leave them out")
+        raise build.refused(node, "class weights are not supported; leave them out")
     made = {output: operator for operator in build.operators for output in operator.outputs}
     name, dim = str(x), min(1, len(build.tensors[str(x)].shape) - 1)
     while name in made and made[name].kind in ("reshape", "permute"):

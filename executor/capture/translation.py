@@ -51,9 +51,9 @@ Rule = Callable[..., Value]
 
 
 _WITHOUT = {
-    "wrap_with_autocast": "torch.autocast in a forward is not carried out: give modules and inputs the dtypes that "
+    "wrap_with_autocast": "torch.autocast in a forward is not supported: give modules and inputs the dtypes that "
     "they are to compute in, or cast where dtypes change",
-    "wrap_with_set_grad_enabled": "torch.no_grad in a forward is not carried out: freeze parameters instead, "
+    "wrap_with_set_grad_enabled": "torch.no_grad in a forward is not supported: freeze parameters instead, "
     "requires_grad_(False)",
 }
 
@@ -178,7 +178,7 @@ class Translation:
         try:
             inspect.signature(rule).bind(self, node, *args, **kwargs)
         except TypeError as error:
-            raise self.refused(node, f"one of its settings is not carried out: {error}") from None
+            raise self.refused(node, f"one of its settings is not supported: {error}") from None
         result = rule(self, node, *args, **kwargs)
         if in_place:
             self.values[node.args[0]] = result  # type: ignore[index]

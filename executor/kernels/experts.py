@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 
 __all__ = ["EXPERT_RULES", "choices", "places"]
 
@@ -67,7 +67,7 @@ def _collected(rows: Tensor, routed: Tensor, number: int) -> Tensor:
     return found.masked_fill((at == last).unsqueeze(-1), 0)
 
 
-def dispatch(site: Site, attrs: Attrs, x: Tensor, logits: Tensor) -> Tensor:
+def dispatch(context: OpContext, attrs: Attrs, x: Tensor, logits: Tensor) -> Tensor:
     """Every token to the places it has at its experts."""
     num_experts = logits.shape[-1]
     rows = places(attrs, choices(attrs, logits), num_experts)
@@ -75,7 +75,7 @@ def dispatch(site: Site, attrs: Attrs, x: Tensor, logits: Tensor) -> Tensor:
     return _spread(rows, x, count).view(num_experts, -1, x.shape[-1])
 
 
-def dispatch_grad(site: Site, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor:
+def dispatch_grad(context: OpContext, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor:
     """dL/dx: the gradients of a token's places added up."""
     rows = places(attrs, choices(attrs, logits), logits.shape[-1])
     made = _collected(rows, g, 0)
@@ -84,7 +84,7 @@ def dispatch_grad(site: Site, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor
     return made
 
 
-def combine(site: Site, attrs: Attrs, routed: Tensor, logits: Tensor) -> Tensor:
+def combine(context: OpContext, attrs: Attrs, routed: Tensor, logits: Tensor) -> Tensor:
     """The sum of what a token's experts made, each with its weight."""
     chosen = choices(attrs, logits)
     rows, share = places(attrs, chosen, logits.shape[-1]), weights(attrs, logits, chosen)
@@ -94,7 +94,7 @@ def combine(site: Site, attrs: Attrs, routed: Tensor, logits: Tensor) -> Tensor:
     return made.to(routed.dtype)
 
 
-def combine_grad_routed(site: Site, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor:
+def combine_grad_routed(context: OpContext, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor:
     """dL/dx[place] = weight x dL/dy of its token."""
     chosen = choices(attrs, logits)
     rows = places(attrs, chosen, logits.shape[-1])
@@ -102,7 +102,7 @@ def combine_grad_routed(site: Site, attrs: Attrs, g: Tensor, logits: Tensor) -> 
     return _spread(rows, g, count, weights(attrs, logits, chosen)).view(logits.shape[-1], -1, g.shape[-1])
 
 
-def combine_grad_logits(site: Site, attrs: Attrs, g: Tensor, routed: Tensor, logits: Tensor) -> Tensor:
+def combine_grad_logits(context: OpContext, attrs: Attrs, g: Tensor, routed: Tensor, logits: Tensor) -> Tensor:
     """dL/dlogits through the weights; linear in the products g y, so that parts of h may be added later."""
     chosen = choices(attrs, logits)
     rows, share = places(attrs, chosen, logits.shape[-1]), weights(attrs, logits, chosen)

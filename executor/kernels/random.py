@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import num_parts, offset
 
 __all__ = ["RANDOM_RULES", "kept_elements", "seed_of"]
@@ -89,17 +89,17 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-def dropout(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def dropout(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """x / (1 - p) where it is kept, else 0; the gradient is the same rule."""
     p = attrs["p"]
     if p >= 1:
         return torch.zeros_like(x)
     region, shape = [], []
     for dim, size in enumerate(x.shape):
-        low = offset(site, attrs, f"d{dim}", size)
+        low = offset(context, attrs, f"d{dim}", size)
         region.append((low, low + size))
-        shape.append(size * num_parts(site, attrs, f"d{dim}"))
-    kept = kept_elements(region, shape, p, attrs["seed"], site.progress.step, site.micro_batch, x.device)
+        shape.append(size * num_parts(context, attrs, f"d{dim}"))
+    kept = kept_elements(region, shape, p, attrs["seed"], context.counter.step, context.micro_batch, x.device)
     return (x * kept).mul_(1 / (1 - p))
 
 

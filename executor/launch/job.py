@@ -76,7 +76,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def save_job(job: Job, path: str | os.PathLike[str]) -> Path:
-    """Write a job file, whole or not at all."""
+    """Write a job file atomically."""
     return write_atomically(path, msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n")
 
 

@@ -135,7 +135,7 @@ def _lost_guard(job: JobFolder, rank: int) -> Failure | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this user exists and has not ended; one that nobody has waited for yet has."""
+    """Whether a process of this user is still running; a zombie (ended, not yet waited for) is not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

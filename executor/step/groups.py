@@ -49,7 +49,7 @@ class Team:
     """The members of a collective in the order of its axes, and where each stands in the process group.
 
     `group` is None for a team of one. `order[i]` is the position of member i in the process group, `inverse` the other
-    way round; `straight` says that the two orders are the same.
+    way round; `is_sorted` says that the two orders are the same.
     """
 
     members: tuple[int, ...]
@@ -63,7 +63,7 @@ class Team:
         return len(self.members)
 
     @property
-    def straight(self) -> bool:
+    def is_sorted(self) -> bool:
         """Whether member i stands at position i."""
         return self.order == tuple(range(len(self.order)))
 

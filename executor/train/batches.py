@@ -30,10 +30,10 @@ __all__ = [
     "digits",
     "epochs",
     "load_model",
-    "own_rows",
     "placed",
     "random_batches",
     "random_parameters",
+    "rows_of_rank",
 ]
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -163,10 +163,10 @@ def placed(batches: Iterable[Batch], device: Device) -> Iterator[dict[str, torch
         yield {name: torch.as_tensor(array).to(device.torch_device) for name, array in batch.items()}
 
 
-def own_rows(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """What `rank` is fed of whole batches: all of it with full_batch, else its rows of every slice of a micro-batch.
+def rows_of_rank(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The rows of whole batches that `rank` loads: all with `full_batch`, else its rows of each micro-batch slice.
 
-    So ranks of stages of different widths are fed the same samples in the same slice of a micro-batch.
+    Ranks of stages of different widths thus load the same samples in the same slice of a micro-batch.
     """
     if plan.full_batch:
         yield from batches

@@ -1,4 +1,4 @@
-"""Trains with a program inside one launched rank, and brings home what happened.
+"""Trains with a program inside one launched rank and returns the rank's result.
 
 The process may have joined the default process group already; otherwise it joins with the variables that torchrun sets.
 Batches and initial parameters come from outside, as mappings from names to arrays.

@@ -178,7 +178,7 @@ class ChunkLowering:
     def _hand_on(self, emitter: Emitter, operator: Operator, spec: OperatorSpec) -> None:
         """Bring an output to the layout that the strategy hands it on in; readers start from there."""
         for index, name in enumerate(operator.outputs):
-            layout = self.plan.strategy(operator).handed_on(spec, index, self.mesh_of(operator))
+            layout = self.plan.strategy(operator).output_layout(spec, index, self.mesh_of(operator))
             self.obtain(emitter, name, layout)
             self.placed[name].sort(key=lambda placed: not placed[0].same_placement(layout))
 
@@ -405,7 +405,7 @@ class _Backward:
         if maker is not None and maker.name in chunk.plan.stages[chunk.number].operators:
             spec, mesh, strategy = chunk.micro.spec(maker), chunk.mesh_of(maker), chunk.plan.strategy(maker)
             index = maker.outputs.index(name)
-            handed_on = strategy.handed_on(spec, index, mesh).without_partial()
+            handed_on = strategy.output_layout(spec, index, mesh).without_partial()
             target = spec.output_layout(index, mesh, strategy.dims).without_partial()
         else:
             handed_on = target = next(border.target for border in chunk.arriving if border.tensor == name)

@@ -5,7 +5,6 @@
 * `search`: the cheapest sequence of steps, by bytes or by a price in seconds; over the states of `space`, starting from
   the sequences of `greedy`; `cuts` has the regions of all ranks as arrays.
 * `atomic`: the common refinement of two meshes; `reshape`: layouts through reshape and transpose.
-* `pretend`: steps done literally on numpy arrays, one per rank.
 """
 
 from plans.redistribution.pieces import Piece, pieces
