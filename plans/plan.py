@@ -257,6 +257,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise TwofoldError(
                 f"the plan has version {self.version}, this twofold reads version {PLAN_VERSION}; plan again"
             )
+        self._check_batch()
+        placed = self._check_stages()
+        self._check_names()
+        self._check_ranks()
+        self._check_strategies(placed)
+
+    def _check_batch(self) -> None:
         if self.num_micro_batches < 1 or self.graph.batch_size % self.num_micro_batches:
             raise TwofoldError(
                 f"{self.num_micro_batches} micro-batches do not divide the batch of {self.graph.batch_size}: "
@@ -270,6 +277,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 f"interleave {self.interleave} does not divide the micro-batch of {micro_batch}: "
                 f"{micro_batch} % {self.interleave} != 0"
             )
+
+    def _check_stages(self) -> dict[str, int]:
+        """Check the order of the stages and return operator -> the number of its stage."""
         known = {operator.name for operator in self.graph.operators}
         placed: dict[str, int] = {}
         for number, stage in enumerate(self.stages):
@@ -289,10 +299,19 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                         f"operator {operator.name!r} in stage {placed[operator.name]} reads {name!r}, which is made "
                         f"later, in stage {made[name]}"
                     )
+        return placed
+
+    def _check_names(self) -> None:
+        known = {operator.name for operator in self.graph.operators}
         if unknown := set(self.strategies) - known:
             raise TwofoldError(f"strategies are given for {sorted(unknown)}, which the graph does not have")
         if unknown := set(self.recompute) - known:
             raise TwofoldError(f"recompute names {sorted(unknown)}, which the graph does not have")
+        keys = [each.key for each in self.redistributions]
+        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
+            raise TwofoldError(f"the redistribution from {twice[0][0]} to {twice[0][1]} is stored more than once")
+
+    def _check_ranks(self) -> None:
         groups = {frozenset(stage.mesh.rank_list) for stage in self.stages}
         ranks = [rank for group in groups for rank in group]
         if sorted(ranks) != list(range(len(ranks))):
@@ -300,9 +319,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if len({stage.mesh.rank_list for stage in self.stages}) != len(groups):
             lists = [list(stage.mesh.rank_list) for stage in self.stages]
             raise TwofoldError(f"stages on the same ranks must list them in the same order; the stages have {lists}")
-        keys = [each.key for each in self.redistributions]
-        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
-            raise TwofoldError(f"the redistribution from {twice[0][0]} to {twice[0][1]} is stored more than once")
+
+    def _check_strategies(self, placed: Mapping[str, int]) -> None:
         part = self.slice_graph
         for operator in part.operators:
             strategy = self.strategy(operator)

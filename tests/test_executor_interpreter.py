@@ -10,7 +10,7 @@ from executor.step.count import Communication, compare
 from executor.step.interpreter import Interpreter
 from executor.step.memory import memory_peak
 from executor.train.result import RankResult, spans_of
-from executor.train.run import run_rank
+from executor.train.run import RunOptions, run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
@@ -191,8 +191,8 @@ def test_run_of_one_rank_and_its_file(tmp_path):
     seen = []
     weights_path = tmp_path / "weights.npz"
     result = run_rank(
-        lower(one_rank()), one_rank(), batches(4), parameters(), 4, device="cpu", record_steps=2,
-        on_step=lambda step, loss: seen.append((step, loss)), weights_path=weights_path,
+        lower(one_rank()), one_rank(), batches(4), parameters(), 4, device="cpu", weights_path=weights_path,
+        options=RunOptions(record_steps=2, on_step=lambda step, loss: seen.append((step, loss))),
     )  # fmt: skip
     losses, weights = trained(4)
     assert result.losses.tolist() == losses and seen == list(enumerate(losses))

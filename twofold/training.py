@@ -118,7 +118,7 @@ class Model:
         from executor.train.batches import InitialParameters, batches_of, placed
         from executor.train.data import Prefetcher
         from executor.train.initial import get_seed
-        from executor.train.run import run_rank
+        from executor.train.run import RunOptions, run_rank
         from executor.train.same_start import check_same_start
         from plans.lower import lower
 
@@ -152,7 +152,8 @@ class Model:
         try:
             self.result = run_rank(
                 lower(self.plan), self.plan, feed if ahead is None else ahead,
-                InitialParameters(self.wrapped.module, get_seed()), steps, device=device, on_step=on_step,
+                InitialParameters(self.wrapped.module, get_seed()), steps, device=device,
+                options=RunOptions(on_step=on_step),
             )  # fmt: skip
         finally:
             if ahead is not None:

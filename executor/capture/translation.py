@@ -12,7 +12,7 @@ import operator as python_operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -45,6 +45,8 @@ class Unreadable:
 
 Value = str | Transposed | Unreadable | tuple[Any, ...] | None
 """What a node stands for: the name of a tensor, mostly."""
+
+SettingsT = TypeVar("SettingsT")
 
 Rule = Callable[..., Value]
 """(translation, node, *arguments of the aten call) -> what the node stands for."""
@@ -183,6 +185,17 @@ class Translation:
         if in_place:
             self.values[node.args[0]] = result  # type: ignore[index]
         return result
+
+    def settings(self, node: fx.Node, kind: Callable[..., SettingsT], given: Any, named: Any) -> SettingsT:
+        """The settings of a call as one value of a class with a field per setting, in aten's order.
+
+        Raises:
+            TwofoldError: a setting that the class does not have.
+        """
+        try:
+            return kind(*given, **named)
+        except TypeError as error:
+            raise self.refused(node, f"one of its settings is not supported: {error}") from None
 
     def held(self, node: fx.Node, argument: Any) -> Any:
         """An argument of a call with the values of nodes in place of the nodes."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -28,10 +30,30 @@ from plans.errors import TwofoldError
 from plans.plan import Plan, plan_digest
 from plans.program import GroupProgram, ParameterPlacement, Program
 
-__all__ = ["gather_parameters", "run_rank"]
+__all__ = ["RunOptions", "gather_parameters", "run_rank"]
 
 OnStep = Callable[[int, float | None], None]
 """Called after step 0, 1, ... with its loss, None where this rank does not know it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How `run_rank` trains.
+
+    Args:
+        emulation: let instructions take a machine's modelled time; the result is labelled "emulated".
+        record_steps: of how many of the last steps spans are kept; recording is done in these steps only.
+        count: run one more step at the end, whose result is thrown away, to compare executed with planned communication
+            (not under emulation).
+        on_step: called after every step.
+        timeout_s: seconds after which a rank that waits for another one gives up.
+    """
+
+    emulation: Emulation | None = None
+    record_steps: int = 3
+    count: bool = True
+    on_step: OnStep | None = None
+    timeout_s: float = 60.0
 
 
 def run_rank(
@@ -42,12 +64,8 @@ def run_rank(
     steps: int,
     *,
     device: str | Device = "auto",
-    emulation: Emulation | None = None,
-    record_steps: int = 3,
-    count: bool = True,
-    on_step: OnStep | None = None,
     weights_path: str | os.PathLike[str] | None = None,
-    timeout_s: float = 60.0,
+    options: RunOptions = RunOptions(),
 ) -> RankResult:
     """Train for `steps` steps on this rank.
 
@@ -59,13 +77,8 @@ def run_rank(
         parameters: name -> whole initial array (only those that this rank keeps are looked up).
         steps: at least 1.
         device: "auto", "cpu", "cuda", "npu", or one that was picked before.
-        emulation: let instructions take a machine's modelled time; the result is labelled "emulated".
-        record_steps: of how many of the last steps spans are kept; recording is done in these steps only.
-        count: run one more step at the end, whose result is thrown away, to compare executed with planned communication
-            (not under emulation).
-        on_step: progress.
         weights_path: rank 0 writes the final parameters there as .npz.
-        timeout_s: after which a rank that waits for another one gives up.
+        options: emulation, recording, counting, timeout.
 
     Raises:
         TwofoldError: bad input, such as a feed that ends early or a memory limit that is too small. Other errors carry
@@ -76,62 +89,30 @@ def run_rank(
     device = pick_device(device) if isinstance(device, str) else device
     device.use()
     alone = program.num_ranks == 1
-    joined = False if alone else connect(device, timeout_s)
+    joined = False if alone else connect(device, options.timeout_s)
     rank = 0 if alone else dist.get_rank()
-    groups = None if alone else Groups(program, device, timeout_s)
+    groups = None if alone else Groups(program, device, options.timeout_s)
     limit = None if plan is None else plan.memory_limit_bytes
-    interpreter: Interpreter
-    if emulation is None:
-        interpreter = Interpreter(program, rank, device, groups, memory_limit_bytes=limit)
-    else:
-        interpreter = EmulatedInterpreter(
-            program, rank, device, groups, emulation=emulation, memory_limit_bytes=limit
-        )  # fmt: skip
+    interpreter = _interpreter(program, rank, device, groups, limit, options.emulation)
     interpreter.set_parameters(parameters)
     device.reset_peak_memory()
-    losses: list[Tensor] = []
-    recorded: list[RecordedStep] = []
-    times = np.zeros((2, steps), dtype=np.int64)
-    batches, batch = iter(feed), None
-    warm, cpu_ns = steps // 4, 0
-    for step in range(steps):
-        if step == warm:
-            cpu_ns = time.process_time_ns()
-        batch = next(batches, None)
-        if batch is None:
-            raise TwofoldError(f"the data ended after {step} steps, {steps} were asked for")
-        times[0, step] = now_ns()
-        if step >= steps - record_steps:
-            loss, spans = interpreter.record(batch)
-            recorded.append(spans)
-        else:
-            loss = interpreter.step(batch)
-        times[1, step] = now_ns()
-        if loss is not None:
-            losses.append(loss)
-        if on_step is not None:
-            on_step(step, None if loss is None else float(loss))
-    cpu_ns = time.process_time_ns() - cpu_ns
+    done = _train(interpreter, iter(feed), steps, options)
     peak_bytes = device.max_memory_allocated()
     weights = gather_parameters(program, interpreter)
     if weights is not None and weights_path is not None:
         write_npz(weights_path, weights)
     differences, executed = None, Counter[Communication]()
-    if count and emulation is None:
-        assert batch is not None
+    if options.count and options.emulation is None:
         with counted() as executed:
-            interpreter.step(batch)
+            interpreter.step(done.last_batch)
         differences = tuple(compare(planned_collectives(program, rank), executed, rank))
     result = RankResult(
-        rank=rank, num_ranks=program.num_ranks, kind="measured" if emulation is None else "emulated",
-        losses=_shared_losses(program, rank, device, losses, steps), step_start_ns=times[0], step_end_ns=times[1],
-        cpu_s=cpu_ns / 1e9 / (steps - warm),
-        peak=interpreter.peak, device_peak_bytes=peak_bytes, spans=spans_of(interpreter.codes, recorded),
-        differences=differences, num_communications=sum(executed.values()),
-        dilate=1.0 if emulation is None else emulation.dilate,
-        num_late=interpreter.num_late if isinstance(interpreter, EmulatedInterpreter) else 0,
-        environment=environment(device) | ({} if emulation is None else {"emulated_machine": emulation.machine}),
-        plan_digest="" if plan is None else plan_digest(plan), weights=weights,
+        rank=rank, num_ranks=program.num_ranks,
+        losses=_shared_losses(program, rank, device, done.losses, steps), step_start_ns=done.times_ns[0],
+        step_end_ns=done.times_ns[1], cpu_s=done.cpu_s, peak=interpreter.peak, device_peak_bytes=peak_bytes,
+        spans=spans_of(interpreter.codes, done.recorded), differences=differences,
+        num_communications=sum(executed.values()), plan_digest="" if plan is None else plan_digest(plan),
+        weights=weights, **_labels(interpreter, options.emulation),
     )  # fmt: skip
     if groups is not None:
         dist.barrier()  # nobody closes a connection that another still reads from
@@ -139,6 +120,75 @@ def run_rank(
     if joined:
         dist.destroy_process_group()
     return result
+
+
+def _interpreter(
+    program: Program, rank: int, device: Device, groups: Groups | None, limit_bytes: int | None,
+    emulation: Emulation | None,
+) -> Interpreter:  # fmt: skip
+    if emulation is None:
+        return Interpreter(program, rank, device, groups, memory_limit_bytes=limit_bytes)
+    return EmulatedInterpreter(program, rank, device, groups, emulation=emulation, memory_limit_bytes=limit_bytes)
+
+
+def _labels(interpreter: Interpreter, emulation: Emulation | None) -> dict[str, Any]:
+    """The fields of a result that say whether it was measured or emulated."""
+    found = environment(interpreter.device)
+    if emulation is None:
+        return {"kind": "measured", "environment": found}
+    assert isinstance(interpreter, EmulatedInterpreter)
+    return {
+        "kind": "emulated", "dilate": emulation.dilate, "num_late": interpreter.num_late,
+        "environment": found | {"emulated_machine": emulation.machine},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Training:
+    """What the steps of a run left behind.
+
+    Args:
+        losses: of every step, where this rank knows them.
+        recorded: of the last steps.
+        times_ns: [2, steps] when each step began and ended.
+        cpu_s: processor time of this process per step, the first quarter of the steps left out.
+        last_batch: the last one that was fed.
+    """
+
+    losses: list[Tensor]
+    recorded: list[RecordedStep]
+    times_ns: npt.NDArray[np.int64]
+    cpu_s: float
+    last_batch: Batch
+
+
+def _train(interpreter: Interpreter, batches: Iterator[Batch], steps: int, options: RunOptions) -> _Training:
+    losses: list[Tensor] = []
+    recorded: list[RecordedStep] = []
+    times_ns = np.zeros((2, steps), dtype=np.int64)
+    warm, cpu_ns = steps // 4, 0
+    for step in range(steps):
+        if step == warm:
+            cpu_ns = time.process_time_ns()
+        batch = next(batches, None)
+        if batch is None:
+            raise TwofoldError(f"the data ended after {step} steps, {steps} were asked for")
+        times_ns[0, step] = now_ns()
+        if step >= steps - options.record_steps:
+            loss, spans = interpreter.record(batch)
+            recorded.append(spans)
+        else:
+            loss = interpreter.step(batch)
+        times_ns[1, step] = now_ns()
+        if loss is not None:
+            losses.append(loss)
+        if options.on_step is not None:
+            options.on_step(step, None if loss is None else float(loss))
+    cpu_ns = time.process_time_ns() - cpu_ns
+    assert batch is not None
+    return _Training(
+        losses=losses, recorded=recorded, times_ns=times_ns, cpu_s=cpu_ns / 1e9 / (steps - warm), last_batch=batch
+    )  # fmt: skip
 
 
 @torch.inference_mode()
