@@ -62,12 +62,12 @@ class Device:
 
     @property
     def torch_device(self) -> torch.device:
-        """For `tensor.to(...)`."""
+        """The device as torch names it, for `tensor.to(...)`."""
         return torch.device(self.kind, self.index) if self.is_async else torch.device("cpu")
 
     @property
     def name(self) -> str:
-        """What it is called, for records."""
+        """The product name of the device, for records."""
         if not self.is_async:
             return platform.processor() or platform.machine()
         return str(torch.get_device_module(self.kind).get_device_name(self.index))
@@ -110,7 +110,7 @@ class Device:
         return torch.accelerator.max_memory_allocated(self.index) if self.is_async else 0
 
     def reset_peak_memory(self) -> None:
-        """Start counting the peak anew."""
+        """Reset the peak of allocated memory."""
         if self.is_async:
             torch.accelerator.reset_peak_memory_stats(self.index)
 

@@ -121,7 +121,7 @@ def _parts(entry: Entry) -> _Parts:
 
 
 def _ways(made: list[_Parts]) -> str:
-    """What would be allowed."""
+    """The output splits that the operator can make, in words."""
     if len(made) == 1:
         return f"it can be {made[0]}"
     return f"it can be {made[0]} (sums taken) or {made[1]} (sums left scattered)"

@@ -44,7 +44,7 @@ class MatMul(Operator):
 
 
 class ReLU(Operator):
-    """max(x, 0)."""
+    """Rectifier: max(x, 0)."""
 
     form = Form.ELEMENTWISE
 
@@ -54,7 +54,7 @@ class ReLU(Operator):
 
 
 class GeLU(Operator):
-    """x Phi(x), Phi the normal distribution function."""
+    """Gaussian error linear unit: x Phi(x), Phi the normal distribution function."""
 
     form = Form.ELEMENTWISE
 
@@ -64,7 +64,7 @@ class GeLU(Operator):
 
 
 class SiLU(Operator):
-    """x sigmoid(x)."""
+    """Sigmoid linear unit: x sigmoid(x)."""
 
     form = Form.ELEMENTWISE
 
@@ -74,7 +74,7 @@ class SiLU(Operator):
 
 
 class Add(Operator):
-    """x + y, with broadcasting."""
+    """Sum x + y with broadcasting."""
 
     form = Form.BROADCAST
 
@@ -84,7 +84,7 @@ class Add(Operator):
 
 
 class Mul(Operator):
-    """x y, with broadcasting."""
+    """Elementwise product x y with broadcasting."""
 
     form = Form.BROADCAST
 
@@ -94,7 +94,7 @@ class Mul(Operator):
 
 
 class Flatten(Operator):
-    """All dims but the first made one."""
+    """Flatten all dims but the first: [n, ..] -> [n, product of the others]."""
 
     form = Form.FLATTEN
 

@@ -325,7 +325,7 @@ class TensorLayout:
         return tuple(axis for axis in self.mesh.alias_name if axis not in used)
 
     def without_partial(self) -> TensorLayout:
-        """The same split with the sums taken."""
+        """The same layout with all partial sums reduced."""
         return self if not self.partial else TensorLayout(mesh=self.mesh, dims=self.dims)
 
     def check(self, shape: Sequence[int], what: str = "tensor") -> None:

@@ -152,7 +152,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def num_states(self) -> int:
-        """State tensors per parameter."""
+        """The number of optimizer state tensors per parameter."""
         return {"sgd": 0, "momentum": 1, "adamw": 2}[self.kind]
 
     @property
@@ -165,15 +165,15 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return self.gradient_dtype or dtype
 
     def reduces_in(self, dtype: str) -> str:
-        """The dtype in which they are reduced."""
+        """The dtype in which the gradients of a weight of `dtype` are reduced."""
         return self.reduce_dtype or self.accumulates_in(dtype)
 
     def updates_in(self, dtype: str) -> str:
-        """The dtype of the weight that is updated."""
+        """The dtype of the weight that the optimizer updates: the master weight's where there is one."""
         return self.master_dtype or dtype
 
     def keeps_states_in(self, dtype: str) -> str:
-        """The dtype of the states."""
+        """The dtype of the optimizer states of a weight of `dtype`."""
         return self.state_dtype or self.updates_in(dtype)
 
     def bytes_per_element(self, dtype: str) -> int:
@@ -380,7 +380,7 @@ def _decode(kind: type, value: Any) -> Any:
 
 
 def plan_to_json(plan: Plan) -> bytes:
-    """The file form of a plan."""
+    """The plan as JSON, as it is written to a file."""
     return msgspec.json.format(msgspec.json.encode(plan, enc_hook=_encode), indent=1)
 
 

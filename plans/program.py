@@ -88,7 +88,7 @@ class Value:
 
     @property
     def span_bytes(self) -> int:
-        """Bytes it addresses, shared or not."""
+        """The bytes of the whole value, also where it shares another value's memory."""
         return 0 if self.role == "token" else math.prod(self.shape) * itemsize(self.dtype)
 
 

@@ -26,7 +26,7 @@ class Probe(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the program."""
+        """The name of the program."""
 
     @property
     def predicted_s(self) -> float:
@@ -34,7 +34,7 @@ class Probe(Protocol):
 
     @property
     def measured_s(self) -> float:
-        """Likewise."""
+        """The measured seconds from step to step."""
 
 
 def write_cpu_calibration_report(

@@ -47,7 +47,7 @@ class LiveBytes:
 
     @property
     def total(self) -> npt.NDArray[np.int64]:
-        """The sum over roles."""
+        """The total bytes over all roles."""
         return np.sum(np.stack(list(self.by_role.values())), axis=0, dtype=np.int64)
 
     @property

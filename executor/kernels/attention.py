@@ -103,7 +103,7 @@ def _kept_weights(context: OpContext, attrs: Attrs, q: Tensor, keys: int) -> Ten
 
 
 def attention_grads(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """dL/dq, dL/dk and dL/dv."""
+    """Gradients of q, k and v."""
     return by_autograd(lambda *fresh: attention(context, attrs, *fresh), inputs, (0, 1, 2), g)
 
 

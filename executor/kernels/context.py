@@ -56,7 +56,7 @@ class OpContext:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The torch form of `dtype`."""
+        """`dtype` as a torch.dtype."""
         return torch_dtype(self.dtype)
 
 

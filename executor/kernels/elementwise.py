@@ -25,12 +25,12 @@ def relu(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def relu_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g where the output is positive."""
+    """Gradient of relu: g where the output y is positive, else 0."""
     return _aten.threshold_backward(g, y, 0)
 
 
 def gelu(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """attrs "approximate": "none" (default) or "tanh"."""
+    """GELU; attrs "approximate" is "none" (exact, the default) or "tanh"."""
     return F.gelu(x, approximate=attrs.get("approximate", "none"))
 
 
@@ -55,7 +55,7 @@ def tanh(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def tanh_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g (1 - y^2)."""
+    """Gradient of tanh: g (1 - y^2)."""
     return _aten.tanh_backward(g, y)
 
 
@@ -65,17 +65,17 @@ def sigmoid(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def sigmoid_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g y (1 - y)."""
+    """Gradient of sigmoid: g y (1 - y)."""
     return _aten.sigmoid_backward(g, y)
 
 
 def exp(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """e to the x."""
+    """Exponential, e^x."""
     return torch.exp(x)
 
 
 def exp_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g y."""
+    """Gradient of exp: g y."""
     return g * y
 
 
@@ -85,7 +85,7 @@ def log(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def log_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g / x."""
+    """Gradient of log: g / x."""
     return g / x
 
 
@@ -95,7 +95,7 @@ def sqrt(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def sqrt_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g / (2 y)."""
+    """Gradient of sqrt: g / (2 y)."""
     return (g / y).mul_(0.5)
 
 
@@ -105,7 +105,7 @@ def rsqrt(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def rsqrt_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """-g y^3 / 2."""
+    """Gradient of rsqrt: -g y^3 / 2."""
     return (g * y**3).mul_(-0.5)
 
 
@@ -115,7 +115,7 @@ def sin(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def sin_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g cos(x)."""
+    """Gradient of sin: g cos(x)."""
     return torch.cos(x).mul_(g)
 
 
@@ -125,7 +125,7 @@ def cos(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def cos_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """-g sin(x)."""
+    """Gradient of cos: -g sin(x)."""
     return torch.sin(x).mul_(g).neg_()
 
 
@@ -141,17 +141,17 @@ def power_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor
 
 
 def absolute(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """|x|."""
+    """Absolute value, |x|."""
     return torch.abs(x)
 
 
 def absolute_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g sign(x), 0 at 0."""
+    """Gradient of the absolute value: g sign(x), 0 at x = 0."""
     return g * torch.sgn(x)
 
 
 def negative(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """-x; the gradient is the same rule."""
+    """Negation, -x; its gradient is the same rule, -g."""
     return -x
 
 
@@ -201,7 +201,7 @@ def pass_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
 
 
 def negative_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
-    """The gradient of what was subtracted."""
+    """Gradient of b in a - b: -g, summed to the shape of b."""
     return -g.sum_to_size(context.shape)
 
 
@@ -224,7 +224,7 @@ def div_grad_a(context: OpContext, attrs: Attrs, g: Tensor, other: Tensor | None
 
 
 def div_grad_b(context: OpContext, attrs: Attrs, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """-g a / b^2."""
+    """Gradient of b in a / b: -g a / b^2."""
     return (g * a / b).div_(b).neg_().sum_to_size(context.shape)
 
 
@@ -236,7 +236,7 @@ def _comparing(compare: Callable[[Any, Any], Tensor]) -> Rule:
 
 
 def logical_not(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """Whether x is false."""
+    """Elementwise logical not."""
     return torch.logical_not(x)
 
 
@@ -256,12 +256,12 @@ def where_grad_b(context: OpContext, attrs: Attrs, g: Tensor, condition: Tensor)
 
 
 def masked_fill(context: OpContext, attrs: Attrs, x: Tensor, mask: Tensor) -> Tensor:
-    """attrs "value" where the mask is true."""
+    """x with attrs "value" where the mask is true."""
     return torch.masked_fill(x.expand(context.shape), mask, number(attrs, "value"))
 
 
 def masked_fill_grad(context: OpContext, attrs: Attrs, g: Tensor, mask: Tensor) -> Tensor:
-    """0 where the mask is true."""
+    """Gradient of x in masked_fill: g, and 0 where the mask is true."""
     return torch.masked_fill(g, mask, 0).sum_to_size(context.shape)
 
 

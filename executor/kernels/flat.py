@@ -75,7 +75,7 @@ def clip_scale(context: OpContext, attrs: Attrs, square: Tensor) -> Tensor:
 
 
 def scale(context: OpContext, attrs: Attrs, x: Tensor, factor: Tensor) -> Tensor:
-    """`x` times a number, in place."""
+    """Multiply `x` by a scalar tensor in place."""
     return x.mul_(factor)
 
 

@@ -1,4 +1,4 @@
-"""Pooling by torch's own kernels."""
+"""Pooling over windows of images, by torch's kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _max_settings(attrs: Attrs) -> tuple[Any, ...]:
 
 
 def max_pool2d(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """The greatest element of every window."""
+    """Maximum over every window of x [n, c, h, w]."""
     return _aten.max_pool2d_with_indices(x, *_max_settings(attrs))[0].contiguous()
 
 
@@ -40,12 +40,12 @@ def _average_settings(attrs: Attrs) -> tuple[Any, ...]:
 
 
 def avg_pool2d(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """The mean of every window."""
+    """Mean over every window of x [n, c, h, w]."""
     return _aten.avg_pool2d(x, *_average_settings(attrs)).contiguous()
 
 
 def avg_pool2d_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g shared out over every window."""
+    """Gradient of the mean: each g is spread evenly over its window."""
     return _aten.avg_pool2d_backward(g, x, *_average_settings(attrs)).contiguous()
 
 

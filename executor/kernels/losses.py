@@ -27,22 +27,22 @@ Attrs = Mapping[str, Any]
 
 
 def l1_loss(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """sum |x - t| / count."""
+    """L1 loss: sum |x - t| / count."""
     return F.l1_loss(x, t, reduction="sum") / attrs["count"]
 
 
 def l1_loss_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """sign(x - t) scale / count."""
+    """Gradient of the L1 loss: sign(x - t) scale / count."""
     return torch.sgn(x - t).mul_(attrs.get("scale", 1.0) / attrs["count"])
 
 
 def mse_loss(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """sum (x - t)^2 / count."""
+    """Squared error: sum (x - t)^2 / count."""
     return F.mse_loss(x, t, reduction="sum") / attrs["count"]
 
 
 def mse_loss_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """2 (x - t) scale / count."""
+    """Gradient of the squared error: 2 (x - t) scale / count."""
     return (x - t).mul_(2.0 * attrs.get("scale", 1.0) / attrs["count"])
 
 

@@ -28,7 +28,7 @@ def _own_bias(context: OpContext, attrs: Attrs, bias: Tensor | None) -> Tensor |
 
 
 def linear(context: OpContext, attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch's own."""
+    """y[.., n] = sum_k x[.., k] w[n, k] + bias[n], by torch.nn.functional.linear."""
     return F.linear(x, w, _own_bias(context, attrs, bias))
 
 
@@ -51,7 +51,7 @@ def linear_grad_bias(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
 
 
 def matmul(context: OpContext, attrs: Attrs, a: Tensor, c: Tensor) -> Tensor:
-    """torch.matmul, vectors included."""
+    """Product of matrices, batches of matrices or vectors, as torch.matmul."""
     return a @ c
 
 

@@ -23,12 +23,12 @@ _aten = torch.ops.aten
 
 
 def softmax(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """exp(x) over its sum along attrs "dim"."""
+    """Softmax along attrs "dim"."""
     return torch.softmax(x, attrs["dim"])
 
 
 def softmax_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """y (g - sum g y)."""
+    """Gradient of softmax: y (g - sum g y)."""
     return _aten._softmax_backward_data(g, y, attrs["dim"], y.dtype)
 
 
@@ -38,7 +38,7 @@ def log_softmax(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def log_softmax_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g - exp(y) sum g."""
+    """Gradient of log-softmax: g - exp(y) sum g."""
     return _aten._log_softmax_backward_data(g, y, attrs["dim"], y.dtype)
 
 
@@ -105,7 +105,7 @@ def _inverse_root(attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def rms_norm(context: OpContext, attrs: Attrs, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean x^2 + eps) weight."""
+    """RMS norm: x / sqrt(mean(x^2) + eps) * weight."""
     return F.rms_norm(x, x.shape[-attrs.get("num_dims", 1) :], weight, attrs["eps"])
 
 

@@ -25,7 +25,7 @@ _aten = torch.ops.aten
 
 
 def sgd(context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
-    """torch.optim.SGD without momentum."""
+    """One update as torch.optim.SGD without momentum makes it."""
     return weight.add_(_decayed(attrs, weight, gradient), alpha=-attrs.get("lr", 1e-3))
 
 
@@ -46,7 +46,7 @@ def momentum(
 def adamw(
     context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """torch.optim.AdamW (Loshchilov and Hutter 2019)."""
+    """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019)."""
     lr, beta1, beta2 = attrs.get("lr", 1e-3), attrs.get("beta1", 0.9), attrs.get("beta2", 0.999)
     decay, step = attrs.get("weight_decay", 1e-2), context.counter.step
     if weight.is_cuda and {gradient.dtype, mean.dtype, square.dtype} == {weight.dtype}:

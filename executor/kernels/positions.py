@@ -67,7 +67,7 @@ def rope(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def rope_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
-    """The inverse turn."""
+    """Gradient of the rotation: g rotated by the opposite angles."""
     return _turned(context, attrs, g, -1)
 
 

@@ -18,12 +18,12 @@ Attrs = Mapping[str, Any]
 
 
 def reduce_sum(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """Over attrs "dims"."""
+    """Sum over attrs "dims"."""
     return x.sum(attrs["dims"], keepdim=attrs.get("keepdim", False)) if attrs["dims"] else x.clone()
 
 
 def reduce_sum_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
-    """g for every element that was added."""
+    """Gradient of a sum: g, expanded to the summed dims."""
     for dim in sorted(dim % len(context.shape) for dim in attrs["dims"]):
         if not attrs.get("keepdim", False):
             g = g.unsqueeze(dim)
@@ -42,7 +42,7 @@ def reduce_mean(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def reduce_mean_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
-    """g over their number for every element."""
+    """Gradient of a mean: g / number of elements, expanded to the averaged dims."""
     return reduce_sum_grad(context, attrs, g).div_(_count(context, attrs, context.shape))
 
 

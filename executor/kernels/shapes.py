@@ -35,7 +35,7 @@ def permute(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def permute_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
-    """The opposite order."""
+    """Gradient of a permutation: g with the dims in their former order."""
     dims = attrs["dims"]
     return _copied(g.permute(sorted(range(len(dims)), key=lambda dim: dims[dim])))
 
@@ -52,7 +52,7 @@ def narrow(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def narrow_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
-    """g at those elements, zeros elsewhere."""
+    """Gradient of a slice: g where the slice was taken, zeros elsewhere."""
     dim = attrs["dim"]
     whole = g.new_zeros(context.shape)
     whole[(slice(None),) * dim + (_chosen(attrs, g.shape[dim]),)] = g

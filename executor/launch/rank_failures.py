@@ -67,7 +67,7 @@ class Failure:
     refusal: str = ""
 
     def error(self, job: JobFolder) -> RankFailed:
-        """The exception to raise for it."""
+        """The exception that reports this failure."""
         if self.refusal:
             return RankRefused(f"{self.refusal} (rank {self.rank}; its log: {job.stderr(self.rank)})", rank=self.rank)
         text = f"rank {self.rank} {self.headline}"

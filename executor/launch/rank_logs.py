@@ -42,7 +42,7 @@ class JobFolder:
         return self.path / f"rank.{rank}"
 
     def stdout(self, rank: int) -> Path:
-        """What the rank printed."""
+        """The file with the rank's stdout."""
         return self.rank(rank) / "stdout"
 
     def stderr(self, rank: int) -> Path:

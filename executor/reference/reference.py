@@ -127,7 +127,7 @@ class _Updates:
         return parameter if dtype == parameter.dtype else nn.Parameter(parameter.detach().to(dtype))
 
     def accumulate(self) -> None:
-        """Take over what a backward has left."""
+        """Add the gradients of a backward to the accumulated ones."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 continue
@@ -139,7 +139,7 @@ class _Updates:
             parameter.grad = None
 
     def step(self) -> None:
-        """Clip, update, round."""
+        """Clip the gradients, update the master weights and round them to the weights' dtypes."""
         for parameter, master in self.masters.items():
             total = self.sums.pop(parameter, None)
             master.grad = None if total is None else total.to(master.dtype)

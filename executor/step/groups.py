@@ -59,7 +59,7 @@ class Team:
 
     @property
     def size(self) -> int:
-        """How many members."""
+        """The number of members."""
         return len(self.members)
 
     @property

@@ -44,7 +44,7 @@ class _View:
 
     @property
     def key(self) -> int:
-        """Which memory it is."""
+        """An identifier of the memory."""
         return self.storage._cdata
 
 

@@ -35,7 +35,7 @@ class WithLossCell(nn.Module):
         self._loss_fn = loss_fn
 
     def forward(self, data: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch."""
+        """Compute the scalar loss of a batch."""
         return self._loss_fn(self._backbone(data), label)
 
 
@@ -54,7 +54,7 @@ class MAELoss(nn.Module):
     """
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The scalar loss."""
+        """Compute the scalar loss."""
         if logits.shape != labels.shape:
             if logits.shape[:1] != labels.shape[:1] or logits.numel() != labels.numel():
                 raise TwofoldError(

@@ -28,7 +28,7 @@ _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element.
+    """The bytes of one element of a dtype.
 
     >>> itemsize("bfloat16")
     2

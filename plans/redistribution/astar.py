@@ -119,13 +119,13 @@ class AStar:
         return None if paid + least + left > limit else left
 
     def _bound(self, state: State) -> float:
-        """No sequence from a state to the goal costs less."""
+        """A lower bound on the cost of any sequence from a state to the goal."""
         if self.price is None:
             return self.space.lacking(state) * self.itemsize
         return 0.0 if self._floor_s is None else self._floor_s(self.space.lacking(state) * self.itemsize)
 
     def _least(self, move: Move) -> float:
-        """A move does not cost less."""
+        """A lower bound on the cost of a move."""
         if self.price is None:
             return self.space.received(move) * self.itemsize
         return 0.0 if self._floor_s is None else self._floor_s(self.space.received(move) * self.itemsize)

@@ -42,7 +42,7 @@ _NAMES = ("0", "1", "2", "3", "4")
 
 
 def is_small(space: Space, start: State, goal: State) -> bool:
-    """Whether all states can be looked at."""
+    """Whether the space has few enough states to search all of them."""
     if len(space.axes) <= EXACT_AXES:
         return True
     dims = _worth_splitting(space, start, goal)
@@ -68,7 +68,7 @@ def fastest(
 
 
 def fastest_s(space: Space, start: State, goal: State, itemsize: int, price: LocalPrice, even: bool) -> float:
-    """The seconds of `fastest`."""
+    """The seconds of the moves that `fastest` returns."""
     dims = _worth_splitting(space, start, goal)
     measured = _measured(space.mesh, space.shape, dims, start[1], goal[1], itemsize, price, even)
     return copy.copy(measured).least_s(start, goal)
@@ -115,12 +115,12 @@ class _Fastest:
         return self._transfer()
 
     def least_s(self, start: State, goal: State) -> float:
-        """Seconds of the moves of least time."""
+        """The least time from `start` to `goal` in seconds."""
         self._choose(start, goal)
         return self.best
 
     def run(self, start: State, goal: State) -> list[Move]:
-        """The moves of least time."""
+        """The moves of least time from `start` to `goal`."""
         if (transfer := self._choose(start, goal)) is None:
             return self._to(self.goal)
         before, after = (self._state(index) for index in transfer)

@@ -31,7 +31,7 @@ class Piece:
 
     @property
     def is_local(self) -> bool:
-        """Whether nothing is sent."""
+        """Whether sender and receiver are the same rank."""
         return self.src_rank == self.dst_rank
 
     @property

@@ -28,7 +28,7 @@ class LocalPrice(Protocol):
     """
 
     def __hash__(self) -> int:
-        """Of what it says."""
+        """Equal prices have equal hashes."""
 
     def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
         """Seconds of any step."""

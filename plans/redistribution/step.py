@@ -118,5 +118,5 @@ class Step:
 
     @property
     def communicates(self) -> bool:
-        """Whether anything is sent."""
+        """Whether the step sends data between ranks."""
         return self.kind is not StepKind.SLICE

@@ -221,7 +221,7 @@ class TransformerConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of key and value heads."""
         assert self.num_kv_heads is not None
         return self.num_kv_heads
 
@@ -233,7 +233,7 @@ class TransformerConfig:
 
     @property
     def value_size(self) -> int:
-        """Elements of one head of values."""
+        """The number of elements of one value head."""
         return self.head_size if self.latent is None else self.latent.value_dim
 
     @property
@@ -249,13 +249,13 @@ class TransformerConfig:
 
     @property
     def inner(self) -> int:
-        """Inner size of the MLP."""
+        """The inner size of the MLP."""
         assert self.ffn is not None
         return self.ffn
 
     @property
     def rotary_dim(self) -> int:
-        """Elements of a head that rope turns."""
+        """The number of elements of a head that RoPE rotates."""
         if self.latent is not None:
             return self.latent.rope_dim
         return int(self.head_size * self.rope.fraction)
@@ -289,7 +289,7 @@ class TransformerConfig:
         return matrices + (((2 if self.gated else 1) * inner + self.hidden) if self.mlp_bias else 0)
 
     def block_parameters(self, layer: int = 0) -> int:
-        """Trained numbers of one block."""
+        """The number of parameters of one block."""
         q, kv = self.num_heads * self.head_size, self.kv_heads * self.head_size
         attention = self.attention_weights + 2 * self._norm_parameters(self.hidden)
         if self.latent is not None:

@@ -147,7 +147,7 @@ def config_from_dict(keys: Keys, name: str = "transformer") -> TransformerConfig
 
 
 class _Reader:
-    """Takes keys, and remembers which."""
+    """Reads keys of a config.json and records which were read."""
 
     def __init__(self, family: str, keys: Keys) -> None:
         self.family, self.keys, self.read = family, keys, set[str]()

@@ -175,7 +175,7 @@ def _strategy(role: str, kind: str, axes: MeshAxes, sequence_parallel: bool) -> 
 
 
 def _expert_dims(role: str, kind: str, axes: MeshAxes) -> dict[str, DimAxes]:
-    """Of the operators inside experts."""
+    """The split dims of an operator inside an expert's MLP."""
     rows = tuple(axis for axis in axes.dp if axis not in axes.ep)
     if kind == "matmul":
         return {"b0": axes.ep, "m": rows, "k" if role.endswith(".w2") else "n": axes.tp}
