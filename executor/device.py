@@ -1,4 +1,4 @@
-"""The one file that knows device names: which device a rank uses, its backend, clocks, memory, seeds and versions.
+"""The device of a rank: its backend, clocks, memory, seeds and versions. Only this file knows device names.
 
 Everything else in this package speaks of a `Device`. CPU ranks talk over gloo, CUDA ranks over NCCL, Ascend ranks over
 HCCL. The CPU path is what the tests run; the CUDA path was not run here, and the NPU path was **not run on Ascend**.
@@ -117,12 +117,12 @@ class Device:
     # -- measuring -----------------------------------------------------------------------------------------------------
 
     def use_own_stream(self) -> None:
-        """Let what follows run on a stream of its own: what is issued to the default stream cannot be captured."""
+        """Run the work within this context on a separate stream; the default stream cannot be captured."""
         if self.is_async:
             torch.accelerator.set_stream(torch.Stream(device=self.torch_device))
 
     def capture(self, run: Callable[[], object]) -> Callable[[], None] | None:
-        """`run` as one recorded launch, so that a replay has no host time between kernels; None where there is no such.
+        """Record `run` as one launch whose replay has no host time between kernels; None if the device cannot record.
 
         Raises whatever torch raises where `run` does something that cannot be recorded.
         """
@@ -163,13 +163,13 @@ class Device:
         return torch.accelerator.memory_reserved(self.index) if self.is_async else 0
 
     def release_memory(self) -> None:
-        """Give back what the allocator keeps but no tensor uses."""
+        """Release memory that the allocator holds but no tensor uses."""
         if self.is_async:
             torch.accelerator.empty_cache()
 
     @property
     def cache_bytes(self) -> int:
-        """Of the last cache before memory; an assumed 32 MiB on a CPU and 192 MiB where nobody says."""
+        """Bytes of the last-level cache; assumed 32 MiB on a CPU and 192 MiB where the driver does not report it."""
         if self.kind == "cpu":
             return 32 * 2**20
         properties = torch.get_device_module(self.kind).get_device_properties(self.index)
@@ -184,7 +184,7 @@ class Device:
         return int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "cube_core_num", 0) or 1)
 
     def sensors(self) -> dict[str, float]:
-        """temperature_C, power_W and clock_MHz as the driver says, as far as it says them."""
+        """temperature_C, power_W and clock_MHz, as far as the driver reports them."""
         if self.kind != "cuda":
             return {}
         module = torch.get_device_module(self.kind)

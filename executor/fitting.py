@@ -81,7 +81,7 @@ class _Operand:
 
 
 def check_fit(module: nn.Module, given: GivenStrategy) -> None:
-    """Refuse a strategy that no input of `module` makes right; modules not known here are left to planning.
+    """Refuse a strategy that cannot fit any input of `module`; unknown modules are checked when a plan is made.
 
     Raises:
         TwofoldError: too many entries, another number of dims, parts that do not divide a parameter, an output of
@@ -166,7 +166,7 @@ def _operands(module: nn.Module) -> tuple[_Operand, ...]:
 
 
 def _outputs(module: nn.Module, entries: list[_Parts]) -> list[_Parts] | None:
-    """Into how many parts the output may be cut; None where that depends on more than the entries."""
+    """The possible splits of the output; None if they depend on more than the entries."""
     form, x = _form(module), entries[0]
     if form in (Form.LINEAR, Form.PRODUCT):
         if form is Form.PRODUCT and len(entries) > 1 and len(entries[1]) != 2:

@@ -1,4 +1,4 @@
-"""Operators as modules: what a network calls by name, so that `shard` can say how each is split.
+"""Operators as modules, so that a network can name them and `shard` can set the strategy of each.
 
 self.matmul1 = ops.MatMul()
 ...
@@ -25,7 +25,7 @@ class Operator(nn.Module):
     """A module that is one operator, without parameters."""
 
     def shard(self: OperatorT, in_strategy: object, out_strategy: object = None) -> OperatorT:
-        """Say how it is split, as `executor.sharding.shard` does; returns itself."""
+        """Set the strategy of the operator, like `executor.sharding.shard`; returns itself."""
         return shard(self, in_strategy, out_strategy)
 
 

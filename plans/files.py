@@ -13,7 +13,7 @@ __all__ = ["check_writable", "write_atomically"]
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that could not be written once everything has been done for it; its folder is made.
+    """Refuse a path that cannot be written, before the work for it starts; creates its folder.
 
     Raises:
         TwofoldError: it cannot.

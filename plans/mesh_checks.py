@@ -1,4 +1,4 @@
-"""Checks of what a user gives to make a mesh (`plans.layout.Layout`): sizes, names of axes, ranks."""
+"""Checks of the arguments of a mesh (`plans.layout.Layout`): sizes, names of axes, ranks."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Redistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def key(self) -> tuple[TensorLayout, TensorLayout, tuple[int, ...], int]:
-        """What it is for: source, target, shape, itemsize."""
+        """The key of the entry: source, target, shape, itemsize."""
         return self.source.on(self.mesh), self.target.on(self.mesh), self.shape, self.itemsize
 
     @property

@@ -1,4 +1,4 @@
-"""What people look at (floor 6): tables, pictures, trace files and HTML reports.
+"""Tables, pictures, trace files and HTML reports (floor 6).
 
 Data is made first and drawn second: `pipeline_panel`, `live_by_role`, `graph_data` and `layout_parts` give the values,
 the functions named `*_picture` draw them as SVG, which suits light and dark pages. `write_report` puts everything into

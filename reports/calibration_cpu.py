@@ -1,4 +1,4 @@
-"""The calibration report of a CPU: measured points, what the forms make of them, and the probe programs.
+"""The calibration report of a CPU: measured points, fitted models, and probe programs.
 
 One HTML file without anything fetched; pictures are SVG for light and dark pages, the points are inside as JSON.
 """
@@ -30,7 +30,7 @@ class Probe(Protocol):
 
     @property
     def predicted_s(self) -> float:
-        """From step to step, before the overall factor."""
+        """The predicted seconds from step to step, before the overall factor."""
 
     @property
     def measured_s(self) -> float:

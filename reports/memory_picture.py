@@ -52,13 +52,13 @@ class LiveBytes:
 
     @property
     def peak(self) -> tuple[int, int]:
-        """When most is alive (first), and how many bytes."""
+        """The first time of the peak, and its bytes."""
         at = int(np.argmax(self.total))
         return int(self.times_ps[at]), int(self.total[at])
 
 
 def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int | None = None) -> LiveBytes:
-    """What is alive on a rank when, from the program's values and the times at which its instructions ran.
+    """Live bytes of a rank over time, from the program's values and the times of its instructions.
 
     As `simulator.timeline.memory` counts it: a value lives from the start of the instruction that makes it until the
     one that frees it has run, asynchronous communication until it is over; a value that shares another's memory keeps
@@ -116,14 +116,14 @@ class _Lives:
         self.num_sharers: dict[tuple[str, int], int] = {}
 
     def make(self, name: str, micro_batch: int, when: int) -> None:
-        """A value is written; memory is taken unless it was alive."""
+        """Write a value; memory is allocated unless it was live."""
         key = _key(self.values[name].scope, name, micro_batch)
         if self.values[name].scope is not Scope.KEPT and key not in self.alive:
             self.alive.add(key)
             self._share(name, micro_batch, 1, when)
 
     def free(self, name: str, micro_batch: int, when: int) -> None:
-        """A value is given up; its memory is released with the last value that shares it."""
+        """Free a value; its memory is released with the last value that shares it."""
         key = _key(self.values[name].scope, name, micro_batch)
         if key in self.alive:
             self.alive.remove(key)
@@ -172,7 +172,7 @@ def memory_picture(
     limit_bytes: int | None = None,
     title: str = "Memory: live bytes by role",
 ) -> Picture:
-    """Draw the fullest rank of every group.
+    """Draw live memory of the fullest rank of every group.
 
     Args:
         timeline: with peaks, or with curves, or given with its program.

@@ -1,4 +1,4 @@
-"""The plan as tables: per operator its strategy and communication, per parameter where it lives."""
+"""The plan as tables: strategy and communication per operator, placement per parameter."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def parameter_table(plan: Plan) -> Table:
-    """Per parameter where it lives, how its optimizer is cut, and its communication once a step.
+    """Per parameter its placement, its optimizer sharding, and its communication once a step.
 
     Raises:
         TwofoldError: the plan cannot be lowered.
@@ -150,7 +150,7 @@ def _neighbours(group: GroupProgram) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _per_step(group: GroupProgram) -> list[tuple[str, set[str]]]:
-    """What a group moves for its parameters in a step, with the values that each serves: what is unpacked of it too."""
+    """The communication of a group's parameters in a step, with the values that each message serves."""
     derived: dict[str, set[str]] = {}
     moves: dict[str, tuple[Instruction, int]] = {}
     for _, instruction in group.walk():

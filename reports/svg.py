@@ -29,7 +29,7 @@ def style_sheet() -> str:
 
 
 def text_width(text: str, size: float = 12.0) -> float:
-    """About how wide a text will be, in pixels: fonts differ, so leave room."""
+    """An estimate of the width of a text in pixels; fonts differ, so leave room."""
     return 0.58 * size * len(text)
 
 

@@ -194,7 +194,7 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
-    """The module with meta tensors in place of its parameters and buffers, tied ones still tied; then as before."""
+    """Replace parameters and buffers by meta tensors within this context; tied tensors stay tied."""
     meta: dict[int, torch.Tensor] = {}
 
     def stand_in(tensor: Any) -> Any:
@@ -220,7 +220,7 @@ def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_new_buffers(module: nn.Module) -> Iterator[None]:
-    """Refuse a forward that sets a buffer: export does not show it where that is in a part of the module."""
+    """Refuse a forward that sets a buffer: torch.export does not report it for submodules."""
 
     def refuse(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
         for path, part in module.named_modules():
@@ -239,7 +239,7 @@ def _no_new_buffers(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """No warnings and no log lines of torch.export: what matters in them is raised by us."""
+    """Suppress warnings and log lines of torch.export; relevant problems are raised as errors by capture."""
     noisy = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.export", "torch._export", "torch.fx")
     loggers = [logging.getLogger(name) for name in noisy]
     levels = [logger.level for logger in loggers]

@@ -1,4 +1,4 @@
-"""Capture of what works element by element, of reductions, and of constants."""
+"""Capture of elementwise operators, reductions and constants."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _fill(build: Translation, node: fx.Node, first: Any, value: Number = 0, **_:
 
 
 def filled(build: Translation, node: fx.Node, value: Number) -> str:
-    """One value everywhere, with the batch as dim 0 where the call follows it."""
+    """A tensor filled with one value; its dim 0 is the batch if the call depends on the batch size."""
     if node.name in build.grown:
         return build.like_batch(node, *build.shape_dtype(node), value)
     return build.make(node, "fill", (), value=value)

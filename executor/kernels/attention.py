@@ -55,7 +55,7 @@ def _heads_first(context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tens
 
 
 def _at_the_end(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of the last rows of as many as there are keys."""
+    """Causal attention for the last rows of a square score matrix: keys beyond a row's position are masked."""
     rows, keys, scale = q.shape[-2], k.shape[-2], attrs.get("scale")
     grouped = q.shape[-3] != k.shape[-3]
     if rows == keys:
@@ -74,7 +74,7 @@ def _both(lower: Tensor, mask: Tensor) -> Tensor:
 
 
 def _dropped(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, kept: Tensor) -> Tensor:
-    """The same by its formula, with the weights of the softmax that are not kept dropped."""
+    """Attention computed by its formula, with dropout of the softmax weights."""
     repeats = q.shape[-3] // k.shape[-3]
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril_()

@@ -1,4 +1,4 @@
-"""Element by element: activations, arithmetic with broadcasting or with a number, comparisons, casts, masks."""
+"""Elementwise rules: activations, arithmetic with broadcasting or with a number, comparisons, casts, masks."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def div(context: OpContext, attrs: Attrs, a: Tensor, b: Tensor | None = None) ->
 
 
 def pass_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
-    """The gradient as it is, summed over the dims along which the operand was repeated."""
+    """Gradient of an addition: g, summed over the dims along which the operand was broadcast."""
     if g.shape == context.shape and not context.shares:
         return g.clone()
     return g.sum_to_size(context.shape)
@@ -206,12 +206,12 @@ def negative_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
 
 
 def sub_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
-    """The gradient of what was subtracted from, or of what was subtracted from a number."""
+    """Gradient of a in a - b, or of x in number - x (attrs "reverse")."""
     return negative_grad(context, attrs, g) if attrs.get("reverse") else pass_grad(context, attrs, g)
 
 
 def mul_grad(context: OpContext, attrs: Attrs, g: Tensor, other: Tensor | None = None) -> Tensor:
-    """g times the other operand, summed over the dims along which the operand was repeated."""
+    """Gradient of a product: g times the other operand, summed over broadcast dims."""
     return (g * (number(attrs, "number") if other is None else other)).sum_to_size(context.shape)
 
 
@@ -246,12 +246,12 @@ def where(context: OpContext, attrs: Attrs, condition: Tensor, a: Tensor, b: Ten
 
 
 def where_grad_a(context: OpContext, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
-    """g where the condition is true, summed over the dims along which the operand was repeated."""
+    """Gradient of a in where: g where the condition is true, summed over broadcast dims."""
     return torch.where(condition, g, 0).sum_to_size(context.shape)
 
 
 def where_grad_b(context: OpContext, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
-    """g where the condition is false, summed likewise."""
+    """Gradient of b in where: g where the condition is false, summed over broadcast dims."""
     return torch.where(condition, 0, g).sum_to_size(context.shape)
 
 

@@ -1,4 +1,4 @@
-"""Tokens to the experts they chose and back, with a fixed number of places (`plans.operators.experts`).
+"""Dispatch of tokens to their experts and back, with a fixed capacity (`plans.operators.experts`).
 
 Nothing here waits for the device to tell the host how many tokens went where: who finds no place is written to one row
 more than there are, which is cut off.
@@ -42,7 +42,7 @@ def places(attrs: Attrs, chosen: Tensor, num_experts: int) -> Tensor:
 
 
 def weights(attrs: Attrs, logits: Tensor, chosen: Tensor) -> Tensor:
-    """What each choice counts: [b, s, k], in at least float32."""
+    """The weight of each choice: [b, s, k], in at least float32."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if attrs.get("weights", "chosen") == "all":
         return torch.softmax(wide, -1).gather(-1, chosen)
@@ -68,7 +68,7 @@ def _collected(rows: Tensor, routed: Tensor, number: int) -> Tensor:
 
 
 def dispatch(context: OpContext, attrs: Attrs, x: Tensor, logits: Tensor) -> Tensor:
-    """Every token to the places it has at its experts."""
+    """Copy every token to its places at its experts."""
     num_experts = logits.shape[-1]
     rows = places(attrs, choices(attrs, logits), num_experts)
     count = num_experts * x.shape[0] * attrs["capacity"]
@@ -76,7 +76,7 @@ def dispatch(context: OpContext, attrs: Attrs, x: Tensor, logits: Tensor) -> Ten
 
 
 def dispatch_grad(context: OpContext, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor:
-    """dL/dx: the gradients of a token's places added up."""
+    """dL/dx: the sum of the gradients of a token's places."""
     rows = places(attrs, choices(attrs, logits), logits.shape[-1])
     made = _collected(rows, g, 0)
     for number in range(1, attrs["top_k"]):
@@ -85,7 +85,7 @@ def dispatch_grad(context: OpContext, attrs: Attrs, g: Tensor, logits: Tensor) -
 
 
 def combine(context: OpContext, attrs: Attrs, routed: Tensor, logits: Tensor) -> Tensor:
-    """The sum of what a token's experts made, each with its weight."""
+    """The weighted sum of the outputs of a token's experts."""
     chosen = choices(attrs, logits)
     rows, share = places(attrs, chosen, logits.shape[-1]), weights(attrs, logits, chosen)
     made = _collected(rows, routed, 0) * share[..., :1]

@@ -56,7 +56,7 @@ def flat_unpack(context: OpContext, attrs: Attrs, flat: Tensor) -> tuple[Tensor,
 
 
 def store(context: OpContext, attrs: Attrs, master: Tensor, weight: Tensor) -> Tensor:
-    """Rounds a master weight into the weight, in place."""
+    """Round a master weight into the weight, in place."""
     return weight.copy_(master)
 
 

@@ -28,7 +28,7 @@ def max_pool2d(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def max_pool2d_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g at the greatest element of every window, which is looked for again."""
+    """Gradient of the maximum: g at the largest element of every window, which is searched again."""
     settings = _max_settings(attrs)
     where = _aten.max_pool2d_with_indices(x, *settings)[1]
     return _aten.max_pool2d_with_indices_backward(g, x, *settings, where).contiguous()

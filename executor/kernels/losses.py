@@ -56,7 +56,7 @@ def count_labels(context: OpContext, attrs: Attrs, t: Tensor) -> Tensor:
 
 
 def _labels(context: OpContext, attrs: Attrs, t: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Of a part of the classes: the labels counted from its first class, and which of them it has."""
+    """For a part of the classes: the labels relative to its first class, and whether they lie inside it."""
     what = "a label of a cross_entropy"
     if (ignored := attrs.get("ignore_index")) is None:
         return local_ids(context, attrs, "c", t, width, what)

@@ -1,4 +1,4 @@
-"""Linear layers, matmul and convolution: every gradient is a matrix product (a convolution) of its own."""
+"""Linear layers, matmul and convolution: every gradient is a separate matrix product (or convolution)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax, layer norm, RMS norm; the statistics of a norm are made again in its gradients.
+"""Softmax, layer norm, RMS norm; the gradients recompute the statistics of a norm.
 
 On a GPU the gradients of norms are torch's fused kernels: one that makes the statistics again (with an output that is
 thrown away) and one that reads the input and the gradient once. In half precision those compute in float32.
@@ -51,7 +51,7 @@ def _over_rows(x: Tensor, attrs: Attrs) -> tuple[int, ...]:
 
 
 def _is_fused(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether torch has one kernel for it: on a GPU, all of one dtype."""
+    """Whether torch has a fused kernel for it: on a GPU, with all operands of one dtype."""
     return x.is_cuda and (weight is None or weight.dtype == x.dtype)
 
 

@@ -71,7 +71,7 @@ def _decayed(attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _rounded(state: Tensor, own: Tensor) -> Tensor:
-    """The state with the value that was computed, in its own memory."""
+    """Write a computed value into the memory of the optimizer state, with the state's dtype."""
     return state if own is state else state.copy_(own)
 
 

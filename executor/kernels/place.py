@@ -32,7 +32,7 @@ def offset(context: OpContext, attrs: Attrs, dim: str, width: int) -> int:
 
 
 def _known(x: Tensor) -> Tensor:
-    """The same memory as a tensor that autograd may save, which it cannot where a tensor was made without it."""
+    """The same memory as a tensor that autograd can save; inference tensors cannot be saved."""
     if not x.is_inference():
         return x.detach()
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(
@@ -43,7 +43,7 @@ def _known(x: Tensor) -> Tensor:
 def by_autograd(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[int], g: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of one operator by autograd of it alone, with its forward made again; it changes nothing in place."""
+    """Gradients of one operator by autograd: its forward is computed again; nothing is changed in place."""
     with torch.inference_mode(False), torch.enable_grad():
         fresh = [_known(each) for each in inputs]
         for index in wanted:

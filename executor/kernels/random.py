@@ -1,4 +1,4 @@
-"""Dropout that every layout carries out alike: random numbers are a function of an element's position.
+"""Dropout that does not depend on the layout: random numbers are a function of an element's position.
 
 The bits are those of splitmix64 (Steele, Lea and Flood 2014) for the counter "position in the whole batch", started
 from the operator's seed and the step: no generator has a state, so any part, any micro-batch and any recomputation
@@ -35,7 +35,7 @@ def kept_elements(
     micro_batch: int = 0,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Which elements of a part of a tensor a dropout keeps.
+    """The elements of a part of a tensor that a dropout keeps, as a boolean mask.
 
     Args:
         region: half-open index ranges of the part, one per dim.
@@ -61,7 +61,7 @@ def kept_elements(
 
 
 def seed_of(number: int) -> int:
-    """The seed of the operator that is the `number`-th of a forward to draw random numbers, from 1."""
+    """The seed of the `number`-th random operator of a forward, counted from 1."""
     return zlib.crc32(f"dropout {number}".encode())
 
 

@@ -31,7 +31,7 @@ def reduce_sum_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
 
 
 def _count(context: OpContext, attrs: Attrs, shape: tuple[int, ...]) -> int:
-    """How many elements the mean is over, those of other ranks included."""
+    """The number of elements in the mean, including those of other ranks."""
     over = [dim % len(shape) for dim in attrs["dims"]]
     return math.prod(shape[dim] * num_parts(context, attrs, f"d{dim}") for dim in over)
 

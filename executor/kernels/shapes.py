@@ -1,4 +1,4 @@
-"""The same elements in another arrangement: reshape, permute, narrow, concat.
+"""Rules that rearrange elements: reshape, permute, narrow, concat.
 
 All but a reshape copy, so that every value lies in one piece: collectives and reshapes need that.
 """

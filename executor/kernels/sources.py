@@ -33,7 +33,7 @@ def arange(context: OpContext, attrs: Attrs) -> Tensor:
 
 
 def fill(context: OpContext, attrs: Attrs, *like: Tensor) -> Tensor:
-    """attrs "value" everywhere; an input is not looked at."""
+    """A tensor filled with attrs "value"; the input is ignored."""
     return torch.full(context.shape, number(attrs, "value"), dtype=context.torch_dtype, device=context.device)
 
 

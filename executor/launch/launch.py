@@ -182,7 +182,7 @@ class _Torchrun:
             )
 
     def watch(self, pass_lines: Callable[[], None], start_s: float, timeout_s: float | None) -> TwofoldError | None:
-        """Wait for the end; return None if it is a good one, else why not, with processes perhaps still running."""
+        """Wait for the end; return None on success, else the error, with processes perhaps still running."""
         first_seen_s: float | None = None
         while True:
             code = self.process.poll()
@@ -249,7 +249,7 @@ class _Torchrun:
 
 
 def _is_running(groups: set[int]) -> bool:
-    """Whether a process group has a member that is no zombie: orphans wait as such until the system's init looks."""
+    """Whether a process group has a member that is not a zombie; orphans stay zombies until init reaps them."""
     stats = list(Path("/proc").glob("[0-9]*/stat"))
     for path in stats:
         with contextlib.suppress(OSError):  # it has just ended
@@ -294,7 +294,7 @@ def _rendezvous(nodes: Nodes) -> list[str]:
 
 
 def check_port(port: int | None) -> None:
-    """Refuse a port that the ranks of this machine could not meet at now; None, a free one, is always fine.
+    """Refuse a port that is not available on this machine; None (a free port is picked) is always accepted.
 
     Raises:
         TwofoldError: out of range, in use, or not allowed for this user.
@@ -339,7 +339,7 @@ def _escaped(args: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP, where they would end this process at once, end it by SystemExit instead."""
+    """Within this context SIGTERM and SIGHUP raise SystemExit instead of ending this process at once."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signum)

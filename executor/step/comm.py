@@ -38,7 +38,7 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 
 
 class Work:
-    """Communication under way: what to wait for, and how to make the outputs of what arrived.
+    """Communication in flight: the handles to wait for, and how to build the outputs from the received data.
 
     `finish` may be called more than once. What is being sent stays referenced until then.
     """
@@ -108,7 +108,7 @@ def _all_reduce(team: Team, in_place: bool) -> Launch:
 
 
 def _gather(team: Team, dim: int) -> Launch:
-    """Parts arrive one behind the other and are joined along `dim` in the order of the members."""
+    """Gather parts into consecutive rows and join them along `dim` in the order of the members."""
 
     def launch(x: Tensor) -> Work:
         x = x.contiguous()
@@ -144,7 +144,7 @@ def _exchange(team: Team, dim: int, to_dim: int) -> Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cuts:
-    """How the members of a team cut the dims of a step, where not all alike.
+    """How the members of a team cut the dims of a step, if the parts differ in size.
 
     `widths` are those of the parts that are gathered, `chunks` the bounds, within what a member holds, of the parts
     that are scattered; both in the order of the members. `padded` is the width of the largest part of that dim.
@@ -298,7 +298,7 @@ def _cut(x: Tensor, team: Team, dim: int) -> Tensor:
 
 
 def _kept(sent: Tensor, result: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """Gives `result`, and keeps what is being sent alive until then."""
+    """A function that returns `result`; it keeps the sent tensor alive until it is called."""
     return lambda: (result, sent)[:1]
 
 

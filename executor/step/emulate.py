@@ -1,4 +1,4 @@
-"""Runs a program in the time that a machine model gives it, stretched: real values move, modelled time passes.
+"""Emulation: ranks exchange real values while every instruction takes a multiple of its modelled time.
 
 With `--emulate MACHINE --dilate K` the ranks compute and exchange real values over gloo, but every instruction lasts K
 times what the machine model says. So the meaning of time (what waits for what, what overlaps) can be checked without
@@ -59,7 +59,7 @@ class _Cost(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """What is emulated.
+    """The settings of an emulated run.
 
     Args:
         machine: its name, for labels.
@@ -294,7 +294,7 @@ class _EmulatedStep:
     # -- communication -------------------------------------------------------------------------------------------------
 
     def _lane(self, instruction: Instruction) -> queue.SimpleQueue[_Transit | None]:
-        """One lane per channel; where a group talks to itself, what it sends does not queue behind what it receives."""
+        """The lane of a channel; sends and receives have separate lanes, so that a group can send to itself."""
         key = (instruction.channel, instruction.kind)
         if key not in self.comm:
             lane: queue.SimpleQueue[_Transit | None] = queue.SimpleQueue()
@@ -329,7 +329,7 @@ class _EmulatedStep:
                     transit.done.set()
 
     def _drain(self) -> None:
-        """At the end of a step the host waits for everything."""
+        """Wait for all communication at the end of a step."""
         for transit in self.in_transit:
             transit.done.wait()
             if transit.error is not None and self.error is None:
@@ -338,7 +338,7 @@ class _EmulatedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gate:
-    """Where the members of one communication meet.
+    """The meeting point of the members of one communication.
 
     `meet` launches a communication that arrived at the given time, and returns when the last member arrived: one time
     for a collective, one for every peer of a transfer. `own` is true where a rank receives from itself.

@@ -46,7 +46,7 @@ def connect(device: Device, timeout_s: float = 60.0) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Team:
-    """The members of a collective in the order of its axes, and where each stands in the process group.
+    """The members of a collective in the order of its axes, and their positions in the process group.
 
     `group` is None for a team of one. `order[i]` is the position of member i in the process group, `inverse` the other
     way round; `is_sorted` says that the two orders are the same.

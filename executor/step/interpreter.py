@@ -179,7 +179,7 @@ class Interpreter:
         self.counter.step = 0
 
     def kept(self, placement: ParameterPlacement) -> Tensor:
-        """The tensor that is kept of a parameter between steps: its shard, master weight or whole local weight."""
+        """The tensor that a rank keeps of a parameter between steps: its shard, master weight or whole local weight."""
         tensor: Tensor = self._env[self._slot(placement.kept, 0)]
         return tensor
 
@@ -315,7 +315,7 @@ class Interpreter:
             self._fed[name] = array
 
     def _load(self, instruction: Instruction, micro_batch: int, output: Value) -> Callable[[], Tensor]:
-        """Copies the micro-batch's rows of what is fed, of them this rank's region."""
+        """Copy this rank's region of the micro-batch's rows of an input."""
         attrs = instruction.attrs
         name, layout, shape = attrs["tensor"], attrs["layout"], tuple(attrs["shape"])
         assert isinstance(layout, TensorLayout)

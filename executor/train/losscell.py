@@ -1,4 +1,4 @@
-"""The network with its loss as one module, with the names and meanings that MindSpore gives them."""
+"""A network with its loss as one module, with MindSpore's names and semantics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WithLossCell(nn.Module):
     """
 
     def __init__(self, backbone: nn.Module, loss_fn: nn.Module) -> None:
-        """Refuse what is no module, for export finds only modules' names."""
+        """Refuse arguments that are not modules: torch.export finds only the names of modules."""
         super().__init__()
         for what, given in (("backbone", backbone), ("loss_fn", loss_fn)):
             if not isinstance(given, nn.Module):

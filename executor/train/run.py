@@ -145,7 +145,7 @@ def _labels(interpreter: Interpreter, emulation: Emulation | None) -> dict[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Training:
-    """What the steps of a run left behind.
+    """The outcome of the steps of a run.
 
     Args:
         losses: of every step, where this rank knows them.
@@ -235,7 +235,7 @@ def _gather_one(
 
 
 def _shared_losses(program: Program, rank: int, device: Device, losses: list[Tensor], steps: int) -> Any:
-    """The losses of all steps, told to every rank by the lowest one that knows them."""
+    """The losses of all steps, broadcast from the lowest rank that knows them."""
     source = min((each for group in program.groups if group.loss is not None for each in group.ranks), default=None)
     if source is None:
         raise TwofoldError("no rank of the program knows the loss")

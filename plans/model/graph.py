@@ -162,7 +162,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What a batch consists of, in the order in which operators first read it."""
+        """The input tensors, in the order in which operators first read them."""
         return self._first_read("input")
 
     def _first_read(self, kind: str) -> tuple[Tensor, ...]:
@@ -207,7 +207,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return _needs_gradient(self)
 
     def trained_inputs(self, operator: Operator) -> tuple[int, ...]:
-        """Which inputs of an operator it computes a gradient for; none where its output does not reach the loss."""
+        """The inputs of an operator that get a gradient; none if its output does not reach the loss."""
         found = self._trained.get(operator.name)
         if found is None or self.by_name.get(operator.name) is not operator:
             wanted = self.needs_gradient()

@@ -296,7 +296,7 @@ class _Fastest:
                 self.best, self.chosen = now, (int(one[at]), int(two[at]))
 
     def _lacking(self, one: Array, two: Array) -> tuple[Array, Array]:
-        """Of the ranks the most elements that one lacks, and the most others that one fetches from."""
+        """The most elements that a rank lacks, and the most peers that a rank fetches from, per pair of states."""
         lacking, peers = np.empty(len(one), dtype=np.int64), np.empty(len(one), dtype=np.int64)
         parts = [overlaps(self.sizes, unit) for unit in self.units]
         step = max(1, 2**19 // self.num_ranks)
@@ -319,7 +319,7 @@ class _Fastest:
         return self.price.transfer_floors_s(lacking * self.itemsize, np.maximum(peers, 1), most, leaves_domain)
 
     def _leaves_domain(self, one: Array, two: Array, domains: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-        """Whether some rank needs what no rank of its domain holds, as far as one dim alone shows it.
+        """Whether some rank needs data that no rank of its domain holds, as far as a single dim shows it.
 
         That is all of it where every domain is a part of the mesh with axes of its own, as dims are cut by different
         axes; otherwise it may be missed, and the bound is only weaker.
@@ -385,7 +385,7 @@ class _Fastest:
 
 
 def _worth_splitting(space: Space, start: State, goal: State) -> tuple[int, ...]:
-    """The dims that start or goal split, and of the others as many as can be of use.
+    """The dims that start or goal split, and as many of the others as can be useful.
 
     Dims that neither splits and that all axes together cut evenly are alike, and no more of them than there are axes
     are ever split at a time; so further ones, and dims of size 1, need not be looked at. On many axes one must do.

@@ -1,4 +1,4 @@
-"""Sequences made without a search, as DTensor and MindSpore make them, in the states of a `Space`.
+"""Greedy sequences of steps, as DTensor and MindSpore form them, over the states of a `Space`.
 
 They are where a search over many axes starts from, so that it never ends above them.
 """

@@ -22,7 +22,7 @@ StepPrice = Callable[[Step, tuple[int, ...], int], float]
 
 
 class LocalPrice(Protocol):
-    """A price of steps that says more about itself, so that a search may leave out what cannot win.
+    """A price of steps with parts and lower bounds, so that a search can prune what cannot win.
 
     The object is hashable (what was found is kept), and equal prices are equal objects.
     """
@@ -47,10 +47,10 @@ class LocalPrice(Protocol):
     def transfer_floors_s(
         self, sizes_bytes: Array, least_peers: Array, most_peers: int, leaves_domain: bool
     ) -> Seconds:
-        """For each: no transfer takes less whose busiest rank has at least so many bytes, and so many peers.
+        """Lower bounds on the seconds of transfers whose busiest rank has at least so many bytes and peers.
 
         `leaves_domain`: something goes from one of the `domains` to another.
         """
 
     def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
-        """For each rank the number of the domain that the fastest links join; None where that is all of them."""
+        """Per rank the number of its domain (ranks joined by the fastest links); None if there is one domain."""

@@ -259,7 +259,7 @@ def _endings(
 
 
 def _least_cost(transfer: Step, shape: tuple[int, ...], itemsize: int, price: StepPrice | None) -> float:
-    """A transfer does not cost less: the bytes it brings, or the price's floor for them."""
+    """A lower bound on the cost of a transfer: its bytes, or the price's floor for them."""
     least = max_received_bytes(transfer, shape, itemsize)
     if price is None:
         return least

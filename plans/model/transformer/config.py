@@ -1,4 +1,4 @@
-"""What a decoder-only (or encoder-only) transformer consists of, in numbers."""
+"""Configurations of decoder-only (or encoder-only) transformers."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ class TransformerConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Trained numbers of the whole model, a tied table counted once."""
+        """The number of parameters of the whole model; a tied table counts once."""
         layers = sum(self.block_parameters(layer) for layer in range(self.num_layers))
         tables = self.vocab * self.hidden * (1 if self.tied else 2)
         positions = self.seq * self.hidden if self.position == "learned" else 0
@@ -274,7 +274,7 @@ class TransformerConfig:
 
     @property
     def num_active_parameters(self) -> int:
-        """Those that one token meets: of the experts only the chosen and the shared ones."""
+        """The number of parameters used for one token: of the experts, only the chosen and the shared ones."""
         if self.experts is None:
             return self.num_parameters
         idle = self.experts.num_experts - self.experts.top_k

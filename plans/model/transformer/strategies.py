@@ -35,7 +35,7 @@ __all__ = ["MeshAxes", "block_strategies", "check_degrees", "mesh_axes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxes:
-    """What the axes of a stage's mesh are for; axes of size 1 are left out, so that they split nothing.
+    """The roles of the axes of a stage's mesh; axes of size 1 are omitted.
 
     Args:
         names: of all axes, the outermost first.
