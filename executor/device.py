@@ -117,7 +117,7 @@ class Device:
     # -- measuring -----------------------------------------------------------------------------------------------------
 
     def use_own_stream(self) -> None:
-        """Run the work within this context on a separate stream; the default stream cannot be captured."""
+        """Make a new stream the current one for all further work; work on the default stream cannot be captured."""
         if self.is_async:
             torch.accelerator.set_stream(torch.Stream(device=self.torch_device))
 

@@ -93,7 +93,7 @@ def _nll(
     build: Translation, node: fx.Node, x: Value, target: Value, weight: Value = None, reduction: int = 1,
     ignore_index: int = -100,
 ) -> Value:  # fmt: skip
-    """nll_loss of a log_softmax over the classes: captured as cross entropy of the logits."""
+    """nll_loss of a log_softmax x over the classes: captured as the cross entropy of x, since log_softmax(x) = x."""
     _check_mean(build, node, reduction)
     _check_target(build, node, target)
     if weight is not None:
