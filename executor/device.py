@@ -238,8 +238,11 @@ def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
     if there is None and kind == "auto":
         return Device(kind="cpu")
     if there is None or there.type not in BACKENDS or kind not in ("auto", there.type):
-        found = "none" if there is None else there.type
-        raise TwofoldError(f"device {kind!r} was asked for, this host's accelerator is {found}; use cpu or {found}")
+        if there is None:
+            raise TwofoldError(f"device {kind!r} is not available: no accelerator found on this host; use --device cpu")
+        raise TwofoldError(
+            f"device {kind!r} is not available: the accelerator of this host is {there.type}; use cpu or {there.type}"
+        )
     index = int(os.environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank
     count = torch.accelerator.device_count()
     if index >= count:

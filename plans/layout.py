@@ -158,7 +158,7 @@ class Layout:
         """
         found = _coordinates(self).get(rank)
         if found is None:
-            raise TwofoldError(f"rank {rank!r} is none of {self!r}")
+            raise TwofoldError(f"rank {rank!r} is not in {self!r}")
         return found
 
     def index(self, rank: int, axes: Sequence[str]) -> int:
@@ -186,7 +186,7 @@ class Layout:
         """
         found = _group_by_rank(self, tuple(axes)).get(rank)
         if found is None:
-            raise TwofoldError(f"rank {rank!r} is none of {self!r}")
+            raise TwofoldError(f"rank {rank!r} is not in {self!r}")
         return found
 
 
@@ -407,7 +407,7 @@ class TensorLayout:
         for axes in (*self.dims, self.partial):
             if INTERLEAVED in axes[:-1] or INTERLEAVED in self.partial:
                 raise TwofoldError(
-                    f"{INTERLEAVED!r} cuts what a rank holds into copies, so it stands last in its dim and holds no "
+                    f"{INTERLEAVED!r} cuts what a rank holds into copies, so it must be the last axis of its dim and hold no "
                     f"partial sums; got dims {self.dims} and partial {self.partial}"
                 )
 

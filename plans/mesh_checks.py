@@ -53,7 +53,7 @@ def check_names(device_matrix: Sequence[int], names: object) -> None:
         if not name or name == "None":
             raise TwofoldError(f"{name!r} in {tuple(names)} cannot name an axis: it must not be empty or 'None'")
         if list(names).count(name) > 1:
-            raise TwofoldError(f"the axis name {name!r} stands more than once in {tuple(names)}")
+            raise TwofoldError(f"the axis name {name!r} occurs more than once in {tuple(names)}")
     if INTERLEAVED in list(names)[:-1]:
         raise TwofoldError(f"{INTERLEAVED!r} is virtual and must be the last axis; got {tuple(names)}")
 
@@ -86,5 +86,5 @@ def checked_ranks(rank_list: object, count: int, device_matrix: Sequence[int]) -
         raise TwofoldError(f"rank_list has {len(rank_list)} ranks, but the device matrix has {product} = {count}")
     if len(set(rank_list)) != count:
         twice = sorted({rank for rank in rank_list if list(rank_list).count(rank) > 1})
-        raise TwofoldError(f"rank_list {list(rank_list)} holds {twice} more than once")
+        raise TwofoldError(f"rank_list {list(rank_list)} has {twice} more than once")
     return tuple(int(rank) for rank in rank_list)

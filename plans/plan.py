@@ -287,7 +287,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 if name not in known:
                     raise TwofoldError(f"stage {number} lists the operator {name!r}, which is not in the graph")
                 if name in placed:
-                    raise TwofoldError(f"operator {name!r} stands in stage {placed[name]} and in stage {number}")
+                    raise TwofoldError(f"operator {name!r} is in stage {placed[name]} and in stage {number}")
                 placed[name] = number
         if missing := [operator.name for operator in self.graph.operators if operator.name not in placed]:
             raise TwofoldError(f"no stage holds {', '.join(missing)}")

@@ -235,14 +235,14 @@ def _collectives(fit: DeviceFit) -> list[tuple[Picture, str] | None]:
             name = f"{ranks} ranks" if call != "transfer" else "one way"
             series.append(_series(name, these, partial(_sent, call, ranks, library), curve))
         picture = log_picture(series, title=call, x_name="message (bytes)", y_name="GB/s sent by a rank")
-        said = "Curves are the fitted form with its protocols; bends are where one takes over."
+        said = "Curves are the fitted model; bends mark a change of protocol."
         if call == "transfer":
             said += (
                 " The curve is of one pattern, points are of all (recorded launches, there and back, back to back) and "
                 "lie up to two times above or below it."
             )
         else:
-            said += " Small messages below were issued back to back and waited for their host."
+            said += " Small messages were issued back to back and are limited by the host."
         drawn.append((picture, said))
     return drawn
 
@@ -270,8 +270,8 @@ def _contention(device: Device) -> tuple[Picture, str] | None:
     said = device.provenance.get("overlap")
     distinct = len(set(pairs.values()))
     shared = "" if distinct == len(pairs) else (
-        f"The fit found {distinct} pairs of rates for these {len(pairs)} cells: cells that share one are not told "
-        "apart by what was measured. "
+        f"The fit found {distinct} pairs of rates for these {len(pairs)} cells: the measurements "
+        "do not distinguish cells with the same rates. "
     )  # fmt: skip
     own = said.source if said else ""
     return picture, f"Upper bar: the compute of the row; lower bar: the communication. {shared}{own}"
@@ -282,7 +282,7 @@ def _extrapolated(fit: DeviceFit) -> Table:
     for name in TARGETS:
         own = [e.point for e in _of(fit, name)]
         if not own:
-            rows.append((_NAMES[name], "nothing was measured", "everything"))
+            rows.append((_NAMES[name], "not measured", "everything"))
             continue
         if name in ("matrix", "matrix32"):
             spans = [(min(p.shape[at] for p in own), max(p.shape[at] for p in own)) for at in range(3)]

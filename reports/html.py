@@ -174,7 +174,7 @@ def _found(parts: Sequence[Table | Picture], max_rows: int) -> str:
 
 
 def _what_if(parts: Sequence[Table | Picture], max_rows: int) -> str:
-    said = "The bars turn one knob at a time; hover over a bar for its step time."
+    said = "Each bar changes one quantity; hover over a bar for its step time."
     shown = [each.html(max_rows) if isinstance(each, Table) else figure(each, said) for each in parts]
     return section("what-if", "What if", *shown) if shown else ""
 
@@ -206,8 +206,8 @@ def _losses(losses: Mapping[str, Sequence[float]]) -> str:
     if not lines:
         return ""
     picture = line_picture(lines, title="Loss", x_name="step", y_name="loss")
-    said = "The loss of every step: mean over micro-batches."
-    said += " Equal losses lie on each other: dashes on a line." if len(lines) > 1 else ""
+    said = "The loss of every step, as the mean over micro-batches."
+    said += " Equal losses coincide: dashes on a line." if len(lines) > 1 else ""
     return section("losses", "Losses", figure(picture, said))
 
 

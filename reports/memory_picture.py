@@ -196,7 +196,7 @@ def memory_picture(
                 lives.append(LiveBytes(rank=rank, times_ps=times - begin, by_role={"live": sizes}))
         return _curves(timeline, lives, limit_bytes, title)
     if not timeline.memory:
-        raise TwofoldError(f"the {timeline.kind} timeline says nothing about memory")
+        raise TwofoldError(f"the {timeline.kind} timeline has no memory data")
     return _bars(timeline, worst_ranks(timeline), limit_bytes, title)
 
 
@@ -316,7 +316,7 @@ def _bars(timeline: Timeline, peaks: Sequence[MemoryPeak], limit: int | None, ti
             x += size * scale
         rest = peak.peak_bytes - sum(peak.by_role.values())
         if rest > 0:
-            picture.rect(x, y, rest * scale, 21, "idle", f"not told apart: {format_bytes(rest)}")
+            picture.rect(x, y, rest * scale, 21, "idle", f"not attributed: {format_bytes(rest)}")
             x += rest * scale
         picture.text(x + 6, y + 15, format_bytes(peak.peak_bytes), "small")
         y += 30

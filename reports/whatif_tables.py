@@ -15,7 +15,7 @@ __all__ = ["sensitivity_table", "tornado_picture", "what_if_table"]
 
 def what_if_table(base: Outcome, changed: Sequence[tuple[str, Outcome]], note: str = "") -> Table:
     """The base in the first row, every change below it; goodput only where checkpoints or failures are among them."""
-    rows = [("as it is", base), *changed]
+    rows = [("unchanged", base), *changed]
     with_goodput = any(each.goodput.fraction != 1.0 for _, each in rows)
     columns = ["what if", "step", "change", "bubble", "exposed communication", "peak memory"]
     columns += ["goodput", "effective step"] if with_goodput else []

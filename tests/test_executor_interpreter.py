@@ -180,7 +180,7 @@ def test_unknown_device_is_refused():
 
 
 def test_more_steps_than_data():
-    with pytest.raises(TwofoldError, match="ended after 2 steps, 3"):
+    with pytest.raises(TwofoldError, match="ended after 2 of 3 steps"):
         run_rank(lower(one_rank()), None, batches(2), parameters(), 3, device="cpu")
 
 

@@ -59,7 +59,7 @@ def test_the_record_is_read() -> None:
 def test_ranks_outside_the_mesh_are_named() -> None:
     mesh = Layout((2, 2), ("dp", "mp"))
     for ask in (lambda: mesh.coordinate(7), lambda: mesh.group_of(7, ("dp",)), lambda: mesh("dp").region(7, (4,))):
-        with pytest.raises(TwofoldError, match=r"rank 7 is none of Layout\(\(2, 2\)"):
+        with pytest.raises(TwofoldError, match=r"rank 7 is not in Layout\(\(2, 2\)"):
             ask()
 
 

@@ -360,7 +360,7 @@ class Interpreter:
             assert instruction.waits is not None
             token = self._slot(instruction.waits, micro_batch)
             if token not in self._brings:
-                raise TwofoldError(f"{code_id} waits for {instruction.waits!r}, which nothing issues before it")
+                raise TwofoldError(f"{code_id} waits for {instruction.waits!r}, which no earlier instruction issues")
             writes = self._brings[token]
             run = self._wait(token, writes)
         else:

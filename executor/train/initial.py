@@ -241,7 +241,7 @@ def _made(owner: nn.Module, leaf: str, name: str, seed: int) -> torch.Tensor:
             if not (value.is_floating_point() and value.isnan().any()):
                 return value.to(tensor.dtype)
     raise TwofoldError(
-        f"nothing says how the parameter {name!r} of {type(owner).__name__} is initialised: build it inside of "
+        f"the parameter {name!r} of {type(owner).__name__} has no initialisation: build it inside "
         f"no_init_parameters() with torch.nn.init or initializer(...), or give {type(owner).__name__} a method "
         f"reset_parameters"
     )

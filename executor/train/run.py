@@ -85,7 +85,7 @@ def run_rank(
             a note with the instruction and the rank.
     """
     if steps < 1:
-        raise TwofoldError(f"{steps} steps cannot be run; it takes at least 1")
+        raise TwofoldError(f"steps must be at least 1, not {steps}")
     device = pick_device(device) if isinstance(device, str) else device
     device.use()
     alone = program.num_ranks == 1
@@ -172,7 +172,7 @@ def _train(interpreter: Interpreter, batches: Iterator[Batch], steps: int, optio
             cpu_ns = time.process_time_ns()
         batch = next(batches, None)
         if batch is None:
-            raise TwofoldError(f"the data ended after {step} steps, {steps} were asked for")
+            raise TwofoldError(f"the data ended after {step} of {steps} steps; give more batches or fewer steps")
         times_ns[0, step] = now_ns()
         if step >= steps - options.record_steps:
             loss, spans = interpreter.record(batch)

@@ -53,9 +53,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"tensor {self.name!r} has the kind {self.kind!r}; it is input, parameter, constant or activation"
             )
         if any(size < 1 for size in self.shape):
-            raise TwofoldError(
-                f"tensor {self.name!r} has a dim of size 0 in {self.shape}; nothing can be planned for it"
-            )
+            raise TwofoldError(f"tensor {self.name!r} has a dim of size 0 in {self.shape}; all dims must be at least 1")
         itemsize(self.dtype)
 
     @property

@@ -147,9 +147,7 @@ def block_strategies(graph: Graph, axes: MeshAxes, *, sequence_parallel: bool = 
     ({'b0': ('dp',), 'k': ('tp',)}, {'b0': ('dp',), 'b1': ('tp',)})
     """
     if not is_transformer(graph):
-        raise TwofoldError(
-            f"graph {graph.name!r} is none of tf.transformer: its strategies are found by search, not stated"
-        )
+        raise TwofoldError(f"graph {graph.name!r} was not built by tf.transformer; use search to find its strategies")
     found = {}
     for operator in graph.operators:
         name = operator.name
