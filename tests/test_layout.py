@@ -109,7 +109,7 @@ def test_copies_are_cut_inside_a_rank() -> None:
     assert layout.region(3, (8, 4)) == ((4, 8), (2, 4))
     with pytest.raises(TwofoldError, match="6 % 4"):
         layout.check((6, 4))
-    with pytest.raises(TwofoldError, match="last in its dim"):
+    with pytest.raises(TwofoldError, match="last axis of its dim"):
         mesh((INTERLEAVED, "dp"))
 
 
