@@ -407,8 +407,8 @@ class TensorLayout:
         for axes in (*self.dims, self.partial):
             if INTERLEAVED in axes[:-1] or INTERLEAVED in self.partial:
                 raise TwofoldError(
-                    f"{INTERLEAVED!r} cuts what a rank holds into copies, so it must be the last axis of its dim and hold no "
-                    f"partial sums; got dims {self.dims} and partial {self.partial}"
+                    f"{INTERLEAVED!r} cuts what a rank holds into copies, so it must be the last axis of its dim and "
+                    f"hold no partial sums; got dims {self.dims} and partial {self.partial}"
                 )
 
 
