@@ -142,7 +142,7 @@ def _priced(costs: StageCosts, picked: Sequence[Strategy]) -> float:
             if name in gradients and tensor.kind != "parameter" and _is_shared(costs, name):
                 moves.add((back, source.without_partial(), name, "back"))
         for index, name in enumerate(operator.outputs):
-            arrived[name] = mine.handed_on(spec, index, mesh)
+            arrived[name] = mine.output_layout(spec, index, mesh)
     return total + costs.num_micro_batches * sum(costs.own.move_s(*move) for *move, _ in moves)
 
 

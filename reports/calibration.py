@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
-from string import Template
 
 from costmodels.fit.device import TARGETS, DeviceFit, Predicted, scoreboard
 from costmodels.fit.points import Point
@@ -22,8 +21,8 @@ from costmodels.price.traffic import Traffic, collective_traffic
 from plans.files import write_atomically
 from plans.model.graph import itemsize
 from reports.calibration_picture import Series, log_picture, map_picture
-from reports.html import _figure, _folded, _json, _key_figures, _section
-from reports.svg import Picture, style_sheet, template
+from reports.page import figure, folded, key_figures, page, page_data, section
+from reports.svg import Picture
 from reports.tables import Table
 
 __all__ = ["calibration_html", "write_calibration_report"]
@@ -36,7 +35,7 @@ _NAMES = {
 
 
 def write_calibration_report(path: str | os.PathLike[str], fit: DeviceFit) -> Path:
-    """Write `calibration_html(fit)` to a file, whole or not at all."""
+    """Write `calibration_html(fit)` to a file atomically."""
     return write_atomically(path, calibration_html(fit).encode())
 
 
@@ -50,13 +49,13 @@ def calibration_html(fit: DeviceFit) -> str:
     held = {entry.section: entry for entry in fit.held_out}
     keys = {f"{_NAMES[name]}, held out": f"{entry.median_error:.1%} median" for name, entry in held.items()}
     sections = [
-        _section("errors", "How well the forms predict", _errors(fit).html(), *_pictures([_residuals(fit)])),
-        _section("roofline", "Matrix products and attention", *_pictures([_roofline(fit), _depths(fit)])),
-        _section("memory", "Memory-bound kernels", *_pictures([_bandwidth(fit)])),
-        _section("links", "Collectives", *_pictures(_collectives(fit))),
-        _section("contention", "Contention", *_pictures([_contention(device)])),
-        _section("extrapolated", "What is extrapolated", _extrapolated(fit).html()),
-        _folded("provenance", "Where every figure comes from", _provenance(device).html()),
+        section("errors", "How well the forms predict", _errors(fit).html(), *_pictures([_residuals(fit)])),
+        section("roofline", "Matrix products and attention", *_pictures([_roofline(fit), _depths(fit)])),
+        section("memory", "Memory-bound kernels", *_pictures([_bandwidth(fit)])),
+        section("links", "Collectives", *_pictures(_collectives(fit))),
+        section("contention", "Contention", *_pictures([_contention(device)])),
+        section("extrapolated", "What is extrapolated", _extrapolated(fit).html()),
+        folded("provenance", "Where every figure comes from", _provenance(device).html()),
     ]
     data = [
         {"kind": entry.section, "call": entry.point.call, "shape": entry.point.shape, "ranks": entry.point.ranks,
@@ -64,16 +63,15 @@ def calibration_html(fit: DeviceFit) -> str:
          "held_out": entry.point.held_out}
         for entry in fit.predicted
     ]  # fmt: skip
-    return Template(template("report.html")).substitute(
-        title=escape(title), subtitle=escape(device.variant),
+    return page(
+        title, sections, subtitle=escape(device.variant), figures=key_figures(keys),
         notes="<li>Filled points were fitted, open ones held out. Seconds are the device's, without its host.</li>",
-        style=style_sheet() + template("report.css"), figures=_key_figures(keys), sections="\n".join(sections),
-        footer="Made by twofold.", data=_json(device=device.name, forms=dict(fit.forms), points=data),
+        data=page_data(device=device.name, forms=dict(fit.forms), points=data),
     )  # fmt: skip
 
 
 def _pictures(drawn: Sequence[tuple[Picture, str] | None]) -> list[str]:
-    return [_figure(*each) for each in drawn if each is not None]
+    return [figure(*each) for each in drawn if each is not None]
 
 
 def _said(entry: Predicted) -> str:
@@ -123,7 +121,7 @@ def _residuals(fit: DeviceFit) -> tuple[Picture, str] | None:
         return None
     picture = log_picture(series, title="Residuals", x_name="measured time (us)", y_name="predicted / measured - 1",
                           linear_y=True)  # fmt: skip
-    return picture, "Every measured point; rest the pointer on one to read it."
+    return picture, "Every measured point; hover over a point to read it."
 
 
 def _flops(point: Point) -> float:
@@ -237,14 +235,14 @@ def _collectives(fit: DeviceFit) -> list[tuple[Picture, str] | None]:
             name = f"{ranks} ranks" if call != "transfer" else "one way"
             series.append(_series(name, these, partial(_sent, call, ranks, library), curve))
         picture = log_picture(series, title=call, x_name="message (bytes)", y_name="GB/s sent by a rank")
-        said = "Curves are the fitted form with its protocols; bends are where one takes over."
+        said = "Curves are the fitted model; bends mark a change of protocol."
         if call == "transfer":
             said += (
                 " The curve is of one pattern, points are of all (recorded launches, there and back, back to back) and "
                 "lie up to two times above or below it."
             )
         else:
-            said += " Small messages below were issued back to back and waited for their host."
+            said += " Small messages were issued back to back and are limited by the host."
         drawn.append((picture, said))
     return drawn
 
@@ -272,8 +270,8 @@ def _contention(device: Device) -> tuple[Picture, str] | None:
     said = device.provenance.get("overlap")
     distinct = len(set(pairs.values()))
     shared = "" if distinct == len(pairs) else (
-        f"The fit found {distinct} pairs of rates for these {len(pairs)} cells: cells that share one are not told "
-        "apart by what was measured. "
+        f"The fit found {distinct} pairs of rates for these {len(pairs)} cells: the measurements "
+        "do not distinguish cells with the same rates. "
     )  # fmt: skip
     own = said.source if said else ""
     return picture, f"Upper bar: the compute of the row; lower bar: the communication. {shared}{own}"
@@ -281,21 +279,21 @@ def _contention(device: Device) -> tuple[Picture, str] | None:
 
 def _extrapolated(fit: DeviceFit) -> Table:
     rows = []
-    for section in TARGETS:
-        own = [e.point for e in _of(fit, section)]
+    for name in TARGETS:
+        own = [e.point for e in _of(fit, name)]
         if not own:
-            rows.append((_NAMES[section], "nothing was measured", "everything"))
+            rows.append((_NAMES[name], "not measured", "everything"))
             continue
-        if section in ("matrix", "matrix32"):
+        if name in ("matrix", "matrix32"):
             spans = [(min(p.shape[at] for p in own), max(p.shape[at] for p in own)) for at in range(3)]
-            inside = ", ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in zip("mnk", spans, strict=True))
-        elif section == "attention":
+            inside = ", ".join(f"{dim} {low:,} to {high:,}" for dim, (low, high) in zip("mnk", spans, strict=True))
+        elif name == "attention":
             inside = f"{min(p.shape[3] for p in own):,} to {max(p.shape[3] for p in own):,} queries"
         else:
             sizes = [p.size_bytes for p in own]
             inside = f"{min(sizes):,} to {max(sizes):,} bytes"
-            inside += f", up to {max(p.ranks for p in own)} ranks" if section == "collective" else ""
-        rows.append((_NAMES[section], inside, "beyond these"))
+            inside += f", up to {max(p.ranks for p in own)} ranks" if name == "collective" else ""
+        rows.append((_NAMES[name], inside, "beyond these"))
     columns = ("kernels", "measured", "extrapolated by the form")
     return Table(title="Sizes that were measured", columns=columns, rows=tuple(rows))
 

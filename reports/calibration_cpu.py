@@ -1,4 +1,4 @@
-"""The calibration report of a CPU: measured points, what the forms make of them, and the probe programs.
+"""The calibration report of a CPU: measured points, fitted models, and probe programs.
 
 One HTML file without anything fetched; pictures are SVG for light and dark pages, the points are inside as JSON.
 """
@@ -9,15 +9,13 @@ import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Protocol
 
 from costmodels import Machine
 from costmodels.fit.points import Point
 from plans.files import write_atomically
 from reports.calibration_picture import Series, log_picture
-from reports.html import _figure, _folded, _json, _key_figures, _section
-from reports.svg import style_sheet, template
+from reports.page import figure, folded, key_figures, page, page_data, section
 from reports.tables import Table
 
 __all__ = ["Probe", "cpu_calibration_html", "write_cpu_calibration_report"]
@@ -28,22 +26,22 @@ class Probe(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the program."""
+        """The name of the program."""
 
     @property
     def predicted_s(self) -> float:
-        """From step to step, before the overall factor."""
+        """The predicted seconds from step to step, before the overall factor."""
 
     @property
     def measured_s(self) -> float:
-        """Likewise."""
+        """The measured seconds from step to step."""
 
 
 def write_cpu_calibration_report(
     path: str | os.PathLike[str], machine: Machine, points: Sequence[Point], residuals: Sequence[str],
     probes: Sequence[Probe],
 ) -> Path:  # fmt: skip
-    """Write `cpu_calibration_html(...)` to a file, whole or not at all."""
+    """Write `cpu_calibration_html(...)` to a file atomically."""
     return write_atomically(path, cpu_calibration_html(machine, points, residuals, probes).encode())
 
 
@@ -61,21 +59,20 @@ def cpu_calibration_html(
     low, high = machine.interval.low - 1, machine.interval.high - 1
     figures = {"90 % interval of a step": f"{low:+.0%} to {high:+.0%}", "measured points": str(len(points))}
     sections = [
-        _section("errors", "How well the forms explain the points", _lines(residuals)),
-        _section("probes", "Probe programs", _probes(probes).html()),
-        _section("links", "Collectives and transfers", *_pictures(points)),
-        _folded("provenance", "Where every figure comes from", _provenance(machine).html()),
+        section("errors", "How well the forms explain the points", _lines(residuals)),
+        section("probes", "Probe programs", _probes(probes).html()),
+        section("links", "Collectives and transfers", *_pictures(points)),
+        folded("provenance", "Where every figure comes from", _provenance(machine).html()),
     ]
     data = [
         {"kind": point.kind, "call": point.call, "shape": point.shape, "ranks": point.ranks, "cpu_s": point.cpu_s,
          "active_ranks": point.active_ranks, "size_bytes": point.size_bytes, "measured_s": point.seconds}
         for point in points
     ]  # fmt: skip
-    return Template(template("report.html")).substitute(
-        title=escape(f"Calibration of {machine.name}"), subtitle=f"{machine.num_devices} gloo ranks of a CPU",
+    return page(
+        f"Calibration of {machine.name}", sections, subtitle=f"{machine.num_devices} gloo ranks of a CPU",
         notes="<li>Processes share the cores; a time holds for this many ranks at once.</li>",
-        style=style_sheet() + template("report.css"), figures=_key_figures(figures), sections="\n".join(sections),
-        footer="Made by twofold.", data=_json(machine=machine.name, points=data),
+        figures=key_figures(figures), data=page_data(machine=machine.name, points=data),
     )  # fmt: skip
 
 
@@ -113,7 +110,7 @@ def _pictures(points: Sequence[Point]) -> list[str]:
             for ranks in sorted({point.ranks for point in own if point.active_ranks == busiest})[:4]
         ]  # fmt: skip
         picture = log_picture(series, title=call, x_name="size (bytes)", y_name="time (us)")
-        drawn.append(_figure(picture, f"{call} while all {busiest} ranks are at work."))
+        drawn.append(figure(picture, f"{call} while all {busiest} ranks are at work."))
     return drawn
 
 

@@ -1,4 +1,4 @@
-"""Measured points and fitted curves on logarithmic axes, and the map of how compute and collectives slow each other."""
+"""Pictures of measured points with fitted curves, and the map of mutual slowdown of compute and collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search found, as pictures: where the step of the best goes, and time against memory of all forecasts.
+"""Pictures of search results: where the step time goes, and time against memory of all forecasts.
 
 Memory is in GiB (2^30 bytes), as makers of devices count it.
 """

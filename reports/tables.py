@@ -72,7 +72,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One number of a verification and what it must keep to.
+    """One number of a verification and its limit.
 
     Args:
         name: what is compared.
@@ -93,7 +93,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether it holds; a number that is not finite never does.
+        """Whether the check passed; a non-finite number never passes.
 
         >>> Check(name="loss", value=3e-7, high=2e-6).passed, Check(name="loss", value=float("nan"), high=1.0).passed
         (True, False)

@@ -8,14 +8,14 @@ import torch.distributed as dist
 
 from benchmarks.redistribution_cases import random_layout
 from executor.device import Device, pick_device
-from executor.kernels import Site, rule_of
-from executor.step.comm import HandOver, HandOvers, collective_issue, transfer_issue
+from executor.kernels import OpContext, rule_of
+from executor.step.comm import SelfTransfer, SelfTransfers, collective_launch, transfer_launch
 from executor.step.groups import Team, connect
 from plans.layout import Layout
 from plans.lower.emit import channel_of, transfer_pair
 from plans.program import Instruction, Kind, Value
 from plans.redistribution import Step, StepKind, redistribute
-from plans.redistribution.pretend import split
+from tests.pretend_redistribution import split
 
 
 class Flows:
@@ -44,21 +44,21 @@ def team_of(step: Step, rank: int) -> Team:
 
 def run(step: Step, part: torch.Tensor, shape: tuple[int, ...], rank: int, device: Device) -> torch.Tensor:
     if step.kind is StepKind.SLICE:
-        site = Site(rank=rank, mesh=step.before.mesh, shape=step.after.local_shape(shape), dtype="float64")
+        site = OpContext(rank=rank, mesh=step.before.mesh, shape=step.after.local_shape(shape), dtype="float64")
         return rule_of("slice")(site, {"step": step, "shape": shape}, part)
     if step.kind is StepKind.TRANSFER:
         pair = transfer_pair("move", "old", "new", step.before, step.after, shape, "float64", "channel")
-        hand_overs = HandOvers(HandOver)
-        send, recv = (transfer_issue(each, rank, Flows(), device, hand_overs) for each in pair)
-        pending = [send(part.contiguous()), recv()]
-        return [each.finish() for each in pending][1][0]
+        self_transfers = SelfTransfers(SelfTransfer)
+        send, recv = (transfer_launch(each, rank, Flows(), device, self_transfers) for each in pair)
+        work = [send(part.contiguous()), recv()]
+        return [each.finish() for each in work][1][0]
     output = Value(name="new", shape=step.after.local_shape(shape), dtype="float64")
     instruction = Instruction(
         name="move", kind=Kind.COLLECTIVE, call=str(step.kind), part="C", inputs=("old",), outputs=("new",),
         mesh=step.before.mesh, axes=step.axes, channel=channel_of(step.before.mesh, step.axes), dtype="float64",
         attrs={"step": step, "shape": shape},
     )  # fmt: skip
-    return collective_issue(instruction, team_of(step, rank), output)(part.contiguous()).finish()[0]
+    return collective_launch(instruction, team_of(step, rank), output)(part.contiguous()).finish()[0]
 
 
 UNEVEN = ((13, 7), (5, 11), (3, 2), (1, 9))

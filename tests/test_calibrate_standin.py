@@ -19,7 +19,7 @@ from executor.calibrate.rules import rule_jobs
 from executor.calibrate.session import Session
 from executor.calibrate.timing import Timer, sampled
 from executor.device import Device
-from executor.launch.launch import launch
+from executor.launch.launch import Follow, launch
 from plans.errors import TwofoldError
 from plans.plan import save_plan
 from twofold.calibrate_gpu import base_device, fit_points
@@ -218,8 +218,8 @@ def test_collectives_are_timed_under_the_name_hccl(tmp_path):
     script, said = tmp_path / "hccl.py", []
     script.write_text(HCCL)
     launch(
-        script, num_ranks=2, log_dir=tmp_path / "log", timeout_s=100, stream_rank=0,
-        on_line=lambda rank, line: said.append(line),
+        script, num_ranks=2, log_dir=tmp_path / "log", timeout_s=100,
+        follow=Follow(lambda rank, line: said.append(line), rank=0),
     )  # fmt: skip
     assert said == ["all_reduce", "all_gather", "one_way", "ping_pong"]
 

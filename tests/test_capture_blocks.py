@@ -219,7 +219,7 @@ def trained(graph, module, batches, num_micro_batches=1):
     )
     names = [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"]
     losses = [rank.step(dict(zip(names, map(torch.Tensor.numpy, batch), strict=True))).item() for batch in batches]
-    return losses, {home.name: rank.kept(home) for home in rank.group.parameters}
+    return losses, {placement.name: rank.kept(placement) for placement in rank.group.parameters}
 
 
 @pytest.mark.filterwarnings("ignore:aten.triu.default.*every rank computes all of it")

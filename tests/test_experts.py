@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformer_module import Decoder, Mixture, random_tokens, random_weights, trained
 
-from executor.kernels import Site, rule_of
+from executor.kernels import OpContext, rule_of
 from executor.kernels.experts import choices, places
 from executor.train.run import run_rank
 from plans.errors import TwofoldError
@@ -27,7 +27,7 @@ def config_of(experts):
 
 
 def site(shape):
-    return Site(rank=0, mesh=Layout((1,), ("a",)), shape=shape, dtype="float64", device=torch.device("cpu"))
+    return OpContext(rank=0, mesh=Layout((1,), ("a",)), shape=shape, dtype="float64", device=torch.device("cpu"))
 
 
 def by_hand(attrs, x, logits):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.launch.launch import WORKER_MAIN, LaunchResult, launch
+from executor.launch.launch import WORKER_MAIN, Follow, LaunchResult, Nodes, launch
 from executor.launch.rank_failures import RankFailed, RunFailed, RunTimedOut, first_failure, timed_out
 from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders
 from executor.launch.worker_main import AGENT_PID, is_lost_peer
@@ -282,7 +282,7 @@ def test_a_busy_port_is_named_and_the_old_logs_stay(script, job):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(TwofoldError, match=rf"port {port} is in use; choose another port, or omit it"):
-            launch(script(""), num_ranks=2, log_dir=job.log_dir, port=port)
+            launch(script(""), num_ranks=2, log_dir=job.log_dir, nodes=Nodes(port=port))
     assert job.stdout(7).read_text() == "old"
 
 
@@ -291,12 +291,12 @@ def test_a_busy_port_is_named_and_the_old_logs_stay(script, job):
     [
         ({"target": "no_such.py"}, r"there is no script 'no_such\.py'"),
         ({"num_ranks": 0}, "num_ranks 0 must be a multiple of num_nodes 1, both at least 1"),
-        ({"num_ranks": 3, "num_nodes": 2}, "num_ranks 3 must be a multiple of num_nodes 2"),
-        ({"num_nodes": 2, "node_rank": 2, "port": 29500}, "node_rank 2 must be in 0 to 1"),
-        ({"num_nodes": 2}, "num_nodes is 2: state the port"),
-        ({"port": 70000}, "port 70000 must be in 1 to 65535"),
+        ({"num_ranks": 3, "nodes": Nodes(num_nodes=2)}, "num_ranks 3 must be a multiple of num_nodes 2"),
+        ({"nodes": Nodes(num_nodes=2, node_rank=2, port=29500)}, "node_rank 2 must be in 0 to 1"),
+        ({"nodes": Nodes(num_nodes=2)}, "num_nodes is 2: state the port"),
+        ({"nodes": Nodes(port=70000)}, "port 70000 must be in 1 to 65535"),
         ({"timeout_s": 0.0}, "timeout_s must be above 0"),
-        ({"stream_rank": 2}, "stream_rank 2 is not a rank of this machine: 0 to 1"),
+        ({"follow": Follow(print, rank=2)}, "rank 2 to follow is not a rank of this machine: 0 to 1"),
         ({"log_dir": "train.py"}, r"cannot write logs to train\.py/1: .*; choose another log directory"),
     ],
 )
@@ -333,7 +333,7 @@ def good_run(tmp_path_factory) -> tuple[LaunchResult, list[tuple[int, str]]]:
         args=["--name", "two words", "$$x ${local_rank}"],
         log_dir=folder / "log_output",
         env={"EXTRA": "yes", "OMP_NUM_THREADS": "2"},
-        on_line=lambda rank, line: heard.append((rank, line)),
+        follow=Follow(lambda rank, line: heard.append((rank, line))),
     )
     return result, heard
 
@@ -457,7 +457,7 @@ def test_an_exception_of_the_listener_ends_all(script, job, env):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch(script("hang()"), num_ranks=2, log_dir=job.log_dir, env=env, on_line=interrupt)
+        launch(script("hang()"), num_ranks=2, log_dir=job.log_dir, env=env, follow=Follow(interrupt))
     assert processes_with(env[TOKEN]) == []
 
 
@@ -493,7 +493,11 @@ def test_two_nodes_make_one_job(script, tmp_path, env):
 
     def run(node_rank: int) -> None:
         results[node_rank] = launch(
-            path, num_ranks=2, num_nodes=2, node_rank=node_rank, port=port, log_dir=tmp_path / "logs", env=env
+            path,
+            num_ranks=2,
+            nodes=Nodes(num_nodes=2, node_rank=node_rank, port=port),
+            log_dir=tmp_path / "logs",
+            env=env,
         )
 
     other = threading.Thread(target=run, args=(1,))

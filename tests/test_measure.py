@@ -4,14 +4,14 @@ from costmodels.fit.cpu import fit_cpu_machine
 from costmodels.fit.points import load_points
 from costmodels.machine.machine import COLLECTIVES, DISPATCH_CLASSES
 from executor.launch.job import Job, save_job
-from executor.launch.launch import launch
+from executor.launch.launch import Follow, launch
 
 
 def measured(folder, lines):
     job = save_job(Job(measure=str(folder / "points.jsonl"), measure_s=0.5, device="cpu"), folder / "job.json")
     launch(
-        "executor.launch.job_main", num_ranks=2, args=[str(job)], log_dir=folder / "log", stream_rank=0,
-        on_line=lambda rank, line: lines.append(line), timeout_s=120,
+        "executor.launch.job_main", num_ranks=2, args=[str(job)], log_dir=folder / "log",
+        follow=Follow(lambda rank, line: lines.append(line), rank=0), timeout_s=120,
     )  # fmt: skip
     return load_points(folder / "points.jsonl")
 

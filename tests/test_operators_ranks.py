@@ -23,7 +23,7 @@ from executor.capture.capture import capture
 from executor.reference.reference import train_reference
 from executor.train.batches import InitialParameters
 from executor.train.result import RankResult
-from executor.train.run import run_rank
+from executor.train.run import RunOptions, run_rank
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Plan, Stage, load_plan, save_plan
@@ -86,7 +86,7 @@ def work(rank, folder):
         model = path.stem.split(".")[0]
         run_rank(
             lower(plan), plan, feed(plan.graph, model), parameters(folder, model), NUM_STEPS, device="cpu",
-            record_steps=0, weights_path=path.with_suffix(".weights.npz"),
+            options=RunOptions(record_steps=0), weights_path=path.with_suffix(".weights.npz"),
         ).save(path.with_suffix(f".{rank}.npz"))  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from pretend_redistribution import apply_steps, split
 
 from benchmarks.redistribution_cases import random_case, random_layout
 from benchmarks.redistribution_mindspore import elements, mindspore_steps
@@ -15,7 +16,6 @@ from plans.lower.emit import step_instructions
 from plans.redistribution import Step, StepKind, max_received_bytes, pieces, redistribute
 from plans.redistribution.greedy import by_gathering, by_moving, by_transfer
 from plans.redistribution.load import load
-from plans.redistribution.pretend import apply_steps, split
 from plans.redistribution.search import least_s
 from plans.redistribution.space import Space
 from search.operators.pricing import StepSeconds, instruction_cost

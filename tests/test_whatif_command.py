@@ -104,7 +104,7 @@ def test_the_tables_show_the_numbers(program):
     machine = small_machine(8)
     base, slow = (outcome(program, machine, WhatIf(memory=factor)) for factor in (1.0, 0.5))
     table = what_if_table(base, [("memory 0.5", slow)], "a note")
-    assert table.rows[0][0] == "as it is" and table.rows[1][2] == f"{100 * (slow.step_s / base.step_s - 1):+.1f} %"
+    assert table.rows[0][0] == "unchanged" and table.rows[1][2] == f"{100 * (slow.step_s / base.step_s - 1):+.1f} %"
     assert table.notes == ("a note",) and "goodput" not in table.columns
     effects = sensitivity(program, machine)
     assert len(sensitivity_table(effects).rows) == len(effects)

@@ -94,13 +94,13 @@ def calibrate_accelerators(
             if os.environ["RANK"] != "0":
                 return None
         else:
-            from executor.launch.launch import launch
+            from executor.launch.launch import Follow, launch
 
             budget_s = 60.0 * (minutes or (1.0 if quick else 5.0)) + SPARE_S
             say = on_progress or (lambda line: None)
             launch(
                 "executor.calibrate.main", num_ranks=num_ranks, args=options, log_dir=log_dir or folder / "log_output",
-                stream_rank=0, on_line=lambda rank, line: say(line), timeout_s=budget_s,
+                follow=Follow(lambda rank, line: say(line), rank=0), timeout_s=budget_s,
             )  # fmt: skip
     return fit_points(points, origin, num_ranks, name=name, out=out)
 

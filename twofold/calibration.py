@@ -178,7 +178,7 @@ def calibrate_cpu(
         raise TwofoldError(f"{num_ranks} rank has nobody to talk to; calibrate with at least 2")
     from executor.calibrate.cpu import environment
     from executor.launch.job import Job, Task, save_job
-    from executor.launch.launch import launch
+    from executor.launch.launch import Follow, launch
 
     say = on_progress or (lambda line: None)
     plans = probe_plans(num_ranks, Machine.load("h200-x8"))
@@ -207,8 +207,8 @@ def calibrate_cpu(
             launch(
                 "executor.launch.job_main", num_ranks=num_ranks, args=[str(path)],
                 log_dir=log_dir or folder / "log_output",
-                stream_rank=0, timeout_s=measure_s + SPARE_S,
-                on_line=lambda rank, line: say(_in_words(line, len(plans))),
+                timeout_s=measure_s + SPARE_S,
+                follow=Follow(lambda rank, line: say(_in_words(line, len(plans))), rank=0),
             )  # fmt: skip
         runs = [read_result(plan, folder / f"probe{number}", folder, 0.0) for number, plan in enumerate(plans)]
         if joined:

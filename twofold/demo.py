@@ -282,13 +282,13 @@ def _report(
     notes: list[str],
     tables: list[Table],
 ) -> dict[str, Path]:
-    from reports import pipeline_picture, write_report, write_trace
+    from reports import Report, pipeline_picture, write_report, write_trace
 
     result = verification.run
     measured, program = result.timeline, lower(result.plan)
     step = f"{predicted.step_interval_s * 1e3:.1f} ms predicted, {result.step_s * 1e3:.1f} ms {measured.kind}"
     report = write_report(
-        folder / "report.html", title=f"twofold demo: {name}",
+        folder / "report.html", Report(title=f"twofold demo: {name}",
         summary={
             "loss against one process": f"{verification.loss_max_rel_diff:.1e} relative",
             "weights against one process": f"{verification.weights_max_rel_diff:.1e} relative",
@@ -300,7 +300,7 @@ def _report(
         step_times_s=list(map(float, result.interval_s)), machine=_facts(machine),
         environment={key: str(value) for key, value in measured.meta.items()}, tables=tables,
         notes=notes, command=command,
-    )  # fmt: skip
+    ))  # fmt: skip
     trace = write_trace(folder / "trace.json.gz", [predicted, measured], program=program)
     picture = pipeline_picture([predicted, measured]).save(folder / "pipeline.svg")
     return {"report": report, "trace": trace, "picture": picture}

@@ -226,7 +226,7 @@ def write_search_report(
     """The report as HTML: what was found, in pictures, why; the rest folded."""
     from datetime import UTC, datetime
 
-    from reports import Configuration, shares_picture, trade_picture, write_report
+    from reports import Configuration, Report, shares_picture, trade_picture, write_report
     from search.devices import describe
     from search.devices.explain import composition
 
@@ -245,7 +245,7 @@ def write_search_report(
     rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
     interval = f"{best.low_s:.4g} to {best.high_s:.4g} s"
     return write_report(
-        path, title=f"Search: {problem.config.name} on {problem.num_devices} devices of {machine.name}",
+        path, Report(title=f"Search: {problem.config.name} on {problem.num_devices} devices of {machine.name}",
         results=[_ranking(found, top_k), *pictures, *_why(found, why)],
         tables=[_composition(found), _pareto(found), *_refused(found)],
         summary={
@@ -258,4 +258,4 @@ def write_search_report(
         environment={"date": datetime.now(UTC).date().isoformat()},
         command=f"twofold plan {model} --machine {machine.name} --devices {problem.num_devices} "
         f"--global-batch {problem.global_batch}",
-    )  # fmt: skip
+    ))  # fmt: skip

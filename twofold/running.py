@@ -1,4 +1,4 @@
-"""Run a plan on launched ranks and read what they bring home."""
+"""Run a plan on launched ranks and read their results."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _run(
     on_line: Callable[[int, str], None] | None,
 ) -> RunResult:
     from executor.launch.job import Job, Task, save_job
-    from executor.launch.launch import launch
+    from executor.launch.launch import Follow, Nodes, launch
 
     plan_file = save_plan(plan, folder / "plan.json")
     task = Task(
@@ -179,7 +179,7 @@ def _run(
     job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
     ended = launch(
         "executor.launch.job_main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir,
-        timeout_s=timeout_s, port=port, on_line=on_line,
+        timeout_s=timeout_s, nodes=Nodes(port=port), follow=None if on_line is None else Follow(on_line),
     )  # fmt: skip
     return read_result(plan, folder, Path(log_dir), ended.elapsed_s)
 

@@ -118,8 +118,8 @@ class Model:
         from executor.train.batches import InitialParameters, batches_of, placed
         from executor.train.data import Prefetcher
         from executor.train.initial import get_seed
-        from executor.train.run import run_rank
-        from executor.train.same_start import check_alike
+        from executor.train.run import RunOptions, run_rank
+        from executor.train.same_start import check_same_start
         from plans.lower import lower
 
         if epoch < 1 or len(train_dataset) < 1:
@@ -145,14 +145,15 @@ class Model:
             for callback in told:
                 callback(context)
 
-        check_alike(self.wrapped.module, device)
+        check_same_start(self.wrapped.module, device)
         fed = _fed_graph(self.plan)
         feed: Iterable[dict[str, Any]] = batches_of(fed, _epochs(train_dataset, epoch))
         ahead = Prefetcher(placed(feed, device)) if dataset_sink_mode else None
         try:
             self.result = run_rank(
                 lower(self.plan), self.plan, feed if ahead is None else ahead,
-                InitialParameters(self.wrapped.module, get_seed()), steps, device=device, on_step=on_step,
+                InitialParameters(self.wrapped.module, get_seed()), steps, device=device,
+                options=RunOptions(on_step=on_step),
             )  # fmt: skip
         finally:
             if ahead is not None:
@@ -161,11 +162,11 @@ class Model:
 
     def _shared_plan(self, batch: Sequence[Any], device: Device) -> Plan:
         """The plan, made on rank 0 and told to the others as JSON."""
-        from executor.launch.broadcast import told_by_rank_0
+        from executor.launch.broadcast import broadcast_from_rank_0
 
         num_ranks = int(os.environ["WORLD_SIZE"])
         return plan_from_json(
-            told_by_rank_0(lambda: plan_to_json(self._planned(batch, num_ranks, device.kind)), device)
+            broadcast_from_rank_0(lambda: plan_to_json(self._planned(batch, num_ranks, device.kind)), device)
         )
 
     def _planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:

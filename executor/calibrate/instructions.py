@@ -22,7 +22,7 @@ from executor.calibrate.timing import Timer
 from executor.kernels import rule_of
 from executor.step.groups import Groups
 from executor.step.interpreter import Interpreter
-from executor.train.batches import own_rows, random_batches, random_parameters
+from executor.train.batches import random_batches, random_parameters, rows_of_rank
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import load_plan
@@ -104,7 +104,7 @@ def _run(timer: Timer, plan: Any, between: list[float]) -> Iterator[tuple[Instru
             stack.callback(groups.close)
         interpreter = Interpreter(program, rank, device, groups)
         interpreter.set_parameters(random_parameters(plan.graph, 0))
-        feed = own_rows(plan, rank, random_batches(plan.graph, 0, WARM_STEPS + STEPS))
+        feed = rows_of_rank(plan, rank, random_batches(plan.graph, 0, WARM_STEPS + STEPS))
         for step, batch in enumerate(feed):
             if step < WARM_STEPS:
                 interpreter.step(batch)

@@ -19,7 +19,7 @@ from executor.calibrate.instructions import code_of, dispatch_class
 from executor.calibrate.operands import DTYPES, Bench, Job
 from executor.calibrate.timing import Call
 from executor.kernels import rule_of
-from executor.kernels.context import Progress, Site, torch_dtype
+from executor.kernels.context import OpContext, StepCounter, torch_dtype
 from plans.lower import lower
 from plans.plan import load_plan
 from plans.program import GroupProgram, Instruction, Kind, Value
@@ -86,14 +86,14 @@ def _calls(
     rule, first = rule_of(instruction.call), writes[0]
 
     def make(bench: Bench) -> list[Call]:
-        site = Site(
+        context = OpContext(
             rank=group.ranks[0], mesh=instruction.mesh or group.mesh, shape=first.shape, dtype=first.dtype,
-            shares=first.shares is not None, progress=Progress(step=2), device=bench.device.torch_device,
+            shares=first.shares is not None, counter=StepCounter(step=2), device=bench.device.torch_device,
         )  # fmt: skip
 
         def one() -> Call:
             inputs = [_operand(bench, value, instruction.call) for value in reads]
-            return lambda: _without_autograd(rule, site, instruction.attrs, inputs)
+            return lambda: _without_autograd(rule, context, instruction.attrs, inputs)
 
         sizes = sum(value.span_bytes for value in (*reads, *writes))
         return [one() for _ in bench.sets(sizes)]
@@ -101,9 +101,9 @@ def _calls(
     return make
 
 
-def _without_autograd(rule: Callable[..., Any], site: Site, attrs: Any, inputs: list[Tensor]) -> Any:
+def _without_autograd(rule: Callable[..., Any], context: OpContext, attrs: Any, inputs: list[Tensor]) -> Any:
     with torch.inference_mode():
-        return rule(site, attrs, *inputs)
+        return rule(context, attrs, *inputs)
 
 
 def _operand(bench: Bench, value: Value, call: str) -> Tensor:

@@ -28,7 +28,7 @@ from executor.calibrate.timing import Timer, sampled
 from executor.device import now_ns, pick_device
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Interpreter, RecordedStep
-from executor.train.batches import own_rows, random_batches
+from executor.train.batches import random_batches, rows_of_rank
 from plans.lower import lower
 from plans.model.graph import Graph
 from plans.plan import Plan, load_plan
@@ -77,7 +77,7 @@ def step_points(timer: Timer, meeting: Meeting, plan: Plan, name: str) -> list[P
             stack.callback(groups.close)
         interpreter = Interpreter(program, meeting.rank, device, groups)
         interpreter.set_parameters(CheapParameters(plan.graph))
-        batches = list(own_rows(plan, meeting.rank, random_batches(plan.graph, 0, 2)))
+        batches = list(rows_of_rank(plan, meeting.rank, random_batches(plan.graph, 0, 2)))
         device.release_memory()
         device.reset_peak_memory()
         times, on_device = [], []

@@ -200,7 +200,7 @@ class OperatorCosts:
         if strategy.out is None:
             return 0.0
         spec, mesh, name = self.micro.spec(operator), strategy.mesh or self.mesh, operator.outputs[0]
-        made, handed_on = spec.output_layout(0, mesh, strategy.dims), strategy.handed_on(spec, 0, mesh)
+        made, handed_on = spec.output_layout(0, mesh, strategy.dims), strategy.output_layout(spec, 0, mesh)
         back_s = self.move_s(handed_on, made.without_partial(), name) if name in self.micro.needs_gradient() else 0.0
         return self.num_micro_batches * (self.move_s(made, handed_on, name) + back_s)
 

@@ -103,12 +103,12 @@ def run(
     say = Console(json=json)
 
     def script() -> tuple[Any, bool]:
-        from executor.launch.launch import launch
+        from executor.launch.launch import Follow, Nodes, launch
 
         env = {"TWOFOLD_MACHINE": machine} if machine else {}
         ended = launch(
-            target, num_ranks=devices, args=script_args, log_dir=log_dir, timeout_s=timeout, port=port, env=env,
-            on_line=lambda rank, line: say.say(line),
+            target, num_ranks=devices, args=script_args, log_dir=log_dir, timeout_s=timeout, env=env,
+            nodes=Nodes(port=port), follow=Follow(lambda rank, line: say.say(line)),
         )  # fmt: skip
         say.say(f"{devices} ranks ended well after {ended.elapsed_s:.1f} s, logs in {log_dir}/1/rank.N/stdout")
         return {"elapsed_s": ended.elapsed_s, "devices": devices}, True

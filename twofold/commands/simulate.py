@@ -107,6 +107,7 @@ def simulate(
         if asked := [n for n, v in (("model", model), ("global-batch", global_batch), ("seq", seq)) if v is not None]:
             raise TwofoldError(f"--{asked[0]} needs --recost; a plan file is for its own model and batch")
         from reports import (
+            Report,
             comparison_table,
             composition_table,
             memory_table,
@@ -155,10 +156,10 @@ def simulate(
             say.say(f"saved {len(written_ranks)} in {rank_traces}")
         if report is not None:
             written = write_report(
-                report, title=f"{loaded.graph.name} on {target.name}", plan=loaded, program=program, predicted=timeline,
-                measured=run, memory_limit_bytes=limit or target.room_bytes,
+                report, Report(title=f"{loaded.graph.name} on {target.name}", plan=loaded, program=program,
+                predicted=timeline, measured=run, memory_limit_bytes=limit or target.room_bytes,
                 command=f"twofold simulate {plan} --machine {machine}",
-            )  # fmt: skip
+            ))  # fmt: skip
             say.say(f"saved {written}")
         return {
             "step_s": timeline.step_interval_s,

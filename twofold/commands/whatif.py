@@ -96,7 +96,7 @@ def whatif(
         from costmodels import Machine
         from plans.files import check_writable
         from plans.lower import lower
-        from reports import sensitivity_table, tornado_picture, what_if_table, write_report
+        from reports import Report, sensitivity_table, tornado_picture, what_if_table, write_report
         from simulator import Job, WhatIf, outcome_of, simulate_jobs
         from simulator import simulate as predict
         from simulator.study.sensitivity import sensitivity as turned
@@ -186,11 +186,11 @@ def whatif(
         if report is not None:
             told = cases[0][0] if cases else changed[0][0] if changed else str(start)
             written = write_report(
-                report, title=f"What if: {loaded.graph.name} on {target.name}", plan=loaded, program=program,
+                report, Report(title=f"What if: {loaded.graph.name} on {target.name}", plan=loaded, program=program,
                 predicted=timeline_of(cases[0][1] if cases else start, others),
                 what_if=shown, notes=[f"The pictures and the tables below them show: {told}."],
                 command=f"twofold whatif {plan} --machine {machine} ...",
-            )  # fmt: skip
+            ))  # fmt: skip
             say.say(f"saved {written}")
         return found, True
 

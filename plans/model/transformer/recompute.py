@@ -1,4 +1,4 @@
-"""Which operators of a transformer are made again in the backward."""
+"""The operators of a transformer that are recomputed in the backward."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ __all__ = ["MeshAxes", "block_strategies", "check_degrees", "mesh_axes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxes:
-    """What the axes of a stage's mesh are for; axes of size 1 are left out, so that they split nothing.
+    """The roles of the axes of a stage's mesh; axes of size 1 are omitted.
 
     Args:
         names: of all axes, the outermost first.
@@ -147,9 +147,7 @@ def block_strategies(graph: Graph, axes: MeshAxes, *, sequence_parallel: bool = 
     ({'b0': ('dp',), 'k': ('tp',)}, {'b0': ('dp',), 'b1': ('tp',)})
     """
     if not is_transformer(graph):
-        raise TwofoldError(
-            f"graph {graph.name!r} is none of tf.transformer: its strategies are found by search, not stated"
-        )
+        raise TwofoldError(f"graph {graph.name!r} was not built by tf.transformer; use search to find its strategies")
     found = {}
     for operator in graph.operators:
         name = operator.name
@@ -163,54 +161,67 @@ def block_strategies(graph: Graph, axes: MeshAxes, *, sequence_parallel: bool = 
 @lru_cache(maxsize=4096)
 def _strategy(role: str, kind: str, axes: MeshAxes, sequence_parallel: bool) -> Strategy:
     """The strategy of an operator by what it does in its block."""
-    dp, cp, tp, kv = axes.dp, axes.cp, axes.tp, axes.kv
-    between = (*cp, *tp) if sequence_parallel else cp
-    part = role.rpartition(".")[2]
-    dims: dict[str, DimAxes]
+    between = (*axes.cp, *axes.tp) if sequence_parallel else axes.cp
     if role.startswith("feed_forward.experts."):
-        rows = tuple(axis for axis in dp if axis not in axes.ep)
-        if kind == "matmul":
-            dims = {"b0": axes.ep, "m": rows, "k" if part == "w2" else "n": tp}
-        else:
-            dims = {"d0": axes.ep, "d1": rows, "d2": tp}
-    elif part in ("router", "dispatch"):
-        dims = {"b0" if part == "router" else "b": dp}
-    elif part == "combine":  # what the parts of w2 sum up to is made whole in parts of the features
-        dims = {"b": dp, "h": tp}
-    elif role == "tok_embeddings":
-        dims = {"b0": dp, "b1": cp, "v": tp}
-    elif role == "pos_embeddings.positions":
-        dims = {"d0": between}
-    elif role == "pos_embeddings":
-        dims = {"b0": between}
-    elif part in ("wq_a", "wkv_a", "wk_pos"):
-        dims = {"b0": dp, "b1": between}
-    elif part == "k_pos_heads":
-        dims = {"d0": dp, "d1": between}
-    elif part == "k_pos_rope":
-        dims = {"b0": dp, "s": between}
-    elif part in ("k_pos", "k_joined"):
-        dims = {"d0": dp, "d1": cp, "d2": tp}
-    elif kind == "linear":
-        split = {"wk": kv, "wv": kv}.get(part, tp)
-        dims = {"b0": dp, "b1": cp, "k" if part in ("wo", "w2") else "n": split}
-    elif kind == "reshape":
-        dims = {"d0": dp, "d1": cp, "d2": kv if part in ("k_heads", "v_heads") else tp}
-    elif kind == "rope":
-        dims = {"b0": dp, "s": cp, "h": kv if part == "k_rope" else tp}
-    elif kind == "attention":
-        dims = {"b0": dp, "s": cp, "h": kv}
-        if served := tuple(axis for axis in tp if axis not in kv):
-            dims["r"] = served
-    elif kind == "cross_entropy":
-        dims = {"b0": dp, "b1": cp, "c": tp}
-    elif kind in ("rms_norm", "layer_norm"):
-        dims = {"b0": dp, "b1": between}
-    elif part in ("act", "mul", "cast"):
-        dims = {"d0": dp, "d1": cp, "d2": tp}
+        dims = _expert_dims(role, kind, axes)
     else:
-        assert kind in ("add", "dropout"), (role, kind)
-        dims = {"d0": dp, "d1": between}
-    # what the table's shards sum up to is made whole in parts of the sequence, as all readers want it
-    out = (dp, between, ()) if role == "tok_embeddings" and sequence_parallel and tp else None
+        dims = _dims_by_role(role, axes, between) or _dims_by_kind(role, kind, axes, between)
+    # the sum of the table's shards is scattered over the sequence, the layout that all readers want
+    scattered = role == "tok_embeddings" and sequence_parallel and axes.tp
+    out = (axes.dp, between, ()) if scattered else None
     return Strategy(dims={dim: which for dim, which in dims.items() if which}, out=out)
+
+
+def _expert_dims(role: str, kind: str, axes: MeshAxes) -> dict[str, DimAxes]:
+    """The split dims of an operator inside an expert's MLP."""
+    rows = tuple(axis for axis in axes.dp if axis not in axes.ep)
+    if kind == "matmul":
+        return {"b0": axes.ep, "m": rows, "k" if role.endswith(".w2") else "n": axes.tp}
+    return {"d0": axes.ep, "d1": rows, "d2": axes.tp}
+
+
+def _dims_by_role(role: str, axes: MeshAxes, between: DimAxes) -> dict[str, DimAxes] | None:
+    """Of operators that stand once in a model or a block; None for others.
+
+    `between` are the axes that split the sequence between blocks.
+    """
+    dp, cp, tp = axes.dp, axes.cp, axes.tp
+    whole_role: dict[str, dict[str, DimAxes]] = {
+        "tok_embeddings": {"b0": dp, "b1": cp, "v": tp},
+        "pos_embeddings.positions": {"d0": between},
+        "pos_embeddings": {"b0": between},
+    }
+    by_part: dict[str, dict[str, DimAxes]] = {
+        "router": {"b0": dp},
+        "dispatch": {"b": dp},
+        "combine": {"b": dp, "h": tp},  # the sum of the parts of w2 is scattered over the features
+        **{key: {"b0": dp, "b1": between} for key in ("wq_a", "wkv_a", "wk_pos")},
+        "k_pos_heads": {"d0": dp, "d1": between},
+        "k_pos_rope": {"b0": dp, "s": between},
+        **{key: {"d0": dp, "d1": cp, "d2": tp} for key in ("k_pos", "k_joined")},
+    }
+    return by_part.get(role.rpartition(".")[2]) or whole_role.get(role)
+
+
+def _dims_by_kind(role: str, kind: str, axes: MeshAxes, between: DimAxes) -> dict[str, DimAxes]:
+    """Of all other operators; `between` are the axes that split the sequence between blocks."""
+    dp, cp, tp, kv = axes.dp, axes.cp, axes.tp, axes.kv
+    part = role.rpartition(".")[2]
+    if kind == "linear":
+        split = {"wk": kv, "wv": kv}.get(part, tp)
+        return {"b0": dp, "b1": cp, "k" if part in ("wo", "w2") else "n": split}
+    if kind == "reshape":
+        return {"d0": dp, "d1": cp, "d2": kv if part in ("k_heads", "v_heads") else tp}
+    if kind == "rope":
+        return {"b0": dp, "s": cp, "h": kv if part == "k_rope" else tp}
+    if kind == "attention":
+        served = tuple(axis for axis in tp if axis not in kv)
+        return {"b0": dp, "s": cp, "h": kv} | ({"r": served} if served else {})
+    if kind == "cross_entropy":
+        return {"b0": dp, "b1": cp, "c": tp}
+    if kind in ("rms_norm", "layer_norm"):
+        return {"b0": dp, "b1": between}
+    if part in ("act", "mul", "cast"):
+        return {"d0": dp, "d1": cp, "d2": tp}
+    assert kind in ("add", "dropout"), (role, kind)
+    return {"d0": dp, "d1": between}
