@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.accuracy_picture import Scored, accuracy_picture
-from twofold.validation import Validation, validate
+from interop.measurements.scores import Validation, validate
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 OWN_STEPS = ("step_truth.json", "step_truth_experts.json", "step_truth_third.json", "step_truth_third_x4.json",

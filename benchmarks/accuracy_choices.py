@@ -25,7 +25,7 @@ from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
 from simulator.forecast import Stack, forecast, stack_named
 from simulator.stacks import Megatron, TorchNative
-from twofold.validation import machine_of, measured_as
+from interop.measurements.scores import machine_of, measured_as
 
 __all__ = ["CHOICES", "Choice", "main", "score"]
 

@@ -120,14 +120,14 @@ _DEGREES = frozenset(
 
 _KEYS = frozenset({"twofold_degrees", "config", "degrees", "global_batch", "stack"})
 
-_BESIDE = frozenset({"machine", "step_s"})
+_BESIDE = frozenset({"machine", "step_s", "exposed_comm_s", "bubble_fraction", "peak_bytes"})
 """What may stand in the file for people to read."""
 
 
 def write_statement(
     path: str | os.PathLike[str], config: TransformerConfig, degrees: Degrees, *, stack: str, **beside: Any
 ) -> Path:
-    """Save a configuration as JSON: with the stack it was made for, and machine and step_s for people to read."""
+    """Save a configuration as JSON: with the stack it was made for, and its machine and figures for people to read."""
     assert beside.keys() <= _BESIDE, f"no reader would take {beside.keys() - _BESIDE}"
     made = {
         "twofold_degrees": _VERSION,
