@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,8 +23,8 @@ __all__ = ["configuration", "read_plan"]
 class _Keys(msgspec.Struct):
     """The keys by which a file of degrees is known."""
 
-    twofold_degrees: msgspec.Raw | None = None
-    placements: msgspec.Raw | None = None
+    twofold_degrees: Any = None
+    placements: Any = None
 
 
 def _states_degrees(path: Path) -> bool:
