@@ -177,7 +177,7 @@ _HARMLESS = re.compile(r"^(no-)?(distributed-(backend|timeout)|data-parallel-ran
 
 
 def read_megatron(text: str, path: str) -> dict[str, Any]:
-    """What flags state, as `Statement` takes it.
+    """The fields of a `Statement` that flags give.
 
     Raises:
         TwofoldError: no such flags, or what has no meaning here.
