@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from plans.timeline import Timeline
 from reports.tables import Table
 from reports.units import format_bytes, format_seconds
 
-__all__ = ["FIGURES", "Figure", "Step", "figures_of", "figures_table", "figures_text"]
+if TYPE_CHECKING:
+    from executor.launch.run_plan import RunResult
+
+__all__ = ["FIGURES", "Figure", "Step", "figures_of", "figures_of_run", "figures_table", "figures_text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,12 @@ def figures_of(step: Timeline | Step) -> dict[str, Any]:
     """
     values = {key: getattr(step, key) for key in FIGURES}
     return values | ({"step_s": step.step_interval_s} if isinstance(step, Timeline) else {})
+
+
+def figures_of_run(run: RunResult) -> dict[str, Any]:
+    """The figures of a run: the median step after the warm-up, the program's peak on the fullest rank, and of the
+    recorded steps the rest."""
+    return figures_of(run.timeline) | {"step_s": run.step_s, "peak_bytes": max(run.peak_bytes)}
 
 
 def figures_text(values: Mapping[str, Any], *, low_s: float | None = None, high_s: float | None = None) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels import Machine
+from executor.launch.run_plan import RunResult, run
+from executor.reference.verification import Verification, check_run
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.graph import Graph
@@ -18,8 +20,6 @@ from search import PlanSet, search
 from simulator import simulate
 from twofold.calibration import CalibrationResult, calibrate
 from twofold.console import Console
-from twofold.running import RunResult, run
-from twofold.verification import Verification, check_run
 
 if TYPE_CHECKING:
     from executor.train.data import Digits
@@ -86,15 +86,14 @@ class DemoResult:
 
     def to_json(self) -> dict[str, Any]:
         """The numbers and where the files are."""
-        from reports.figures import figures_of
+        from reports.figures import figures_of, figures_of_run
 
         return {
             **self.verification.to_json(),
             "bubble_fraction": self.predicted.bubble_fraction,
             "exposed_comm_s": self.predicted.exposed_comm_s,
             "predicted": figures_of(self.predicted),
-            "measured": figures_of(self.verification.run.timeline)
-            | {"step_s": self.verification.run.step_s, "peak_bytes": max(self.verification.run.peak_bytes)},
+            "measured": figures_of_run(self.verification.run),
             "search_s": self.plans.search_s,
             "lower_bound_s": self.plans.lower_bound_s,
             "gap": self.plans.gap,

@@ -83,7 +83,7 @@ class Model:
         machine: name or path of the machine to plan for; the environment's TWOFOLD_MACHINE, else a shipped one.
 
     Raises:
-        TwofoldError: a network that nothing makes parallel, an optimizer that is not carried out.
+        TwofoldError: a network that nothing makes parallel, an optimizer that is not supported.
     """
 
     def __init__(self, network: Any, optimizer: Any = None, *, machine: str | os.PathLike[str] | None = None) -> None:
@@ -255,23 +255,23 @@ def _of_torch(given: Any) -> tuple[str, dict[str, float]]:
     """Kind and settings of a torch optimizer.
 
     Raises:
-        TwofoldError: another optimizer than SGD and AdamW, several parameter groups, settings that are not carried out.
+        TwofoldError: another optimizer than SGD and AdamW, several parameter groups, settings that are not supported.
     """
     name = type(given).__name__
     if name not in ("SGD", "AdamW") or not hasattr(given, "param_groups"):
-        raise TwofoldError(f"optimizer {name} is not carried out; use torch.optim.SGD or torch.optim.AdamW")
+        raise TwofoldError(f"optimizer {name} is not supported; use torch.optim.SGD or torch.optim.AdamW")
     if len(given.param_groups) != 1:
-        raise TwofoldError(f"the optimizer has {len(given.param_groups)} parameter groups; one is carried out")
+        raise TwofoldError(f"the optimizer has {len(given.param_groups)} parameter groups; only one is supported")
     group = given.param_groups[0]
     for switch in ("nesterov", "amsgrad", "maximize"):
         if group.get(switch):
-            raise TwofoldError(f"{name}({switch}=True) is not carried out; leave it off")
+            raise TwofoldError(f"{name}({switch}=True) is not supported; leave it off")
     values = {"lr": float(group["lr"]), "weight_decay": float(group.get("weight_decay", 0.0))}
     if name == "AdamW":
         beta1, beta2 = group["betas"]
         return "adamw", values | {"beta1": float(beta1), "beta2": float(beta2), "eps": float(group["eps"])}
     if group.get("dampening"):
-        raise TwofoldError("SGD(dampening=...) is not carried out; leave it at 0")
+        raise TwofoldError("SGD(dampening=...) is not supported; leave it at 0")
     if group.get("momentum"):
         return "momentum", values | {"momentum": float(group["momentum"])}
     return "sgd", values

@@ -121,9 +121,7 @@ class AutoParallel:
             TwofoldError: another shard size or level, a negative threshold.
         """
         if shard_size != -1:
-            raise TwofoldError(
-                f"hsdp(shard_size={shard_size!r}): only -1, the whole data-parallel group, is carried out"
-            )
+            raise TwofoldError(f"hsdp(shard_size={shard_size!r}): only -1, the whole data-parallel group, is supported")
         check_choice("hsdp(optimizer_level=)", optimizer_level, ("level1", "level2", "level3"))
         if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
             raise TwofoldError(f"hsdp(threshold={threshold!r}): it is a number of KiB of at least 0")

@@ -58,10 +58,10 @@ class Run:
         return {"elapsed_s": ended.elapsed_s, "devices": self.devices}, True
 
     def _plan(self, say: Console) -> tuple[dict[str, Any], bool]:
+        from executor.launch.run_plan import run
         from plans.plan import load_plan
-        from reports.figures import figures_of, figures_text
+        from reports.figures import figures_of_run, figures_text
         from reports.units import format_bytes
-        from twofold.running import run
 
         launch = self.launch
         result = run(
@@ -71,7 +71,7 @@ class Run:
             print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
         )  # fmt: skip
         kind, device_bytes = result.timeline.kind, max(result.device_peak_bytes)
-        figures = figures_of(result.timeline) | {"step_s": result.step_s, "peak_bytes": max(result.peak_bytes)}
+        figures = figures_of_run(result)
         say.say(f"{kind} (median step of {launch.steps}): {figures_text(figures)}, loss {result.losses[-1]:.6g}")
         if device_bytes:
             say.say(f"the device's allocator: {format_bytes(device_bytes)} per rank")

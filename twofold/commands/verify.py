@@ -33,11 +33,11 @@ class Verify:
         """Run and compare; it passes if loss, weights, communication and memory are as they must be."""
         from costmodels import Machine
         from executor.launch.launch import check_port
+        from executor.reference.verification import verify
         from plans.plan import load_plan
         from reports import verification_table
-        from reports.figures import figures_of, figures_text
+        from reports.figures import figures_of, figures_of_run, figures_text
         from simulator import simulate
-        from twofold.verification import verify
 
         launch = self.launch
         check_port(launch.port)
@@ -48,8 +48,7 @@ class Verify:
             out=launch.out, log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate, port=launch.port,
             print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
         )  # fmt: skip
-        measured = figures_of(result.run.timeline)
-        measured |= {"step_s": result.run.step_s, "peak_bytes": max(result.run.peak_bytes)}
+        measured = figures_of_run(result.run)
         figures = {"measured": measured}
         if predicted is not None:
             figures["predicted"] = figures_of(predicted)
