@@ -59,6 +59,12 @@ def test_every_figure_is_defined_once() -> None:
     assert text == "step 1.00 ms, exposed communication 0 s, bubble 50.0 %, peak memory 2.00 MB"
 
 
+def test_the_docs_have_the_definitions() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "what-if.md").read_text()
+    for title, key, unit, definition in figures_table().rows:
+        assert f"| {title} | `{key}` | {unit} | {definition} |" in text
+
+
 def test_forecasts_say_the_same_figures(
     planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

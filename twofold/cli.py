@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
@@ -22,7 +22,7 @@ EXTRAS = {"torch": "torch", "mlxtend": "data", "matplotlib": "reports", "pandas"
 """Optional package -> the extra that installs it."""
 
 
-def commands() -> dict[str, type[Command]]:
+def commands() -> dict[str, Callable[..., Command]]:
     """Name of a command -> its class."""
     from twofold.commands.calibrate import Calibrate
     from twofold.commands.demo import Demo

@@ -107,15 +107,16 @@ def changes_of(factors: MachineFactors, options: ChangeOptions, failures: Failur
     knobs: dict[str, Sequence[float]] = dict(given(factors))
     knobs |= {name: values for name, values in given(options).items() if name == "jitter"}
     knobs |= {name: values for name, values in given(failures).items() if name in _FAILURE_KNOBS}
-    if several := [name for name, values in knobs.items() if len(values) > 1][1:]:
-        raise TwofoldError(f"{flag(several[0])} has several values too; one knob at a time is varied")
+    if more := [knob for knob, values in knobs.items() if len(values) > 1][1:]:
+        raise TwofoldError(f"{flag(more[0])} has several values too; one knob at a time is varied")
     fixed = WhatIf(
         slowdown=_slowdown(options.slow, plan), links=tuple(map(LinkChange.parse, options.link)),
         devices=_devices(options.device, Machine, plan), seed=1 if options.seed is None else options.seed,
     )  # fmt: skip
     blocking = not failures.checkpoint_async
     single = {name: values[0] for name, values in knobs.items() if len(values) == 1}
-    name, several = next(((name, values) for name, values in knobs.items() if len(values) > 1), ("", ()))
+    name = next((knob for knob, values in knobs.items() if len(values) > 1), "")
+    several = knobs.get(name, ())
     first = _with_values(fixed, single | ({name: several[0]} if name else {}), blocking)
     # settings that mean nothing without the varied one are said with it
     alone = {knob: value for knob, value in single.items() if not name or _NEEDS.get(knob) != name}

@@ -38,7 +38,8 @@ class Output:
     """What is printed.
 
     Args:
-        json: print one JSON object on stdout, progress on stderr.
+        json: print one JSON object on stdout, progress on stderr. A step has the keys step_s, exposed_comm_s,
+            bubble_fraction and peak_bytes (defined in docs/what-if.md).
     """
 
     json: bool = False
