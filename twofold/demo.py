@@ -112,7 +112,7 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     Raises:
         TwofoldError: an unknown case, unreadable data, a busy port; `RankFailed` when a rank fails.
     """
-    case, seed, folder = options.case, options.seed, Path(options.out) / options.case
+    case, folder = options.case, Path(options.out) / options.case
     if case not in CASES:
         raise TwofoldError(f"case {case!r} is not known; known: {', '.join(CASES)}")
     if options.steps < 1 or (options.epochs is not None and options.epochs < 1):
@@ -138,11 +138,12 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     predicted = simulate(plan, target)
     _say_prediction(say, predicted)
     say.step(f"run {steps} steps on {NUM_RANKS} processes with torchrun, logs in {options.log_dir}/1/rank.N/stdout")
-    result = run(
-        plan, steps=steps, data="digits", data_folder=options.data, model=chosen.model, seed=seed, out=folder / "run",
-        log_dir=options.log_dir, print_every=max(1, min(50, steps // 3)), port=options.port,
-        on_line=lambda rank, line: _say_loss(say, line),
-    )  # fmt: skip
+    with say.doing("running"):
+        result = run(
+            plan, steps=steps, data="digits", data_folder=options.data, model=chosen.model, seed=options.seed,
+            out=folder / "run", log_dir=options.log_dir, print_every=max(1, min(50, steps // 3)), port=options.port,
+            on_line=lambda rank, line: _say_loss(say, line),
+        )  # fmt: skip
     verification = _verify(chosen, result, options, predicted, say)
     say.step("report")
     notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0] + "."]
@@ -250,7 +251,8 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
         return target, None
     out = folder / "machine.json"
     out.with_suffix(".points.jsonl").unlink(missing_ok=True)  # of an earlier demo; this one measures anew
-    calibrated = calibrate(NUM_RANKS, out=out, quick=True, on_progress=say.note)
+    with say.doing("calibrating"):
+        calibrated = calibrate(NUM_RANKS, out=out, quick=True, on_progress=say.note)
     assert calibrated is not None  # one process measures and returns; only the ranks of a launcher return nothing
     for probe in calibrated.probes:
         say.note(

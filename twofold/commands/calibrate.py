@@ -51,10 +51,11 @@ class Calibrate:
 
         if self.report is not None:
             check_writable(self.report)  # before the machine file is replaced
-        result = calibrate(
-            self.devices, device=self.device, name=self.name, out=self.out, points=self.points, base=self.base,
-            minutes=self.minutes, quick=self.quick, on_progress=say.say,
-        )  # fmt: skip
+        with say.doing("measuring"):
+            result = calibrate(
+                self.devices, device=self.device, name=self.name, out=self.out, points=self.points, base=self.base,
+                minutes=self.minutes, quick=self.quick, on_progress=say.say,
+            )  # fmt: skip
         if result is None:  # rank 0 speaks for all
             return {}, True
         for line in result.residuals:

@@ -93,6 +93,11 @@ class Changes:
     varied: dict[str, WhatIf]
     around: WhatIf
 
+    @property
+    def shared_stands_alone(self) -> bool:
+        """Whether `shared` is a what-if by itself; failures are none without the checkpoints that are varied."""
+        return bool(self.varied) and self.around == self.shared
+
 
 def changes_of(factors: MachineFactors, options: ChangeOptions, failures: FailureOptions, plan: Plan) -> Changes:
     """What the flags ask for.

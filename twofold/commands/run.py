@@ -49,11 +49,12 @@ class Run:
         from executor.launch.launch import Follow, Nodes, launch
 
         log_dir = self.launch.log_dir
-        ended = launch(
-            self.target, num_ranks=self.devices, args=self.script_args, log_dir=log_dir, timeout_s=self.timeout,
-            nodes=Nodes(port=self.launch.port), env={"TWOFOLD_MACHINE": self.machine} if self.machine else {},
-            follow=Follow(lambda rank, line: say.say(line)),
-        )  # fmt: skip
+        with say.doing(f"running {self.target}"):
+            ended = launch(
+                self.target, num_ranks=self.devices, args=self.script_args, log_dir=log_dir, timeout_s=self.timeout,
+                nodes=Nodes(port=self.launch.port), env={"TWOFOLD_MACHINE": self.machine} if self.machine else {},
+                follow=Follow(lambda rank, line: say.say(line)),
+            )  # fmt: skip
         say.say(f"{self.devices} ranks finished after {ended.elapsed_s:.1f} s, logs in {log_dir}/1/rank.N/stdout")
         return {"elapsed_s": ended.elapsed_s, "devices": self.devices}, True
 
@@ -64,12 +65,14 @@ class Run:
         from reports.units import format_bytes
 
         launch = self.launch
-        result = run(
-            load_plan(self.target), steps=launch.steps, data="random" if self.random_data else "digits",
-            data_folder=launch.data, model=self.model, seed=launch.seed, out=launch.out, log_dir=launch.log_dir,
-            emulate=launch.emulate, dilate=launch.dilate, timeout_s=self.timeout, port=launch.port,
-            print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
-        )  # fmt: skip
+        plan = load_plan(self.target)
+        with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):
+            result = run(
+                plan, steps=launch.steps, data="random" if self.random_data else "digits",
+                data_folder=launch.data, model=self.model, seed=launch.seed, out=launch.out, log_dir=launch.log_dir,
+                emulate=launch.emulate, dilate=launch.dilate, timeout_s=self.timeout, port=launch.port,
+                print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
+            )  # fmt: skip
         kind, device_bytes = result.timeline.kind, max(result.device_peak_bytes)
         figures = figures_of_run(result)
         say.say(f"{kind} (median step of {launch.steps}): {figures_text(figures)}, loss {result.losses[-1]:.6g}")

@@ -38,7 +38,8 @@ class Validate:
         """Predict all rows and print the scores by source."""
         from interop.measurements.scores import validate
 
-        result = validate(self.table, stack=self.stack, machine=self.machine)
+        with say.doing("predicting the rows"):
+            result = validate(self.table, stack=self.stack, machine=self.machine)
         skipped = Counter(each["reason"] for each in result.skipped).most_common()
         if not result.rows:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in skipped[:3])

@@ -82,13 +82,15 @@ class WhatIfCommand:
         )  # fmt: skip
         with say.doing(f"simulating {plan.num_ranks} ranks"):
             base = scenarios.outcome(WhatIf(), alone=True)
+            shared = self._shared(changes, scenarios)
             changed = self._changed(changes, scenarios)
         common = self._common(changes)
-        shown: list[Any] = [what_if_table(base, list(changed.items()), common)]
+        shown: list[Any] = [what_if_table(base, [*shared.items(), *changed.items()], common)]
         say.say(shown[0].text(width=160))
         result: dict[str, Any] = {
             "base": _json(base, base),
             "common": common,
+            "shared": [{"what_if": title, **_json(each, base)} for title, each in shared.items()],
             "changed": [{"what_if": title, **_json(each, base)} for title, each in changed.items()],
         }
         if self.study.sensitivity or self.study.picture is not None:
@@ -122,6 +124,11 @@ class WhatIfCommand:
         """The jobs beside, in words."""
         jobs = ", ".join(f"beside {text.replace('=', ' on ')}" for text in self.jobs.beside)
         return [jobs] if jobs else []
+
+    def _shared(self, changes: Changes, scenarios: Scenarios) -> Mapping[str, Outcome]:
+        """Where one knob is varied: what all rows have in common, with that knob as it is."""
+        words = ([] if changes.shared.is_none else [str(changes.shared)]) + self._together()
+        return {", ".join(words): scenarios.outcome(changes.shared)} if changes.shared_stands_alone and words else {}
 
     def _changed(self, changes: Changes, scenarios: Scenarios) -> Mapping[str, Outcome]:
         if changes.varied:
