@@ -93,7 +93,7 @@ _WORDS = {"dp": "data parallel", "cp": "context parallel", "tp": "tensor paralle
 
 
 def _check_names(sizes: dict[str, int], path: str) -> None:
-    """Refuse mesh dims that hold other ranks than placements can tell."""
+    """Refuse mesh dims whose kind of parallelism placements of weights cannot show."""
     for name in sizes:
         parts = name.lower().split("_")
         if {"pp", "ep"} & {*parts}:
@@ -107,7 +107,7 @@ def _check_names(sizes: dict[str, int], path: str) -> None:
 
 
 def _order(axes: list[str], path: str) -> tuple[str, ...]:
-    """In which ranks count along the axes, of those that mesh dims of more than one rank are taken for."""
+    """The order of axes, the innermost first, from the axes of the mesh dims with more than one rank."""
     merged = [axis for axis, before in zip(axes, [None, *axes], strict=False) if axis != before]
     if len(set(merged)) < len(merged):
         raise TwofoldError(

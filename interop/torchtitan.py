@@ -1,7 +1,7 @@
-"""A configuration as torchtitan's settings, written and read.
+"""Write and read a configuration as torchtitan's settings.
 
 Settings as in torchtitan's job_config.py, stages as in its distributed/pipeline_parallel.py, both of late 2025. What
-torchtitan has no words for, or refuses, is refused here too, never rounded to something near.
+they cannot express, and what torchtitan refuses, raises an error here; nothing is approximated.
 """
 
 from __future__ import annotations

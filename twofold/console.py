@@ -12,7 +12,7 @@ from typing import TextIO
 __all__ = ["Console"]
 
 _SILENT_S = 2.0
-"""A command that has said nothing for so long says what it is doing, then less and less often."""
+"""After this silence a command says what it is doing; the next silences may be longer."""
 
 
 class Console:
@@ -48,7 +48,7 @@ class Console:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """While the body runs, a silence of over 2 s is broken by a line on stderr that says `what` goes on.
+        """Print `what` and the elapsed time on stderr whenever the body has been silent for more than 2 s.
 
         Args:
             what: such as "simulating 64 ranks".

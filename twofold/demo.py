@@ -1,4 +1,4 @@
-"""`twofold demo`: a case planned, simulated, run on real ranks and verified, by one command."""
+"""`twofold demo`: plan, simulate, run on real ranks and verify an example, by one command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUM_RANKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a case configures beside its module; strategies of operators that the module does not give are searched."""
+    """The configuration of an example; strategies that its module does not give are searched."""
 
     title: str
     model: str
@@ -75,7 +75,7 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DemoResult:
-    """Everything a demo made."""
+    """The results of a demo."""
 
     plans: PlanSet
     machine: Machine
@@ -85,7 +85,7 @@ class DemoResult:
     elapsed_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers and where the files are."""
+        """The JSON object: figures, checks and paths of files."""
         from reports.figures import figures_of, figures_of_run
 
         return {
@@ -319,7 +319,7 @@ def _report(
 
 
 def _facts(machine: Machine) -> dict[str, str]:
-    """What a reader of the report wants to know of the machine the prediction is for."""
+    """Facts of the predicted machine for the report."""
     interval = machine.interval
     facts = {
         "name": machine.name,
@@ -357,11 +357,11 @@ def _calibration_table(calibrated: CalibrationResult) -> Table:
 
 
 def _busy() -> str:
-    """A sentence where something else keeps the processor from the ranks; "" otherwise."""
+    """A warning if other processes keep the cores busy; "" otherwise."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load < 0.5 * cores:
         return ""
-    return f"Something else ran here when the demo began (load {load:.1f} on {cores} cores): times swing with it."
+    return f"Something else ran here when the demo began (load {load:.1f} on {cores} cores): times vary with it."
 
 
 def _say_summary(say: Console, outcome: DemoResult) -> None:

@@ -58,7 +58,7 @@ _ZERO_BUBBLE_VOCAB = 32_000
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a row measures.
+    """A row: what was measured, and the configuration it was measured on.
 
     Args:
         config, degrees: the model and its layout.
@@ -265,7 +265,7 @@ class _Reading(Cells):
         )
 
     def mixture(self, known: TransformerConfig, layers: int, seq: int, dtype: str) -> TransformerConfig:
-        """A catalogued mixture of experts, whose tokens no expert turns away."""
+        """A mixture of experts from the catalogue, with no token dropped."""
         assert known.experts is not None
         self.assumed.append(f"experts as published ({known.source}), evenly loaded, none dropped")
         return resized(
@@ -409,7 +409,7 @@ class _Reading(Cells):
         return _DESCRIBED in words or bool(re.search(r"last micro-?batch|no_sync|set_requires_gradient_sync", words))
 
     def one_dtype(self) -> bool:
-        """Whether a run of torch's parts keeps everything in one dtype: own runs do unless they say otherwise."""
+        """Whether a run with torch keeps weights, gradients and states in one dtype, as our own runs do by default."""
         words = self.words("precision", "notes", "source")
         if re.search(r"mixed|\bamp|master|autocast", words):
             return False

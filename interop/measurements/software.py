@@ -1,4 +1,4 @@
-"""What a row of a table says of the software that ran it."""
+"""The software that ran a row of a table, from the words of the row."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def level_of(cells: Cells, default: int | None = None) -> int | None:
 
 
 def software_of(cells: Cells, device: str) -> str:
-    """The name of the stack that a row's source, notes and switches speak of.
+    """The name of the stack that a row's source, notes and switches point to.
 
     Megatron-LM of 2022 where a source of that year or before ran on what there was then, or the device has no fused
     attention; torch's parts of 2024 where a source is published and not later than 2025 by its words, which most are.

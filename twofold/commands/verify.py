@@ -49,8 +49,8 @@ class Verify:
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
             result = verify(
                 plan, model=self.model, predicted=predicted, steps=launch.steps, data_folder=launch.data,
-                seed=launch.seed, out=launch.out, log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate, port=launch.port,
-                print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
+                seed=launch.seed, out=launch.out, log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate,
+                port=launch.port, print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
             )  # fmt: skip
         measured = figures_of_run(result.run)
         figures = {"measured": measured}
