@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plans.plan import load_plan
-from reports.figures import FIGURES, figures_table, figures_text
+from reports.figures import FIGURES, figures_of, figures_table, figures_text
 from twofold.cli import main
 
 MACHINE = ["--machine", "h200-x8"]
@@ -68,10 +68,12 @@ def test_the_docs_have_the_definitions() -> None:
 def test_forecasts_say_the_same_figures(
     planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`plan`, its file of degrees, `predict` and `simulate --recost` forecast one configuration."""
+    """`plan`, its two files, `predict` and `simulate --recost` forecast one configuration."""
     best = figures(planned["best"])
     assert figures(planned["plans"][0]) == best
     assert figures(json.loads((folder / "plan.degrees.json").read_text())) == best
+    prediction = load_plan(folder / "plan.json").prediction
+    assert prediction is not None and figures_of(prediction) == best
     for file in ("plan.json", "plan.degrees.json"):
         assert figures(said(["simulate", str(folder / file), *MACHINE, "--recost"], capsys)) == best
     predicted = said(
@@ -125,7 +127,7 @@ def test_a_searched_plan_carries_its_figures(tmp_path: Path, capsys: pytest.Capt
     best = figures(said([*arguments, "--micro-batches", "2", "--out", str(out)], capsys)["best"])
     prediction = load_plan(out).prediction
     assert prediction is not None
-    assert {key: getattr(prediction, key) for key in FIGURES} == best
+    assert figures_of(prediction) == best
     assert figures(said(["simulate", str(out), *MACHINE], capsys)) == best
 
 

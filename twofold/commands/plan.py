@@ -259,8 +259,10 @@ def _degrees_file(out: str) -> Path:
 
 def _save(answer: Answer, machine: Machine, out: str, say: Console) -> list[str]:
     """The plan, which can be simulated and run, and its degrees, which can be forecast again."""
+    import msgspec
+
     from interop.statement import write_statement
-    from plans.plan import save_plan
+    from plans.plan import Prediction, save_plan
     from reports.figures import figures_of
     from search.devices.confirm import plan_of
 
@@ -271,8 +273,11 @@ def _save(answer: Answer, machine: Machine, out: str, say: Console) -> list[str]
             **figures_of(best.forecast),
         )
     ]  # fmt: skip
+    seen = best.forecast
+    prediction = Prediction(machine=machine.name, low_s=seen.low_s, high_s=seen.high_s, **figures_of(seen))
     try:
-        saved.insert(0, save_plan(plan_of(answer.problem, best), out))
+        plan = msgspec.structs.replace(plan_of(answer.problem, best), prediction=prediction)
+        saved.insert(0, save_plan(plan, out))
     except TwofoldError as error:
         say.say(f"The degrees are saved, but no plan can be made of them: {error}")
     say.say(f"saved {', '.join(map(str, saved))}")
