@@ -36,8 +36,8 @@ class Statement:
             its kind do not say.
         stages: torchtitan's layers per stage, and how many fewer the first and the last hold.
         stack: the software for which it was made; None where it does not say.
-        assumed: what is forecast otherwise than stated.
-        unread: what the file states beside, of which no notice is taken.
+        assumed: where the forecast differs from what the file states.
+        unread: settings of the file that are ignored.
         refuses: raises where the program that the file is for refuses the degrees at its start.
     """
 
@@ -120,14 +120,14 @@ _DEGREES = frozenset(
 
 _KEYS = frozenset({"twofold_degrees", "config", "degrees", "global_batch", "stack"})
 
-_BESIDE = frozenset({"machine", "step_s"})
-"""What may stand in the file for people to read."""
+_BESIDE = frozenset({"machine", "step_s", "exposed_comm_s", "bubble_fraction", "peak_bytes"})
+"""Keys for people to read; no reader uses them."""
 
 
 def write_statement(
     path: str | os.PathLike[str], config: TransformerConfig, degrees: Degrees, *, stack: str, **beside: Any
 ) -> Path:
-    """Save a configuration as JSON: with the stack it was made for, and machine and step_s for people to read."""
+    """Save a configuration as JSON: with the stack it was made for, and its machine and figures for people to read."""
     assert beside.keys() <= _BESIDE, f"no reader would take {beside.keys() - _BESIDE}"
     made = {
         "twofold_degrees": _VERSION,
@@ -204,7 +204,7 @@ def _read_own(text: str, path: str) -> Statement:
 
 
 def _check_types(values: dict[str, Any], path: str) -> None:
-    """Refuse what is of no type that `Degrees` takes, where it does not look itself."""
+    """Refuse values of a wrong type that `Degrees` does not check itself."""
     layers = values["layers"]
     if layers is not None and not (
         isinstance(layers, list) and layers and all(type(each) is int and each >= 0 for each in layers)

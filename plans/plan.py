@@ -191,11 +191,13 @@ _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the simulator said of the plan on a machine when it was chosen."""
+    """What the simulator said of the plan on a machine when it was chosen; the figures of `reports.figures`."""
 
     machine: str
     step_s: float
     peak_bytes: int
+    exposed_comm_s: float | None = None
+    bubble_fraction: float | None = None
     low_s: float | None = None
     high_s: float | None = None
 

@@ -21,6 +21,7 @@ from plans.lower import lower
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
 from plans.timeline import Timeline
+from reports.figures import figures_of, figures_table
 from reports.graph_picture import graph_data, graph_picture
 from reports.line_picture import Line, line_picture
 from reports.memory_picture import memory_picture
@@ -188,7 +189,7 @@ def _results(timelines: Sequence[Timeline], times_s: Sequence[float]) -> str:
         every = f"The {run.kind} figures are of the last {run.num_steps} steps, which were recorded; all "
         every += f"{len(times_s)} steps took {format_seconds(float(np.median(times_s)))} in the median."
         table = replace(table, notes=(*table.notes, every))
-    return section("results", f"The step, {title}", table.html())
+    return section("results", f"The step, {title}", table.html(), figures_table().html())
 
 
 def _pipeline(timelines: Sequence[Timeline], max_boxes: int) -> str:
@@ -292,13 +293,10 @@ def _timeline_data(timeline: Timeline, max_boxes: int) -> dict[str, Any]:
         "kind": timeline.kind,
         "num_ranks": timeline.num_ranks,
         "num_steps": timeline.num_steps,
-        "step_s": timeline.step_s,
-        "step_interval_s": timeline.step_interval_s,
-        "low_s": timeline.low_s,
-        "high_s": timeline.high_s,
-        "bubble_fraction": timeline.bubble_fraction,
-        "exposed_comm_s": timeline.exposed_comm_s,
-        "peak_bytes": timeline.peak_bytes,
+        **figures_of(timeline),
+        "step_span_s": timeline.step_s,
+        "step_low_s": timeline.low_s,
+        "step_high_s": timeline.high_s,
         "memory": [
             {"rank": each.rank, "peak_bytes": each.peak_bytes, "by_role": dict(each.by_role)}
             for each in timeline.memory

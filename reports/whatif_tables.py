@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reports.figures import FIGURES, figures_of
 from reports.svg import Picture, text_width
 from reports.tables import Table
-from reports.units import format_bytes, format_seconds, nice_ticks
+from reports.units import format_seconds, nice_ticks
 from simulator import Outcome
 from simulator.study.sensitivity import Effect
 
@@ -17,15 +18,14 @@ def what_if_table(base: Outcome, changed: Sequence[tuple[str, Outcome]], note: s
     """The base in the first row, every change below it; goodput only where checkpoints or failures are among them."""
     rows = [("unchanged", base), *changed]
     with_goodput = any(each.goodput.fraction != 1.0 for _, each in rows)
-    columns = ["what if", "step", "change", "bubble", "exposed communication", "peak memory"]
+    columns = ["what if", *(figure.title for figure in FIGURES.values())]
+    columns.insert(2, "change")
     columns += ["goodput", "effective step"] if with_goodput else []
     body = []
     for name, each in rows:
         change = "" if each is base or not base.step_s else f"{100 * (each.step_s / base.step_s - 1):+.1f} %"
-        cells = [
-            name, format_seconds(each.step_s), change, f"{100 * each.bubble_fraction:.1f} %",
-            format_seconds(each.exposed_comm_s), format_bytes(each.peak_bytes),
-        ]  # fmt: skip
+        cells = [name, *(FIGURES[key].text(value) for key, value in figures_of(each).items())]
+        cells.insert(2, change)
         if with_goodput:
             cells += [f"{100 * each.goodput.fraction:.1f} %", format_seconds(each.goodput.effective_step_s)]
         body.append(tuple(cells))

@@ -105,7 +105,7 @@ def test_the_data_inside_is_json_of_what_is_shown():
     assert data["losses"]["8 ranks"] == [2.0, 1.0, None]
     assert [check["passed"] for check in data["checks"]] == [True, False]
     assert [each["kind"] for each in data["timelines"]] == ["predicted", "measured"]
-    assert data["timelines"][0]["step_s"] == predicted(3).step_s
+    assert data["timelines"][0]["step_s"] == predicted(3).step_interval_s
     assert data["plan"]["num_micro_batches"] == 4
     assert data["environment"]["python"] == "3.11"
 

@@ -13,7 +13,9 @@ from costmodels import Machine
 from executor.capture.capture import capture
 from executor.launch.job import Job, Task, save_job
 from executor.launch.launch import launch
+from executor.launch.run_plan import read_result
 from executor.networks import OperatorNetwork
+from executor.reference.verification import check_run
 from executor.sharding import given_strategies, shard, sharded_modules
 from executor.train.batches import load_model
 from executor.train.losscell import WithLossCell
@@ -27,8 +29,6 @@ from search import search
 from twofold import AutoParallel, Model, ops
 from twofold.context import get_auto_parallel_context, reset_auto_parallel_context, set_auto_parallel_context
 from twofold.demo import CASES
-from twofold.running import read_result
-from twofold.verification import check_run
 
 MESH = Layout((2, 2, 2), ("dp", "sp", "mp"))
 

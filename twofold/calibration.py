@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodels import Machine, price
+from executor.launch.run_plan import RunResult, read_result
 from plans.errors import TwofoldError
 from plans.files import check_writable
 from plans.lower import lower
@@ -28,7 +29,6 @@ from plans.program import Kind
 from plans.timeline import PS_PER_S
 from simulator import simulate
 from twofold.probe_plans import probe_plans
-from twofold.running import RunResult, read_result
 
 if TYPE_CHECKING:
     from costmodels.fit.device import DeviceFit
