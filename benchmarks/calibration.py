@@ -27,8 +27,9 @@ import msgspec
 import numpy as np
 
 import costmodels
-from costmodels.fit.device import TARGETS, DeviceFit, fit_device, scoreboard
+from costmodels.fit.device import DeviceFit, fit_device
 from costmodels.fit.points import Point, load_points, save_points
+from costmodels.fit.predict import TARGETS, scoreboard
 from costmodels.fit.transfer_calibration import carried
 from costmodels.machine.catalogue import Device, device_names, load_device, save_device
 from costmodels.machine.sections import Interval, Provenance

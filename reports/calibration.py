@@ -12,8 +12,9 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from costmodels.fit.device import TARGETS, DeviceFit, Predicted, scoreboard
+from costmodels.fit.device import DeviceFit
 from costmodels.fit.points import Point
+from costmodels.fit.predict import TARGETS, Predicted, scoreboard
 from costmodels.machine.catalogue import Device
 from costmodels.machine.sections import COLLECTIVES
 from costmodels.price.communication import route, wire_s

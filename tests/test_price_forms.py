@@ -8,11 +8,12 @@ import pytest
 
 from benchmarks.calibration import files_of, held_out_table, of_new_linears, points_of
 from costmodels import Machine, price, price_interval, step_interval
-from costmodels.fit.device import DeviceFit, fit_device, predict_points, scoreboard
+from costmodels.fit.device import DeviceFit, fit_device
 from costmodels.fit.kernels import fit_attention, fit_memory, folds, predicted_s
 from costmodels.fit.links import communication_s, fit_links, fit_overlaps, overlap_s
 from costmodels.fit.matrix import fit_clock, fit_dtypes, fit_matrix
 from costmodels.fit.points import Point
+from costmodels.fit.predict import predict_points, scoreboard
 from costmodels.interval import class_seconds, dispatch_seconds
 from costmodels.machine.catalogue import load_device
 from costmodels.machine.sections import Collective, Interval, Link, Overlap, Protocol
