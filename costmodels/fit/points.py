@@ -220,9 +220,9 @@ def _check_times(point: Point, where: str) -> None:
     """Refuse what no call can take. Allocations take none: what they measured is in their figures."""
     least_s = min(point.seconds, point.cpu_s, point.low_s, point.high_s)
     if point.kind != "allocation" and not (0 < point.seconds < math.inf and least_s >= 0):
-        said = f"{point.seconds:g} s" if not 0 < point.seconds < math.inf else f"a time of {least_s:g} s"
+        figure = f"{point.seconds:g} s" if not 0 < point.seconds < math.inf else f"a time of {least_s:g} s"
         raise TwofoldError(
-            f"{where}: {point.kind} {point.call} says {said}, which nothing takes; delete it, and the same command "
+            f"{where}: {point.kind} {point.call} says {figure}, which nothing takes; delete it, and the same command "
             "measures it again"
         )
 
