@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from costmodels.fit.points import Point
+from costmodels.price.free_calls import LOADS
 from executor.calibrate.instructions import code_of, dispatch_class
 from executor.calibrate.operands import DTYPES, Bench, Job
 from executor.calibrate.timing import Call
@@ -26,7 +27,6 @@ from plans.program import GroupProgram, Instruction, Kind, Value
 
 __all__ = ["rule_jobs"]
 
-_SKIPPED = ("load",)
 _HELD_OUT = "wide"
 """Plans with this in the name of their file are to report on, not to fit."""
 
@@ -50,7 +50,7 @@ def _distinct(group: GroupProgram) -> Iterator[Instruction]:
     for body in bodies.values():
         for instruction in body.instructions:
             known = all(name in group.values for name in (*instruction.inputs, *instruction.outputs))
-            if instruction.kind is Kind.COMPUTE and known and instruction.call not in _SKIPPED:
+            if instruction.kind is Kind.COMPUTE and known and instruction.call not in LOADS:
                 yield instruction
 
 
