@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from costmodels.fit.points import Point
-from executor.calibrate.rank_sync import Meeting
+from executor.calibrate.rank_sync import RankSync
 from executor.device import Device
 
 __all__ = ["allocation_points", "communicator_points"]
@@ -75,25 +75,25 @@ def _workspaces(device: Device) -> Iterator[Point]:
     yield _point("workspace", mine, device.memory_allocated() - held - mine, grown, outside)
 
 
-def communicator_points(device: Device, meeting: Meeting) -> Iterator[Point]:
+def communicator_points(device: Device, sync: RankSync) -> Iterator[Point]:
     """Memory outside the allocator that a communicator takes: a new group's first collective, then first transfer."""
-    if not device.is_async or meeting.size == 1:
+    if not device.is_async or sync.size == 1:
         return
-    for size in (2, meeting.size):
-        groups = [dist.new_group(list(range(i, i + size))) for i in range(0, meeting.size, size)]
-        group = groups[meeting.rank // size]
+    for size in (2, sync.size):
+        groups = [dist.new_group(list(range(i, i + size))) for i in range(0, sync.size, size)]
+        group = groups[sync.rank // size]
         token = torch.zeros(2**20, device=device.torch_device)
         for call in ("all_reduce", "transfer"):
             device.synchronize()
-            meeting.barrier()
+            sync.barrier()
             free, taken = device.memory_bytes()[0], device.memory_reserved()
             if call == "all_reduce":
                 dist.all_reduce(token, group=group)
-            elif meeting.rank < 2:
-                work: Any = (dist.isend if meeting.rank == 0 else dist.irecv)(token, 1 - meeting.rank, group=group)
+            elif sync.rank < 2:
+                work: Any = (dist.isend if sync.rank == 0 else dist.irecv)(token, 1 - sync.rank, group=group)
                 work.wait()
             device.synchronize()
-            meeting.barrier()
+            sync.barrier()
             grown = device.memory_reserved() - taken
             outside = free - device.memory_bytes()[0] - grown
             yield _point("communicator", token.nbytes, 0, grown, outside, ranks=size, options={"call": call})

@@ -17,7 +17,7 @@ from torch import Tensor
 from costmodels.fit.points import Point
 from costmodels.price.free_calls import LOADS
 from executor.calibrate.instructions import code_of, dispatch_class
-from executor.calibrate.operands import DTYPES, Bench, Job
+from executor.calibrate.operands import DTYPES, Job, OperandPool
 from executor.calibrate.timing import Call
 from executor.kernels import rule_of
 from executor.kernels.context import Progress, Site, torch_dtype
@@ -82,21 +82,21 @@ def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out
 
 def _calls(
     instruction: Instruction, group: GroupProgram, reads: list[Value], writes: list[Value]
-) -> Callable[[Bench], list[Call]]:
+) -> Callable[[OperandPool], list[Call]]:
     rule, first = rule_of(instruction.call), writes[0]
 
-    def make(bench: Bench) -> list[Call]:
+    def make(pool: OperandPool) -> list[Call]:
         site = Site(
             rank=group.ranks[0], mesh=instruction.mesh or group.mesh, shape=first.shape, dtype=first.dtype,
-            shares=first.shares is not None, progress=Progress(step=2), device=bench.device.torch_device,
+            shares=first.shares is not None, progress=Progress(step=2), device=pool.device.torch_device,
         )  # fmt: skip
 
         def one() -> Call:
-            inputs = [_operand(bench, value, instruction.call) for value in reads]
+            inputs = [_operand(pool, value, instruction.call) for value in reads]
             return lambda: _without_autograd(rule, site, instruction.attrs, inputs)
 
         sizes = sum(value.span_bytes for value in (*reads, *writes))
-        return [one() for _ in bench.sets(sizes)]
+        return [one() for _ in pool.sets(sizes)]
 
     return make
 
@@ -106,12 +106,12 @@ def _without_autograd(rule: Callable[..., Any], site: Site, attrs: Any, inputs: 
         return rule(site, attrs, *inputs)
 
 
-def _operand(bench: Bench, value: Value, call: str) -> Tensor:
+def _operand(pool: OperandPool, value: Value, call: str) -> Tensor:
     if value.dtype in DTYPES:
-        made = bench.tensor(*value.shape, dtype=value.dtype)
+        made = pool.tensor(*value.shape, dtype=value.dtype)
         # what is changed in place, over and over, is a copy, so that the random numbers stay what they are
         return made.clone().abs_() if call.endswith(".update") or call in ("accumulate", "store") else made
-    kind, place = torch_dtype(value.dtype), bench.device.torch_device
+    kind, place = torch_dtype(value.dtype), pool.device.torch_device
     if not math.prod(value.shape):
         return torch.zeros(value.shape, dtype=kind, device=place)
     return torch.randint(2, value.shape, device=place).to(kind)
