@@ -348,9 +348,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fits[name] = fit
         say(name, fit)
     if options.report:
-        from reports.calibration import write_calibration_report
+        from reports.calibration import CalibrationReport, write_calibration_report
 
-        print("report:", write_calibration_report(options.report, fits[names[0]]))
+        report = CalibrationReport.of_device(fits[names[0]])
+        print("report:", write_calibration_report(options.report, report))
     return 0
 
 

@@ -216,17 +216,18 @@ def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Pat
     Raises:
         TwofoldError: a CPU's points were temporary.
     """
-    if result.fit is not None:
-        from reports.calibration import write_calibration_report
+    from costmodels.fit.points import load_points
+    from reports.calibration import CalibrationReport, write_calibration_report
 
-        return write_calibration_report(path, result.fit)
+    if result.fit is not None:
+        return write_calibration_report(path, CalibrationReport.of_device(result.fit))
     if result.points is None:
         raise TwofoldError("the points were not kept; name a file of points to have them reported")
-    from costmodels.fit.points import load_points
-    from reports.calibration_cpu import write_cpu_calibration_report
-
     points, _ = load_points(result.points)
-    return write_cpu_calibration_report(path, result.machine, points, result.residuals, result.probes)
+    report = CalibrationReport(
+        machine=result.machine, points=points, residuals=result.residuals, probes=result.probes
+    )  # fmt: skip
+    return write_calibration_report(path, report)
 
 
 @contextlib.contextmanager
