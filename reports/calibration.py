@@ -59,7 +59,7 @@ class Probe(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationReport:
-    """What a calibration found.
+    """What a calibration report shows.
 
     Args:
         machine: what was fitted: a device of the catalogue, or the machine of a CPU.

@@ -53,8 +53,8 @@ def residual_picture(fit: DeviceFit) -> Drawing | None:
     series = []
     for name, sections in groups.items():
         own = predictions_of(fit, *sections)
-        points = [[(1e6 * e.point.seconds, e.error, _described(e)) for e in own if e.point.held_out is held]
-                  for held in (False, True)]  # fmt: skip
+        points = [[(1e6 * e.point.seconds, e.error, _described(e)) for e in own if e.point.held_out is is_held_out]
+                  for is_held_out in (False, True)]  # fmt: skip
         series.append(Series(name=name, points=points[0], held_out=points[1]))
     if not fit.predicted:
         return None
@@ -110,8 +110,8 @@ def _series(
     curve: Sequence[tuple[float, float]] = (),
 ) -> Series:  # fmt: skip
     fitted, held_out = (
-        [(*place(entry.point), _described(entry)) for entry in own if entry.point.held_out is held]
-        for held in (False, True)
+        [(*place(entry.point), _described(entry)) for entry in own if entry.point.held_out is is_held_out]
+        for is_held_out in (False, True)
     )
     return Series(name=name, points=fitted, held_out=held_out, curve=curve)
 

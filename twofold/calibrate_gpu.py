@@ -42,7 +42,7 @@ QUICK_MINUTES = 1.0
 
 
 def ignore(line: str) -> None:
-    """Where nobody asked for lines of progress."""
+    """Print no progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def calibrate_accelerators(
         base: device of the catalogue whose peaks and links are taken where nothing is measured.
 
     Returns:
-        What was found; None on the other ranks under torchrun.
+        The calibration; None on the other ranks under torchrun.
 
     Raises:
         TwofoldError: no device, or one that is not in the catalogue (before anything is measured), too few points to

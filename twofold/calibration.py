@@ -106,7 +106,7 @@ def calibrate(
         on_progress: called with a line now and then.
 
     Returns:
-        What was found; None on ranks other than 0 under torchrun.
+        The calibration; None on ranks other than 0 under torchrun.
 
     Raises:
         TwofoldError: fewer than 2 ranks on a CPU, a device that is not there or not in the catalogue, no time, files

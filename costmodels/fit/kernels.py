@@ -130,8 +130,8 @@ def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> 
             q[0], q[starts] = q[0] + plain, q[starts] - plain
 
     def table(logs: Floats) -> dict[str, float]:
-        found = zip(calls, map(float, np.exp(logs)), strict=True)
-        return {call: factor for call, factor in found if abs(factor - 1) > FREE_COST}
+        factors = zip(calls, map(float, np.exp(logs)), strict=True)
+        return {call: factor for call, factor in factors if abs(factor - 1) > FREE_COST}
 
     return msgspec.structs.replace(
         compute, kernel_s=float(np.exp(q[0])), memory_efficiency=float(np.exp(q[1])), kernel_cost=table(q[costs]),
@@ -275,12 +275,12 @@ def folds(points: Sequence[Point]) -> list[tuple[list[int], list[int]]]:
     groups = list(same.values())
     order = np.random.default_rng(0).permutation(len(groups))
     parts = [part.tolist() for part in np.array_split(order, min(FOLDS, len(groups))) if len(part)]
-    found = []
+    splits = []
     for part in parts:
         outside = sorted(number for group in part for number in groups[group])
         out = set(outside)
-        found.append(([number for number in range(len(points)) if number not in out], outside))
-    return found
+        splits.append(([number for number in range(len(points)) if number not in out], outside))
+    return splits
 
 
 def choose(errors: Mapping[str, float]) -> str:

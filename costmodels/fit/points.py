@@ -135,7 +135,7 @@ class PointLog:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Where the points were taken; of what several runs say differently, what the last one says."""
+        """Where the points were taken; where several runs differ, the last one counts."""
         return _joined(self.environments)
 
     def __contains__(self, point: Point) -> bool:
@@ -146,7 +146,7 @@ class PointLog:
         return iter(self.points)
 
     def begin(self, environment: Mapping[str, str]) -> None:
-        """Say where the points that follow are taken, unless that is what the file says already."""
+        """Write where the points that follow are taken, unless the file has it already."""
         if dict(environment) != self.environment:
             self._append(msgspec.json.encode(_Header(environment=dict(environment))))
             self.environments.append(dict(environment))

@@ -1,4 +1,4 @@
-"""What the forms of a device say of measured points."""
+"""What the forms of a device predict for measured points."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TARGETS: Mapping[str, tuple[float, float | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """A measured point and what the model says of it."""
+    """A measured point and what the form predicts for it, in seconds."""
 
     point: Point
     section: str
@@ -59,7 +59,7 @@ def library_of(device: Device) -> str:
 def predict_points(
     points: Iterable[Point], device: Device, issued: Mapping[str, BackToBack] | None = None, *, at_clock: bool = False
 ) -> list[Predicted]:
-    """What a device's forms say of measured points; points of kinds without a form are left out.
+    """What a device's forms predict for measured points; points of kinds without a form are left out.
 
     Args:
         points: measured.
@@ -81,14 +81,14 @@ def predict_points(
         "transfer": linked_s,
         "overlap": lambda point: overlap_s(point, device.overlap, *pair_lengths_s(point, device)),
     }
-    found = []
+    predicted = []
     for point in points:
         if point.kind in forms and is_priced(point, device.compute) and is_one_group(point):
             if point.kind == "collective" and point.call not in device.collectives:
                 continue
             section = "matrix32" if point.kind == "matrix" and point.dtype not in SIXTEEN_BIT else point.kind
-            found.append(Predicted(point=point, section=section, seconds=forms[point.kind](point)))
-    return found
+            predicted.append(Predicted(point=point, section=section, seconds=forms[point.kind](point)))
+    return predicted
 
 
 def scoreboard(predicted: Sequence[Predicted]) -> tuple[Residuals, ...]:

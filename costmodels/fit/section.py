@@ -142,7 +142,7 @@ class FitSection:
         name: what is fitted, such as "memory" or "all_reduce".
         points: those of a draft that this section is fitted to.
         fit: from these points and the draft.
-        required: the machine file cannot do without: `fit` is called without points too, and says what is missing.
+        required: the machine file needs it: `fit` is called without points too, and its error names what is missing.
     """
 
     name: str

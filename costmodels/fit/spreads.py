@@ -112,4 +112,4 @@ SPREADS = (
     FitSection(name="update", points=_updates, fit=_fit_update_spread),
     FitSection(name="dispatch", points=_host_times, fit=_fit_dispatch_spread),
 )
-"""What is said of how well prices are known, once every point is predicted (`Draft.predicted`)."""
+"""How well prices are known; fitted once every point is predicted (`Draft.predicted`)."""

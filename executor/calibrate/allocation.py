@@ -31,9 +31,9 @@ def allocation_points(device: Device) -> Iterator[Point]:
         if size > device.memory_bytes()[0] // 4:
             continue
         device.release_memory()
-        held, taken = device.memory_allocated(), device.memory_reserved()
+        allocated, reserved = device.memory_allocated(), device.memory_reserved()
         tensor = torch.empty(size, dtype=torch.uint8, device=device.torch_device)
-        yield _point("rounding", size, device.memory_allocated() - held, device.memory_reserved() - taken)
+        yield _point("rounding", size, device.memory_allocated() - allocated, device.memory_reserved() - reserved)
         del tensor
     yield from _pattern(device)
     yield from _workspaces(device)
@@ -42,7 +42,7 @@ def allocation_points(device: Device) -> Iterator[Point]:
 def _pattern(device: Device) -> Iterator[Point]:
     """Activations of 8 blocks kept while temporaries of other sizes come and go, freed in the opposite order."""
     device.release_memory()
-    held, taken = device.memory_allocated(), device.memory_reserved()
+    allocated, reserved = device.memory_allocated(), device.memory_reserved()
     device.reset_peak_memory()
     place, kept = device.torch_device, []
     for _ in range(2):
@@ -53,8 +53,8 @@ def _pattern(device: Device) -> Iterator[Point]:
         while kept:
             kept.pop()
             torch.empty(22 * _MIB, dtype=torch.uint8, device=place)
-    peak = device.max_memory_allocated() - held
-    yield _point("pattern", peak, peak, device.memory_reserved() - taken)
+    peak = device.max_memory_allocated() - allocated
+    yield _point("pattern", peak, peak, device.memory_reserved() - reserved)
     device.release_memory()
 
 
@@ -64,15 +64,15 @@ def _workspaces(device: Device) -> Iterator[Point]:
     stream = device.stream()
     assert stream is not None
     free = device.memory_bytes()[0]
-    held, taken = device.memory_allocated(), device.memory_reserved()
+    allocated, reserved = device.memory_allocated(), device.memory_reserved()
     with stream:
         a = torch.zeros(256, 256, device=device.torch_device, dtype=torch.bfloat16)
         b = torch.mm(a, a)
     device.synchronize()
-    mine = a.nbytes + b.nbytes
-    grown = device.memory_reserved() - taken
+    operand_bytes = a.nbytes + b.nbytes
+    grown = device.memory_reserved() - reserved
     outside = free - device.memory_bytes()[0] - grown
-    yield _point("workspace", mine, device.memory_allocated() - held - mine, grown, outside)
+    yield _point("workspace", operand_bytes, device.memory_allocated() - allocated - operand_bytes, grown, outside)
 
 
 def communicator_points(device: Device, sync: RankSync) -> Iterator[Point]:
@@ -86,7 +86,7 @@ def communicator_points(device: Device, sync: RankSync) -> Iterator[Point]:
         for call in ("all_reduce", "transfer"):
             device.synchronize()
             sync.barrier()
-            free, taken = device.memory_bytes()[0], device.memory_reserved()
+            free, reserved = device.memory_bytes()[0], device.memory_reserved()
             if call == "all_reduce":
                 dist.all_reduce(token, group=group)
             elif sync.rank < 2:
@@ -94,7 +94,7 @@ def communicator_points(device: Device, sync: RankSync) -> Iterator[Point]:
                 work.wait()
             device.synchronize()
             sync.barrier()
-            grown = device.memory_reserved() - taken
+            grown = device.memory_reserved() - reserved
             outside = free - device.memory_bytes()[0] - grown
             yield _point("communicator", token.nbytes, 0, grown, outside, ranks=size, options={"call": call})
         dist.destroy_process_group(group)

@@ -75,12 +75,12 @@ def attention_job(
 
     def one(pool: OperandPool) -> Call:
         # as projections leave them: [batch, sequence, heads, dim] seen with the heads before the sequence
-        given = [
+        operands = [
             pool.tensor(size[0], size[2], size[1], size[3]).transpose(1, 2) for size in (queries, keys, keys)
         ]  # fmt: skip
         if part == "forward":
-            return lambda: attend(*given)
-        return gradient(attend, given, pool.tensor(*queries))
+            return lambda: attend(*operands)
+        return gradient(attend, operands, pool.tensor(*queries))
 
     size = bytes_of("bfloat16", queries, queries, keys, keys)
 

@@ -82,10 +82,10 @@ def split_at_markers(events: Iterable[dict[str, Any]]) -> Iterator[list[dict[str
         if MARKER in event["name"]:
             parts.append([])
             continue
-        said = event.get("args", {})
+        arguments = event.get("args", {})
         parts[-1].append({
-            "name": event["name"], "seconds": event["dur"] / 1e6, "grid": said.get("grid"),
-            "block": said.get("block"), "shared_bytes": said.get("shared memory"),
+            "name": event["name"], "seconds": event["dur"] / 1e6, "grid": arguments.get("grid"),
+            "block": arguments.get("block"), "shared_bytes": arguments.get("shared memory"),
         })  # fmt: skip
     yield from itertools.islice(parts, 1, None, 2)
 

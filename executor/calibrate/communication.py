@@ -92,10 +92,10 @@ def recorded_jobs(group_sizes: tuple[int, ...], num_ranks: int, most_bytes: int,
         share = (number + rng.random()) / HELD_OUT_TRANSFERS
         held_out.append(round(LEAST * (MOST / LEAST) ** share) // 512 * 512 + 256)
     sizes = [(2**power, False) for power in range(10, 31)] + [(size, True) for size in held_out]
-    for pattern, (size, held) in itertools.product((PING_PONG, *PATTERNS[:2]), sizes):
+    for pattern, (size, is_held_out) in itertools.product((PING_PONG, *PATTERNS[:2]), sizes):
         point = Point(
             kind="transfer", call="transfer", size_bytes=size, ranks=2, active_ranks=2, dtype="bfloat16",
-            options={"groups": 1, "pattern": pattern}, held_out=held, seconds=0.0,
+            options={"groups": 1, "pattern": pattern}, held_out=is_held_out, seconds=0.0,
         )  # fmt: skip
         jobs.append(Job(point=point, tier=0 if pattern != PATTERNS[1] else 1))
     return [

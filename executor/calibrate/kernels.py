@@ -61,12 +61,12 @@ def _elementwise_job(name: str, shape: Sequence[int], dtype: str, tier: int, hel
     size = bytes_of(dtype, shape)
 
     def make(pool: OperandPool) -> Call:
-        given = [pool.tensor(*shape, dtype=dtype) for _ in range(max(1, inputs))]
+        operands = [pool.tensor(*shape, dtype=dtype) for _ in range(max(1, inputs))]
         if name == "zero_":
-            given = [given[0].clone()]  # the block of random numbers stays random
+            operands = [operands[0].clone()]  # the block of random numbers stays random
         if name == "dropout":
-            return lambda: call(given[0])
-        return lambda: call(*given)
+            return lambda: call(operands[0])
+        return lambda: call(*operands)
 
     moved = size * (inputs + outputs)
     return _job(_point(name, shape, dtype, moved, held_out=held_out), make, tier=tier)
@@ -111,8 +111,8 @@ def _row_job(name: str, shape: tuple[int, int], dtype: str, tier: int, held_out:
         x, weight = pool.tensor(*shape, dtype=dtype), pool.tensor(shape[-1], dtype=dtype)
         if not backward:
             return lambda: call(x, weight)
-        wanted = [x] if kind == "softmax" else [x, weight]
-        return gradient(lambda *fresh: call(fresh[0], fresh[-1]), wanted, pool.tensor(*shape, dtype=dtype))
+        tensors = [x] if kind == "softmax" else [x, weight]
+        return gradient(lambda *fresh: call(fresh[0], fresh[-1]), tensors, pool.tensor(*shape, dtype=dtype))
 
     point = _point(name, shape, dtype, size * (3 if backward else 2), held_out=held_out)
     return _job(point, make, tier=tier)
@@ -172,9 +172,9 @@ def _update_job(kind: str, elements: int, tensors: int, dtype: str, tier: int) -
     return _job(point, make, tier=tier, once=True)
 
 
-def gradient(call: Callable[..., Tensor], wanted: list[Tensor], g: Tensor) -> Call:
-    """Autograd of `call` alone, whose forward has run: gradients of `wanted` for the gradient `g` of its output."""
-    fresh = [tensor.detach().requires_grad_() for tensor in wanted]
+def gradient(call: Callable[..., Tensor], tensors: list[Tensor], g: Tensor) -> Call:
+    """Autograd of `call` alone, whose forward has run: gradients of `tensors` for the gradient `g` of its output."""
+    fresh = [tensor.detach().requires_grad_() for tensor in tensors]
     made = call(*fresh)
     return lambda: torch.autograd.grad(made, fresh, g, retain_graph=True)
 

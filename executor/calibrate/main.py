@@ -124,8 +124,8 @@ def _table(points: list[Point]) -> str:
         spread = sorted(point.high_s / point.low_s - 1 for point in own if point.low_s > 0)
         middle = f", median spread of repeats {spread[len(spread) // 2]:.1%}" if spread else ""
         flags = Counter(point.flag for point in own if point.flag)
-        said = "".join(f", {number} {flag}" for flag, number in flags.items())
-        lines.append(f"{kind:14s} {count:5d} points, {sum(point.held_out for point in own)} held out{middle}{said}")
+        flagged = "".join(f", {number} {flag}" for flag, number in flags.items())
+        lines.append(f"{kind:14s} {count:5d} points, {sum(point.held_out for point in own)} held out{middle}{flagged}")
     return "\n".join(lines)
 
 

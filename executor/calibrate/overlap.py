@@ -67,8 +67,8 @@ def overlap_jobs(group_sizes: Sequence[int], *, seed: int = 20_30, small: bool =
                 )
                 for first in ("compute", "collective")
             )  # fmt: skip
-            held = rng.random() < HELD_OUT_SHARE
-            points = tuple(Point(**{**_fields(point), "held_out": held}) for point in points)
+            is_held_out = rng.random() < HELD_OUT_SHARE
+            points = tuple(Point(**{**_fields(point), "held_out": is_held_out}) for point in points)
             tier = (0 if size == SIZES[1] else 1) + (name == "small") + (beside in ("transfer", "all_to_all"))
             jobs.append(Job(point=points[0], others=points[1:], tier=tier))
     unique: dict[Any, Job] = {}
@@ -102,7 +102,7 @@ def overlap_points(timer: Timer, sync: RankSync, job: Job) -> list[Point]:
             rows.setdefault(variant, []).append(sync.maximum(taken))
     compute_s = statistics.median(row[0] for row in rows["compute_alone"])
     comm_s = statistics.median(row[1] for row in rows["comm_alone"])
-    found = []
+    measured = []
     for point in (job.point, *job.others):
         both = rows[str(point.options["first"])]
         figures = {
@@ -112,8 +112,8 @@ def overlap_points(timer: Timer, sync: RankSync, job: Job) -> list[Point]:
             "comm_both_s": statistics.median(row[1] for row in both),
         }
         sample = sampled([max(1e-9, *row) for row in both], 1)
-        found.append(Point(**{**_fields(point), **sample.fields, "figures": figures}))
-    return found
+        measured.append(Point(**{**_fields(point), **sample.fields, "figures": figures}))
+    return measured
 
 
 class _Pair:

@@ -193,18 +193,18 @@ class Session:
         self.pool.clear()
 
     def chosen(self, sections: Iterable[Section]) -> list[Section]:
-        """The sections of a table that this session takes.
+        """The sections of a table that are taken.
 
         Raises:
             TwofoldError: the options name one that is not there.
         """
-        table, wanted = list(sections), self.options.sections
+        table, names = list(sections), self.options.sections
         titles = list(dict.fromkeys(section.title for section in table))
-        if unknown := [name for name in wanted if name not in titles]:
+        if unknown := [name for name in names if name not in titles]:
             raise TwofoldError(f"there is no section {unknown[0]!r}; there are {', '.join(titles)}")
         return [
             section for section in table
-            if (not wanted or section.title in wanted) and section.min_ranks <= self.sync.size
+            if (not names or section.title in names) and section.min_ranks <= self.sync.size
             and (section.name != "requested" or self.options.requested is not None)
         ]  # fmt: skip
 

@@ -65,8 +65,8 @@ def stack_step_points(timer: Timer, sync: RankSync) -> Iterator[Point]:
                 times.append(taken)
         sync.barrier()
         clock_MHz = timer.clock_during(train, times[-1])
-        held = [float(timer.device.max_memory_allocated()), float(timer.device.memory_reserved())]
-        peak, reserved = sync.maximum(held)
+        memory_bytes = [float(timer.device.max_memory_allocated()), float(timer.device.memory_reserved())]
+        peak, reserved = sync.maximum(memory_bytes)
         what: dict[str, Any] = {
             "hidden": sizes.hidden, "heads": sizes.heads, "ffn": sizes.ffn, "vocab": sizes.vocab,
             "blocks": sizes.blocks, "batch": batch, "sequence": sequence, "micro_batches": MICRO_BATCHES,

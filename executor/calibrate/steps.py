@@ -111,11 +111,11 @@ def step_points(timer: Timer, sync: RankSync, plan: Plan, name: str) -> list[Poi
         "clock_MHz": round(clock_MHz, 1),
     }  # fmt: skip
     fields = {key: value for key, value in sample.fields.items() if key != "clock_MHz"}
-    found = [Point(call=name, figures=figures, **common, **fields)]
+    points = [Point(call=name, figures=figures, **common, **fields)]
     for call, (count, host_s, device_s) in parts.items():
-        said: dict[str, Any] = {"seconds": device_s, "figures": {"count": count, "host_s": host_s}}
-        found.append(Point(call=name, options={"part": call}, **common, **said))
-    return found
+        measured: dict[str, Any] = {"seconds": device_s, "figures": {"count": count, "host_s": host_s}}
+        points.append(Point(call=name, options={"part": call}, **common, **measured))
+    return points
 
 
 def _parts(interpreter: Interpreter, recorded: RecordedStep) -> dict[str, tuple[float, float, float]]:
