@@ -10,12 +10,10 @@ import msgspec
 import pytest
 import torch
 
-from costmodels import Machine
 from costmodels.fit.points import Point, PointLog, load_points
 from costmodels.machine.catalogue import load_device
 from costmodels.price.executor_kernels import fit_rules
 from executor.calibrate.cpu import cpu_sections, environment
-from executor.calibrate.device_sections import DEVICE_SECTIONS
 from executor.calibrate.operands import Job
 from executor.calibrate.rank_sync import HUNG_EXIT_CODE, RankSync
 from executor.calibrate.resume import resume
@@ -237,28 +235,6 @@ def test_points_can_be_asked_for_by_name(tmp_path):
     save_points(tmp_path / "other.jsonl", [Point(kind="collective", call="all_reduce", seconds=0.0)], {})
     with pytest.raises(TwofoldError, match="asks for collective all_reduce"):
         requested_points(tmp_path / "other.jsonl")
-
-
-def test_one_device_spends_no_time_on_what_takes_several(tmp_path):
-    chosen = small_session(Device(kind="cpu"), tmp_path, []).chosen(DEVICE_SECTIONS)
-    assert "communication" not in {section.name for section in chosen}
-    assert "matrix" in {section.name for section in chosen}
-
-
-def test_a_section_that_is_not_there_is_refused_with_those_that_are(tmp_path):
-    log = PointLog(tmp_path / "points.jsonl")
-    device = Device(kind="cpu")
-    session = Session(Timer(device), RankSync(device), log, SessionOptions(minutes=1.0, sections=["matrx"]))
-    with pytest.raises(TwofoldError, match=r"no section 'matrx'; there are control, allocation, .*matrix"):
-        session.run(DEVICE_SECTIONS)
-
-
-def test_what_sections_fit_are_fields_of_a_machine_file():
-    tables = (DEVICE_SECTIONS, cpu_sections((2, 4)))
-    for table in tables:
-        parts = {section.fits.partition(".")[0] for section in table} - {""}
-        assert parts <= set(Machine.__struct_fields__)
-        assert parts >= {"compute", "collectives", "dispatch_s"}
 
 
 def test_a_cpu_measured_for_no_file_leaves_no_points_behind(tmp_path, monkeypatch):
