@@ -62,7 +62,7 @@ def code_of(call: str) -> str:
 
 
 def instruction_points(timer: Timer, plans: Sequence[Path]) -> Iterator[Point]:
-    """Run the plans for as many ranks as this job has, and tell what instructions took, by call and by class.
+    """Run the plans for as many ranks as this job has, and time their instructions, by call and by class.
 
     Their tensors should be tiny, so that the host is what takes the time.
     """
@@ -122,7 +122,7 @@ def _run(timer: Timer, plan: Any, between: list[float]) -> Iterator[tuple[Instru
 
 def _summary(seconds: list[float], *, adds_up: bool = True) -> dict[str, Any]:
     """Single calls have a long tail, which a step meets as often: the mean is what adds up to it, without the last
-    percent, single interrupts. Of a class of unlike calls the median is told. Ends: 5th and 95th percentile.
+    percent, single interrupts. Of a class of unlike calls the median is given. Ends: 5th and 95th percentile.
     """
     ordered = sorted(max(1e-9, second) for second in seconds)
     low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.05, 0.95))

@@ -55,11 +55,11 @@ def _measure(job: Job) -> None:
 
     from costmodels.fit.points import PointLog
     from executor.calibrate.cpu import environment, measure_rank
-    from executor.calibrate.resume import go_on
+    from executor.calibrate.resume import resume
 
     log = PointLog(str(job.measure)) if dist.get_rank() == 0 else None
     if log is not None:
-        go_on(log, environment() | {"ranks": str(dist.get_world_size())})
+        resume(log, environment() | {"ranks": str(dist.get_world_size())})
     points, where = measure_rank(
         lambda line: print(line, flush=True), job.measure_s, log=log, thorough=job.thorough, timeout_s=job.timeout_s
     )
