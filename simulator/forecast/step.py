@@ -64,6 +64,7 @@ class StepForecast:
         self.degrees = degrees
         self.machine = machine
         self.costs = costs
+        assert costs.numbers  # sizes that the degrees do not divide are refused here
         self.chunks = tuple(chunks)
         self.schedule = degrees.pipeline
         self.stages_of = [
@@ -208,7 +209,8 @@ class _Rank:
                 self._figures[key] = _figures(own.end, exposed, is_update=True)
             else:
                 ops = own.actions.get(key) or own.actions.get((key[0], key[1][0]), ())
-                self._figures[key] = _figures(ops, _walked(ops))
+                before = own.begin if key == (0, "F.first") else ()  # it waits for the gathers that open the step
+                self._figures[key] = _figures(ops, _walked((*before, *ops)))
         return self._figures[key]
 
 
