@@ -1,21 +1,29 @@
-"""Runs a function in several gloo processes of this host, once, and hands back what each of them saved."""
+"""Runs a function in several gloo processes of this host, once, and hands back what each of them saved.
+
+The processes are forked from one server that has imported torch and the executor: importing them again in every rank
+would take longer than what most tests run. The server computes nothing, so it has no threads that a fork would lose.
+"""
 
 import faulthandler
 import os
 import warnings
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-TIMEOUT_S = 150  # starting torch four times takes a minute where two cores are busy otherwise
+TIMEOUT_S = 150  # ranks may wait long where two cores are busy otherwise
+IMPORTED_ONCE = ["torch", "torch.distributed", "executor.train.run", "executor.capture", "search", "pytest", "scipy.sparse"]
+
+forkserver.set_forkserver_preload(IMPORTED_ONCE)
 
 
 def run_on_ranks(work: Callable[[int, Path], None], num_ranks: int, folder: Path) -> None:
     """Call `work(rank, folder)` on every rank of one gloo group; a failing or hanging rank fails the test."""
-    mp.spawn(_rank, (num_ranks, work, folder), nprocs=num_ranks, join=True)
+    mp.start_processes(_rank, (num_ranks, work, folder), nprocs=num_ranks, start_method="forkserver")
 
 
 def _rank(rank: int, num_ranks: int, work: Callable[[int, Path], None], folder: Path) -> None:
