@@ -377,17 +377,13 @@ def test_one_rank_that_raises_ends_all_with_its_error(script, job, env):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("victim", "how"), [("os.getpid()", "by SIGKILL"), ("os.getppid()", r"with its guard, process \d+")],
-    ids=["rank", "guard"],
-)  # fmt: skip
-def test_a_killed_rank_ends_all(victim, how, script, job, env):
-    body = f"""
+def test_a_killed_rank_ends_all(script, job, env):
+    body = """
         if rank == 2:
-            os.kill({victim}, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
         hang()
     """
-    with pytest.raises(RankFailed, match=f"rank 2 was killed {how}"):
+    with pytest.raises(RankFailed, match="rank 2 was killed by SIGKILL"):
         launch(script(body), num_ranks=3, log_dir=job.log_dir, env=env)
     assert processes_with(env[TOKEN]) == []
 
@@ -404,7 +400,7 @@ def test_a_killed_guard_is_named_although_others_lost_their_connection_first(scr
             hang()
         raise ConnectionResetError("reset by peer")
     """
-    with pytest.raises(RankFailed, match="rank 2 was killed with its guard"):
+    with pytest.raises(RankFailed, match=r"rank 2 was killed with its guard, process \d+"):
         launch(script(body), num_ranks=3, args=[str(job.path)], log_dir=job.log_dir, env=env)
 
 
@@ -517,5 +513,5 @@ def test_a_rank_killed_inside_a_gloo_collective_is_the_one_named(script, job, en
         dist.all_reduce(torch.ones(4))
     """
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
-        launch(script(body), num_ranks=3, log_dir=job.log_dir, env=env)
+        launch(script(body), num_ranks=2, log_dir=job.log_dir, env=env)
     assert processes_with(env[TOKEN]) == []
