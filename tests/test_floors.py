@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ def imports_of(tree: ast.Module) -> Iterator[Import]:
             yield Import(name.split(".")[0], node.lineno, is_inside_function, is_for_types)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             is_inside_function = True
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             for child in node.body:
                 yield from visit(child, is_inside_function, True)
             for child in node.orelse:
@@ -107,12 +108,13 @@ def broken_rules(package: str, tree: ast.Module) -> list[str]:
     return broken
 
 
-class Module(NamedTuple):
+@dataclass(frozen=True)
+class Module:
     """One file of a package."""
 
     path: str
     source: str
-    tree: ast.Module
+    tree: ast.Module = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -121,6 +123,10 @@ class Module(NamedTuple):
     @property
     def is_package(self) -> bool:
         return self.path.endswith("/__init__.py")
+
+    @functools.cached_property
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 @functools.cache
@@ -177,15 +183,13 @@ def modules_imported_by(module: Module, known: Collection[str]) -> set[str]:
     """The modules among `known` that `module` imports anywhere, also inside functions and for types only."""
     package = module.name if module.is_package else module.name.rpartition(".")[0]
     found = set()
-    for node in ast.walk(module.tree):
+    for node in module.imports:
         if isinstance(node, ast.Import):
             named = [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*parents, *([node.module] if node.module else [])])
             named = [(base, alias.name) for alias in node.names]
-        else:
-            continue
         for base, name in named:
             found |= {f"{base}.{name}" if f"{base}.{name}" in known else base} & set(known)
     return found - {module.name}
@@ -209,7 +213,7 @@ def private_names_imported(module: Module, known: Collection[str]) -> list[str]:
     """What `module` takes from other modules of the project although it is private there."""
     return [
         f"{module.path} line {node.lineno}: {alias.name} of {node.module}"
-        for node in ast.walk(module.tree)
+        for node in module.imports
         if isinstance(node, ast.ImportFrom) and (node.level or node.module in known)
         for alias in node.names
         if alias.name.startswith("_") and not alias.name.endswith("__")
