@@ -11,9 +11,9 @@ import tomllib
 from typing import Any
 
 from interop.startup import check_torchtitan
-from plans.degrees import ORDER, Degrees
+from plans.degrees import ORDER, Degrees, check
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig
+from plans.model.transformer import TransformerConfig, sizes_of
 
 __all__ = ["read_torchtitan", "stage_values", "torchtitan_toml"]
 
@@ -71,6 +71,7 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
     Raises:
         TwofoldError: what torchtitan has no setting for, or refuses.
     """
+    check(degrees, sizes_of(config))
     check_torchtitan(degrees, config.seq)
     _check_expressible(degrees)
     level = degrees.optimizer.parallel_level

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from costmodels import Machine
-from plans.degrees import Degrees
+from plans.degrees import Degrees, even_layers
 from plans.errors import TwofoldError
 from search.devices.branch import Branching
 from search.devices.candidate import Found, describe
@@ -131,10 +131,8 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
             "without sequence parallel" if degrees.sequence_parallel else "with sequence parallel",
             replace(base, sequence_parallel=not degrees.sequence_parallel),
         )
-    if degrees.layers is not None and problem.pins.layers is None:
-        chunks = len(degrees.layers)
-        whole, rest = divmod(sum(degrees.layers), chunks)
-        even = tuple(whole + (chunk < rest) for chunk in range(chunks))
+    even = even_layers(problem.config.num_layers, degrees.num_chunks)
+    if degrees.layers != even and min(even) and problem.pins.layers is None:
         yield "layers spread evenly", replace(base, layers=even)
 
 
@@ -249,7 +247,7 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
             for level in levels(problem, mesh)[-2:]:
                 peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
                 layers, some = frame.choice(rows, int(np.argmin(peaks)))
-                values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, problem, some)
+                values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, some)
                 number += 1
                 yield int(np.min(peaks)), number, values
 
@@ -263,7 +261,7 @@ def relaxations(problem: Problem) -> list[Relaxation]:
             Relaxation(what="memory", value=peak, text=f"{_GiB(peak)} per device would do ({describe(least.degrees)})")
         )
     for pin in problem.pins.given:
-        rest = Pins(**{each.name: getattr(problem.pins, each.name) for each in fields(Pins) if each.name != pin})
+        rest = replace(problem.pins, **{pin: None})
         if fits := _fitting(problem, pins=rest):
             given = problem.pins.given[pin]
             found.append(Relaxation(what=pin, value=None, text=f"without {pin}={given} something fits ({_told(fits)})"))
