@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -32,17 +31,25 @@ class Pins:
     ({'tp': 8, 'recompute': 'none'}, 8, None)
     """
 
-    given: Mapping[str, Any]
+    given: dict[str, Any]
 
-    def __init__(self, given: Mapping[str, Any] = MappingProxyType({}), **pins: Any) -> None:
-        merged = {name: value for name, value in {**given, **pins}.items() if value is not None}
-        check_stated(merged)
-        object.__setattr__(self, "given", {name: merged[name] for name in DEGREES if name in merged})
+    def __init__(self, **pins: Any) -> None:
+        fixed = {name: value for name, value in pins.items() if value is not None}
+        check_stated(fixed)
+        object.__setattr__(self, "given", {name: fixed[name] for name in DEGREES if name in fixed})
 
     def __getattr__(self, name: str) -> Any:
         if name in DEGREES:
             return self.given.get(name)
         raise AttributeError(f"{name} is no degree; degrees are {', '.join(DEGREES)}")
+
+    def changed(self, **pins: Any) -> Pins:
+        """The same with other pins; None frees one.
+
+        >>> Pins(tp=8, dp=2).changed(dp=None, pp=4).given
+        {'pp': 4, 'tp': 8}
+        """
+        return Pins(**{**self.given, **pins})
 
 
 _MOST_PER_DEVICE = 2**14
