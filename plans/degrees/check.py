@@ -31,7 +31,7 @@ def check(
         ...
     plans.errors.TwofoldError: gpt2: 12 query heads cannot be split over tp 5: 12 % 5 != 0; the next tp that can is 6
     """
-    known = degrees.values | {"global_batch": degrees.global_batch}
+    known = {**degrees.values, "global_batch": degrees.global_batch}
     for sentence in impossible(known, model, num_devices=num_devices, machine=machine):
         raise TwofoldError(sentence)
 

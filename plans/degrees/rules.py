@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -296,35 +297,53 @@ def _devices(num_devices: int, machine: str, dp: int = 1, cp: int = 1, tp: int =
 
 # ------------------------------------------------------------------- how rules are applied
 
-Rule = Callable[..., str | None]
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule with the names of what it looks at; `needed` are those without a default."""
+
+    sentence: Callable[..., str | None]
+    names: tuple[str, ...]
+    needed: frozenset[str]
+    values: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+
+    def apply(self, known: Mapping[str, Any]) -> str | None:
+        """Its sentence about known values; None where they keep it, or where too little is known."""
+        try:
+            values = self.values(known)
+        except KeyError:
+            if not self.needed <= known.keys():
+                return None
+            return self.sentence(**{name: known[name] for name in self.names if name in known})
+        return self.sentence(*values)
 
 
-def _with_parameters(*rules: Rule) -> tuple[tuple[Rule, frozenset[str], tuple[str, ...]], ...]:
-    """Rules with the names that they need and all that they look at."""
+def _rules(*sentences: Callable[..., str | None]) -> tuple[Rule, ...]:
     listed = []
-    for rule in rules:
-        parameters = inspect.signature(rule).parameters.values()
+    for sentence in sentences:
+        parameters = inspect.signature(sentence).parameters.values()
         needed = frozenset(each.name for each in parameters if each.default is inspect.Parameter.empty)
-        listed.append((rule, needed, tuple(each.name for each in parameters)))
+        names = tuple(each.name for each in parameters)
+        listed.append(Rule(sentence, names, needed, operator.itemgetter(*names)))
     return tuple(listed)
 
 
-OF_DEGREES = _with_parameters(_recompute_layers, _expert_ranks, _batch, _chunks, _layers)
-OF_DEVICES = _with_parameters(_devices)
-OF_MODELS = _with_parameters(
+OF_DEGREES = _rules(_recompute_layers, _expert_ranks, _batch, _chunks, _layers)
+OF_DEVICES = _rules(_devices)
+OF_MODELS = _rules(
     _schedule, _heads, _kv_heads, _mlp, _vocabulary, _sequence, _has_experts, _experts, _whole_samples, _expert_rows,
     _expert_features, _all_layers, _enough_layers,
 )  # fmt: skip
 
 
-def broken(rules: Iterable[tuple[Rule, frozenset[str], tuple[str, ...]]], known: Mapping[str, Any]) -> Iterator[str]:
+def broken(rules: Iterable[Rule], known: Mapping[str, Any]) -> Iterator[str]:
     """The sentences of the rules that known values break.
 
     >>> next(broken(OF_DEGREES, {"global_batch": 24, "dp": 5}))
     'a global batch of 24 does not divide by dp(5) * micro_batch(1) = 5: 24 % 5 != 0; the next that does is 25'
     """
-    for rule, needed, names in rules:
-        if needed <= known.keys() and (sentence := rule(**{name: known[name] for name in names if name in known})):
+    for rule in rules:
+        if sentence := rule.apply(known):
             yield sentence
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, get_type_hints
 
 import msgspec
@@ -44,9 +45,10 @@ class Degree:
     flag: str
     setting: str = ""
 
-    def of(self, degrees: Degrees) -> Any:
-        """Its value in `degrees`."""
-        return getattr(degrees.optimizer, self.setting) if self.setting else getattr(degrees, self.name)
+    @property
+    def path(self) -> str:
+        """Where its value stands in `Degrees`."""
+        return f"optimizer.{self.setting}" if self.setting else self.name
 
 
 def _degree(default: Any, meaning: str, check: Check, *, word: str = "", flag: str = "") -> Any:
@@ -116,9 +118,9 @@ class Degrees:
     global_batch: int = 1
 
     def __post_init__(self) -> None:
-        values = self.values
-        check_values(values | {"global_batch": self.global_batch})
-        for sentence in rules.broken(rules.OF_DEGREES, values | {"global_batch": self.global_batch}):
+        known = {**self.values, "global_batch": self.global_batch}
+        check_values(known)
+        for sentence in rules.broken(rules.OF_DEGREES, known):
             raise TwofoldError(sentence)
 
     @classmethod
@@ -138,12 +140,12 @@ class Degrees:
         own = {name: value for name, value in values.items() if not DEGREES[name].setting}
         return cls(**own, global_batch=global_batch, optimizer=optimizer)
 
-    @property
-    def values(self) -> dict[str, Any]:
+    @cached_property
+    def values(self) -> Mapping[str, Any]:
         """Every degree by its name, those of the optimizer included; all but the global batch."""
-        return {name: degree.of(self) for name, degree in DEGREES.items()}
+        return dict(zip(DEGREES, _ALL(self), strict=True))
 
-    @property
+    @cached_property
     def rank(self) -> tuple[tuple[bool, Any], ...]:
         """Orders what is equally good: defaults first, then smaller values, in the order of the fields."""
         usual = {name: degree.default for name, degree in DEGREES.items()}
@@ -210,6 +212,7 @@ class Degrees:
         return self if self.layers is not None else replace(self, layers=self.layers_of(num_layers))
 
 
+@lru_cache(maxsize=4096)
 def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
     """Blocks spread evenly over chunks; what does not divide goes to chunks in the middle.
 
@@ -241,7 +244,12 @@ def _declared() -> dict[str, Degree]:
 DEGREES = _declared()
 """Every degree by its name, in the order of the fields of `Degrees`."""
 
-_OPTIONAL = frozenset(name for name, degree in DEGREES.items() if degree.default is None)
+_ALL = operator.attrgetter(*(degree.path for degree in DEGREES.values()))
+
+_CHECKS: dict[str, tuple[Check, bool]] = {
+    name: (degree.check, degree.default is None) for name, degree in DEGREES.items()
+} | {"global_batch": (rules.whole_number, False)}
+"""How a value is checked by itself, and whether it may be None."""
 
 
 def check_values(values: Mapping[str, Any]) -> None:
@@ -251,13 +259,8 @@ def check_values(values: Mapping[str, Any]) -> None:
         TwofoldError: such a value, or a name that is no degree's.
     """
     for name, value in values.items():
-        if value is None and name in _OPTIONAL:
-            continue
-        if name == "global_batch":
-            check: Check = rules.whole_number
-        elif name in DEGREES:
-            check = DEGREES[name].check
-        else:
+        if name not in _CHECKS:
             raise TwofoldError(f"{name} is no degree; degrees are {', '.join(DEGREES)}")
-        if sentence := check(name, value):
+        check, is_optional = _CHECKS[name]
+        if (value is not None or not is_optional) and (sentence := check(name, value)):
             raise TwofoldError(sentence)

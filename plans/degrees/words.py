@@ -22,7 +22,7 @@ def describe(degrees: Degrees) -> str:
     for name, degree in DEGREES.items():
         if name in _AXES:
             continue
-        value = degree.of(degrees)
+        value = degrees.values[name]
         if name in _WORDS:
             parts.append(_WORDS[name](degrees))
         elif value != degree.default:
