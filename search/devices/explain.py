@@ -79,12 +79,7 @@ def neighbours(branching: Branching, best: Found) -> tuple[Neighbour, ...]:
 
 def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
     degrees, count = best.degrees, problem.num_devices
-    base = Pins(
-        dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch,
-        schedule=degrees.schedule, virtual=degrees.virtual, recompute=degrees.recompute,
-        zero=degrees.optimizer.parallel_level, sequence_parallel=degrees.sequence_parallel,
-        recompute_layers=problem.pins.recompute_layers, order=degrees.order,
-    )  # fmt: skip
+    base = Pins(**degrees.values).changed(layers=None, recompute_layers=problem.pins.recompute_layers)
     fixed = problem.pins.given
     for name in ("tp", "cp", "pp"):
         now = getattr(degrees, name)

@@ -144,9 +144,15 @@ class Problem:
         return own if self.memory_limit_bytes is None else min(own, self.memory_limit_bytes)
 
     def at_level(self, level: int) -> Optimizer:
-        """The optimizer with a parallel level."""
+        """The optimizer with a parallel level and the settings that are pinned."""
         assert self.optimizer is not None
-        return msgspec.structs.replace(self.optimizer, parallel_level=level)
+        settings = {DEGREES[name].setting: value for name, value in self._pinned_settings.items()}
+        return msgspec.structs.replace(self.optimizer, **{**settings, "parallel_level": level})
+
+    @property
+    def _pinned_settings(self) -> dict[str, Any]:
+        """Pinned degrees that are settings of the optimizer."""
+        return {name: value for name, value in self.pins.given.items() if DEGREES[name].setting}
 
     def changed(self, **values: Any) -> Problem:
         """The same with other values.
@@ -163,6 +169,7 @@ class Problem:
             TwofoldError: layers that are not given and cannot be spread evenly; values that contradict each other.
         """
         assert self.optimizer is not None
+        values = {**self._pinned_settings, **values}
         made = Degrees.of(values, global_batch=self.global_batch, optimizer=self.optimizer)
         if made.layers is None:
             check(made, sizes_of(self.config))
