@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from costmodels import Machine
+from interop.plan_file import read_plan
 from interop.statement import megatron_flags, read_statement, torchtitan_toml, write_statement
 from plans.degrees import DEGREES, Degrees, check, describe, even_layers
 from plans.degrees.file import degrees_to_json, values_from_json
@@ -77,14 +78,14 @@ def sentences(config: TransformerConfig, values: dict[str, Any], tmp_path: Path,
         given = {"layers_per_stage" if name == "layers" else name: value for name, value in values.items()}
         return uniform_plan(transformer(config, batch_size=BATCH), MACHINE, **given)
 
-    def of_file() -> object:
+    def of_file(use: Callable[[Path], object]) -> object:
         file = write_statement(tmp_path / "a.degrees.json", config, Degrees(), stack="twofold")
         found = json.loads(file.read_text())
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         found |= {"global_batch": BATCH, "degrees": found["degrees"] | plain}
         file.write_text(json.dumps(found))
         try:
-            return forecast(config, read_statement(file).degrees(), MACHINE)
+            return use(file)
         except TwofoldError as error:
             raise TwofoldError(str(error).removeprefix(f"{file}: ")) from None
 
@@ -92,7 +93,8 @@ def sentences(config: TransformerConfig, values: dict[str, Any], tmp_path: Path,
         "forecast": lambda: forecast(config, made(), MACHINE),
         "forecast_grid": lambda: forecast_grid(config, [made()], MACHINE),
         "uniform_plan": of_uniform,
-        "file": of_file,
+        "file": lambda: of_file(lambda file: forecast(config, read_statement(file).degrees(), MACHINE)),
+        "plan of a file": lambda: of_file(lambda file: read_plan(file, MACHINE)),
         "pins": lambda: solve(
             Problem(config=config, machine=MACHINE, num_devices=8, global_batch=BATCH, pins=Pins(**values))
         ),
@@ -119,7 +121,7 @@ def sentences(config: TransformerConfig, values: dict[str, Any], tmp_path: Path,
 def test_one_mistake_has_one_sentence_at_every_door(name: str, tmp_path: Path, capsys: Any) -> None:
     config, values, sentence = MISTAKES[name]
     told = sentences(config, values, tmp_path, capsys)
-    assert len(told) == 7 and set(told.values()) == {told["forecast"]}, told
+    assert len(told) == 8 and set(told.values()) == {told["forecast"]}, told
     assert sentence in told["forecast"]
 
 
