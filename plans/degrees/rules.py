@@ -19,8 +19,9 @@ from plans.schedules import chunks_per_rank, make_schedule
 from plans.schedules.registry import is_written
 
 __all__ = [
-    "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "RECOMPUTE_MODES", "ModelSizes", "broken", "chunk_counts", "flag", "level",
-    "mode", "name_of_schedule", "order", "schedule_virtual", "tied_head", "unpredicted", "whole_number",
+    "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "RECOMPUTE_MODES", "ModelSizes", "broken", "byte_count",
+    "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "schedule_virtual", "tied_head",
+    "unpredicted", "whole_number",
 ]  # fmt: skip
 
 RECOMPUTE_MODES = ("none", "selective", "selective_op", "full")
@@ -62,6 +63,13 @@ def whole_number(name: str, value: object) -> str | None:
     """A count of ranks, samples or chunks."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         return f"{name} is {value!r}; it is a whole number of at least 1"
+    return None
+
+
+def byte_count(name: str, value: object) -> str | None:
+    """A number of bytes."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return f"{name} is {value!r}; it is a whole number of bytes, 0 for none"
     return None
 
 

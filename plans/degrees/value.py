@@ -62,6 +62,11 @@ _SETTINGS = (
         name="zero", type=int, default=0, meaning="optimizer-parallel level, 0 to 3", check=rules.level,
         word="optimizer level", flag="zero", setting="parallel_level",
     ),
+    Degree(
+        name="bucket_bytes", type=int, default=_ADAMW.bucket_bytes, check=rules.byte_count, word="bucket bytes",
+        meaning="gradients and weights are reduced and gathered in buckets of so many bytes; 0: each by itself. Not "
+        "searched; other stacks have buckets of their own", flag="bucket_bytes", setting="bucket_bytes",
+    ),
 )  # fmt: skip
 """Degrees that are settings of the optimizer."""
 
