@@ -213,3 +213,22 @@ def test_groups_cover_a_stage() -> None:
         offsets = {offset + step * axis.stride for offset in offsets for step in range(axis.size)}
     assert sorted(stage[0] + offset for offset in offsets) == sorted(stage)
     assert [axis.size for axis in groups["dp"]] == [4, 1] and groups["tp_kv+tp_q"] == groups["tp"]
+
+
+def test_buckets_are_a_degree_everywhere(tmp_path: Path, capsys: Any) -> None:
+    config = transformer_config("llama-3-8b", num_layers=2, seq=1024)
+    values = {"dp": 8, "zero": 1, "bucket_bytes": 2**20}
+    small = Degrees.of(values, global_batch=8)
+    usual = Degrees.of({"dp": 8, "zero": 1}, global_batch=8)
+    assert forecast(config, small, MACHINE).step_s != forecast(config, usual, MACHINE).step_s
+    assert plan_of(small, transformer(config, batch_size=8)).optimizer.bucket_bytes == 2**20
+    out = tmp_path / "plan.json"
+    asked = ["plan", "llama-3-8b", "--layers", "2", "--seq", "1024", "--machine", MACHINE.name, "--global-batch", "8"]
+    assert main([*asked, *as_flags(values, {name: name for name in values}), "--out", str(out)]) == 0
+    assert "bucket bytes 1048576" in capsys.readouterr().out
+    assert load_plan(out).optimizer.bucket_bytes == 2**20
+    assert read_statement(tmp_path / "plan.degrees.json").degrees().optimizer.bucket_bytes == 2**20
+    assert main([*asked, "--bucket-bytes", "-1", "--out", str(out)]) == 2
+    assert "bucket_bytes is -1; it is a whole number of bytes" in capsys.readouterr().err
+    with pytest.raises(TwofoldError, match="Megatron-LM cannot state bucket bytes 1048576; plan with --bucket-bytes"):
+        megatron_flags(config, small)

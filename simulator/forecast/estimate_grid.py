@@ -103,7 +103,7 @@ class _Grid:
                     lambda each: self._known.setdefault((*shape, each.recompute), {}),
                 )
             )  # fmt: skip
-        spread = (degrees.layers, schedule.placement, degrees.recompute_layers)
+        spread = (degrees.layers_of(self._sizes.num_layers), schedule.placement, degrees.recompute_layers)
         if spread not in self._spreads:
             chunks = chunks_of(self._config, degrees)
             self._spreads[spread] = chunks, RankKinds.of(chunks, schedule)
