@@ -14,6 +14,7 @@ from plans.degrees import DEGREES, Degrees, check, check_stated
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from plans.plan import Optimizer
+from search.request import check_devices
 from simulator.forecast import Stack
 
 __all__ = ["Pins", "Problem"]
@@ -102,15 +103,7 @@ class Problem:
                 f"machine {machine.name!r} computes on its hosts; this search is for devices behind a host: give a "
                 "model as file.py:function, or an accelerator such as h100-sxm-x64"
             )
-        if self.num_devices > machine.num_devices:
-            node = machine.links[0].ranks if machine.links else 8
-            larger = f"{machine.name.rpartition('-x')[0] or 'h100-sxm'}-x{-(-self.num_devices // node) * node}"
-            raise TwofoldError(
-                f"{self.num_devices} devices are asked for, machine {machine.name!r} has {machine.num_devices}; name a "
-                f"larger one, such as {larger}"
-            )
-        if self.num_devices > 1 and not machine.links:
-            raise TwofoldError(f"machine {machine.name!r} has no links; {self.num_devices} devices need some")
+        check_devices(machine, self.num_devices)
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
             raise TwofoldError(f"the memory limit is {self.memory_limit_bytes} bytes; it is at least 1")
         if self.optimizer is None:
