@@ -14,11 +14,12 @@ from functools import lru_cache
 import msgspec
 
 from plans.degrees import Degrees
+from plans.degrees.groups import mesh_axes
 from plans.layout import Layout, TensorLayout
 from plans.lower.boundaries import parameter_layouts
 from plans.lower.chunk import completed_parameters
 from plans.model.graph import Graph, Operator, Tensor
-from plans.model.transformer import TransformerConfig, block_strategies, mesh_axes, parts_of
+from plans.model.transformer import TransformerConfig, block_strategies, parts_of
 from plans.model.transformer.builder import build_graph
 from plans.plan import Plan, Stage
 
