@@ -114,8 +114,9 @@ def tensor_axes(tp: int, num_kv_heads: int | None) -> tuple[tuple[str, int], ...
 def rank_groups(spread: Spread, num_kv_heads: int) -> dict[str, tuple[Axis, ...]]:
     """The groups of ranks inside a stage, by name, each along one or several axes.
 
-    "tp", "cp": along these axes. "dp": all ranks with the same weights, which are those of dp and cp. With experts that
-    are shared out, "ep": the ranks that share them, neighbours along dp, and "copies": the ranks with the same experts.
+    "tp", "cp": along these axes. "dp": all ranks with the same weights, which are those of dp and cp; "replicas": along
+    the mesh's axis dp alone. With experts that are shared out, "ep": the ranks that share them, neighbours along dp,
+    and "copies": the ranks with the same experts.
     "tp_kv", "tp_q": see `tensor_axes`; "tp_kv+tp_q": both together.
 
     >>> from plans.degrees import Degrees
@@ -127,9 +128,10 @@ def rank_groups(spread: Spread, num_kv_heads: int) -> dict[str, tuple[Axis, ...]
     stride = stride_of(spread)
     tp, cp, dp = Axis(spread.tp, stride["tp"]), Axis(spread.cp, stride["cp"]), Axis(spread.dp, stride["dp"])
     groups: dict[str, tuple[Axis, ...]] = {"tp": (tp,), "cp": (cp,), "dp": (dp, cp), "tp_kv+tp_q": (tp,)}
+    groups["replicas"] = (Axis(spread.dp // spread.ep, dp.stride * spread.ep),)
     if spread.ep > 1:
         groups["ep"] = (Axis(spread.ep, dp.stride),)
-        groups["copies"] = (Axis(spread.dp // spread.ep, dp.stride * spread.ep),)
+        groups["copies"] = groups["replicas"]
     inner = tp.stride
     for name, size in reversed(tensor_axes(spread.tp, num_kv_heads)):
         groups[name] = (Axis(size, inner),)

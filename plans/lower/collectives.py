@@ -63,7 +63,7 @@ def ways_at_sizes(ways: Ways, sizes: Mapping[str, int]) -> Ways:
         smaller = []
         for size in shape:  # a dim divides by an axis there if it does here
             for prime, other in own.values():
-                while size % prime == 0:
+                while prime > 1 and size % prime == 0:
                     size = size // prime * other
             smaller.append(size)
         steps = ways(resized(source), resized(target), tuple(smaller), dtype)

@@ -134,7 +134,8 @@ class Chunks:
                 "twofold's own and megatron's is"
             )
         return model_template(
-            self.config, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, sequence_parallel=degrees.sequence_parallel,
+            self.config, dp=degrees.dp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep,
+            sequence_parallel=degrees.sequence_parallel,
             recompute=degrees.recompute,
         )  # fmt: skip
 

@@ -195,6 +195,8 @@ def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
 
 
 def _members(axes: tuple[str, ...], groups: Groups) -> tuple[int, tuple[int, int]]:
+    if axes == ("dp",):  # "dp" stands for all ranks with the same weights
+        return groups["replicas"]
     if len(axes) == 1:
         return groups[axes[0]]
     return groups["+".join(axes)]

@@ -33,8 +33,8 @@ class PieceOutline:
     """One piece.
 
     Args:
-        operators: those that read parameters, and the first one, in the order of the forward; their inputs are the
-            parameters.
+        operators: in the order of the forward, with parameters alone as inputs; of a block those that
+            read some, and the first one.
         completed: (parameter, operator whose gradient completes the parameter's gradient), in the order of the
         backward.
         tensors: its parameters in the order of the graph.
@@ -126,6 +126,7 @@ def _on(mesh: Layout, layouts: Mapping[str, TensorLayout]) -> dict[str, TensorLa
 
 
 def _piece(graph: Graph, names: Sequence[str]) -> PieceOutline:
+    is_block = _BLOCK.match(names[0]) is not None  # all operators of a block are in one module
     operators = [graph.by_name[name] for name in names]
     parameters = {tensor.name: tensor for tensor in graph.parameters}
     read = dict.fromkeys(name for operator in operators for name in operator.inputs if name in parameters)
@@ -133,7 +134,7 @@ def _piece(graph: Graph, names: Sequence[str]) -> PieceOutline:
         operators=tuple(
             msgspec.structs.replace(operator, inputs=tuple(name for name in operator.inputs if name in parameters))
             for number, operator in enumerate(operators)
-            if not number or any(name in parameters for name in operator.inputs)
+            if not number or not is_block or any(name in parameters for name in operator.inputs)
         ),
         completed=tuple(completed_parameters(graph, operators)),
         tensors=tuple(tensor for name, tensor in parameters.items() if name in read),

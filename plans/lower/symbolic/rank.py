@@ -194,11 +194,12 @@ class _RankLowering:
     def _reads(self, skeleton: _Skeleton, use: PieceUse, part: str) -> None:
         """The cells of a piece that read parameters, its first operator, and what it writes for the step."""
         skeleton.begin()
-        is_first = True
+        module = ""  # of the cells before; the first cell of a module says where its gathers begin
         for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
-            if cell.reads or cell.writes or (is_first and cell.operator):
+            own = self._known(use, cell.operator) if cell.operator else module
+            if cell.reads or cell.writes or own != module:
                 skeleton.add(at, self._line(use, cell, at))
-                is_first = False
+            module = own
             if cell.writes:
                 self.table.add(Value(name=cell.writes, shape=(), dtype=cell.dtype, scope=Scope.STEP, role="buffer"))
 
@@ -211,10 +212,10 @@ class _RankLowering:
         )  # fmt: skip
 
     def _known(self, use: PieceUse, operator: str) -> str:
-        """An operator of the outline that is in the block of a template's operator."""
+        """An operator of the outline that is in the same module as a template's operator."""
         operators = self.outline.pieces[use.kind].operators
-        if use.block is None:
-            return next((each.name for each in operators if operator.startswith(each.module)), operators[0].name)
+        if use.block is None and any(each.name == operator for each in operators):
+            return operator
         return operators[0].name
 
     def _backward(self, chunk: Sequence[PieceUse], reduction: Reduction, split: bool) -> list[_Skeleton]:
@@ -232,13 +233,14 @@ class _RankLowering:
             emitter = Emitter(mesh=self.outline.mesh, table=self.table, instructions=skeleton.lines)
             for use in reversed(chunk):
                 skeleton.begin()
-                is_first = True
+                module = ""
                 for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
+                    own = self._known(use, cell.operator) if cell.operator else module
                     if cell.gradient:
                         self._gradient(emitter, skeleton, use, cell, at, uses, left, reduction)
-                    elif cell.reads or (is_first and cell.operator):
+                    elif cell.reads or own != module:
                         skeleton.add(at, self._line(use, cell, at))
-                    is_first = is_first and not cell.operator
+                    module = own
             skeleton.edge("#end", skeleton.uses)
             if part != "I":
                 reduction.finish(emitter)

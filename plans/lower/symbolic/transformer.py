@@ -38,7 +38,7 @@ from plans.plan import Plan, Stage
 
 __all__ = ["ModelTemplate", "model_sizes", "model_template"]
 
-_TP, _TP_Q, _CP = 11, 17, 13
+_TP, _TP_Q, _CP, _DP = 11, 17, 13, 97
 _EP, _EXPERTS, _CAPACITY, _EXPERT_FFN, _SHARED = 61, 59, 41, 67, 71
 _Q_RANK, _KV_RANK, _VALUE = 73, 83, 89
 _NOPE, _ROPE, _QUERY = 79, 139, 109  # twos of them: a query has 2 x 79 + 2 x 139 = 4 x 109 elements
@@ -59,6 +59,7 @@ class ModelTemplate:
 def model_template(
     config: TransformerConfig,
     *,
+    dp: int = 1,
     tp: int = 1,
     cp: int = 1,
     ep: int = 1,
@@ -69,7 +70,7 @@ def model_template(
 
     Args:
         config: of a transformer.
-        tp, cp, ep: degrees.
+        dp, tp, cp, ep: degrees.
         sequence_parallel: see `plans.model.transformer.block_strategies`.
         recompute: one of `plans.degrees.RECOMPUTE_MODES`.
 
@@ -94,9 +95,15 @@ def model_template(
         ),
     )  # fmt: skip
     sp = sequence_parallel and tp > 1
-    # which way is shorter depends on how many ranks share a head of keys
-    spread = (config.kv_heads, tp // config.kv_heads) if grouping == "spread" else None
-    return _template(structure, grouping, spread, tp > 1, cp > 1, sp, recompute, ep > 1)
+    # what the rows of all samples add up to, gradients of positions, is summed over them in every backward
+    copies = dp > ep and config.position == "learned"
+    # which way is shorter depends on sizes where a tensor could be communicated along several axes
+    real: tuple[tuple[str, int], ...] = ()
+    if grouping == "spread":
+        real = ("tp_kv", config.kv_heads), ("tp_q", tp // config.kv_heads)
+    if copies:
+        real = *(real or (("tp", tp),)), ("dp", dp // ep), ("cp", cp)
+    return _template(structure, grouping, real, tp > 1, cp > 1, sp, recompute, ep > 1, copies)
 
 
 def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int, ep: int = 1) -> dict[str, int]:
@@ -139,10 +146,10 @@ def _grouping(config: TransformerConfig, tp: int) -> str:
 
 @lru_cache(maxsize=512)
 def _template(
-    structure: TransformerConfig, grouping: str, spread: tuple[int, int] | None, tp: bool, cp: bool, sp: bool,
-    recompute: str, ep: bool,
+    structure: TransformerConfig, grouping: str, real: tuple[tuple[str, int], ...], tp: bool, cp: bool, sp: bool,
+    recompute: str, ep: bool, copies: bool,
 ) -> ModelTemplate:  # fmt: skip
-    return _structure(structure, grouping, spread, tp, cp, sp, ep).template(recompute)
+    return _structure(structure, grouping, real, tp, cp, sp, ep, copies).template(recompute)
 
 
 class _Structure:
@@ -173,8 +180,9 @@ class _Structure:
 
 @lru_cache(maxsize=64)
 def _structure(
-    structure: TransformerConfig, grouping: str, spread: tuple[int, int] | None, tp: bool, cp: bool, sp: bool, ep: bool
-) -> _Structure:
+    structure: TransformerConfig, grouping: str, real: tuple[tuple[str, int], ...], tp: bool, cp: bool, sp: bool,
+    ep: bool, copies: bool,
+) -> _Structure:  # fmt: skip
     tensor = (_TP * _TP_Q if grouping == "spread" else _TP) if tp else 1
     context = _CP if cp else 1
     kv = {"single": 1, "spread": _TP}.get(grouping, tensor * _KV)
@@ -229,19 +237,19 @@ def _structure(
     )
     first = experts is not None and experts.num_dense_layers
     names = ("embedding", "dense_block", "block", "head") if first else ("embedding", "block", "head")
-    plan = _plan(config, seq, tensor, context, sp, ways)
-    return _Structure(plan, names, symbols, _ways(spread, by_collectives=ep and tp))
+    plan = _plan(config, seq, tensor, context, sp, (_DP if copies else 1) * ways, ways)
+    return _Structure(plan, names, symbols, _ways(real, by_collectives=ep and tp))
 
 
-def _ways(spread: tuple[int, int] | None, *, by_collectives: bool) -> Ways:
+def _ways(real: tuple[tuple[str, int], ...], *, by_collectives: bool) -> Ways:
     ways: Ways = collective_ways() if by_collectives else least_bytes
-    return ways if spread is None else ways_at_sizes(ways, {"tp_kv": spread[0], "tp_q": spread[1]})
+    return ways_at_sizes(ways, dict(real)) if real else ways
 
 
-def _plan(config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, ep: int) -> Plan:
+def _plan(config: TransformerConfig, seq: int, tp: int, cp: int, sp: bool, dp: int, ep: int) -> Plan:
     """Every piece on ranks of its own, one micro-batch."""
-    graph = build_graph(config, _BATCH * ep, seq)
-    axes = mesh_axes(dp=ep, cp=cp, tp=tp, num_kv_heads=config.kv_heads, ep=ep)
+    graph = build_graph(config, _BATCH * dp, seq)
+    axes = mesh_axes(dp=dp, cp=cp, tp=tp, num_kv_heads=config.kv_heads, ep=ep)
     parts = parts_of(graph)
     width = math.prod(axes.sizes)
     stages = tuple(
