@@ -11,9 +11,11 @@ import numpy as np
 from costmodels.fit.forms import Floats, log_ratio, overlapped_s, solve
 from costmodels.fit.kernels import choose, describe_choice, folds
 from costmodels.fit.points import Point
-from costmodels.machine.sections import COLLECTIVES, Collective, Link, Overlap, Protocol
-from costmodels.price.communication import Route, route, wire_s
-from costmodels.price.traffic import Traffic, collective_traffic
+from costmodels.machine.links import Link
+from costmodels.machine.sections import COLLECTIVES, Collective, Overlap, Protocol
+from costmodels.price.communication import wire_s
+from costmodels.price.group import Group, first_group
+from costmodels.price.traffic import Traffic, collective_traffic, transfer_traffic
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 
@@ -106,17 +108,12 @@ def communication_s(point: Point, model: Collective, links: Sequence[Link], libr
     return wire_s(model, *_way(point, links, library))
 
 
-def _way(point: Point, links: Sequence[Link], library: str) -> tuple[Traffic, int, Route]:
+def _way(point: Point, links: Sequence[Link], library: str) -> tuple[tuple[Link, ...], Group, str, Traffic]:
     """What `wire_s` needs to know of a measured call."""
     if point.kind == "transfer":
-        traffic = Traffic(messages=1, hops=1, moved_bytes=point.size_bytes, size_bytes=point.size_bytes)
-        ranks, peers = 2, 1
-    else:
-        traffic = collective_traffic(point.call, point.ranks, point.size_bytes, itemsize(point.dtype), library)
-        ranks, peers = point.ranks, point.ranks - 1
-    tier = next(number for number, link in enumerate(links) if link.ranks >= ranks)
-    together = 1 if tier == 0 else links[tier - 1].ranks
-    return traffic, ranks, route(tuple(links), tier, together, ranks, peers)
+        return tuple(links), first_group(links, 2), "transfer", transfer_traffic(1, point.size_bytes)
+    traffic = collective_traffic(point.call, point.ranks, point.size_bytes, itemsize(point.dtype), library)
+    return tuple(links), first_group(links, point.ranks), point.call, traffic
 
 
 def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> LinkFit:

@@ -14,8 +14,9 @@ from typing import Literal
 
 import msgspec
 
+from costmodels.machine.links import Link
 from costmodels.machine.machine import MACHINE_VERSION, Machine
-from costmodels.machine.sections import Collective, Interval, Link, Overlap, Provenance, Section, check_known
+from costmodels.machine.sections import Collective, Interval, Overlap, Provenance, Section, check_known
 from costmodels.price.compute import Compute
 from plans.errors import TwofoldError
 from plans.files import write_atomically
@@ -38,12 +39,13 @@ _NAME = re.compile(r"(?P<device>.+)-x(?P<number>\d+)")
 
 
 class Network(Section, frozen=True, kw_only=True):
-    """What joins nodes, of one device in one direction (see `costmodels.machine.sections.Link`)."""
+    """What joins nodes, of one device in one direction (see `costmodels.machine.links.Link`)."""
 
     name: str
     latency_s: float
     bandwidth_Bps: float
     reached_fraction: float | None = None
+    ports: Literal["own", "below"] | None = None
 
 
 class BestProduct(Section, frozen=True, kw_only=True):

@@ -6,7 +6,6 @@ unit in the name. Every section says where its figures come from (`Provenance`).
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Literal
 
 import msgspec
 
+from costmodels.machine.links import Graph, Link, Wire, check_tiers
 from costmodels.machine.sections import (
     COLLECTIVES,
     Collective,
     Interval,
-    Link,
     Overlap,
     Protocol,
     Provenance,
@@ -38,12 +37,14 @@ __all__ = [
     "Attention",
     "Collective",
     "Compute",
+    "Graph",
     "Interval",
     "Link",
     "Machine",
     "Overlap",
     "Protocol",
     "Provenance",
+    "Wire",
     "shipped_machines",
 ]
 
@@ -70,7 +71,8 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         memory_allowance: what predicted peaks get on top for an allocator's fragmentation, as a share of them.
         communicator_bytes: what the communication library keeps on a device for every group of ranks.
         compute: rates of one device.
-        links: tiers from the fastest to the slowest; the last joins all devices.
+        links: the short form: tiers from the fastest to the slowest; the last joins all devices.
+        graph: the long form: every link between devices and switches. `links` then sums it up.
         collectives: costs by kind, one for each of `COLLECTIVES`.
         dispatch_s: host time to issue an instruction, for each of `DISPATCH_CLASSES`.
         host_async: True: compute runs behind the host (GPU, NPU); False: the host thread computes (CPU).
@@ -100,7 +102,8 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
     memory_allowance: float = 0.0
     communicator_bytes: int | None = None
     compute: Compute
-    links: tuple[Link, ...]
+    links: tuple[Link, ...] = ()
+    graph: Graph | None = None
     collectives: dict[str, Collective]
     dispatch_s: dict[str, float]
     host_async: bool
@@ -123,7 +126,10 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
             raise TwofoldError("host_async is false (hosts compute): cores_per_node must say how many cores they share")
         check_keys("dispatch_s", self.dispatch_s, DISPATCH_CLASSES)
         check_keys("collectives", self.collectives, COLLECTIVES)
-        self._check_links()
+        if self.graph is not None:
+            self.graph.check(self.num_devices)
+            msgspec.structs.force_setattr(self, "links", self.graph.summary(self.num_devices, self.devices_per_node))
+        check_tiers(self.links, self.num_devices)
         for entry in (*self.spreads, *self.price_intervals):
             check_known("entry of spreads and price_intervals", entry, SPREAD_CLASSES)
         for entry in self.provenance:
@@ -131,16 +137,6 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
     def __hash__(self) -> int:
         return hash((self.name, self.device, self.num_devices, self.host_scale, self.compute.memory_Bps))
-
-    def _check_links(self) -> None:
-        sizes = [link.ranks for link in self.links]
-        if not sizes or sizes[-1] < self.num_devices:
-            raise TwofoldError(f"the link tiers join {sizes} ranks; the last must join all {self.num_devices} devices")
-        for small, large in itertools.pairwise(sizes):
-            if large <= small or large % small:
-                raise TwofoldError(f"the link tiers join {sizes} ranks; each must be a multiple of the one before")
-        if self.links[0].uplink_Bps is not None:
-            raise TwofoldError(f"link tier {self.links[0].name!r} is the first: no tier below has an uplink into it")
 
     @property
     def room_bytes(self) -> int:

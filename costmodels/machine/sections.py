@@ -1,7 +1,7 @@
-"""Sections of a machine file: links, communication, overlap, interval, and where figures come from.
+"""Sections of a machine file: communication, overlap, interval, and where figures come from.
 
 Every figure is SI with the unit in its name; a section refuses figures that are negative, not finite, or 0 where they
-divide. The rates of a device are in `costmodels.price.compute`.
+divide. The rates of a device are in `costmodels.price.compute`, links in `costmodels.machine.links`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ __all__ = [
     "COLLECTIVES",
     "Collective",
     "Interval",
-    "Link",
     "Overlap",
     "Protocol",
     "Provenance",
@@ -41,64 +40,34 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             check_figure(name, getattr(self, name))
 
 
-class Link(Section, frozen=True, kw_only=True):
-    """A tier of links: ranks with the same `rank // ranks` reach each other through it.
-
-    Args:
-        name: such as "NVLink".
-        ranks: size of the domain; a multiple of the size of the tier below.
-        latency_s: of one hop.
-        bandwidth_Bps: of one rank in one direction, to all peers together.
-        peer_Bps: in a full mesh of links that of one rank to one peer, so that a rank with p peers reaches p times as
-            much, up to bandwidth_Bps; None behind a switch, where one peer may have it all.
-        uplink_Bps: of one domain of the tier below into this tier, in one direction, shared by all its ranks (a node's
-            or a rack's way out); None where every rank has its own.
-        reached_fraction: share of its bandwidth that collectives reach; None: as `Collective` says.
-    """
-
-    name: str
-    ranks: int
-    latency_s: float
-    bandwidth_Bps: float
-    peer_Bps: float | None = None
-    uplink_Bps: float | None = None
-    reached_fraction: float | None = None
-
-    def reach_Bps(self, num_peers: int) -> float:
-        """Bandwidth of one rank that talks to `num_peers` at once."""
-        return self.bandwidth_Bps if self.peer_Bps is None else min(self.bandwidth_Bps, num_peers * self.peer_Bps)
-
-    def __post_init__(self) -> None:
-        Section.__post_init__(self)
-        if self.ranks < 1:
-            raise TwofoldError(f"link tier {self.name!r} joins {self.ranks} ranks; it must join at least 1")
-
-
 class Protocol(Section, frozen=True, kw_only=True):
     """One way in which a library carries a collective; it takes the one that is fastest for the message.
 
     Args:
         name: such as "LL", "LL128" or "Simple" (NCCL).
-        algorithm: "ring"; "tree" (all-reduce up and down a binary tree between nodes and a chain inside); "switch"
-            (all-reduce made by the switch, so that every rank sends its tensor once).
+        algorithm: see `costmodels.price.flows.ALGORITHMS`.
         start_s: fixed part, beside that of the collective.
         hop_s: of every dependent step inside a node, beside the link's latency.
         cross_s: of every dependent step between nodes, beside the link's latency.
+        peer_s: of every message to another node, where one rank sends several of them.
         share: of the bandwidth that the collective reaches with the best protocol.
-        least_members: groups smaller than this do not use it.
+        far_share: of a switch, its share where the group spans nodes, which a tree joins; None: not used there.
+        least_members: groups with fewer members, of a switch with fewer in a node, do not use it.
     """
 
     name: str
-    algorithm: Literal["ring", "tree", "switch"] = "ring"
+    algorithm: Literal["ring", "tree", "switch", "pat", "hierarchical"] = "ring"
     start_s: float = 0.0
     hop_s: float = 0.0
     cross_s: float = 0.0
+    peer_s: float = 0.0
     share: float = 1.0
+    far_share: float | None = None
     least_members: int = 2
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        if self.share == 0:
+        if self.share == 0 or self.far_share == 0:
             raise TwofoldError(f"protocol {self.name!r} reaches a share of 0 of the bandwidth; it must be above 0")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.price.tiers import axes_tiers
+from costmodels.price.group import Group, axes_group
 from plans.degrees import ORDER, Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
@@ -177,8 +177,8 @@ class Placement:
         hops: of the transfers from each pipeline rank to the next.
     """
 
-    inner: tuple[tuple[str, tuple[int, int]], ...]
-    groups: tuple[tuple[int, int], ...]
+    inner: tuple[tuple[str, Group], ...]
+    groups: tuple[Group, ...]
     hops: tuple[int, ...] = ()
 
 
@@ -188,8 +188,8 @@ def placement(problem: Problem, mesh: Mesh) -> Placement:
     stride = strides_of(mesh)
     size = {axis: int(getattr(mesh, axis)) for axis in ORDER}
 
-    def along(*axes: tuple[int, int]) -> tuple[int, int]:
-        return axes_tiers(machine, axes, ranks)
+    def along(*axes: tuple[int, int]) -> Group:
+        return axes_group(machine, axes, ranks, (mesh.pp, stride["pp"]))
 
     whole = {axis: (size[axis], stride[axis]) for axis in ORDER}
     inner = {"tp": along(whole["tp"]), "cp": along(whole["cp"])}
