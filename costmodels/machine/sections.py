@@ -50,8 +50,9 @@ class Protocol(Section, frozen=True, kw_only=True):
         hop_s: of every dependent step inside a node, beside the link's latency.
         cross_s: of every dependent step between nodes, beside the link's latency.
         peer_s: of every message to another node, where one rank sends several of them.
+        member_chunk_s: beside `Collective.chunk_s`, times the members: a switch adds one piece for each of them.
         share: of the bandwidth that the collective reaches with the best protocol.
-        far_share: of a switch, its share where the group spans nodes, which a tree joins; None: not used there.
+        far_share: its share where the group spans nodes; None: the same, and of a switch: not used there.
         least_members: groups with fewer members, of a switch with fewer in a node, do not use it.
     """
 
@@ -61,6 +62,7 @@ class Protocol(Section, frozen=True, kw_only=True):
     hop_s: float = 0.0
     cross_s: float = 0.0
     peer_s: float = 0.0
+    member_chunk_s: float = 0.0
     share: float = 1.0
     far_share: float | None = None
     least_members: int = 2
@@ -74,13 +76,15 @@ class Protocol(Section, frozen=True, kw_only=True):
 class Collective(Section, frozen=True, kw_only=True):
     """What one kind of communication costs beside the figures of the links.
 
-    With n members the algorithm takes `hops` dependent steps, sends `messages` per member and moves `moved` bytes to
-    each (`costmodels.price.traffic`). On its links it takes, with the fastest of its protocols p,
+    The algorithm of a protocol p takes dependent steps and puts bytes on every link (`costmodels.price.flows`). On its
+    links it takes, with the protocol that is soonest over,
 
-        start_s + p.start_s + hops (hop_s + p.hop_s or p.cross_s + latency)
-        + c + 2 sqrt(chunk_s c) + size / copy_Bps,  c = moved / (bandwidth link_fraction (1 - gap / n) p.share);
+        start_s + p.start_s + steps (hop_s + p.hop_s or p.cross_s + latency)
+        + c + 2 sqrt(chunk_s c) + size / copy_Bps,  c = the largest bytes / (bandwidth p.share);
 
-    the root is what filling and draining a pipeline costs whose message is cut into the best number of chunks.
+    the root is what filling and draining a pipeline costs whose message is cut into the best number of chunks (chunk_s
+    stands for chunk_s + members p.member_chunk_s + steps between nodes x far_chunk_s). Of a port's bandwidth a group of
+    n reaches `Link.reached_fraction` or, where that is not given, link_fraction (1 - gap / n).
     Where the processor carries it (gloo), every member spends cpu_start_s + messages x cpu_message_s + moved / cpu_Bps.
 
     Args:
@@ -89,6 +93,8 @@ class Collective(Section, frozen=True, kw_only=True):
         link_fraction: share of the link's bandwidth that a large group reaches.
         gap: small groups fill the links less, by gap / n.
         chunk_s: latency of one chunk of a message that goes through in chunks.
+        far_start_s: fixed part of groups that span nodes, beside `start_s`.
+        far_chunk_s: latency of one chunk for every step between nodes, beside `chunk_s`.
         copy_Bps: passing the whole message through the member's memory; None: no such part.
         protocols: none: one without figures of its own.
         cpu_start_s: processor time of a member, fixed part.
@@ -101,6 +107,8 @@ class Collective(Section, frozen=True, kw_only=True):
     link_fraction: float = 1.0
     gap: float = 0.0
     chunk_s: float = 0.0
+    far_start_s: float = 0.0
+    far_chunk_s: float = 0.0
     copy_Bps: float | None = None
     protocols: tuple[Protocol, ...] = ()
     cpu_start_s: float = 0.0

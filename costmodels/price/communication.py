@@ -13,7 +13,17 @@ from costmodels.price.flows import Flows, Load, can_run, flows
 from costmodels.price.group import Group
 from costmodels.price.traffic import Traffic
 
-__all__ = ["Carried", "carried", "load_s", "processor_s", "start_s", "usable_protocols", "wire_s", "with_switch"]
+__all__ = [
+    "Carried",
+    "carried",
+    "fill_s",
+    "load_s",
+    "processor_s",
+    "start_s",
+    "usable_protocols",
+    "wire_s",
+    "with_unmeasured",
+]
 
 _PLAIN = (Protocol(name="plain"),)
 
@@ -35,10 +45,16 @@ class Carried:
     flows: Flows
 
 
-def start_s(model: Collective, protocol: Protocol, traffic: Traffic) -> float:
+def start_s(model: Collective, protocol: Protocol, traffic: Traffic, *, spans_nodes: bool) -> float:
     """Seconds of a communication beside its steps and the bytes on links."""
     copied_s = traffic.size_bytes / model.copy_Bps if model.copy_Bps else 0.0
-    return model.start_s + protocol.start_s + copied_s
+    return model.start_s + protocol.start_s + copied_s + (model.far_start_s if spans_nodes else 0.0)
+
+
+def fill_s(model: Collective, protocol: Protocol, members: int, far_steps: int, moved_s: float) -> float:
+    """Seconds that filling and draining the pipeline takes, of a message that takes `moved_s` on its fullest link."""
+    chunk_s = model.chunk_s + protocol.member_chunk_s * members + model.far_chunk_s * far_steps
+    return 2 * math.sqrt(chunk_s * moved_s)
 
 
 def usable_protocols(model: Collective, group: Group, call: str) -> tuple[Protocol, ...]:
@@ -88,16 +104,22 @@ def load_s(
     return load.size_bytes / (bandwidth_Bps * _share(protocol, group, load.tier))
 
 
-def with_switch(model: Collective, own: Collective, members: int) -> Collective:
-    """`model` with the switch protocols of `own`, at the bandwidth that they reach there among `members`."""
+def with_unmeasured(model: Collective, own: Collective, members: int) -> Collective:
+    """`model`, measured in small groups of one node, with what `own` says of others: the switch protocols at the
+    bandwidth that they reach there among `members`, and what spanning nodes costs."""
     reached = own.link_fraction * (1 - own.gap / members) / (model.link_fraction * (1 - model.gap / members))
     plain = tuple(protocol for protocol in model.protocols if protocol.algorithm != "switch")
     switched = tuple(
-        msgspec.structs.replace(protocol, share=protocol.share * reached)
+        msgspec.structs.replace(
+            protocol, share=protocol.share * reached,
+            far_share=None if protocol.far_share is None else protocol.far_share * reached,
+        )
         for protocol in own.protocols
         if protocol.algorithm == "switch"
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        model, protocols=(*plain, *switched), far_start_s=own.far_start_s, far_chunk_s=own.far_chunk_s
     )
-    return msgspec.structs.replace(model, protocols=(*plain, *switched))
 
 
 def processor_s(model: Collective, traffic: Traffic) -> float:
@@ -117,7 +139,9 @@ def _seconds(
     for count, tier in way.far_steps:
         step_s += count * (model.hop_s + protocol.cross_s + links[tier].latency_s)
     step_s += way.far_messages * protocol.peer_s
-    alone_s = start_s(model, protocol, traffic) + step_s + moved_s + 2 * math.sqrt(model.chunk_s * moved_s)
+    far_steps = sum(count for count, _ in way.far_steps)
+    alone_s = start_s(model, protocol, traffic, spans_nodes=group.top > 0) + step_s + moved_s
+    alone_s += fill_s(model, protocol, group.members, far_steps, moved_s)
     return alone_s, max(alone_s, shared_s)
 
 
@@ -128,8 +152,6 @@ def _peers(group: Group, traffic: Traffic, tier: int) -> int:
 
 def _share(protocol: Protocol, group: Group, tier: int) -> float:
     """Of the bandwidth: what a switch costs is a matter of the tier where it adds."""
-    if protocol.algorithm != "switch":
-        return protocol.share
-    if tier:
+    if protocol.algorithm == "switch" and tier:
         return 1.0
     return protocol.share if group.top == 0 or protocol.far_share is None else protocol.far_share

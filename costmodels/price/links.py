@@ -8,7 +8,6 @@ the siblings run.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from functools import lru_cache
 
 from costmodels.machine.machine import Machine
 from costmodels.machine.sections import Collective, Protocol
-from costmodels.price.communication import carried, load_s, processor_s, start_s, usable_protocols
+from costmodels.price.communication import carried, fill_s, load_s, processor_s, start_s, usable_protocols
 from costmodels.price.flows import Load, double_tree_out
 from costmodels.price.group import Group, pair_group
 from costmodels.price.routes import pattern, routes_of
@@ -254,8 +253,9 @@ def _graph_seconds(
         max((size / bandwidth_Bps[link] for link, size in phase.items()), default=0.0) for phase in way.phases
     ) * traffic.size_bytes / reached  # fmt: skip
     steps = way.near_steps * (model.hop_s + protocol.hop_s) + way.far_steps * (model.hop_s + protocol.cross_s)
-    waited_s = start_s(model, protocol, traffic) + steps + way.latency_s + way.far_messages * protocol.peer_s
-    return waited_s + moved_s + 2 * math.sqrt(model.chunk_s * moved_s), needed
+    waited_s = start_s(model, protocol, traffic, spans_nodes=way.far_steps > 0) + steps + way.latency_s
+    waited_s += way.far_messages * protocol.peer_s
+    return waited_s + moved_s + fill_s(model, protocol, len(members), way.far_steps, moved_s), needed
 
 
 def _graph_claims(

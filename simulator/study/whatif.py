@@ -148,6 +148,7 @@ class WhatIf:
         )  # fmt: skip
         return msgspec.structs.replace(
             each, start_s=each.start_s * self.latency, hop_s=each.hop_s * self.latency, protocols=protocols,
+            far_start_s=each.far_start_s * self.latency,
             copy_Bps=_times(each.copy_Bps, self.bandwidth), cpu_start_s=each.cpu_start_s / speed,
             cpu_message_s=each.cpu_message_s / speed, cpu_Bps=_times(each.cpu_Bps, speed),
         )  # fmt: skip
