@@ -63,7 +63,7 @@ class Published:
         call: of a collective.
         algorithm: "ring" where the library was told so; "" where it chose.
         size_bytes: of the larger of input and output.
-        bus_GBps: as nccl-tests defines it (its PERFORMANCE.md).
+        bus_GBps: as nccl-tests defines it.
         source: address.
         is_fitted: whether constants may be fitted to it.
     """

@@ -194,7 +194,7 @@ class Graph(Section, frozen=True, kw_only=True):
                     node_of.setdefault(other, set()).add(int(end) // devices_per_node)
         port_Bps = min(out_Bps.values(), default=1.0)
         whole = Link(name="graph", ranks=num_devices, latency_s=latency_s, bandwidth_Bps=port_Bps)
-        if devices_per_node >= num_devices or num_devices % devices_per_node:
+        if not 1 < devices_per_node < num_devices or num_devices % devices_per_node:
             return (whole,)
         for wire in self.wires:
             for end, other in (wire.ends, wire.ends[::-1]):

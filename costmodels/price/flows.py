@@ -178,7 +178,7 @@ def _exchange(links: Sequence[Link], group: Group, traffic: Traffic, hierarchica
         if tier == 0:
             moved = (group.tiers[0].fullest if end == 0 else reached) - 1.0
             if hierarchical:
-                moved = (first.fullest - 1) / first.fullest * n
+                moved = (first.fullest - 1) / first.fullest * n + (n - first.emptiest if end else 0)
             elif any(link.rails for link in links[1 : group.top + 1]):
                 moved += (n - first.emptiest) * (1 - 1 / links[0].ranks)  # what goes to another rail
         if moved > 0:
