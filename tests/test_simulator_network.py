@@ -3,6 +3,7 @@
 import pytest
 from small_machine import GB, small_machine
 
+from costmodels.machine.topologies import torus
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
@@ -187,6 +188,61 @@ def test_a_rank_that_cannot_be_reached_is_named_before_simulating():
     inside = Ranks(8)
     inside.transfer([(4, 5)], 10**8)
     simulate(inside.program(), small_machine(), what_if=failed)  # does not use it
+
+
+def test_a_failed_first_tier_leaves_the_uplink_to_the_next_one():
+    ranks = Ranks(8)
+    ranks.transfer([(2, 3)], 10**8)
+    failed = WhatIf(links=(LinkChange(tier="node", ranks=(2,), failed=True),))
+    assert set(ends(ranks, small_machine(uplink_Bps=20 * GB), what_if=failed).values()) == {10 * MS}
+
+
+def ring_machine(number: int):
+    """Devices in one ring of 10 GB/s."""
+    plain = small_machine(number)
+    return small_machine(
+        number, links=(), graph=torus((number,), 10 * GB), devices_per_node=1, collectives=plain.collectives
+    )
+
+
+def test_transfers_on_a_graph_share_the_links_of_their_routes():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 2)], 10**8)
+    ranks.transfer([(1, 3)], 10**8)  # both over 1 - 2
+    ranks.transfer([(5, 4)], 10**8)
+    found = ends(ranks, ring_machine(8))
+    assert [found[f"meet/n{number}.recv"] // MS for number in (1, 2, 3)] == [20, 20, 10]
+
+
+def test_a_failed_wire_of_a_graph_sends_bytes_the_other_way_round():
+    ranks = Ranks(4)
+    ranks.transfer([(0, 1)], 10**8)
+    ranks.transfer([(3, 2)], 10**8)
+    machine = ring_machine(4)
+    assert set(ends(ranks, machine).values()) == {10 * MS}
+    change = LinkChange.parse("torus:0~1:failed")  # 0, 3, 2, 1 shares 3 - 2 with the other
+    assert set(ends(ranks, machine, what_if=WhatIf(links=(change,))).values()) == {20 * MS}
+    slow = LinkChange.parse("torus:3:bandwidth=0.5")
+    found = ends(ranks, machine, what_if=WhatIf(links=(slow,)))
+    assert [found[f"meet/n{number}.recv"] // MS for number in (1, 2)] == [10, 20]
+    for text, said in (("rope:failed", "are named torus"), ("torus:0:failed", "no route leads from device 0")):
+        with pytest.raises(TwofoldError, match=said):
+            ends(ranks, machine, what_if=WhatIf(links=(LinkChange.parse(text),)))
+
+
+@pytest.mark.parametrize(("fold", "uplink"), [(False, 20 * GB), (True, 20 * GB), (False, None), (True, None)])
+def test_groups_of_one_mesh_share_uplinks_folded_or_not(fold, uplink):
+    mesh = Layout((2, 4), ("dp", "tp"), list(range(8)))
+    token = Value(name="t", shape=(), scope=Scope.STEP, role="token")
+    line = Instruction(
+        name="sum", kind=Kind.COLLECTIVE, call="all_reduce", part="C", token="t", axes=("dp",), channel="c",
+        message_bytes=10**8,
+    )  # fmt: skip
+    block = Block(label="step", micro_batch=0, body=Body(name="step", instructions=(line,)))
+    program = Program(groups=(GroupProgram(mesh=mesh, values={"t": token}, blocks=(block,)),), num_micro_batches=1)
+    timeline = simulate(program, small_machine(8, uplink_Bps=uplink), num_steps=1, fold_ranks=fold)
+    # four rings of 0.1 GB out of each node: at 10 GB/s each by their own cards, at 20 GB/s together
+    assert max(span.end_ps for span in timeline.spans()) == (20 if uplink else 10) * MS
 
 
 @pytest.mark.parametrize(

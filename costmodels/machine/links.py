@@ -55,6 +55,31 @@ class Link(Section, frozen=True, kw_only=True):
         """Bandwidth of one rank that talks to `num_peers` at once."""
         return self.bandwidth_Bps if self.peer_Bps is None else min(self.bandwidth_Bps, num_peers * self.peer_Bps)
 
+    def port_Bps(self, num_peers: int, otherwise: float) -> float:
+        """What communication reaches of a rank's port; `otherwise` is the share where the tier says none."""
+        return self.reach_Bps(num_peers) * (otherwise if self.reached_fraction is None else self.reached_fraction)
+
+    @property
+    def way_out_Bps(self) -> float | None:
+        """What communication reaches of one shared way out of a domain of the tier below; None: nothing is shared."""
+        return None if self.uplink_Bps is None else self.uplink_Bps * (self.reached_fraction or 1.0)
+
+    def way_out(self, rank: int, first: Link) -> tuple[int, int]:
+        """Which way out of this tier the bytes of a rank take: (domain, rail)."""
+        return rank // self.ranks, rank % first.ranks if self.rails else 0
+
+    def ways_used(self, inside: int) -> int:
+        """Ways out of a domain of this tier that a group with so many members in a domain of the first tier has."""
+        return inside if self.rails else 1
+
+    def reduced_bytes(self, tree_bytes: float, size_bytes: float) -> float:
+        """What leaves a domain below in an all-reduce: by a tree over domains, or added on its way."""
+        return size_bytes if self.reduces else tree_bytes
+
+    def is_entered_from_below(self, tier: int) -> bool:
+        """Whether ranks enter this tier, the number `tier`, by the ports of the one below."""
+        return (self.ports or ("below" if tier > 1 else "own")) == "below"
+
     def __post_init__(self) -> None:
         Section.__post_init__(self)
         if self.ranks < 1:

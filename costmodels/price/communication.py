@@ -91,16 +91,13 @@ def load_s(
     model: Collective, links: tuple[Link, ...], group: Group, traffic: Traffic, protocol: Protocol, load: Load
 ) -> float:
     """Seconds that the bytes of one group take on one of its links."""
-    link, members = links[load.tier], max(2, group.members)
+    link = links[load.tier]
     if load.is_uplink:
-        assert link.uplink_Bps is not None
-        bandwidth_Bps = link.uplink_Bps * (1.0 if link.reached_fraction is None else link.reached_fraction)
+        assert link.way_out_Bps is not None
+        bandwidth_Bps = link.way_out_Bps
     else:
-        bandwidth_Bps = link.reach_Bps(_peers(group, traffic, load.tier))
-        if load.tier and link.reached_fraction is not None:
-            bandwidth_Bps *= link.reached_fraction
-        else:
-            bandwidth_Bps *= model.link_fraction * (1 - model.gap / members)
+        otherwise = model.link_fraction * (1 - model.gap / max(2, group.members))
+        bandwidth_Bps = link.port_Bps(_peers(group, traffic, load.tier), otherwise)
     return load.size_bytes / (bandwidth_Bps * _share(protocol, group, load.tier))
 
 

@@ -108,7 +108,7 @@ def flows(links: tuple[Link, ...], group: Group, call: str, algorithm: str, traf
 @lru_cache(maxsize=256)
 def plane_end(links: tuple[Link, ...], tier: int) -> int:
     """The last tier that is entered by the same ports as `tier`."""
-    while tier + 1 < len(links) and (links[tier + 1].ports or ("below" if tier else "own")) == "below":
+    while tier + 1 < len(links) and links[tier + 1].is_entered_from_below(tier + 1):
         tier += 1
     return tier
 
@@ -152,7 +152,7 @@ def _ring(links: Sequence[Link], group: Group, traffic: Traffic) -> Flows:
 
 def _tree(links: Sequence[Link], group: Group, size_bytes: int, inner_bytes: float, near_steps: int) -> Flows:
     leaving = [
-        float(size_bytes) if links[tier].reduces else double_tree_out(group.tiers[tier - 1].number) * size_bytes
+        links[tier].reduced_bytes(double_tree_out(group.tiers[tier - 1].number) * size_bytes, float(size_bytes))
         for tier in range(1, group.top + 1)
     ]
     loads = [Load(0, False, inner_bytes), *_leaving(links, group, leaving)]
@@ -183,7 +183,7 @@ def _exchange(links: Sequence[Link], group: Group, traffic: Traffic, hierarchica
                 moved += (n - first.emptiest) * (1 - 1 / links[0].ranks)  # what goes to another rail
         if moved > 0:
             loads.append(Load(tier, False, moved / n * size))
-        if tier and links[tier].uplink_Bps is not None:
+        if tier and links[tier].way_out_Bps is not None:
             below = group.tiers[tier - 1]
             loads.append(_uplink(links, group, tier, below.cut / n * size))
     hops, crossings = traffic.hops, min(traffic.hops, first.number - 1)
@@ -202,17 +202,15 @@ def _leaving(links: Sequence[Link], group: Group, leaving: Sequence[float]) -> l
         end = min(plane_end(tuple(links), tier), group.top)
         if group.tiers[tier - 1].number > group.tiers[end].number:
             loads.append(Load(tier, False, size_bytes / ports))
-        if links[tier].uplink_Bps is not None and group.tiers[tier - 1].number > 1:
+        if links[tier].way_out_Bps is not None and group.tiers[tier - 1].number > 1:
             loads.append(_uplink(links, group, tier, size_bytes))
     return loads
 
 
 def _uplink(links: Sequence[Link], group: Group, tier: int, size_bytes: float) -> Load:
-    sharing = group.tiers[tier - 1].sharing
-    if links[tier - 1].rails:  # every rail of a domain has its own, and a group uses those of its members in a node
-        rails, used = links[0].ranks, group.tiers[0].emptiest
-        return Load(tier, True, size_bytes / used, max(1.0, sharing * used / rails))
-    return Load(tier, True, size_bytes, sharing)
+    below = links[tier - 1]
+    used, every = below.ways_used(group.tiers[0].emptiest), below.ways_used(links[0].ranks)
+    return Load(tier, True, size_bytes / used, max(1.0, group.tiers[tier - 1].sharing * used / every))
 
 
 def _depth(number: int) -> int:

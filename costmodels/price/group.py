@@ -164,7 +164,7 @@ def _sizes(machine: Machine) -> Sizes:
 
 @lru_cache(maxsize=256)
 def _tier_sizes(links: tuple[Link, ...]) -> Sizes:
-    ways_out = [link.uplink_Bps is not None for link in links[1:]]
+    ways_out = [link.way_out_Bps is not None for link in links[1:]]
     return tuple((link.ranks, shares) for link, shares in zip(links, [*ways_out, False], strict=True))
 
 

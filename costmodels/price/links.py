@@ -128,21 +128,18 @@ def collective_claims(
     way = carried(model, machine.links, group, call, traffic)
     claims: dict[Hashable, int] = {}
     for tier in range(1, group.top + 1):
-        if machine.links[tier].uplink_Bps is None:
+        below = machine.links[tier - 1]
+        inside = Counter(member // below.ranks for member in members)
+        if machine.links[tier].way_out_Bps is None or len(inside) == 1:
             continue
-        inside = Counter(member // machine.links[tier - 1].ranks for member in members)
+        ways = {below.way_out(member, machine.links[0]) for member in members}
         for domain, count in inside.items():
-            size = 0.0 if len(inside) == 1 else _leaving(machine, tier, call, way.protocol, traffic, inside, count)
-            if not size:
-                continue
-            below = machine.links[tier - 1]
-            rails = sorted({rank % machine.links[0].ranks for rank in members if rank // below.ranks == domain})
-            used = rails if below.rails else [0]
-            load = Load(tier, True, size / len(used))
-            seconds = load_s(model, machine.links, group, traffic, way.protocol, load)
-            for rail in used:
-                for way_of in ("up", "down"):
-                    claims[way_of, tier, domain, rail] = _ps(machine, seconds)
+            own = [each for each in ways if each[0] == domain]
+            size = _leaving(machine, tier, call, way.protocol, traffic, inside, count) / len(own)
+            seconds = load_s(model, machine.links, group, traffic, way.protocol, Load(tier, True, size))
+            for each in own:
+                for direction in ("up", "down"):
+                    claims[direction, tier, *each] = _ps(machine, seconds)
     return claims
 
 
@@ -152,13 +149,12 @@ def transfer_claims(machine: Machine, pair: tuple[int, int], size_bytes: int) ->
         return dict(_graph_claims(machine, "transfer", pair, pair_group(0), transfer_traffic(1, size_bytes)))
     claims: dict[Hashable, int] = {}
     for tier in range(1, machine.tier(pair) + 1):
-        link, below = machine.links[tier], machine.links[tier - 1]
-        if link.uplink_Bps is None:
+        below, reached_Bps = machine.links[tier - 1], machine.links[tier].way_out_Bps
+        if reached_Bps is None:
             continue
-        reached_Bps = link.uplink_Bps * (link.reached_fraction or 1.0)
-        for way, rank in zip(("up", "down"), pair, strict=True):
-            rail = pair[1] % machine.links[0].ranks if below.rails else 0  # forwarded before it leaves
-            claims[way, tier, rank // below.ranks, rail] = _ps(machine, size_bytes / reached_Bps)
+        (src_domain, _), (dst_domain, rail) = (below.way_out(rank, machine.links[0]) for rank in pair)
+        for way in (("up", tier, src_domain, rail), ("down", tier, dst_domain, rail)):  # on the rail where it ends
+            claims[way] = _ps(machine, size_bytes / reached_Bps)
     return claims
 
 
@@ -178,7 +174,7 @@ def is_forwarded(machine: Machine, src_rank: int, dst_rank: int) -> bool:
 
 
 def _has_uplinks(machine: Machine) -> bool:
-    return any(link.uplink_Bps is not None for link in machine.links)
+    return any(link.way_out_Bps is not None for link in machine.links)
 
 
 def _model(machine: Machine, call: str) -> Collective:
@@ -204,7 +200,7 @@ def _leaving(
     if protocol.algorithm == "pat":
         return (n - count) / n * size
     if protocol.algorithm in ("tree", "switch"):
-        return float(size) if machine.links[tier].reduces else double_tree_out(len(inside)) * size
+        return machine.links[tier].reduced_bytes(double_tree_out(len(inside)) * size, float(size))
     return traffic.moved_bytes
 
 

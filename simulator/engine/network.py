@@ -23,7 +23,7 @@ from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.program import GroupProgram, Instruction, Kind, Program
 from simulator.engine.fluid import Claims
-from simulator.engine.link_change import LinkChange
+from simulator.engine.link_change import LinkChange, graph_with
 
 __all__ = ["Network", "Ports"]
 
@@ -83,6 +83,7 @@ class Network:
         self.machine = machine
         self._num_ranks = program.num_ranks
         self._changes = [(self._tiers(change), change) for change in changes]
+        self._graph = graph_with(machine, changes) if machine.graph is not None and changes else None
         self._group_of: dict[int, GroupProgram] = {}
         self._routes: dict[tuple[int, ...], tuple[int, Machine | None]] = {}
         self._claims: dict[tuple[int, tuple[int, ...]], Claims] = {}
@@ -161,7 +162,7 @@ class Network:
             raise TwofoldError(
                 f"the link change '{change}' names rank {absent[0]}; the program's ranks are 0 to {self._num_ranks - 1}"
             )
-        if change.tier is None:
+        if change.tier is None or self.machine.graph is not None:
             return tuple(range(len(links)))
         found = tuple(number for number, link in enumerate(links) if change.tier in (number, link.name))
         if not found:
@@ -188,6 +189,8 @@ class Network:
         Raises:
             TwofoldError: a failed tier with none beyond.
         """
+        if self._graph is not None:
+            return self.machine.tier(members), self._graph
         if members not in self._routes:
             links = self.machine.links
             slowest = self.machine.tier(members)
@@ -218,7 +221,10 @@ class Network:
         if key not in self._machines:
             links = list(self.machine.links)
             for tier, (taken, bandwidth, latency) in figures.items():
-                links[tier] = _scaled(self.machine.links[taken], bandwidth, latency, ranks=links[tier].ranks)
+                instead = _scaled(self.machine.links[taken], bandwidth, latency, ranks=links[tier].ranks)
+                if tier == 0:
+                    instead = msgspec.structs.replace(instead, uplink_Bps=None, ports=None, rails=False)
+                links[tier] = instead
             # a name of its own: prices are kept by machine
             name = f"{self.machine.name}/links{len(self._machines)}"
             self._machines[key] = msgspec.structs.replace(self.machine, links=tuple(links), name=name)
