@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -68,6 +68,13 @@ class Group:
     members: int
     tiers: tuple[Domains, ...]
     ranks: tuple[tuple[int, ...], ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.members, self.tiers, self.ranks)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def top(self) -> int:

@@ -8,7 +8,7 @@ the siblings run.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +18,7 @@ from costmodels.machine.sections import Collective, Protocol
 from costmodels.price.communication import carried, fill_s, load_s, processor_s, start_s, usable_protocols
 from costmodels.price.flows import Load, double_tree_out
 from costmodels.price.group import Group, pair_group
-from costmodels.price.routes import pattern, routes_of
+from costmodels.price.routes import Shape, family, pattern
 from costmodels.price.traffic import Traffic, collective_traffic, plain_call, transfer_traffic
 from plans.errors import TwofoldError
 
@@ -214,20 +214,16 @@ class _OnGraph:
     protocol: Protocol
 
 
-@lru_cache(maxsize=65_536)
 def _on_graph(machine: Machine, call: str, group: Group, traffic: Traffic) -> _OnGraph:
     model = _model(machine, call)
     best: _OnGraph | None = None
     for protocol in usable_protocols(model, group, call):
         if protocol.algorithm in ("switch", "hierarchical"):
             continue  # in tiers only
-        alone_s, filled = 0.0, defaultdict[int, float](float)
-        for members in group.ranks:
-            own_s, needed = _graph_seconds(machine, call, protocol, members, traffic)
-            alone_s = max(alone_s, own_s)
-            for link, seconds in needed.items():
-                filled[link] += seconds
-        together_s = max([alone_s, *filled.values()])
+        siblings = family(machine, call, protocol.algorithm, group.ranks)
+        members = len(group.ranks[0])
+        alone_s = max(_shape_s(model, protocol, members, traffic, shape) for shape in siblings.shapes)
+        together_s = max(alone_s, siblings.fullest_s * traffic.size_bytes / _reached(model, protocol, members))
         found = _OnGraph(_ps(machine, alone_s), _ps(machine, together_s), protocol)
         if best is None or found.together_ps < best.together_ps:
             best = found
@@ -235,34 +231,31 @@ def _on_graph(machine: Machine, call: str, group: Group, traffic: Traffic) -> _O
     return best
 
 
-def _graph_seconds(
-    machine: Machine, call: str, protocol: Protocol, members: tuple[int, ...], traffic: Traffic
-) -> tuple[float, dict[int, float]]:
-    """Seconds of a communication alone, and for how long it fills each link."""
-    model = machine.collectives["transfer"] if call == "transfer" else _model(machine, call)
-    way, bandwidth_Bps = pattern(machine, call, protocol.algorithm, members), routes_of(machine).bandwidth_Bps
-    reached = model.link_fraction * (1 - model.gap / max(2, len(members))) * protocol.share
-    needed = {
-        link: size * traffic.size_bytes / (bandwidth_Bps[link] * reached) for link, size in way.total.items()
-    }  # fmt: skip
-    moved_s = sum(
-        max((size / bandwidth_Bps[link] for link, size in phase.items()), default=0.0) for phase in way.phases
-    ) * traffic.size_bytes / reached  # fmt: skip
-    steps = way.near_steps * (model.hop_s + protocol.hop_s) + way.far_steps * (model.hop_s + protocol.cross_s)
-    waited_s = start_s(model, protocol, traffic, spans_nodes=way.far_steps > 0) + steps + way.latency_s
-    waited_s += way.far_messages * protocol.peer_s
-    return waited_s + moved_s + fill_s(model, protocol, len(members), way.far_steps, moved_s), needed
+def _reached(model: Collective, protocol: Protocol, members: int) -> float:
+    """Share of every wire's bandwidth."""
+    return model.link_fraction * (1 - model.gap / max(2, members)) * protocol.share
+
+
+def _shape_s(model: Collective, protocol: Protocol, members: int, traffic: Traffic, shape: Shape) -> float:
+    """Seconds of a communication alone."""
+    moved_s = shape.moved_s * traffic.size_bytes / _reached(model, protocol, members)
+    steps_s = shape.near_steps * (model.hop_s + protocol.hop_s) + shape.far_steps * (model.hop_s + protocol.cross_s)
+    waited_s = start_s(model, protocol, traffic, spans_nodes=shape.far_steps > 0) + steps_s + shape.latency_s
+    waited_s += shape.far_messages * protocol.peer_s
+    return waited_s + moved_s + fill_s(model, protocol, members, shape.far_steps, moved_s)
 
 
 def _graph_claims(
     machine: Machine, call: str, members: tuple[int, ...], group: Group, traffic: Traffic
 ) -> dict[Hashable, int]:
+    model = machine.collectives["transfer"] if call == "transfer" else _model(machine, call)
     if call == "transfer":
-        protocol = usable_protocols(machine.collectives["transfer"], group, call)[0]
+        protocol = usable_protocols(model, group, call)[0]
     else:
         protocol = _on_graph(machine, call, group, traffic).protocol
-    needed = _graph_seconds(machine, call, protocol, members, traffic)[1]
-    return {("link", link): _ps(machine, seconds) for link, seconds in needed.items()}
+    size = traffic.size_bytes / _reached(model, protocol, len(members))
+    filled_s = pattern(machine, call, protocol.algorithm, members).filled_s
+    return {("link", link): _ps(machine, seconds * size) for link, seconds in filled_s.items()}
 
 
 def _graph_pieces(machine: Machine, sizes: Mapping[tuple[int, int], int], num_peers: int) -> Links:
@@ -283,7 +276,10 @@ def transfer_on_graph(machine: Machine, pair: tuple[int, int], size_bytes: int) 
     """What a transfer between two ranks takes on a graph of links."""
     model, traffic = machine.collectives["transfer"], transfer_traffic(1, size_bytes)
     protocols = usable_protocols(model, pair_group(0), "transfer")
-    seconds = min(_graph_seconds(machine, "transfer", protocol, pair, traffic)[0] for protocol in protocols)
+    seconds = min(
+        _shape_s(model, protocol, 2, traffic, pattern(machine, "transfer", protocol.algorithm, pair).shape)
+        for protocol in protocols
+    )
     alone_ps = _ps(machine, seconds)
     return Links(alone_ps, alone_ps, _ps(machine, processor_s(model, traffic)))
 

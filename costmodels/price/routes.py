@@ -15,15 +15,15 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from costmodels.machine.links import Graph
 from costmodels.machine.machine import Machine
 from costmodels.price.traffic import plain_call
 
-__all__ = ["Pattern", "Routes", "pattern", "routes_of"]
+__all__ = ["Family", "Pattern", "Routes", "Shape", "family", "pattern", "routes_of"]
 
 Flow = tuple[int, int, float]
 """(from rank, to rank, bytes)."""
@@ -32,25 +32,36 @@ Loads = dict[int, float]
 """Directed link -> bytes: wire w from its first end to its second is link 2 w, the other way 2 w + 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """What a communication of one byte does to the links.
+class Shape(NamedTuple):
+    """What the time of a communication of one byte depends on, but for its protocol.
 
     Args:
-        phases: bytes on each link, one entry for every phase.
-        total: over all phases.
         near_steps: dependent steps inside nodes.
         far_steps: those between nodes.
         latency_s: of the wires on the way of all these steps.
         far_messages: messages that a rank sends to other nodes one after the other.
+        moved_s: the fullest link of every phase, one phase after the other.
     """
 
-    phases: tuple[Loads, ...]
-    total: Loads
     near_steps: int
     far_steps: int
     latency_s: float
-    far_messages: int = 0
+    far_messages: int
+    moved_s: float
+
+
+class Pattern(NamedTuple):
+    """What a communication of one byte does to the links: its shape, and for how long it fills each link."""
+
+    shape: Shape
+    filled_s: Loads
+
+
+class Family(NamedTuple):
+    """What sibling groups do at once: the shapes that they have, and how long they fill the fullest link."""
+
+    shapes: frozenset[Shape]
+    fullest_s: float
 
 
 class Routes:
@@ -133,6 +144,18 @@ def routes_of(machine: Machine) -> Routes:
 
 
 @lru_cache(maxsize=4096)
+def family(machine: Machine, call: str, algorithm: str, groups: tuple[tuple[int, ...], ...]) -> Family:
+    """What sibling groups do to the links of a machine's graph, each for one byte."""
+    shapes, filled_s = set(), defaultdict[int, float](float)
+    for members in groups:
+        own = pattern(machine, call, algorithm, members)
+        shapes.add(own.shape)
+        for link, seconds in own.filled_s.items():
+            filled_s[link] += seconds
+    return Family(frozenset(shapes), max(filled_s.values(), default=0.0))
+
+
+@lru_cache(maxsize=65_536)
 def pattern(machine: Machine, call: str, algorithm: str, members: tuple[int, ...]) -> Pattern:
     """What a communication among `members` (ascending) does to the links of a machine's graph, for one byte.
 
@@ -168,11 +191,6 @@ def pattern(machine: Machine, call: str, algorithm: str, members: tuple[int, ...
 def _made(machine: Machine, phases: Sequence[Sequence[Flow]], steps: int, far_messages: int = 0) -> Pattern:
     """Phases of `steps` dependent steps each."""
     routes = routes_of(machine)
-    loads = tuple(routes.loads(flows) for flows in phases)
-    total: defaultdict[int, float] = defaultdict(float)
-    for own in loads:
-        for link, size in own.items():
-            total[link] += size
     far = near = 0
     latency_s = 0.0
     for flows in phases:
@@ -180,7 +198,19 @@ def _made(machine: Machine, phases: Sequence[Sequence[Flow]], steps: int, far_me
         far, near = far + is_far * steps, near + (not is_far) * steps
         ends = {(src, dst) for src, dst, _ in flows[:: max(1, len(flows) // 64)]}
         latency_s += steps * max((routes.latency_s(*pair) for pair in ends), default=0.0)
-    return Pattern(loads, dict(total), near, far, latency_s, far_messages)
+    return _filled(machine, [routes.loads(flows) for flows in phases], near, far, latency_s, far_messages)
+
+
+def _filled(
+    machine: Machine, phases: Sequence[Loads], near: int, far: int, latency_s: float, far_messages: int = 0
+) -> Pattern:
+    bandwidth_Bps, filled_s, moved_s = routes_of(machine).bandwidth_Bps, defaultdict[int, float](float), 0.0
+    for loads in phases:
+        own = {link: size / bandwidth_Bps[link] for link, size in loads.items()}
+        moved_s += max(own.values(), default=0.0)
+        for link, seconds in own.items():
+            filled_s[link] += seconds
+    return Pattern(Shape(near, far, latency_s, far_messages, moved_s), dict(filled_s))
 
 
 def _node(machine: Machine, rank: int) -> int:
@@ -212,8 +242,7 @@ def _ring(machine: Machine, kind: str, members: Sequence[int]) -> Pattern:
             far = rounds * (len(nodes) - 1)
             near = rounds * (n - 1) - far
             latency_s = rounds * (n - 1) / len(edges) * sum(routes.latency_s(*edge) for edge in edges)
-    loads = routes.loads(flows)
-    return Pattern((loads,), loads, near, far, latency_s)
+    return _filled(machine, [routes.loads(flows)], near, far, latency_s)
 
 
 def _tree(machine: Machine, members: Sequence[int]) -> Pattern:
@@ -235,11 +264,10 @@ def _tree(machine: Machine, members: Sequence[int]) -> Pattern:
                 chain = node[ring:] + node[:ring]
                 for src, dst in pairwise(chain):
                     flows += [(src, dst, size), (dst, src, size)]
-    loads = routes.loads(flows)
     depth, inner = (number - 1).bit_length(), max(map(len, nodes)) - 1
     pairs = {(src, dst) for src, dst, _ in flows[:64]}
     far_s = max((routes.latency_s(*pair) for pair in pairs), default=0.0)
-    return Pattern((loads,), loads, 2 * inner, 2 * depth, 2 * (inner + depth) * far_s)
+    return _filled(machine, [routes.loads(flows)], 2 * inner, 2 * depth, 2 * (inner + depth) * far_s)
 
 
 def _box(torus: tuple[int, ...], members: Sequence[int]) -> list[int] | None:
@@ -275,8 +303,4 @@ def _torus(machine: Machine, kind: str, members: Sequence[int], dims: list[int])
         phases.append(routes.loads(flows))
         steps += longest
         latency_s += longest * routes.latency_s(flows[0][0], flows[0][1])
-    total: defaultdict[int, float] = defaultdict(float)
-    for own in phases:
-        for link, size in own.items():
-            total[link] += size
-    return Pattern(tuple(phases), dict(total), steps, 0, latency_s)
+    return _filled(machine, phases, steps, 0, latency_s)
