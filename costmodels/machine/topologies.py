@@ -32,7 +32,7 @@ def torus(sizes: Sequence[int], bandwidth_Bps: float, latency_s: float = 0.0) ->
             if size == 1 or (size == 2 and place[dim]):
                 continue
             other = (*place[:dim], (place[dim] + 1) % size, *place[dim + 1 :])
-            ends = tuple(str(_number(at, sizes)) for at in (place, other))
+            ends = str(_number(place, sizes)), str(_number(other, sizes))
             wires.append(Wire(ends=ends, bandwidth_Bps=bandwidth_Bps, latency_s=latency_s, name="torus"))
     return Graph(wires=tuple(wires), forwarding=True, torus=tuple(sizes))
 

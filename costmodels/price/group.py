@@ -189,7 +189,7 @@ def _axes_group(sizes: Sizes, axes: Axes, num_ranks: int, stages: tuple[int, int
     if not all(_nests(domain, axes) for domain, _ in sizes):
         return _listed(sizes, axes, num_ranks, stages, False)
     members = math.prod(size for size, _ in axes)
-    tiers = []
+    tiers: list[Domains] = []
     for domain, shares in sizes:
         inside = math.prod(min(size, max(1, domain // stride)) for size, stride in axes)
         if inside == members:
