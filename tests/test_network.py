@@ -237,6 +237,17 @@ def test_a_super_node_uses_the_ports_of_its_nodes():
             assert times[0] == pytest.approx(times[1], rel=0.02)
 
 
+def test_a_half_duplex_tier_carries_both_directions_one_after_the_other():
+    uplink = msgspec.structs.replace(CARD, uplink_Bps=50 * GB)
+    both, one = fabric(NODE, uplink), fabric(NODE, msgspec.structs.replace(uplink, half_duplex=True))
+    for call in CALLS:
+        group = axes_group(both, [(2, 8)], 16)
+        times = [seconds(machine, call, group, 2**30) for machine in (both, one)]
+        assert times[1] == pytest.approx([2 * each for each in times[0]], rel=1e-3)
+    own, other = (sum(collective_claims(each, "all_gather", (0, 8), 2**30, 4, group).values()) for each in (both, one))
+    assert other == pytest.approx(2 * own)
+
+
 # -- graphs ------------------------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ class Link(Section, frozen=True, kw_only=True):
         rails: ranks of one number within their domain of the first tier share a switch (a rail); what goes to another
             rail takes the first tier's links before it (NCCL's PXN).
         reduces: its switches add what passes (SHARP), so that an all-reduce sends every byte once up and once down.
+        half_duplex: both directions share the bandwidth of a port and of a way out (a bus, a radio link).
     """
 
     name: str
@@ -50,6 +51,7 @@ class Link(Section, frozen=True, kw_only=True):
     ports: Literal["own", "below"] | None = None
     rails: bool = False
     reduces: bool = False
+    half_duplex: bool = False
 
     def reach_Bps(self, num_peers: int) -> float:
         """Bandwidth of one rank that talks to `num_peers` at once."""
@@ -57,12 +59,15 @@ class Link(Section, frozen=True, kw_only=True):
 
     def port_Bps(self, num_peers: int, otherwise: float) -> float:
         """What communication reaches of a rank's port; `otherwise` is the share where the tier says none."""
-        return self.reach_Bps(num_peers) * (otherwise if self.reached_fraction is None else self.reached_fraction)
+        reached = otherwise if self.reached_fraction is None else self.reached_fraction
+        return self.reach_Bps(num_peers) * reached / (2 if self.half_duplex else 1)
 
     @property
     def way_out_Bps(self) -> float | None:
         """What communication reaches of one shared way out of a domain of the tier below; None: nothing is shared."""
-        return None if self.uplink_Bps is None else self.uplink_Bps * (self.reached_fraction or 1.0)
+        if self.uplink_Bps is None:
+            return None
+        return self.uplink_Bps * (self.reached_fraction or 1.0) / (2 if self.half_duplex else 1)
 
     def way_out(self, rank: int, first: Link) -> tuple[int, int]:
         """Which way out of this tier the bytes of a rank take: (domain, rail)."""
