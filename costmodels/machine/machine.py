@@ -13,9 +13,11 @@ from typing import Literal
 
 import msgspec
 
+from costmodels.machine.catalogue import Device, device_of, known_names
 from costmodels.machine.links import Graph, Link, Wire, check_tiers
 from costmodels.machine.sections import (
     COLLECTIVES,
+    MACHINE_VERSION,
     Collective,
     Interval,
     Overlap,
@@ -47,8 +49,6 @@ __all__ = [
     "Wire",
     "shipped_machines",
 ]
-
-MACHINE_VERSION = 2
 
 DISPATCH_CLASSES = ("attention", "matrix", "memory", "view", "update", "collective", "transfer", "wait")
 """What the host issues, by how long that takes it."""
@@ -177,14 +177,24 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         text = os.fspath(name_or_path)
         path = Path(text)
         if path.suffix != ".json" and not path.is_file() and len(path.parts) == 1:
-            from costmodels.machine.catalogue import named_machine
-
-            return named_machine(text)
+            named = device_of(text)
+            if not isinstance(named, Path):
+                return cls.of_device(*named)
+            path = named
         try:
             content = path.read_bytes()
         except OSError as error:
             raise TwofoldError(f"cannot read the machine file {str(path)!r}: {error.strerror}") from None
         return cls.from_json(content, str(path))
+
+    @classmethod
+    def of_device(cls, device: Device, number: int) -> Machine:
+        """So many devices of the catalogue, in the nodes and the network that they usually stand in.
+
+        Raises:
+            TwofoldError: more than a node that is no multiple of it, or none.
+        """
+        return cls(**device.fields(number))
 
     @classmethod
     def from_json(cls, text: bytes, source: str = "machine") -> Machine:
@@ -210,14 +220,12 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the machine file, whole or not at all."""
+        """Write the machine file atomically."""
         return write_atomically(path, self.to_json() + b"\n")
 
 
 def shipped_machines() -> tuple[str, ...]:
     """Names that `Machine.load` knows: the shipped files, and every device of the catalogue as one whole node."""
-    from costmodels.machine.catalogue import known_names
-
     return known_names()
 
 

@@ -17,6 +17,7 @@ from plans.errors import TwofoldError
 
 __all__ = [
     "COLLECTIVES",
+    "MACHINE_VERSION",
     "Collective",
     "Interval",
     "Overlap",
@@ -25,6 +26,9 @@ __all__ = [
     "Section",
     "check_known",
 ]
+
+MACHINE_VERSION = 2
+"""Of machine and device files."""
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "transfer")
 """Kinds of communication; the flat variants of the optimizer are priced as the plain ones."""

@@ -158,7 +158,7 @@ def _in_tiers(
     device: str, variant: str, links: tuple[Link, ...], said: Mapping[str, _Said], per_host: int | None = None
 ) -> Machine:
     own = load_device(device)
-    made = own.machine(own.per_node)
+    made = Machine.of_device(own, own.per_node)
     provenance = {entry: each for entry, each in made.provenance.items() if entry.partition(".")[0] != "links"}
     provenance |= {
         entry: Provenance(status=status, source=source, date=_DATE) for entry, (status, source) in said.items()
