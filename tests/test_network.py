@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -145,16 +146,44 @@ def test_sibling_groups_share_the_way_out_of_a_node():
     assert axes_group(machine, [(2, 16)], 32, (2, 8)).tiers[0].sharing == 8
 
 
-@pytest.mark.parametrize("sizes", [(4, 8, 16), (2, 3, 8), (8, 2, 4), (16, 5, 4)])
-def test_groups_of_meshes_are_those_of_their_listed_ranks(sizes):
+def worst_of_listed(machine: Machine, groups: list[list[int]]) -> list[tuple[float, ...]]:
+    """(number, fullest, emptiest, cut, sharing) of every tier below the one that joins each group, rank by rank."""
+    tiers: list[tuple[float, ...]] = []
+    for link, above in itertools.pairwise(machine.links):
+        inside = [Counter(rank // link.ranks for rank in group) for group in groups]
+        if all(len(own) == 1 for own in inside):
+            break
+        n, counts = len(groups[0]), [count for own in inside for count in own.values()]
+        leaving = Counter(domain for own in inside for domain, count in own.items() if count < n)
+        sharing = float(max(leaving.values())) if above.uplink_Bps is not None else 1.0
+        cut = max(count * (n - count) for count in counts)
+        tiers.append((max(map(len, inside)), max(counts), min(counts), cut, sharing))
+    return tiers
+
+
+@pytest.mark.parametrize("sizes", [(4, 8, 16), (2, 3, 8), (8, 2, 4), (16, 5, 4), (3, 5, 7)])
+@pytest.mark.parametrize("first", [0, 64, 8, 12, 3])
+def test_groups_of_meshes_are_those_of_their_listed_ranks(sizes, first):
     leaf = msgspec.structs.replace(CARD, ranks=64, uplink_Bps=80 * GB)
-    machine = fabric(NODE, leaf, msgspec.structs.replace(CARD, uplink_Bps=160 * GB))
-    mesh = Layout(sizes, ("a", "b", "c"), list(range(math.prod(sizes))))
+    machine = fabric(NODE, leaf, msgspec.structs.replace(CARD, ranks=2048, uplink_Bps=160 * GB))
+    machine = msgspec.structs.replace(machine, num_devices=2048)
+    count = math.prod(sizes)
     strides = {"a": sizes[1] * sizes[2], "b": sizes[2], "c": 1}
-    for count in (1, 2, 3):
-        for axes in itertools.combinations("abc", count):
-            along = [(sizes["abc".index(axis)], strides[axis]) for axis in axes]
-            assert axes_group(machine, along, math.prod(sizes)) == mesh_group(machine, mesh, axes)
+    orders = {
+        "as they come": list(range(first, first + count)),
+        "every other rank": list(range(first, first + 2 * count, 2)),
+        "turned": np.arange(first, first + count).reshape(sizes).transpose(2, 0, 1).ravel().tolist(),
+        "mixed": np.random.default_rng(0).permutation(np.arange(first, first + count)).tolist(),
+    }
+    for (order, ranks), number in itertools.product(orders.items(), (1, 2, 3)):
+        mesh = Layout((sizes[2], *sizes[:2]) if order == "turned" else sizes, ("a", "b", "c"), ranks)
+        for axes in itertools.combinations("abc", number):
+            group = mesh_group(machine, mesh, axes)
+            found = [(own.number, own.fullest, own.emptiest, own.cut, own.sharing) for own in group.tiers[:-1]]
+            assert found == worst_of_listed(machine, [list(own) for own in mesh.groups(axes)])
+            if order == "as they come" and first == 0:
+                along = [(sizes["abc".index(axis)], strides[axis]) for axis in axes]
+                assert axes_group(machine, along, count) == group
 
 
 def test_claims_of_listed_groups_are_those_of_the_price():

@@ -116,17 +116,12 @@ def axes_group(
             f"{num_ranks} ranks, but machine {machine.name!r} has {machine.num_devices} devices; "
             "plan for fewer devices or load a larger machine"
         )
-    joined: list[tuple[int, int]] = []
-    for size, stride in sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: axis[1]):
-        if joined and joined[-1][0] * joined[-1][1] == stride:
-            joined[-1] = joined[-1][0] * size, joined[-1][1]
-        else:
-            joined.append((size, stride))
+    joined = _joined(axes)
     if not joined:
         return _ALONE
     if machine.graph is not None:
-        return _listed(_sizes(machine), tuple(joined), num_ranks, stages, True)
-    return _axes_group(_sizes(machine), tuple(joined), num_ranks, stages)
+        return _listed(_sizes(machine), joined, num_ranks, stages, True)
+    return _axes_group(_sizes(machine), joined, num_ranks, stages)
 
 
 def mesh_group(machine: Machine, mesh: Layout, axes: Sequence[str]) -> Group:
@@ -184,18 +179,36 @@ def _nests(domain: int, axes: Axes) -> bool:
     )
 
 
+def _joined(axes: Iterable[tuple[int, int]]) -> Axes:
+    """The same ranks along as few axes as possible, the innermost first."""
+    joined: list[tuple[int, int]] = []
+    for size, stride in sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: axis[1]):
+        if joined and joined[-1][0] * joined[-1][1] == stride:
+            joined[-1] = joined[-1][0] * size, joined[-1][1]
+        else:
+            joined.append((size, stride))
+    return tuple(joined)
+
+
 @lru_cache(maxsize=16_384)
 def _axes_group(sizes: Sizes, axes: Axes, num_ranks: int, stages: tuple[int, int]) -> Group:
-    if not all(_nests(domain, axes) for domain, _ in sizes):
-        return _listed(sizes, axes, num_ranks, stages, False)
+    of_stage = _joined([(stages[1], 1), (num_ranks // (stages[0] * stages[1]), stages[0] * stages[1])])
+    return _regular(sizes, axes, of_stage) or _listed(sizes, axes, num_ranks, stages, False)
+
+
+def _regular(sizes: Sizes, axes: Axes, family: Axes) -> Group | None:
+    """Groups along `axes` of the ranks along `family`, from rank 0 on, in closed form; None where domains cut them
+    unevenly."""
     members = math.prod(size for size, _ in axes)
     tiers: list[Domains] = []
     for domain, shares in sizes:
-        inside = math.prod(min(size, max(1, domain // stride)) for size, stride in axes)
+        if not (_nests(domain, axes) and _nests(domain, family)):
+            return None
+        inside, present = (math.prod(min(size, max(1, domain // stride)) for size, stride in own)
+                           for own in (axes, family))  # fmt: skip
         if inside == members:
             return Group(members, (*tiers, Domains(1, members, members, 0)))
-        of_stage = domain if domain <= stages[1] else max(stages[1], domain // stages[0])
-        sharing = max(1.0, min(of_stage, num_ranks // stages[0]) / inside) if shares else 1.0
+        sharing = max(1.0, present / inside) if shares else 1.0
         tiers.append(Domains(members // inside, inside, inside, inside * (members - inside), sharing))
     raise AssertionError("the last tier joins all devices")
 
@@ -220,11 +233,33 @@ def _listed(sizes: Sizes, axes: Axes, num_ranks: int, stages: tuple[int, int], w
 
 @lru_cache(maxsize=4096)
 def _mesh_group(machine: Machine, mesh: Layout, axes: tuple[str, ...]) -> Group:
-    groups = np.sort(np.array(mesh.groups(axes)), axis=1)
-    if groups.shape[1] == 1:
+    if mesh.size(axes) == 1:
         return _ALONE
-    machine.tier((int(groups.max()),))
-    return _counted(_sizes(machine), groups, machine.graph is not None)
+    machine.tier((max(mesh.rank_list),))
+    if machine.graph is None and (strides := _strides(mesh)) is not None:
+        first, sizes = mesh.rank_list[0], _sizes(machine)
+        family = [(mesh.size((axis,)), stride) for axis, stride in strides.items()]
+        along = _joined((mesh.size((axis,)), strides[axis]) for axis in axes)
+        if all(first % domain == 0 or first // domain == mesh.rank_list[-1] // domain for domain, _ in sizes):
+            moved = tuple((domain if first % domain == 0 else machine.num_devices, out) for domain, out in sizes)
+            if (found := _regular(moved, along, _joined(family))) is not None:
+                return found
+    return _counted(_sizes(machine), np.sort(np.array(mesh.groups(axes)), axis=1), machine.graph is not None)
+
+
+def _strides(mesh: Layout) -> dict[str, int] | None:
+    """Distance of neighbours along every axis, if it is the same everywhere and no axis is inside another."""
+    sizes = [mesh.size((axis,)) for axis in mesh.alias_name]
+    ranks = np.asarray(mesh.rank_list)
+    if math.prod(sizes) != len(ranks):
+        return None
+    table = ranks.reshape(sizes)
+    strides, expected = {}, np.zeros(1, dtype=np.int64)
+    for number, (axis, size) in enumerate(zip(mesh.alias_name, sizes, strict=True)):
+        ahead = tuple(1 if at == number and size > 1 else 0 for at in range(len(sizes)))
+        strides[axis] = int(table[ahead] - ranks[0])
+        expected = (expected[:, None] + strides[axis] * np.arange(size)).ravel()
+    return strides if min(strides.values()) >= 0 and (ranks - ranks[0] == expected).all() else None
 
 
 def _counted(
