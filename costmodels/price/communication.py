@@ -35,12 +35,14 @@ class Carried:
     Args:
         alone_s: seconds from the arrival of its last member, while its siblings are silent.
         together_s: while all of its siblings communicate too and share their ways out of domains.
+        shared_s: (seconds for which one group fills a shared way out, groups that share it), of every tier.
         protocol: that the library takes.
         flows: what goes over which links.
     """
 
     alone_s: float
     together_s: float
+    shared_s: tuple[tuple[float, float], ...]
     protocol: Protocol
     flows: Flows
 
@@ -75,9 +77,10 @@ def carried(model: Collective, links: tuple[Link, ...], group: Group, call: str,
         way = known.get(protocol.algorithm)
         if way is None:
             way = known[protocol.algorithm] = flows(links, group, call, protocol.algorithm, traffic)
-        alone_s, together_s = _seconds(model, links, group, traffic, protocol, way)
+        alone_s, shared_s = _seconds(model, links, group, traffic, protocol, way)
+        together_s = max([alone_s, *(seconds * sharing for seconds, sharing in shared_s)])
         if best is None or together_s < best.together_s:
-            best = Carried(alone_s, together_s, protocol, way)
+            best = Carried(alone_s, together_s, shared_s, protocol, way)
     assert best is not None
     return best
 
@@ -127,11 +130,13 @@ def processor_s(model: Collective, traffic: Traffic) -> float:
 
 def _seconds(
     model: Collective, links: tuple[Link, ...], group: Group, traffic: Traffic, protocol: Protocol, way: Flows
-) -> tuple[float, float]:
-    moved_s = shared_s = 0.0
+) -> tuple[float, tuple[tuple[float, float], ...]]:
+    moved_s, shared_s = 0.0, list[tuple[float, float]]()
     for load in way.loads:
         own_s = load_s(model, links, group, traffic, protocol, load)
-        moved_s, shared_s = max(moved_s, own_s), max(shared_s, load.sharing * own_s)
+        moved_s = max(moved_s, own_s)
+        if load.is_uplink:
+            shared_s.append((own_s, load.sharing))
     step_s = way.near_steps * (model.hop_s + protocol.hop_s + links[0].latency_s)
     for count, tier in way.far_steps:
         step_s += count * (model.hop_s + protocol.cross_s + links[tier].latency_s)
@@ -139,7 +144,7 @@ def _seconds(
     far_steps = sum(count for count, _ in way.far_steps)
     alone_s = start_s(model, protocol, traffic, spans_nodes=group.top > 0) + step_s + moved_s
     alone_s += fill_s(model, protocol, group.members, far_steps, moved_s)
-    return alone_s, max(alone_s, shared_s)
+    return alone_s, tuple(shared_s)
 
 
 def _peers(group: Group, traffic: Traffic, tier: int) -> int:

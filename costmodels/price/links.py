@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from costmodels.machine.machine import Machine
 from costmodels.machine.sections import Collective, Protocol
-from costmodels.price.communication import carried, fill_s, load_s, processor_s, start_s, usable_protocols
+from costmodels.price.communication import Carried, carried, fill_s, load_s, processor_s, start_s, usable_protocols
 from costmodels.price.flows import Load, double_tree_out
 from costmodels.price.group import Group, pair_group
 from costmodels.price.routes import Shape, family, pattern
@@ -60,10 +60,10 @@ def collective_links(machine: Machine, call: str, group: Group, size_bytes: int,
         return Links(0, 0, 0)
     cpu_ps = _ps(machine, processor_s(model, traffic))
     if group.ranks:
-        way = _on_graph(machine, call, group, traffic)
-        return Links(way.alone_ps, way.together_ps, cpu_ps)
-    way_s = carried(model, machine.links, group, call, traffic)
-    return Links(_ps(machine, way_s.alone_s), _ps(machine, way_s.together_s), cpu_ps)
+        found = _on_graph(machine, call, group, traffic)
+        return Links(found.alone_ps, found.together_ps, cpu_ps)
+    way = carried(model, machine.links, group, call, traffic)
+    return Links(_ps(machine, way.alone_s), _together_ps(machine, way), cpu_ps)
 
 
 def transfer_links(
@@ -82,9 +82,7 @@ def transfer_links(
     if traffic.messages == 0:
         return Links(0, 0, 0)
     way = carried(model, machine.links, group, "transfer", traffic)
-    return Links(
-        _ps(machine, way.alone_s), _ps(machine, way.together_s), _ps(machine, processor_s(model, traffic))
-    )  # fmt: skip
+    return Links(_ps(machine, way.alone_s), _together_ps(machine, way), _ps(machine, processor_s(model, traffic)))
 
 
 def pieces_links(machine: Machine, sizes: Mapping[tuple[int, int], int]) -> Links:
@@ -282,6 +280,12 @@ def transfer_on_graph(machine: Machine, pair: tuple[int, int], size_bytes: int) 
     )
     alone_ps = _ps(machine, seconds)
     return Links(alone_ps, alone_ps, _ps(machine, processor_s(model, traffic)))
+
+
+def _together_ps(machine: Machine, way: Carried) -> int:
+    """Whole picoseconds of each group's claims, so that they add up to the price."""
+    claimed = [round(sharing * _ps(machine, seconds)) for seconds, sharing in way.shared_s]
+    return max([_ps(machine, way.alone_s), *claimed])
 
 
 def _ps(machine: Machine, seconds: float) -> int:
