@@ -27,7 +27,7 @@ from simulator.engine.link_change import LinkChange, graph_with
 
 __all__ = ["Network", "Ports"]
 
-_ONE = Fraction(1)
+_PARTS = 2**40
 
 
 class Ports:
@@ -254,8 +254,12 @@ class _Unreachable(Exception):
 
 
 def _shares(needed: Mapping[Hashable, int], work_ps: int) -> Claims:
-    """At most one of each: that a communication alone is slower than its link is a matter of its price."""
-    return tuple((link, min(_ONE, Fraction(own_ps, work_ps))) for link, own_ps in needed.items() if own_ps)
+    """At most one of each: that a communication alone is slower than its link is a matter of its price.
+
+    Shares are whole parts of 2**-40, less than a picosecond in a second off, so that they are added up quickly.
+    """
+    shares = ((link, min(_PARTS, (own_ps * _PARTS + work_ps // 2) // work_ps)) for link, own_ps in needed.items())
+    return tuple((link, Fraction(parts, _PARTS)) for link, parts in shares if parts)
 
 
 def _scaled(link: Link, bandwidth: float, latency: float, ranks: int) -> Link:
