@@ -13,11 +13,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from interop.startup import check_megatron
-from plans.degrees import ORDER, Degrees
+from interop.unstated import check_stated_by
+from plans.degrees import ORDER, Degrees, check
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig
+from plans.model.transformer import TransformerConfig, sizes_of
 
 __all__ = ["megatron_flags", "megatron_text", "read_megatron"]
+
+
+_STATED = frozenset({
+    "dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "virtual", "recompute", "recompute_layers", "zero",
+    "sequence_parallel", "layers", "order",
+})  # fmt: skip
+"""Degrees that Megatron-LM has words for, or that are refused with a reason of their own."""
 
 
 def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
@@ -35,6 +43,8 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
         raise TwofoldError(
             f"Megatron-LM has no schedule {degrees.schedule!r}; plan with --schedule 1f1b or interleaved_1f1b"
         )
+    check(degrees, sizes_of(config))
+    check_stated_by("Megatron-LM", _STATED, degrees)
     check_megatron(degrees, config.seq)
     if config.kv_heads % degrees.tp:  # ValueError of core/transformer/transformer_config.py
         raise TwofoldError(

@@ -11,11 +11,11 @@ import msgspec
 
 from costmodels import Machine
 from interop.statement import Statement, read_statement
-from plans.degrees import Degrees
+from plans.degrees import Degrees, check
+from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, transformer, transformer_config
 from plans.plan import Plan, load_plan
-from search.uniform import uniform_plan
 
 __all__ = ["configuration", "read_plan"]
 
@@ -54,13 +54,8 @@ def read_plan(path: str | os.PathLike[str], machine: Machine) -> tuple[Plan, tup
         return load_plan(path), ()
     statement = read_statement(path)
     config, degrees = configuration(statement, os.fspath(path))
-    plan = uniform_plan(
-        transformer(config, batch_size=degrees.global_batch), machine, dp=degrees.dp, tp=degrees.tp, pp=degrees.pp,
-        cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch, schedule=degrees.schedule,
-        virtual=degrees.virtual, recompute=degrees.recompute, recompute_layers=degrees.recompute_layers,
-        optimizer=degrees.optimizer, sequence_parallel=degrees.sequence_parallel, layers_per_stage=degrees.layers,
-        order=degrees.order,
-    )  # fmt: skip
+    check(degrees, num_devices=machine.num_devices, machine=machine.name)
+    plan = plan_of(degrees, transformer(config, batch_size=degrees.global_batch))
     notes = [f"assumed: {each}" for each in statement.assumed]
     notes += [f"ignored: {', '.join(statement.unread)}"] if statement.unread else []
     if statement.stack not in (None, "twofold"):

@@ -11,9 +11,10 @@ import tomllib
 from typing import Any
 
 from interop.startup import check_torchtitan
-from plans.degrees import ORDER, Degrees
+from interop.unstated import check_stated_by
+from plans.degrees import ORDER, Degrees, check
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig
+from plans.model.transformer import TransformerConfig, sizes_of
 
 __all__ = ["read_torchtitan", "stage_values", "torchtitan_toml"]
 
@@ -65,12 +66,21 @@ def _settings_of(counts: tuple[int, ...]) -> tuple[int, int] | None:
     return min(pairs, key=lambda pair: ((sum(counts) + sum(pair)) % len(counts) > 0, sum(pair), pair), default=None)
 
 
+_STATED = frozenset({
+    "dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "virtual", "recompute", "recompute_layers", "zero",
+    "sequence_parallel", "layers", "order",
+})  # fmt: skip
+"""Degrees that torchtitan has words for, or that are refused with a reason of their own."""
+
+
 def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
     """torchtitan's settings that state the layout, the batch and the recomputing.
 
     Raises:
         TwofoldError: what torchtitan has no setting for, or refuses.
     """
+    check(degrees, sizes_of(config))
+    check_stated_by("torchtitan", _STATED, degrees)
     check_torchtitan(degrees, config.seq)
     _check_expressible(degrees)
     level = degrees.optimizer.parallel_level

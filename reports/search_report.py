@@ -134,7 +134,7 @@ _LAYOUTS = 5
 
 def _operators(found: Answer, operators: Sequence[OperatorCost]) -> Table:
     """A column for the chosen layout and for those of the neighbours, the least loss first."""
-    from search.devices.operators import layout_words
+    from plans.degrees.words import layout_words
 
     lost = {layout_words(each.found.degrees): each for each in found.neighbours[::-1] if each.found is not None}
     chosen = layout_words(found.best.degrees)

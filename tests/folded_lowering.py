@@ -2,10 +2,11 @@
 
 import math
 
+from plans.degrees.groups import mesh_axes
 from plans.layout import Layout
 from plans.lower.collectives import by_collectives
 from plans.lower.symbolic import model_sizes
-from plans.model.transformer import block_strategies, mesh_axes, parts_of, recompute_set, transformer
+from plans.model.transformer import block_strategies, parts_of, recompute_set, transformer
 from plans.operators.attention import heads_first
 from plans.plan import Plan, Stage
 from plans.program import Kind, moved_values

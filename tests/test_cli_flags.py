@@ -10,7 +10,8 @@ import pytest
 
 from twofold.cli import commands
 
-_DEGREES = "dp tp pp cp ep micro-batch schedule virtual recompute recompute-layers zero sequence-parallel order"
+_DEGREES = "dp tp pp cp ep micro-batch schedule virtual recompute recompute-layers zero sequence-parallel order "
+_DEGREES += "bucket-bytes"
 _FACTORS = "bandwidth latency compute memory dispatch"
 _LAUNCH = "steps data emulate dilate out log-dir seed port"
 

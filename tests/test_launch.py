@@ -377,22 +377,6 @@ def test_one_rank_that_raises_ends_all_with_its_error(script, job, env):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("victim", "how"), [("os.getpid()", "by SIGKILL"), ("os.getppid()", r"with its guard, process \d+")],
-    ids=["rank", "guard"],
-)  # fmt: skip
-def test_a_killed_rank_ends_all(victim, how, script, job, env):
-    body = f"""
-        if rank == 2:
-            os.kill({victim}, signal.SIGKILL)
-        hang()
-    """
-    with pytest.raises(RankFailed, match=f"rank 2 was killed {how}"):
-        launch(script(body), num_ranks=3, log_dir=job.log_dir, env=env)
-    assert processes_with(env[TOKEN]) == []
-
-
-@pytest.mark.ranks
 def test_a_killed_guard_is_named_although_others_lost_their_connection_first(script, job, env):
     body = """
         folder = sys.argv[1]
@@ -404,7 +388,7 @@ def test_a_killed_guard_is_named_although_others_lost_their_connection_first(scr
             hang()
         raise ConnectionResetError("reset by peer")
     """
-    with pytest.raises(RankFailed, match="rank 2 was killed with its guard"):
+    with pytest.raises(RankFailed, match=r"rank 2 was killed with its guard, process \d+"):
         launch(script(body), num_ranks=3, args=[str(job.path)], log_dir=job.log_dir, env=env)
 
 
@@ -462,11 +446,9 @@ def test_an_exception_of_the_listener_ends_all(script, job, env):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_the_launcher_is_the_end_of_the_ranks(number, script, job, env):
     code = f"""
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
 from executor.launch.launch import launch
 launch({str(script("hang()"))!r}, num_ranks=2, log_dir={str(job.log_dir)!r})
 """
@@ -474,8 +456,7 @@ launch({str(script("hang()"))!r}, num_ranks=2, log_dir={str(job.log_dir)!r})
     launcher = subprocess.Popen([sys.executable, "-c", code], env=os.environ | env, cwd=root, stderr=subprocess.DEVNULL)
     wait_until(lambda: all(job.stdout(r).exists() and "hanging" in job.stdout(r).read_text() for r in (0, 1)))
     launcher.send_signal(number)
-    status = launcher.wait(PATIENCE_S)
-    assert status == (143 if number == signal.SIGTERM else -number)
+    assert launcher.wait(PATIENCE_S) == (143 if number == signal.SIGTERM else -number)
     if number == signal.SIGKILL:
         wait_until(lambda: not processes_with(env[TOKEN]))  # nobody is left to wait for: the kernel ends them in turn
 
@@ -521,5 +502,5 @@ def test_a_rank_killed_inside_a_gloo_collective_is_the_one_named(script, job, en
         dist.all_reduce(torch.ones(4))
     """
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
-        launch(script(body), num_ranks=3, log_dir=job.log_dir, env=env)
+        launch(script(body), num_ranks=2, log_dir=job.log_dir, env=env)
     assert processes_with(env[TOKEN]) == []

@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 
+from plans.degrees.groups import mesh_axes
 from plans.lower import lower
 from plans.lower.emit import least_bytes
 from plans.lower.stage_bodies import lower_stage
@@ -15,7 +16,6 @@ from plans.lower.symbolic.transformer import _structure, _template
 from plans.model.transformer import (
     TransformerConfig,
     block_strategies,
-    mesh_axes,
     parts_of,
     recompute_set,
     transformer,

@@ -483,7 +483,7 @@ def test_each_dim_alone(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_random_strategies(name):
-    @settings(max_examples=12, derandomize=True, deadline=None, database=None)
+    @settings(max_examples=8, derandomize=True, deadline=None, database=None)
     @given(strategies(name))
     def check(drawn):
         case = OnRanks(name, *drawn)

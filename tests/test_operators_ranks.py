@@ -31,7 +31,7 @@ from search.operators.space import strategies
 
 pytestmark = pytest.mark.ranks
 
-NUM_STEPS = 3
+NUM_STEPS, NUM_PLANS = 2, 3
 MESHES = (Layout((2, 2), ("a", "b")), Layout((4,), ("a",), (1, 3, 0, 2)))
 MODELS = {
     "llama": lambda: LanguageModel(LlamaBlock()),
@@ -98,13 +98,13 @@ def runs(tmp_path_factory):
         np.savez(folder / f"{name}.npz", **InitialParameters(module, 0))
         with pytest.warns(UserWarning, match="aten.triu") if name == "gpt-2" else np.errstate():
             graph = capture(module, inputs(name))
-        for seed in range(4):
+        for seed in range(NUM_PLANS):
             save_plan(random_plan(graph, seed), folder / f"{name}.{seed}.json")
     run_on_ranks(work, 4, folder)
     return folder, modules
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(NUM_PLANS))
 @pytest.mark.parametrize("model", MODELS)
 def test_random_plans_train_as_one_rank_does(runs, model, seed):
     folder, modules = runs

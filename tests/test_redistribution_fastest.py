@@ -52,8 +52,9 @@ def fastest_to_all(
         yield target, min(best.get((target, fetched), np.inf) for fetched in (False, True))
 
 
-@pytest.mark.parametrize("machine", ["h200-x8", "ascend-910b2-x8", "cpu-2core-x8"])
-@pytest.mark.parametrize("shape", [(16, 16), (4096, 8192)])
+@pytest.mark.parametrize(
+    ("machine", "shape"), [("h200-x8", (4096, 8192)), ("ascend-910b2-x8", (16, 16)), ("cpu-2core-x8", (4096, 8192))]
+)
 def test_least_time_is_exact(machine: str, shape: tuple[int, ...]) -> None:
     price = price_on(machine)
     layouts = [each for each in all_layouts(CUBE, 2) if each.is_even(shape)]

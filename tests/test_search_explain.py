@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from costmodels import Machine
+from plans.degrees.words import layout_words
 from plans.model.transformer import Experts, TransformerConfig
 from reports.search_report import explained
 from reports.search_report import search_tables as tables
 from search.devices import Answer, Pins, Problem, solve
 from search.devices.critical import critical_path_s
-from search.devices.operators import OperatorCost, layout_words, operator_costs
+from search.devices.operators import OperatorCost, operator_costs
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.estimate import rates_of
 

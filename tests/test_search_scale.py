@@ -217,9 +217,7 @@ def test_every_bound_holds_for_some_blocks_that_recompute(stack: str, num_dense:
             most = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows, most=True)
             for number in range(0, len(rows), 3):
                 layers, some = frame.choice(rows, number)
-                degrees = asked.degrees(
-                    values_of(mesh, 1, True, "full", shape, level, layers, asked, some)
-                )  # fmt: skip
+                degrees = asked.degrees(values_of(mesh, 1, True, "full", shape, level, layers, some))
                 seen = estimate(asked.config, degrees, asked.machine, stack=asked.stack)
                 own = frame.bounds_s(floor, transfers, together=together)[rows.spread[number]]
                 assert max(own, *(each[number] for each in bounds)) <= seen.step_s * (1 + 1e-9)
@@ -314,7 +312,7 @@ def test_the_smallest_relaxation_does_fit_and_less_does_not() -> None:
         solve(asked.changed(memory_limit_bytes=memory - 1))
 
 
-@pytest.mark.parametrize("stack", ["torch", "torchtitan", "megatron", "megatron-2022"])
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron-2022"])
 def test_every_relaxation_holds_for_what_a_stack_adds(stack: str) -> None:
     asked = problem(
         small(hidden=1024, num_layers=4), num_devices=8, global_batch=16, pins=Pins(dp=2, micro_batch=2),
@@ -386,9 +384,10 @@ def test_the_answer_does_not_hang_on_the_hash_seed() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"global_batch": 2, "pins": Pins(dp=4)}, "cannot feed dp=4"),
+        ({"global_batch": 2, "pins": Pins(dp=4)}, "the next that does is 4"),
         ({"global_batch": 9, "pins": Pins(dp=2)}, "does not divide"),
-        ({"pins": Pins(tp=3)}, "cannot make up 4"),
+        ({"pins": Pins(tp=3)}, "8 query heads cannot be split over tp 3"),
+        ({"pins": Pins(pp=3)}, "cannot make up 4"),
         ({"pins": Pins(tp=2, pp=2, cp=2)}, "cannot make up 4"),
         ({"pins": Pins(ep=2)}, "has no experts"),
         ({"pins": Pins(dp=1, tp=1, pp=1, cp=1)}, "cannot make up 4"),
@@ -412,7 +411,7 @@ def test_bad_questions_are_refused(values: dict[str, object], message: str) -> N
         ({"zero": 4}, "0, 1, 2 and 3"),
         ({"recompute": "some"}, "one of none"),
         ({"schedule": "2f2b"}, "unknown schedule"),
-        ({"schedule": "zb_v", "virtual": 3}, "2 chunk"),
+        ({"schedule": "zb_v", "virtual": 3}, "2 chunks"),
         ({"tp": 0}, "at least 1"),
         ({"recompute_layers": 0}, "at least 1"),
         ({"recompute": "none", "recompute_layers": 1}, "recompute is none"),

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import by_autograd, num_parts, offset
@@ -60,6 +59,8 @@ def _at_the_end(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     grouped = q.shape[-3] != k.shape[-3]
     if rows == keys:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    from torch.nn.attention.bias import causal_lower_right  # it imports the compiler, which takes two seconds
+
     mask = (
         causal_lower_right(rows, keys) if q.dtype.itemsize == 2  # a mask by its kind leaves torch the choice of flash
         else torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril_(keys - rows)

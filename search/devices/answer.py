@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plans.degrees.file import degrees_to_json
 from plans.errors import TwofoldError
 from search.devices.candidate import Found, Refused
 from search.devices.explain import Neighbour
@@ -143,16 +144,7 @@ class Answer:
 
 def degrees_json(degrees: Any) -> dict[str, Any]:
     """Degrees as plain values."""
-    return {
-        "dp": degrees.dp, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
-        "micro_batch": degrees.micro_batch,
-        "micro_batches": degrees.num_micro_batches, "schedule": degrees.schedule, "virtual": degrees.virtual,
-        "sequence_parallel": degrees.sequence_parallel, "recompute": degrees.recompute,
-        "recompute_layers": degrees.recompute_layers,
-        "zero": degrees.optimizer.parallel_level,
-        "layers": None if degrees.layers is None else list(degrees.layers),
-        "order": list(degrees.order),
-    }  # fmt: skip
+    return {**degrees_to_json(degrees), "micro_batches": degrees.num_micro_batches}
 
 
 def found_json(found: Found) -> Mapping[str, Any]:

@@ -6,14 +6,15 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from plans.degrees import Degrees
+from plans.degrees import Degrees, check
+from plans.degrees.rules import unpredicted
 from plans.errors import TwofoldError
+from plans.model.transformer import sizes_of
 from search.devices.answer import Answer, NothingFits
 from search.devices.branch import Branching
 from search.devices.candidate import Found, identity
 from search.devices.physics import physics_s
 from search.devices.problem import Pins, Problem
-from search.devices.space import refusal
 from simulator.forecast import estimate_grid
 
 __all__ = ["BASELINES", "baseline", "usual_candidates"]
@@ -166,16 +167,15 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def _possible(problem: Problem, candidates: Iterable[dict[str, object]]) -> Iterator[Degrees]:
+    sizes = sizes_of(problem.config)
     for values in candidates:
-        tp, cp = int(str(values.get("tp", 1))), int(str(values.get("cp", 1)))
-        if refusal(problem.config, tp=tp, cp=cp, sequence_parallel=bool(values.get("sequence_parallel"))):
-            continue
         try:
             made = problem.degrees(values)
-            made.layers_of(problem.config.num_layers)
+            check(made, sizes)
         except TwofoldError:
             continue
-        yield made
+        if unpredicted(sizes, made.tp, made.sequence_parallel) is None:
+            yield made
 
 
 BASELINES: dict[str, Callable[[Problem], list[Found]]] = {

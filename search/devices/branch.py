@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from plans.degrees import Degrees
@@ -187,8 +187,8 @@ class Branching:
             return
         around: dict[tuple[int, ...], Pins] = {}
         for own in (each.degrees for each in self.found):
-            pins = replace(
-                self.problem.pins, dp=own.dp, cp=own.cp, tp=own.tp, pp=own.pp, ep=own.ep, micro_batch=own.micro_batch,
+            pins = self.problem.pins.changed(
+                dp=own.dp, cp=own.cp, tp=own.tp, pp=own.pp, ep=own.ep, micro_batch=own.micro_batch,
                 order=own.order,
             )  # fmt: skip
             around.setdefault((own.dp, own.cp, own.tp, own.pp, own.ep), pins)

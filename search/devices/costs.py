@@ -7,7 +7,6 @@ also knows the data-parallel width and the optimizer's level: its numbers are th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from costmodels.price.group import Group
 from costmodels.price.instruction import price_transfer
 from plans.degrees import ORDER, Degrees
+from plans.degrees.groups import strides
 from plans.model.transformer import TransformerConfig
 from plans.timeline import PS_PER_S
 from search.devices.problem import Problem
@@ -384,9 +384,8 @@ class Costs:
         if key not in self._transfer:
             chunks = self.plain(inner)
             size = chunks.numbers[chunks.template.pieces["block"].leaves]
-            sizes, stride = {"dp": dp, "tp": inner.tp, "cp": inner.cp, "pp": pp}, 1
-            for axis in itertools.takewhile(lambda each: each != "pp", inner.order or ORDER):
-                stride *= sizes[axis]
+            sizes = {"dp": dp, "tp": inner.tp, "cp": inner.cp, "pp": pp}
+            stride = strides(sizes, inner.order or ORDER)["pp"]
             machine = self.problem.machine
             self._transfer[key] = tuple(
                 price_transfer(machine, rank * stride, (rank + 1) % pp * stride, size, stride).together_ps / PS_PER_S

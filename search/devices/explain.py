@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from costmodels import Machine
-from plans.degrees import Degrees
+from plans.degrees import Degrees, even_layers
 from plans.errors import TwofoldError
 from search.devices.branch import Branching
 from search.devices.candidate import Found, describe
@@ -79,12 +79,7 @@ def neighbours(branching: Branching, best: Found) -> tuple[Neighbour, ...]:
 
 def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
     degrees, count = best.degrees, problem.num_devices
-    base = Pins(
-        dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch,
-        schedule=degrees.schedule, virtual=degrees.virtual, recompute=degrees.recompute,
-        zero=degrees.optimizer.parallel_level, sequence_parallel=degrees.sequence_parallel,
-        recompute_layers=problem.pins.recompute_layers, order=degrees.order,
-    )  # fmt: skip
+    base = Pins(**degrees.values).changed(layers=None, recompute_layers=problem.pins.recompute_layers)
     fixed = problem.pins.given
     for name in ("tp", "cp", "pp"):
         now = getattr(degrees, name)
@@ -102,40 +97,38 @@ def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
                 if name == "pp" or other == "pp":
                     given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
                 anew = ", schedule anew" if "pp" in given else ""
-                yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", replace(base, **given)
+                yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", base.changed(**given)
     mesh = Mesh(degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.ep, degrees.order)
     for order, _ in orders(problem, mesh) if problem.pins.order is None else ():
         if order != degrees.order:
             told = (tuple(axis for axis in each if getattr(degrees, axis) > 1) for each in (degrees.order, order))
-            yield f"order {' -> '.join('-'.join(each) for each in told)}", replace(base, order=order)
+            yield f"order {' -> '.join('-'.join(each) for each in told)}", base.changed(order=order)
     experts = problem.config.experts
     if experts is not None and "ep" not in fixed:
         for value in _beside(degrees.ep, divisors(math.gcd(degrees.dp, experts.num_experts))):
-            yield f"ep {degrees.ep} -> {value}", replace(base, ep=value)
+            yield f"ep {degrees.ep} -> {value}", base.changed(ep=value)
     each = problem.global_batch // degrees.dp
     for value in _beside(degrees.micro_batch, divisors(each)):
         if "micro_batch" not in fixed:
-            yield f"micro-batch {degrees.micro_batch} -> {value}", replace(base, micro_batch=value)
+            yield f"micro-batch {degrees.micro_batch} -> {value}", base.changed(micro_batch=value)
     for shape in shapes(problem, degrees.pp):
         if (shape.schedule, shape.virtual) != (degrees.schedule, degrees.virtual):
             yield (
                 f"{Shape(degrees.schedule, degrees.virtual)} -> {shape}",
-                replace(base, schedule=shape.schedule, virtual=shape.virtual),
+                base.changed(schedule=shape.schedule, virtual=shape.virtual),
             )
     yield from _recompute_changes(problem, degrees, base)
     for level in (0, 1, 2, 3) if problem.pins.zero is None else ():
         if level != degrees.optimizer.parallel_level:
-            yield f"optimizer level {degrees.optimizer.parallel_level} -> {level}", replace(base, zero=level)
+            yield f"optimizer level {degrees.optimizer.parallel_level} -> {level}", base.changed(zero=level)
     if degrees.tp > 1 and problem.pins.sequence_parallel is None:
         yield (
             "without sequence parallel" if degrees.sequence_parallel else "with sequence parallel",
-            replace(base, sequence_parallel=not degrees.sequence_parallel),
+            base.changed(sequence_parallel=not degrees.sequence_parallel),
         )
-    if degrees.layers is not None and problem.pins.layers is None:
-        chunks = len(degrees.layers)
-        whole, rest = divmod(sum(degrees.layers), chunks)
-        even = tuple(whole + (chunk < rest) for chunk in range(chunks))
-        yield "layers spread evenly", replace(base, layers=even)
+    even = even_layers(problem.config.num_layers, degrees.num_chunks)
+    if degrees.layers != even and min(even) and problem.pins.layers is None:
+        yield "layers spread evenly", base.changed(layers=even)
 
 
 def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
@@ -143,17 +136,17 @@ def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterat
     now = f"recompute {degrees.recompute}"
     pinned = problem.pins.recompute_layers is not None
     for mode in recomputes(problem):
-        plain = replace(base, recompute=mode, recompute_layers=None if mode == "none" else base.recompute_layers)
+        plain = base.changed(recompute=mode, recompute_layers=None if mode == "none" else base.recompute_layers)
         if mode != degrees.recompute:
             yield f"{now} -> {mode}", plain
         if mode != "none" and not pinned and (mode != degrees.recompute or degrees.recompute_layers is not None):
-            yield f"{now} -> {mode} in all blocks", replace(plain, recompute_layers=problem.config.num_layers)
+            yield f"{now} -> {mode} in all blocks", plain.changed(recompute_layers=problem.config.num_layers)
     if degrees.recompute_layers is not None and not pinned:
         most = max(degrees.layers_of(problem.config.num_layers))
         for count in (degrees.recompute_layers - 1, degrees.recompute_layers + 1):
             if 0 < count < most:
                 told = f"{now} in {degrees.recompute_layers} -> {count} of a chunk's blocks"
-                yield told, replace(base, recompute_layers=count)
+                yield told, base.changed(recompute_layers=count)
 
 
 def _beside(now: int, values: tuple[int, ...]) -> list[int]:
@@ -249,7 +242,7 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
             for level in levels(problem, mesh)[-2:]:
                 peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
                 layers, some = frame.choice(rows, int(np.argmin(peaks)))
-                values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, problem, some)
+                values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, some)
                 number += 1
                 yield int(np.min(peaks)), number, values
 
@@ -263,7 +256,7 @@ def relaxations(problem: Problem) -> list[Relaxation]:
             Relaxation(what="memory", value=peak, text=f"{_GiB(peak)} per device would do ({describe(least.degrees)})")
         )
     for pin in problem.pins.given:
-        rest = Pins(**{each.name: getattr(problem.pins, each.name) for each in fields(Pins) if each.name != pin})
+        rest = problem.pins.changed(**{pin: None})
         if fits := _fitting(problem, pins=rest):
             given = problem.pins.given[pin]
             found.append(Relaxation(what=pin, value=None, text=f"without {pin}={given} something fits ({_told(fits)})"))

@@ -15,9 +15,10 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from costmodels import Machine
-from costmodels.price.group import Group, axes_group
+from costmodels.price.group import axes_group
 from costmodels.price.instruction import price_collective, price_compute, price_wait
 from plans.degrees import Degrees
+from plans.degrees.groups import rank_groups
 from plans.errors import TwofoldError
 from plans.lower.symbolic import ModelTemplate, ParameterTemplate, PartTemplate, model_sizes, model_template
 from plans.model.graph import itemsize
@@ -149,23 +150,11 @@ class Chunks:
     def groups(self) -> Groups:
         """Members and tiers of the groups inside a stage, of the stage where they are slowest."""
         degrees = self.degrees
-        tp, cp, dp, pp = degrees.strides
-
-        def along(*axes: tuple[int, int]) -> Group:
-            return axes_group(self.machine, axes, degrees.num_ranks, (degrees.pp, pp))
-
-        found = {
-            "tp": along((degrees.tp, tp)), "cp": along((degrees.cp, cp)),
-            "dp": along((degrees.dp, dp), (degrees.cp, cp)),
-            "tp_kv+tp_q": along((degrees.tp, tp)),
-        }  # fmt: skip
-        if degrees.ep > 1:  # neighbours among the data-parallel ranks; cp is 1
-            found["ep"] = along((degrees.ep, dp))
-            found["copies"] = along((degrees.dp // degrees.ep, dp * degrees.ep))
-        if degrees.tp > (heads := self.config.kv_heads):  # every key-value head on several ranks, the inner axis
-            each = degrees.tp // heads
-            found["tp_q"], found["tp_kv"] = along((each, tp)), along((heads, tp * each))
-        return found
+        stages = degrees.pp, degrees.strides[-1]
+        return {
+            name: axes_group(self.machine, axes, degrees.num_ranks, stages)
+            for name, axes in rank_groups(degrees, self.config.kv_heads).items()
+        }
 
     @cached_property
     def lowered(self) -> Lowered | None:

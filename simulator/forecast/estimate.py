@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 from costmodels import Machine
-from plans.degrees import Degrees
+from plans.degrees import Degrees, check
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig
+from plans.model.transformer import TransformerConfig, sizes_of
 from simulator.forecast.action import Rates
 from simulator.forecast.case import Case, Forecast, Pieces, RankKinds, is_split
 from simulator.forecast.chunks import Chunk, Chunks
@@ -41,7 +41,7 @@ def estimate(
         stack: the software that runs it; twofold's executor by default.
 
     Raises:
-        TwofoldError: a machine whose hosts compute, too few devices, sizes that do not divide.
+        TwofoldError: a machine whose hosts compute; what `plans.degrees.check` refuses.
 
     >>> from plans.model.transformer import transformer_config
     >>> degrees = Degrees(dp=16, tp=8, pp=8, micro_batch=1, global_batch=512)
@@ -50,6 +50,7 @@ def estimate(
     True
     """
     check_machine(machine)
+    check(degrees, sizes_of(config), num_devices=machine.num_devices, machine=machine.name)
     schedule, stack = degrees.pipeline, stack or Stack()
     split = is_split(schedule)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from costmodels import Machine
-from plans.degrees import Degrees
-from plans.model.transformer import TransformerConfig
+from plans.degrees import Degrees, check
+from plans.model.transformer import TransformerConfig, sizes_of
 from plans.plan import Optimizer
 from plans.schedules import Schedule
 from simulator.engine.garbage import without_collection
@@ -74,6 +74,7 @@ class _Grid:
 
     def __init__(self, config: TransformerConfig, machine: Machine, stack: Stack) -> None:
         self._config = config
+        self._sizes = sizes_of(config)
         self._machine = machine
         self._stack = stack
         self._optimizers: list[Optimizer] = []
@@ -86,6 +87,7 @@ class _Grid:
 
     def case(self, degrees: Degrees) -> Case:
         """One configuration."""
+        check(degrees, self._sizes, num_devices=self._machine.num_devices, machine=self._machine.name)
         schedule = degrees.pipeline
         split = is_split(schedule)
         shape = (
@@ -101,7 +103,7 @@ class _Grid:
                     lambda each: self._known.setdefault((*shape, each.recompute), {}),
                 )
             )  # fmt: skip
-        spread = (degrees.layers, schedule.placement, degrees.recompute_layers)
+        spread = (degrees.layers_of(self._sizes.num_layers), schedule.placement, degrees.recompute_layers)
         if spread not in self._spreads:
             chunks = chunks_of(self._config, degrees)
             self._spreads[spread] = chunks, RankKinds.of(chunks, schedule)

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from costmodels.machine.machine import Machine
-from plans.degrees import Degrees
-from plans.model.transformer import TransformerConfig
+from plans.degrees import Degrees, check
+from plans.model.transformer import TransformerConfig, sizes_of
 from simulator.forecast.case import Forecast
 from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of, estimate
 from simulator.forecast.step import StepForecast
@@ -33,7 +33,7 @@ def forecast(config: TransformerConfig, degrees: Degrees, machine: Machine, *, s
         stack: the software that runs it; twofold's executor by default.
 
     Raises:
-        TwofoldError: a machine whose hosts compute, too few devices, sizes that do not divide.
+        TwofoldError: a machine whose hosts compute; what `plans.degrees.check` refuses.
 
     >>> from plans.model.transformer import transformer_config
     >>> degrees = Degrees(dp=16, tp=8, pp=8, micro_batch=1, global_batch=512)
@@ -64,6 +64,7 @@ def step_forecast(config: TransformerConfig, degrees: Degrees, machine: Machine)
         TwofoldError: as `forecast`.
     """
     check_machine(machine)
+    check(degrees, sizes_of(config), num_devices=machine.num_devices, machine=machine.name)
 
     def known(each: Degrees) -> dict[tuple[object, ...], Any]:
         return _known(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import tyro
 
+from plans.degrees import DEGREES
 from plans.errors import TwofoldError
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ __all__ = [
     "MachineFactors",
     "MachineOption",
     "Output",
+    "PinOptions",
     "PlanFile",
     "Values",
     "Word",
@@ -27,6 +30,8 @@ __all__ = [
     "flag",
     "given",
 ]
+
+T = TypeVar("T")
 
 PlanFile = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json")]
 Word = Annotated[str, tyro.conf.Positional]
@@ -67,40 +72,50 @@ class MachineOption:
     machine: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DegreeOptions:
-    """How a transformer is spread. `plan` searches what is not given; `predict` takes the value in brackets.
+_FOR_OTHER_MODELS = {
+    "schedule": "; other models: a name, or a file (.csv, .txt) with a row of actions for every pipeline rank [1f1b]",
+    "zero": "; other models: 0 unless given",
+}
+"""What a flag of `twofold plan` means for models that are searched operator by operator."""
+
+
+def _with_flags(*, pinned: bool) -> Callable[[type[T]], type[T]]:
+    """Gives a class of options a flag for every degree, with its meaning as the help.
 
     Args:
-        dp: data-parallel degree [1].
-        tp: tensor-parallel degree [1].
-        pp: pipeline-parallel degree [1].
-        cp: context-parallel degree [1].
-        ep: mixtures of experts: over how many of the data-parallel ranks the experts are split [1].
-        micro_batch: sequences of a micro-batch on one data-parallel rank [1].
-        schedule: of the pipeline [1f1b]. `plan` of other models: a name, or a file (.csv, .txt) with a row of actions
-            for every pipeline rank.
-        virtual: chunks per pipeline rank [1].
-        recompute: none, selective, selective_op or full [none].
-        recompute_layers: how many blocks of every chunk recompute, the first ones [all].
-        zero: optimizer-parallel level, 0 to 3 [0]; 0 in `plan` of other models.
-        stage_layers: blocks of every chunk [spread evenly].
-        order: in which ranks count along the axes, the innermost first [tp cp dp pp].
+        pinned: a flag that is not given is None, instead of the degree's default.
     """
 
-    dp: int | None = None
-    tp: int | None = None
-    pp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    micro_batch: int | None = None
-    schedule: str | None = None
-    virtual: int | None = None
-    recompute: str | None = None
-    recompute_layers: int | None = None
-    zero: int | None = None
-    stage_layers: tuple[int, ...] | None = None
-    order: tuple[str, ...] | None = None
+    def decorate(options: type[T]) -> type[T]:
+        for degree in DEGREES.values():
+            meaning = degree.meaning + (_FOR_OTHER_MODELS.get(degree.name, "") if pinned else "")
+            kind = degree.type | None if pinned else degree.type
+            options.__annotations__[degree.flag] = Annotated[kind, tyro.conf.arg(help=meaning)]
+            setattr(options, degree.flag, None if pinned else degree.default)
+        return dataclass(frozen=True, kw_only=True)(options)
+
+    return decorate
+
+
+@_with_flags(pinned=False)
+class DegreeOptions:
+    """How a transformer is spread: a flag for every degree of `plans.degrees`."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every degree by its name."""
+        return {name: getattr(self, degree.flag) for name, degree in DEGREES.items()}
+
+
+@_with_flags(pinned=True)
+class PinOptions:
+    """How a transformer is spread; what is not given is searched."""
+
+    @property
+    def pins(self) -> dict[str, Any]:
+        """The degrees that are given, by name."""
+        values = {name: getattr(self, degree.flag) for name, degree in DEGREES.items()}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

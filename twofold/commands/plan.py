@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plans.degrees import DEGREES
 from plans.errors import TwofoldError
 from twofold.commands.options import (
-    DegreeOptions,
     MachineOption,
     Output,
+    PinOptions,
     Word,
     check_at_least,
     flag,
@@ -91,7 +92,6 @@ class PlanCommand:
         layers: blocks, instead of the transformer's own.
         method: search; data-parallel, grid or greedy, what one would do without; or operators, a transformer operator
             by operator.
-        sequence_parallel: transformers: fixes whether tp splits the sequence where it splits nothing else.
         stack: transformers: the software that runs it: twofold, torch, torch-compile, megatron or megatron-2022.
         memory: limit per device, such as 25GB.
         time_limit: seconds after which the best so far is taken.
@@ -104,22 +104,13 @@ class PlanCommand:
     seq: int | None = None
     layers: int | None = None
     method: str = "search"
-    sequence_parallel: bool | None = None
     stack: str = "twofold"
     memory: str | None = None
     time_limit: float | None = None
-    degrees: DegreeOptions = field(default_factory=DegreeOptions)
+    degrees: PinOptions = field(default_factory=PinOptions)
     operators: OperatorOptions = field(default_factory=OperatorOptions)
     result: ResultOptions = field(default_factory=ResultOptions)
     output: Output = field(default_factory=Output)
-
-    @property
-    def pins(self) -> dict[str, Any]:
-        """The degrees that are given, as `search.devices.Pins` takes them."""
-        pins = given(self.degrees)
-        if "stage_layers" in pins:
-            pins["layers"] = pins.pop("stage_layers")
-        return pins | ({} if self.sequence_parallel is None else {"sequence_parallel": self.sequence_parallel})
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Search in degrees or operator by operator, show and save."""
@@ -135,8 +126,7 @@ class PlanCommand:
         if self.time_limit is not None and not self.time_limit > 0:
             raise TwofoldError(f"--time-limit {self.time_limit}: it is a number of seconds above 0")
         if self.method == _BY_OPERATORS or ":" in self.model or not machine.host_async:
-            others = replace(self.degrees, schedule=None, zero=None)
-            only = [*given(others), *(["sequence_parallel"] if self.sequence_parallel is not None else [])]
+            only = [DEGREES[name].flag for name in self.degrees.pins if name not in ("schedule", "zero")]
             only += ["export"] if self.result.export else []
             if only:
                 raise TwofoldError(
@@ -204,7 +194,7 @@ def _problem(options: PlanCommand, machine: Machine) -> Problem:
     return Problem(
         config=transformer_config(options.model, seq=options.seq, num_layers=options.layers), machine=machine,
         num_devices=count, global_batch=count if options.global_batch is None else options.global_batch,
-        pins=Pins(**options.pins), stack=stack_named(options.stack),
+        pins=Pins(**options.degrees.pins), stack=stack_named(options.stack),
         memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
     )  # fmt: skip
 
@@ -309,9 +299,9 @@ def _plan_operators(options: PlanCommand, machine: Machine, say: Console) -> dic
             num_stages=unless if operators.stages is None else operators.stages,
             num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
             time_limit_s=options.time_limit, on_progress=say.note,
-            schedule=schedule_text(options.degrees.schedule or "1f1b"), recompute=recompute,
+            schedule=schedule_text(options.degrees.pins.get("schedule", "1f1b")), recompute=recompute,
             global_batch=options.global_batch, top_k=result.top_k or _SHOWN,
-            optimizer=Optimizer(settings={"lr": operators.lr}, parallel_level=options.degrees.zero or 0),
+            optimizer=Optimizer(settings={"lr": operators.lr}, parallel_level=options.degrees.pins.get("zero", 0)),
             memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
         )  # fmt: skip
     path = save_plan(plans.best, result.out)

@@ -26,7 +26,6 @@ class Predict:
         global_batch: sequences of a step; one micro-batch per data-parallel and pipeline rank by default.
         seq: tokens of a sequence; the model's by default.
         layers: blocks; the model's by default.
-        sequence_parallel: split the sequence over tp between the tensor-parallel products.
         mixed_precision: float32 gradients, master weights and optimizer states beside half-precision weights.
         stack: the software that runs it: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
             torchtitan-compile, torchtitan-async, megatron, megatron-2022 or zero-bubble.
@@ -37,7 +36,6 @@ class Predict:
     global_batch: int | None = None
     seq: int | None = None
     layers: int | None = None
-    sequence_parallel: bool = False
     mixed_precision: bool = True
     stack: str = "twofold"
     degrees: DegreeOptions = field(default_factory=DegreeOptions)
@@ -57,20 +55,12 @@ class Predict:
         from plans.degrees import Degrees
         from plans.plan import Optimizer
 
-        stated = given(self.degrees)
-        level = stated.pop("zero", 0)
-        if "stage_layers" in stated:
-            stated["layers"] = stated.pop("stage_layers")
-        wide = "float32" if self.mixed_precision and config.dtype in ("bfloat16", "float16") else None
-        batch = self.global_batch
+        values, batch = self.degrees.values, self.global_batch
         if batch is None:
-            batch = stated.get("dp", 1) * stated.get("micro_batch", 1) * stated.get("pp", 1)
-        return Degrees(
-            **stated, global_batch=batch, sequence_parallel=self.sequence_parallel,
-            optimizer=Optimizer(
-                kind="adamw", settings={"lr": 1e-4}, parallel_level=level, gradient_dtype=wide, master_dtype=wide
-            ),
-        )  # fmt: skip
+            batch = values["dp"] * values["micro_batch"] * values["pp"]
+        wide = "float32" if self.mixed_precision and config.dtype in ("bfloat16", "float16") else None
+        optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, gradient_dtype=wide, master_dtype=wide)
+        return Degrees.of(values, global_batch=batch, optimizer=optimizer)
 
     def _machine(self) -> Machine:
         """The machine, changed by the factors."""

@@ -243,10 +243,5 @@ def _recost(path: str, machine: Machine, options: RecostOptions, say: Console) -
         say.say(f"assumed: {each}")
     if statement.unread:
         say.say(f"ignored: {', '.join(statement.unread)}")
-    if degrees.num_ranks > machine.num_devices:
-        raise TwofoldError(
-            f"{path} is for {degrees.num_ranks} ranks, machine {machine.name!r} has {machine.num_devices} devices; "
-            "name a larger one with --machine"
-        )
     stack = stack_named(options.stack or statement.stack or "twofold")
     return show_forecast(config, degrees, machine, stack, say)

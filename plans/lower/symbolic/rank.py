@@ -206,9 +206,16 @@ class _RankLowering:
         outputs = (cell.writes,) if cell.writes else ()
         return Instruction(
             name=f"{use.piece}{use.block}#{at}", kind=Kind.COMPUTE, call="cell", part=cell.part, outputs=outputs,
-            operator=renamed(self.outline.pieces[use.kind].operators[0].name, use.block) if cell.operator else "",
+            operator=renamed(self._known(use, cell.operator), use.block) if cell.operator else "",
             inputs=tuple([self._named(name, use) for name in cell.reads]),
         )  # fmt: skip
+
+    def _known(self, use: PieceUse, operator: str) -> str:
+        """An operator of the outline that is in the block of a template's operator."""
+        operators = self.outline.pieces[use.kind].operators
+        if use.block is None:
+            return next((each.name for each in operators if operator.startswith(each.module)), operators[0].name)
+        return operators[0].name
 
     def _backward(self, chunk: Sequence[PieceUse], reduction: Reduction, split: bool) -> list[_Skeleton]:
         uses: dict[str, int] = {}

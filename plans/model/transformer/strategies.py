@@ -20,119 +20,16 @@ With more ranks of tp than heads of keys and values, tp is two axes: "tp_kv" spl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from plans.degrees.groups import MeshAxes
 from plans.errors import TwofoldError
-from plans.layout import DimAxes, Layout
+from plans.layout import DimAxes
 from plans.model.graph import Graph
 from plans.model.transformer.parts import is_transformer
 from plans.plan import Strategy
 
-__all__ = ["MeshAxes", "block_strategies", "check_degrees", "mesh_axes"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshAxes:
-    """The roles of the axes of a stage's mesh; axes of size 1 are omitted.
-
-    Args:
-        names: of all axes, the outermost first.
-        sizes: of them.
-        dp, cp, tp: data, context and tensor parallel.
-        kv: those of tp that split the heads of keys and values.
-        ep: those of dp that split the experts.
-    """
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    dp: DimAxes = ()
-    cp: DimAxes = ()
-    tp: DimAxes = ()
-    kv: DimAxes = ()
-    ep: DimAxes = ()
-
-    def mesh(self, ranks: Sequence[int] | None = None) -> Layout:
-        """The mesh of a stage on `ranks` (0, 1, 2, ... by default): dp outermost, tp innermost."""
-        return Layout(self.sizes, self.names, ranks)
-
-
-def mesh_axes(*, dp: int = 1, cp: int = 1, tp: int = 1, num_kv_heads: int | None = None, ep: int = 1) -> MeshAxes:
-    """The axes for these degrees, dp outermost, then ep (a part of dp), cp, and tp.
-
-    Raises:
-        TwofoldError: an ep that does not divide dp.
-
-    >>> axes = mesh_axes(dp=2, tp=4, num_kv_heads=2)
-    >>> axes.names, axes.sizes, axes.tp, axes.kv
-    (('dp', 'tp_kv', 'tp_q'), (2, 2, 2), ('tp_kv', 'tp_q'), ('tp_kv',))
-    """
-    if ep < 1 or dp % ep:
-        raise TwofoldError(f"experts are split over a part of the data-parallel ranks: ep {ep} must divide dp {dp}")
-    axes = [("dp", dp)] if ep == 1 else [("dp", dp // ep), ("ep", ep)]
-    samples: DimAxes = tuple(name for name, size in axes if size > 1)
-    if cp > 1:
-        axes.append(("cp", cp))
-    if num_kv_heads is not None and num_kv_heads > 1 and tp > num_kv_heads and tp % num_kv_heads == 0:
-        axes += [("tp_kv", num_kv_heads), ("tp_q", tp // num_kv_heads)]
-        tensor: DimAxes = ("tp_kv", "tp_q")
-        kv: DimAxes = ("tp_kv",)
-    else:
-        axes.append(("tp", tp))
-        tensor = ("tp",) if tp > 1 else ()
-        kv = () if num_kv_heads == 1 else tensor
-    return MeshAxes(
-        names=tuple(name for name, _ in axes), sizes=tuple(size for _, size in axes),
-        dp=samples, cp=("cp",) if cp > 1 else (), tp=tensor, kv=kv, ep=("ep",) if ep > 1 else (),
-    )  # fmt: skip
-
-
-def check_degrees(graph: Graph, *, cp: int, tp: int, sequence_parallel: bool, ep: int = 1) -> None:
-    """Refuse degrees that the transformer's sizes cannot be cut by.
-
-    Raises:
-        TwofoldError: heads, inner size, vocabulary or sequence that do not divide.
-    """
-    seq = graph.tensors["tokens"].shape[1]
-    core = graph.tensors["layers.0.attention.core.out"].shape
-    num_heads, kv_heads = core[2], graph.tensors["layers.0.attention.k_heads.out"].shape[2]
-    vocab = graph.tensors["tok_embeddings.weight"].shape[0]
-    for what, size, count in (
-        ("query heads", num_heads, tp), ("tokens of a sample", seq, cp * (tp if sequence_parallel else 1))
-    ):  # fmt: skip
-        if size % count:
-            degrees = f"cp {cp} x tp {tp}" if what.startswith("tokens") and sequence_parallel and cp > 1 else (
-                f"cp {cp}" if what.startswith("tokens") and not sequence_parallel else f"tp {tp}"
-            )  # fmt: skip
-            raise TwofoldError(f"{graph.name}: {size} {what} cannot be split over {degrees}: {size} % {count} != 0")
-    if kv_heads % tp and tp % kv_heads:
-        raise TwofoldError(
-            f"{graph.name}: {kv_heads} heads of keys and values and tp {tp}: one must be a multiple of the other"
-        )
-    if vocab % tp:
-        padded = -(-vocab // (128 * tp)) * 128 * tp
-        raise TwofoldError(
-            f"{graph.name}: a vocabulary of {vocab} cannot be split over tp {tp}: {vocab} % {tp} != 0; pad it, as "
-            f"Megatron-LM does: dataclasses.replace(config, vocab={padded})"
-        )
-    routers = [name for name in graph.tensors if name.endswith(".router.weight")]
-    if ep > 1 and not routers:
-        raise TwofoldError(f"{graph.name} has no experts that ep {ep} could split")
-    if routers and (num_experts := graph.tensors[routers[0]].shape[0]) % ep:
-        raise TwofoldError(
-            f"{graph.name}: {num_experts} experts cannot be split over ep {ep}: {num_experts} % {ep} != 0"
-        )
-    if routers and cp > 1:
-        raise TwofoldError(f"{graph.name}: experts take whole samples, which cp {cp} splits; take cp 1")
-    wide = [tensor for name, tensor in graph.tensors.items() if name.endswith(".experts.w1.weight")]
-    if wide and wide[0].shape[2] % tp:
-        size = wide[0].shape[2]
-        raise TwofoldError(f"{graph.name}: experts of {size} cannot be split over tp {tp}: {size} % {tp} != 0")
-    inner = graph.tensors.get("layers.0.feed_forward.w1.weight")
-    if inner is not None and inner.shape[0] % tp:
-        size = inner.shape[0]
-        raise TwofoldError(f"{graph.name}: an MLP of {size} cannot be split over tp {tp}: {size} % {tp} != 0")
+__all__ = ["block_strategies"]
 
 
 def block_strategies(graph: Graph, axes: MeshAxes, *, sequence_parallel: bool = False) -> dict[str, Strategy]:
@@ -141,6 +38,7 @@ def block_strategies(graph: Graph, axes: MeshAxes, *, sequence_parallel: bool = 
     Raises:
         TwofoldError: a graph that `transformer` did not build.
 
+    >>> from plans.degrees.groups import mesh_axes
     >>> from plans.model.transformer import transformer
     >>> found = block_strategies(transformer("llama-2-7b", num_layers=1), mesh_axes(dp=2, tp=4), sequence_parallel=True)
     >>> found["layers.0.attention.wo"].dims, found["layers.0.ffn_norm"].dims
