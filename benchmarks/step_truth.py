@@ -41,7 +41,7 @@ def predictions(plans: dict[str, Plan], device: Device | Machine) -> list[dict[s
     """One row per plan: step time with its interval, and peak memory."""
     rows, first = [], step_plans()
     for name, plan in plans.items():
-        timeline = simulate(plan, device if isinstance(device, Machine) else device.machine(plan.num_ranks))
+        timeline = simulate(plan, device if isinstance(device, Machine) else Machine.of_device(device, plan.num_ranks))
         rows.append({
             "plan": name, "ranks": plan.num_ranks, "new": name not in first, "step_s": timeline.step_interval_s,
             "low_s": timeline.low_s, "high_s": timeline.high_s, "peak_bytes": timeline.peak_bytes,

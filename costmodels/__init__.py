@@ -1,7 +1,7 @@
 """Seconds and bytes of every instruction on a machine (floor 2).
 
 `machine` is the machine file (its parts in `compute` and `sections`), `catalogue` makes machines of shipped devices,
-`price` turns an instruction into picoseconds, by the forms of `compute`, `communication` and `traffic`. `points` are
+`price` turns an instruction into picoseconds, by the forms of `compute`, `communication` and `flows`. `points` are
 raw measurements; the `fit*` modules and `cpu` make a machine of them, `carry` takes figures over to devices that were
 never measured, `probe` sets a machine's overall factor and interval from programs that were run and simulated,
 `interval` makes the interval of a step from those of its instructions.
@@ -16,9 +16,9 @@ from costmodels.fit.points import Point, load_points, save_points
 from costmodels.fit.probe import ProbeFit, fit_probe, with_probe
 from costmodels.interval import price_interval, step_interval
 from costmodels.machine.machine import Machine, shipped_machines
+from costmodels.price.group import Group, axes_group, mesh_group, ranks_group
 from costmodels.price.instruction import (
     Cost,
-    mesh_tiers,
     overlap_class,
     price,
     price_collective,
@@ -32,13 +32,15 @@ from costmodels.price.instruction import (
 __all__ = [
     "Calibration",
     "Cost",
+    "Group",
     "Machine",
     "Point",
     "ProbeFit",
+    "axes_group",
     "fit_cpu_machine",
     "fit_probe",
     "load_points",
-    "mesh_tiers",
+    "mesh_group",
     "overlap_class",
     "price",
     "price_collective",
@@ -48,6 +50,7 @@ __all__ = [
     "price_step",
     "price_transfer",
     "price_wait",
+    "ranks_group",
     "save_points",
     "shipped_machines",
     "step_interval",

@@ -11,9 +11,10 @@ from costmodels.fit.points import Point
 from costmodels.fit.predict import Predicted, library_of
 from costmodels.machine.catalogue import Device
 from costmodels.machine.sections import COLLECTIVES
-from costmodels.price.communication import route, wire_s
+from costmodels.price.communication import wire_s
 from costmodels.price.compute import matrix_s
-from costmodels.price.traffic import Traffic, collective_traffic
+from costmodels.price.group import first_group
+from costmodels.price.traffic import Traffic, collective_traffic, transfer_traffic
 from plans.model.graph import itemsize
 from reports.calibration_picture import Series, log_picture, map_picture
 from reports.svg import Picture
@@ -174,7 +175,7 @@ def collective_pictures(fit: DeviceFit) -> list[Drawing]:
             for at in range(81):
                 size = int(low * (high / low) ** (at / 80))
                 moved = _moved(call, ranks, size, library)
-                seconds = wire_s(device.collectives[call], moved, ranks, route(device.node, 0, 1, ranks, ranks - 1))
+                seconds = wire_s(device.collectives[call], device.node, first_group(device.node, ranks), call, moved)
                 curve.append((float(size), moved.moved_bytes / seconds / 1e9))
             name = f"{ranks} ranks" if call != "transfer" else "one way"
             series.append(_series(name, these, partial(_sent, call, ranks, library), curve))
@@ -198,7 +199,7 @@ def _sent(call: str, ranks: int, library: str, point: Point) -> tuple[float, flo
 
 def _moved(call: str, ranks: int, size: int, library: str) -> Traffic:
     if call == "transfer":
-        return Traffic(messages=1, hops=1, moved_bytes=size, size_bytes=size)
+        return transfer_traffic(1, size)
     return collective_traffic(call, ranks, size, 2, library)
 
 

@@ -48,10 +48,10 @@ def simulate(
         num_steps: steps, back to back; step time, bubble and memory are those of the last.
         what_if: what is to be different; checkpoints and failures change no step (`outcome` says what they cost).
         with_memory: whether to follow the memory too.
-        fold_ranks: simulate equal ranks once, as programs of many thousand ranks need (`run_program`). Ports and
-            uplinks are then taken as wide enough for all that goes over them together, unless `what_if` changes links:
-            up to 0.2 % too fast in schedules with several chunks per rank, more where a rank sends several large
-            tensors at once.
+        fold_ranks: simulate equal ranks once, as programs of many thousand ranks need (`run_program`). Unless `what_if`
+            changes links, a collective then shares uplinks with its sibling groups, and ports and uplinks are taken as
+            wide enough for what else goes over them: up to 0.2 % too fast in schedules with several chunks per rank,
+            more where a rank sends several large tensors at once.
 
     Returns:
         the timeline with memory; `low_s` and `high_s` are the machine's interval around `step_interval_s`. Peaks hold
@@ -79,9 +79,10 @@ def simulate(
     machine = what_if.machine(machine)
     check_program(program, between_ranks=not fold_ranks)  # of many ranks the folded program is checked as it runs
     network = Network(machine, program, what_if.links)
+    own = _cost_on(machine, machine, num_ranks)
     timeline = run_program(
         program,
-        _cost_on(machine, machine, num_ranks),
+        _together(own) if fold_ranks and not what_if.links else own,
         num_steps=num_steps,
         node_of=lambda rank: rank // machine.devices_per_node,
         cores_per_node=None if machine.host_async else machine.cores_per_node,
@@ -181,6 +182,17 @@ def _cost_on(device: Machine, machine: Machine, num_ranks: int) -> CostOf:
         )
 
     return cost_of
+
+
+def _together(cost_of: CostOf) -> CostOf:
+    """Prices of communication while all sibling groups communicate too."""
+
+    def together(instruction: Instruction, group: GroupProgram) -> Cost:
+        cost = cost_of(instruction, group)
+        assert isinstance(cost, Cost)
+        return replace(cost, work_ps=cost.together_ps) if cost.waiting_ps else cost
+
+    return together
 
 
 def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[int, CostOf]:

@@ -4,7 +4,7 @@ import re
 import msgspec
 import pytest
 
-from costmodels import Machine, price_collective, price_transfer
+from costmodels import Machine, axes_group, price_collective, price_transfer
 from costmodels.fit.transfer_calibration import CARRIED, anchored, carried
 from costmodels.machine.catalogue import device_names, known_names, load_device
 from costmodels.price.compute import Compute, matrix_s
@@ -155,7 +155,7 @@ def test_an_anchored_form_gives_the_cited_rate():
 @pytest.mark.parametrize(("name", "bus_Bps", "tolerance"), [("a100-80gb", 235e9, 0.02), ("h100-sxm", 480e9, 0.03)])
 def test_large_all_reduces_of_a_node_reach_the_cited_bus_bandwidth(name, bus_Bps, tolerance):
     machine, size = Machine.load(f"{name}-x8"), 8 * 2**30
-    seconds = price_collective(machine, "all_reduce", 8, size, 2, (0, 1)).work_ps / 1e12
+    seconds = price_collective(machine, "all_reduce", axes_group(machine, [(8, 1)], 8), size, 2).work_ps / 1e12
     assert 2 * 7 / 8 * size / seconds == pytest.approx(bus_Bps, rel=tolerance)
 
 
@@ -164,8 +164,8 @@ def test_nodes_are_joined_by_their_cards():
     alone = price_transfer(machine, 0, 8, size).work_ps
     assert size / (alone / 1e12) < 50e9 < size / (price_transfer(machine, 0, 1, size).work_ps / 1e12)
     # one member in each node has one card, eight members have eight
-    one = price_collective(machine, "all_gather", 8, size, 2, (1, 1)).work_ps
-    eight = price_collective(machine, "all_gather", 64, size, 2, (1, 8)).work_ps
+    one = price_collective(machine, "all_gather", axes_group(machine, [(8, 8)], 64), size, 2).work_ps
+    eight = price_collective(machine, "all_gather", axes_group(machine, [(64, 1)], 64), size, 2).work_ps
     assert one > 4 * eight
 
 

@@ -5,6 +5,7 @@ import sys
 import msgspec
 import pytest
 
+from costmodels import axes_group
 from costmodels.machine.machine import COLLECTIVES, DISPATCH_CLASSES, Collective, Compute, Interval, Link, Machine
 from costmodels.price.instruction import (
     Cost,
@@ -256,8 +257,8 @@ def test_a_dtype_without_a_rate_names_those_that_have_one():
 
 
 def test_an_unknown_collective():
-    with pytest.raises(TwofoldError, match="broadcast"):
-        price(collective("broadcast", 4), GROUP, machine(), 8)
+    with pytest.raises(TwofoldError, match="scan"):
+        price(collective("scan", 4), GROUP, machine(), 8)
 
 
 def test_pricing_imports_neither_torch_nor_scipy():
@@ -269,6 +270,7 @@ def test_pricing_imports_neither_torch_nor_scipy():
 def test_an_all_to_all_across_nodes_leaves_by_the_own_link_of_every_member(members, together):
     of = Machine.load("h100-sxm-x2048")
     far = of.links[1]
-    cost = price_collective(of, "all_to_all", members, 2**30, 2, (1, together))
+    group = axes_group(of, [(members, 1 if together == 8 else 8)], members * (1 if together == 8 else 8))
+    cost = price_collective(of, "all_to_all", group, 2**30, 2)
     least_s = 2**30 * (members - together) / members / (far.bandwidth_Bps * (far.reached_fraction or 1.0))
     assert least_s <= cost.work_ps / 1e12 <= 1.25 * least_s

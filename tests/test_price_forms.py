@@ -16,9 +16,11 @@ from costmodels.fit.points import Point
 from costmodels.fit.predict import predict_points, scoreboard
 from costmodels.interval import class_seconds, dispatch_seconds
 from costmodels.machine.catalogue import load_device
-from costmodels.machine.sections import Collective, Interval, Link, Overlap, Protocol
-from costmodels.price.communication import route, wire_s
+from costmodels.machine.links import Link
+from costmodels.machine.sections import Collective, Interval, Overlap, Protocol
+from costmodels.price.communication import wire_s
 from costmodels.price.compute import Attention, Compute, attention_s, matrix_s, memory_s
+from costmodels.price.group import first_group
 from costmodels.price.size_table import SizeTable, fit_size_table, knot_shapes, knot_weights
 from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_tiled_s, tiled_s
 from costmodels.price.traffic import collective_traffic
@@ -205,28 +207,29 @@ def test_the_fastest_protocol_is_taken():
     low = Protocol(name="LL", start_s=5e-6, hop_s=1e-6, share=0.25)
     high = Protocol(name="Simple", start_s=9e-6, hop_s=3e-6)
     both = Collective(protocols=(low, high))
-    way = route(LINKS, 0, 1, 4, 3)
+    group = first_group(LINKS, 4)
     for size in (1024, 10**6, 10**9):
         traffic = collective_traffic("all_gather", 4, size)
-        alone = [wire_s(Collective(protocols=(each,)), traffic, 4, way) for each in (low, high)]
-        assert wire_s(both, traffic, 4, way) == min(alone)
-    assert wire_s(Collective(protocols=(low,)), collective_traffic("all_gather", 4, 1024), 4, way) == pytest.approx(
-        5e-6 + 3 * 1e-6 + 768 / 1e11
-    )
+        alone = [wire_s(Collective(protocols=(each,)), LINKS, group, "all_gather", traffic) for each in (low, high)]
+        assert wire_s(both, LINKS, group, "all_gather", traffic) == min(alone)
+    assert wire_s(
+        Collective(protocols=(low,)), LINKS, group, "all_gather", collective_traffic("all_gather", 4, 1024)
+    ) == pytest.approx(5e-6 + 3 * 1e-6 + 768 / 1e11)
 
 
 def test_trees_win_on_many_nodes_for_small_messages():
     links = (*LINKS, Link(name="b", ranks=1024, latency_s=0.0, bandwidth_Bps=5e10))
     ring = Protocol(name="ring", hop_s=1e-6, cross_s=4e-6)
     tree = Protocol(name="tree", algorithm="tree", hop_s=1e-6, cross_s=8e-6, share=0.9)
-    way = route(links, 1, 8, 1024, 1023)
+    group = first_group(links, 1024)
     traffic = collective_traffic("all_reduce", 1024, 65_536)
-    by = {each.name: wire_s(Collective(protocols=(each,)), traffic, 1024, way) for each in (ring, tree)}
+    by = {
+        each.name: wire_s(Collective(protocols=(each,)), links, group, "all_reduce", traffic) for each in (ring, tree)
+    }
     assert by["tree"] < by["ring"] / 5
     large = collective_traffic("all_reduce", 1024, 2**33)
-    assert wire_s(Collective(protocols=(ring,)), large, 1024, way) < wire_s(
-        Collective(protocols=(tree,)), large, 1024, way
-    )
+    slow, fast = (wire_s(Collective(protocols=(each,)), links, group, "all_reduce", large) for each in (tree, ring))
+    assert fast < slow
 
 
 @pytest.fixture
@@ -337,8 +340,8 @@ def test_small_messages_of_a_host_are_left_out_where_launches_were_recorded(poin
 
 
 def test_chunks_cost_the_root_of_what_is_moved():
-    way, traffic = route(LINKS, 0, 1, 2, 1), collective_traffic("all_gather", 2, 2 * 10**9)
-    plain_s, chunked_s = (wire_s(Collective(chunk_s=each), traffic, 2, way) for each in (0.0, 4e-6))
+    group, traffic = first_group(LINKS, 2), collective_traffic("all_gather", 2, 2 * 10**9)
+    plain_s, chunked_s = (wire_s(Collective(chunk_s=each), LINKS, group, "all_gather", traffic) for each in (0.0, 4e-6))
     assert chunked_s - plain_s == pytest.approx(2 * math.sqrt(4e-6 * plain_s))
 
 

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 from folded_lowering import check_template, small_plan
 
-from costmodels import Machine
+from costmodels import Machine, axes_group
 from costmodels.fit.points import load_points
-from costmodels.price.tiers import group_tiers
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
@@ -172,7 +171,8 @@ def test_tiers_of_regular_groups_are_those_of_their_ranks(size, stride, count):
     fewest = (
         min(min(sum(r // below == m // below for r in members) for m in members) for members in groups) if tier else 1
     )
-    assert group_tiers(machine, size, stride, count) == (tier, fewest)
+    group = axes_group(machine, [(size, stride)], count)
+    assert (group.top, group.together) == (tier, fewest)
 
 
 def test_data_parallel_width_does_not_change_the_compute():

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from costmodels import Machine
-from costmodels.price.tiers import axes_tiers
+from costmodels import Machine, axes_group
 from plans.degrees import ORDER, Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import Experts, TransformerConfig, transformer
@@ -81,8 +80,8 @@ def test_tiers_of_groups_along_several_axes_are_those_of_their_ranks(
         min(sum(rank // below == node for rank in own) for node in {rank // below for rank in own})
         for own in groups.values()
     )  # fmt: skip
-    found = axes_tiers(asked, [(sizes[axis], strides[axis]) for axis in axes], count)
-    assert found == ((tier, fewest) if tier else (0, 1))
+    found = axes_group(asked, [(sizes[axis], strides[axis]) for axis in axes], count)
+    assert (found.top, found.together) == ((tier, fewest) if tier else (0, 1))
 
 
 @pytest.mark.parametrize(

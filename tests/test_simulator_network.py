@@ -1,8 +1,14 @@
-"""Links in tiers: shared ports and uplinks, degraded and failed links, by hand."""
+"""Links in tiers and graphs: shared ports and uplinks, degraded and failed links, by hand."""
 
+import itertools
+import math
+
+import msgspec
 import pytest
 from small_machine import GB, small_machine
 
+from costmodels import mesh_group, price_collective
+from costmodels.machine.topologies import torus
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
@@ -187,6 +193,96 @@ def test_a_rank_that_cannot_be_reached_is_named_before_simulating():
     inside = Ranks(8)
     inside.transfer([(4, 5)], 10**8)
     simulate(inside.program(), small_machine(), what_if=failed)  # does not use it
+
+
+def test_a_failed_first_tier_leaves_the_uplink_to_the_next_one():
+    ranks = Ranks(8)
+    ranks.transfer([(2, 3)], 10**8)
+    failed = WhatIf(links=(LinkChange(tier="node", ranks=(2,), failed=True),))
+    assert set(ends(ranks, small_machine(uplink_Bps=20 * GB), what_if=failed).values()) == {10 * MS}
+
+
+def ring_machine(number: int):
+    """Devices in one ring of 10 GB/s."""
+    plain = small_machine(number)
+    return small_machine(
+        number, links=(), graph=torus((number,), 10 * GB), devices_per_node=1, collectives=plain.collectives
+    )
+
+
+def test_transfers_on_a_graph_share_the_links_of_their_routes():
+    ranks = Ranks(8)
+    ranks.transfer([(0, 2)], 10**8)
+    ranks.transfer([(1, 3)], 10**8)  # both over 1 - 2
+    ranks.transfer([(5, 4)], 10**8)
+    found = ends(ranks, ring_machine(8))
+    assert [found[f"meet/n{number}.recv"] // MS for number in (1, 2, 3)] == [20, 20, 10]
+
+
+def test_a_failed_wire_of_a_graph_sends_bytes_the_other_way_round():
+    ranks = Ranks(4)
+    ranks.transfer([(0, 1)], 10**8)
+    ranks.transfer([(3, 2)], 10**8)
+    machine = ring_machine(4)
+    assert set(ends(ranks, machine).values()) == {10 * MS}
+    change = LinkChange.parse("torus:0~1:failed")  # 0, 3, 2, 1 shares 3 - 2 with the other
+    assert set(ends(ranks, machine, what_if=WhatIf(links=(change,))).values()) == {20 * MS}
+    slow = LinkChange.parse("torus:3:bandwidth=0.5")
+    found = ends(ranks, machine, what_if=WhatIf(links=(slow,)))
+    assert [found[f"meet/n{number}.recv"] // MS for number in (1, 2)] == [10, 20]
+    for text, said in (("rope:failed", "are named torus"), ("torus:0:failed", "no route leads from device 0")):
+        with pytest.raises(TwofoldError, match=said):
+            ends(ranks, machine, what_if=WhatIf(links=(LinkChange.parse(text),)))
+
+
+def at_once(call: str, sizes: tuple[int, ...], axes: tuple[str, ...], size_bytes: int) -> Program:
+    """All groups of a mesh along some axes communicate, and nothing else happens."""
+    mesh = Layout(sizes, ("a", "b", "c")[: len(sizes)], list(range(math.prod(sizes))))
+    token = Value(name="t", shape=(), scope=Scope.STEP, role="token")
+    line = Instruction(
+        name="all", kind=Kind.COLLECTIVE, call=call, part="C", token="t", axes=axes, channel="c",
+        message_bytes=size_bytes,
+    )  # fmt: skip
+    block = Block(label="step", micro_batch=0, body=Body(name="step", instructions=(line,)))
+    return Program(groups=(GroupProgram(mesh=mesh, values={"t": token}, blocks=(block,)),), num_micro_batches=1)
+
+
+@pytest.mark.parametrize(("uplink", "expected"), [(20 * GB, 20), (None, 10)])
+@pytest.mark.parametrize("fold", [False, True])
+def test_groups_of_one_mesh_share_uplinks_folded_or_not(fold, uplink, expected):
+    program = at_once("all_reduce", (2, 4), ("a",), 10**8)
+    timeline = simulate(program, small_machine(8, uplink_Bps=uplink), num_steps=1, fold_ranks=fold)
+    # four rings of 0.1 GB out of each node: at 10 GB/s each by their own cards, at 20 GB/s together
+    assert max(span.end_ps for span in timeline.spans()) == expected * MS
+
+
+def narrow_machine(kind: str):
+    """16 devices on links that groups of a mesh fight for."""
+    if kind == "torus":
+        plain = small_machine(16)
+        graph = torus((4, 4), 10 * GB, 1e-6)
+        return small_machine(16, links=(), graph=graph, devices_per_node=4, collectives=plain.collectives)
+    if kind == "two tiers":
+        return small_machine(16, uplink_Bps=15 * GB, latency_s=1e-6)
+    node, wire = small_machine(16, latency_s=1e-6).links
+    pod = msgspec.structs.replace(wire, name="pod", ranks=8, uplink_Bps=25 * GB)
+    return small_machine(16, links=(node, pod, msgspec.structs.replace(wire, ranks=16, uplink_Bps=12 * GB)))
+
+
+@pytest.mark.parametrize("kind", ["two tiers", "three tiers", "torus"])
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather", "all_to_all"])
+def test_the_engine_takes_what_forecasts_and_folding_take_of_groups_at_once(kind, call):
+    machine = narrow_machine(kind)
+    for sizes, number in itertools.product(((4, 4), (2, 8), (8, 2), (2, 2, 4), (4, 2, 2)), (1, 2)):
+        names = ("a", "b", "c")[: len(sizes)]
+        for axes in itertools.combinations(names, number):
+            program = at_once(call, sizes, axes, 10**8)
+            group = mesh_group(machine, program.groups[0].mesh, axes)
+            together_ps = price_collective(machine, call, group, 10**8, 4).together_ps
+            for fold in (False, True):
+                timeline = simulate(program, machine, num_steps=1, fold_ranks=fold)
+                end_ps = max(span.end_ps for span in timeline.spans())
+                assert end_ps == pytest.approx(together_ps, abs=2), (sizes, axes, fold)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def fit_points(
 
     measured, environment = load_points(points)
     fit = fit_device(measured, environment, base)
-    machine = fit.device.machine(num_ranks)
+    machine = Machine.of_device(fit.device, num_ranks)
     if name is not None:
         machine = msgspec.structs.replace(machine, name=name)
     if out is not None:

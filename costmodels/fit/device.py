@@ -35,7 +35,7 @@ from costmodels.fit.spreads import SPREAD_OF, SPREADS
 from costmodels.machine.catalogue import Device
 from costmodels.machine.machine import DISPATCH_CLASSES
 from costmodels.machine.sections import COLLECTIVES, Overlap, Provenance
-from costmodels.price.communication import with_switch
+from costmodels.price.communication import with_unmeasured
 from costmodels.price.executor_kernels import fit_rules, rule_points
 
 __all__ = ["SECTIONS", "DeviceFit", "fit_device"]
@@ -229,7 +229,7 @@ def _messages(call: str, draft: Draft) -> list[Point]:
 def _fit_messages(call: str, points: Sequence[Point], draft: Draft) -> SectionFit:
     device = draft.device
     fit = fit_links(points, device.node, library_of(device))
-    model = with_switch(fit.collective, draft.collectives[call], device.per_node)
+    model = with_unmeasured(fit.collective, draft.collectives[call], device.per_node)
     what = f"{len(points)} points of 2 to {max(point.ranks for point in points)} ranks, {fit.form}"
     return SectionFit(
         values={"collectives": {**draft.collectives, call: model}},

@@ -11,9 +11,11 @@ import numpy as np
 from costmodels.fit.forms import Floats, log_ratio, overlapped_s, solve
 from costmodels.fit.kernels import choose, describe_choice, folds
 from costmodels.fit.points import Point
-from costmodels.machine.sections import COLLECTIVES, Collective, Link, Overlap, Protocol
-from costmodels.price.communication import Route, route, wire_s
-from costmodels.price.traffic import Traffic, collective_traffic
+from costmodels.machine.links import Link
+from costmodels.machine.sections import COLLECTIVES, Collective, Overlap, Protocol
+from costmodels.price.communication import wire_s
+from costmodels.price.group import Group, first_group
+from costmodels.price.traffic import Traffic, collective_traffic, transfer_traffic
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 
@@ -32,20 +34,24 @@ HOST_BOUND_BYTES = 4_000_000
 
 NCCL_PROTOCOLS = {
     "all_reduce": (
-        Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37),
+        Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37,
+                 far_share=0.124),
         Protocol(name="ring LL128", start_s=14.0 * MICRO, hop_s=1.9 * MICRO, cross_s=4.0 * MICRO, share=0.92),
         Protocol(name="ring Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),
         Protocol(name="tree LL", algorithm="tree", start_s=6.8 * MICRO, hop_s=0.6 * MICRO, cross_s=5.0 * MICRO,
-                 share=0.24),
+                 share=0.24, far_share=0.124),
         Protocol(name="tree LL128", algorithm="tree", start_s=14.0 * MICRO, hop_s=1.25 * MICRO, cross_s=8.5 * MICRO,
                  share=0.72),
         Protocol(name="tree Simple", algorithm="tree", start_s=8.4 * MICRO, hop_s=4.0 * MICRO, cross_s=14.0 * MICRO,
                  share=0.92),
     ),
     "ring": (
-        Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37),
+        Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37,
+                 far_share=0.124),
         Protocol(name="ring LL128", start_s=14.0 * MICRO, hop_s=1.9 * MICRO, cross_s=4.0 * MICRO, share=0.92),
         Protocol(name="ring Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),
+        Protocol(name="PAT Simple", algorithm="pat", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=4.0 * MICRO,
+                 share=0.75),
     ),
     "direct": (Protocol(name="Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),),
 }  # fmt: skip
@@ -53,7 +59,9 @@ NCCL_PROTOCOLS = {
 
 From NCCL 2.28.3, src/graph/tuning.cc (ncclTunerConstantsDefaults): LL at most half of the bus bandwidth and at most
 141 GB/s (Hopper) or 87.7 (Ampere), which is 0.37 of what rings reach on both; LL128 120/128, rounded there to 0.92;
-trees 0.92 of it, LL at most 1/3.8, LL128 7/9 inside a node.
+trees 0.92 of it, LL at most 1/3.8, LL128 7/9 inside a node. Between nodes LL is bound to 45 GB/s (Hopper), 0.124 of
+what 8 cards of 400 Gb/s reach: fitted to published bandwidths (`benchmarks.network`), as is this share. PAT: 0.75 of
+the bandwidth and 14 / 3.5 us for a step.
 """
 
 
@@ -106,17 +114,12 @@ def communication_s(point: Point, model: Collective, links: Sequence[Link], libr
     return wire_s(model, *_way(point, links, library))
 
 
-def _way(point: Point, links: Sequence[Link], library: str) -> tuple[Traffic, int, Route]:
+def _way(point: Point, links: Sequence[Link], library: str) -> tuple[tuple[Link, ...], Group, str, Traffic]:
     """What `wire_s` needs to know of a measured call."""
     if point.kind == "transfer":
-        traffic = Traffic(messages=1, hops=1, moved_bytes=point.size_bytes, size_bytes=point.size_bytes)
-        ranks, peers = 2, 1
-    else:
-        traffic = collective_traffic(point.call, point.ranks, point.size_bytes, itemsize(point.dtype), library)
-        ranks, peers = point.ranks, point.ranks - 1
-    tier = next(number for number, link in enumerate(links) if link.ranks >= ranks)
-    together = 1 if tier == 0 else links[tier - 1].ranks
-    return traffic, ranks, route(tuple(links), tier, together, ranks, peers)
+        return tuple(links), first_group(links, 2), "transfer", transfer_traffic(1, point.size_bytes)
+    traffic = collective_traffic(point.call, point.ranks, point.size_bytes, itemsize(point.dtype), library)
+    return tuple(links), first_group(links, point.ranks), point.call, traffic
 
 
 def fit_links(points: Sequence[Point], links: Sequence[Link], library: str) -> LinkFit:

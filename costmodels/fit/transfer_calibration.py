@@ -17,7 +17,7 @@ import msgspec
 
 from costmodels.machine.catalogue import Device
 from costmodels.machine.sections import Collective, Interval, Provenance
-from costmodels.price.communication import with_switch
+from costmodels.price.communication import with_unmeasured
 from costmodels.price.compute import Compute, matrix_s
 from costmodels.price.tiled import Tiled
 
@@ -223,4 +223,4 @@ def _scaled(model: Collective, own: Collective, members: int, *, keep_fraction: 
     """Latencies of `model`, with what the switch of `own` can do, and its share of the link where that is cited."""
     if keep_fraction:
         model = msgspec.structs.replace(model, link_fraction=own.link_fraction, gap=own.gap)
-    return with_switch(model, own, members)
+    return with_unmeasured(model, own, members)

@@ -10,12 +10,20 @@ import difflib
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from costmodels.machine.machine import MACHINE_VERSION, Machine
-from costmodels.machine.sections import Collective, Interval, Link, Overlap, Provenance, Section, check_known
+from costmodels.machine.links import Link
+from costmodels.machine.sections import (
+    MACHINE_VERSION,
+    Collective,
+    Interval,
+    Overlap,
+    Provenance,
+    Section,
+    check_known,
+)
 from costmodels.price.compute import Compute
 from plans.errors import TwofoldError
 from plans.files import write_atomically
@@ -25,10 +33,10 @@ __all__ = [
     "Device",
     "Network",
     "device_names",
+    "device_of",
     "device_path",
     "known_names",
     "load_device",
-    "named_machine",
     "save_device",
 ]
 
@@ -38,12 +46,13 @@ _NAME = re.compile(r"(?P<device>.+)-x(?P<number>\d+)")
 
 
 class Network(Section, frozen=True, kw_only=True):
-    """What joins nodes, of one device in one direction (see `costmodels.machine.sections.Link`)."""
+    """What joins nodes, of one device in one direction (see `costmodels.machine.links.Link`)."""
 
     name: str
     latency_s: float
     bandwidth_Bps: float
     reached_fraction: float | None = None
+    ports: Literal["own", "below"] | None = None
 
 
 class BestProduct(Section, frozen=True, kw_only=True):
@@ -95,8 +104,8 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
         """Devices of a node."""
         return self.node[-1].ranks
 
-    def machine(self, number: int) -> Machine:
-        """The machine of `number` devices.
+    def fields(self, number: int) -> dict[str, Any]:
+        """The fields of the machine of `number` devices.
 
         Raises:
             TwofoldError: more than a node that is no multiple of it, or none.
@@ -123,11 +132,11 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
                     provenance["links" + entry[4:] if first == "node" else f"links.{entry}"] = source
             elif first != "best_product":  # matrix_efficiency says that it comes from it
                 provenance[entry] = source
-        return Machine(
-            name=f"{self.name}-x{number}", variant=f"{self.variant}; {nodes}", num_devices=number,
-            devices_per_node=min(number, self.per_node), links=tuple(inside), host_async=True,
-            provenance=provenance, **fields,
-        )  # fmt: skip
+        return fields | {
+            "name": f"{self.name}-x{number}", "variant": f"{self.variant}; {nodes}", "num_devices": number,
+            "devices_per_node": min(number, self.per_node), "links": tuple(inside), "host_async": True,
+            "provenance": provenance,
+        }  # fmt: skip
 
     def _beyond(self, number: int) -> list[Link]:
         """The tiers that join nodes."""
@@ -148,18 +157,18 @@ _SHARED = ("device", "memory_bytes", "runtime_bytes", "memory_allowance", "commu
            "collectives", "dispatch_s", "overlap", "interval", "spreads", "price_intervals")  # fmt: skip
 
 
-def named_machine(name: str) -> Machine:
-    """The machine of a name (see the module).
+def device_of(name: str) -> Path | tuple[Device, int]:
+    """What a machine's name stands for (see the module): a shipped file, or so many of a device.
 
     Raises:
         TwofoldError: an unknown name, with suggestions.
     """
     path = _FOLDER / f"{name}.json"
     if path.is_file():
-        return Machine.from_json(path.read_bytes(), str(path))
+        return path
     match = _NAME.fullmatch(name)
     if match and match["device"] in device_names():
-        return load_device(match["device"]).machine(int(match["number"]))
+        return load_device(match["device"]), int(match["number"])
     device = match["device"] if match else name
     names = {known.rpartition("-x")[0]: known for known in known_names()}
     close = [names[near] for near in difflib.get_close_matches(device.lower(), names, n=3, cutoff=0.4)]
@@ -188,7 +197,7 @@ def device_path(name: str) -> Path:
 
 
 def save_device(device: Device) -> Path:
-    """Write the file of a device of the catalogue, whole or not at all."""
+    """Write the file of a device of the catalogue atomically."""
     load_device.cache_clear()
     text = msgspec.json.format(msgspec.json.encode(device), indent=1)
     return write_atomically(device_path(device.name), text + b"\n")

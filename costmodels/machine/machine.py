@@ -6,7 +6,6 @@ unit in the name. Every section says where its figures come from (`Provenance`).
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +13,13 @@ from typing import Literal
 
 import msgspec
 
+from costmodels.machine.catalogue import Device, device_of, known_names
+from costmodels.machine.links import Graph, Link, Wire, check_tiers
 from costmodels.machine.sections import (
     COLLECTIVES,
+    MACHINE_VERSION,
     Collective,
     Interval,
-    Link,
     Overlap,
     Protocol,
     Provenance,
@@ -38,16 +39,16 @@ __all__ = [
     "Attention",
     "Collective",
     "Compute",
+    "Graph",
     "Interval",
     "Link",
     "Machine",
     "Overlap",
     "Protocol",
     "Provenance",
+    "Wire",
     "shipped_machines",
 ]
-
-MACHINE_VERSION = 2
 
 DISPATCH_CLASSES = ("attention", "matrix", "memory", "view", "update", "collective", "transfer", "wait")
 """What the host issues, by how long that takes it."""
@@ -70,7 +71,8 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         memory_allowance: what predicted peaks get on top for an allocator's fragmentation, as a share of them.
         communicator_bytes: what the communication library keeps on a device for every group of ranks.
         compute: rates of one device.
-        links: tiers from the fastest to the slowest; the last joins all devices.
+        links: the short form: tiers from the fastest to the slowest; the last joins all devices.
+        graph: the long form: every link between devices and switches. `links` then sums it up.
         collectives: costs by kind, one for each of `COLLECTIVES`.
         dispatch_s: host time to issue an instruction, for each of `DISPATCH_CLASSES`.
         host_async: True: compute runs behind the host (GPU, NPU); False: the host thread computes (CPU).
@@ -100,7 +102,8 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
     memory_allowance: float = 0.0
     communicator_bytes: int | None = None
     compute: Compute
-    links: tuple[Link, ...]
+    links: tuple[Link, ...] = ()
+    graph: Graph | None = None
     collectives: dict[str, Collective]
     dispatch_s: dict[str, float]
     host_async: bool
@@ -123,7 +126,10 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
             raise TwofoldError("host_async is false (hosts compute): cores_per_node must say how many cores they share")
         check_keys("dispatch_s", self.dispatch_s, DISPATCH_CLASSES)
         check_keys("collectives", self.collectives, COLLECTIVES)
-        self._check_links()
+        if self.graph is not None:
+            self.graph.check(self.num_devices)
+            msgspec.structs.force_setattr(self, "links", self.graph.summary(self.num_devices, self.devices_per_node))
+        check_tiers(self.links, self.num_devices)
         for entry in (*self.spreads, *self.price_intervals):
             check_known("entry of spreads and price_intervals", entry, SPREAD_CLASSES)
         for entry in self.provenance:
@@ -131,16 +137,6 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
 
     def __hash__(self) -> int:
         return hash((self.name, self.device, self.num_devices, self.host_scale, self.compute.memory_Bps))
-
-    def _check_links(self) -> None:
-        sizes = [link.ranks for link in self.links]
-        if not sizes or sizes[-1] < self.num_devices:
-            raise TwofoldError(f"the link tiers join {sizes} ranks; the last must join all {self.num_devices} devices")
-        for small, large in itertools.pairwise(sizes):
-            if large <= small or large % small:
-                raise TwofoldError(f"the link tiers join {sizes} ranks; each must be a multiple of the one before")
-        if self.links[0].uplink_Bps is not None:
-            raise TwofoldError(f"link tier {self.links[0].name!r} is the first: no tier below has an uplink into it")
 
     @property
     def room_bytes(self) -> int:
@@ -181,14 +177,24 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         text = os.fspath(name_or_path)
         path = Path(text)
         if path.suffix != ".json" and not path.is_file() and len(path.parts) == 1:
-            from costmodels.machine.catalogue import named_machine
-
-            return named_machine(text)
+            named = device_of(text)
+            if not isinstance(named, Path):
+                return cls.of_device(*named)
+            path = named
         try:
             content = path.read_bytes()
         except OSError as error:
             raise TwofoldError(f"cannot read the machine file {str(path)!r}: {error.strerror}") from None
         return cls.from_json(content, str(path))
+
+    @classmethod
+    def of_device(cls, device: Device, number: int) -> Machine:
+        """So many devices of the catalogue, in the nodes and the network that they usually stand in.
+
+        Raises:
+            TwofoldError: more than a node that is no multiple of it, or none.
+        """
+        return cls(**device.fields(number))
 
     @classmethod
     def from_json(cls, text: bytes, source: str = "machine") -> Machine:
@@ -214,14 +220,12 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the machine file, whole or not at all."""
+        """Write the machine file atomically."""
         return write_atomically(path, self.to_json() + b"\n")
 
 
 def shipped_machines() -> tuple[str, ...]:
     """Names that `Machine.load` knows: the shipped files, and every device of the catalogue as one whole node."""
-    from costmodels.machine.catalogue import known_names
-
     return known_names()
 
 

@@ -1,7 +1,7 @@
-"""Sections of a machine file: links, communication, overlap, interval, and where figures come from.
+"""Sections of a machine file: communication, overlap, interval, and where figures come from.
 
 Every figure is SI with the unit in its name; a section refuses figures that are negative, not finite, or 0 where they
-divide. The rates of a device are in `costmodels.price.compute`.
+divide. The rates of a device are in `costmodels.price.compute`, links in `costmodels.machine.links`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from plans.errors import TwofoldError
 
 __all__ = [
     "COLLECTIVES",
+    "MACHINE_VERSION",
     "Collective",
     "Interval",
-    "Link",
     "Overlap",
     "Protocol",
     "Provenance",
     "Section",
     "check_known",
 ]
+
+MACHINE_VERSION = 2
+"""Of machine and device files."""
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "transfer")
 """Kinds of communication; the flat variants of the optimizer are priced as the plain ones."""
@@ -41,77 +44,51 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             check_figure(name, getattr(self, name))
 
 
-class Link(Section, frozen=True, kw_only=True):
-    """A tier of links: ranks with the same `rank // ranks` reach each other through it.
-
-    Args:
-        name: such as "NVLink".
-        ranks: size of the domain; a multiple of the size of the tier below.
-        latency_s: of one hop.
-        bandwidth_Bps: of one rank in one direction, to all peers together.
-        peer_Bps: in a full mesh of links that of one rank to one peer, so that a rank with p peers reaches p times as
-            much, up to bandwidth_Bps; None behind a switch, where one peer may have it all.
-        uplink_Bps: of one domain of the tier below into this tier, in one direction, shared by all its ranks (a node's
-            or a rack's way out); None where every rank has its own.
-        reached_fraction: share of its bandwidth that collectives reach; None: as `Collective` says.
-    """
-
-    name: str
-    ranks: int
-    latency_s: float
-    bandwidth_Bps: float
-    peer_Bps: float | None = None
-    uplink_Bps: float | None = None
-    reached_fraction: float | None = None
-
-    def reach_Bps(self, num_peers: int) -> float:
-        """Bandwidth of one rank that talks to `num_peers` at once."""
-        return self.bandwidth_Bps if self.peer_Bps is None else min(self.bandwidth_Bps, num_peers * self.peer_Bps)
-
-    def __post_init__(self) -> None:
-        Section.__post_init__(self)
-        if self.ranks < 1:
-            raise TwofoldError(f"link tier {self.name!r} joins {self.ranks} ranks; it must join at least 1")
-
-
 class Protocol(Section, frozen=True, kw_only=True):
     """One way in which a library carries a collective; it takes the one that is fastest for the message.
 
     Args:
         name: such as "LL", "LL128" or "Simple" (NCCL).
-        algorithm: "ring"; "tree" (all-reduce up and down a binary tree between nodes and a chain inside); "switch"
-            (all-reduce made by the switch, so that every rank sends its tensor once).
+        algorithm: see `costmodels.price.flows.ALGORITHMS`.
         start_s: fixed part, beside that of the collective.
         hop_s: of every dependent step inside a node, beside the link's latency.
         cross_s: of every dependent step between nodes, beside the link's latency.
+        peer_s: of every message to another node, where one rank sends several of them.
+        member_chunk_s: beside `Collective.chunk_s`, times the members: a switch adds one piece for each of them.
         share: of the bandwidth that the collective reaches with the best protocol.
-        least_members: groups smaller than this do not use it.
+        far_share: its share where the group spans nodes; None: the same, and of a switch: not used there.
+        least_members: groups with fewer members, of a switch with fewer in a node, do not use it.
     """
 
     name: str
-    algorithm: Literal["ring", "tree", "switch"] = "ring"
+    algorithm: Literal["ring", "tree", "switch", "pat", "hierarchical"] = "ring"
     start_s: float = 0.0
     hop_s: float = 0.0
     cross_s: float = 0.0
+    peer_s: float = 0.0
+    member_chunk_s: float = 0.0
     share: float = 1.0
+    far_share: float | None = None
     least_members: int = 2
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        if self.share == 0:
+        if self.share == 0 or self.far_share == 0:
             raise TwofoldError(f"protocol {self.name!r} reaches a share of 0 of the bandwidth; it must be above 0")
 
 
 class Collective(Section, frozen=True, kw_only=True):
     """What one kind of communication costs beside the figures of the links.
 
-    With n members the algorithm takes `hops` dependent steps, sends `messages` per member and moves `moved` bytes to
-    each (`costmodels.price.traffic`). On its links it takes, with the fastest of its protocols p,
+    The algorithm of a protocol p takes dependent steps and puts bytes on every link (`costmodels.price.flows`). On its
+    links it takes, with the protocol that is soonest over,
 
-        start_s + p.start_s + hops (hop_s + p.hop_s or p.cross_s + latency)
-        + c + 2 sqrt(chunk_s c) + size / copy_Bps,  c = moved / (bandwidth link_fraction (1 - gap / n) p.share);
+        start_s + p.start_s + steps (hop_s + p.hop_s or p.cross_s + latency)
+        + c + 2 sqrt(chunk_s c) + size / copy_Bps,  c = the largest bytes / (bandwidth p.share);
 
-    the root is what filling and draining a pipeline costs whose message is cut into the best number of chunks.
+    the root is what filling and draining a pipeline costs whose message is cut into the best number of chunks (chunk_s
+    stands for chunk_s + members p.member_chunk_s + steps between nodes x far_chunk_s). Of a port's bandwidth a group of
+    n reaches `Link.reached_fraction` or, where that is not given, link_fraction (1 - gap / n).
     Where the processor carries it (gloo), every member spends cpu_start_s + messages x cpu_message_s + moved / cpu_Bps.
 
     Args:
@@ -120,6 +97,8 @@ class Collective(Section, frozen=True, kw_only=True):
         link_fraction: share of the link's bandwidth that a large group reaches.
         gap: small groups fill the links less, by gap / n.
         chunk_s: latency of one chunk of a message that goes through in chunks.
+        far_start_s: fixed part of groups that span nodes, beside `start_s`.
+        far_chunk_s: latency of one chunk for every step between nodes, beside `chunk_s`.
         copy_Bps: passing the whole message through the member's memory; None: no such part.
         protocols: none: one without figures of its own.
         cpu_start_s: processor time of a member, fixed part.
@@ -132,6 +111,8 @@ class Collective(Section, frozen=True, kw_only=True):
     link_fraction: float = 1.0
     gap: float = 0.0
     chunk_s: float = 0.0
+    far_start_s: float = 0.0
+    far_chunk_s: float = 0.0
     copy_Bps: float | None = None
     protocols: tuple[Protocol, ...] = ()
     cpu_start_s: float = 0.0

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from costmodels.machine.machine import Machine
-from costmodels.price.communication import processor_s, route, wire_s
 from costmodels.price.compute import attention_s, matrix_rate, matrix_s, memory_s, rate, rule_name, rule_s
 from costmodels.price.free_calls import MAYBE_VIEWS, VIEWS
+from costmodels.price.group import Group, mesh_group, pair_group
+from costmodels.price.links import (
+    Links,
+    collective_links,
+    is_forwarded,
+    pieces_links,
+    transfer_group,
+    transfer_links,
+    transfer_on_graph,
+)
 from costmodels.price.products import matrix_shape, product
-from costmodels.price.traffic import Traffic, collective_traffic, plain_call
 from plans.errors import TwofoldError
-from plans.layout import Layout
 from plans.model.graph import itemsize
 from plans.operators.attention import heads_first
 from plans.program import GroupProgram, Instruction, Kind, moved_values
@@ -28,7 +35,6 @@ __all__ = [
     "Cost",
     "compute_class",
     "matrix_shape",
-    "mesh_tiers",
     "overlap_class",
     "price",
     "price_collective",
@@ -64,11 +70,18 @@ class Cost:
         dispatch_ps: host time to issue it.
         work_ps: time on the compute stream; for communication on the links, alone, from its last member's arrival.
         cpu_ps: processor time that every member of a communication spends on its node's shared cores.
+        waiting_ps: what it takes longer while the sibling groups of a communication share links with it.
     """
 
     dispatch_ps: int
     work_ps: int
     cpu_ps: int = 0
+    waiting_ps: int = 0
+
+    @property
+    def together_ps(self) -> int:
+        """Work while all sibling groups communicate too."""
+        return self.work_ps + self.waiting_ps
 
     @property
     def alone_s(self) -> float:
@@ -98,10 +111,9 @@ def price(instruction: Instruction, group: GroupProgram, machine: Machine, num_r
             return Cost(price_compute(machine, instruction.call, shapes, instruction.dtype, 0, 0, True).dispatch_ps, 0)
         return price_compute(machine, instruction.call, shapes, instruction.dtype, touched, instruction.flops, True)
     if instruction.kind is Kind.COLLECTIVE:
-        mesh = instruction.mesh or group.mesh
-        tiers = mesh_tiers(machine, mesh, instruction.axes)
-        size, members = itemsize(instruction.dtype), mesh.size(instruction.axes)
-        return price_collective(machine, instruction.call, members, instruction.message_bytes, size, tiers)
+        own = mesh_group(machine, instruction.mesh or group.mesh, instruction.axes)
+        size = itemsize(instruction.dtype)
+        return price_collective(machine, instruction.call, own, instruction.message_bytes, size)
     if instruction.kind is Kind.WAIT:
         return price_wait(machine)
     return _pieces_cost(machine, instruction)
@@ -115,21 +127,28 @@ def price_step(step: Step, shape: tuple[int, ...], dtype: str, machine: Machine)
         return price_compute(machine, "slice", (), dtype, 2 * after)
     if step.kind is StepKind.TRANSFER:
         ranks = tuple(sorted({*step.before.mesh.rank_list, *step.after.mesh.rank_list}))
-        return _transfer(machine, 1, after, machine.tier(ranks))
-    tiers = mesh_tiers(machine, step.before.mesh, step.axes)
-    return price_collective(machine, str(step.kind), step.before.mesh.size(step.axes), max(before, after), size, tiers)
+        return price_exchange(machine, 1, after, machine.tier(ranks))
+    group = mesh_group(machine, step.before.mesh, step.axes)
+    return price_collective(machine, str(step.kind), group, max(before, after), size)
 
 
-def price_transfer(machine: Machine, src_rank: int, dst_rank: int, size_bytes: int) -> Cost:
-    """The price of one piece of `size_bytes` from one rank to another; nothing but its issue if they are the same."""
+def price_transfer(machine: Machine, src_rank: int, dst_rank: int, size_bytes: int, pairs: int = 1) -> Cost:
+    """The price of one piece of `size_bytes` from one rank to another; nothing but its issue if they are the same.
+
+    With `pairs` above 1 so many neighbours of the first rank send to those of the other at once, as the ranks of a
+    pipeline stage do: what their shared ways out cost is in `Cost.together_ps`.
+    """
     if src_rank == dst_rank:
-        return _transfer(machine, 0, 0, 0)
-    return _transfer(machine, 1, size_bytes, machine.tier((src_rank, dst_rank)))
+        return _transfer(machine, 0, 0, pair_group(0))
+    if machine.graph is not None:
+        return _communication(machine, "transfer", transfer_on_graph(machine, (src_rank, dst_rank), size_bytes))
+    group = transfer_group(machine, src_rank, dst_rank, pairs)
+    return _transfer(machine, 1, size_bytes, group, is_forwarded(machine, src_rank, dst_rank))
 
 
 def price_exchange(machine: Machine, num_peers: int, size_bytes: int, tier: int) -> Cost:
     """The price of a SEND or a RECV, from the peers and the bytes of its busiest rank and the slowest tier it uses."""
-    return _transfer(machine, num_peers, size_bytes, tier)
+    return _transfer(machine, num_peers, size_bytes, pair_group(tier))
 
 
 def price_wait(machine: Machine) -> Cost:
@@ -256,78 +275,48 @@ def _update(call: str) -> tuple[int, int, int]:
 # -- communication -----------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4096)
-def mesh_tiers(machine: Machine, mesh: Layout, axes: tuple[str, ...]) -> tuple[int, int]:
-    """The slowest tier that groups along `axes` use, and the fewest members of a group below one of its domains."""
-    groups = mesh.groups(axes)
-    tier = max(machine.tier(members) for members in groups)
-    if tier == 0:
-        return 0, 1
-    below = machine.links[tier - 1].ranks
-    return tier, min(min(Counter(rank // below for rank in members).values()) for members in groups)
-
-
 @lru_cache(maxsize=262_144)
-def price_collective(
-    machine: Machine, call: str, members: int, size_bytes: int, item_bytes: int, tiers: tuple[int, int]
-) -> Cost:
-    """The price of a collective, kept by its arguments.
+def price_collective(machine: Machine, call: str, group: Group, size_bytes: int, item_bytes: int) -> Cost:
+    """The price of a collective of a group and, as `Cost.together_ps`, beside its siblings; kept by its arguments.
 
     Args:
         machine: it runs on.
         call: such as "all_reduce" or "all_gather_flat".
-        members: of one group.
+        group: how its members lie on the links (`costmodels.price.group`).
         size_bytes: of the larger of a member's input and output.
         item_bytes: of an element.
-        tiers: the slowest tier of links used, and the fewest members of a group in one domain of the tier below.
+
+    Raises:
+        TwofoldError: a call that has no price.
+
+    >>> from costmodels.price.group import axes_group
+    >>> machine = Machine.load("h100-sxm-x16")
+    >>> price_collective(machine, "all_reduce", axes_group(machine, [(16, 1)], 16), 2**30, 2).work_ps > 4 * 10**9
+    True
     """
-    kind = plain_call(call)
-    if kind not in machine.collectives or kind == "transfer":
-        raise TwofoldError(f"the collective {call!r} has no price; priced are {', '.join(sorted(machine.collectives))}")
-    traffic = collective_traffic(call, members, size_bytes, item_bytes, machine.library)
-    if kind == "all_to_all" and tiers[0] and machine.library != "gloo":
-        # no ring: a member sends what is for other domains itself, by its own link, all of it to one member each
-        tier, together = tiers
-        traffic = replace(traffic, moved_bytes=size_bytes * (members - together) / members)
-        tiers = tier, 1
-    return _communication(machine, kind, traffic, tiers, members=members, num_peers=members - 1)
+    return _communication(machine, "collective", collective_links(machine, call, group, size_bytes, item_bytes))
 
 
 def _pieces_cost(machine: Machine, instruction: Instruction) -> Cost:
-    moved = [piece for piece in instruction.pieces if not piece.is_local]
     if not instruction.pieces:
-        return _transfer(machine, 1, instruction.message_bytes, len(machine.links) - 1)
-    if not moved:
-        return _transfer(machine, 0, 0, 0)
+        return price_exchange(machine, 1, instruction.message_bytes, len(machine.links) - 1)
     item_bytes = itemsize(instruction.dtype)
-    sizes: Counter[tuple[str, int]] = Counter()
-    counts: Counter[tuple[str, int]] = Counter()
-    for piece in moved:
-        for end in (("src", piece.src_rank), ("dst", piece.dst_rank)):
-            sizes[end] += piece.num_elements * item_bytes
-    for src, dst in {(piece.src_rank, piece.dst_rank) for piece in moved}:  # the pieces for one peer go as one message
-        counts.update((("src", src), ("dst", dst)))
-    tier = max(machine.tier((piece.src_rank, piece.dst_rank)) for piece in moved)
-    return _transfer(machine, max(counts.values()), max(sizes.values()), tier)
+    sizes: Counter[tuple[int, int]] = Counter()  # the pieces for one peer go as one message
+    for piece in instruction.pieces:
+        if not piece.is_local:
+            sizes[piece.src_rank, piece.dst_rank] += piece.num_elements * item_bytes
+    return _communication(machine, "transfer", pieces_links(machine, sizes) if sizes else Links(0, 0, 0))
 
 
 @lru_cache(maxsize=65_536)
-def _transfer(machine: Machine, messages: int, size_bytes: int, tier: int) -> Cost:
-    traffic = Traffic(messages=messages, hops=min(1, messages), moved_bytes=size_bytes, size_bytes=size_bytes)
-    return _communication(machine, "transfer", traffic, (tier, 1), members=2, num_peers=max(1, messages))
+def _transfer(machine: Machine, num_peers: int, size_bytes: int, group: Group, is_forwarded: bool = False) -> Cost:
+    links = transfer_links(machine, num_peers, size_bytes, group, is_forwarded=is_forwarded)
+    return _communication(machine, "transfer", links)
 
 
-def _communication(
-    machine: Machine, kind: str, traffic: Traffic, tiers: tuple[int, int], members: int, num_peers: int
-) -> Cost:
-    dispatch_ps = _ps(machine, machine.dispatch_s["transfer" if kind == "transfer" else "collective"])
-    if traffic.messages == 0:
-        return Cost(dispatch_ps, 0)
-    model, (tier, together) = machine.collectives[kind], tiers
-    way = route(machine.links, tier, together, members, num_peers)
-    return Cost(
-        dispatch_ps, _ps(machine, wire_s(model, traffic, members, way)), _ps(machine, processor_s(model, traffic))
-    )
+def _communication(machine: Machine, dispatched_as: str, links: Links) -> Cost:
+    dispatch_ps = _ps(machine, machine.dispatch_s[dispatched_as])
+    return Cost(dispatch_ps, links.alone_ps, links.cpu_ps, links.together_ps - links.alone_ps)
 
 
 def _ps(machine: Machine, seconds: float) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from costmodels import Group
 from plans.degrees import ORDER
 from search.devices.costs import Costs, Inner
 from search.devices.problem import Problem
@@ -35,16 +36,16 @@ class Places:
     costs: Costs
     only_best: bool
     _orders: dict[Mesh, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    _spots: dict[Mesh, tuple[tuple[str, tuple[int, int]], ...]] = field(default_factory=dict)
+    _spots: dict[Mesh, tuple[tuple[str, Group], ...]] = field(default_factory=dict)
     _nearest: dict[Mesh, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    _where: dict[Mesh, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    _where: dict[Mesh, dict[str, Group]] = field(default_factory=dict)
     _placed: dict[Mesh, list[Mesh]] = field(default_factory=dict)
 
     def of(self, mesh: Mesh) -> list[Mesh]:
         """The mesh in an order of its axes for each way in which groups inside a stage can lie, its own first."""
         if mesh not in self._placed:
             found: dict[Any, list[tuple[str, ...]]] = {}
-            outer: dict[tuple[str, ...], tuple[tuple[int, int], ...]] = {}
+            outer: dict[tuple[str, ...], tuple[Group, ...]] = {}
             every = orders(self.problem, mesh)
             if self.only_best and self.slower_outside and self.costs.recompute_only_adds:
                 every = list(dict.fromkeys([every[0], *_undominated(every)]))  # the usual order stands for the mesh
@@ -80,7 +81,7 @@ class Places:
     def is_farther(self, place: Mesh, mesh: Mesh) -> bool:
         """Whether every group inside a stage lies on links that are no faster than where another mesh has it."""
         here, there = self._where[place], self._where[mesh]
-        return self.slower_outside and all(_no_nearer(tiers, there[name]) for name, tiers in here.items())
+        return self.slower_outside and all(group.is_no_nearer(there[name]) for name, group in here.items())
 
     @functools.cached_property
     def slower_outside(self) -> bool:
@@ -90,11 +91,6 @@ class Places:
             one.bandwidth_Bps >= other.bandwidth_Bps and one.latency_s <= other.latency_s
             for one, other in pairwise(links)
         )
-
-
-def _no_nearer(tiers: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether a group lies on links that are no faster than another's: a farther tier, or fewer members together."""
-    return tiers[0] > other[0] or (tiers[0] == other[0] and tiers[1] <= other[1])
 
 
 def _undominated(places: Sequence[tuple[tuple[str, ...], Placement]]) -> list[tuple[tuple[str, ...], Placement]]:
@@ -110,6 +106,6 @@ def _undominated(places: Sequence[tuple[tuple[str, ...], Placement]]) -> list[tu
 
 def _is_no_nearer(place: Placement, other: Placement) -> bool:
     return (
-        all(_no_nearer(own[1], its[1]) for own, its in zip(place.inner, other.inner, strict=True))
-        and all(map(_no_nearer, place.groups, other.groups)) and all(map(operator.ge, place.hops, other.hops))
+        all(own[1].is_no_nearer(its[1]) for own, its in zip(place.inner, other.inner, strict=True))
+        and all(map(Group.is_no_nearer, place.groups, other.groups)) and all(map(operator.ge, place.hops, other.hops))
     )  # fmt: skip

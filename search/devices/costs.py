@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.price.group import Group
 from costmodels.price.instruction import price_transfer
 from plans.degrees import ORDER, Degrees
 from plans.degrees.groups import strides
@@ -61,7 +62,7 @@ class Inner:
     recompute: str
     split: bool
     ep: int = 1
-    spot: tuple[tuple[str, tuple[int, int]], ...] = ()
+    spot: tuple[tuple[str, Group], ...] = ()
     order: tuple[str, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
@@ -179,7 +180,7 @@ class Costs:
             )  # fmt: skip
             if inner.spot and not inner.order:
                 groups = dict(made.groups)
-                vars(made)["groups"] = groups | {name: (groups[name][0], tiers) for name, tiers in inner.spot}
+                vars(made)["groups"] = groups | dict(inner.spot)
                 vars(made)["groups"]["tp_kv+tp_q"] = vars(made)["groups"]["tp"]
             first = self._first.setdefault(bare, made)
             if first is not made:  # cached properties that no width and no level changes
@@ -387,7 +388,7 @@ class Costs:
             stride = strides(sizes, inner.order or ORDER)["pp"]
             machine = self.problem.machine
             self._transfer[key] = tuple(
-                price_transfer(machine, rank * stride, (rank + 1) % pp * stride, size).work_ps / PS_PER_S
+                price_transfer(machine, rank * stride, (rank + 1) % pp * stride, size, stride).together_ps / PS_PER_S
                 for rank in range(pp)
             ) if pp > 1 else (0.0,)  # fmt: skip
         return self._transfer[key]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.price.tiers import axes_tiers
+from costmodels.price.group import Group, axes_group
 from plans.degrees import ORDER, Degrees
 from plans.degrees.check import impossible
 from plans.degrees.groups import rank_groups, stride_of
@@ -164,26 +164,26 @@ class Placement:
         hops: of the transfers from each pipeline rank to the next.
     """
 
-    inner: tuple[tuple[str, tuple[int, int]], ...]
-    groups: tuple[tuple[int, int], ...]
+    inner: tuple[tuple[str, Group], ...]
+    groups: tuple[Group, ...]
     hops: tuple[int, ...] = ()
 
 
 def placement(problem: Problem, mesh: Mesh) -> Placement:
     """Where a mesh puts its groups."""
     machine, ranks = problem.machine, problem.num_devices
-    groups = rank_groups(mesh, problem.config.kv_heads)
+    groups, stages = rank_groups(mesh, problem.config.kv_heads), (mesh.pp, stride_of(mesh)["pp"])
     inner = {
-        name: axes_tiers(machine, axes, ranks) for name, axes in groups.items()
+        name: axes_group(machine, axes, ranks, stages) for name, axes in groups.items()
         if name in ("tp", "cp", "ep", "tp_q", "tp_kv")
     }  # fmt: skip
     outer = tuple(  # the optimizer communicates among ranks with the same weights, and with those of tp beside them
-        axes_tiers(machine, axes, ranks)
+        axes_group(machine, axes, ranks, stages)
         for name in ("dp", "copies") if name in groups for axes in (groups[name], groups[name] + groups["tp"])
     )  # fmt: skip
     hops: tuple[int, ...] = ()
     if mesh.pp > 1:
-        hops = _hops(tuple(link.ranks for link in machine.links), mesh.pp, stride_of(mesh)["pp"])
+        hops = _hops(tuple(link.ranks for link in machine.links), *stages)
     return Placement(tuple(sorted(inner.items())), outer, hops)
 
 

@@ -13,7 +13,17 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from costmodels import Cost, Machine, mesh_tiers, price, price_collective, price_compute, price_exchange, price_wait
+from costmodels import (
+    Cost,
+    Group,
+    Machine,
+    mesh_group,
+    price,
+    price_collective,
+    price_compute,
+    price_exchange,
+    price_wait,
+)
 from plans.layout import Layout
 from plans.lower import Choice
 from plans.lower.emit import step_instructions
@@ -54,19 +64,18 @@ class _InstructionSeconds:
     def parts(self, instruction: Instruction) -> tuple[float, float]:
         """Seconds on the host and on the device, as if no other rank had anything to do."""
         cost = price(instruction, self.group, self.machine, self.num_ranks)
-        work_ps = 0 if instruction.call in _PASSED_ON else cost.work_ps
+        work_ps = 0 if instruction.call in _PASSED_ON else cost.together_ps
         if self.machine.host_async:
             return cost.dispatch_ps / PS_PER_S, work_ps / PS_PER_S
         return (cost.dispatch_ps + work_ps) / PS_PER_S, 0.0
 
     def group_key(self, mesh: Layout, axes: tuple[str, ...]) -> object:
         """Collectives over sets of axes with equal keys cost the same."""
-        members = mesh.size(axes)
-        return (1, (0, 1)) if members == 1 else (members, mesh_tiers(self.machine, mesh, tuple(sorted(axes))))
+        return mesh_group(self.machine, mesh, tuple(sorted(axes)))
 
 
 def _counted_s(machine: Machine, shared: float, kind: Kind, cost: Cost) -> float:
-    work_ps = 0 if kind is Kind.SEND else cost.work_ps
+    work_ps = 0 if kind is Kind.SEND else cost.together_ps
     if machine.host_async:
         return max(cost.dispatch_ps, work_ps) / PS_PER_S
     busy, rest = cost.dispatch_ps + cost.cpu_ps, work_ps
@@ -131,8 +140,7 @@ class StepSeconds:
         """
         if kind is StepKind.SLICE:
             return _slice_s(self, size_bytes)
-        members, tiers = _group(self.machine, mesh, axes)
-        return _collective_s(self, kind, members, tiers, size_bytes, itemsize)
+        return _collective_s(self, kind, _group(self.machine, mesh, axes), size_bytes, itemsize)
 
     def transfer_s(
         self, num_peers: int, size_bytes: int, pairs: frozenset[tuple[int, int]], ranks: Sequence[int]
@@ -177,11 +185,11 @@ def _step_s(price: StepSeconds, step: Step, shape: tuple[int, ...]) -> float:
 
 @lru_cache(maxsize=65_536)
 def _collective_s(
-    price: StepSeconds, kind: StepKind, members: int, tiers: tuple[int, int], size_bytes: int, item_bytes: int
-) -> float:
+    price: StepSeconds, kind: StepKind, group: Group, size_bytes: int, item_bytes: int
+) -> float:  # fmt: skip
     """A collective and the WAIT for it."""
     machine, shared = price.machine, ranks_per_core(price.machine, price.num_ranks)
-    cost = price_collective(machine, str(kind), members, size_bytes, item_bytes, tiers)
+    cost = price_collective(machine, str(kind), group, size_bytes, item_bytes)
     wait_s = _counted_s(machine, shared, Kind.WAIT, price_wait(machine))
     return _counted_s(machine, shared, Kind.COLLECTIVE, cost) + wait_s
 
@@ -194,10 +202,9 @@ def _slice_s(price: StepSeconds, touched_bytes: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _group(machine: Machine, mesh: Layout, axes: frozenset[str]) -> tuple[int, tuple[int, int]]:
-    """Members and tiers of the groups along some axes, in any order."""
-    order = tuple(axis for axis in mesh.alias_name if axis in axes)
-    return mesh.size(order), mesh_tiers(machine, mesh, order)
+def _group(machine: Machine, mesh: Layout, axes: frozenset[str]) -> Group:
+    """The groups along some axes, in any order."""
+    return mesh_group(machine, mesh, tuple(axis for axis in mesh.alias_name if axis in axes))
 
 
 @lru_cache(maxsize=65_536)

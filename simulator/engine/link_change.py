@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from costmodels.machine.machine import Machine
 from plans.errors import TwofoldError
 
-__all__ = ["LinkChange", "read_ranks"]
+__all__ = ["LinkChange", "graph_with", "read_ranks"]
 
 _MOST_RANKS = 2**24
 
@@ -16,7 +20,7 @@ class LinkChange:
     """Links that are slower than the machine says, or gone.
 
     Args:
-        tier: name or number of the tier; None is every tier.
+        tier: name or number of the tier, on a graph of links the name of its wires; None is every one.
         ranks: whose ports: every communication of such a rank over the tier is changed, a collective as a whole (it is
             as slow as its slowest member). Of two ranks with `pair` only what both take part in. () is all ranks.
         pair: whether `ranks` are the two ends of one link rather than ports.
@@ -87,6 +91,43 @@ class LinkChange:
         changes += ["failed"] if self.failed else []
         tier = "*" if self.tier is None else str(self.tier)
         return ":".join(part for part in (tier, ranks, ",".join(changes)) if part)
+
+
+def graph_with(machine: Machine, changes: Sequence[LinkChange]) -> Machine:
+    """A machine whose links are a graph, with changed wires: those of a name that end at one of the changed ranks.
+
+    Raises:
+        TwofoldError: a name that no wire has, devices that no route joins any more.
+    """
+    assert machine.graph is not None
+    names = {wire.name for wire in machine.graph.wires}
+    for change in changes:
+        if change.tier is not None and change.tier not in names:
+            raise TwofoldError(
+                f"'{change}' changes links {change.tier!r}; the wires of machine {machine.name!r} are named "
+                f"{', '.join(sorted(names))}"
+            )
+    wires = []
+    for wire in machine.graph.wires:
+        bandwidth, latency, failed = 1.0, 1.0, False
+        for change in changes:
+            ends = {str(rank) for rank in change.ranks}
+            at_ends = ends == set(wire.ends) if change.pair else not ends or bool(ends & set(wire.ends))
+            if change.tier in (None, wire.name) and at_ends:
+                bandwidth, latency = bandwidth * change.bandwidth, latency * change.latency
+                failed = failed or change.failed
+        if not failed:
+            wires.append(
+                msgspec.structs.replace(
+                    wire, bandwidth_Bps=wire.bandwidth_Bps * bandwidth, latency_s=wire.latency_s * latency
+                )
+            )
+    try:
+        torus = machine.graph.torus if len(wires) == len(machine.graph.wires) else ()
+        graph = msgspec.structs.replace(machine.graph, wires=tuple(wires), torus=torus)
+        return msgspec.structs.replace(machine, graph=graph, name=f"{machine.name}/changed")
+    except TwofoldError as error:
+        raise TwofoldError(f"with '{', '.join(map(str, changes))}' failed: {error}") from None
 
 
 def read_ranks(text: str) -> tuple[int, ...]:

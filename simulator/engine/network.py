@@ -1,14 +1,9 @@
-"""The links of a machine during a simulation: the tier a communication takes, what it shares with others, what failed.
+"""The links of a machine during a simulation: what a communication shares with others, what is slower, what failed.
 
 Every rank has a port into each tier, used by its transfers in both directions apart. Where a tier has an `uplink_Bps`,
-every domain of the tier below shares that bandwidth out of it and as much into it: transfers and collectives alike.
-A communication claims of each a share, its bytes there over what the link could carry in the time that it takes alone;
-while the claims on a link add up to more than one, all of them are slowed by that sum. What is claimed elsewhere is not
-passed on (a bottleneck elsewhere leaves its share unused), so a rate is exact for links that share one bottleneck and a
-lower bound otherwise.
-
-Bytes across an uplink: of a ring all that one member sends (each domain has one edge of the ring in and one out); of an
-all-to-all what the members of a domain send to those outside it.
+every domain of the tier below shares that bandwidth out of it and as much into it: transfers and collectives alike. On
+a graph of links, all bytes claim the links of their routes. A communication claims of each link a share: the time for
+which its bytes fill the link, over the time that it takes alone (`costmodels.price.links`).
 """
 
 from __future__ import annotations
@@ -19,20 +14,20 @@ from fractions import Fraction
 
 import msgspec
 
-from costmodels.machine.machine import Link, Machine
+from costmodels.machine.links import Link
+from costmodels.machine.machine import Machine
+from costmodels.price.group import mesh_group
 from costmodels.price.instruction import Cost, price
-from costmodels.price.traffic import collective_traffic, plain_call
+from costmodels.price.links import collective_claims, transfer_claims
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.program import GroupProgram, Instruction, Kind, Program
 from simulator.engine.fluid import Claims
-from simulator.engine.link_change import LinkChange
+from simulator.engine.link_change import LinkChange, graph_with
 
 __all__ = ["Network", "Ports"]
 
-_FINEST = 10**6  # of a link
-_PS_PER_S = 10**12
-_ONE = Fraction(1)
+_PARTS = 2**40
 
 
 class Ports:
@@ -88,18 +83,22 @@ class Network:
         self.machine = machine
         self._num_ranks = program.num_ranks
         self._changes = [(self._tiers(change), change) for change in changes]
+        self._graph = graph_with(machine, changes) if machine.graph is not None and changes else None
         self._group_of: dict[int, GroupProgram] = {}
         self._routes: dict[tuple[int, ...], tuple[int, Machine | None]] = {}
         self._claims: dict[tuple[int, tuple[int, ...]], Claims] = {}
         self._works: dict[tuple[int, tuple[int, ...]], int] = {}
         self._machines: dict[tuple[tuple[int, int, float, float], ...], Machine] = {}
         self._ports = Ports()
-        self._is_shared = machine.host_async or any(link.uplink_Bps is not None for link in machine.links)
-        if self._changes:
+        self._shares_ways = machine.graph is not None or any(link.uplink_Bps is not None for link in machine.links)
+        self._is_shared = machine.host_async or self._shares_ways
+        if self._changes or self._shares_ways:
             for group in program.groups:
                 for block, instruction in group.walk():
                     if instruction.kind not in (Kind.COMPUTE, Kind.WAIT):
-                        self._check(group, instruction, f"{block.label}/{instruction.name}")
+                        self._group_of[id(instruction)] = group
+                        if self._changes:
+                            self._check(group, instruction, f"{block.label}/{instruction.name}")
 
     @property
     def is_needed(self) -> bool:
@@ -123,53 +122,37 @@ class Network:
         key = (id(instruction), members)
         if key not in self._claims:
             tier = self._route(members)[0] if self._changes else self.machine.tier(members)
-            of = self._transfer if instruction.kind in (Kind.SEND, Kind.RECV) else self._collective
-            self._claims[key] = of(instruction, members, work_ps, tier)
+            if instruction.kind in (Kind.SEND, Kind.RECV):
+                self._claims[key] = self._transfer(instruction, members, work_ps, tier)
+            else:
+                self._claims[key] = self._collective(instruction, members, work_ps)
         return self._claims[key]
 
     # ------------------------------------------------------------------------------ what is shared
 
     def _transfer(self, instruction: Instruction, members: tuple[int, ...], work_ps: int, tier: int) -> Claims:
-        size = self._ports.pair_sizes(instruction)[0].get((members[0], members[1]), 0)
-        found = list(self._ports.ports(instruction, members, tier)) if self.machine.host_async else []
-        for number, link, below in self._uplinks(tier):
-            if share := self._share(size, work_ps, link):
-                found.append((("up", number, members[0] // below), share))
-                found.append((("down", number, members[1] // below), share))
-        return tuple(found)
+        pair = members[0], members[1]
+        size = self._ports.pair_sizes(instruction)[0].get(pair, 0)
+        has_ports = self.machine.host_async and self.machine.graph is None
+        found = list(self._ports.ports(instruction, members, tier)) if has_ports else []
+        needed = transfer_claims(self._machine_of(members), pair, size)
+        return (*found, *_shares(needed, work_ps))
 
-    def _collective(self, instruction: Instruction, members: tuple[int, ...], work_ps: int, tier: int) -> Claims:
-        found: list[tuple[Hashable, Fraction]] = []
-        n = len(members)
-        size = instruction.message_bytes
-        traffic = collective_traffic(instruction.call, n, size, itemsize(instruction.dtype), self.machine.library)
-        for number, link, below in self._uplinks(tier):
-            inside = Counter(member // below for member in members)
-            if len(inside) == 1:
-                continue
-            for domain, count in sorted(inside.items()):
-                crossing = traffic.moved_bytes
-                if plain_call(instruction.call) == "all_to_all":
-                    crossing = size * count * (n - count) / n
-                if share := self._share(crossing, work_ps, link):
-                    found += [(("up", number, domain), share), (("down", number, domain), share)]
-        return tuple(found)
+    def _collective(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
+        if not self._shares_ways:
+            return ()
+        machine = self._machine_of(members)
+        mesh = instruction.mesh or self._group_of[id(instruction)].mesh
+        group = mesh_group(machine, mesh, instruction.axes)
+        size = itemsize(instruction.dtype)
+        return _shares(
+            collective_claims(machine, instruction.call, members, instruction.message_bytes, size, group), work_ps
+        )  # fmt: skip
 
-    def _uplinks(self, tier: int) -> list[tuple[int, Link, int]]:
-        """(tier, its link, size of a domain of the tier below) of every uplink on the way through `tier`."""
-        links = self.machine.links
-        return [
-            (number, links[number], links[number - 1].ranks)
-            for number in range(1, tier + 1)
-            if links[number].uplink_Bps is not None
-        ]
-
-    @staticmethod
-    def _share(size_bytes: float, work_ps: int, link: Link) -> Fraction:
-        """At most one: that a communication alone is slower than its link is a matter of its price."""
-        assert link.uplink_Bps is not None
-        needed = size_bytes * _PS_PER_S / (work_ps * link.uplink_Bps)
-        return min(_ONE, Fraction(needed).limit_denominator(_FINEST))
+    def _machine_of(self, members: tuple[int, ...]) -> Machine:
+        """The machine with the links that `members` find."""
+        changed = self._route(members)[1] if self._changes else None
+        return self.machine if changed is None else changed
 
     # ----------------------------------------------------------------------------- what is changed
 
@@ -179,7 +162,7 @@ class Network:
             raise TwofoldError(
                 f"the link change '{change}' names rank {absent[0]}; the program's ranks are 0 to {self._num_ranks - 1}"
             )
-        if change.tier is None:
+        if change.tier is None or self.machine.graph is not None:
             return tuple(range(len(links)))
         found = tuple(number for number, link in enumerate(links) if change.tier in (number, link.name))
         if not found:
@@ -206,6 +189,8 @@ class Network:
         Raises:
             TwofoldError: a failed tier with none beyond.
         """
+        if self._graph is not None:
+            return self.machine.tier(members), self._graph
         if members not in self._routes:
             links = self.machine.links
             slowest = self.machine.tier(members)
@@ -236,7 +221,10 @@ class Network:
         if key not in self._machines:
             links = list(self.machine.links)
             for tier, (taken, bandwidth, latency) in figures.items():
-                links[tier] = _scaled(self.machine.links[taken], bandwidth, latency, ranks=links[tier].ranks)
+                instead = _scaled(self.machine.links[taken], bandwidth, latency, ranks=links[tier].ranks)
+                if tier == 0:
+                    instead = msgspec.structs.replace(instead, uplink_Bps=None, ports=None, rails=False)
+                links[tier] = instead
             # a name of its own: prices are kept by machine
             name = f"{self.machine.name}/links{len(self._machines)}"
             self._machines[key] = msgspec.structs.replace(self.machine, links=tuple(links), name=name)
@@ -246,7 +234,6 @@ class Network:
         return price(instruction, self._group_of[id(instruction)], machine, self._num_ranks)
 
     def _check(self, group: GroupProgram, instruction: Instruction, id_: str) -> None:
-        self._group_of[id(instruction)] = group
         if instruction.kind is Kind.COLLECTIVE:
             meetings = {group.members(instruction, rank) for rank in group.ranks}
         else:
@@ -264,6 +251,15 @@ class Network:
 
 class _Unreachable(Exception):
     """A failed change and the name of the last tier."""
+
+
+def _shares(needed: Mapping[Hashable, int], work_ps: int) -> Claims:
+    """At most one of each: that a communication alone is slower than its link is a matter of its price.
+
+    Shares are whole parts of 2**-40, less than a picosecond in a second off, so that they are added up quickly.
+    """
+    shares = ((link, min(_PARTS, (own_ps * _PARTS + work_ps // 2) // work_ps)) for link, own_ps in needed.items())
+    return tuple((link, Fraction(parts, _PARTS)) for link, parts in shares if parts)
 
 
 def _scaled(link: Link, bandwidth: float, latency: float, ranks: int) -> Link:

@@ -234,9 +234,9 @@ def _transfers(
     dispatch = 0
     for stage, (here, there) in enumerate(pairwise(placement)):
         if here != there:
-            cost = price_transfer(machine, here * stride, there * stride, size_bytes)
+            cost = price_transfer(machine, here * stride, there * stride, size_bytes, stride)
             dispatch = stack.dispatch_ps(cost.dispatch_ps, "transfer", "C")
-            times[stage, stage + 1] = times[stage + 1, stage] = cost.work_ps
+            times[stage, stage + 1] = times[stage + 1, stage] = cost.together_ps
     return MappingProxyType(times), dispatch
 
 

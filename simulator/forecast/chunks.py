@@ -15,8 +15,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from costmodels import Machine
+from costmodels.price.group import axes_group
 from costmodels.price.instruction import price_collective, price_compute, price_wait
-from costmodels.price.tiers import axes_tiers
 from plans.degrees import Degrees
 from plans.degrees.groups import rank_groups
 from plans.errors import TwofoldError
@@ -150,12 +150,12 @@ class Chunks:
     @cached_property
     def groups(self) -> Groups:
         """Members and tiers of the groups inside a stage, of the stage where they are slowest."""
+        degrees = self.degrees
+        stages = degrees.pp, degrees.strides[-1]
         return {
-            name: (
-                math.prod(axis.size for axis in axes), axes_tiers(self.machine, axes, self.degrees.num_ranks)
-            )
-            for name, axes in rank_groups(self.degrees, self.config.kv_heads).items()
-        }  # fmt: skip
+            name: axes_group(self.machine, axes, degrees.num_ranks, stages)
+            for name, axes in rank_groups(degrees, self.config.kv_heads).items()
+        }
 
     @cached_property
     def lowered(self) -> Lowered | None:
@@ -167,7 +167,7 @@ class Chunks:
     @property
     def shards(self) -> int:
         """Ranks that hold the same weights."""
-        return self.groups["dp"][0]
+        return self.groups["dp"].members
 
     # ------------------------------------------------------------------- pieces
 
@@ -240,7 +240,7 @@ class Chunks:
             if piece not in self._held:
                 held = {"weight": 0, "gradient": 0, "optimizer": 0}
                 for group, some in self._by_group(piece):
-                    parts = parameter_bytes(some, self.numbers, self.degrees.optimizer, self.groups[group][0])
+                    parts = parameter_bytes(some, self.numbers, self.degrees.optimizer, self.groups[group].members)
                     held = {role: held[role] + size for role, size in parts.items()}
                 self._held[piece] = held
             for role, size in self._held[piece].items():
@@ -267,24 +267,23 @@ class Chunks:
         self, call: str, parameters: Sequence[ParameterTemplate], item_bytes: int, token: int, group: str = "dp"
     ) -> tuple[Line, ...]:
         """One collective over the ranks with copies, in the stack's messages."""
-        members, tiers = self.groups[group]
+        own = self.groups[group]
         size_bytes = self._bytes_of(parameters, item_bytes)
-        if members == 1 or size_bytes == 0:
+        if own.members == 1 or size_bytes == 0:
             return ()
         largest = item_bytes * max(self.numbers[each.elements] for each in parameters)
-        bucket = self.stack.message_bytes(self.degrees.optimizer, members, item_bytes, largest)
+        bucket = self.stack.message_bytes(self.degrees.optimizer, own.members, item_bytes, largest)
         whole = not bucket
         count = 1.0 if whole else max(size_bytes / bucket, 1e-9)
         cost = price_collective(
             self.machine,
             call,
-            members,
+            own,
             size_bytes if whole else min(bucket, max(size_bytes, bucket)),
             item_bytes,
-            tiers,
         )
         dispatch = self.stack.dispatch_ps(cost.dispatch_ps, "collective", "C")
-        return (Line(COLLECTIVE, round(dispatch * count), round(cost.work_ps * count), call, _CHANNEL, token),)
+        return (Line(COLLECTIVE, round(dispatch * count), round(cost.together_ps * count), call, _CHANNEL, token),)
 
     def _copied(self, read_bytes: int, written_bytes: int) -> tuple[Line, ...]:
         """A pass over all tensors of a piece, out of a flat buffer or into one, where the stack makes it."""
@@ -487,7 +486,7 @@ class Chunks:
             lines: list[Line] = []
             for group, some in self._by_group(piece):
                 sizes = [self.numbers[each.elements] for each in some]
-                copies = self.groups[group][0] if optimizer.parallel_level else 1
+                copies = self.groups[group].members if optimizer.parallel_level else 1
                 lines += self.stack.update_lines(sizes, dtype, optimizer, copies, self.machine)
             self.known[key] = measure([*ending, *lines], self.rates)
         found: Stretch = self.known[key]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from costmodels import Machine
+from costmodels.price.group import Group, axes_group
 from costmodels.price.instruction import price_collective, price_compute, price_wait
-from costmodels.price.tiers import axes_tiers
 from costmodels.price.traffic import plain_call
 from plans.degrees import Degrees
 from plans.degrees.groups import rank_groups
@@ -141,7 +141,7 @@ class _Lines:
         self.machine = machine
         self.degrees = degrees
         self._sizes: dict[tuple[tuple[str, ...], bool], int] = {}
-        self._groups: dict[tuple[str, ...], tuple[int, tuple[int, int]]] = {}
+        self._groups: dict[tuple[str, ...], Group] = {}
         self._sharded: dict[_Parameter, bool] = {}
         self._made: dict[tuple[str, tuple[_Parameter, ...]], Any] = {}
 
@@ -175,7 +175,7 @@ class _Lines:
         """Data-parallel ranks with the same experts: the axis "dp" of a mesh whose axis "ep" is the rest of them."""
         return self.degrees.dp // self.degrees.ep
 
-    def _group(self, axes: tuple[str, ...]) -> tuple[int, tuple[int, int]]:
+    def _group(self, axes: tuple[str, ...]) -> Group:
         found = self._groups.get(axes)
         if found is None:
             groups = rank_groups(self.degrees, 1)
@@ -183,7 +183,8 @@ class _Lines:
             for name, is_in in (("ep", "ep" in axes), ("tp", any(axis.startswith("tp") for axis in axes)),
                                 ("cp", "cp" in axes)):  # fmt: skip
                 along += groups.get(name, ()) if is_in else ()
-            found = self._size(axes, True), axes_tiers(self.machine, along, self.degrees.num_ranks)
+            stages = self.degrees.pp, self.degrees.strides[-1]
+            found = axes_group(self.machine, along, self.degrees.num_ranks, stages)
             self._groups[axes] = found
         return found
 
@@ -227,13 +228,12 @@ class _Lines:
         return Line(COMPUTE, round(cost.dispatch_ps * share), round(cost.work_ps * share), "memory")
 
     def _collective(self, call: str, axes: tuple[str, ...], size: int, item: int, token: int, share: float) -> Line:
-        members, tiers = self._group(axes)
-        cost = price_collective(self.machine, call, members, size, item, tiers)
+        cost = price_collective(self.machine, call, self._group(axes), size, item)
         # of one copy only, what is left to sum goes where tensor- or expert-parallel messages go
         channel = ".".join((*(["dp"] if self._copies > 1 else []), *axes))
         if call == "all_gather_flat" and self.degrees.optimizer.parallel_level >= 3:
             channel += ":weights"
-        work, dispatch = round(cost.work_ps * share), round(cost.dispatch_ps * share)
+        work, dispatch = round(cost.together_ps * share), round(cost.dispatch_ps * share)
         return Line(COLLECTIVE, dispatch, work, plain_call(call), channel, token)
 
     def _wait(self, token: int, share: float = 1.0) -> Line:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from costmodels import Machine
+from costmodels import Group, Machine
 from costmodels.price.instruction import overlap_class, price_collective, price_compute, price_wait
 from costmodels.price.traffic import plain_call
 from plans.lower.symbolic import Cell, PartTemplate
@@ -25,8 +25,8 @@ from simulator.stacks.base import Message, Step
 
 __all__ = ["Groups", "priced_cells", "priced_lines"]
 
-Groups = Mapping[str, tuple[int, tuple[int, int]]]
-"""axis -> members of its groups and their tiers, as `price_collective` takes them."""
+Groups = Mapping[str, Group]
+"""axis -> its groups, as they lie on the links."""
 
 Shape = tuple[int, ...]
 
@@ -115,7 +115,7 @@ class _Prices:
 
     def body(self, part: PartTemplate, numbers: Sequence[int], groups: Groups) -> list[Line]:
         """The lines of a part; not to be written to."""
-        template, ways = _looked_up(part), groups["tp"][0] if "tp" in groups else 1
+        template, ways = _looked_up(part), groups["tp"].members if "tp" in groups else 1
         key = (part, template.sizes(numbers), ways, *[_members(axes, groups) for axes in template.axes])
         lines = self._bodies.get(key)
         if lines is None:
@@ -183,10 +183,9 @@ def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
         if step.call == "wait":
             dispatch = stack.dispatch_ps(price_wait(machine).dispatch_ps, "wait", step.part)
             return Line(WAIT, dispatch, 0, token=step.token)
-        members, tiers = _members(step.axes, groups)
-        cost = price_collective(machine, step.call, members, step.size_bytes, step.item_bytes, tiers)
+        cost = price_collective(machine, step.call, _members(step.axes, groups), step.size_bytes, step.item_bytes)
         dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", step.part)
-        return Line(COLLECTIVE, dispatch, cost.work_ps, plain_call(step.call), ".".join(step.axes), step.token)
+        return Line(COLLECTIVE, dispatch, cost.together_ps, plain_call(step.call), ".".join(step.axes), step.token)
     flops = attention_flops(step.call, step.shapes, causal=step.causal)
     own = stack.name == "twofold"
     cost = price_compute(machine, step.call, step.shapes, step.dtype, step.touched_bytes, flops, own)
@@ -194,7 +193,7 @@ def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
     return Line(COMPUTE, dispatch, round(cost.work_ps * step.times), overlap_class(step.call))
 
 
-def _members(axes: tuple[str, ...], groups: Groups) -> tuple[int, tuple[int, int]]:
+def _members(axes: tuple[str, ...], groups: Groups) -> Group:
     if axes == ("dp",):  # "dp" stands for all ranks with the same weights
         return groups["replicas"]
     if len(axes) == 1:

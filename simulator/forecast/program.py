@@ -88,7 +88,7 @@ class _Reader:
                 cost = self._cost(line)
                 way = "F" if variant[0] == "F" else "B"
                 self.transfers[stage, way] = Transfers(
-                    work_ps=cost.work_ps, receive_dispatch_ps=cost.dispatch_ps,
+                    work_ps=cost.together_ps, receive_dispatch_ps=cost.dispatch_ps,
                     wait_dispatch_ps=self._cost(_WAIT).dispatch_ps,
                 )  # fmt: skip
 
@@ -132,7 +132,9 @@ def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ..
                 found.append(Op(WAIT, cost.dispatch_ps, token=str(line.waits)))
         elif line.kind is Kind.COLLECTIVE:
             token = line.token or f"{line.name}.blocking"
-            found.append(Op(ISSUE, cost.dispatch_ps, cost.work_ps, plain_call(line.call), channel_name(line), token))
+            found.append(
+                Op(ISSUE, cost.dispatch_ps, cost.together_ps, plain_call(line.call), channel_name(line), token)
+            )
             if line.token is None:
                 found.append(Op(WAIT, 0, token=token))
         elif line.channel.endswith(":within"):

@@ -91,8 +91,8 @@ class StepForecast:
         found = {}
         for stage in range(self.schedule.num_stages - 1):
             here, there = placement[stage], placement[stage + 1]
-            cost = price_transfer(self.machine, here * stride, there * stride, size)
-            own = Transfers(work_ps=cost.work_ps, receive_dispatch_ps=cost.dispatch_ps, wait_dispatch_ps=wait_ps)
+            cost = price_transfer(self.machine, here * stride, there * stride, size, stride)
+            own = Transfers(work_ps=cost.together_ps, receive_dispatch_ps=cost.dispatch_ps, wait_dispatch_ps=wait_ps)
             found[stage, "F"] = found[stage + 1, "B"] = own
         return found
 

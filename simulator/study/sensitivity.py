@@ -90,13 +90,16 @@ def _turns(base: WhatIf, machine: Machine) -> list[tuple[str, Callable[[float], 
         (said, lambda factor, name=name: replace(base, **{name: getattr(base, name) * factor}))  # type: ignore[misc]
         for name, said in KNOBS.items()
     ]
-    if len(machine.links) > 1:
-        for number, link in enumerate(machine.links):
+    links: dict[str | int, str] = {number: link.name for number, link in enumerate(machine.links)}
+    if machine.graph is not None:
+        links = {wire.name: wire.name for wire in machine.graph.wires}
+    if len(links) > 1:
+        for which, name in links.items():
 
-            def turn(factor: float, number: int = number) -> WhatIf:
-                return replace(base, links=(*base.links, LinkChange(tier=number, bandwidth=factor)))
+            def turn(factor: float, which: str | int = which) -> WhatIf:
+                return replace(base, links=(*base.links, LinkChange(tier=which, bandwidth=factor)))
 
-            found.append((f"bandwidth of {link.name}", turn))
+            found.append((f"bandwidth of {name}", turn))
     checkpoints, failures = base.checkpoints, base.failures
     if checkpoints is not None:
         found.append(

@@ -117,6 +117,7 @@ class WhatIf:
             machine,
             compute=changed,
             links=links,
+            graph=None if machine.graph is None else machine.graph.scaled(self.bandwidth, self.latency),
             collectives={kind: self._collective(each, speed) for kind, each in machine.collectives.items()},
             dispatch_s={kind: time_s * self.dispatch for kind, time_s in machine.dispatch_s.items()},
         )
@@ -141,12 +142,13 @@ class WhatIf:
         protocols = tuple(
             msgspec.structs.replace(
                 way, start_s=way.start_s * self.latency, hop_s=way.hop_s * self.latency,
-                cross_s=way.cross_s * self.latency,
+                cross_s=way.cross_s * self.latency, peer_s=way.peer_s * self.latency,
             )
             for way in each.protocols
         )  # fmt: skip
         return msgspec.structs.replace(
             each, start_s=each.start_s * self.latency, hop_s=each.hop_s * self.latency, protocols=protocols,
+            far_start_s=each.far_start_s * self.latency,
             copy_Bps=_times(each.copy_Bps, self.bandwidth), cpu_start_s=each.cpu_start_s / speed,
             cpu_message_s=each.cpu_message_s / speed, cpu_Bps=_times(each.cpu_Bps, speed),
         )  # fmt: skip
