@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from costmodels.interval import class_seconds, dispatch_seconds, step_interval
 from costmodels.machine.machine import Machine
-from costmodels.price.instruction import Cost, compute_class, price
-from costmodels.price.traffic import plain_call
+from costmodels.price.instruction import Cost, overlap_class, price
+from costmodels.price.overlap import overlap_law
 from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Scope
@@ -27,8 +27,6 @@ from simulator.timeline.memory import with_allowance
 __all__ = ["Outcome", "finished", "outcome", "outcome_of", "simulate"]
 
 _NOTHING = WhatIf()
-_SLOWEST = 1e-6
-"""A message never moves slower than so, however long the kernel beside it."""
 
 
 def simulate(
@@ -218,20 +216,11 @@ def _lowered(plan: Plan) -> Program:
 
 
 def _overlap(machine: Machine) -> Overlap | None:
-    """The machine's pairs, at the lengths of the two; what is not among them goes on undisturbed.
-
-    Updates count as bound by memory, an instruction as one kernel.
-    """
-    if not machine.overlap:
+    law = overlap_law(machine)
+    if law is None:
         return None
-    pairs = {(entry.compute, entry.collective): entry for entry in machine.overlap}
 
     def rates(compute: Instruction, comm: Instruction, compute_s: float, comm_s: float) -> tuple[float, float]:
-        kind = compute_class(compute.call)
-        pair = pairs.get(("memory" if kind == "update" else kind, plain_call(comm.call)))  # type: ignore[arg-type]
-        if pair is None:
-            return 1.0, 1.0
-        slowed, moving = pair.rates(compute_s, comm_s)
-        return slowed, max(moving, _SLOWEST)
+        return law(overlap_class(compute.call), compute_s, comm.call, comm_s)
 
     return rates
