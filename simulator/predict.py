@@ -18,7 +18,7 @@ from plans.program import GroupProgram, Instruction, Kind, Program, Scope
 from plans.timeline import Timeline
 from simulator.engine.check import check_program
 from simulator.engine.network import Network
-from simulator.engine.order import CostOf
+from simulator.engine.prices import CostOf
 from simulator.engine.run import Overlap, Stretch, run_program
 from simulator.study.goodput import Goodput, goodput
 from simulator.study.whatif import WhatIf

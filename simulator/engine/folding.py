@@ -20,7 +20,7 @@ from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
 from plans.redistribution import Piece
 from plans.timeline import Timeline
-from simulator.engine.order import CostOf, Priced
+from simulator.engine.prices import CostOf, Priced
 
 __all__ = ["Folded", "fold"]
 

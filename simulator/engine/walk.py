@@ -1,0 +1,236 @@
+"""Ranks whose own work is not slowed by others: they run ahead of any clock.
+
+A rank's times follow from its own order and from the ends of what it waits for. So every rank goes ahead as far as it
+can, and is resumed when the end that it waits for is known; in which order that happens changes no time. Where links
+are shared too, communication is worked off by the clock of `simulator.engine.exchange.Shared`; where nothing is, no
+event is needed at all.
+
+Communication that is issued starts after the compute issued before it (as a communication stream that waits for the
+current stream does), and a WAIT holds up what follows: the host itself where the host computes, the compute stream
+where compute runs behind the host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Protocol
+
+from simulator.engine.exchange import Communication, Exchange, Shared
+from simulator.engine.matching import Matching, Peers
+from simulator.engine.order import ISSUE, RUN, Order
+from simulator.engine.record import HOST, Recorder
+
+__all__ = ["Walk"]
+
+
+class StepPrices(Protocol):
+    """The prices of a step: `simulator.engine.prices.PriceTable`, or nothing at all."""
+
+    order: Order
+    dispatch_ps: Sequence[int]
+    work_ps: Sequence[int]
+    cpu_ps: Sequence[int]
+    runs: Sequence[tuple[int, int, int]]
+
+
+_Process = Generator["Side | Communication", None, None]
+"""A rank; it yields what it waits for."""
+
+
+class Side:
+    """One side of a transfer on a `Channel`.
+
+    Attributes:
+        end: of the transfer; -1 until it is known.
+        waiter: what waits for it, if anything does.
+    """
+
+    __slots__ = ("cpu_ps", "end", "posted", "waiter", "work_ps")
+
+    def __init__(self, posted: int, work_ps: int, cpu_ps: int) -> None:
+        self.posted = posted
+        self.work_ps = work_ps
+        self.cpu_ps = cpu_ps
+        self.end = -1
+        self.waiter: tuple[int, _Process] | None = None
+
+
+class Channel:
+    """The transfers from one rank to another where neither has other partners: the k-th SEND meets the k-th RECV.
+
+    Args:
+        ready: where a waiter goes when the end that it waits for is known.
+
+    Attributes:
+        starts, ends: of the transfers whose two sides have been posted.
+    """
+
+    __slots__ = ("_early", "_early_is_send", "_ready", "ends", "starts")
+
+    def __init__(self, ready: deque[tuple[int, _Process]]) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self._ready = ready
+        self._early: deque[Side] = deque()  # of the rank that is ahead
+        self._early_is_send = False
+
+    def post(self, is_send: bool, side: Side) -> None:
+        """One side of the next transfer is issued."""
+        early = self._early
+        if not early or self._early_is_send is is_send:
+            self._early_is_send = is_send
+            early.append(side)
+            return
+        other = early.popleft()
+        start = side.posted if side.posted > other.posted else other.posted
+        if self.ends and self.ends[-1] > start:
+            start = self.ends[-1]
+        cpu_ps = side.cpu_ps if side.cpu_ps > other.cpu_ps else other.cpu_ps
+        work_ps = side.work_ps if side.work_ps > other.work_ps else other.work_ps
+        side.end = other.end = end = start + cpu_ps + work_ps
+        self.starts.append(start)
+        self.ends.append(end)
+        if other.waiter is not None:
+            self._ready.append(other.waiter)
+
+
+class Walk:
+    """All ranks of a program, from their first step to their last.
+
+    Args:
+        matching: of the program.
+        prices_of: (rank, step) -> its prices.
+        recorder: of the spans.
+        num_steps: steps to run, one after the other.
+        host_async: whether compute runs behind the host.
+        shared: links that communication shares, if it does.
+
+    Attributes:
+        waiting_for: rank -> the communication that it waits for and that never ends; empty where all came to their end.
+    """
+
+    def __init__(
+        self,
+        matching: Matching,
+        prices_of: Callable[[int, int], StepPrices],
+        recorder: Recorder,
+        *,
+        num_steps: int,
+        host_async: bool,
+        shared: Shared | None = None,
+    ) -> None:
+        self.waiting_for: dict[int, Side | Communication] = {}
+        self._prices_of = prices_of
+        self._recorder = recorder
+        self._num_steps = num_steps
+        self._host_async = host_async
+        self._ready: deque[tuple[int, _Process]] = deque()
+        self._shared = shared
+        self._exchange = Exchange(recorder.communication, self._wake, shared)
+        self._channels: dict[int, Channel] = {}  # by stream, of both sides
+        for pair in matching.pairs if shared is None else ():
+            self._channels[pair.sends] = self._channels[pair.receives] = Channel(self._ready)
+        self._matching = matching
+
+    def run(self) -> None:
+        """Run all ranks as far as they come."""
+        self._ready.extend((rank, self._rank(rank, peers)) for rank, peers in self._matching.peers.items())
+        self._advance()
+        if self._shared is not None:
+            self._shared.run()
+        if not self.waiting_for and self._channels:
+            self._record_channels()
+
+    def _advance(self) -> None:
+        ready, waiting = self._ready, self.waiting_for
+        while ready:
+            rank, process = ready.popleft()
+            awaited = next(process, None)
+            if awaited is not None:
+                waiting[rank] = awaited
+                awaited.waiter = (rank, process)
+            elif rank in waiting:
+                del waiting[rank]
+
+    def _record_channels(self) -> None:
+        positions = self._matching.positions
+        for pair in self._matching.pairs:
+            channel = self._channels[pair.sends]
+            self._recorder.channel(pair.source, positions[pair.sends], channel.starts, channel.ends)
+            self._recorder.channel(pair.target, positions[pair.receives], channel.starts, channel.ends)
+
+    def _wake(self, over: Communication) -> None:
+        self._ready.append(over.waiter)
+        if self._shared is not None:
+            self._shared.later(over.end, self._advance)
+
+    def _rank(self, rank: int, peers_at: Mapping[int, Peers]) -> _Process:
+        is_async, host, stream = self._host_async, 0, 0
+        channels, exchange, span = self._channels, self._exchange, self._recorder.span
+        for step in range(self._num_steps):
+            prices = self._prices_of(rank, step)
+            order, runs, dispatch_ps = prices.order, prices.runs, prices.dispatch_ps
+            run_begins = self._recorder.runs_of(prices).append
+            slots: list[Side | Communication | None] = [None] * order.num_slots
+            unwaited: list[tuple[int, Side | Communication]] = []
+            for kind, position, slot in order.segments:
+                if kind == RUN:
+                    dispatch, work, lead = runs[position]
+                    run_begins((rank, step, position, host, stream))
+                    if is_async:
+                        ahead = host + lead
+                        stream = work + (stream if stream > ahead else ahead)
+                        host += dispatch
+                    else:
+                        host += dispatch + work
+                    continue
+                waited: Side | Communication | None
+                if kind == ISSUE:
+                    peers = peers_at[position]
+                    if not peers.keys:  # no piece of the transfer is this rank's
+                        continue
+                    if dispatch := dispatch_ps[position]:
+                        span(rank, HOST, step, order.name[position], host, host + dispatch)
+                        host += dispatch
+                    posted = host if host > stream else stream
+                    channel = channels.get(peers.stream)
+                    if channel is not None:
+                        waited = Side(posted, prices.work_ps[position], prices.cpu_ps[position])
+                        channel.post(peers.is_send, waited)
+                    else:
+                        waited = Communication(
+                            rank, step, position, order.instructions[position], peers, prices.work_ps[position],
+                            prices.cpu_ps[position],
+                        )  # fmt: skip
+                        exchange.post(waited, posted)
+                    if slot >= 0:
+                        slots[slot] = waited
+                        if position in order.unwaited:
+                            unwaited.append((position, waited))
+                        continue
+                else:
+                    if dispatch := dispatch_ps[position]:
+                        span(rank, HOST, step, order.name[position], host, host + dispatch)
+                        host += dispatch
+                    waited = slots[slot]
+                    if waited is None:
+                        continue
+                if waited.end < 0:
+                    yield waited
+                end = waited.end
+                if is_async:
+                    if end > stream:
+                        stream = end
+                elif end > host:
+                    self._recorder.wait(rank, step, position, host, end)
+                    host = end
+            for position, waited in unwaited:
+                if waited.end < 0:
+                    yield waited
+                end = waited.end
+                if end > max(host, stream):
+                    if not is_async:
+                        self._recorder.wait(rank, step, position, host, end)
+                    host = end
+            host = stream = max(host, stream)
