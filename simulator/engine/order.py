@@ -7,7 +7,6 @@ share them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from plans.errors import TwofoldError
 from plans.program import Body, GroupProgram, Instruction, Kind, Scope
@@ -39,16 +38,9 @@ class Names:
         return [table.setdefault(triple, len(table)) for triple in zip(ids, calls, parts, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A communication or wait of a body: where it stands, and the token that it issues or waits for, if any."""
-
-    offset: int
-    instruction: Instruction
-    is_wait: bool
-    token: str | None
-    by_micro_batch: bool
-    micro_batch: int | None
+_Line = tuple[int, int, "str | None", bool, "int | None"]
+"""A communication or wait of a body: its place there, ISSUE or WAIT, its token, whether every micro-batch has one of
+its own, and the micro-batch where that is not the block's."""
 
 
 class _CompiledBody:
@@ -77,7 +69,7 @@ def _line(offset: int, instruction: Instruction, group: GroupProgram, label: str
         )
     by_micro_batch = token is not None and group.values[token].scope is Scope.MICRO
     micro_batch = instruction.attrs.get("micro_batch") if is_wait else None
-    return _Line(offset, instruction, is_wait, token, by_micro_batch, micro_batch)
+    return offset, WAIT if is_wait else ISSUE, token, by_micro_batch, micro_batch
 
 
 class Order:
@@ -102,52 +94,48 @@ class Order:
         self.segments: list[tuple[int, int, int]] = []
         self.runs: list[tuple[int, int]] = []
         self.unwaited: set[int] = set()
+        segments, runs, ids, unwaited = self.segments, self.runs, self.ids, self.unwaited
         slots: dict[tuple[str | None, int | None], int] = {}
         issued: dict[int, int] = {}
         compiled: dict[int, _CompiledBody] = {}
         calls: list[str] = []
         parts: list[str] = []
-        free = 0  # the position after the last communication or wait
-        begin = 0
+        begin = free = 0  # where a block begins, and what stands after the last communication or wait
         for block in group.blocks:
-            label, micro_batch = block.label, block.micro_batch
+            label, here = block.label, block.micro_batch
             body = compiled.get(id(block.body))
             if body is None:
                 body = compiled[id(block.body)] = _CompiledBody(block.body, group, label)
             self.instructions += body.instructions
-            self.ids += map(label.__add__, body.ends)
+            ids += [label + end for end in body.ends]
             calls += body.calls
             parts += body.parts
-            for line in body.lines:
-                position = begin + line.offset
+            for offset, kind, token, by_micro_batch, micro_batch in body.lines:
+                position = begin + offset
                 if free < position:
-                    self._run(free, position)
+                    segments.append((RUN, len(runs), 0))
+                    runs.append((free, position))
                 free = position + 1
-                key = line.token, (
-                    None if not line.by_micro_batch else micro_batch if line.micro_batch is None else line.micro_batch
-                )
-                if line.is_wait:
-                    if key not in slots and group.values[str(line.token)].scope is not Scope.KEPT:
+                if token is None:
+                    segments.append((ISSUE, position, -1))
+                    continue
+                key = token, (here if micro_batch is None else micro_batch) if by_micro_batch else None
+                slot = slots.get(key)
+                if slot is None:
+                    if kind == WAIT and group.values[token].scope is not Scope.KEPT:
                         raise TwofoldError(
-                            f"{self.ids[position]!r} waits for token {line.token!r}, which nothing before it in the "
-                            "step issues"
+                            f"{ids[position]!r} waits for token {token!r}, which nothing before it in the step issues"
                         )
-                    slot = slots.setdefault(key, len(slots))
-                    self.segments.append((WAIT, position, slot))
-                    self.unwaited.discard(issued.get(slot, -1))
-                elif line.token is None:
-                    self.segments.append((ISSUE, position, -1))
+                    slot = slots[key] = len(slots)
+                segments.append((kind, position, slot))
+                if kind == WAIT:
+                    unwaited.discard(issued.get(slot, -1))
                 else:
-                    slot = slots.setdefault(key, len(slots))
-                    self.segments.append((ISSUE, position, slot))
                     issued[slot] = position
-                    self.unwaited.add(position)
-            begin += len(body.instructions)
+                    unwaited.add(position)
+            begin += len(body.ends)
         if free < begin:
-            self._run(free, begin)
+            segments.append((RUN, len(runs), 0))
+            runs.append((free, begin))
         self.num_slots = len(slots)
         self.name = names.numbers(self.ids, calls, parts)
-
-    def _run(self, first: int, stop: int) -> None:
-        self.segments.append((RUN, len(self.runs), 0))
-        self.runs.append((first, stop))

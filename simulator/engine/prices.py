@@ -87,22 +87,15 @@ class PriceTable:
         Raises:
             TwofoldError: a price that is negative, not a number or not whole.
         """
-        columns: tuple[list[int], ...] = ([], [], [])
-        of_body: dict[int, list[list[int]]] = {}
         known: dict[int, tuple[int, int, int]] = {}
-        for block in order.group.blocks:
-            rows = of_body.get(id(block.body))
-            if rows is None:
-                prices = []
-                for instruction in block.body.instructions:
-                    if id(instruction) not in known:
-                        id_ = f"{block.label}/{instruction.name}"
-                        known[id(instruction)] = _price(cost_of(instruction, order.group), instruction, id_)
-                    prices.append(known[id(instruction)])
-                rows = of_body[id(block.body)] = [[price[column] for price in prices] for column in range(3)]
-            for column, row in zip(columns, rows, strict=True):
-                column += row
-        return cls(order, *columns)
+        labels = {id(block.body): block.label for block in reversed(order.group.blocks)}
+        for body in {id(block.body): block.body for block in order.group.blocks}.values():
+            for instruction in body.instructions:
+                if id(instruction) not in known:
+                    cost, id_ = cost_of(instruction, order.group), f"{labels[id(body)]}/{instruction.name}"
+                    known[id(instruction)] = _price(cost, instruction, id_)
+        rows = [known[id(instruction)] for instruction in order.instructions]
+        return cls(order, *(zip(*rows, strict=True) if rows else ((), (), ())))
 
     def stretched(self, factor: npt.NDArray[np.float64]) -> PriceTable:
         """The same prices, what the rank itself does times a factor per position and rounded; links stay."""
@@ -121,22 +114,21 @@ class PriceTable:
         return (both[first + 1 : stop + 1] - both[first]).tolist()
 
     def spans(
-        self, runs: Sequence[int], host: Sequence[int], stream: Sequence[int], host_async: bool
+        self, number: _Ints, host: _Ints, stream: _Ints, host_async: bool
     ) -> Mapping[str, _Ints]:
-        """When the instructions of some runs start and end, given when host and stream were free before each.
+        """When the instructions of runs of some numbers start and end, given when host and stream were free before.
 
         Returns:
-            arrays over all instructions of all these runs: `position`, `record` (index into `runs`), `host_start`,
+            arrays over all instructions of all these runs: `position`, `record` (index into `number`), `host_start`,
             `host_end` (equal where the host computes itself), `start`, `end`.
         """
-        number = np.array(runs, dtype=np.int64)
         firsts, lengths = self._first[number], self._stop[number] - self._first[number]
         record = np.repeat(np.arange(len(number)), lengths)
         position = np.arange(len(record)) - (np.cumsum(lengths) - lengths)[record] + firsts[record]
         begin = firsts[record]
         dispatch = self._dispatch_before[position + 1] - self._dispatch_before[begin]
         work = self._work_before[position + 1] - self._work_before[begin]
-        free_host = np.array(host, dtype=np.int64)[record]
+        free_host = host[record]
         if not host_async:
             end = free_host + dispatch + work
             start = end - self._dispatch[position] - self._work[position]
@@ -145,7 +137,7 @@ class PriceTable:
                 "start": start, "end": end,
             }  # fmt: skip
         lead = self._highest_lead[position] - self._base(begin)
-        end = work + np.maximum(np.array(stream, dtype=np.int64)[record], free_host + lead)
+        end = work + np.maximum(stream[record], free_host + lead)
         host_end = free_host + dispatch
         return {
             "position": position, "record": record, "host_start": host_end - self._dispatch[position],

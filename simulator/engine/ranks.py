@@ -106,7 +106,7 @@ class TimedRanks:
         for step in range(self.num_steps):
             table = self.prices_of(rank, step)
             order = table.order
-            device = _Device(self.env, self.recorder, fabric, rank, step, table)
+            device = _Device(self.env, self.recorder, fabric, rank, step, table, *self.recorder.some_runs(table, rank, step))
             slots: list[Communication | None] = [None] * order.num_slots
             unwaited: list[Communication] = []
             for kind, position, slot in order.segments:
@@ -169,7 +169,7 @@ class TimedRanks:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A rank's device during a step."""
+    """A rank's device during a step; `numbers` and `free` are of `Recorder.some_runs`."""
 
     env: simpy.Environment
     recorder: Recorder
@@ -177,6 +177,8 @@ class _Device:
     rank: int
     step: int
     table: PriceTable
+    numbers: list[int]
+    free: list[int]
 
     def run(self, number: int, host: int, stream: int) -> Generator[simpy.Event, object, tuple[int, int]]:
         """A run: all that comes before the next communication on the device at once, what is beside one step by step.
@@ -195,7 +197,8 @@ class _Device:
                     yield self.fabric.run_ahead(self.rank, ends[-1][2])
                 now = int(self.env.now)
                 if ends[-1][2] <= now and at == first:
-                    self.recorder.runs_of(table).append((self.rank, self.step, number, host, stream))
+                    self.numbers.append(number)
+                    self.free.extend((host, stream))
                     return ends[-1][0], ends[-1][2]
                 for issued, begins, end in ends:
                     if end > now and begins >= now:  # not begun

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +15,51 @@ from simulator.engine.exchange import Communication
 from simulator.engine.order import Names, Order
 from simulator.engine.prices import LONGEST_PS, PriceTable
 
-__all__ = ["COMM", "COMPUTE", "HOST", "Recorder"]
+__all__ = ["COMM", "COMPUTE", "HOST", "Recorder", "StepPrices"]
 
 HOST, COMPUTE, COMM = range(3)
 """Numbers of the streams, as in `plans.timeline.STREAMS`."""
 
 _Ints = npt.NDArray[np.int64]
+
+
+class StepPrices(Protocol):
+    """The prices of a step: `simulator.engine.prices.PriceTable`, or nothing at all."""
+
+    @property
+    def order(self) -> Order:
+        """Of the step."""
+
+    @property
+    def dispatch_ps(self) -> Sequence[int]:
+        """By position, as of `Priced`."""
+
+    @property
+    def work_ps(self) -> Sequence[int]:
+        """By position."""
+
+    @property
+    def cpu_ps(self) -> Sequence[int]:
+        """By position."""
+
+    @property
+    def runs(self) -> Sequence[tuple[int, int, int]]:
+        """As of `PriceTable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Runs of one step of a rank: their numbers (None: all), and when host and stream were free before each."""
+
+    prices: StepPrices
+    rank: int
+    step: int
+    numbers: list[int] | None
+    free: list[int]
+
+    @property
+    def run_numbers(self) -> Sequence[int]:
+        return range(len(self.prices.runs)) if self.numbers is None else self.numbers
 
 
 class Recorder:
@@ -31,7 +72,8 @@ class Recorder:
     def __init__(self, order_of: Mapping[int, Order]) -> None:
         self._order_of = order_of
         self._rows: list[int] = []  # rank, stream, step, name, start, end, and so on
-        self._runs: dict[PriceTable, list[tuple[int, int, int, int, int]]] = {}
+        self._runs: list[_Runs] = []
+        self._name_arrays: dict[Order, _Ints] = {}
         self._waits: list[tuple[int, int, int, int, int]] = []
         self._channels: list[tuple[int, Sequence[int], Sequence[int], Sequence[int]]] = []
 
@@ -48,9 +90,18 @@ class Recorder:
         name = self._order_of[over.rank].name[over.position]
         self._rows += (over.rank, COMM, over.step, name, over.start, over.end)
 
-    def runs_of(self, prices: PriceTable) -> list[tuple[int, int, int, int, int]]:
-        """Where runs at these prices are kept: (rank, step, number of the run, host free at, stream free at)."""
-        return self._runs.setdefault(prices, [])
+    def all_runs(self, prices: StepPrices, rank: int, step: int) -> list[int]:
+        """A list to add to: for every run of a step, in order, when host and stream were free before it."""
+        runs = _Runs(prices, rank, step, None, [])
+        self._runs.append(runs)
+        return runs.free
+
+    def some_runs(self, prices: StepPrices, rank: int, step: int) -> tuple[list[int], list[int]]:
+        """Two lists to add to: numbers of runs, and for each when host and stream were free before it."""
+        runs = _Runs(prices, rank, step, [], [])
+        self._runs.append(runs)
+        assert runs.numbers is not None
+        return runs.numbers, runs.free
 
     def channel(
         self, rank: int, positions: Sequence[int], starts_ps: Sequence[int], ends_ps: Sequence[int]
@@ -102,10 +153,11 @@ class Recorder:
         last = max(self._rows[5::6], default=0)
         for _, _, _, ends in self._channels:
             last = max(last, max(ends, default=0))
-        for prices, records in self._runs.items():
-            free = max((max(record[3:]) for record in records), default=0)
-            if free + sum(prices.dispatch_ps) + sum(prices.work_ps) > LONGEST_PS:
-                ends = (max(host, stream) + sum(prices.runs[run][:2]) for _, _, run, host, stream in records)
+        for runs in self._runs:
+            longest = sum(runs.prices.dispatch_ps) + sum(runs.prices.work_ps)
+            if max(runs.free, default=0) + longest > LONGEST_PS:
+                free = zip(runs.free[::2], runs.free[1::2], runs.run_numbers, strict=True)
+                ends = (max(host, stream) + sum(runs.prices.runs[number][:2]) for host, stream, number in free)
                 last = max(last, max(ends, default=0))
         if last > LONGEST_PS:
             raise TwofoldError(
@@ -115,28 +167,36 @@ class Recorder:
     def _channel_columns(self) -> list[_Ints]:
         parts = []
         for rank, positions, starts, ends in self._channels:
-            per_step = len(positions)
-            name = np.array(self._order_of[rank].name, dtype=np.int64)[np.array(positions, dtype=np.int64)]
+            names = self._names_of(self._order_of[rank])
             columns = np.empty((6, len(starts)), dtype=np.int64)
             columns[0], columns[1] = rank, COMM
-            columns[2] = np.arange(len(starts)) // per_step
-            columns[3] = np.tile(name, len(starts) // per_step)
+            columns[2] = np.arange(len(starts)) // len(positions)
+            columns[3] = np.tile(names[positions], len(starts) // len(positions))
             columns[4], columns[5] = starts, ends
             parts.append(columns)
         return parts
 
     def _run_columns(self, host_async: bool) -> list[_Ints]:
         parts = []
-        for prices, records in self._runs.items():
-            if not records:
+        for runs in self._runs:
+            if not runs.free:
                 continue
-            ranks, steps, runs, hosts, streams = zip(*records, strict=True)
-            found = prices.spans(runs, hosts, streams, host_async)
-            name = np.array(prices.order.name, dtype=np.int64)[found["position"]]
-            rank = np.array(ranks, dtype=np.int64)[found["record"]]
-            step = np.array(steps, dtype=np.int64)[found["record"]]
-            parts.append(np.stack([rank, np.full_like(rank, COMPUTE), step, name, found["start"], found["end"]]))
-            issued = found["host_end"] > found["host_start"]
-            host_rows = [rank, np.full_like(rank, HOST), step, name, found["host_start"], found["host_end"]]
-            parts.append(np.stack(host_rows)[:, issued])
+            free = np.array(runs.free, dtype=np.int64).reshape(-1, 2)
+            numbers = np.array(runs.run_numbers, dtype=np.int64)
+            assert isinstance(runs.prices, PriceTable)
+            found = runs.prices.spans(numbers, free[:, 0], free[:, 1], host_async)
+            name = self._names_of(runs.prices.order)[found["position"]]
+            issued = np.flatnonzero(found["host_end"] > found["host_start"])
+            columns = np.empty((6, len(name) + len(issued)), dtype=np.int64)
+            columns[0], columns[2] = runs.rank, runs.step
+            columns[1, : len(name)], columns[1, len(name) :] = COMPUTE, HOST
+            columns[3] = np.concatenate([name, name[issued]])
+            columns[4] = np.concatenate([found["start"], found["host_start"][issued]])
+            columns[5] = np.concatenate([found["end"], found["host_end"][issued]])
+            parts.append(columns)
         return parts
+
+    def _names_of(self, order: Order) -> _Ints:
+        if order not in self._name_arrays:
+            self._name_arrays[order] = np.array(order.name, dtype=np.int64)
+        return self._name_arrays[order]

@@ -13,25 +13,14 @@ where compute runs behind the host.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Generator, Mapping
 
 from simulator.engine.exchange import Communication, Exchange, Shared
 from simulator.engine.matching import Matching, Peers
-from simulator.engine.order import ISSUE, RUN, Order
-from simulator.engine.record import HOST, Recorder
+from simulator.engine.order import ISSUE, RUN
+from simulator.engine.record import HOST, Recorder, StepPrices
 
 __all__ = ["Walk"]
-
-
-class StepPrices(Protocol):
-    """The prices of a step: `simulator.engine.prices.PriceTable`, or nothing at all."""
-
-    order: Order
-    dispatch_ps: Sequence[int]
-    work_ps: Sequence[int]
-    cpu_ps: Sequence[int]
-    runs: Sequence[tuple[int, int, int]]
 
 
 _Process = Generator["Side | Communication", None, None]
@@ -39,21 +28,18 @@ _Process = Generator["Side | Communication", None, None]
 
 
 class Side:
-    """One side of a transfer on a `Channel`.
+    """One side of a transfer on a `Channel`; class attributes are what holds until it is known.
 
     Attributes:
         end: of the transfer; -1 until it is known.
         waiter: what waits for it, if anything does.
     """
 
-    __slots__ = ("cpu_ps", "end", "posted", "waiter", "work_ps")
-
-    def __init__(self, posted: int, work_ps: int, cpu_ps: int) -> None:
-        self.posted = posted
-        self.work_ps = work_ps
-        self.cpu_ps = cpu_ps
-        self.end = -1
-        self.waiter: tuple[int, _Process] | None = None
+    end = -1
+    waiter: tuple[int, _Process] | None = None
+    posted: int
+    work_ps: int
+    cpu_ps: int
 
 
 class Channel:
@@ -66,7 +52,7 @@ class Channel:
         starts, ends: of the transfers whose two sides have been posted.
     """
 
-    __slots__ = ("_early", "_early_is_send", "_ready", "ends", "starts")
+    __slots__ = ("_early", "_early_is_send", "_last_end", "_ready", "ends", "starts")
 
     def __init__(self, ready: deque[tuple[int, _Process]]) -> None:
         self.starts: list[int] = []
@@ -74,25 +60,32 @@ class Channel:
         self._ready = ready
         self._early: deque[Side] = deque()  # of the rank that is ahead
         self._early_is_send = False
+        self._last_end = 0
 
-    def post(self, is_send: bool, side: Side) -> None:
+    def post(self, is_send: bool, posted: int, work_ps: int, cpu_ps: int) -> Side:
         """One side of the next transfer is issued."""
-        early = self._early
+        early, side = self._early, Side()
         if not early or self._early_is_send is is_send:
             self._early_is_send = is_send
+            side.posted, side.work_ps, side.cpu_ps = posted, work_ps, cpu_ps
             early.append(side)
-            return
+            return side
         other = early.popleft()
-        start = side.posted if side.posted > other.posted else other.posted
-        if self.ends and self.ends[-1] > start:
-            start = self.ends[-1]
-        cpu_ps = side.cpu_ps if side.cpu_ps > other.cpu_ps else other.cpu_ps
-        work_ps = side.work_ps if side.work_ps > other.work_ps else other.work_ps
-        side.end = other.end = end = start + cpu_ps + work_ps
+        start = posted if posted > other.posted else other.posted
+        if self._last_end > start:
+            start = self._last_end
+        end = (
+            start
+            + (work_ps if work_ps > other.work_ps else other.work_ps)
+            + (cpu_ps if cpu_ps > other.cpu_ps else other.cpu_ps)
+        )
+        side.end = other.end = self._last_end = end
         self.starts.append(start)
         self.ends.append(end)
         if other.waiter is not None:
             self._ready.append(other.waiter)
+            other.waiter = None
+        return side
 
 
 class Walk:
@@ -127,7 +120,6 @@ class Walk:
         self._host_async = host_async
         self._ready: deque[tuple[int, _Process]] = deque()
         self._shared = shared
-        self._exchange = Exchange(recorder.communication, self._wake, shared)
         self._channels: dict[int, Channel] = {}  # by stream, of both sides
         for pair in matching.pairs if shared is None else ():
             self._channels[pair.sends] = self._channels[pair.receives] = Channel(self._ready)
@@ -135,7 +127,8 @@ class Walk:
 
     def run(self) -> None:
         """Run all ranks as far as they come."""
-        self._ready.extend((rank, self._rank(rank, peers)) for rank, peers in self._matching.peers.items())
+        exchange = Exchange(self._recorder.communication, self._wake, self._shared)
+        self._ready.extend((rank, self._rank(rank, peers, exchange)) for rank, peers in self._matching.peers.items())
         self._advance()
         if self._shared is not None:
             self._shared.run()
@@ -162,22 +155,24 @@ class Walk:
 
     def _wake(self, over: Communication) -> None:
         self._ready.append(over.waiter)
+        over.waiter = None
         if self._shared is not None:
             self._shared.later(over.end, self._advance)
 
-    def _rank(self, rank: int, peers_at: Mapping[int, Peers]) -> _Process:
+    def _rank(self, rank: int, peers_at: Mapping[int, Peers], exchange: Exchange) -> _Process:
         is_async, host, stream = self._host_async, 0, 0
-        channels, exchange, span = self._channels, self._exchange, self._recorder.span
+        channels, span = self._channels, self._recorder.span
         for step in range(self._num_steps):
             prices = self._prices_of(rank, step)
-            order, runs, dispatch_ps = prices.order, prices.runs, prices.dispatch_ps
-            run_begins = self._recorder.runs_of(prices).append
+            order, runs = prices.order, prices.runs
+            dispatch_ps, work_ps, cpu_ps = prices.dispatch_ps, prices.work_ps, prices.cpu_ps
+            begins = self._recorder.all_runs(prices, rank, step)
             slots: list[Side | Communication | None] = [None] * order.num_slots
             unwaited: list[tuple[int, Side | Communication]] = []
             for kind, position, slot in order.segments:
                 if kind == RUN:
                     dispatch, work, lead = runs[position]
-                    run_begins((rank, step, position, host, stream))
+                    begins += (host, stream)
                     if is_async:
                         ahead = host + lead
                         stream = work + (stream if stream > ahead else ahead)
@@ -196,12 +191,11 @@ class Walk:
                     posted = host if host > stream else stream
                     channel = channels.get(peers.stream)
                     if channel is not None:
-                        waited = Side(posted, prices.work_ps[position], prices.cpu_ps[position])
-                        channel.post(peers.is_send, waited)
+                        waited = channel.post(peers.is_send, posted, work_ps[position], cpu_ps[position])
                     else:
                         waited = Communication(
-                            rank, step, position, order.instructions[position], peers, prices.work_ps[position],
-                            prices.cpu_ps[position],
+                            rank, step, position, order.instructions[position], peers, work_ps[position],
+                            cpu_ps[position],
                         )  # fmt: skip
                         exchange.post(waited, posted)
                     if slot >= 0:
