@@ -6,8 +6,10 @@ integer picoseconds since the step began on the first rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -156,11 +158,39 @@ class Timeline:
         intervals = np.diff(np.array(self.step_end_ps, dtype=np.int64))
         return float(np.median(intervals[:-1] if len(intervals) > 1 else intervals)) / PS_PER_S
 
-    @property
+    @cached_property
     def represents(self) -> Mapping[int, int]:
         """rank -> how many equal ranks its spans stand for, itself included; the others have no spans."""
-        found: Mapping[int, int] | None = self.meta.get("represents")
-        return dict.fromkeys(range(self.num_ranks), 1) if found is None else found
+        return Counter(sorted(self.representatives))
+
+    @property
+    def representatives(self) -> Sequence[int]:
+        """rank -> the rank whose spans are its own too: itself, or one that did the same at the same times."""
+        found: Sequence[int] | None = self.meta.get("representatives")
+        return range(self.num_ranks) if found is None else found
+
+    def spelled_out(self) -> Timeline:
+        """The same with spans and memory for every rank, where one rank stood for others."""
+        if len(self.represents) == self.num_ranks:
+            return self
+        first = np.searchsorted(self.rank, np.arange(self.num_ranks + 1))
+        of = np.array(self.representatives, dtype=np.int64)
+        counts = first[of + 1] - first[of]
+        begins = np.repeat(first[of] - (np.cumsum(counts) - counts), counts)
+        rows = begins + np.arange(len(begins))
+        peaks = {peak.rank: peak for peak in self.memory}
+        return replace(
+            self,
+            rank=np.repeat(np.arange(self.num_ranks, dtype=self.rank.dtype), counts),
+            **{name: getattr(self, name)[rows] for name in ("stream", "step", "name_index", "start_ps", "end_ps")},
+            memory=tuple(replace(peaks[of], rank=rank) for rank, of in enumerate(self.representatives) if of in peaks),
+            memory_curve={
+                rank: self.memory_curve[of]
+                for rank, of in enumerate(self.representatives)
+                if of in self.memory_curve
+            },
+            meta={name: value for name, value in self.meta.items() if name != "representatives"},
+        )
 
     @property
     def bubble_fraction(self) -> float:

@@ -27,6 +27,8 @@ from simulator.timeline.memory import with_allowance
 __all__ = ["Outcome", "finished", "outcome", "outcome_of", "simulate"]
 
 _NOTHING = WhatIf()
+_MOST_SPANS = 1_000_000
+"""About as many spans are kept for all ranks; of more one of each kind of rank."""
 
 
 def simulate(
@@ -36,7 +38,7 @@ def simulate(
     num_steps: int = 3,
     what_if: WhatIf = _NOTHING,
     with_memory: bool = True,
-    fold_ranks: bool = False,
+    fold_ranks: bool | None = None,
 ) -> Timeline:
     """Predict a few training steps of a plan on a machine.
 
@@ -46,10 +48,9 @@ def simulate(
         num_steps: steps, back to back; step time, bubble and memory are those of the last.
         what_if: what is to be different; checkpoints and failures change no step (`outcome` says what they cost).
         with_memory: whether to follow the memory too.
-        fold_ranks: simulate equal ranks once, as programs of many thousand ranks need (`run_program`). Ports and
-            uplinks are then taken as wide enough for all that goes over them together, unless `what_if` changes links:
-            up to 0.2 % too fast in schedules with several chunks per rank, more where a rank sends several large
-            tensors at once.
+        fold_ranks: whether ranks that do the same at the same times are simulated once (`run_program`); the result is
+            the same. None: yes, with the spans of every rank in the timeline where that is not too many; True: yes,
+            with the spans of one of each kind (`Timeline.representatives`); False: no.
 
     Returns:
         the timeline with memory; `low_s` and `high_s` are the machine's interval around `step_interval_s`. Peaks hold
@@ -75,7 +76,7 @@ def simulate(
         if absent := [rank for rank in ranks if not 0 <= rank < num_ranks]:
             raise TwofoldError(f"{what} of rank {absent[0]}: the program's ranks are 0 to {num_ranks - 1}")
     machine = what_if.machine(machine)
-    check_program(program, between_ranks=not fold_ranks)  # of many ranks the folded program is checked as it runs
+    check_program(program, between_ranks=False)  # that is found out on the way
     network = Network(machine, program, what_if.links)
     timeline = run_program(
         program,
@@ -85,12 +86,14 @@ def simulate(
         cores_per_node=None if machine.host_async else machine.cores_per_node,
         host_async=machine.host_async,
         overlap=_overlap(machine) if machine.host_async else None,
-        wires=network if network.is_needed and not (fold_ranks and not what_if.links) else None,
+        wires=network if network.is_needed else None,
         cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),
         stretch=_stretch(what_if),
         with_memory=with_memory,
-        fold_ranks=fold_ranks,
+        fold_ranks=fold_ranks is not False,
     )
+    if fold_ranks is None and len(timeline.rank) * num_ranks <= _MOST_SPANS * len(timeline.represents):
+        timeline = timeline.spelled_out()
     return finished(timeline, program, machine, what_if)
 
 
@@ -196,15 +199,14 @@ def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[i
 
 
 def _stretch(what_if: WhatIf) -> Stretch | None:
-    if not what_if.jitter and not what_if.slowdown:
-        return None
+    if not what_if.jitter:
+        return what_if.slowdown or None
 
     def stretch(rank: int, step: int, size: int) -> npt.NDArray[np.float64] | float | None:
         factor = what_if.slowdown.get(rank, 1.0)
-        if what_if.jitter and what_if.seed is not None:
-            draw = np.random.default_rng((what_if.seed, rank, step))
-            return factor * np.exp(what_if.jitter * draw.standard_normal(size))
-        return None if factor == 1.0 else factor
+        assert what_if.seed is not None
+        draw = np.random.default_rng((what_if.seed, rank, step))
+        return factor * np.exp(what_if.jitter * draw.standard_normal(size))
 
     return stretch
 

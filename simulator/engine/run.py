@@ -22,7 +22,7 @@ from plans.timeline import Timeline
 from simulator.engine.deadlock import refuse_deadlock
 from simulator.engine.exchange import Communication, Exchange, Shared, Wires
 from simulator.engine.fluid import Cores, Fabric, Rates
-from simulator.engine.folding import fold
+from simulator.engine.folding import Folded, fold
 from simulator.engine.garbage import without_collection
 from simulator.engine.matching import Matching, match
 from simulator.engine.order import Names, Order
@@ -38,8 +38,8 @@ Overlap = Callable[[Instruction, Instruction, float, float], tuple[float, float]
 """(compute, communication, seconds of the one alone, seconds of the other) -> (rate of the one, rate of the other)
 while both run on a device; 1 is alone."""
 
-Stretch = Callable[[int, int, int], "npt.NDArray[np.float64] | float | None"]
-"""(rank, step, number of instructions) -> a factor for each instruction, one for all, or None for 1.
+Stretch = Mapping[int, float] | Callable[[int, int, int], "npt.NDArray[np.float64] | float | None"]
+"""rank -> a factor, or (rank, step, number of instructions) -> a factor for each instruction, one for all, or None.
 
 It acts on dispatch, compute and the processor time of communication, not on links.
 """
@@ -71,9 +71,23 @@ class _Settings:
             raise TwofoldError("overlap rates are for devices behind their hosts (host_async=True); hosts share cores")
 
     @property
-    def keeps_ranks_equal(self) -> bool:
-        """Whether nothing makes ranks of one group unequal."""
-        return self.wires is None and self.cores_per_node is None and not self.cost_of_rank and self.stretch is None
+    def can_fold(self) -> bool:
+        """Whether ranks can be equal at all, and it is known which."""
+        return self.cores_per_node is None and (self.stretch is None or isinstance(self.stretch, Mapping))
+
+    def folded(self, folded: Folded) -> _Settings:
+        """The settings for the program of representatives."""
+        slow = self.stretch if isinstance(self.stretch, Mapping) else {}
+        return replace(
+            self,
+            wires=None if self.wires is None else folded.wires(self.wires),
+            cost_of_rank={
+                number: folded.cost_of(self.cost_of_rank[rank])
+                for number, rank in enumerate(folded.ranks)
+                if rank in self.cost_of_rank
+            },
+            stretch={number: slow[rank] for number, rank in enumerate(folded.ranks) if rank in slow},
+        )
 
 
 @without_collection()
@@ -97,8 +111,7 @@ def run_program(
     Args:
         program: of one step.
         cost_of: the price of an instruction of a group, in whole picoseconds (`costmodels.price.instruction.Cost`).
-        A transfer's
-            work is that of the slower of its SEND and RECV, for every pair of ranks; pairs run side by side.
+            A transfer's work is that of the slower of its SEND and RECV, for every pair of ranks; pairs run side by side.
         num_steps: steps, back to back on every rank; a rank begins its next step when all that it issued is over.
         node_of: rank -> node, for `cores_per_node`; by default all ranks are on one node.
         cores_per_node: cores that the ranks of a node share. Dispatch, compute and the processor time of
@@ -110,9 +123,8 @@ def run_program(
         stretch: slower or jittering ranks.
         with_memory: whether to follow the memory too.
         fold_ranks: simulate equal ranks once (`simulator.engine.folding`) where that changes nothing: not where
-        cores or links
-            are shared, or ranks have times of their own. The timeline has the spans and the memory of one of each kind
-            of rank then, and says how many each stands for (`Timeline.represents`).
+            cores are shared, or ranks jitter. The timeline has the spans and the memory of one of each kind of rank
+            then, and says for whom they stand (`Timeline.representatives`).
 
     Returns:
         the timeline; spans are ordered by rank, start, end, stream and name. WAIT and blocking communication leave a
@@ -137,11 +149,17 @@ def run_program(
         num_steps=whole_number("num_steps", num_steps), node_of=node_of, cores_per_node=cores_per_node,
         host_async=host_async, overlap=overlap, wires=wires, cost_of_rank=cost_of_rank or {}, stretch=stretch,
     )  # fmt: skip
-    if fold_ranks and settings.keeps_ranks_equal and (folded := fold(program)) is not None:
-        if folded.is_exact(cost_of, shares_devices=overlap is not None):
-            timeline = _run(folded.program, folded.cost_of(cost_of), settings, with_memory=with_memory)
-            return folded.named(timeline, program.num_ranks)
+    if fold_ranks and settings.can_fold and (folded := _folded(program, cost_of, settings)) is not None:
+        timeline = _run(folded.program, folded.cost_of(cost_of), settings.folded(folded), with_memory=with_memory)
+        return folded.named(timeline)
     return _run(program, cost_of, settings, with_memory=with_memory)
+
+
+def _folded(program: Program, cost_of: CostOf, settings: _Settings) -> Folded | None:
+    slow = settings.stretch if isinstance(settings.stretch, Mapping) else {}
+    special = {rank: id(own) for rank, own in settings.cost_of_rank.items()}
+    kinds = {rank: (special.get(rank), slow.get(rank)) for rank in special.keys() | slow.keys()}
+    return fold(program, cost_of, kinds=kinds, wires=settings.wires)
 
 
 def _run(program: Program, cost_of: CostOf, settings: _Settings, *, with_memory: bool) -> Timeline:
@@ -224,6 +242,7 @@ class _Prices:
 
     def __init__(self, orders: Sequence[Order], tables: Sequence[PriceTable], settings: _Settings) -> None:
         self._stretch = settings.stretch
+        self._stretched: dict[tuple[int, object], PriceTable] = {}  # of factors that do not change
         self._table_of: dict[int, PriceTable] = {}
         special: dict[tuple[int, int], PriceTable] = {}
         for number, (order, table) in enumerate(zip(orders, tables, strict=True)):
@@ -240,13 +259,19 @@ class _Prices:
         if self._stretch is None:
             return table
         size = len(table.work_ps)
-        factor = self._stretch(rank, step, size)
+        is_fixed = isinstance(self._stretch, Mapping)
+        factor = self._stretch.get(rank) if isinstance(self._stretch, Mapping) else self._stretch(rank, step, size)
         if factor is None:
             return table
+        if is_fixed and (id(table), factor) in self._stretched:
+            return self._stretched[id(table), factor]
         column = np.broadcast_to(np.asarray(factor, dtype=np.float64), (size,))
         if not np.all(np.isfinite(column)) or np.any(column < 0):
             raise TwofoldError(f"the stretch of rank {rank} in step {step} must be finite and at least 0, got {factor}")
-        return table.stretched(column)
+        stretched = table.stretched(column)
+        if is_fixed:
+            self._stretched[id(table), factor] = stretched
+        return stretched
 
 
 def _checked(overlap: Overlap) -> Rates:
