@@ -119,13 +119,14 @@ class Outcome:
 
     Args:
         step_s: from step to step.
-        bubble_fraction, exposed_comm_s, peak_bytes: as of the timeline.
+        bubble_fraction, exposed_comm_s, host_wait_s, peak_bytes: as of the timeline.
         goodput: with checkpoints and failures.
     """
 
     step_s: float
     bubble_fraction: float
     exposed_comm_s: float
+    host_wait_s: float
     peak_bytes: int
     goodput: Goodput
 
@@ -158,6 +159,7 @@ def outcome_of(timeline: Timeline, program: Program, what_if: WhatIf) -> Outcome
         step_s=timeline.step_interval_s,
         bubble_fraction=timeline.bubble_fraction,
         exposed_comm_s=timeline.exposed_comm_s,
+        host_wait_s=timeline.host_wait_s,
         peak_bytes=timeline.peak_bytes,
         goodput=left,
     )

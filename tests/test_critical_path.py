@@ -239,5 +239,4 @@ def test_paths_and_parts_add_up_where_links_and_devices_are_shared(uplink_Bps, c
             path = critical_path(timeline, program)
             assert path.step_ps == timeline.step_end_ps[1] - timeline.step_end_ps[0]
             assert "gap" not in path.by_kind_ps
-            span = timeline.step_end_ps[1] - timeline.step_start_ps[1]
-            assert {part.step_ps for part in composition(timeline, program)} == {span}
+            assert {part.step_ps for part in composition(timeline, program)} == {path.step_ps}

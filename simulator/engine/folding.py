@@ -33,8 +33,8 @@ _Members = tuple[int, ...]
 
 
 class _Pattern:
-    """Communication that joins the same ranks, whatever its size: collectives of one call along the same axes, or the
-    SENDs and RECVs of one transfer.
+    """Communication that joins the same ranks, whatever its size: collectives of one call along the same axes, or one
+    SEND or RECV.
 
     Attributes:
         meetings: members of each.
@@ -243,7 +243,7 @@ def _key(instruction: Instruction, group: GroupProgram) -> Hashable:
     """What communications of one pattern have in common."""
     if instruction.kind is Kind.COLLECTIVE:
         return instruction.mesh or group.mesh, instruction.axes, instruction.call
-    return instruction.channel, instruction.name
+    return id(instruction)
 
 
 def _patterns(program: Program) -> dict[Hashable, _Pattern]:
@@ -251,17 +251,15 @@ def _patterns(program: Program) -> dict[Hashable, _Pattern]:
     added: set[tuple[object, ...]] = set()
     for group in program.groups:
         for instruction in _communication(group):
-            is_transfer = instruction.kind is not Kind.COLLECTIVE
             mesh = instruction.mesh or group.mesh
-            quick = (id(instruction),) if is_transfer else (id(mesh), instruction.axes, instruction.call)
-            if quick in added:
-                continue
-            added.add(quick)
-            pattern = found.setdefault(_key(instruction, group), _Pattern(is_transfer, instruction))
-            if is_transfer:
+            if instruction.kind is not Kind.COLLECTIVE:
+                pattern = found[_key(instruction, group)] = _Pattern(True, instruction)
                 pattern.add(dict.fromkeys((piece.src_rank, piece.dst_rank) for piece in instruction.pieces))
-            else:
-                pattern.add(mesh.groups(instruction.axes))
+            elif (quick := (id(mesh), instruction.axes, instruction.call)) not in added:
+                added.add(quick)
+                found.setdefault(_key(instruction, group), _Pattern(False, instruction)).add(
+                    mesh.groups(instruction.axes)
+                )
     return found
 
 
@@ -271,8 +269,8 @@ def _claim(program: Program, patterns: Mapping[Hashable, _Pattern], cost_of: Cos
     for group in program.groups:
         for instruction in _communication(group):
             key = _key(instruction, group)
-            if patterns[key].instruction is instruction or patterns[key].is_transfer:
-                work_of[key] = max(work_of.get(key, 0), cost_of(instruction, group).work_ps)
+            if patterns[key].instruction is instruction:
+                work_of[key] = cost_of(instruction, group).work_ps
     for key, pattern in patterns.items():
         for members in pattern.meetings:
             is_local = pattern.is_transfer and members[0] == members[1]
