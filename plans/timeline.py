@@ -73,8 +73,8 @@ class StepParts:
         host_wait_ps: it does neither because its host has not yet issued what comes next. Before each start that is the
             time from the end of what ran before until the host has issued what starts; at the end of the step the time
             in which only the host is busy.
-        bubble_ps: the rest of the step: it waits for other ranks. At least 0: where ranks begin a step before the others
-            have ended the one before, more than the step may have gone into it.
+        bubble_ps: the rest of the step: it waits for other ranks. At least 0: a rank that begins a step while others
+            work on the one before may put more than the step into it.
     """
 
     compute_ps: int
@@ -205,9 +205,7 @@ class Timeline:
             **{name: getattr(self, name)[rows] for name in ("stream", "step", "name_index", "start_ps", "end_ps")},
             memory=tuple(replace(peaks[of], rank=rank) for rank, of in enumerate(self.representatives) if of in peaks),
             memory_curve={
-                rank: self.memory_curve[of]
-                for rank, of in enumerate(self.representatives)
-                if of in self.memory_curve
+                rank: self.memory_curve[of] for rank, of in enumerate(self.representatives) if of in self.memory_curve
             },
             meta={name: value for name, value in self.meta.items() if name != "representatives"},
         )

@@ -13,7 +13,7 @@ OverlapLaw = Callable[[str, float, str, float], tuple[float, float]]
 """(class of kernel, its seconds alone, call of the collective, its seconds alone) -> (rate of the kernel, rate of the
 collective) while both run; 1 is alone.
 
-The class is that of `costmodels.price.instruction.overlap_class`: matrix, attention or memory (updates count as memory).
+The class is that of `costmodels.price.instruction.overlap_class`: matrix, attention or memory (updates are memory).
 """
 
 _SLOWEST = 1e-6

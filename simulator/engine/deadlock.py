@@ -1,8 +1,8 @@
 """Whether ranks wait for each other for ever, found out without times, and the smallest circle of them that does.
 
 Who meets whom is settled beforehand (`simulator.engine.matching`), and no rank ever chooses what to take next, so
-whether a program comes to its end does not depend on any duration: one step is walked through with everything taking no time, and
-what gets stuck there gets stuck always. Steps are alike, as a rank ends each with everything it issued.
+whether a program comes to its end does not depend on any duration: one step is walked through with everything taking no
+time, and what gets stuck there gets stuck always. Steps are alike, as a rank ends each with everything it issued.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def _missing(waited: Communication) -> list[int]:
     for meeting in _blocking(waited).meetings:
         if meeting.missing:
             present = {other.rank for other in meeting.present}
-            missing.update(
-                dict.fromkeys(rank for rank in meeting.members if meeting.is_local or rank not in present)
-            )
+            missing.update(dict.fromkeys(rank for rank in meeting.members if meeting.is_local or rank not in present))
     return sorted(missing)
 
 

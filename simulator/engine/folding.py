@@ -214,7 +214,9 @@ class _FoldedWires:
                     found.setdefault((pattern.class_of[members], link), []).append(members)
         return self._on_link[key]
 
-    def _original(self, instruction: Instruction, members: tuple[int, ...]) -> tuple[Instruction, GroupProgram, _Members]:
+    def _original(
+        self, instruction: Instruction, members: tuple[int, ...]
+    ) -> tuple[Instruction, GroupProgram, _Members]:
         original, group, rank = self._folded._originals[id(instruction)]
         if original.kind is Kind.COLLECTIVE:
             return original, group, group.members(original, rank)

@@ -113,9 +113,7 @@ class PriceTable:
         both = self._dispatch_before + self._work_before
         return (both[first + 1 : stop + 1] - both[first]).tolist()
 
-    def spans(
-        self, number: _Ints, host: _Ints, stream: _Ints, host_async: bool
-    ) -> Mapping[str, _Ints]:
+    def spans(self, number: _Ints, host: _Ints, stream: _Ints, host_async: bool) -> Mapping[str, _Ints]:
         """When the instructions of runs of some numbers start and end, given when host and stream were free before.
 
         Returns:

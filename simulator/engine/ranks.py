@@ -106,7 +106,9 @@ class TimedRanks:
         for step in range(self.num_steps):
             table = self.prices_of(rank, step)
             order = table.order
-            device = _Device(self.env, self.recorder, fabric, rank, step, table, *self.recorder.some_runs(table, rank, step))
+            device = _Device(
+                self.env, self.recorder, fabric, rank, step, table, *self.recorder.some_runs(table, rank, step)
+            )
             slots: list[Communication | None] = [None] * order.num_slots
             unwaited: list[Communication] = []
             for kind, position, slot in order.segments:
@@ -141,9 +143,7 @@ class TimedRanks:
             host = stream = max(host, stream)
         self.finished.add(rank)
 
-    def _post(
-        self, rank: int, step: int, position: int, peers: Peers, table: PriceTable, at_ps: int
-    ) -> Communication:
+    def _post(self, rank: int, step: int, position: int, peers: Peers, table: PriceTable, at_ps: int) -> Communication:
         issued = Communication(
             rank, step, position, table.order.instructions[position], peers, table.work_ps[position],
             table.cpu_ps[position],

@@ -103,9 +103,7 @@ class Recorder:
         assert runs.numbers is not None
         return runs.numbers, runs.free
 
-    def channel(
-        self, rank: int, positions: Sequence[int], starts_ps: Sequence[int], ends_ps: Sequence[int]
-    ) -> None:
+    def channel(self, rank: int, positions: Sequence[int], starts_ps: Sequence[int], ends_ps: Sequence[int]) -> None:
         """Keep one side of all transfers of a channel: `positions` of a step again and again, with their times."""
         self._channels.append((rank, positions, starts_ps, ends_ps))
 

@@ -111,7 +111,8 @@ def run_program(
     Args:
         program: of one step.
         cost_of: the price of an instruction of a group, in whole picoseconds (`costmodels.price.instruction.Cost`).
-            A transfer's work is that of the slower of its SEND and RECV, for every pair of ranks; pairs run side by side.
+            A transfer's work is that of the slower of its SEND and RECV, for every pair of ranks; pairs run side by
+            side.
         num_steps: steps, back to back on every rank; a rank begins its next step when all that it issued is over.
         node_of: rank -> node, for `cores_per_node`; by default all ranks are on one node.
         cores_per_node: cores that the ranks of a node share. Dispatch, compute and the processor time of
@@ -195,9 +196,7 @@ def _run(program: Program, cost_of: CostOf, settings: _Settings, *, with_memory:
     return timeline
 
 
-def _on_cores(
-    program: Program, matching: Matching, prices: _Prices, recorder: Recorder, settings: _Settings
-) -> bool:
+def _on_cores(program: Program, matching: Matching, prices: _Prices, recorder: Recorder, settings: _Settings) -> bool:
     """Run ranks that share the cores of their nodes; returns whether some are stuck."""
     assert settings.cores_per_node is not None
     env = simpy.Environment(initial_time=0)

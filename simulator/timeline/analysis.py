@@ -113,17 +113,16 @@ def _straggler_waits(timeline: Timeline, program: Program) -> dict[int, list[tup
     causes, last = Causes(program, timeline), timeline.num_steps - 1
     found: dict[int, list[tuple[int, int, int, str]]] = {}
     seen: set[tuple[str, tuple[int, ...]]] = set()
-    for group in program.groups:
-        for rank in group.ranks:
-            for id_, position, members in causes.collectives(rank):
-                if (id_, members) in seen:
-                    continue
-                seen.add((id_, members))
-                arrivals = causes.meeting(rank, last, position)
-                latest = max(arrivals, key=lambda each: each.time_ps)
-                for each in arrivals:
-                    if each.time_ps < latest.time_ps:
-                        found.setdefault(each.rank, []).append((each.time_ps, latest.time_ps, latest.rank, id_))
+    for rank in timeline.represents:
+        for id_, position, members in causes.collectives(rank):
+            if (id_, members) in seen:
+                continue
+            seen.add((id_, members))
+            arrivals = causes.meeting(rank, last, position)
+            latest = max(arrivals, key=lambda each: each.time_ps)
+            for each in arrivals:
+                if each.time_ps < latest.time_ps:
+                    found.setdefault(each.rank, []).append((each.time_ps, latest.time_ps, latest.rank, id_))
     return found
 
 
