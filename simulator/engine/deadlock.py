@@ -42,7 +42,7 @@ def refuse_deadlock(orders: Sequence[Order], matching: Matching) -> None:
     order_of = {rank: order for order in orders for rank in order.group.ranks}
     nothing = {id(order): _Nothing(order) for order in orders}
 
-    def stuck(matching: Matching) -> Mapping[int, Communication]:
+    def stuck(matching: Matching) -> Mapping[int, object]:
         walk = Walk(
             matching, lambda rank, _: nothing[id(order_of[rank])], Recorder(order_of), num_steps=1, host_async=True
         )
@@ -52,7 +52,10 @@ def refuse_deadlock(orders: Sequence[Order], matching: Matching) -> None:
     if stuck(matching):
         # again with every transfer as a meeting of its own, which knows who is missing
         waiting = stuck(replace(matching, pairs=()))
-        raise TwofoldError(_culprit({rank: waiting[rank] for rank in sorted(waiting)}, order_of))
+        parts = {rank: waiting[rank] for rank in sorted(waiting)}
+        raise TwofoldError(
+            _culprit({rank: part for rank, part in parts.items() if isinstance(part, Communication)}, order_of)
+        )
 
 
 def _culprit(stuck: Mapping[int, Communication], order_of: Mapping[int, Order]) -> str:

@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from plans.errors import TwofoldError
 from plans.program import Instruction, Kind
-from simulator.engine.order import ISSUE, Order
+from simulator.engine.order import Order
 
 __all__ = ["Matching", "Pair", "Peers", "match"]
 
@@ -46,12 +49,12 @@ class Matching:
 
     Args:
         peers: rank -> position in its order -> its peers, for every communication.
-        positions: stream -> positions of its communications.
+        positions: stream of transfers -> their positions.
         pairs: streams of transfers from one rank to another that meet nobody else.
     """
 
     peers: Mapping[int, Mapping[int, Peers]]
-    positions: Mapping[int, Sequence[int]]
+    positions: Mapping[int, npt.NDArray[np.int64]]
     pairs: Sequence[Pair]
 
 
@@ -87,8 +90,8 @@ def match(orders: Sequence[Order]) -> Matching:
     matcher = _Matcher(len(ranks))
     peers = {rank: matcher.peers_of(order, rank) for order in orders for rank in order.group.ranks}
     _check_collectives(orders, peers)
-    _check_transfers(orders, peers)
-    return Matching(peers, matcher.positions, _pairs(matcher.transfers))
+    _check_transfers(orders, peers, matcher.transfers)
+    return Matching(peers, matcher.positions, _pairs([peers for peers, _ in matcher.transfers]))
 
 
 def _pairs(transfers: Sequence[Peers]) -> list[Pair]:
@@ -103,7 +106,8 @@ def _pairs(transfers: Sequence[Peers]) -> list[Pair]:
         if peers.is_send and len(keys_of[peers.stream]) == 1 and len(set(peers.members[0])) == 2:
             (other,) = streams_of[peers.keys[0]] - {peers.stream}
             if len(keys_of[other]) == 1:
-                found[Pair(*peers.members[0], peers.stream, other)] = None
+                source, target = peers.members[0]
+                found[Pair(source, target, peers.stream, other)] = None
     return list(found)
 
 
@@ -111,35 +115,39 @@ class _Matcher:
     """Numbers streams and meetings and keeps what was found."""
 
     def __init__(self, num_ranks: int) -> None:
-        self.positions: dict[int, list[int]] = {}
-        self.transfers: list[Peers] = []
+        self.positions: dict[int, npt.NDArray[np.int64]] = {}
+        self.transfers: list[tuple[Peers, int]] = []  # with how often they stand in a step
         self._num_ranks = num_ranks
         self._streams = _Numbers()
         self._meetings = _Numbers()
 
     def peers_of(self, order: Order, rank: int) -> dict[int, Peers]:
         """Position -> peers of one rank."""
-        result: dict[int, Peers] = {}
-        known: dict[int, Peers] = {}  # a body's SEND or RECV has the same peers in all its blocks
+        positions, lines = order.issues.tolist(), order.line[order.issues]
+        of_line: dict[int, Peers] = {}  # a body's SEND or RECV has the same peers in all its blocks
         members_of: dict[int, tuple[tuple[int, ...], int]] = {}  # and a collective the same members and stream
-        instructions = order.instructions
-        for kind, position, _ in order.segments:
-            if kind != ISSUE:
+        positions_of: dict[int, list[npt.NDArray[np.int64]]] = {}
+        for line in np.unique(lines).tolist():
+            instruction = order.line_instructions[line]
+            if instruction.kind is Kind.COLLECTIVE:
+                members_of[line] = self._members(order, instruction, order.line_id(line), rank)
                 continue
-            instruction = instructions[position]
-            peers = known.get(id(instruction))
-            if peers is None and instruction.kind is not Kind.COLLECTIVE:
-                peers = known[id(instruction)] = self._transfer(instruction, order.ids[position], rank)
-                self.transfers.append(peers)
-            if peers is None:
-                id_ = order.ids[position]
-                found = members_of.get(id(instruction))
-                if found is None:
-                    found = members_of[id(instruction)] = self._members(order, instruction, id_, rank)
-                members, stream = found
-                peers = Peers(stream, (self._meetings((id_, members)),), (members,), Kind.COLLECTIVE)
-            result[position] = peers
-            self.positions.setdefault(peers.stream, []).append(position)
+            of_line[line] = peers = self._transfer(instruction, order.line_id(line), rank)
+            here = order.issues[lines == line]
+            self.transfers.append((peers, len(here)))
+            positions_of.setdefault(peers.stream, []).append(here)
+        for stream, found in positions_of.items():
+            self.positions[stream] = np.sort(np.concatenate(found))
+        if not members_of:
+            return dict(zip(positions, map(of_line.__getitem__, lines.tolist()), strict=True))
+        result: dict[int, Peers] = {}
+        for position, line in zip(positions, lines.tolist(), strict=True):
+            if line in of_line:
+                result[position] = of_line[line]
+                continue
+            members, stream = members_of[line]
+            key = self._meetings((order.ids[position], members))
+            result[position] = Peers(stream, (key,), (members,), Kind.COLLECTIVE)
         return result
 
     def _members(self, order: Order, instruction: Instruction, id_: str, rank: int) -> tuple[tuple[int, ...], int]:
@@ -171,7 +179,7 @@ def _check_collectives(orders: Sequence[Order], peers: Mapping[int, Mapping[int,
     collectives: list[tuple[int, int, Peers, Order]] = []
     for order in orders:
         for rank in order.group.ranks:
-            for position, peer in peers[rank].items():
+            for position, peer in peers[rank].items() if order.has_collectives else ():
                 if peer.is_transfer:
                     continue
                 collectives.append((rank, position, peer, order))
@@ -190,12 +198,13 @@ def _check_collectives(orders: Sequence[Order], peers: Mapping[int, Mapping[int,
                 )
 
 
-def _check_transfers(orders: Sequence[Order], peers: Mapping[int, Mapping[int, Peers]]) -> None:
+def _check_transfers(
+    orders: Sequence[Order], peers: Mapping[int, Mapping[int, Peers]], transfers: Sequence[tuple[Peers, int]]
+) -> None:
     balance: Counter[int] = Counter()
-    for of_rank in peers.values():
-        for peer, count in Counter(peer for peer in of_rank.values() if peer.is_transfer).items():
-            for key in peer.keys:
-                balance[key] += count if peer.is_send else -count
+    for peer, count in transfers:
+        for key in peer.keys:
+            balance[key] += count if peer.is_send else -count
     if not any(balance.values()):
         return
     sides: dict[tuple[int, bool], list[tuple[str, str, tuple[int, ...]]]] = {}

@@ -1,84 +1,160 @@
 """A group's program spelled out: one step as a sequence of runs of compute, issues of communication, and waits.
 
-The sequence is the same on every rank of a group and in every step. Bodies are looked at once, however many blocks
-share them.
+The sequence is the same on every rank of a group and in every step. Every body is looked at once, however many blocks
+share it; what depends on the block is worked out for all blocks together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from plans.errors import TwofoldError
-from plans.program import Body, GroupProgram, Instruction, Kind, Scope
+from plans.program import Block, GroupProgram, Instruction, Kind, Scope
 
 __all__ = ["ISSUE", "RUN", "WAIT", "Names", "Order"]
 
 RUN, ISSUE, WAIT = 0, 1, 2
 """Segments: (RUN, number of the run, 0), (ISSUE, position, slot), (WAIT, position, slot); slot -1 blocks."""
 
+_KIND = {Kind.COMPUTE: RUN, Kind.WAIT: WAIT}
+_Ints = npt.NDArray[np.int64]
+_Triple = tuple[str, str, str]
 
-class Names:
-    """The (id, call, part) triples of spans, numbered in order of their first appearance."""
+
+class Names(Sequence[_Triple]):
+    """The (id, call, part) triples of spans, numbered in order of their first appearance, spelled out when looked at.
+
+    An id is held as what stands before its first slash, mostly the label of a block, and the rest.
+
+    >>> names = Names()
+    >>> names.number("0F0/fc.F", "linear.forward", "F"), names.number("0F1/fc.F", "linear.forward", "F")
+    (0, 1)
+    >>> names[1], len(names)
+    (('0F1/fc.F', 'linear.forward', 'F'), 2)
+    """
 
     def __init__(self) -> None:
-        self.table: dict[tuple[str, str, str], int] = {}
+        self._heads: dict[str, int] = {}
+        self._tails: dict[_Triple, int] = {}
+        self._numbers: dict[int, int] = {}  # of codes that hold the numbers of a head and a tail
+        self._spelled: tuple[_Triple, ...] = ()
+
+    def head(self, text: str) -> int:
+        """The number of what stands before the first slash of an id."""
+        return self._heads.setdefault(text, len(self._heads))
+
+    def tail(self, rest: str, call: str, part: str) -> int:
+        """The number of what follows it, with call and part."""
+        return self._tails.setdefault((rest, call, part), len(self._tails))
+
+    def numbers(self, heads: _Ints, tails: _Ints) -> list[int]:
+        """The numbers of many triples."""
+        codes = ((heads << 32) | tails).tolist()
+        table, first = self._numbers, len(self._numbers)
+        added = dict(zip(codes, range(first, first + len(codes)), strict=True))
+        if len(added) == len(codes) and table.keys().isdisjoint(added):
+            table.update(added)
+            return list(added.values())
+        return [table.setdefault(code, len(table)) for code in codes]
 
     def number(self, id_: str, call: str, part: str) -> int:
         """The number of a triple."""
-        table = self.table
-        return table.setdefault((id_, call, part), len(table))
+        head, _, rest = id_.partition("/")
+        code = (self.head(head) << 32) | self.tail(rest, call, part)
+        return self._numbers.setdefault(code, len(self._numbers))
 
-    def numbers(self, ids: Sequence[str], calls: Sequence[str], parts: Sequence[str]) -> list[int]:
-        """The numbers of many triples."""
-        table, first = self.table, len(self.table)
-        added = dict(zip(zip(ids, calls, parts, strict=True), range(first, first + len(ids)), strict=True))
-        if len(added) == len(ids) and table.keys().isdisjoint(added):
-            table.update(added)
-            return list(range(first, first + len(ids)))
-        return [table.setdefault(triple, len(table)) for triple in zip(ids, calls, parts, strict=True)]
+    def _all(self) -> tuple[_Triple, ...]:
+        if len(self._spelled) < len(self._numbers):
+            heads, tails = list(self._heads), list(self._tails)
+            pairs = ((heads[code >> 32], tails[code & 0xFFFFFFFF]) for code in self._numbers)
+            self._spelled = tuple((f"{head}/{rest}", call, part) for head, (rest, call, part) in pairs)
+        return self._spelled
 
+    def __len__(self) -> int:
+        return len(self._numbers)
 
-_Line = tuple[int, int, "str | None", bool, "int | None"]
-"""A communication or wait of a body: its place there, ISSUE or WAIT, its token, whether every micro-batch has one of
-its own, and the micro-batch where that is not the block's."""
+    def __getitem__(self, number: Any) -> Any:
+        return self._all()[number]
 
+    def __iter__(self) -> Iterator[_Triple]:
+        return iter(self._all())
 
-class _CompiledBody:
-    """What the blocks of a body share."""
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
 
-    __slots__ = ("calls", "ends", "instructions", "lines", "parts")
+    def __hash__(self) -> int:
+        return hash(self._all())
 
-    def __init__(self, body: Body, group: GroupProgram, label: str) -> None:
-        self.instructions = body.instructions
-        self.ends = [f"/{instruction.name}" for instruction in body.instructions]
-        self.calls = [instruction.call for instruction in body.instructions]
-        self.parts = [instruction.part for instruction in body.instructions]
-        self.lines = [
-            _line(offset, instruction, group, label)
-            for offset, instruction in enumerate(body.instructions)
-            if instruction.kind is not Kind.COMPUTE
-        ]
+    def __repr__(self) -> str:
+        return repr(self._all())
 
 
-def _line(offset: int, instruction: Instruction, group: GroupProgram, label: str) -> _Line:
-    is_wait = instruction.kind is Kind.WAIT
-    token = instruction.waits if is_wait else instruction.token
-    if (is_wait or token is not None) and (token is None or token not in group.values):
-        raise TwofoldError(
-            f"'{label}/{instruction.name}' names the token {token!r}, which is not among the values of its group"
-        )
-    by_micro_batch = token is not None and group.values[token].scope is Scope.MICRO
-    micro_batch = instruction.attrs.get("micro_batch") if is_wait else None
-    return offset, WAIT if is_wait else ISSUE, token, by_micro_batch, micro_batch
+class _Lines:
+    """The instructions of all bodies of a group, one after the other, in columns."""
+
+    def __init__(self, group: GroupProgram, names: Names) -> None:
+        self.instructions: list[Instruction] = []
+        self.first_block: list[Block] = []
+        self.tokens: dict[str, int] = {}
+        self.begin: list[int] = []
+        self.size: list[int] = []
+        self._group = group
+        self._names = names
+        self._rows: list[tuple[int, int, int, bool, bool, int]] = []
+        self._numbers: dict[tuple[int, str], int] = {}
+
+    def body(self, block: Block, prefix: str) -> int:
+        """The number of a block's body, whose instructions' names stand behind a prefix."""
+        key = (id(block.body), prefix)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._numbers)
+            self.begin.append(len(self._rows))
+            self.size.append(len(block.body.instructions))
+            for instruction in block.body.instructions:
+                self.instructions.append(instruction)
+                self.first_block.append(block)
+                self._rows.append(self._row(instruction, block, prefix))
+        return self._numbers[key]
+
+    def columns(self) -> _Ints:
+        """Kind, tail of the name, token (-1: none), whether it is of one micro-batch, whether that is the block's, and
+        else which."""
+        return np.array(self._rows, dtype=np.int64).reshape(-1, 6).T
+
+    def _row(self, instruction: Instruction, block: Block, prefix: str) -> tuple[int, int, int, bool, bool, int]:
+        tail = self._names.tail(prefix + instruction.name, instruction.call, instruction.part)
+        if instruction.kind is Kind.COMPUTE:
+            return RUN, tail, -1, False, False, 0
+        is_wait = instruction.kind is Kind.WAIT
+        token = instruction.waits if is_wait else instruction.token
+        if token is None and not is_wait:
+            return ISSUE, tail, -1, False, False, 0
+        if token is None or token not in self._group.values:
+            raise TwofoldError(
+                f"'{block.label}/{instruction.name}' names the token {token!r}, which is not among the values of its "
+                "group"
+            )
+        micro_batch = instruction.attrs.get("micro_batch") if is_wait else None
+        return (
+            _KIND.get(instruction.kind, ISSUE), tail, self.tokens.setdefault(token, len(self.tokens)),
+            self._group.values[token].scope is Scope.MICRO, micro_batch is None, micro_batch or 0,
+        )  # fmt: skip
 
 
 class Order:
     """One step of `group`.
 
     Attributes:
-        instructions, ids: one entry per instruction of the step.
+        instructions: one entry per instruction of the step.
         name: number of the span that each makes, in `names`.
+        line: number of each among the instructions of all bodies, `line_instructions`; equal where the body is.
         segments: see `ISSUE`.
+        issues: positions of communications.
         runs: (first, stop) positions of each run of consecutive COMPUTE instructions.
         num_slots: how many tokens there are.
         unwaited: positions of communications that no later WAIT of the step takes.
@@ -89,53 +165,84 @@ class Order:
 
     def __init__(self, group: GroupProgram, names: Names) -> None:
         self.group = group
-        self.instructions: list[Instruction] = []
-        self.ids: list[str] = []
-        self.segments: list[tuple[int, int, int]] = []
-        self.runs: list[tuple[int, int]] = []
+        lines = _Lines(group, names)
+        parts = [block.label.partition("/") for block in group.blocks]
+        body = np.array(
+            [
+                lines.body(block, f"{prefix}/" if slash else "")
+                for block, (_, slash, prefix) in zip(group.blocks, parts, strict=True)
+            ],
+            dtype=np.int64,
+        )
+        size = np.array(lines.size, dtype=np.int64)[body]
+        self._block = np.repeat(np.arange(len(body)), size)
+        begin = np.array(lines.begin, dtype=np.int64)[body] - (np.cumsum(size) - size)
+        self.line: _Ints = np.repeat(begin, size) + np.arange(len(self._block))
+        self.line_instructions = lines.instructions
+        self._first_block = lines.first_block
+        self.instructions = [lines.instructions[line] for line in self.line.tolist()]
+        kind, tail, token, by_micro_batch, of_block, micro_batch = lines.columns()[:, self.line]
+        heads = np.array([names.head(head) for head, _, _ in parts], dtype=np.int64)
+        self.name = names.numbers(heads[self._block], tail)
+        self.issues = np.flatnonzero(kind == ISSUE)
+        here = np.array([block.micro_batch for block in group.blocks], dtype=np.int64)[self._block]
+        micro_batch = np.where(by_micro_batch == 1, np.where(of_block == 1, here, micro_batch), 0)
+        slot = self._slots(kind, token, micro_batch, list(lines.tokens))
+        edges = np.flatnonzero(np.diff(np.concatenate([[1], np.minimum(kind, 1), [1]])))
+        self.runs: list[tuple[int, int]] = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+        other = np.flatnonzero(kind != RUN)
+        where = np.argsort(np.concatenate([edges[::2], other]), kind="stable")
+        no_run = np.zeros(len(edges) // 2, dtype=np.int64)
+        columns = (
+            np.concatenate([no_run, kind[other]]), np.concatenate([np.arange(len(no_run)), other]),
+            np.concatenate([no_run, slot[other]]),
+        )  # fmt: skip
+        self.segments: list[tuple[int, int, int]] = list(
+            zip(*(column[where].tolist() for column in columns), strict=True)
+        )
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The id of every instruction."""
+        labels = [block.label for block in self.group.blocks]
+        return [
+            f"{labels[block]}/{instruction.name}"
+            for block, instruction in zip(self._block.tolist(), self.instructions, strict=True)
+        ]
+
+    @cached_property
+    def has_collectives(self) -> bool:
+        """Whether there is any collective."""
+        return any(instruction.kind is Kind.COLLECTIVE for instruction in self.line_instructions)
+
+    def line_id(self, line: int) -> str:
+        """The id of the first instruction of a line."""
+        return f"{self._first_block[line].label}/{self.line_instructions[line].name}"
+
+    def _slots(self, kind: _Ints, token: _Ints, micro_batch: _Ints, tokens: list[str]) -> _Ints:
+        """The slot of every position, -1 without a token; finds out what is never waited for, too."""
+        named = np.flatnonzero(token >= 0)
+        slot = np.full(len(kind), -1, dtype=np.int64)
         self.unwaited: set[int] = set()
-        segments, runs, ids, unwaited = self.segments, self.runs, self.ids, self.unwaited
-        slots: dict[tuple[str | None, int | None], int] = {}
-        issued: dict[int, int] = {}
-        compiled: dict[int, _CompiledBody] = {}
-        calls: list[str] = []
-        parts: list[str] = []
-        begin = free = 0  # where a block begins, and what stands after the last communication or wait
-        for block in group.blocks:
-            label, here = block.label, block.micro_batch
-            body = compiled.get(id(block.body))
-            if body is None:
-                body = compiled[id(block.body)] = _CompiledBody(block.body, group, label)
-            self.instructions += body.instructions
-            ids += [label + end for end in body.ends]
-            calls += body.calls
-            parts += body.parts
-            for offset, kind, token, by_micro_batch, micro_batch in body.lines:
-                position = begin + offset
-                if free < position:
-                    segments.append((RUN, len(runs), 0))
-                    runs.append((free, position))
-                free = position + 1
-                if token is None:
-                    segments.append((ISSUE, position, -1))
-                    continue
-                key = token, (here if micro_batch is None else micro_batch) if by_micro_batch else None
-                slot = slots.get(key)
-                if slot is None:
-                    if kind == WAIT and group.values[token].scope is not Scope.KEPT:
-                        raise TwofoldError(
-                            f"{ids[position]!r} waits for token {token!r}, which nothing before it in the step issues"
-                        )
-                    slot = slots[key] = len(slots)
-                segments.append((kind, position, slot))
-                if kind == WAIT:
-                    unwaited.discard(issued.get(slot, -1))
-                else:
-                    issued[slot] = position
-                    unwaited.add(position)
-            begin += len(body.ends)
-        if free < begin:
-            segments.append((RUN, len(runs), 0))
-            runs.append((free, begin))
-        self.num_slots = len(slots)
-        self.name = names.numbers(self.ids, calls, parts)
+        self.num_slots = 0
+        if not len(named):
+            return slot
+        _, micro_number = np.unique(micro_batch[named], return_inverse=True)
+        keys = token[named] * (int(micro_number.max()) + 1) + micro_number
+        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        self.num_slots = len(first)
+        slot[named] = number
+        is_kept = np.array([self.group.values[name].scope is Scope.KEPT for name in tokens], dtype=bool)
+        early = named[first]
+        early = early[(kind[early] == WAIT) & ~is_kept[token[early]]]
+        if len(early):
+            position = int(early.min())
+            raise TwofoldError(
+                f"{self.ids[position]!r} waits for token {tokens[token[position]]!r}, which nothing before it in the "
+                "step issues"
+            )
+        by_slot = np.argsort(number, kind="stable")
+        is_issue, sorted_slot = kind[named[by_slot]] == ISSUE, number[by_slot]
+        is_last = np.append(sorted_slot[1:] != sorted_slot[:-1], True)
+        self.unwaited = set(named[by_slot][is_issue & (is_last | np.append(is_issue[1:], True))].tolist())
+        return slot

@@ -64,7 +64,7 @@ class PriceTable:
         self.work_ps = work_ps
         self.cpu_ps = cpu_ps
         if sum(dispatch_ps) + sum(work_ps) + sum(cpu_ps) > LONGEST_PS:
-            raise TwofoldError(f"the prices of a step add up to over {LONGEST_PS / 1e12:.3g} s; check the machine")
+            raise _too_long()
         self._dispatch = np.array(dispatch_ps, dtype=np.int64)
         self._work = np.array(work_ps, dtype=np.int64)
         # sums over everything before a position, in runs or not: differences give the sums of a run
@@ -88,14 +88,16 @@ class PriceTable:
             TwofoldError: a price that is negative, not a number or not whole.
         """
         known: dict[int, tuple[int, int, int]] = {}
-        labels = {id(block.body): block.label for block in reversed(order.group.blocks)}
-        for body in {id(block.body): block.body for block in order.group.blocks}.values():
-            for instruction in body.instructions:
-                if id(instruction) not in known:
-                    cost, id_ = cost_of(instruction, order.group), f"{labels[id(body)]}/{instruction.name}"
-                    known[id(instruction)] = _price(cost, instruction, id_)
-        rows = [known[id(instruction)] for instruction in order.instructions]
-        return cls(order, *(zip(*rows, strict=True) if rows else ((), (), ())))
+        rows = []
+        for line, instruction in enumerate(order.line_instructions):
+            if id(instruction) not in known:
+                cost, id_ = cost_of(instruction, order.group), order.line_id(line)
+                known[id(instruction)] = _price(cost, instruction, id_)
+            rows.append(known[id(instruction)])
+        if max(map(sum, rows), default=0) > LONGEST_PS:
+            raise _too_long()
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 3)[order.line].T
+        return cls(order, *columns.tolist())
 
     def stretched(self, factor: npt.NDArray[np.float64]) -> PriceTable:
         """The same prices, what the rank itself does times a factor per position and rounded; links stay."""
@@ -165,6 +167,10 @@ class PriceTable:
             highest[at] = np.maximum(highest[at], highest[at - distance])
             distance *= 2
         return highest
+
+
+def _too_long() -> TwofoldError:
+    return TwofoldError(f"the prices of a step add up to over {LONGEST_PS / 1e12:.3g} s; check the machine")
 
 
 def _price(cost: Priced, instruction: Instruction, id_: str) -> tuple[int, int, int]:

@@ -75,7 +75,7 @@ class Recorder:
         self._runs: list[_Runs] = []
         self._name_arrays: dict[Order, _Ints] = {}
         self._waits: list[tuple[int, int, int, int, int]] = []
-        self._channels: list[tuple[int, Sequence[int], Sequence[int], Sequence[int]]] = []
+        self._channels: list[tuple[int, _Ints, Sequence[int], Sequence[int]]] = []
 
     def span(self, rank: int, stream: int, step: int, name: int, start_ps: int, end_ps: int) -> None:
         """Keep one span."""
@@ -103,7 +103,7 @@ class Recorder:
         assert runs.numbers is not None
         return runs.numbers, runs.free
 
-    def channel(self, rank: int, positions: Sequence[int], starts_ps: Sequence[int], ends_ps: Sequence[int]) -> None:
+    def channel(self, rank: int, positions: _Ints, starts_ps: Sequence[int], ends_ps: Sequence[int]) -> None:
         """Keep one side of all transfers of a channel: `positions` of a step again and again, with their times."""
         self._channels.append((rank, positions, starts_ps, ends_ps))
 
@@ -128,7 +128,7 @@ class Recorder:
         return Timeline(
             kind="predicted",
             num_ranks=num_ranks,
-            names=tuple(names.table),
+            names=names,
             rank=rank[order].astype(np.int32),
             stream=stream[order].astype(np.int8),
             step=step[order].astype(np.int32),
@@ -155,8 +155,8 @@ class Recorder:
             longest = sum(runs.prices.dispatch_ps) + sum(runs.prices.work_ps)
             if max(runs.free, default=0) + longest > LONGEST_PS:
                 free = zip(runs.free[::2], runs.free[1::2], runs.run_numbers, strict=True)
-                ends = (max(host, stream) + sum(runs.prices.runs[number][:2]) for host, stream, number in free)
-                last = max(last, max(ends, default=0))
+                for host, stream, number in free:
+                    last = max(last, max(host, stream) + sum(runs.prices.runs[number][:2]))
         if last > LONGEST_PS:
             raise TwofoldError(
                 f"the timeline ends after {last / 1e12:.3g} s, more than {LONGEST_PS / 1e12:.3g} s; check the prices"

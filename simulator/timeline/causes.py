@@ -65,7 +65,7 @@ class Causes:
         self._orders = [Order(group, names) for group in program.groups]
         self._order_of = {rank: order for order in self._orders for rank in order.group.ranks}
         number_of = {triple: number for number, triple in enumerate(timeline.names)}
-        self._number = {number: number_of.get(triple, -1) for triple, number in names.table.items()}
+        self._number = {number: number_of.get(triple, -1) for number, triple in enumerate(names)}
         rows = np.lexsort((timeline.end_ps, timeline.step, timeline.rank))
         keys = timeline.rank[rows].astype(np.int64) * timeline.num_steps + timeline.step[rows]
         self._rows = rows
