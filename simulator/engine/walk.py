@@ -161,18 +161,21 @@ class Walk:
 
     def _rank(self, rank: int, peers_at: Mapping[int, Peers], exchange: Exchange) -> _Process:
         is_async, host, stream = self._host_async, 0, 0
-        channels, span = self._channels, self._recorder.span
+        span, channels = self._recorder.span, self._channels
+        issues = [(channels.get(peers.stream), peers) for peers in peers_at.values()]  # in program order
         for step in range(self._num_steps):
             prices = self._prices_of(rank, step)
-            order, runs = prices.order, prices.runs
+            order, runs, unwaited_at = prices.order, iter(prices.runs), prices.order.unwaited
             dispatch_ps, work_ps, cpu_ps = prices.dispatch_ps, prices.work_ps, prices.cpu_ps
             begins = self._recorder.all_runs(prices, rank, step)
             slots: list[Side | Communication | None] = [None] * order.num_slots
             unwaited: list[tuple[int, Side | Communication]] = []
+            next_issue = iter(issues).__next__
             for kind, position, slot in order.segments:
                 if kind == RUN:
-                    dispatch, work, lead = runs[position]
-                    begins += (host, stream)
+                    dispatch, work, lead = next(runs)
+                    begins.append(host)
+                    begins.append(stream)
                     if is_async:
                         ahead = host + lead
                         stream = work + (stream if stream > ahead else ahead)
@@ -182,14 +185,13 @@ class Walk:
                     continue
                 waited: Side | Communication | None
                 if kind == ISSUE:
-                    peers = peers_at[position]
+                    channel, peers = next_issue()
                     if not peers.keys:  # no piece of the transfer is this rank's
                         continue
                     if dispatch := dispatch_ps[position]:
                         span(rank, HOST, step, order.name[position], host, host + dispatch)
                         host += dispatch
                     posted = host if host > stream else stream
-                    channel = channels.get(peers.stream)
                     if channel is not None:
                         waited = channel.post(peers.is_send, posted, work_ps[position], cpu_ps[position])
                     else:
@@ -200,7 +202,7 @@ class Walk:
                         exchange.post(waited, posted)
                     if slot >= 0:
                         slots[slot] = waited
-                        if position in order.unwaited:
+                        if position in unwaited_at:
                             unwaited.append((position, waited))
                         continue
                 else:
