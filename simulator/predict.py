@@ -58,7 +58,7 @@ def simulate(
 
     Raises:
         TwofoldError: more ranks than the machine has, a plan that cannot be lowered, changes that do not fit, and what
-            `check_program` and `run_program` refuse; nothing has been simulated then.
+            `check_program` and `run_program` refuse.
 
     >>> from plans.layout import Layout
     >>> from plans.program import GroupProgram
@@ -76,7 +76,7 @@ def simulate(
         if absent := [rank for rank in ranks if not 0 <= rank < num_ranks]:
             raise TwofoldError(f"{what} of rank {absent[0]}: the program's ranks are 0 to {num_ranks - 1}")
     machine = what_if.machine(machine)
-    check_program(program, between_ranks=False)  # that is found out on the way
+    check_program(program, between_ranks=False)  # `run_program` finds out the rest
     network = Network(machine, program, what_if.links)
     timeline = run_program(
         program,

@@ -13,7 +13,7 @@ have it and those that have it not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -90,13 +90,7 @@ def fold(
     for rank in sorted(class_of):
         first.setdefault(class_of[rank], rank)
         counts[class_of[rank]] += 1
-    if any(
-        other != rank and class_of[other] == class_of[rank]
-        for each in transfers
-        for partners in each.partners.values()
-        for rank in first.values()
-        for other in partners.get(rank, ())
-    ):
+    if _send_to_equals(transfers, class_of, first.values()):
         return None
     number_of = {kind: number for number, kind in enumerate(first)}  # ascending by representative
     writer = _Writer({rank: number_of[kind] for rank, kind in class_of.items()})
@@ -104,12 +98,7 @@ def fold(
     for number, rank in enumerate(first.values()):
         whole = group_of[rank]
         groups.append(writer.group(program.groups[whole], transfers[whole], rank, number))
-    if writer.joins and any(
-        cost_of(line, program.groups[number]).cpu_ps
-        for number, group in enumerate(program.groups)
-        for line in _communication(group)
-        if line.kind is not Kind.COLLECTIVE
-    ):
+    if writer.joins and _transfers_need_processors(program, cost_of):
         return None
     ranks = tuple(first.values())
     return Folded(
@@ -335,6 +324,25 @@ def _refine_meetings(pattern: _Pattern, class_of: Mapping[int, int], link_class:
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
+
+
+def _send_to_equals(transfers: Sequence[_Transfers], class_of: Mapping[int, int], ranks: Collection[int]) -> bool:
+    """Whether some of `ranks` send something to other ranks of their class, or get it from them."""
+    return any(
+        other != rank and class_of[other] == class_of[rank]
+        for each in transfers
+        for partners in each.partners.values()
+        for rank in ranks
+        for other in partners.get(rank, ())
+    )
+
+
+def _transfers_need_processors(program: Program, cost_of: CostOf) -> bool:
+    return any(
+        line.kind is not Kind.COLLECTIVE and cost_of(line, group).cpu_ps
+        for group in program.groups
+        for line in _communication(group)
+    )
 
 
 class _Transfers:

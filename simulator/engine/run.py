@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ from simulator.engine.record import Recorder
 from simulator.engine.walk import Walk
 from simulator.timeline.memory import memory_timeline
 
-__all__ = ["Overlap", "Stretch", "run_program"]
+__all__ = ["Overlap", "RunOptions", "Stretch", "run_program"]
 
 Overlap = Callable[[Instruction, Instruction, float, float], tuple[float, float]]
 """(compute, communication, seconds of the one alone, seconds of the other) -> (rate of the one, rate of the other)
@@ -48,9 +49,26 @@ _RATE_DIGITS = 10**6
 _MOST_RATES = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Settings:
-    """How a program is run; the fields are arguments of `run_program`."""
+class RunOptions(TypedDict, total=False):
+    """How a program is run.
+
+    Args:
+        num_steps: steps, back to back on every rank; a rank begins its next step when all that it issued is over. 1.
+        node_of: rank -> node, for `cores_per_node`; by default all ranks are on one node.
+        cores_per_node: cores that the ranks of a node share. Dispatch, compute and the processor time of
+            communication then run at min(1, cores / busy) each. Only with host_async=False. By default every rank has
+            its own.
+        host_async: True, the default: compute runs behind the host; False: the host computes, dispatch and work are one
+            span.
+        overlap: how compute and communication of a device slow each other; by default not. Only with host_async=True.
+        wires: the links where they are shared or changed: `simulator.engine.network.Network`, or `Ports` alone.
+        cost_of_rank: prices of ranks that are not like the others of their group.
+        stretch: slower or jittering ranks.
+        with_memory: whether to follow the memory too; True.
+        fold_ranks: simulate equal ranks once (`simulator.engine.folding`) where that changes nothing: not where
+            cores are shared, or ranks jitter. The timeline has the spans and the memory of one of each kind of rank
+            then, and says for whom they stand (`Timeline.representatives`). False.
+    """
 
     num_steps: int
     node_of: Callable[[int], int] | None
@@ -60,8 +78,27 @@ class _Settings:
     wires: Wires | None
     cost_of_rank: Mapping[int, CostOf]
     stretch: Stretch | None
+    with_memory: bool
+    fold_ranks: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    """Checked `RunOptions`."""
+
+    num_steps: int = 1
+    node_of: Callable[[int], int] | None = None
+    cores_per_node: int | None = None
+    host_async: bool = True
+    overlap: Overlap | None = None
+    wires: Wires | None = None
+    cost_of_rank: Mapping[int, CostOf] = field(default_factory=dict)
+    stretch: Stretch | None = None
+    with_memory: bool = True
+    fold_ranks: bool = False
 
     def __post_init__(self) -> None:
+        whole_number("num_steps", self.num_steps)
         if self.cores_per_node is not None and (self.cores_per_node < 1 or self.host_async):
             raise TwofoldError(
                 f"cores_per_node = {self.cores_per_node} with host_async = {self.host_async}: cores are shared where "
@@ -72,8 +109,12 @@ class _Settings:
 
     @property
     def can_fold(self) -> bool:
-        """Whether ranks can be equal at all, and it is known which."""
-        return self.cores_per_node is None and (self.stretch is None or isinstance(self.stretch, Mapping))
+        """Whether ranks are to be folded, can be equal at all, and it is known which are."""
+        return (
+            self.fold_ranks
+            and self.cores_per_node is None
+            and (self.stretch is None or isinstance(self.stretch, Mapping))
+        )
 
     def folded(self, folded: Folded) -> _Settings:
         """The settings for the program of representatives."""
@@ -91,21 +132,7 @@ class _Settings:
 
 
 @without_collection()
-def run_program(
-    program: Program,
-    cost_of: CostOf,
-    *,
-    num_steps: int = 1,
-    node_of: Callable[[int], int] | None = None,
-    cores_per_node: int | None = None,
-    host_async: bool = True,
-    overlap: Overlap | None = None,
-    wires: Wires | None = None,
-    cost_of_rank: Mapping[int, CostOf] | None = None,
-    stretch: Stretch | None = None,
-    with_memory: bool = True,
-    fold_ranks: bool = False,
-) -> Timeline:
+def run_program(program: Program, cost_of: CostOf, **options: Unpack[RunOptions]) -> Timeline:
     """Run a program in virtual time.
 
     Args:
@@ -113,19 +140,7 @@ def run_program(
         cost_of: the price of an instruction of a group, in whole picoseconds (`costmodels.price.instruction.Cost`).
             A transfer's work is that of the slower of its SEND and RECV, for every pair of ranks; pairs run side by
             side.
-        num_steps: steps, back to back on every rank; a rank begins its next step when all that it issued is over.
-        node_of: rank -> node, for `cores_per_node`; by default all ranks are on one node.
-        cores_per_node: cores that the ranks of a node share. Dispatch, compute and the processor time of
-            communication then run at min(1, cores / busy) each. Only with host_async=False.
-        host_async: True: compute runs behind the host; False: the host computes, dispatch and work are one span.
-        overlap: how compute and communication of a device slow each other. Only with host_async=True.
-        wires: the links where they are shared or changed: `simulator.engine.network.Network`, or `Ports` alone.
-        cost_of_rank: prices of ranks that are not like the others of their group.
-        stretch: slower or jittering ranks.
-        with_memory: whether to follow the memory too.
-        fold_ranks: simulate equal ranks once (`simulator.engine.folding`) where that changes nothing: not where
-            cores are shared, or ranks jitter. The timeline has the spans and the memory of one of each kind of rank
-            then, and says for whom they stand (`Timeline.representatives`).
+        options: see `RunOptions`.
 
     Returns:
         the timeline; spans are ordered by rank, start, end, stream and name. WAIT and blocking communication leave a
@@ -146,14 +161,10 @@ def run_program(
     >>> [(span.id, span.start_ps, span.end_ps) for span in timeline.spans() if span.stream == "compute"]
     [('0F0/fc.F', 2, 12), ('0F1/fc.F', 12, 22), ('0F2/fc.F', 22, 32)]
     """
-    settings = _Settings(
-        num_steps=whole_number("num_steps", num_steps), node_of=node_of, cores_per_node=cores_per_node,
-        host_async=host_async, overlap=overlap, wires=wires, cost_of_rank=cost_of_rank or {}, stretch=stretch,
-    )  # fmt: skip
-    if fold_ranks and settings.can_fold and (folded := _folded(program, cost_of, settings)) is not None:
-        timeline = _run(folded.program, folded.cost_of(cost_of), settings.folded(folded), with_memory=with_memory)
-        return folded.named(timeline)
-    return _run(program, cost_of, settings, with_memory=with_memory)
+    settings = _Settings(**options)
+    if settings.can_fold and (folded := _folded(program, cost_of, settings)) is not None:
+        return folded.named(_run(folded.program, folded.cost_of(cost_of), settings.folded(folded)))
+    return _run(program, cost_of, settings)
 
 
 def _folded(program: Program, cost_of: CostOf, settings: _Settings) -> Folded | None:
@@ -163,7 +174,7 @@ def _folded(program: Program, cost_of: CostOf, settings: _Settings) -> Folded | 
     return fold(program, cost_of, kinds=kinds, wires=settings.wires)
 
 
-def _run(program: Program, cost_of: CostOf, settings: _Settings, *, with_memory: bool) -> Timeline:
+def _run(program: Program, cost_of: CostOf, settings: _Settings) -> Timeline:
     names = Names()
     orders = [Order(group, names) for group in program.groups]
     tables = [PriceTable.priced(order, cost_of) for order in orders]
@@ -190,7 +201,7 @@ def _run(program: Program, cost_of: CostOf, settings: _Settings, *, with_memory:
     timeline = recorder.timeline(
         names, num_ranks=program.num_ranks, num_steps=settings.num_steps, host_async=settings.host_async
     )
-    if with_memory:
+    if settings.with_memory:
         peaks, curve = memory_timeline(program, timeline, orders)
         timeline = replace(timeline, memory=peaks, memory_curve=curve)
     return timeline
