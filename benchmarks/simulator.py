@@ -4,7 +4,8 @@
 
 Parts: exact (the fast evaluator against the SimPy engine on 500 random pipeline programs without contention),
 contention (predictions at scale against the engine with overlap rates), timelines, grid (whole predictions of a
-declared grid), engine, scale (a 405B-parameter model on 16,384 and 100,096 devices). All of them by default.
+declared grid), engine, against_simpy (the engine against a plain SimPy model on the same actions), slow_ranks (one and
+two slow ranks of many), scale (a 405B-parameter model on 16,384 and 100,096 devices). All of them by default.
 
 Times are processor time of one process (time.process_time), the best of several runs where it says so: other work on
 the same cores does not count, though it slows caches and memory. `--save` writes benchmarks/results/simulator.json.
@@ -23,7 +24,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,9 @@ from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import TransformerConfig, transformer, transformer_config
 from plans.plan import Optimizer
-from plans.schedules import chunks_per_rank, make_schedule, schedule_names
+from plans.schedules import Action, Schedule, chunks_per_rank, make_schedule, schedule_names
 from search.uniform import uniform_plan
-from simulator import run_program, simulate
+from simulator import WhatIf, run_program, simulate
 from simulator.forecast import forecast, forecast_grid
 from simulator.forecast.columns import MaxPlus, PipelineCosts, pipeline_times
 
@@ -54,7 +56,7 @@ def main() -> None:
     """Run the parts that are asked for."""
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "exact": exact, "contention": contention, "timelines": timelines, "grid": grid, "engine": engine,
-        "scale": scale,
+        "against_simpy": against_simpy, "slow_ranks": slow_ranks, "scale": scale,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="all by default")
@@ -283,6 +285,99 @@ def engine() -> dict[str, Any]:
     took_s = best_s(lambda: simulate(lowered, machine, num_steps=1), 3)
     found["transformer of 2 layers on 8 ranks, with contention and memory, s"] = took_s
     found["its instructions per second"] = count / took_s
+    return found
+
+
+def simpy_pipeline(schedule: Schedule, work_ps: Mapping[str, int], transfer_ps: int) -> list[tuple[int, str, int, int]]:
+    """The pipeline that `handmade.pipeline` writes, as a plain SimPy model: one process per rank and one store per pair
+    of neighbours. A receive takes what is in the store, and then the time of the transfer.
+
+    Returns:
+        (rank, action, start, end) of every action.
+    """
+    env = simpy.Environment(initial_time=0)
+    last = schedule.num_stages - 1
+    neighbours = [(stage, stage + way) for stage in range(last + 1) for way in (-1, 1)]
+    stores = {pair: simpy.Store(env) for pair in neighbours}
+    spans: list[tuple[int, str, int, int]] = []
+
+    def run(rank: int, actions: Sequence[Action]) -> Iterator[simpy.Event]:
+        for action in actions:
+            kind, stage = str(action.kind), action.stage
+            way = 1 if kind == "F" else -1
+            before, after = stage - way, stage + way
+            if kind != "W" and 0 <= before <= last:
+                yield stores[before, stage].get()
+                if transfer_ps:
+                    yield env.timeout(transfer_ps)
+            start = env.now
+            yield env.timeout(work_ps[kind])
+            spans.append((rank, str(action), start, env.now))
+            if kind != "W" and 0 <= after <= last:
+                yield stores[stage, after].put(action.micro_batch)
+
+    for rank, actions in enumerate(schedule.order):
+        env.process(run(rank, actions))
+    env.run()
+    return spans
+
+
+def against_simpy(repeats: int = 9) -> dict[str, Any]:
+    """Actions per second of the engine and of a plain SimPy model with stores, one after the other in turn, best of
+    `repeats`; both find the same times. The engine matches and checks the program and keeps named spans, every time."""
+    work, found = dict.fromkeys("FBIW", 10), {}
+    for name, num_ranks, num_micro_batches, transfer_ps in (
+        ("1f1b", 16, 256, 3), ("1f1b", 16, 256, 0), ("zb_h1", 8, 512, 3), ("gpipe", 32, 128, 3),
+    ):  # fmt: skip
+        schedule = make_schedule(name, num_ranks, num_micro_batches)
+        program = handmade.pipeline(schedule.order, schedule.placement, work, transfer=(0, transfer_ps))
+        timeline = run_program(program, handmade.written_price, with_memory=False)
+        ours = sorted(
+            (span.rank, span.id.removesuffix("/work"), span.start_ps, span.end_ps)
+            for span in timeline.spans()
+            if span.stream == "compute"
+        )
+        assert ours == sorted(simpy_pipeline(schedule, work, transfer_ps))
+        plain = partial(simpy_pipeline, schedule, work, transfer_ps)
+        engine = partial(run_program, program, handmade.written_price, with_memory=False)
+        plain_s = engine_s = float("inf")
+        for _ in range(repeats):
+            plain_s = min(plain_s, best_s(plain, 1))
+            engine_s = min(engine_s, best_s(engine, 1))
+        actions = sum(map(len, schedule.order))
+        found[f"{name}, {num_ranks} ranks, {num_micro_batches} micro-batches, transfers of {transfer_ps}"] = {
+            "actions": actions, "simpy_actions_per_s": actions / plain_s, "engine_actions_per_s": actions / engine_s,
+            "ratio": plain_s / engine_s,
+        }  # fmt: skip
+    return found
+
+
+def slow_ranks(repeats: int = 3) -> dict[str, Any]:
+    """Seconds to simulate a step of data-parallel x tensor-parallel ranks, all equal and with slow ones among them."""
+    config = TransformerConfig(
+        num_layers=4, hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=32_000, seq=4096, dtype="bfloat16"
+    )
+    found = {}
+    for dp in (2, 8, 32, 512):
+        machine = Machine.load(f"h100-sxm-x{8 * dp}")
+        optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4})
+        plan = uniform_plan(
+            transformer(config, batch_size=2 * dp), machine, dp=dp, tp=8, micro_batch=1, optimizer=optimizer
+        )
+        program = lower(plan)
+        for slow in ({}, {3: 1.1}, {3: 1.1, 12: 1.2}):
+            run = partial(
+                simulate,
+                program,
+                machine,
+                num_steps=1,
+                what_if=WhatIf(slowdown=slow),
+                fold_ranks=True,
+                with_memory=False,
+            )
+            found[f"{8 * dp} ranks, {len(slow)} slow"] = {
+                "seconds": best_s(run, repeats), "step_s": run().step_s, "kinds_of_ranks": len(run().represents),
+            }  # fmt: skip
     return found
 
 

@@ -6,14 +6,16 @@ integer picoseconds since the step began on the first rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ALLOWANCES", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "Timeline"]
+__all__ = ["ALLOWANCES", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "StepParts", "Timeline"]
 
 PS_PER_S = 10**12
 
@@ -59,6 +61,26 @@ class MemoryPeak:
         10
         """
         return self.peak_bytes - sum(self.by_role.get(role, 0) for role in ALLOWANCES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """What one step of a rank consists of, in picoseconds.
+
+    Args:
+        compute_ps: its compute stream is busy.
+        exposed_ps: it communicates but does not compute.
+        host_wait_ps: it does neither because its host has not yet issued what comes next. Before each start that is the
+            time from the end of what ran before until the host has issued what starts; at the end of the step the time
+            in which only the host is busy.
+        bubble_ps: the rest of the step: it waits for other ranks. At least 0: a rank that begins a step while others
+            work on the one before may put more than the step into it.
+    """
+
+    compute_ps: int
+    exposed_ps: int
+    host_wait_ps: int
+    bubble_ps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,43 +178,111 @@ class Timeline:
         intervals = np.diff(np.array(self.step_end_ps, dtype=np.int64))
         return float(np.median(intervals[:-1] if len(intervals) > 1 else intervals)) / PS_PER_S
 
-    @property
+    @cached_property
     def represents(self) -> Mapping[int, int]:
         """rank -> how many equal ranks its spans stand for, itself included; the others have no spans."""
-        found: Mapping[int, int] | None = self.meta.get("represents")
-        return dict.fromkeys(range(self.num_ranks), 1) if found is None else found
+        return Counter(sorted(self.representatives))
+
+    @property
+    def representatives(self) -> Sequence[int]:
+        """rank -> the rank whose spans are its own too: itself, or one that did the same at the same times."""
+        found: Sequence[int] | None = self.meta.get("representatives")
+        return range(self.num_ranks) if found is None else found
+
+    def spelled_out(self) -> Timeline:
+        """The same with spans and memory for every rank, where one rank stood for others."""
+        if len(self.represents) == self.num_ranks:
+            return self
+        first = np.searchsorted(self.rank, np.arange(self.num_ranks + 1))
+        of = np.array(self.representatives, dtype=np.int64)
+        counts = first[of + 1] - first[of]
+        begins = np.repeat(first[of] - (np.cumsum(counts) - counts), counts)
+        rows = begins + np.arange(len(begins))
+        peaks = {peak.rank: peak for peak in self.memory}
+        return replace(
+            self,
+            rank=np.repeat(np.arange(self.num_ranks, dtype=self.rank.dtype), counts),
+            **{name: getattr(self, name)[rows] for name in ("stream", "step", "name_index", "start_ps", "end_ps")},
+            memory=tuple(replace(peaks[of], rank=rank) for rank, of in enumerate(self.representatives) if of in peaks),
+            memory_curve={
+                rank: self.memory_curve[of] for rank, of in enumerate(self.representatives) if of in self.memory_curve
+            },
+            meta={name: value for name, value in self.meta.items() if name != "representatives"},
+        )
+
+    @property
+    def window_ps(self) -> tuple[int, int]:
+        """The last step: from the end of the step before to its own; a single step from its first start on."""
+        return self.step_end_ps[-2] if self.num_steps > 1 else self.step_start_ps[0], self.step_end_ps[-1]
+
+    @cached_property
+    def step_parts(self) -> Mapping[int, StepParts]:
+        """What the last step of every rank that has spans consists of."""
+        begin, end = self.window_ps
+        last = np.flatnonzero(self.step == self.num_steps - 1)
+        rows = last[np.lexsort((self.start_ps[last], self.rank[last]))]
+        bounds = np.searchsorted(self.rank[rows], np.arange(self.num_ranks + 1))
+        return {rank: self._parts(rows[bounds[rank] : bounds[rank + 1]], begin, end) for rank in self.represents}
 
     @property
     def bubble_fraction(self) -> float:
-        """The share of a step, from the end of the one before to its own, in which the compute streams stand idle.
+        """The pipeline's idle share: the part of a step in which a rank waits for other ranks, averaged over ranks.
 
-        Averaged over ranks, of the last step; of a single step from its first start on. Ranks begin a step while others
-        work on the one before, so a step may span more than that.
+        It is 1 - (compute + exposed communication + host wait) / step, with the three as in `StepParts` and a step from
+        the end of the one before to its own (`window_ps`). Mostly a rank waits for data of other stages of the
+        pipeline; in a collective it may wait for its last member.
         """
-        busy = sum(count * _union_ps(*self._rows(rank, "compute")) for rank, count in self.represents.items())
-        begin = self.step_end_ps[-2] if self.num_steps > 1 else self.step_start_ps[0]
-        length = self.step_end_ps[-1] - begin
-        return max(0.0, 1.0 - busy / (length * self.num_ranks)) if length > 0 else 0.0
+        return self._mean("bubble_ps") / max(1, self.window_ps[1] - self.window_ps[0])
 
     @property
     def exposed_comm_s(self) -> float:
-        """Seconds of the last step in which a rank communicates but does not compute, averaged over ranks."""
-        total = 0
-        for rank, count in self.represents.items():
-            compute, comm = self._rows(rank, "compute"), self._rows(rank, "comm")
-            both = (np.concatenate([compute[0], comm[0]]), np.concatenate([compute[1], comm[1]]))
-            total += count * (_union_ps(*both) - _union_ps(*compute))
-        return total / self.num_ranks / PS_PER_S if self.num_ranks else 0.0
+        """Seconds of the last step in which a rank communicates but does not compute, averaged over ranks.
+
+        On predicted timelines a communication begins when its last member has come, and the wait for that is bubble; on
+        measured ones it begins when the rank itself issues it.
+        """
+        return self._mean("exposed_ps") / PS_PER_S
+
+    @property
+    def host_wait_s(self) -> float:
+        """Seconds of the last step in which a rank neither computes nor communicates because its host has not yet
+        issued what comes next, averaged over ranks."""
+        return self._mean("host_wait_ps") / PS_PER_S
 
     @property
     def peak_bytes(self) -> int:
         """The largest peak over ranks."""
         return max((peak.peak_bytes for peak in self.memory), default=0)
 
-    def _rows(self, rank: int, stream: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        last = self.num_steps - 1
-        rows = (self.rank == rank) & (self.stream == STREAMS.index(stream)) & (self.step == last)
-        return self.start_ps[rows], self.end_ps[rows]
+    @cached_property
+    def _is_wait(self) -> npt.NDArray[np.bool_]:
+        return np.array([call == "wait" for _, call, _ in self.names], dtype=bool)
+
+    def _mean(self, part: str) -> float:
+        total = sum(count * int(getattr(self.step_parts[rank], part)) for rank, count in self.represents.items())
+        return total / self.num_ranks if self.num_ranks else 0.0
+
+    def _parts(self, rows: npt.NDArray[np.int64], begin: int, end: int) -> StepParts:
+        """Of the rows of one rank by start."""
+        stream = self.stream[rows]
+        compute, works = rows[stream == STREAMS.index("compute")], rows[stream != STREAMS.index("host")]
+        compute_ps = _union_ps(self.start_ps[compute], self.end_ps[compute])
+        both_ps = _union_ps(self.start_ps[works], self.end_ps[works])
+        host = rows[(stream == STREAMS.index("host")) & ~self._is_wait[self.name_index[rows]]]
+        issued_ps = np.full(len(self.names), end)
+        np.minimum.at(issued_ps, self.name_index[host], self.end_ps[host])  # of two of one name the first
+        has_host = np.zeros(len(self.names), dtype=bool)
+        has_host[self.name_index[host]] = True
+        start, name = self.start_ps[works], self.name_index[works]
+        reach = np.maximum.accumulate(np.concatenate([[begin], self.end_ps[works]]))
+        issue = np.where(has_host[name], issued_ps[name], begin)
+        host_wait = int(np.maximum(0, np.minimum(start, issue) - reach[:-1]).sum())
+        if len(host):
+            host_wait += max(0, min(end, int(self.end_ps[host].max())) - int(reach[-1]))
+        return StepParts(
+            compute_ps=compute_ps, exposed_ps=both_ps - compute_ps, host_wait_ps=host_wait,
+            bubble_ps=max(0, end - begin - both_ps - host_wait),
+        )  # fmt: skip
 
 
 def _union_ps(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:

@@ -56,8 +56,8 @@ FIGURES: Mapping[str, Figure] = {
         ),
         Figure(
             key="bubble_fraction", title="bubble", unit="1", text=_percent,
-            definition="Share of a step in which a rank's compute streams are idle, averaged over ranks: the wait for "
-            "other pipeline stages, exposed communication, and the wait for the host.",
+            definition="Share of a step in which a rank waits for others, mostly for other pipeline stages, averaged "
+            "over ranks: what is left of the step after compute, exposed communication and the wait for its own host.",
         ),
         Figure(
             key="peak_bytes", title="peak memory", unit="B", text=format_bytes,

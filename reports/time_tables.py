@@ -28,6 +28,7 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
         for key, figure in FIGURES.items()
     ]
     quantities.insert(1, ("span of the last step", [each.step_s for each in timelines], format_seconds))
+    quantities.insert(-1, ("host wait", [each.host_wait_s for each in timelines], format_seconds))
     compared = len(timelines) == 2
     rows = []
     for name, values, form in quantities:
@@ -71,7 +72,7 @@ def composition_table(timeline: Timeline, program: Program | None = None) -> Tab
             part.step_ps,
             part.compute_ps,
             *(part.exposed_ps.get(call, 0) for call in calls),
-            part.host_ps,
+            part.host_wait_ps,
             part.bubble_ps,
         ]
         shown = [format_seconds(cell / PS_PER_S) for cell in cells]
@@ -84,10 +85,10 @@ def composition_table(timeline: Timeline, program: Program | None = None) -> Tab
         step = max(1, sum(part.step_ps for part in parts))
         sums = [sum(part.compute_ps for part in parts)]
         sums += [sum(part.exposed_ps.get(call, 0) for part in parts) for call in calls]
-        sums += [sum(part.host_ps for part in parts), sum(part.bubble_ps for part in parts)]
+        sums += [sum(part.host_wait_ps for part in parts), sum(part.bubble_ps for part in parts)]
         sums += [sum(waits)] if any(waits) else []
         rows.append(("share", _percent(1.0), *(_percent(total / step) for total in sums)))
-    columns = ("rank", "step", "compute", *(f"exposed {call}" for call in calls), "host", "bubble")
+    columns = ("rank", "step", "compute", *(f"exposed {call}" for call in calls), "host wait", "bubble")
     columns += ("wait for stragglers",) if any(waits) else ()
     title = f"Where the last step goes ({timeline.kind})"
     return Table(title=title, columns=columns, rows=tuple(rows), right=frozenset(columns[1:]))

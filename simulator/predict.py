@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 from costmodels.interval import class_seconds, dispatch_seconds, step_interval
 from costmodels.machine.machine import Machine
-from costmodels.price.instruction import Cost, compute_class, price
-from costmodels.price.traffic import plain_call
+from costmodels.price.instruction import Cost, overlap_class, price
+from costmodels.price.overlap import overlap_law
 from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Scope
 from plans.timeline import Timeline
 from simulator.engine.check import check_program
 from simulator.engine.network import Network
-from simulator.engine.order import CostOf
+from simulator.engine.prices import CostOf
 from simulator.engine.run import Overlap, Stretch, run_program
 from simulator.study.goodput import Goodput, goodput
 from simulator.study.whatif import WhatIf
@@ -27,8 +27,8 @@ from simulator.timeline.memory import with_allowance
 __all__ = ["Outcome", "finished", "outcome", "outcome_of", "simulate"]
 
 _NOTHING = WhatIf()
-_SLOWEST = 1e-6
-"""A message never moves slower than so, however long the kernel beside it."""
+_MOST_SPANS = 1_000_000
+"""About as many spans are kept for all ranks; of more one of each kind of rank."""
 
 
 def simulate(
@@ -38,7 +38,7 @@ def simulate(
     num_steps: int = 3,
     what_if: WhatIf = _NOTHING,
     with_memory: bool = True,
-    fold_ranks: bool = False,
+    fold_ranks: bool | None = None,
 ) -> Timeline:
     """Predict a few training steps of a plan on a machine.
 
@@ -48,10 +48,9 @@ def simulate(
         num_steps: steps, back to back; step time, bubble and memory are those of the last.
         what_if: what is to be different; checkpoints and failures change no step (`outcome` says what they cost).
         with_memory: whether to follow the memory too.
-        fold_ranks: simulate equal ranks once, as programs of many thousand ranks need (`run_program`). Unless `what_if`
-            changes links, a collective then shares uplinks with its sibling groups, and ports and uplinks are taken as
-            wide enough for what else goes over them: up to 0.2 % too fast in schedules with several chunks per rank,
-            more where a rank sends several large tensors at once.
+        fold_ranks: whether ranks that do the same at the same times are simulated once (`run_program`); the result is
+            the same. None: yes, with the spans of every rank in the timeline where that is not too many; True: yes,
+            with the spans of one of each kind (`Timeline.representatives`); False: no.
 
     Returns:
         the timeline with memory; `low_s` and `high_s` are the machine's interval around `step_interval_s`. Peaks hold
@@ -59,7 +58,7 @@ def simulate(
 
     Raises:
         TwofoldError: more ranks than the machine has, a plan that cannot be lowered, changes that do not fit, and what
-            `check_program` and `run_program` refuse; nothing has been simulated then.
+            `check_program` and `run_program` refuse.
 
     >>> from plans.layout import Layout
     >>> from plans.program import GroupProgram
@@ -77,23 +76,24 @@ def simulate(
         if absent := [rank for rank in ranks if not 0 <= rank < num_ranks]:
             raise TwofoldError(f"{what} of rank {absent[0]}: the program's ranks are 0 to {num_ranks - 1}")
     machine = what_if.machine(machine)
-    check_program(program, between_ranks=not fold_ranks)  # of many ranks the folded program is checked as it runs
+    check_program(program, between_ranks=False)  # `run_program` finds out the rest
     network = Network(machine, program, what_if.links)
-    own = _cost_on(machine, machine, num_ranks)
     timeline = run_program(
         program,
-        _together(own) if fold_ranks and not what_if.links else own,
+        _cost_on(machine, machine, num_ranks),
         num_steps=num_steps,
         node_of=lambda rank: rank // machine.devices_per_node,
         cores_per_node=None if machine.host_async else machine.cores_per_node,
         host_async=machine.host_async,
         overlap=_overlap(machine) if machine.host_async else None,
-        wires=network if network.is_needed and not (fold_ranks and not what_if.links) else None,
+        wires=network if network.is_needed else None,
         cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),
         stretch=_stretch(what_if),
         with_memory=with_memory,
-        fold_ranks=fold_ranks,
+        fold_ranks=fold_ranks is not False,
     )
+    if fold_ranks is None and len(timeline.rank) * num_ranks <= _MOST_SPANS * len(timeline.represents):
+        timeline = timeline.spelled_out()
     return finished(timeline, program, machine, what_if)
 
 
@@ -119,13 +119,14 @@ class Outcome:
 
     Args:
         step_s: from step to step.
-        bubble_fraction, exposed_comm_s, peak_bytes: as of the timeline.
+        bubble_fraction, exposed_comm_s, host_wait_s, peak_bytes: as of the timeline.
         goodput: with checkpoints and failures.
     """
 
     step_s: float
     bubble_fraction: float
     exposed_comm_s: float
+    host_wait_s: float
     peak_bytes: int
     goodput: Goodput
 
@@ -158,6 +159,7 @@ def outcome_of(timeline: Timeline, program: Program, what_if: WhatIf) -> Outcome
         step_s=timeline.step_interval_s,
         bubble_fraction=timeline.bubble_fraction,
         exposed_comm_s=timeline.exposed_comm_s,
+        host_wait_s=timeline.host_wait_s,
         peak_bytes=timeline.peak_bytes,
         goodput=left,
     )
@@ -184,17 +186,6 @@ def _cost_on(device: Machine, machine: Machine, num_ranks: int) -> CostOf:
     return cost_of
 
 
-def _together(cost_of: CostOf) -> CostOf:
-    """Prices of communication while all sibling groups communicate too."""
-
-    def together(instruction: Instruction, group: GroupProgram) -> Cost:
-        cost = cost_of(instruction, group)
-        assert isinstance(cost, Cost)
-        return replace(cost, work_ps=cost.together_ps) if cost.waiting_ps else cost
-
-    return together
-
-
 def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[int, CostOf]:
     of_device: dict[int, CostOf] = {}  # by identity: two changed copies of a machine may bear one name
     result = {}
@@ -210,15 +201,14 @@ def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[i
 
 
 def _stretch(what_if: WhatIf) -> Stretch | None:
-    if not what_if.jitter and not what_if.slowdown:
-        return None
+    if not what_if.jitter:
+        return what_if.slowdown or None
 
     def stretch(rank: int, step: int, size: int) -> npt.NDArray[np.float64] | float | None:
         factor = what_if.slowdown.get(rank, 1.0)
-        if what_if.jitter and what_if.seed is not None:
-            draw = np.random.default_rng((what_if.seed, rank, step))
-            return factor * np.exp(what_if.jitter * draw.standard_normal(size))
-        return None if factor == 1.0 else factor
+        assert what_if.seed is not None
+        draw = np.random.default_rng((what_if.seed, rank, step))
+        return factor * np.exp(what_if.jitter * draw.standard_normal(size))
 
     return stretch
 
@@ -230,20 +220,11 @@ def _lowered(plan: Plan) -> Program:
 
 
 def _overlap(machine: Machine) -> Overlap | None:
-    """The machine's pairs, at the lengths of the two; what is not among them goes on undisturbed.
-
-    Updates count as bound by memory, an instruction as one kernel.
-    """
-    if not machine.overlap:
+    law = overlap_law(machine)
+    if law is None:
         return None
-    pairs = {(entry.compute, entry.collective): entry for entry in machine.overlap}
 
     def rates(compute: Instruction, comm: Instruction, compute_s: float, comm_s: float) -> tuple[float, float]:
-        kind = compute_class(compute.call)
-        pair = pairs.get(("memory" if kind == "update" else kind, plain_call(comm.call)))  # type: ignore[arg-type]
-        if pair is None:
-            return 1.0, 1.0
-        slowed, moving = pair.rates(compute_s, comm_s)
-        return slowed, max(moving, _SLOWEST)
+        return law(overlap_class(compute.call), compute_s, comm.call, comm_s)
 
     return rates

@@ -13,7 +13,6 @@ from small_machine import small_machine
 from test_simulator_longest_path import random_scripts
 
 from costmodels.machine.sections import Overlap
-from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.program import Body, Kind, Program
@@ -213,8 +212,31 @@ def test_of_folded_ranks_those_that_were_simulated_are_taken_apart():
     assert dict(folded.represents) == {0: 4}
     (part,) = composition(folded, program)
     assert (part.rank, part.compute_ps, dict(part.exposed_ps), part.step_ps) == (0, 10, {"all_reduce": 30}, 40)
-    with pytest.raises(TwofoldError, match="simulate without fold_ranks"):
-        critical_path(folded, program)
+    path, other = (critical_path(each, program) for each in (folded, run_program(program, written_price)))
+    assert [(each.id, each.start_ps, each.end_ps) for each in path.spans] == [
+        (each.id, each.start_ps, each.end_ps) for each in other.spans
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_paths_and_parts_over_folded_ranks_are_those_of_all_ranks(seed):
+    program = lower(random_plan(seed))
+    what_if = WhatIf(slowdown={program.num_ranks - 1: 1.7})
+    rates = dict.fromkeys(("float32", "float64", "bfloat16"), 1e12)
+    compute = msgspec.structs.replace(small_machine().compute, matrix_flops_per_s=rates, vector_flops_per_s=rates)
+    machine = small_machine(64, uplink_Bps=11e9, latency_s=1e-7, compute=compute)
+    folded, whole = (
+        simulate(program, machine, num_steps=2, what_if=what_if, fold_ranks=fold) for fold in (True, False)
+    )
+    one, other = critical_path(folded, program), critical_path(whole, program)
+    assert one.by_kind_ps == other.by_kind_ps
+    of_rank = {part.rank: part for part in composition(whole, program)}
+    for part in composition(folded, program):
+        same = of_rank[part.rank]
+        assert (part.compute_ps, part.exposed_ps, part.host_wait_ps) == (
+            same.compute_ps, same.exposed_ps, same.host_wait_ps
+        )  # fmt: skip
+        assert part.step_ps == same.step_ps
 
 
 @pytest.mark.parametrize(("uplink_Bps", "comm_rate"), [(None, 1.0), (11e9, 0.5)])
@@ -239,5 +261,4 @@ def test_paths_and_parts_add_up_where_links_and_devices_are_shared(uplink_Bps, c
             path = critical_path(timeline, program)
             assert path.step_ps == timeline.step_end_ps[1] - timeline.step_end_ps[0]
             assert "gap" not in path.by_kind_ps
-            span = timeline.step_end_ps[1] - timeline.step_start_ps[1]
-            assert {part.step_ps for part in composition(timeline, program)} == {span}
+            assert {part.step_ps for part in composition(timeline, program)} == {path.step_ps}

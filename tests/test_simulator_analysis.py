@@ -8,29 +8,32 @@ from plans.timeline import Span, Timeline
 from simulator import composition, run_program
 
 
-def span(stream: str, start: int, end: int, call: str) -> Span:
-    return Span(
-        rank=0, stream=stream, start_ps=start, end_ps=end, step=0, id=f"{call}{start}{stream}", call=call, part="F"
-    )
+def span(stream: str, start: int, end: int, id_: str, call: str) -> Span:
+    return Span(rank=0, stream=stream, start_ps=start, end_ps=end, step=0, id=id_, call=call, part="F")
 
 
 def test_each_picosecond_counts_once_for_the_first_that_is_true():
     spans = [
-        span("compute", 10, 20, "linear.forward"),
-        span("compute", 40, 50, "linear.forward"),
-        span("comm", 5, 30, "all_reduce"),
-        span("comm", 28, 45, "transfer"),
-        span("host", 0, 8, "linear.forward"),
-        span("host", 50, 55, "all_reduce"),
-        span("host", 55, 60, "wait"),
+        span("host", 0, 3, "r", "all_reduce"),
+        span("comm", 5, 30, "r", "all_reduce"),  # issued at 3: two more for its other members
+        span("compute", 10, 20, "a", "linear.forward"),
+        span("comm", 28, 45, "t", "transfer"),
+        span("compute", 40, 50, "b", "linear.forward"),
+        span("host", 48, 56, "c", "linear.forward"),
+        span("compute", 56, 60, "c", "linear.forward"),  # waits for its host
+        span("host", 58, 65, "u", "all_reduce"),  # and so does the end
+        span("host", 65, 70, "u", "wait"),
     ]
-    (one,) = composition(Timeline.from_spans(spans, kind="measured", num_ranks=1))
-    assert one.compute_ps == 20
+    timeline = Timeline.from_spans(spans, kind="measured", num_ranks=1)
+    (one,) = composition(timeline)
+    assert one.compute_ps == 24
     assert one.exposed_ps == {"all_reduce": 5 + 10, "transfer": 10}
-    assert one.host_ps == 5 + 5
-    assert one.bubble_ps == 5
-    assert one.step_ps == 60
+    assert one.host_wait_ps == 3 + 6 + 5
+    assert one.bubble_ps == 2 + 5
+    assert one.step_ps == 70
     assert one.exposed_s == pytest.approx(25e-12)
+    assert (timeline.exposed_comm_s, timeline.host_wait_s) == pytest.approx((25e-12, 14e-12))
+    assert timeline.bubble_fraction == pytest.approx(7 / 70)
 
 
 @pytest.mark.parametrize("settings", [{}, {"host_async": False}, {"host_async": False, "cores_per_node": 2}])
@@ -43,9 +46,39 @@ def test_parts_add_up_and_agree_with_the_timeline(seed, settings):
     assert [part.step_ps for part in parts] == [length] * program.num_ranks
     exposed = sum(part.exposed_s for part in parts) / program.num_ranks
     assert exposed == pytest.approx(timeline.exposed_comm_s, rel=1e-12, abs=1e-18)
+    host = sum(part.host_wait_ps for part in parts) / program.num_ranks
+    assert host == pytest.approx(timeline.host_wait_s * 1e12, rel=1e-12, abs=1e-6)
     if length:
-        idle = 1 - sum(part.compute_ps for part in parts) / (length * program.num_ranks)
+        idle = sum(part.bubble_ps for part in parts) / (length * program.num_ranks)
         assert idle == pytest.approx(timeline.bubble_fraction, rel=1e-12, abs=1e-12)
+
+
+def test_what_a_host_makes_its_device_wait_is_no_bubble():
+    """A pipeline of one rank has no bubble, however slow its host is."""
+    script = Script(0)
+    for number in range(5):
+        script.compute(f"n{number}", 10, dispatch=30)
+    timeline = run_program(program_of([script]), written_price, num_steps=3)
+    assert timeline.bubble_fraction == 0
+    assert timeline.host_wait_s == pytest.approx(5 * 30e-12 - 4 * 10e-12)  # 30 10 .. 20 10 .. 20 10 ..
+
+
+def test_a_receiver_that_is_ready_waits_for_its_sender():
+    """A host that is ahead costs nothing: the wait for the other stage is bubble."""
+    scripts = [Script(0), Script(1)]
+    scripts[0].compute("a", 100, dispatch=5)
+    scripts[0].send("x", [(0, 1)], (5, 20), "t")
+    scripts[1].recv("x", [(0, 1)], (5, 20))
+    scripts[1].compute("b", 40, dispatch=5)
+    timeline = run_program(program_of(scripts), written_price)
+    sender, receiver = composition(timeline)
+    # the step begins with the first compute, at 5; the receiver has issued by then
+    assert (sender.compute_ps, dict(sender.exposed_ps), sender.host_wait_ps, sender.bubble_ps) == (
+        100, {"transfer": 20}, 0, 40
+    )  # fmt: skip
+    assert (receiver.compute_ps, dict(receiver.exposed_ps), receiver.host_wait_ps, receiver.bubble_ps) == (
+        40, {"transfer": 20}, 0, 100
+    )  # fmt: skip
 
 
 def test_waiting_for_a_straggler_is_bubble_and_the_collective_is_exposed():

@@ -183,3 +183,101 @@ def test_what_is_left_of_a_computation_goes_at_the_rates_of_the_whole():
     env.run()
     assert ends == {"compute": 20, "comm": 115}  # 20 at a quarter, then alone
     assert set(asked) == {("matrix", 60, "all_reduce", 100)}
+
+
+# ------------------------------------------------------------------------------------------------- shared links
+
+ONE = Fraction(1)
+
+
+def network_ends(loads, law=None):
+    """Ends of loads (start, devices, is compute, work, claims)."""
+    env, ends = simpy.Environment(), [-1] * len(loads)
+    fabric = Fabric(env, law)
+
+    def begin(number, devices, is_compute, work, claims):
+        done = lambda: ends.__setitem__(number, env.now)  # noqa: E731
+        if is_compute:
+            fabric.compute(devices[0], "kernel", work, done)
+        else:
+            fabric.communicate(devices, "all_reduce", work, done, claims)
+
+    for number, (at, *rest) in enumerate(loads):
+        env.timeout(at).callbacks.append(lambda _, number=number, rest=rest: begin(number, *rest))
+    env.run()
+    return ends
+
+
+def filled(flows, limits, claims):
+    """Max-min rates by raising all open flows by equal steps until a link is full or a limit is met."""
+    rate, still_open = dict.fromkeys(flows, Fraction(0)), set(flows)
+    room = {link: ONE for flow in flows for link, _ in claims[flow]}
+    while still_open:
+        need = {link: sum((s for f in still_open for x, s in claims[f] if x == link), Fraction(0)) for link in room}
+        steps = [room[link] / each for link, each in need.items() if each] + [limits[f] - rate[f] for f in still_open]
+        for flow in still_open:
+            rate[flow] += min(steps)
+        room = {link: room[link] - min(steps) * need[link] for link in room}
+        full = {link for link in room if room[link] == 0}
+        still_open = {
+            f for f in still_open if rate[f] < limits[f] and not any(link in full for link, _ in claims[f])
+        }  # fmt: skip
+    return rate
+
+
+def integrated_ends(loads, law):
+    """The same as `network_ends`, integrated from change to change; an end falls on the next whole picosecond."""
+    left = {number: Fraction(load[3]) for number, load in enumerate(loads)}
+    ends, now = [-1] * len(loads), 0
+    while left:
+        here = [number for number in left if loads[number][0] <= now]
+        limits = {}
+        for number in here:
+            _, devices, is_compute, _, _ = loads[number]
+            beside = any(loads[x][2] is not is_compute and set(loads[x][1]) & set(devices) for x in here)
+            limits[number] = law[0 if is_compute else 1] if law and beside else ONE
+        rates = filled(here, limits, {number: loads[number][4] for number in here})
+        stops = [now - int(-left[number] // rates[number]) for number in here]
+        until = min(stops + [loads[number][0] for number in left if loads[number][0] > now])
+        for number in here:
+            left[number] -= (until - now) * rates[number]
+            if left[number] <= 0:
+                ends[number] = until
+                del left[number]
+        now = until
+    return ends
+
+
+def test_what_a_flow_cannot_use_on_a_link_the_others_get():
+    """A on link 1, B on 1 and 2, four more on 2: B has a fifth of link 2 only, so A has four fifths of link 1."""
+    one, two = (("1", ONE),), (("2", ONE),)
+    loads = [(0, (0, 1), False, 1000, one), (0, (2, 3), False, 1000, (*one, *two))]
+    loads += [(0, (4 + 2 * n, 5 + 2 * n), False, 1000, two) for n in range(4)]
+    assert network_ends(loads) == [1250, *[5000] * 5]
+
+
+def test_a_collective_slowed_by_compute_leaves_the_rest_of_its_link_to_others():
+    law = lambda *_: (Fraction(7, 10), Fraction(1, 2))  # noqa: E731
+    link = (("x", ONE),)
+    loads = [(0, (0,), True, 10**6, ()), (0, (0, 1), False, 1000, link), (0, (2, 3), False, 1000, link)]
+    assert network_ends(loads, law)[1:] == [2000, 2000]
+    # with a quarter for the slowed one the other has three quarters; then 2/3 of the slowed one's work is left
+    slow = lambda *_: (Fraction(7, 10), Fraction(1, 4))  # noqa: E731
+    assert network_ends(loads, slow)[1:] == [4000, 1334]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_networks_against_progressive_filling(seed):
+    draw = random.Random(seed)
+    law = draw.choice((None, (Fraction(7, 10), Fraction(1, 2)), (Fraction(9, 10), Fraction(3, 7))))
+    loads = []
+    for number in range(draw.randint(2, 12)):
+        links = draw.sample("abcd", draw.randint(0, 3))
+        claims = tuple((link, Fraction(draw.randint(1, 6), draw.choice((1, 4, 6)))) for link in links)
+        # a device has one compute at a time; communications as they come
+        is_compute = law is not None and draw.random() < 0.3
+        devices = (number,) if is_compute else tuple(draw.sample(range(14), 2))
+        start = draw.choice((0, 0, draw.randint(0, 3000)))
+        loads.append((start, devices, is_compute, draw.randint(1, 3000), () if is_compute else claims))
+    rates = None if law is None else lambda *_: law
+    assert network_ends(loads, rates) == integrated_ends(loads, law)

@@ -5,16 +5,19 @@ from collections import Counter
 
 import pytest
 from handmade import Price
+from small_machine import small_machine
 
 import twofold as tf
 from costmodels import Machine
+from costmodels.machine.sections import Overlap
 from costmodels.price.instruction import price
 from plans.layout import Layout
 from plans.lower import lower
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
 from plans.redistribution import Piece
-from simulator import run_program, simulate
+from simulator import WhatIf, run_program, simulate
 from simulator.engine.folding import fold
+from simulator.engine.network import Ports
 
 
 def spans_by_rank(timeline):
@@ -38,10 +41,11 @@ def check_equal(folded, whole):
     assert folded.peak_bytes == whole.peak_bytes
 
 
-def model(batch_size, num_layers):
+def model(batch_size, num_layers, dtype="bfloat16"):
     config = tf.TransformerConfig(
-        num_layers=num_layers, hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, ffn=128, vocab=256, seq=32
-    )
+        num_layers=num_layers, hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, ffn=128, vocab=256, seq=32,
+        dtype=dtype,
+    )  # fmt: skip
     return tf.transformer(config, batch_size=batch_size)
 
 
@@ -130,7 +134,7 @@ def test_equal_ranks_that_send_each_other_something_do_not_fold():
     block = Block(label="ring", micro_batch=0, body=Body(name="ring", instructions=lines))
     group = GroupProgram(mesh=Layout((4,), ("a",)), values=values, blocks=(block,))
     program = Program(groups=(group,), num_micro_batches=1)
-    assert fold(program) is None
+    assert fold(program, lambda instruction, group: Price(0, 5)) is None
     timeline = run_program(program, lambda instruction, group: Price(0, 5), fold_ranks=True)
     assert len(timeline.represents) == 4
 
@@ -147,3 +151,66 @@ def test_many_ranks_are_simulated_as_their_kinds():
         assert [each.rank for each in timeline.memory] == [0, 2 * dp, 4 * dp, 6 * dp]
     assert len(found[0].rank) == len(found[1].rank)
     assert found[0].peak_bytes == found[1].peak_bytes
+
+
+# ------------------------------------------------------------------------------------ slow ranks and shared links
+
+
+def options_of(draw):
+    """What ranks share; made anew for every run."""
+    overlap = lambda compute, comm, compute_s, comm_s: (0.7, 0.8)  # noqa: E731
+    name = draw.choice(("nothing", "host", "overlap", "ports", "ports and overlap"))
+    return lambda: {
+        "nothing": {}, "host": {"host_async": False}, "overlap": {"overlap": overlap}, "ports": {"wires": Ports()},
+        "ports and overlap": {"overlap": overlap, "wires": Ports()},
+    }[name]  # fmt: skip
+
+
+def test_slow_ranks_and_shared_ports_on_random_programs():
+    num_folded = 0
+    for seed in range(200):
+        draw = random.Random(1000 + seed)
+        program = random_program(draw)
+        slow = {draw.randrange(program.num_ranks): draw.choice((1.5, 2.0)) for _ in range(draw.randint(0, 2))}
+
+        def cost_of(instruction, group):
+            return Price(*instruction.attrs["price"])
+
+        options = options_of(draw)
+        folded, whole = (
+            run_program(
+                program, cost_of, num_steps=2, fold_ranks=fold_ranks, with_memory=False, stretch=slow, **options()
+            )
+            for fold_ranks in (True, False)
+        )
+        check_equal(folded, whole)
+        num_folded += len(folded.represents) < program.num_ranks
+    assert num_folded > 60
+
+
+@pytest.mark.parametrize("uplink_Bps", [None, 11e9, 60e9])
+@pytest.mark.parametrize("slow", [{}, {5: 1.3}, {0: 1.2, 13: 1.2}, {3: 1.1, 12: 1.7}])
+def test_a_slow_rank_leaves_few_kinds_of_ranks(slow, uplink_Bps):
+    """Along each axis the groups with a slow rank and those without, on links that ranks share."""
+    overlap = (Overlap(compute="matrix", collective="all_reduce", compute_rate=0.8, comm_rate=0.6),)
+    machine = small_machine(16, uplink_Bps=uplink_Bps, overlap=overlap)
+    plan = tf.uniform_plan(model(8, 2, "float32"), machine, dp=4, tp=2, pp=2, micro_batch=1)
+    what_if = WhatIf(slowdown=slow)
+    folded, whole = (
+        simulate(plan, machine, num_steps=2, what_if=what_if, fold_ranks=fold_ranks) for fold_ranks in (True, False)
+    )
+    check_equal(folded, whole)
+    if len(slow) < 2 and not uplink_Bps:
+        assert len(folded.represents) == (8 if slow else 2)  # two along each axis
+    spelled = folded.spelled_out()
+    assert spans_by_rank(spelled) == spans_by_rank(whole)
+    assert spelled.memory == whole.memory
+    assert simulate(plan, machine, num_steps=2, what_if=what_if).memory == whole.memory
+
+
+def test_one_slow_rank_of_many():
+    """A slow rank in dp x tp: itself, its two groups, and all the others."""
+    machine = Machine.load("h100-sxm-x64")
+    plan = tf.uniform_plan(model(16, 2), machine, dp=16, tp=4, pp=1, micro_batch=1)
+    timeline = simulate(plan, machine, num_steps=1, what_if=WhatIf(slowdown={21: 1.1}), fold_ranks=True)
+    assert sorted(timeline.represents.values()) == [1, 3, 15, 45]

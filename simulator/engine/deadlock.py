@@ -1,129 +1,89 @@
 """Whether ranks wait for each other for ever, found out without times, and the smallest circle of them that does.
 
 Who meets whom is settled beforehand (`simulator.engine.matching`), and no rank ever chooses what to take next, so
-whether a
-program comes to its end does not depend on any duration: one step is walked through with everything taking no time, and
-what gets stuck there gets stuck always. Steps are alike, as a rank ends each with everything it issued.
+whether a program comes to its end does not depend on any duration: one step is walked through with everything taking no
+time, and what gets stuck there gets stuck always. Steps are alike, as a rank ends each with everything it issued.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import simpy
+from dataclasses import replace
 
 from plans.errors import TwofoldError
-from simulator.engine.exchange import Communication, Exchange
-from simulator.engine.matching import Links
-from simulator.engine.order import ISSUE, RUN, Order
+from simulator.engine.exchange import Communication
+from simulator.engine.matching import Matching
+from simulator.engine.order import Order
+from simulator.engine.record import Recorder
+from simulator.engine.walk import Walk
 
 __all__ = ["refuse_deadlock"]
 
 
-class _Walker:
-    """A rank on its way through a step in which everything takes no time."""
+class _Nothing:
+    """Prices of a step in which everything takes no time."""
 
-    __slots__ = ("_links", "_segments", "_slots", "_todo", "_unwaited", "order", "rank", "waiting_for")
-
-    def __init__(self, rank: int, order: Order, links: Mapping[int, Links]) -> None:
-        self.rank = rank
+    def __init__(self, order: Order) -> None:
         self.order = order
-        self.waiting_for: Communication | None = None
-        self._links = links
-        self._slots: list[Communication | None] = [None] * order.num_slots
-        self._unwaited: list[Communication] = []
-        self._segments = iter(order.segments)
-        self._todo = iter(self._unwaited)
-
-    def go_on(self, exchange: Exchange) -> None:
-        """Walk to the end, or to what is not over yet: that is `waiting_for` then."""
-        order, self.waiting_for = self.order, None
-        for kind, position, slot in self._segments:
-            if kind == RUN:
-                continue
-            if kind == ISSUE:
-                links = self._links[position]
-                if not links.keys:
-                    continue
-                own = Communication(self.rank, 0, position, order.instructions[position], links, 0, 0)
-                exchange.post(own, 0)
-                if slot >= 0:
-                    self._slots[slot] = own
-                    if position in order.unwaited:
-                        self._unwaited.append(own)
-                    continue
-            else:
-                waited = self._slots[slot]
-                if waited is None:
-                    continue
-                own = waited
-            if not own.done:
-                self.waiting_for = own
-                return
-        for own in self._todo:
-            if not own.done:
-                self.waiting_for = own
-                return
+        self.dispatch_ps = self.work_ps = self.cpu_ps = [0] * len(order.instructions)
+        self.runs = [(0, 0, 0)] * len(order.runs)
 
 
-def refuse_deadlock(orders: Sequence[Order], links: Mapping[int, Mapping[int, Links]]) -> None:
+def refuse_deadlock(orders: Sequence[Order], matching: Matching) -> None:
     """Check that every rank comes to its end.
 
     Args:
         orders: of all groups.
-        links: as `match` gives them.
+        matching: as `match` gives it.
 
     Raises:
         TwofoldError: ranks that wait for ever; the message names the smallest circle.
     """
-    ended: list[int] = []
-    exchange = Exchange(
-        simpy.Environment(), lambda own: ended.append(own.rank), None, None, all_on_fabric=False, wires=None
-    )
-    walkers = {rank: _Walker(rank, order, links[rank]) for order in orders for rank in order.group.ranks}
-    for rank in sorted(walkers):
-        walkers[rank].go_on(exchange)
-    while ended:
-        walker = walkers[ended.pop()]
-        if walker.waiting_for is not None and walker.waiting_for.done:
-            walker.go_on(exchange)
-    if any(walker.waiting_for is not None for walker in walkers.values()):
-        raise TwofoldError(_culprit(walkers))
+    order_of = {rank: order for order in orders for rank in order.group.ranks}
+    nothing = {id(order): _Nothing(order) for order in orders}
+
+    def stuck(matching: Matching) -> Mapping[int, object]:
+        walk = Walk(
+            matching, lambda rank, _: nothing[id(order_of[rank])], Recorder(order_of), num_steps=1, host_async=True
+        )
+        walk.run()
+        return walk.waiting_for
+
+    if stuck(matching):
+        # again with every transfer as a meeting of its own, which knows who is missing
+        waiting = stuck(replace(matching, pairs=()))
+        parts = {rank: waiting[rank] for rank in sorted(waiting)}
+        raise TwofoldError(
+            _culprit({rank: part for rank, part in parts.items() if isinstance(part, Communication)}, order_of)
+        )
 
 
-def _culprit(walkers: Mapping[int, _Walker]) -> str:
-    """What to tell the user, given all ranks after nothing happens any more."""
-    order_of = {rank: walker.order for rank, walker in walkers.items()}
-    waiting = {rank: walkers[rank].waiting_for for rank in sorted(walkers)}
-    stuck = {rank: own for rank, own in waiting.items() if own is not None}
-    waits = {rank: _missing(own) for rank, own in stuck.items()}
-    for rank, own in stuck.items():
+def _culprit(stuck: Mapping[int, Communication], order_of: Mapping[int, Order]) -> str:
+    """What to tell the user, given what every stuck rank waits for after nothing happens any more."""
+    waits = {rank: _missing(waited) for rank, waited in stuck.items()}
+    for rank, waited in stuck.items():
         for other in waits[rank]:
             if other not in stuck:
-                return f"{_says(rank, own, other, order_of)}, which has ended without coming to it"
+                return f"{_describe(rank, waited, other, order_of)}, which has ended without coming to it"
     circle = min((_circle(rank, waits) for rank in sorted(waits)), key=len)
-    told = [_says(rank, stuck[rank], circle[(at + 1) % len(circle)], order_of) for at, rank in enumerate(circle)]
+    told = [_describe(rank, stuck[rank], circle[(at + 1) % len(circle)], order_of) for at, rank in enumerate(circle)]
     return f"the program deadlocks: {'; '.join(told)}. Put their communication into an order that all of them share"
 
 
-def _blocking(own: Communication) -> Communication:
-    """The communication that really waits: an earlier one on the same channel may hold up `own`."""
-    while own.held_by is not None and own.arrived < 0:
-        own = own.held_by
-    return own
+def _blocking(waited: Communication) -> Communication:
+    """The communication that really waits: an earlier one on the same channel may hold it up."""
+    while waited.leader is not None and waited.arrived < 0:
+        waited = waited.leader
+    return waited
 
 
-def _missing(own: Communication) -> list[int]:
+def _missing(waited: Communication) -> list[int]:
     """The ranks that have not come, in rank order."""
-    own = _blocking(own)
-    if own.links.is_plain and not own.meetings:
-        return [rank for rank in own.links.members[0] if rank != own.rank]
     missing: dict[int, None] = {}
-    for meeting in own.meetings:
+    for meeting in _blocking(waited).meetings:
         if meeting.missing:
             present = {other.rank for other in meeting.present}
-            local = len(set(meeting.members)) == 1
-            missing.update(dict.fromkeys(rank for rank in meeting.members if local or rank not in present))
+            missing.update(dict.fromkeys(rank for rank in meeting.members if meeting.is_local or rank not in present))
     return sorted(missing)
 
 
@@ -149,9 +109,9 @@ def _circle(start: int, waits: Mapping[int, Sequence[int]]) -> list[int]:
     return [start] * (len(waits) + 1)  # not on a circle itself
 
 
-def _says(rank: int, own: Communication, other: int, order_of: Mapping[int, Order]) -> str:
-    order, blocking = order_of[rank], _blocking(own)
-    text = f"rank {rank} waits in {order.ids[own.position]!r}"
-    if blocking is not own:
+def _describe(rank: int, waited: Communication, other: int, order_of: Mapping[int, Order]) -> str:
+    order, blocking = order_of[rank], _blocking(waited)
+    text = f"rank {rank} waits in {order.ids[waited.position]!r}"
+    if blocking is not waited:
         text += f" (held up by {order.ids[blocking.position]!r} on the same channel)"
     return f"{text} for rank {other}"

@@ -5,7 +5,7 @@ rate is constant, so what is left is known exactly: everything is integer arithm
 activity ends at the first whole picosecond at which its work is done, so each loses less than one picosecond.
 
 `Cores` shares the processor cores of a node evenly; `Fabric` slows the compute and the communication of one device by
-measured pairwise rates and lets communication share the links that it claims.
+measured pairwise rates and lets communication share the links that it claims, max-min fairly.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import Any
 
 import simpy
 
+from costmodels.price.sharing import Claims, max_min_rates
+
 __all__ = ["Activity", "Claims", "Cores", "Fabric", "Now", "Rates"]
 
 Rates = Callable[[Any, int, Any, int], tuple[Fraction, Fraction]]
 """(kind of compute, its picoseconds alone, kind of communication, its picoseconds alone) -> the rates of both while
 they run on one device, above 0."""
-
-Claims = Sequence[tuple[Hashable, Fraction]]
-"""(link, share of it that a communication needs to proceed as if alone), ..."""
 
 _ONE, _NONE = Fraction(1), Fraction(0)
 _FINEST, _COARSE = 2**192, 2**64
@@ -242,26 +241,42 @@ class Cores:
 
 
 class _Load:
-    """An activity with where it runs."""
+    """An activity with where it runs: `limit` is its rate where links have room."""
 
-    __slots__ = ("activity", "devices", "is_compute", "kind", "links", "work_ps")
+    __slots__ = ("activity", "claims", "devices", "is_compute", "kind", "limit", "work_ps")
 
-    def __init__(self, kind: Any, work_ps: int, *, is_compute: bool, devices: Sequence[int], links: Claims) -> None:
+    def __init__(self, kind: Any, work_ps: int, *, is_compute: bool, devices: Sequence[int], claims: Claims) -> None:
         self.kind = kind
         self.work_ps = work_ps
         self.is_compute = is_compute
         self.devices = devices
-        self.links = links
+        self.claims = claims
+        self.limit = _NONE
         self.activity: Activity | None = None
+
+    def run_at(self, rate: Fraction) -> None:
+        """Proceed at this rate from now on."""
+        assert self.activity is not None
+        self.activity.run_at(rate)
+
+
+class _Link:
+    """The loads on a link, each with the share that it needs at rate 1, and what all of them need at their limits."""
+
+    __slots__ = ("demand", "loads")
+
+    def __init__(self) -> None:
+        self.loads: dict[_Load, Fraction] = {}
+        self.demand = _NONE
 
 
 class Fabric:
     """Devices and their links.
 
-    While compute and communication run on one device, each proceeds at its rate of the pair. A collective proceeds as
+    While compute and communication run on one device, neither exceeds its rate of the pair. A collective proceeds as
     its slowest member does; compute beside several communications proceeds at the lowest of the pairs' rates
-    (an assumption: only pairs are measured). Communications on one link that together claim more than all of it are
-    slowed by that sum, and each proceeds as its fullest link lets it: n transfers that need a whole link get 1/n each.
+    (an assumption: only pairs are measured). Communications that together need more of a link than all of it share it
+    max-min fairly (`costmodels.price.sharing`): what one cannot use, for its device or another link, the others get.
 
     Args:
         env: the environment.
@@ -272,7 +287,7 @@ class Fabric:
         self._env = env
         self._rates = rates
         self._on_device: dict[int, dict[_Load, None]] = {}
-        self._on_link: dict[Hashable, dict[_Load, Fraction]] = {}
+        self._links: dict[Hashable, _Link] = {}
         self._ahead: dict[int, Now] = {}
 
     def is_quiet(self, device: int) -> bool:
@@ -296,7 +311,7 @@ class Fabric:
         self, device: int, kind: Any, work_ps: int, done: Callable[[], object], *, left_ps: int | None = None
     ) -> None:
         """Start compute of a kind on a device now, or the part of it that is left."""
-        self._add(_Load(kind, work_ps, is_compute=True, devices=(device,), links=()), done, left_ps)
+        self._add(_Load(kind, work_ps, is_compute=True, devices=(device,), claims=()), done, left_ps)
 
     def communicate(
         self,
@@ -307,7 +322,7 @@ class Fabric:
         links: Claims = (),
     ) -> None:
         """Start a communication of a kind between devices now, with its claims on shared links."""
-        self._add(_Load(kind, work_ps, is_compute=False, devices=devices, links=links), done)
+        self._add(_Load(kind, work_ps, is_compute=False, devices=devices, claims=links), done)
 
     def _add(self, load: _Load, done: Callable[[], object], left_ps: int | None = None) -> None:
         left_ps = load.work_ps if left_ps is None else left_ps
@@ -315,51 +330,99 @@ class Fabric:
         if self._rates is not None:
             for device in load.devices:
                 self._on_device.setdefault(device, {})[load] = None
-        for link, share in load.links:
-            self._on_link.setdefault(link, {})[load] = share
+        for link, share in load.claims:
+            self._links.setdefault(link, _Link()).loads[load] = share
         for device in load.devices if self._ahead else ():
             if (stopped := self._ahead.pop(device, None)) is not None:
                 stopped.happen()
-        self._change(load)
+        self._update((load, *self._beside(load)), ())
 
     def _end(self, load: _Load, done: Callable[[], object]) -> None:
         if self._rates is not None:
             for device in load.devices:
                 del self._on_device[device][load]
-        for link, _ in load.links:
-            del self._on_link[link][load]
-        self._change(load, ended=True)
+        freed = []
+        for link, share in load.claims:
+            shared = self._links[link]
+            del shared.loads[load]
+            if shared.demand > 1:
+                freed.append(shared)
+            shared.demand -= share * load.limit
+        self._update(self._beside(load), freed)
         done()
 
-    def _change(self, load: _Load, *, ended: bool = False) -> None:
-        if load.is_compute and self._rates is not None:  # the one device is all that it touches
-            for other in self._on_device[load.devices[0]]:
-                assert other.activity is not None
-                other.activity.run_at(self._rate(other))
-            return
-        touched = {} if ended else {load: None}
-        for device in load.devices:
-            touched |= self._on_device.get(device, {})
-        for link, _ in load.links:
-            touched |= dict.fromkeys(self._on_link[link])
-        for other in touched:
-            assert other.activity is not None
-            other.activity.run_at(self._rate(other))
+    def _beside(self, load: _Load) -> Sequence[_Load]:
+        """Those whose limits depend on whether `load` is there: compute for communication and the other way round."""
+        if self._rates is None:
+            return ()
+        return [
+            other
+            for device in load.devices
+            for other in self._on_device[device]
+            if other.is_compute is not load.is_compute
+        ]
 
-    def _rate(self, load: _Load) -> Fraction:
+    def _update(self, loads: Sequence[_Load], freed: Sequence[_Link]) -> None:
+        """Find the rates anew.
+
+        Args:
+            loads: whose limits may have changed.
+            freed: links that were full and lost a load.
+        """
+        touched: dict[_Load, None] = {}
+        for link in freed:
+            touched.update(dict.fromkeys(link.loads))
+        for load in loads:
+            before, load.limit = load.limit, self._limit(load)
+            if not load.claims:
+                load.run_at(load.limit)
+                continue
+            touched[load] = None
+            if load.limit is before:
+                continue
+            for name, share in load.claims:
+                link = self._links[name]
+                was_full = link.demand > 1
+                link.demand += share * (load.limit - before)
+                if was_full or link.demand > 1:
+                    touched.update(dict.fromkeys(link.loads))
+        if touched:
+            self._share(touched)
+
+    def _share(self, touched: dict[_Load, None]) -> None:
+        """The rates of loads, and of all that share full links with them directly or by way of others."""
+        todo, seen = list(touched), set[_Link]()
+        for load in todo:
+            for name, _ in load.claims:
+                link = self._links[name]
+                if link in seen or link.demand <= 1:
+                    continue
+                seen.add(link)
+                for other in link.loads:
+                    if other not in touched:
+                        touched[other] = None
+                        todo.append(other)
+        if not seen:
+            for load in touched:
+                load.run_at(load.limit)
+            return
+        claims = [[(name, share) for name, share in load.claims if self._links[name] in seen] for load in touched]
+        for load, rate in zip(touched, max_min_rates([load.limit for load in touched], claims), strict=True):
+            load.run_at(rate)
+
+    def _limit(self, load: _Load) -> Fraction:
+        """Its rate beside what runs on its devices, links apart."""
         rate = _ONE
-        if self._rates is not None:
-            for device in load.devices:
-                for other in self._on_device[device]:
-                    if load.is_compute is other.is_compute:
-                        continue
-                    if load.is_compute:
-                        pair = self._rates(load.kind, load.work_ps, other.kind, other.work_ps)[0]
-                    else:
-                        pair = self._rates(other.kind, other.work_ps, load.kind, load.work_ps)[1]
-                    if _less(pair, rate):
-                        rate = pair
-        if not load.links:
+        if self._rates is None:
             return rate
-        fullest = max(sum(self._on_link[link].values(), _NONE) for link, _ in load.links)
-        return rate if fullest <= 1 else rate / fullest
+        for device in load.devices:
+            for other in self._on_device[device]:
+                if load.is_compute is other.is_compute:
+                    continue
+                if load.is_compute:
+                    pair = self._rates(load.kind, load.work_ps, other.kind, other.work_ps)[0]
+                else:
+                    pair = self._rates(other.kind, other.work_ps, load.kind, load.work_ps)[1]
+                if _less(pair, rate):
+                    rate = pair
+        return rate

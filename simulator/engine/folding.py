@@ -1,31 +1,116 @@
 """Ranks that do the same thing at the same time are simulated once: a program of one rank for each kind of rank.
 
-Two ranks of a group are equal if, in every collective, they meet equal ranks and, in every transfer, they have partners
-that are equal. The coarsest such division is found by refinement: it begins with the groups, and a set of ranks is
-split as long as its members differ in what they meet (Paige and Tarjan, "Three partition refinement algorithms", SIAM
-Journal on Computing 16, 1987, is the fast form). Equal ranks then have equal times by induction over events, so one of
-each stands for all. Nothing of the cost depends on how many there are but finding out who meets whom.
-
-It holds while nothing makes equal ranks unequal: shared cores, shared links and ranks with times of their own do.
+Ranks, meetings (an instance of a collective, a pair of ranks of a transfer) and links are divided into classes such
+that equal ranks take part in equal meetings, equal meetings join equal ranks over equal links, and equal links carry as
+many meetings of each class, with the same shares: the coarsest equitable partition. It is found by refinement: it
+begins with the groups and with what is known to differ (a slow rank), and a class is split as long as its members
+differ in what they meet (Paige and Tarjan, "Three partition refinement algorithms", SIAM Journal on Computing 16,
+1987, is the fast form). Equal ranks then have equal times by induction over events, max-min fair shares of links
+included, so one of each stands for all. One slow rank leaves few classes: along each axis of the mesh the groups that
+have it and those that have it not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
+from costmodels.price.sharing import Claims
 from plans.layout import Layout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program
 from plans.redistribution import Piece
 from plans.timeline import Timeline
-from simulator.engine.order import CostOf, Priced
+from simulator.engine.exchange import Wires
+from simulator.engine.prices import CostOf, Priced
 
 __all__ = ["Folded", "fold"]
 
-_Partners = Mapping[int, tuple[int, ...]]
-"""rank -> the ranks at the other end of a transfer, each once."""
+_Members = tuple[int, ...]
+
+
+class _Pattern:
+    """Communication that joins the same ranks, whatever its size: collectives of one call along the same axes, or one
+    SEND or RECV.
+
+    Attributes:
+        meetings: members of each.
+        claims: of each, for one instruction of the pattern: the shares of others are as much smaller or larger on all
+            links.
+        work_ps: of each, likewise.
+        class_of: meeting -> number of its class; found by refinement.
+    """
+
+    def __init__(self, is_transfer: bool, instruction: Instruction) -> None:
+        self.is_transfer = is_transfer
+        self.instruction = instruction
+        self.meetings: list[_Members] = []
+        self.claims: list[Claims] = []
+        self.work_ps: list[int] = []
+        self.class_of: dict[_Members, int] = {}
+
+    def add(self, meetings: Iterable[_Members]) -> None:
+        """Add meetings that are not known yet."""
+        for members in meetings:
+            if members not in self.class_of:
+                self.class_of[members] = 0
+                self.meetings.append(members)
+
+
+def fold(
+    program: Program, cost_of: CostOf, *, kinds: Mapping[int, Hashable] | None = None, wires: Wires | None = None
+) -> Folded | None:
+    """The program of representatives.
+
+    Args:
+        program: to fold.
+        cost_of: its prices.
+        kinds: rank -> what is special about it (prices or a slow-down of its own); ranks of other kinds differ.
+        wires: the links, where they are shared or changed.
+
+    Returns:
+        None where ranks meet in ways that do not fold: equal ranks that send each other something, a channel whose
+        transfers join different pairs, joined transfers that need processors.
+    """
+    transfers = [_Transfers(group) for group in program.groups]
+    if not all(each.is_regular for each in transfers):
+        return None
+    patterns = _patterns(program)
+    if wires is not None:
+        _claim(program, patterns, cost_of, wires)
+    group_of = {rank: number for number, group in enumerate(program.groups) for rank in group.ranks}
+    special = kinds or {}
+    first_kinds = {rank: (number, special.get(rank)) for rank, number in group_of.items()}
+    class_of, link_class = _refined(first_kinds, patterns)
+    first: dict[int, int] = {}
+    counts: Counter[int] = Counter()
+    for rank in sorted(class_of):
+        first.setdefault(class_of[rank], rank)
+        counts[class_of[rank]] += 1
+    if _send_to_equals(transfers, class_of, first.values()):
+        return None
+    number_of = {kind: number for number, kind in enumerate(first)}  # ascending by representative
+    writer = _Writer({rank: number_of[kind] for rank, kind in class_of.items()})
+    groups = []
+    for number, rank in enumerate(first.values()):
+        whole = group_of[rank]
+        groups.append(writer.group(program.groups[whole], transfers[whole], rank, number))
+    if writer.joins and _transfers_need_processors(program, cost_of):
+        return None
+    ranks = tuple(first.values())
+    return Folded(
+        program=replace(program, groups=tuple(groups)),
+        ranks=ranks,
+        representatives=tuple(first[class_of[rank]] for rank in sorted(class_of)),
+        _originals=writer.originals,
+        _groups={id(group): program.groups[group_of[rank]] for group, rank in zip(groups, ranks, strict=True)},
+        _number_of=writer.number_of,
+        _patterns=patterns,
+        _link_class=link_class,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,88 +120,105 @@ class Folded:
     Args:
         program: rank r of it is the rank `ranks[r]` of the whole program.
         ranks: ascending.
-        counts: how many ranks each stands for.
-        is_simple: whether no rank has two equal partners in one transfer; if some have, transfers are joined, which
-            changes what shares a device or a processor with others.
+        representatives: rank of the whole program -> the one of `ranks` that stands for it.
     """
 
     program: Program
     ranks: tuple[int, ...]
-    counts: tuple[int, ...]
-    is_simple: bool
-    _originals: Mapping[int, Instruction]
+    representatives: tuple[int, ...]
+    _originals: Mapping[int, tuple[Instruction, GroupProgram, int]]
     _groups: Mapping[int, GroupProgram]
-
-    def is_exact(self, whole: CostOf, *, shares_devices: bool) -> bool:
-        """Whether this program takes the same times: joined transfers must share neither devices nor processors."""
-        return self.is_simple or not (
-            shares_devices
-            or any(
-                self.cost_of(whole)(line, group).cpu_ps
-                for group in self.program.groups
-                for line in _communication(group)
-                if line.kind is not Kind.COLLECTIVE
-            )
-        )
+    _number_of: Mapping[int, int]
+    _patterns: Mapping[Hashable, _Pattern]
+    _link_class: Mapping[Hashable, int]
 
     def cost_of(self, whole: CostOf) -> CostOf:
         """The prices of the whole program for this one."""
 
         def cost_of(instruction: Instruction, group: GroupProgram) -> Priced:
-            return whole(self._originals.get(id(instruction), instruction), self._groups[id(group)])
+            original = self._originals.get(id(instruction))
+            return whole(instruction if original is None else original[0], self._groups[id(group)])
 
         return cost_of
 
-    def named(self, timeline: Timeline, num_ranks: int) -> Timeline:
+    def wires(self, whole: Wires) -> Wires:
+        """The links of the whole program for this one."""
+        return _FoldedWires(whole, self)
+
+    def named(self, timeline: Timeline) -> Timeline:
         """The timeline of `program` under the ranks' own numbers; `Timeline.represents` says what each stands for."""
         ranks = np.array(self.ranks, dtype=timeline.rank.dtype)
         return replace(
             timeline,
-            num_ranks=num_ranks,
+            num_ranks=len(self.representatives),
             rank=ranks[timeline.rank],
             memory=tuple(replace(each, rank=self.ranks[each.rank]) for each in timeline.memory),
             memory_curve={self.ranks[rank]: curve for rank, curve in timeline.memory_curve.items()},
-            meta={**timeline.meta, "represents": dict(zip(self.ranks, self.counts, strict=True))},
+            meta={**timeline.meta, "representatives": self.representatives},
         )
 
 
-def fold(program: Program) -> Folded | None:
-    """The program of representatives; None where ranks meet in ways that do not fold (equal ranks that send each other
-    something, a channel whose transfers join different pairs)."""
-    transfers = [_Transfers(group) for group in program.groups]
-    if not all(each.is_regular for each in transfers):
-        return None
-    class_of, kinds = _classes(program, transfers)
-    first: dict[int, int] = {}
-    counts: dict[int, int] = {}
-    for rank in sorted(class_of):
-        first.setdefault(class_of[rank], rank)
-        counts[class_of[rank]] = counts.get(class_of[rank], 0) + 1
-    number_of = {kind: number for number, kind in enumerate(first)}  # ascending by representative
-    ranks = tuple(first.values())
-    if any(
-        other != rank and class_of[other] == class_of[rank]
-        for each in transfers
-        for partners in each.partners.values()
-        for rank in ranks
-        for other in partners.get(rank, ())
-    ):
-        return None
-    writer = _Writer(class_of, number_of)
-    groups = [
-        writer.group(program.groups[kinds[kind]], transfers[kinds[kind]], rank, number)
-        for number, (kind, rank) in enumerate(first.items())
-    ]
-    return Folded(
-        program=replace(program, groups=tuple(groups)),
-        ranks=ranks,
-        counts=tuple(counts[kind] for kind in first),
-        is_simple=writer.is_simple,
-        _originals=writer.originals,
-        _groups={
-            id(group): program.groups[kinds[kind]] for group, kind in zip(groups, first, strict=True)
-        },
-    )  # fmt: skip
+class _FoldedWires:
+    """What all meetings of a class do to one link of each class, as the claims of the one that stands for them."""
+
+    def __init__(self, whole: Wires, folded: Folded) -> None:
+        self._whole = whole
+        self._folded = folded
+        self._on_link: dict[Hashable, dict[tuple[int, Hashable], list[_Members]]] = {}
+        self._claims: dict[tuple[int, _Members], Claims] = {}
+
+    def work_ps(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> int:
+        """As of `Wires`."""
+        original, _, whole = self._original(instruction, members)
+        return self._whole.work_ps(original, whole, work_ps)
+
+    def claims(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
+        """As of `Wires`."""
+        if work_ps == 0:
+            return ()
+        key = (id(instruction), members)
+        if key not in self._claims:
+            self._claims[key] = self._of_class(instruction, members, work_ps)
+        return self._claims[key]
+
+    def _of_class(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
+        original, group, whole = self._original(instruction, members)
+        key = _key(original, group)
+        like, on_link = self._folded._patterns[key].class_of[whole], self._meetings_on(key)
+        shares: dict[Hashable, Fraction] = {}
+        for link, _ in self._whole.claims(original, whole, work_ps):
+            kind = self._folded._link_class[link]
+            if kind not in shares:  # the other links of a class carry the same
+                of_all = (dict(self._whole.claims(original, each, work_ps))[link] for each in on_link[like, link])
+                shares[kind] = sum(of_all, Fraction(0))
+        return tuple(shares.items())
+
+    def _meetings_on(self, key: Hashable) -> Mapping[tuple[int, Hashable], Sequence[_Members]]:
+        """(class of meetings, link) -> the meetings of a pattern."""
+        if key not in self._on_link:
+            found = self._on_link[key] = {}
+            pattern = self._folded._patterns[key]
+            for members, claims in zip(pattern.meetings, pattern.claims, strict=True):
+                for link, _ in claims:
+                    found.setdefault((pattern.class_of[members], link), []).append(members)
+        return self._on_link[key]
+
+    def _original(
+        self, instruction: Instruction, members: tuple[int, ...]
+    ) -> tuple[Instruction, GroupProgram, _Members]:
+        original, group, rank = self._folded._originals[id(instruction)]
+        if original.kind is Kind.COLLECTIVE:
+            return original, group, group.members(original, rank)
+        is_send = original.kind is Kind.SEND
+        other = members[1] if is_send else members[0]
+        for piece in original.pieces:
+            own, partner = (piece.src_rank, piece.dst_rank) if is_send else (piece.dst_rank, piece.src_rank)
+            if own == rank and self._folded._number_of[partner] == other:
+                return original, group, (piece.src_rank, piece.dst_rank)
+        raise AssertionError("a folded transfer has a pair of the whole program")
+
+
+# ----------------------------------------------------------------------------------------------------------- refinement
 
 
 def _communication(group: GroupProgram) -> Iterable[Instruction]:
@@ -128,19 +230,134 @@ def _communication(group: GroupProgram) -> Iterable[Instruction]:
                 yield instruction
 
 
+def _key(instruction: Instruction, group: GroupProgram) -> Hashable:
+    """What communications of one pattern have in common."""
+    if instruction.kind is Kind.COLLECTIVE:
+        return instruction.mesh or group.mesh, instruction.axes, instruction.call
+    return id(instruction)
+
+
+def _patterns(program: Program) -> dict[Hashable, _Pattern]:
+    found: dict[Hashable, _Pattern] = {}
+    added: set[tuple[object, ...]] = set()
+    for group in program.groups:
+        for instruction in _communication(group):
+            mesh = instruction.mesh or group.mesh
+            if instruction.kind is not Kind.COLLECTIVE:
+                pattern = found[_key(instruction, group)] = _Pattern(True, instruction)
+                pattern.add(dict.fromkeys((piece.src_rank, piece.dst_rank) for piece in instruction.pieces))
+            elif (quick := (id(mesh), instruction.axes, instruction.call)) not in added:
+                added.add(quick)
+                found.setdefault(_key(instruction, group), _Pattern(False, instruction)).add(
+                    mesh.groups(instruction.axes)
+                )
+    return found
+
+
+def _claim(program: Program, patterns: Mapping[Hashable, _Pattern], cost_of: CostOf, wires: Wires) -> None:
+    """What the meetings of each pattern do to links, for its first instruction."""
+    work_of: dict[Hashable, int] = {}
+    for group in program.groups:
+        for instruction in _communication(group):
+            key = _key(instruction, group)
+            if patterns[key].instruction is instruction:
+                work_of[key] = cost_of(instruction, group).work_ps
+    for key, pattern in patterns.items():
+        for members in pattern.meetings:
+            is_local = pattern.is_transfer and members[0] == members[1]
+            work_ps = 0 if is_local else wires.work_ps(pattern.instruction, members, work_of[key])
+            pattern.work_ps.append(work_ps)
+            pattern.claims.append(wires.claims(pattern.instruction, members, work_ps) if work_ps else ())
+
+
+def _refined(
+    first: Mapping[int, Hashable], patterns: Mapping[Hashable, _Pattern]
+) -> tuple[dict[int, int], dict[Hashable, int]]:
+    """Rank -> its class, and link -> its class; those of meetings are kept in their patterns."""
+    numbers: dict[Hashable, int] = {}
+    class_of = {rank: numbers.setdefault(kind, len(numbers)) for rank, kind in first.items()}
+    link_class: dict[Hashable, int] = {}
+    size = -1
+    while True:
+        met: dict[int, list[tuple[int, int]]] = {rank: [] for rank in class_of}
+        on_link: dict[Hashable, Counter[object]] = {}
+        num_meetings = 0
+        for number, pattern in enumerate(patterns.values()):
+            num_meetings += _refine_meetings(pattern, class_of, link_class)
+            for members in pattern.meetings:
+                kind = pattern.class_of[members]
+                for place, rank in enumerate(members):
+                    if rank in met:
+                        met[rank].append((number, 2 * kind + (place if pattern.is_transfer else 0)))
+            for members, claims in zip(pattern.meetings, pattern.claims, strict=False):
+                for link, share in claims:
+                    on_link.setdefault(link, Counter())[number, pattern.class_of[members], share] += 1
+        signs: dict[object, int] = {}
+        class_of = {
+            rank: signs.setdefault((kind, tuple(sorted(met[rank]))), len(signs)) for rank, kind in class_of.items()
+        }
+        link_signs: dict[object, int] = {}
+        link_class = {
+            link: link_signs.setdefault((link_class.get(link, 0), frozenset(sign.items())), len(link_signs))
+            for link, sign in on_link.items()
+        }
+        now = len(signs) + len(link_signs) + num_meetings
+        if now == size:
+            return class_of, link_class
+        size = now
+
+
+def _refine_meetings(pattern: _Pattern, class_of: Mapping[int, int], link_class: Mapping[Hashable, int]) -> int:
+    """Number the meetings of a pattern anew; returns how many classes there are."""
+    signs: dict[object, int] = {}
+    before = pattern.class_of
+    pattern.class_of = {}
+    for number, members in enumerate(pattern.meetings):
+        ranks = [class_of.get(rank, -1) for rank in members]
+        who: object = tuple(ranks) if pattern.is_transfer else frozenset(Counter(ranks).items())
+        over: object = None
+        if pattern.claims:
+            links = Counter((link_class.get(link, 0), share) for link, share in pattern.claims[number])
+            over = pattern.work_ps[number], frozenset(links.items())
+        pattern.class_of[members] = signs.setdefault((before[members], who, over), len(signs))
+    return len(signs)
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def _send_to_equals(transfers: Sequence[_Transfers], class_of: Mapping[int, int], ranks: Collection[int]) -> bool:
+    """Whether some of `ranks` send something to other ranks of their class, or get it from them."""
+    return any(
+        other != rank and class_of[other] == class_of[rank]
+        for each in transfers
+        for partners in each.partners.values()
+        for rank in ranks
+        for other in partners.get(rank, ())
+    )
+
+
+def _transfers_need_processors(program: Program, cost_of: CostOf) -> bool:
+    return any(
+        line.kind is not Kind.COLLECTIVE and cost_of(line, group).cpu_ps
+        for group in program.groups
+        for line in _communication(group)
+    )
+
+
 class _Transfers:
     """Who is at the other end of a group's transfers.
 
     Attributes:
-        partners: by `id` of the instruction.
+        partners: by `id` of the instruction; rank -> the ranks at the other end, each once.
         is_regular: whether the transfers of a channel and direction all join the same pairs: then the k-th of one kind
             of rank is the k-th of each of these ranks.
     """
 
     def __init__(self, group: GroupProgram) -> None:
-        self.partners: dict[int, _Partners] = {}
+        self.partners: dict[int, Mapping[int, tuple[int, ...]]] = {}
         self.is_regular = True
-        of_channel: dict[tuple[str, Kind], _Partners] = {}
+        of_channel: dict[tuple[str, Kind], Mapping[int, tuple[int, ...]]] = {}
         for instruction in _communication(group):
             if instruction.kind is Kind.COLLECTIVE:
                 continue
@@ -156,61 +373,20 @@ class _Transfers:
             self.partners[id(instruction)] = known
 
 
-def _classes(program: Program, transfers: list[_Transfers]) -> tuple[dict[int, int], list[int]]:
-    """rank -> number of its kind, and the group of each kind."""
-    class_of = {rank: number for number, group in enumerate(program.groups) for rank in group.ranks}
-    kinds = list(range(len(program.groups)))
-    while True:
-        numbers: dict[tuple[object, ...], int] = {}
-        refined: dict[int, int] = {}
-        split_of: list[int] = []
-        for position, group in enumerate(program.groups):
-            signs = list(_signs(group, transfers[position], class_of))
-            for rank in group.ranks:
-                key = (class_of[rank], *(sign(rank) for sign in signs))
-                if key not in numbers:
-                    numbers[key] = len(numbers)
-                    split_of.append(position)
-                refined[rank] = numbers[key]
-        if len(numbers) == len(kinds):
-            return refined, split_of
-        class_of, kinds = refined, split_of
-
-
-def _signs(
-    group: GroupProgram, transfers: _Transfers, class_of: Mapping[int, int]
-) -> Iterable[Callable[[int], tuple[object, ...]]]:
-    """What tells ranks of a group apart: for each communication whom they meet there."""
-    kinds_in: dict[int, int] = {}
-    seen: set[tuple[object, ...]] = set()
-    for instruction in _communication(group):
-        if instruction.kind is not Kind.COLLECTIVE:
-            partners = transfers.partners[id(instruction)]
-            if (id(partners),) not in seen:
-                seen.add((id(partners),))
-                yield lambda rank, partners=partners: tuple(  # type: ignore[misc]
-                    sorted((class_of.get(other, -1), other == rank) for other in partners.get(rank, ()))
-                )
-            continue
-        mesh = instruction.mesh or group.mesh
-        if id(mesh) not in kinds_in:
-            kinds_in[id(mesh)] = len({class_of.get(rank, -1) for rank in mesh.rank_list})
-        if kinds_in[id(mesh)] > 1 and (id(mesh), instruction.axes) not in seen:
-            seen.add((id(mesh), instruction.axes))
-            yield lambda rank, mesh=mesh, axes=instruction.axes: tuple(  # type: ignore[misc]
-                sorted(class_of.get(other, -1) for other in mesh.group_of(rank, axes))
-            )
-
-
 class _Writer:
-    """Writes the groups of the representatives."""
+    """Writes the groups of the representatives.
 
-    def __init__(self, class_of: Mapping[int, int], number_of: Mapping[int, int]) -> None:
-        self._class_of = class_of
-        self._number_of = number_of
+    Attributes:
+        number_of: rank of the whole program -> its number in the folded one.
+        originals: by `id` of a communication the instruction that it was, with its group and the representative.
+        joins: whether a rank has two equal partners in one transfer, which are one then.
+    """
+
+    def __init__(self, number_of: Mapping[int, int]) -> None:
+        self.number_of = number_of
+        self.originals: dict[int, tuple[Instruction, GroupProgram, int]] = {}
+        self.joins = False
         self._meshes: dict[tuple[int, ...], Layout] = {}
-        self.originals: dict[int, Instruction] = {}
-        self.is_simple = True
 
     def group(self, whole: GroupProgram, transfers: _Transfers, rank: int, number: int) -> GroupProgram:
         """The group of one representative."""
@@ -230,14 +406,14 @@ class _Writer:
         self, line: Instruction, whole: GroupProgram, transfers: _Transfers, rank: int, number: int
     ) -> Instruction:
         if line.kind is Kind.COLLECTIVE:
-            members = tuple(sorted({self._number(other) for other in whole.members(line, rank)}))
+            members = tuple(sorted({self.number_of[other] for other in whole.members(line, rank)}))
             if members not in self._meshes:
                 self._meshes[members] = Layout((len(members),), ("members",), members)
             new = replace(line, mesh=self._meshes[members], axes=("members",))
         elif line.kind in (Kind.SEND, Kind.RECV):
             partners = transfers.partners[id(line)].get(rank, ())
-            others = dict.fromkeys(self._number(other) for other in partners)
-            self.is_simple &= len(others) == len(partners)
+            others = dict.fromkeys(self.number_of[other] for other in partners)
+            self.joins |= len(others) < len(partners)
             region = line.pieces[0].region if line.pieces else ()
             ends = [(number, other) if line.kind is Kind.SEND else (other, number) for other in others]
             new = replace(
@@ -245,8 +421,5 @@ class _Writer:
             )
         else:
             return line
-        self.originals[id(new)] = line
+        self.originals[id(new)] = (line, whole, rank)
         return new
-
-    def _number(self, rank: int) -> int:
-        return self._number_of[self._class_of[rank]]

@@ -1,7 +1,7 @@
 """Which communication of one rank belongs to which of another, settled and checked before anything is simulated.
 
 Collectives belong together by instruction id and group of ranks. The k-th SEND on a channel from one rank to another
-belongs to the k-th RECV there, so both ranks must have equally many. Pieces that a rank hands to itself are matched the
+belongs to the k-th RECV there, so both ranks must have equally many. Pieces that a rank sends to itself are matched the
 same way.
 """
 
@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.program import Instruction, Kind
-from simulator.engine.order import ISSUE, Order
+from simulator.engine.order import Order
 
-__all__ = ["Links", "match"]
+__all__ = ["Matching", "Pair", "Peers", "match"]
 
 
-class Links:
-    """What one rank's communication instruction is joined to; equal in every step.
+class Peers:
+    """Whom one rank's communication instruction meets; equal in every step.
 
     Attributes:
         stream: number of the (rank, channel, direction) whose order it keeps.
@@ -26,10 +31,9 @@ class Links:
         members: ranks of each meeting; (source, destination) of a pair.
         is_transfer: SEND or RECV.
         is_send: SEND.
-        is_plain: of a transfer that is one pair of two ranks on both sides.
     """
 
-    __slots__ = ("is_plain", "is_send", "is_transfer", "keys", "members", "stream")
+    __slots__ = ("is_send", "is_transfer", "keys", "members", "stream")
 
     def __init__(self, stream: int, keys: tuple[int, ...], members: tuple[tuple[int, ...], ...], kind: Kind) -> None:
         self.stream = stream
@@ -37,7 +41,30 @@ class Links:
         self.members = members
         self.is_transfer = kind is not Kind.COLLECTIVE
         self.is_send = kind is Kind.SEND
-        self.is_plain = False
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Who meets whom.
+
+    Args:
+        peers: rank -> position in its order -> its peers, for every communication.
+        positions: stream of transfers -> their positions.
+        pairs: streams of transfers from one rank to another that meet nobody else.
+    """
+
+    peers: Mapping[int, Mapping[int, Peers]]
+    positions: Mapping[int, npt.NDArray[np.int64]]
+    pairs: Sequence[Pair]
+
+
+class Pair(NamedTuple):
+    """The stream of one rank's SENDs and that of another's RECVs, which meet nobody else."""
+
+    source: int
+    target: int
+    sends: int
+    receives: int
 
 
 class _Numbers:
@@ -50,8 +77,8 @@ class _Numbers:
         return self.table.setdefault(thing, len(self.table))
 
 
-def match(orders: Sequence[Order]) -> Mapping[int, Mapping[int, Links]]:
-    """rank -> position in its order -> links, for every communication.
+def match(orders: Sequence[Order]) -> Matching:
+    """Match the communication of all ranks.
 
     Raises:
         TwofoldError: a rank in two groups or missing between 0 and the largest, a member of a collective that is not in
@@ -60,106 +87,134 @@ def match(orders: Sequence[Order]) -> Mapping[int, Mapping[int, Links]]:
     ranks = [rank for order in orders for rank in order.group.ranks]
     if sorted(ranks) != list(range(len(ranks))):
         raise TwofoldError(f"the program's groups hold the ranks {sorted(ranks)}; they must be 0 to n-1, each once")
-    streams, meetings = _Numbers(), _Numbers()
-    links: dict[int, dict[int, Links]] = {}
-    for order in orders:
-        for rank in order.group.ranks:
-            links[rank] = _links_of(order, rank, streams, meetings, len(ranks))
-    _check_collectives(orders, links)
-    _check_transfers(orders, links)
-    _mark_plain(links)
-    return links
+    matcher = _Matcher(len(ranks))
+    peers = {rank: matcher.peers_of(order, rank) for order in orders for rank in order.group.ranks}
+    _check_collectives(orders, peers)
+    _check_transfers(orders, peers, matcher.transfers)
+    return Matching(peers, matcher.positions, _pairs([peers for peers, _ in matcher.transfers]))
 
 
-def _mark_plain(links: Mapping[int, Mapping[int, Links]]) -> None:
-    transfers = {id(link): link for of_rank in links.values() for link in of_rank.values() if link.is_transfer}
-    several = {key for link in transfers.values() if len(link.keys) != 1 for key in link.keys}
-    for link in transfers.values():
-        link.is_plain = len(link.keys) == 1 and link.keys[0] not in several and len(set(link.members[0])) == 2
+def _pairs(transfers: Sequence[Peers]) -> list[Pair]:
+    streams_of: dict[int, set[int]] = {}
+    keys_of: dict[int, set[int]] = {}
+    for peers in transfers:
+        keys_of.setdefault(peers.stream, set()).update(peers.keys)
+        for key in peers.keys:
+            streams_of.setdefault(key, set()).add(peers.stream)
+    found: dict[Pair, None] = {}
+    for peers in transfers:
+        if peers.is_send and len(keys_of[peers.stream]) == 1 and len(set(peers.members[0])) == 2:
+            (other,) = streams_of[peers.keys[0]] - {peers.stream}
+            if len(keys_of[other]) == 1:
+                source, target = peers.members[0]
+                found[Pair(source, target, peers.stream, other)] = None
+    return list(found)
 
 
-def _links_of(order: Order, rank: int, streams: _Numbers, meetings: _Numbers, num_ranks: int) -> dict[int, Links]:
-    result: dict[int, Links] = {}
-    transfers: dict[int, Links] = {}  # a body's SEND or RECV has the same links in all its blocks
-    for kind, position, _ in order.segments:
-        if kind != ISSUE:
-            continue
-        instruction, id_ = order.instructions[position], order.ids[position]
-        if instruction.kind is Kind.COLLECTIVE:
-            members = order.group.members(instruction, rank)
-            if max(members) >= num_ranks:
-                raise TwofoldError(f"{id_!r} has the member {max(members)}, but the program has {num_ranks} ranks")
-            stream = streams((rank, instruction.channel, "both"))
-            result[position] = Links(stream, (meetings((id_, members)),), (members,), Kind.COLLECTIVE)
-        else:
-            known = transfers.get(id(instruction))
-            if known is None:
-                known = transfers[id(instruction)] = _transfer_links(
-                    instruction, id_, rank, streams, meetings, num_ranks
+class _Matcher:
+    """Numbers streams and meetings and keeps what was found."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.positions: dict[int, npt.NDArray[np.int64]] = {}
+        self.transfers: list[tuple[Peers, int]] = []  # with how often they stand in a step
+        self._num_ranks = num_ranks
+        self._streams = _Numbers()
+        self._meetings = _Numbers()
+
+    def peers_of(self, order: Order, rank: int) -> dict[int, Peers]:
+        """Position -> peers of one rank."""
+        positions, lines = order.issues.tolist(), order.line[order.issues]
+        of_line: dict[int, Peers] = {}  # a body's SEND or RECV has the same peers in all its blocks
+        members_of: dict[int, tuple[tuple[int, ...], int]] = {}  # and a collective the same members and stream
+        positions_of: dict[int, list[npt.NDArray[np.int64]]] = {}
+        for line in np.unique(lines).tolist():
+            instruction = order.line_instructions[line]
+            if instruction.kind is Kind.COLLECTIVE:
+                members_of[line] = self._members(order, instruction, order.line_id(line), rank)
+                continue
+            of_line[line] = peers = self._transfer(instruction, order.line_id(line), rank)
+            here = order.issues[lines == line]
+            self.transfers.append((peers, len(here)))
+            positions_of.setdefault(peers.stream, []).append(here)
+        for stream, found in positions_of.items():
+            self.positions[stream] = np.sort(np.concatenate(found))
+        if not members_of:
+            return dict(zip(positions, map(of_line.__getitem__, lines.tolist()), strict=True))
+        result: dict[int, Peers] = {}
+        for position, line in zip(positions, lines.tolist(), strict=True):
+            if line in of_line:
+                result[position] = of_line[line]
+                continue
+            members, stream = members_of[line]
+            key = self._meetings((order.ids[position], members))
+            result[position] = Peers(stream, (key,), (members,), Kind.COLLECTIVE)
+        return result
+
+    def _members(self, order: Order, instruction: Instruction, id_: str, rank: int) -> tuple[tuple[int, ...], int]:
+        members = order.group.members(instruction, rank)
+        if max(members) >= self._num_ranks:
+            raise TwofoldError(f"{id_!r} has the member {max(members)}, but the program has {self._num_ranks} ranks")
+        return members, self._streams((rank, instruction.channel, "both"))
+
+    def _transfer(self, instruction: Instruction, id_: str, rank: int) -> Peers:
+        is_send = instruction.kind is Kind.SEND
+        pairs = dict.fromkeys(
+            (piece.src_rank, piece.dst_rank)
+            for piece in instruction.pieces
+            if (piece.src_rank if is_send else piece.dst_rank) == rank
+        )
+        for pair in pairs:
+            if max(pair) >= self._num_ranks:
+                raise TwofoldError(
+                    f"{id_!r} goes from rank {pair[0]} to {pair[1]}, but the program has {self._num_ranks} ranks"
                 )
-            result[position] = known
-    return result
+        keys = tuple(self._meetings((instruction.channel, pair)) for pair in pairs)
+        stream = self._streams((rank, instruction.channel, str(instruction.kind)))
+        return Peers(stream, keys, tuple(pairs), instruction.kind)
 
 
-def _transfer_links(
-    instruction: Instruction, id_: str, rank: int, streams: _Numbers, meetings: _Numbers, num_ranks: int
-) -> Links:
-    is_send = instruction.kind is Kind.SEND
-    pairs = dict.fromkeys(
-        (piece.src_rank, piece.dst_rank)
-        for piece in instruction.pieces
-        if (piece.src_rank if is_send else piece.dst_rank) == rank
-    )
-    for pair in pairs:
-        if max(pair) >= num_ranks:
-            raise TwofoldError(f"{id_!r} goes from rank {pair[0]} to {pair[1]}, but the program has {num_ranks} ranks")
-    keys = tuple(meetings((instruction.channel, pair)) for pair in pairs)
-    return Links(streams((rank, instruction.channel, str(instruction.kind))), keys, tuple(pairs), instruction.kind)
-
-
-def _check_collectives(orders: Sequence[Order], links: Mapping[int, Mapping[int, Links]]) -> None:
+def _check_collectives(orders: Sequence[Order], peers: Mapping[int, Mapping[int, Peers]]) -> None:
     """Every member issues a collective, once. Inside a group that is so; a mesh may reach beyond its group."""
-    here: dict[int, dict[int, str]] = {}
+    issued: dict[int, dict[int, str]] = {}
+    collectives: list[tuple[int, int, Peers, Order]] = []
     for order in orders:
         for rank in order.group.ranks:
-            for position, link in links[rank].items():
-                if link.is_transfer:
+            for position, peer in peers[rank].items() if order.has_collectives else ():
+                if peer.is_transfer:
                     continue
-                issued = here.setdefault(link.keys[0], {})
-                if rank in issued:
+                collectives.append((rank, position, peer, order))
+                of_key = issued.setdefault(peer.keys[0], {})
+                if rank in of_key:
                     raise TwofoldError(
                         f"the collective {order.ids[position]!r} stands twice in a step of rank {rank}; ids are unique"
                     )
-                issued[rank] = order.ids[position]
-    for order in orders:
-        for rank in order.group.ranks:
-            for position, link in links[rank].items():
-                if link.is_transfer:
-                    continue
-                for member in link.members[0]:
-                    if member not in here[link.keys[0]]:
-                        raise TwofoldError(
-                            f"rank {rank} would wait for ever in {order.ids[position]!r} for rank {member}, which is a "
-                            f"member {link.members[0]} but never issues it"
-                        )
+                of_key[rank] = order.ids[position]
+    for rank, position, peer, order in collectives:
+        for member in peer.members[0]:
+            if member not in issued[peer.keys[0]]:
+                raise TwofoldError(
+                    f"rank {rank} would wait for ever in {order.ids[position]!r} for rank {member}, which is a "
+                    f"member {peer.members[0]} but never issues it"
+                )
 
 
-def _check_transfers(orders: Sequence[Order], links: Mapping[int, Mapping[int, Links]]) -> None:
+def _check_transfers(
+    orders: Sequence[Order], peers: Mapping[int, Mapping[int, Peers]], transfers: Sequence[tuple[Peers, int]]
+) -> None:
     balance: Counter[int] = Counter()
-    for of_rank in links.values():
-        for link, count in Counter(link for link in of_rank.values() if link.is_transfer).items():
-            for key in link.keys:
-                balance[key] += count if link.is_send else -count
+    for peer, count in transfers:
+        for key in peer.keys:
+            balance[key] += count if peer.is_send else -count
     if not any(balance.values()):
         return
     sides: dict[tuple[int, bool], list[tuple[str, str, tuple[int, ...]]]] = {}
     for order in orders:
         for rank in order.group.ranks:
-            for position, link in links[rank].items():
-                if link.is_transfer:
+            for position, peer in peers[rank].items():
+                if peer.is_transfer:
                     entry = (order.ids[position], order.instructions[position].channel)
-                    for key, pair in zip(link.keys, link.members, strict=True):
-                        sides.setdefault((key, link.is_send), []).append((*entry, pair))
+                    for key, pair in zip(peer.keys, peer.members, strict=True):
+                        sides.setdefault((key, peer.is_send), []).append((*entry, pair))
     for (key, is_send), mine in sides.items():
         others = sides.get((key, not is_send), [])
         if len(mine) > len(others):

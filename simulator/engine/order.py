@@ -1,84 +1,161 @@
-"""A group's program spelled out and priced: what the engine walks.
+"""A group's program spelled out: one step as a sequence of runs of compute, issues of communication, and waits.
 
-`Order` is the sequence of one step, the same on every rank of a group and in every step: consecutive COMPUTE
-instructions are one run, tokens are numbered, communication and waits stand between. `Table` holds its prices.
-
-A run needs no event of its own. With dispatch times d and work w, on a rank whose host is free at h and whose compute
-stream is free at c, instruction i of the run ends at W_i + max(c, h + max_{j <= i}(D_j - W_{j-1})), D and W being the
-sums of d and w up to and including i (the longest path through issue order and stream order). The inner maximum does
-not depend on h and c, so a run is advanced in one step, and its instructions' times follow afterwards in one array
-operation.
+The sequence is the same on every rank of a group and in every step. Every body is looked at once, however many blocks
+share it; what depends on the block is worked out for all blocks together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from plans.errors import TwofoldError
-from plans.program import GroupProgram, Instruction, Kind, Scope
+from plans.program import Block, GroupProgram, Instruction, Kind, Scope
 
-__all__ = ["ISSUE", "RUN", "WAIT", "CostOf", "Names", "Order", "Priced", "Run", "Table"]
+__all__ = ["ISSUE", "RUN", "WAIT", "Names", "Order"]
 
 RUN, ISSUE, WAIT = 0, 1, 2
 """Segments: (RUN, number of the run, 0), (ISSUE, position, slot), (WAIT, position, slot); slot -1 blocks."""
 
-LONGEST_PS = 2**61
-"""A step may not last longer (26 days): int64 has room for the steps after it."""
+_KIND = {Kind.COMPUTE: RUN, Kind.WAIT: WAIT}
+_Ints = npt.NDArray[np.int64]
+_Triple = tuple[str, str, str]
 
 
-class Priced(Protocol):
-    """A price in whole picoseconds, as `costmodels.price.instruction.Cost`."""
+class Names(Sequence[_Triple]):
+    """The (id, call, part) triples of spans, numbered in order of their first appearance, spelled out when looked at.
 
-    @property
-    def dispatch_ps(self) -> int:
-        """Host time to issue it."""
+    An id is held as what stands before its first slash, mostly the label of a block, and the rest.
 
-    @property
-    def work_ps(self) -> int:
-        """Time of its work when alone."""
-
-    @property
-    def cpu_ps(self) -> int:
-        """Processor time of every member of a communication."""
-
-
-CostOf = Callable[[Instruction, GroupProgram], Priced]
-"""The price of an instruction of a group."""
-
-
-class Names:
-    """The (id, call, part) triples of spans, numbered in order of their first appearance."""
+    >>> names = Names()
+    >>> names.number("0F0/fc.F", "linear.forward", "F"), names.number("0F1/fc.F", "linear.forward", "F")
+    (0, 1)
+    >>> names[1], len(names)
+    (('0F1/fc.F', 'linear.forward', 'F'), 2)
+    """
 
     def __init__(self) -> None:
-        self.table: dict[tuple[str, str, str], int] = {}
+        self._heads: dict[str, int] = {}
+        self._tails: dict[_Triple, int] = {}
+        self._numbers: dict[int, int] = {}  # of codes that hold the numbers of a head and a tail
+        self._spelled: tuple[_Triple, ...] = ()
+
+    def head(self, text: str) -> int:
+        """The number of what stands before the first slash of an id."""
+        return self._heads.setdefault(text, len(self._heads))
+
+    def tail(self, rest: str, call: str, part: str) -> int:
+        """The number of what follows it, with call and part."""
+        return self._tails.setdefault((rest, call, part), len(self._tails))
+
+    def numbers(self, heads: _Ints, tails: _Ints) -> list[int]:
+        """The numbers of many triples."""
+        codes = ((heads << 32) | tails).tolist()
+        table, first = self._numbers, len(self._numbers)
+        added = dict(zip(codes, range(first, first + len(codes)), strict=True))
+        if len(added) == len(codes) and table.keys().isdisjoint(added):
+            table.update(added)
+            return list(added.values())
+        return [table.setdefault(code, len(table)) for code in codes]
 
     def number(self, id_: str, call: str, part: str) -> int:
         """The number of a triple."""
-        table = self.table
-        return table.setdefault((id_, call, part), len(table))
+        head, _, rest = id_.partition("/")
+        code = (self.head(head) << 32) | self.tail(rest, call, part)
+        return self._numbers.setdefault(code, len(self._numbers))
+
+    def _all(self) -> tuple[_Triple, ...]:
+        if len(self._spelled) < len(self._numbers):
+            heads, tails = list(self._heads), list(self._tails)
+            pairs = ((heads[code >> 32], tails[code & 0xFFFFFFFF]) for code in self._numbers)
+            self._spelled = tuple((f"{head}/{rest}", call, part) for head, (rest, call, part) in pairs)
+        return self._spelled
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._all()[number]
+
+    def __iter__(self) -> Iterator[_Triple]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
 
 
-_Line = tuple[str, str, str, Kind, Instruction]
-"""What an instruction's id ends with, its call, part and kind, and itself."""
+class _Lines:
+    """The instructions of all bodies of a group, one after the other, in columns."""
 
+    def __init__(self, group: GroupProgram, names: Names) -> None:
+        self.instructions: list[Instruction] = []
+        self.first_block: list[Block] = []
+        self.tokens: dict[str, int] = {}
+        self.begin: list[int] = []
+        self.size: list[int] = []
+        self._group = group
+        self._names = names
+        self._rows: list[tuple[int, int, int, bool, bool, int]] = []
+        self._numbers: dict[tuple[int, str], int] = {}
 
-def _line(instruction: Instruction) -> _Line:
-    return f"/{instruction.name}", instruction.call, instruction.part, instruction.kind, instruction
+    def body(self, block: Block, prefix: str) -> int:
+        """The number of a block's body, whose instructions' names stand behind a prefix."""
+        key = (id(block.body), prefix)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._numbers)
+            self.begin.append(len(self._rows))
+            self.size.append(len(block.body.instructions))
+            for instruction in block.body.instructions:
+                self.instructions.append(instruction)
+                self.first_block.append(block)
+                self._rows.append(self._row(instruction, block, prefix))
+        return self._numbers[key]
+
+    def columns(self) -> _Ints:
+        """Kind, tail of the name, token (-1: none), whether it is of one micro-batch, whether that is the block's, and
+        else which."""
+        return np.array(self._rows, dtype=np.int64).reshape(-1, 6).T
+
+    def _row(self, instruction: Instruction, block: Block, prefix: str) -> tuple[int, int, int, bool, bool, int]:
+        tail = self._names.tail(prefix + instruction.name, instruction.call, instruction.part)
+        if instruction.kind is Kind.COMPUTE:
+            return RUN, tail, -1, False, False, 0
+        is_wait = instruction.kind is Kind.WAIT
+        token = instruction.waits if is_wait else instruction.token
+        if token is None and not is_wait:
+            return ISSUE, tail, -1, False, False, 0
+        if token is None or token not in self._group.values:
+            raise TwofoldError(
+                f"'{block.label}/{instruction.name}' names the token {token!r}, which is not among the values of its "
+                "group"
+            )
+        micro_batch = instruction.attrs.get("micro_batch") if is_wait else None
+        return (
+            _KIND.get(instruction.kind, ISSUE), tail, self.tokens.setdefault(token, len(self.tokens)),
+            self._group.values[token].scope is Scope.MICRO, micro_batch is None, micro_batch or 0,
+        )  # fmt: skip
 
 
 class Order:
     """One step of `group`.
 
     Attributes:
-        instructions, ids: one entry per instruction of the step.
-        name, wait_name: number of the span that it makes, and of the one it makes by blocking.
+        instructions: one entry per instruction of the step.
+        name: number of the span that each makes, in `names`.
+        line: number of each among the instructions of all bodies, `line_instructions`; equal where the body is.
         segments: see `ISSUE`.
-        runs: (first, stop) positions of each run.
+        issues: positions of communications.
+        runs: (first, stop) positions of each run of consecutive COMPUTE instructions.
         num_slots: how many tokens there are.
         unwaited: positions of communications that no later WAIT of the step takes.
 
@@ -88,195 +165,84 @@ class Order:
 
     def __init__(self, group: GroupProgram, names: Names) -> None:
         self.group = group
-        self.instructions: list[Instruction] = []
-        self.ids: list[str] = []
-        self.name: list[int] = []
-        self.wait_name: list[int] = []
-        self.segments: list[tuple[int, int, int]] = []
-        self.runs: list[tuple[int, int]] = []
-        slots: dict[tuple[str, int | None], int] = {}
-        issued: dict[int, int] = {}
-        self.unwaited: set[int] = set()
-        first = -1
-        lines: dict[int, list[_Line]] = {}
-        position = -1
-        table, ids, own_names, wait_names = names.table, self.ids, self.name, self.wait_name
-        for block in group.blocks:
-            label, micro_batch, body = block.label, block.micro_batch, block.body
-            of_body = lines.get(id(body))
-            if of_body is None:
-                of_body = lines[id(body)] = [_line(instruction) for instruction in body.instructions]
-            self.instructions += body.instructions
-            for end, call, part, kind, instruction in of_body:
-                position += 1
-                id_ = label + end
-                ids.append(id_)
-                own_names.append(table.setdefault((id_, call, part), len(table)))
-                if kind is Kind.COMPUTE:
-                    wait_names.append(-1)
-                    if first < 0:
-                        first = position
-                    continue
-                wait_names.append(table.setdefault((id_, "wait", part), len(table)))
-                if first >= 0:
-                    self.segments.append((RUN, len(self.runs), 0))
-                    self.runs.append((first, position))
-                    first = -1
-                if kind is Kind.WAIT:
-                    key = self._token(instruction.waits, micro_batch, instruction, id_)
-                    if key not in slots:
-                        if group.values[key[0]].scope is not Scope.KEPT:
-                            raise TwofoldError(
-                                f"{id_!r} waits for token {key[0]!r}, which nothing before it in the step issues"
-                            )
-                        slots[key] = len(slots)
-                    self.segments.append((WAIT, position, slots[key]))
-                    self.unwaited.discard(issued.get(slots[key], -1))
-                elif instruction.token is None:
-                    self.segments.append((ISSUE, position, -1))
-                else:
-                    slot = slots.setdefault(self._token(instruction.token, micro_batch, instruction, id_), len(slots))
-                    self.segments.append((ISSUE, position, slot))
-                    issued[slot] = position
-                    self.unwaited.add(position)
-        if first >= 0:
-            self.segments.append((RUN, len(self.runs), 0))
-            self.runs.append((first, len(self.instructions)))
-        self.num_slots = len(slots)
+        lines = _Lines(group, names)
+        parts = [block.label.partition("/") for block in group.blocks]
+        body = np.array(
+            [
+                lines.body(block, f"{prefix}/" if slash else "")
+                for block, (_, slash, prefix) in zip(group.blocks, parts, strict=True)
+            ],
+            dtype=np.int64,
+        )
+        size = np.array(lines.size, dtype=np.int64)[body]
+        self._block = np.repeat(np.arange(len(body)), size)
+        begin = np.array(lines.begin, dtype=np.int64)[body] - (np.cumsum(size) - size)
+        self.line: _Ints = np.repeat(begin, size) + np.arange(len(self._block))
+        self.line_instructions = lines.instructions
+        self._first_block = lines.first_block
+        self.instructions = [lines.instructions[line] for line in self.line.tolist()]
+        kind, tail, token, by_micro_batch, of_block, micro_batch = lines.columns()[:, self.line]
+        heads = np.array([names.head(head) for head, _, _ in parts], dtype=np.int64)
+        self.name = names.numbers(heads[self._block], tail)
+        self.issues = np.flatnonzero(kind == ISSUE)
+        here = np.array([block.micro_batch for block in group.blocks], dtype=np.int64)[self._block]
+        micro_batch = np.where(by_micro_batch == 1, np.where(of_block == 1, here, micro_batch), 0)
+        slot = self._slots(kind, token, micro_batch, list(lines.tokens))
+        edges = np.flatnonzero(np.diff(np.concatenate([[1], np.minimum(kind, 1), [1]])))
+        self.runs: list[tuple[int, int]] = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+        other = np.flatnonzero(kind != RUN)
+        where = np.argsort(np.concatenate([edges[::2], other]), kind="stable")
+        no_run = np.zeros(len(edges) // 2, dtype=np.int64)
+        columns = (
+            np.concatenate([no_run, kind[other]]), np.concatenate([np.arange(len(no_run)), other]),
+            np.concatenate([no_run, slot[other]]),
+        )  # fmt: skip
+        self.segments: list[tuple[int, int, int]] = list(
+            zip(*(column[where].tolist() for column in columns), strict=True)
+        )
 
-    def _token(self, token: str | None, micro_batch: int, instruction: Instruction, id_: str) -> tuple[str, int | None]:
-        if token is None or token not in self.group.values:
-            raise TwofoldError(f"{id_!r} names the token {token!r}, which is not among the values of its group")
-        if self.group.values[token].scope is not Scope.MICRO:
-            return token, None
-        return token, instruction.attrs.get("micro_batch", micro_batch) if instruction.waits else micro_batch
-
-
-class Run:
-    """What the engine needs of a run: sums of dispatch and work, and the inner maximum of its last instruction."""
-
-    __slots__ = ("dispatch_ps", "first", "lead_ps", "marks", "stop", "total_ps", "work_ps")
-
-    def __init__(self, first: int, stop: int, dispatch: Sequence[int], work: Sequence[int]) -> None:
-        self.first = first
-        self.stop = stop
-        self.dispatch_ps = self.work_ps = self.total_ps = 0
-        self.lead_ps = -LONGEST_PS
-        self.marks: list[int] = []
-        for position in range(first, stop):
-            self.dispatch_ps += dispatch[position]
-            if (lead := self.dispatch_ps - self.work_ps) > self.lead_ps:
-                self.lead_ps = lead
-            self.work_ps += work[position]
-            self.total_ps += dispatch[position] + work[position]
-            self.marks.append(self.total_ps)
-
-
-class Table:
-    """The prices of an order's instructions, one entry per position.
-
-    Attributes:
-        dispatch_ps, work_ps, cpu_ps: as `Cost`.
-        runs: the order's runs with their sums.
-    """
-
-    def __init__(self, order: Order, dispatch_ps: Sequence[int], work_ps: Sequence[int], cpu_ps: Sequence[int]) -> None:
-        self.order = order
-        self.dispatch_ps = dispatch_ps
-        self.work_ps = work_ps
-        self.cpu_ps = cpu_ps
-        self.runs = [Run(first, stop, dispatch_ps, work_ps) for first, stop in order.runs]
-        if sum(dispatch_ps) + sum(work_ps) + sum(cpu_ps) > LONGEST_PS:
-            raise TwofoldError(f"the prices of a step add up to over {LONGEST_PS / 1e12:.3g} s; check the machine")
-
-    @classmethod
-    def priced(cls, order: Order, cost_of: CostOf) -> Table:
-        """Price every distinct instruction once.
-
-        Raises:
-            TwofoldError: a price that is negative, not a number or not whole.
-        """
-        known: dict[int, tuple[int, int, int]] = {}
-        rows: list[tuple[int, int, int]] = []
-        for instruction, id_ in zip(order.instructions, order.ids, strict=True):
-            row = known.get(id(instruction))
-            if row is None:
-                cost = cost_of(instruction, order.group)
-                row = known[id(instruction)] = (
-                    _whole(cost.dispatch_ps, "dispatch_ps", id_),
-                    _whole(cost.work_ps, "work_ps", id_),
-                    _whole(cost.cpu_ps, "cpu_ps", id_),
-                )
-                if instruction.kind is Kind.COMPUTE and row[2]:
-                    raise TwofoldError(f"{id_!r} computes, but has cpu_ps = {row[2]}; only communication has")
-                if instruction.kind is Kind.WAIT and (row[1] or row[2]):
-                    raise TwofoldError(f"{id_!r} only waits, but has work_ps = {row[1]} and cpu_ps = {row[2]}")
-            rows.append(row)
-        return cls(order, *([row[column] for row in rows] for column in range(3)))
-
-    def stretched(self, factor: npt.NDArray[np.float64]) -> Table:
-        """The same prices, what the rank itself does times a factor per position and rounded; links stay."""
-        computes = np.array([entry.kind is Kind.COMPUTE for entry in self.order.instructions], dtype=bool)
-        factors = (factor, np.where(computes, factor, 1.0), factor)
-        columns = [
-            [int(entry) for entry in np.rint(np.asarray(column, dtype=np.float64) * by)]
-            for column, by in zip((self.dispatch_ps, self.work_ps, self.cpu_ps), factors, strict=True)
+    @cached_property
+    def ids(self) -> list[str]:
+        """The id of every instruction."""
+        labels = [block.label for block in self.group.blocks]
+        return [
+            f"{labels[block]}/{instruction.name}"
+            for block, instruction in zip(self._block.tolist(), self.instructions, strict=True)
         ]
-        return Table(self.order, *columns)
 
-    def spans(
-        self, runs: Sequence[Run], host: Sequence[int], stream: Sequence[int], host_async: bool
-    ) -> Mapping[str, npt.NDArray[np.int64]]:
-        """When the instructions of some runs start and end, given when host and stream were free before each.
+    @cached_property
+    def has_collectives(self) -> bool:
+        """Whether there is any collective."""
+        return any(instruction.kind is Kind.COLLECTIVE for instruction in self.line_instructions)
 
-        Returns:
-            arrays over all instructions of all these runs: `position`, `record` (index into `runs`), `host_start`,
-            `host_end` (equal where the host computes itself), `start`, `end`.
-        """
-        lengths = np.array([run.stop - run.first for run in runs], dtype=np.int64)
-        record = np.repeat(np.arange(len(runs)), lengths)
-        firsts = np.array([run.first for run in runs], dtype=np.int64)
-        offset = np.cumsum(lengths) - lengths
-        position = np.arange(len(record)) - offset[record] + firsts[record]
-        summed = self._sums()
-        free_host = np.array(host, dtype=np.int64)[record]
-        dispatch, work = summed["dispatch"][position], summed["work"][position]
-        own_dispatch = np.array(self.dispatch_ps, dtype=np.int64)[position]
-        own_work = np.array(self.work_ps, dtype=np.int64)[position]
-        if not host_async:
-            end = free_host + dispatch + work
-            start = end - own_dispatch - own_work
-            return {
-                "position": position, "record": record, "host_start": start, "host_end": start,
-                "start": start, "end": end,
-            }  # fmt: skip
-        end = work + np.maximum(np.array(stream, dtype=np.int64)[record], free_host + summed["lead"][position])
-        host_end = free_host + dispatch
-        return {
-            "position": position, "record": record, "host_start": host_end - own_dispatch, "host_end": host_end,
-            "start": end - own_work, "end": end,
-        }  # fmt: skip
+    def line_id(self, line: int) -> str:
+        """The id of the first instruction of a line."""
+        return f"{self._first_block[line].label}/{self.line_instructions[line].name}"
 
-    def _sums(self) -> dict[str, npt.NDArray[np.int64]]:
-        """Per position of a run: dispatch and work up to it, and the inner maximum."""
-        size = len(self.work_ps)
-        result = {name: np.zeros(size, dtype=np.int64) for name in ("dispatch", "work", "lead")}
-        for run in self.runs:
-            dispatch = work = 0
-            lead = -LONGEST_PS
-            for position in range(run.first, run.stop):
-                dispatch += self.dispatch_ps[position]
-                lead = max(lead, dispatch - work)
-                work += self.work_ps[position]
-                result["dispatch"][position] = dispatch
-                result["work"][position] = work
-                result["lead"][position] = lead
-        return result
-
-
-def _whole(price: object, what: str, id_: str) -> int:
-    if type(price) is int and price >= 0:
-        return price
-    if isinstance(price, bool) or not isinstance(price, Integral) or int(price) < 0:
-        raise TwofoldError(f"{id_!r} has {what} = {price!r}; a price is a whole number of picoseconds, at least 0")
-    return int(price)
+    def _slots(self, kind: _Ints, token: _Ints, micro_batch: _Ints, tokens: list[str]) -> _Ints:
+        """The slot of every position, -1 without a token; finds out what is never waited for, too."""
+        named = np.flatnonzero(token >= 0)
+        slot = np.full(len(kind), -1, dtype=np.int64)
+        self.unwaited: set[int] = set()
+        self.num_slots = 0
+        if not len(named):
+            return slot
+        _, micro_number = np.unique(micro_batch[named], return_inverse=True)
+        keys = token[named] * (int(micro_number.max()) + 1) + micro_number
+        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        self.num_slots = len(first)
+        slot[named] = number
+        is_kept = np.array([self.group.values[name].scope is Scope.KEPT for name in tokens], dtype=bool)
+        early = named[first]
+        early = early[(kind[early] == WAIT) & ~is_kept[token[early]]]
+        if len(early):
+            position = int(early.min())
+            raise TwofoldError(
+                f"{self.ids[position]!r} waits for token {tokens[token[position]]!r}, which nothing before it in the "
+                "step issues"
+            )
+        by_slot = np.argsort(number, kind="stable")
+        is_issue, sorted_slot = kind[named[by_slot]] == ISSUE, number[by_slot]
+        is_last = np.append(sorted_slot[1:] != sorted_slot[:-1], True)
+        self.unwaited = set(named[by_slot][is_issue & (is_last | np.append(is_issue[1:], True))].tolist())
+        return slot

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from costmodels.machine.machine import Machine
+from costmodels.price.overlap import overlap_law
 from plans.timeline import PS_PER_S
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
 
@@ -20,23 +21,18 @@ PairRates = Callable[[str, int, str, int], tuple[float, float]]
 """(class of compute, its picoseconds alone, call of a collective, its picoseconds alone) -> rates of both, 1 is
 alone."""
 
-_SLOWEST = 1e-6
-
 
 @lru_cache(maxsize=64)
 def pair_rates(machine: Machine) -> PairRates | None:
     """The machine's rates of work that overlaps, as the engine has them; None where nothing slows anything."""
-    if not machine.overlap:
+    law = overlap_law(machine)
+    if law is None:
         return None
-    pairs = {(str(entry.compute), entry.collective): entry for entry in machine.overlap}
 
     @lru_cache(maxsize=65_536)
     def rates(kind: str, kernel_ps: int, call: str, message_ps: int) -> tuple[float, float]:
-        pair = pairs.get((kind, call))
-        if pair is None:
-            return 1.0, 1.0
-        mine, theirs = pair.rates(kernel_ps / PS_PER_S, message_ps / PS_PER_S)
-        return mine, max(theirs, _SLOWEST)
+        assert law is not None
+        return law(kind, kernel_ps / PS_PER_S, call, message_ps / PS_PER_S)
 
     return rates
 

@@ -1,9 +1,7 @@
-"""Where the time of a step goes, rank by rank.
+"""Where the time of a step goes, rank by rank: `plans.timeline.StepParts` in finer parts.
 
-Every picosecond of the last step counts once, for the first of these that is true of it: the rank computes; it
-communicates (exposed, by call; of several communications the one that began first); its host is busy issuing; it has
-come to a collective and waits for the last member (straggler wait; of several waits the one that began first); nothing
-of it is busy: it waits for others (bubble). Straggler waits are told apart where the program is given.
+Exposed communication is told apart by call (of several at one time the one that began first counts), and, where the
+program is given, waits in collectives for a late member are told apart from the bubble.
 """
 
 from __future__ import annotations
@@ -27,25 +25,24 @@ class Composition:
 
     Args:
         rank: the rank.
-        compute_ps: its compute stream is busy.
+        compute_ps, host_wait_ps: as in `StepParts`.
         exposed_ps: call of the communication -> time in which it communicates but does not compute.
-        host_ps: only its host is busy, issuing.
-        bubble_ps: it waits for other ranks.
+        bubble_ps: as in `StepParts`, without `straggler_ps`.
         straggler_ps: last member -> time in which it waits in collectives for that rank.
     """
 
     rank: int
     compute_ps: int
     exposed_ps: Mapping[str, int]
-    host_ps: int
+    host_wait_ps: int
     bubble_ps: int
     straggler_ps: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def step_ps(self) -> int:
-        """The whole step, the same on every rank."""
+        """The whole step, from the end of the one before (`Timeline.window_ps`)."""
         waiting_ps = self.bubble_ps + sum(self.straggler_ps.values())
-        return self.compute_ps + sum(self.exposed_ps.values()) + self.host_ps + waiting_ps
+        return self.compute_ps + sum(self.exposed_ps.values()) + self.host_wait_ps + waiting_ps
 
     @property
     def exposed_s(self) -> float:
@@ -61,9 +58,6 @@ def composition(timeline: Timeline, program: Program | None = None) -> tuple[Com
         program: whose timeline it is; without it straggler waits count as bubble (on measured timelines, whose spans
             of communication begin when a rank issues it, as communication).
 
-    Sources: the exposed part of communication and the bubble as in `Timeline.exposed_comm_s` and `bubble_fraction`,
-    here split further.
-
     >>> from plans.timeline import Span
     >>> rows = [("compute", 0, 6, "linear.forward"), ("comm", 4, 9, "all_reduce"), ("compute", 12, 20, "sum")]
     >>> spans = [
@@ -71,41 +65,44 @@ def composition(timeline: Timeline, program: Program | None = None) -> tuple[Com
     ...     for stream, start, end, call in rows
     ... ]
     >>> composition(Timeline.from_spans(spans, kind="measured", num_ranks=1))
-    (Composition(rank=0, compute_ps=14, exposed_ps={'all_reduce': 3}, host_ps=0, bubble_ps=3, straggler_ps={}),)
+    (Composition(rank=0, compute_ps=14, exposed_ps={'all_reduce': 3}, host_wait_ps=0, bubble_ps=3, straggler_ps={}),)
     """
     last = timeline.num_steps - 1
-    window = (timeline.step_start_ps[last], timeline.step_end_ps[last])
     rows = np.flatnonzero(timeline.step == last)
     rows = rows[np.lexsort((timeline.name_index[rows], timeline.start_ps[rows], timeline.rank[rows]))]
     bounds = np.searchsorted(timeline.rank[rows], np.arange(timeline.num_ranks + 1))
     result = []
     waits = _straggler_waits(timeline, program) if program is not None and len(rows) else {}
-    for rank in timeline.represents:
-        own = rows[bounds[rank] : bounds[rank + 1]]
+    for rank, parts in timeline.step_parts.items():
+        waited_here = waits.get(rank, ())
         spans: dict[str, list[tuple[int, int, Any]]] = {name: [] for name in STREAMS}
-        begins = {id_: end for _, end, _, id_ in waits.get(rank, ())}
-        for row in own:
+        begins = {id_: end for _, end, _, id_ in waited_here}
+        for row in rows[bounds[rank] : bounds[rank + 1]]:
             id_, call, _ = timeline.names[timeline.name_index[row]]
-            if call != "wait":
-                stream = STREAMS[timeline.stream[row]]
-                start, end = int(timeline.start_ps[row]), int(timeline.end_ps[row])
-                if stream == "comm" and id_ in begins:  # on a measured timeline the wait is a part of the span
-                    start = min(end, max(start, begins[id_]))
-                spans[stream].append((start, end, call))
+            start, end = int(timeline.start_ps[row]), int(timeline.end_ps[row])
+            stream = STREAMS[timeline.stream[row]]
+            if stream == "comm" and id_ in begins:  # on a measured timeline the wait is a part of the span
+                start = min(end, max(start, begins[id_]))
+            spans[stream].append((start, end, call))
         spans["comm"].sort()
-        free = [window]
-        compute, free = _take(free, spans["compute"])
+        free = [(min(timeline.step_start_ps[last], timeline.window_ps[0]), timeline.step_end_ps[last])]
+        _, free = _take(free, spans["compute"])
         exposed, free = _take(free, spans["comm"])
-        host, free = _take(free, spans["host"])
-        waited, free = _take(free, sorted((start, end, last) for start, end, last, _ in waits.get(rank, ())))
+        waited, _ = _take(free, sorted((start, end, latest) for start, end, latest, _ in waited_here))
+        # what is no longer exposed is waiting: for the late members, and else for others
+        waiting_ps = parts.bubble_ps + parts.exposed_ps - sum(exposed.values())
+        straggler = {}
+        for latest in sorted(waited):
+            straggler[latest] = min(waited[latest], waiting_ps)
+            waiting_ps -= straggler[latest]
         result.append(
             Composition(
                 rank=rank,
-                compute_ps=sum(compute.values()),
+                compute_ps=parts.compute_ps,
                 exposed_ps={call: exposed[call] for call in sorted(exposed)},
-                host_ps=sum(host.values()),
-                bubble_ps=sum(end - start for start, end in free),
-                straggler_ps={last: waited[last] for last in sorted(waited)},
+                host_wait_ps=parts.host_wait_ps,
+                bubble_ps=waiting_ps,
+                straggler_ps=straggler,
             )
         )
     return tuple(result)
@@ -116,17 +113,16 @@ def _straggler_waits(timeline: Timeline, program: Program) -> dict[int, list[tup
     causes, last = Causes(program, timeline), timeline.num_steps - 1
     found: dict[int, list[tuple[int, int, int, str]]] = {}
     seen: set[tuple[str, tuple[int, ...]]] = set()
-    for group in program.groups:
-        for rank in group.ranks:
-            for id_, position, members in causes.collectives(rank):
-                if (id_, members) in seen:
-                    continue
-                seen.add((id_, members))
-                arrivals = causes.meeting(rank, last, position)
-                latest = max(arrivals, key=lambda each: each.time_ps)
-                for each in arrivals:
-                    if each.time_ps < latest.time_ps:
-                        found.setdefault(each.rank, []).append((each.time_ps, latest.time_ps, latest.rank, id_))
+    for rank in timeline.represents:
+        for id_, position, members in causes.collectives(rank):
+            if (id_, members) in seen:
+                continue
+            seen.add((id_, members))
+            arrivals = causes.meeting(rank, last, position)
+            latest = max(arrivals, key=lambda each: each.time_ps)
+            for each in arrivals:
+                if each.time_ps < latest.time_ps:
+                    found.setdefault(each.rank, []).append((each.time_ps, latest.time_ps, latest.rank, id_))
     return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plans.program import GroupProgram, Instruction, Kind, Program
+from plans.program import Instruction, Kind, Program
 from plans.timeline import STREAMS, Timeline
 from simulator.engine.order import ISSUE, RUN, Names, Order
 
@@ -65,7 +65,7 @@ class Causes:
         self._orders = [Order(group, names) for group in program.groups]
         self._order_of = {rank: order for order in self._orders for rank in order.group.ranks}
         number_of = {triple: number for number, triple in enumerate(timeline.names)}
-        self._number = {number: number_of.get(triple, -1) for triple, number in names.table.items()}
+        self._number = {number: number_of.get(triple, -1) for number, triple in enumerate(names)}
         rows = np.lexsort((timeline.end_ps, timeline.step, timeline.rank))
         keys = timeline.rank[rows].astype(np.int64) * timeline.num_steps + timeline.step[rows]
         self._rows = rows
@@ -77,6 +77,7 @@ class Causes:
         self._where: dict[str, list[tuple[Order, int]]] = {}
         self._transfers: dict[tuple[str, int, int, bool], list[int]] = {}
         self._count: dict[tuple[int, int, int, int], int] = {}
+        self._indexed: set[int] = set()
         for order in self._orders:
             self._index(order)
         self.is_exact = timeline.kind == "predicted"
@@ -113,13 +114,14 @@ class Causes:
 
     def last(self, step: int) -> Event | None:
         """The event that ends a step."""
-        found = (self._latest(self._end_of(rank, step)) for rank in sorted(self._order_of))
+        found = (self._latest(self._end_of(rank, step)) for rank in self.timeline.represents)
         return max((event for event in found if event is not None), default=None)
 
     def arrivals(self) -> dict[tuple[int, int, str], int]:
         """(rank, step, id) -> when the rank came to that communication, in ps; of equal ids the earliest."""
         found: dict[tuple[int, int, str], int] = {}
-        for rank, order in sorted(self._order_of.items()):
+        for rank in self.timeline.represents:
+            order = self._order_of[rank]
             for kind, position, _ in order.segments:
                 if kind == ISSUE:
                     for step in range(self.timeline.num_steps):
@@ -152,9 +154,11 @@ class Causes:
         else:
             is_send = instruction.kind is Kind.SEND
             for source, target in _pairs(instruction, rank):
+                partner = target if is_send else source
+                self._index_transfers(rank)
+                self._index_transfers(partner)
                 count = self._count[rank, position, source, target]
                 other = self._transfers[instruction.channel, source, target, not is_send][count]
-                partner = target if is_send else source
                 if source != target or not is_send:
                     meetings.append([(rank, position), (partner, other)])
         arrived = [[self.arrival(member, step, at) for member, at in meeting] for meeting in meetings]
@@ -279,26 +283,32 @@ class Causes:
         return next(position for order, position in self._where[id_] if rank in order.group.ranks)
 
     def _index(self, order: Order) -> None:
-        group: GroupProgram = order.group
         for kind, position, _ in order.segments:
-            if kind != ISSUE:
-                continue
-            instruction = order.instructions[position]
-            if instruction.kind is Kind.COLLECTIVE:
+            if kind == ISSUE and order.instructions[position].kind is Kind.COLLECTIVE:
                 self._where.setdefault(order.ids[position], []).append((order, position))
+
+    def _index_transfers(self, rank: int) -> None:
+        """Number the sends and receives of a rank by pair, once."""
+        if rank in self._indexed:
+            return
+        self._indexed.add(rank)
+        order = self._order_of[rank]
+        for kind, position, _ in order.segments:
+            instruction = order.instructions[position]
+            if kind != ISSUE or instruction.kind is Kind.COLLECTIVE:
                 continue
             is_send = instruction.kind is Kind.SEND
-            for rank in group.ranks:
-                for source, target in _pairs(instruction, rank):
-                    side = self._transfers.setdefault((instruction.channel, source, target, is_send), [])
-                    self._count[rank, position, source, target] = len(side)
-                    side.append(position)
+            for source, target in _pairs(instruction, rank):
+                side = self._transfers.setdefault((instruction.channel, source, target, is_send), [])
+                self._count[rank, position, source, target] = len(side)
+                side.append(position)
 
     def _of(self, rank: int, step: int) -> tuple[dict[int, list[tuple[int, int]]], ...]:
         """Stream -> name -> (start, end) of each span, by end."""
         key = (rank, step)
         if key not in self._spans:
-            timeline, at = self.timeline, rank * self.timeline.num_steps + step
+            timeline = self.timeline
+            at = timeline.representatives[rank] * timeline.num_steps + step
             found: tuple[dict[int, list[tuple[int, int]]], ...] = tuple({} for _ in STREAMS)
             rows = self._rows[self._bounds[at] : self._bounds[at + 1]]
             columns = (timeline.stream, timeline.name_index, timeline.start_ps, timeline.end_ps)

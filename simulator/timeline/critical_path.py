@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plans.errors import TwofoldError
 from plans.program import Kind, Program
 from plans.timeline import PS_PER_S, STREAMS, Timeline
 from simulator.timeline.causes import Causes
@@ -105,17 +104,9 @@ def critical_path(timeline: Timeline, program: Program, *, host_async: bool | No
         timeline: of `program`, predicted or measured.
         program: gives the order of instructions and who communicates with whom.
         host_async: whether compute runs behind the host; None: seen from the spans.
-
-    Raises:
-        TwofoldError: a timeline of folded ranks.
     """
     if not len(timeline.rank):
         return CriticalPath(spans=(), stragglers=())
-    if len(timeline.represents) < timeline.num_ranks:
-        raise TwofoldError(
-            f"only {len(timeline.represents)} of {timeline.num_ranks} ranks were simulated, and the critical path may "
-            "lead over the others; simulate without fold_ranks"
-        )
     causes = Causes(program, timeline, host_async=host_async)
     last = timeline.num_steps - 1
     begin, now = timeline.step_end_ps[last - 1] if last else timeline.step_start_ps[0], timeline.step_end_ps[last]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from costmodels.machine.machine import Machine
 from plans.errors import TwofoldError
-from plans.program import GroupProgram, Kind, Program, Scope, Value
+from plans.program import GroupProgram, Instruction, Kind, Program, Scope, Value
 from plans.timeline import STREAMS, MemoryPeak, Timeline
 from simulator.engine.order import ISSUE, WAIT, Names, Order
 from simulator.timeline.buffers import Buffers, buffers_of, peak_of_sum
@@ -185,6 +185,21 @@ _Touch = tuple[bool, str, bool, Value, Scope, int, int]
 own; the value whose memory it is, with its scope, the number of its role and its bytes."""
 
 
+def _touches(
+    instruction: Instruction, scope: Mapping[str, Scope], root: Mapping[str, Value], roles: Mapping[str, int]
+) -> list[_Touch]:
+    """What an instruction writes, then what it frees, kept values apart."""
+    return [
+        (
+            is_free, name, scope[name] is Scope.MICRO, root[name], root[name].scope, roles[root[name].role],
+            root[name].size_bytes,
+        )
+        for is_free, named in ((False, instruction.outputs), (True, instruction.frees))
+        for name in named
+        if scope[name] is not Scope.KEPT
+    ]  # fmt: skip
+
+
 class Changes:
     """Every allocation and release of one step of a group, in columns.
 
@@ -230,14 +245,7 @@ class Changes:
                 at += 1
                 touches = touched.get(id(instruction))
                 if touches is None:
-                    touches = touched[id(instruction)] = [
-                        (
-                            is_free, name, scope[name] is Scope.MICRO, root[name], root[name].scope,
-                            roles[root[name].role], root[name].size_bytes,
-                        )
-                        for is_free, named in ((False, instruction.outputs), (True, instruction.frees))
-                        for name in named if scope[name] is not Scope.KEPT
-                    ]  # fmt: skip
+                    touches = touched[id(instruction)] = _touches(instruction, scope, root, roles)
                 if not touches:
                     continue
                 micro_batch = block.micro_batch

@@ -66,6 +66,7 @@ class Simulate:
     Args:
         plan: plan file, or a file of degrees (.degrees.json), of which the plan is made.
         steps: back to back; the last is reported.
+        fold: simulate ranks that do the same only once; the result is the same.
         recost: the file states a transformer's degrees, which are forecast anew: .degrees.json as `twofold plan` writes
             it beside a plan, DTensor placements (.json), torchtitan's settings (.toml), or a text with Megatron-LM's
             flags and --world-size.
@@ -74,6 +75,7 @@ class Simulate:
     plan: PlanFile
     target: MachineOption
     steps: int = 3
+    fold: bool = True
     recost: bool = False
     files: SimulationFiles = field(default_factory=SimulationFiles)
     anew: RecostOptions = field(default_factory=RecostOptions)
@@ -109,7 +111,7 @@ class Simulate:
 
         program = lower(plan)
         with say.doing(f"simulating {program.num_ranks} ranks"):
-            timeline = simulate(program, machine, num_steps=self.steps)
+            timeline = simulate(program, machine, num_steps=self.steps, fold_ranks=None if self.fold else False)
         limit = plan.memory_limit_bytes
         if limit is not None and timeline.peak_bytes > limit:
             raise TwofoldError(
@@ -179,7 +181,7 @@ def _json(timeline: Timeline, path: CriticalPath, program: Program) -> dict[str,
             "rank": part.rank,
             "compute_s": part.compute_ps / PS_PER_S,
             "exposed_comm_s": {call: exposed / PS_PER_S for call, exposed in part.exposed_ps.items()},
-            "host_s": part.host_ps / PS_PER_S,
+            "host_wait_s": part.host_wait_ps / PS_PER_S,
             "bubble_s": part.bubble_ps / PS_PER_S,
             "straggler_wait_s": {str(last): waited / PS_PER_S for last, waited in part.straggler_ps.items()},
             "peak_bytes": peak.peak_bytes,
@@ -189,6 +191,7 @@ def _json(timeline: Timeline, path: CriticalPath, program: Program) -> dict[str,
     ]
     return {
         **figures_of(timeline),
+        "host_wait_s": timeline.host_wait_s,
         "step_span_s": timeline.step_s,
         "step_low_s": timeline.low_s,
         "step_high_s": timeline.high_s,

@@ -198,6 +198,7 @@ def _json(outcome: Outcome, base: Outcome) -> dict[str, Any]:
 
     return {
         **figures_of(outcome),
+        "host_wait_s": outcome.host_wait_s,
         "change": outcome.step_s / base.step_s - 1 if base.step_s else 0.0,
         "goodput": outcome.goodput.fraction,
         "effective_step_s": outcome.goodput.effective_step_s,

@@ -1,0 +1,200 @@
+"""What is kept of a simulation, and the timeline that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from plans.errors import TwofoldError
+from plans.timeline import Timeline
+from simulator.engine.exchange import Communication
+from simulator.engine.order import Names, Order
+from simulator.engine.prices import LONGEST_PS, PriceTable
+
+__all__ = ["COMM", "COMPUTE", "HOST", "Recorder", "StepPrices"]
+
+HOST, COMPUTE, COMM = range(3)
+"""Numbers of the streams, as in `plans.timeline.STREAMS`."""
+
+_Ints = npt.NDArray[np.int64]
+
+
+class StepPrices(Protocol):
+    """The prices of a step: `simulator.engine.prices.PriceTable`, or nothing at all."""
+
+    @property
+    def order(self) -> Order:
+        """Of the step."""
+
+    @property
+    def dispatch_ps(self) -> Sequence[int]:
+        """By position, as of `Priced`."""
+
+    @property
+    def work_ps(self) -> Sequence[int]:
+        """By position."""
+
+    @property
+    def cpu_ps(self) -> Sequence[int]:
+        """By position."""
+
+    @property
+    def runs(self) -> Sequence[tuple[int, int, int]]:
+        """As of `PriceTable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Runs of one step of a rank: their numbers (None: all), and when host and stream were free before each."""
+
+    prices: StepPrices
+    rank: int
+    step: int
+    numbers: list[int] | None
+    free: list[int]
+
+    @property
+    def run_numbers(self) -> Sequence[int]:
+        return range(len(self.prices.runs)) if self.numbers is None else self.numbers
+
+
+class Recorder:
+    """What is kept of a simulation: single spans, runs with the times at which they began, whole channels.
+
+    Args:
+        order_of: rank -> its order.
+    """
+
+    def __init__(self, order_of: Mapping[int, Order]) -> None:
+        self._order_of = order_of
+        self._rows: list[int] = []  # rank, stream, step, name, start, end, and so on
+        self._runs: list[_Runs] = []
+        self._name_arrays: dict[Order, _Ints] = {}
+        self._waits: list[tuple[int, int, int, int, int]] = []
+        self._channels: list[tuple[int, _Ints, Sequence[int], Sequence[int]]] = []
+
+    def span(self, rank: int, stream: int, step: int, name: int, start_ps: int, end_ps: int) -> None:
+        """Keep one span."""
+        self._rows += (rank, stream, step, name, start_ps, end_ps)
+
+    def wait(self, rank: int, step: int, position: int, start_ps: int, end_ps: int) -> None:
+        """Keep a span in which the host of a rank is blocked by an instruction."""
+        self._waits.append((rank, step, position, start_ps, end_ps))
+
+    def communication(self, over: Communication) -> None:
+        """Keep the span of a communication that is over."""
+        name = self._order_of[over.rank].name[over.position]
+        self._rows += (over.rank, COMM, over.step, name, over.start, over.end)
+
+    def all_runs(self, prices: StepPrices, rank: int, step: int) -> list[int]:
+        """A list to add to: for every run of a step, in order, when host and stream were free before it."""
+        runs = _Runs(prices, rank, step, None, [])
+        self._runs.append(runs)
+        return runs.free
+
+    def some_runs(self, prices: StepPrices, rank: int, step: int) -> tuple[list[int], list[int]]:
+        """Two lists to add to: numbers of runs, and for each when host and stream were free before it."""
+        runs = _Runs(prices, rank, step, [], [])
+        self._runs.append(runs)
+        assert runs.numbers is not None
+        return runs.numbers, runs.free
+
+    def channel(self, rank: int, positions: _Ints, starts_ps: Sequence[int], ends_ps: Sequence[int]) -> None:
+        """Keep one side of all transfers of a channel: `positions` of a step again and again, with their times."""
+        self._channels.append((rank, positions, starts_ps, ends_ps))
+
+    def timeline(self, names: Names, *, num_ranks: int, num_steps: int, host_async: bool) -> Timeline:
+        """The recorded spans in columns, in an order that does not depend on how they came about.
+
+        A step begins with its first compute or communication.
+        """
+        self._add_waits(names)
+        self._refuse_too_long()
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 6).T
+        parts = [rows, *self._channel_columns(), *self._run_columns(host_async)]
+        rank, stream, step, name, start, end = np.concatenate(parts, axis=1)
+        order = np.lexsort((name, stream, end, start, rank))
+        starts = np.full(num_steps, LONGEST_PS)
+        ends = np.zeros(num_steps, dtype=np.int64)
+        # a rank that is done early waits for its next step, or issues it, while others are still in this one
+        works = stream != HOST if np.any(stream != HOST) else stream == HOST
+        np.minimum.at(starts, step[works], start[works])
+        np.maximum.at(ends, step, end)
+        starts = np.minimum(starts, ends)  # of a program without instructions
+        return Timeline(
+            kind="predicted",
+            num_ranks=num_ranks,
+            names=names,
+            rank=rank[order].astype(np.int32),
+            stream=stream[order].astype(np.int8),
+            step=step[order].astype(np.int32),
+            name_index=name[order].astype(np.int32),
+            start_ps=start[order],
+            end_ps=end[order],
+            step_start_ps=tuple(starts.tolist()),
+            step_end_ps=tuple(ends.tolist()),
+            meta={"engine": "simpy"},
+        )
+
+    def _add_waits(self, names: Names) -> None:
+        """Waits are named in program order, so that the numbers of names do not depend on who waited first."""
+        for rank, step, position, start, end in sorted(self._waits, key=lambda each: (each[2], each[0], each[1])):
+            order = self._order_of[rank]
+            name = names.number(order.ids[position], "wait", order.instructions[position].part)
+            self.span(rank, HOST, step, name, start, end)
+
+    def _refuse_too_long(self) -> None:
+        last = max(self._rows[5::6], default=0)
+        for _, _, _, ends in self._channels:
+            last = max(last, max(ends, default=0))
+        for runs in self._runs:
+            longest = sum(runs.prices.dispatch_ps) + sum(runs.prices.work_ps)
+            if max(runs.free, default=0) + longest > LONGEST_PS:
+                free = zip(runs.free[::2], runs.free[1::2], runs.run_numbers, strict=True)
+                for host, stream, number in free:
+                    last = max(last, max(host, stream) + sum(runs.prices.runs[number][:2]))
+        if last > LONGEST_PS:
+            raise TwofoldError(
+                f"the timeline ends after {last / 1e12:.3g} s, more than {LONGEST_PS / 1e12:.3g} s; check the prices"
+            )
+
+    def _channel_columns(self) -> list[_Ints]:
+        parts = []
+        for rank, positions, starts, ends in self._channels:
+            names = self._names_of(self._order_of[rank])
+            columns = np.empty((6, len(starts)), dtype=np.int64)
+            columns[0], columns[1] = rank, COMM
+            columns[2] = np.arange(len(starts)) // len(positions)
+            columns[3] = np.tile(names[positions], len(starts) // len(positions))
+            columns[4], columns[5] = starts, ends
+            parts.append(columns)
+        return parts
+
+    def _run_columns(self, host_async: bool) -> list[_Ints]:
+        parts = []
+        for runs in self._runs:
+            if not runs.free:
+                continue
+            free = np.array(runs.free, dtype=np.int64).reshape(-1, 2)
+            numbers = np.array(runs.run_numbers, dtype=np.int64)
+            assert isinstance(runs.prices, PriceTable)
+            found = runs.prices.spans(numbers, free[:, 0], free[:, 1], host_async)
+            name = self._names_of(runs.prices.order)[found["position"]]
+            issued = np.flatnonzero(found["host_end"] > found["host_start"])
+            columns = np.empty((6, len(name) + len(issued)), dtype=np.int64)
+            columns[0], columns[2] = runs.rank, runs.step
+            columns[1, : len(name)], columns[1, len(name) :] = COMPUTE, HOST
+            columns[3] = np.concatenate([name, name[issued]])
+            columns[4] = np.concatenate([found["start"], found["host_start"][issued]])
+            columns[5] = np.concatenate([found["end"], found["host_end"][issued]])
+            parts.append(columns)
+        return parts
+
+    def _names_of(self, order: Order) -> _Ints:
+        if order not in self._name_arrays:
+            self._name_arrays[order] = np.array(order.name, dtype=np.int64)
+        return self._name_arrays[order]
