@@ -127,8 +127,8 @@ def _priced(costs: StageCosts, picked: Sequence[Strategy]) -> float:
     for operator in costs.operators:
         spec, mine = costs.micro.spec(operator), strategy[operator.name]
         mesh = mine.mesh or costs.mesh
-        total += costs.num_micro_batches * costs.own.compute_s(operator, mine)
-        total += costs.own.step_s(operator, mine) + costs.own.hand_on_s(operator, mine)
+        seconds = costs.own.seconds(operator, mine)
+        total += seconds.compute_s + seconds.others_s
         for index, name in enumerate(operator.inputs):
             tensor = costs.micro.tensors[name]
             wanted = spec.input_layout(index, mesh, mine.dims)
@@ -143,7 +143,11 @@ def _priced(costs: StageCosts, picked: Sequence[Strategy]) -> float:
                 moves.add((back, source.without_partial(), name, "back"))
         for index, name in enumerate(operator.outputs):
             arrived[name] = mine.handed_on(spec, index, mesh)
-    return total + costs.num_micro_batches * sum(costs.own.move_s(*move) for *move, _ in moves)
+    assert costs.moves is not None
+    for source, target, name, _ in moves:
+        tensor = costs.micro.tensors[name]
+        total += costs.num_micro_batches * costs.moves.seconds(source, target, tensor.shape, tensor.dtype)
+    return total
 
 
 def _is_shared(costs: StageCosts, name: str) -> bool:

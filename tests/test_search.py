@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from plans.lower import lower
 from plans.model.graph import Graph, Operator, Tensor
 from plans.model.mlp import mlp_graph
 from plans.plan import Optimizer, Plan, Stage, Strategy, plan_to_json
+from plans.program import Instruction, Kind, Value
 from search import search, uniform_plan
 from search.operators.additive import StageCosts
 from search.operators.eliminate import Table, best_assignment, min_marginals
@@ -29,6 +31,19 @@ from simulator import simulate
 @pytest.fixture(scope="module")
 def machine() -> Machine:
     return Machine.load("h200-x8")
+
+
+class CollectivesCounted:
+    """A price: every collective costs a second, all else nothing."""
+
+    def __call__(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> float:
+        return 1.0 if instruction.kind is Kind.COLLECTIVE else 0.0
+
+    def parts(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def group_key(self, mesh: Layout, axes: tuple[str, ...]) -> object:
+        return mesh, axes
 
 
 def brute_force(sizes: list[int], tables: list[Table]) -> float:
@@ -144,7 +159,7 @@ def test_a_tensor_with_two_readers_is_paid_once_per_layout(machine: Machine) -> 
     mesh = Layout((2,), ("d0",))
     costs = StageCosts(
         micro=graph, operators=graph.operators, mesh=mesh, num_micro_batches=1, optimizer=Optimizer(), full_batch=True,
-        cost=lambda instruction: 1.0 if instruction.axes else 0.0,
+        cost=CollectivesCounted(),
     )  # fmt: skip
     split, whole = Strategy(dims={"d0": ("d0",)}), Strategy()
     act, two, join = (costs.choices[number].index(each) for number, each in ((1, split), (2, whole), (3, whole)))
@@ -171,7 +186,7 @@ def test_sums_there_and_back_between_the_same_layouts_are_paid_twice() -> None:
     )
     costs = StageCosts(
         micro=graph, operators=operators, mesh=mesh, num_micro_batches=1, optimizer=Optimizer(), full_batch=True,
-        cost=lambda instruction: 1.0 if instruction.axes else 0.0,
+        cost=CollectivesCounted(),
     )  # fmt: skip
     chosen = {"one": Strategy(dims={"k": ("d",)}), "two": Strategy(dims={"n": ("d",)}), "loss": Strategy()}
     values = [choices.index(chosen[each.name]) for choices, each in zip(costs.choices, operators, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
-from plans.lower.chunk import Border
+from plans.lower.chunk import Border, ChunkPlan
 from plans.model.graph import Graph, Operator
 from plans.plan import Plan
 
@@ -43,7 +43,7 @@ def find_borders(plan: Plan, micro: Graph) -> list[Border]:
 
 
 def parameter_layouts(
-    plan: Plan, micro: Graph, stages: Sequence[int]
+    plan: ChunkPlan, micro: Graph, stages: Sequence[int]
 ) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
     """Where each parameter of these stages lives (as its first reader wants it), and the layout of its gradient.
 
@@ -79,5 +79,5 @@ def parameter_layouts(
     return homes, reduced
 
 
-def _mesh(plan: Plan, operator: Operator, stage_of: Mapping[str, int]) -> Layout:
+def _mesh(plan: ChunkPlan, operator: Operator, stage_of: Mapping[str, int]) -> Layout:
     return plan.strategy(operator).mesh or plan.stages[stage_of[operator.name]].mesh

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Protocol
 
 from plans.layout import Layout, TensorLayout
 from plans.lower.emit import Emitter, ValueTable, value_name
@@ -18,15 +19,45 @@ from plans.lower.reduction import Reduction
 from plans.lower.statistic import gather_statistic
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
-from plans.plan import Plan
+from plans.plan import Stage, Strategy
 from plans.program import ConstantHome, Instruction, Kind, Scope, Value
 
-__all__ = ["LOSSES", "Border", "ChunkLowering", "completed_parameters", "fed_layout"]
+__all__ = ["LOSSES", "Border", "ChunkLowering", "ChunkPlan", "completed_parameters", "fed_layout"]
 
 LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy"})
 
 Placed = tuple[TensorLayout, str]
 """A layout and the value that holds a tensor in it."""
+
+
+class ChunkPlan(Protocol):
+    """What the lowering of a chunk asks of its plan; see `plans.plan.Plan`."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The chunks in pipeline order."""
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        """The operators that are recomputed in the backward."""
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether every rank is fed the whole batch."""
+
+    @property
+    def interleave(self) -> int:
+        """Slices of a micro-batch."""
+
+    @property
+    def num_slices(self) -> int:
+        """Slices of a step."""
+
+    def strategy(self, operator: Operator) -> Strategy:
+        """The strategy of an operator."""
+
+    def stage_of(self) -> Mapping[str, int]:
+        """Operator name -> number of its stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +82,10 @@ class ChunkLowering:
 
     `arriving` and `leaving` are the borders whose reading and making stage this is; `homes` gives each parameter's
     layout, `reduced` the partial axes that its gradient keeps until it is reduced, `accumulators` the value that it is
-    accumulated in.
+    accumulated in. `returned` gives gradients that are there when the backward begins.
     """
 
-    plan: Plan
+    plan: ChunkPlan
     micro: Graph
     number: int
     table: ValueTable
@@ -68,6 +99,7 @@ class ChunkLowering:
     senders: dict[str, Instruction] = field(default_factory=dict)
     statistics: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
+    returned: dict[str, Placed] = field(default_factory=dict)
     shared: frozenset[str] | None = None
     mine: list[Operator] | None = None
 
@@ -255,7 +287,8 @@ class ChunkLowering:
 
         `send` writes the SEND of a border tensor's gradient; `reduction` is told when a parameter's gradient is whole.
         """
-        return _Backward(chunk=self, send=send, reduction=reduction, split=split).run()
+        given = {name: [placed] for name, placed in self.returned.items()}
+        return _Backward(chunk=self, send=send, reduction=reduction, split=split, contributions=given).run()
 
     def completed(self) -> list[tuple[str, str]]:
         """See `completed_parameters`."""
@@ -408,7 +441,10 @@ class _Backward:
             handed_on = strategy.handed_on(spec, index, mesh).without_partial()
             target = spec.output_layout(index, mesh, strategy.dims).without_partial()
         else:
-            handed_on = target = next(border.target for border in chunk.arriving if border.tensor == name)
+            arriving = [border.target for border in chunk.arriving if border.tensor == name]
+            if not arriving:  # the operator is lowered by itself, its maker takes the gradient from here
+                return
+            handed_on = target = arriving[0]
         value = self._sum(emitter, name, self.contributions[name], handed_on)
         shape, about = chunk.micro.tensors[name].shape, f"d:{chunk.label(name)}.handed on"
         value = emitter.move(value, about, handed_on, target, shape)
