@@ -17,10 +17,10 @@ from costmodels import Machine
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import Experts, TransformerConfig
-from search.devices import Answer, Found, NothingFits, Pins, Problem, baseline, solve
+from search.candidate import identity
+from search.devices import Candidate, NothingFits, Pins, Problem, SearchResult, baseline, solve
 from search.devices.baselines import usual_candidates
 from search.devices.branch import Branching
-from search.devices.candidate import identity
 from search.devices.costs import Inner
 from search.devices.explain import relaxations
 from search.devices.seeds import seeds
@@ -48,7 +48,7 @@ def problem(config: TransformerConfig = SMALL, machine: str = "h100-sxm-x8", **v
 
 
 @cache
-def usual() -> Answer:
+def usual() -> SearchResult[Candidate]:
     return solve(problem(), explain=True)
 
 
@@ -85,7 +85,7 @@ def test_the_best_is_that_of_all_configurations_forecast_one_by_one(name: str) -
     found = solve(asked)
     assert found.best.forecast.step_s == pytest.approx(min(fitting), rel=1e-9)
     assert found.complete and found.gap == 0.0
-    assert found.physics_s <= found.relaxed_s <= min(fitting)
+    assert found.physics_bound_s <= found.relaxed_bound_s <= min(fitting)
     if name == "experts":
         assert {each.ep for each in enumerate_degrees(asked)} == {1, 2, 4}
     if name == "tight memory":
@@ -144,7 +144,7 @@ def test_the_fastest_few_with_some_blocks_that_recompute_are_those_of_plain_loop
         each.step_s for each, degrees in zip(seen, every, strict=True) if each.peak_bytes <= limit and degrees.pp == 1
     )
     found = solve(asked.changed(memory_limit_bytes=limit, pins=Pins(micro_batch=1, cp=1, pp=1)), keep=keep)
-    assert [each.forecast.step_s for each in found.found[:keep]] == pytest.approx(fitting[:keep], rel=1e-9)
+    assert [each.forecast.step_s for each in found.plans[:keep]] == pytest.approx(fitting[:keep], rel=1e-9)
 
 
 def test_a_number_of_blocks_that_recompute_is_kept() -> None:
@@ -289,17 +289,17 @@ def test_more_of_the_fastest_are_ranked_when_asked_for() -> None:
     asked = CASES["levels"]
     every = sorted(found.step_s for found in forecast_grid(asked.config, list(enumerate_degrees(asked)), asked.machine))
     found = solve(asked, keep=4)
-    assert [each.forecast.step_s for each in found.found[:4]] == pytest.approx(every[:4], rel=1e-9)
+    assert [each.forecast.step_s for each in found.plans[:4]] == pytest.approx(every[:4], rel=1e-9)
     assert found.num_proven == 4 and "the first 4 proven" in found.summary() and solve(asked).num_proven == 1
 
 
 def test_neighbours_lose_and_are_what_they_say() -> None:
     found = usual()
-    assert len(found.neighbours) > 5
-    for each in found.neighbours:
+    assert len(found.alternatives) > 5
+    for each in found.alternatives:
         assert each.extra_s is None or each.extra_s >= 0.0
-        if each.found is not None:
-            assert each.found.degrees != found.best.degrees
+        if each.candidate is not None:
+            assert each.candidate.degrees != found.best.degrees
         else:
             assert each.reason
 
@@ -347,9 +347,9 @@ def test_the_search_is_no_worse_than_a_baseline(name: str) -> None:
 @pytest.mark.parametrize("after", [1, 2])
 def test_an_interrupt_gives_the_best_so_far_and_its_gap(after: int) -> None:
     asked = problem(pins=Pins(pp=4, recompute="none"))
-    seen: list[Found] = []
+    seen: list[Candidate] = []
 
-    def stop(each: Found) -> None:
+    def stop(each: Candidate) -> None:
         seen.append(each)
         if len(seen) == after:
             raise KeyboardInterrupt
@@ -358,7 +358,7 @@ def test_an_interrupt_gives_the_best_so_far_and_its_gap(after: int) -> None:
     found = solve(asked, on_better=stop)
     assert len(seen) == after and not found.complete
     assert found.best is seen[-1] and found.best.forecast.step_s >= best
-    assert found.physics_s <= found.bound_s <= best * (1 + 1e-9)
+    assert found.physics_bound_s <= found.lower_bound_s <= best * (1 + 1e-9)
 
 
 def test_a_time_limit_ends_the_search() -> None:
@@ -371,7 +371,7 @@ def test_the_answer_does_not_hang_on_the_hash_seed() -> None:
     code = (
         "from tests.test_search_scale import problem\nfrom search.devices import Pins, describe, solve\n"
         "found = solve(problem(num_devices=4, pins=Pins(cp=1, recompute='none')))\n"
-        "print([(describe(each.degrees), each.forecast.step_s) for each in found.found], found.num_opened)"
+        "print([(describe(each.degrees), each.forecast.step_s) for each in found.plans], found.num_nodes)"
     )
     told = {
         subprocess.run(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from costmodels import Machine
     from reports import Table
-    from search.devices import Answer
+    from search.devices import Candidate, SearchResult
     from search.devices.operators import OperatorCost
 
 __all__ = ["Why", "explained", "tables", "write_search_report"]
@@ -22,7 +22,7 @@ _DRAWN = 5
 """Configurations with a bar in the report."""
 
 
-def tables(found: Answer, top_k: int, why: Why | None = None) -> list[Table]:
+def tables(found: SearchResult[Candidate], top_k: int, why: Why | None = None) -> list[Table]:
     """Ranking, composition of the best, why it is the best, memory and time against each other, what was refused."""
     return [_ranking(found, top_k), _composition(found), *_why(found, why), _pareto(found), *_refused(found)]
 
@@ -51,25 +51,25 @@ class Why:
         }  # fmt: skip
 
 
-def explained(found: Answer) -> Why:
+def explained(found: SearchResult[Candidate]) -> Why:
     """The costs of operators and the critical path."""
     from search.devices.critical import critical_path_s
     from search.devices.operators import operator_costs
 
-    beside = [each.found.degrees for each in found.neighbours if each.found is not None]
-    beside += [each.degrees for each in found.found[1:]]
+    beside = [each.candidate.degrees for each in found.alternatives if each.candidate is not None]
+    beside += [each.degrees for each in found.plans[1:]]
     return Why(
         operators=operator_costs(found.problem, found.best.degrees, beside),
         critical_s=critical_path_s(found.problem, found.best),
     )
 
 
-def _why(found: Answer, why: Why | None) -> list[Table]:
-    made = [_neighbours(found)] if found.neighbours else []
+def _why(found: SearchResult[Candidate], why: Why | None) -> list[Table]:
+    made = [_neighbours(found)] if found.alternatives else []
     return made if why is None else [_critical(found, why.critical_s), *made, _operators(found, why.operators)]
 
 
-def _ranking(found: Answer, top_k: int) -> Table:
+def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     from reports import Table
     from search.devices import describe
 
@@ -78,7 +78,7 @@ def _ranking(found: Answer, top_k: int) -> Table:
             str(number), f"{each.forecast.step_s:.4g} s", f"{each.forecast.peak_bytes / _GiB:.2f} GiB",
             f"{each.forecast.bubble_fraction:.1%}", f"{each.forecast.exposed_comm_s:.3g} s", describe(each.degrees),
         )
-        for number, each in enumerate(found.found[:top_k], 1)
+        for number, each in enumerate(found.plans[:top_k], 1)
     )  # fmt: skip
     columns = ("", "step", "peak", "idle", "exposed", "configuration")
     problem, best = found.problem, found.best.forecast
@@ -94,7 +94,7 @@ def _ranking(found: Answer, top_k: int) -> Table:
     return Table(title=title, columns=columns, rows=rows, right=frozenset(columns[:-1]), notes=tuple(notes))
 
 
-def _composition(found: Answer) -> Table:
+def _composition(found: SearchResult[Candidate]) -> Table:
     from reports import Table
     from search.devices.explain import composition
 
@@ -110,7 +110,7 @@ def _composition(found: Answer) -> Table:
     )  # fmt: skip
 
 
-def _critical(found: Answer, critical: Mapping[str, float]) -> Table:
+def _critical(found: SearchResult[Candidate], critical: Mapping[str, float]) -> Table:
     from reports import Table
 
     step_s = found.best.forecast.step_s
@@ -125,12 +125,14 @@ _LAYOUTS = 5
 """Layouts of the operators that are laid side by side; the JSON has all."""
 
 
-def _operators(found: Answer, operators: Sequence[OperatorCost]) -> Table:
+def _operators(found: SearchResult[Candidate], operators: Sequence[OperatorCost]) -> Table:
     """A column for the chosen layout and for those of the neighbours, the least loss first."""
     from reports import Table
     from search.devices.operators import layout_words
 
-    lost = {layout_words(each.found.degrees): each for each in found.neighbours[::-1] if each.found is not None}
+    lost = {
+        layout_words(each.candidate.degrees): each for each in found.alternatives[::-1] if each.candidate is not None
+    }
     chosen = layout_words(found.best.degrees)
     rest = {each.layout for each in operators} - {chosen, *lost}
     layouts = [chosen, *(each for each in reversed(lost) if each != chosen), *sorted(rest)][:_LAYOUTS]
@@ -163,11 +165,11 @@ _NEIGHBOURS = 20
 """Neighbours that are forecast and printed, and as many that cannot be; the JSON has all."""
 
 
-def _neighbours(found: Answer) -> Table:
+def _neighbours(found: SearchResult[Candidate]) -> Table:
     from reports import Table
 
-    slower = [each for each in found.neighbours if each.extra_s is not None]
-    impossible = [each for each in found.neighbours if each.extra_s is None]
+    slower = [each for each in found.alternatives if each.extra_s is not None]
+    impossible = [each for each in found.alternatives if each.extra_s is None]
     shown = [*slower[:_NEIGHBOURS], *impossible[:_NEIGHBOURS]]
     rows = tuple(
         (
@@ -178,14 +180,14 @@ def _neighbours(found: Answer) -> Table:
         )
         for each in shown
     )
-    left = len(found.neighbours) - len(shown)
+    left = len(found.alternatives) - len(shown)
     return Table(
         title="One degree changed at a time, the layers spread anew", columns=("change", "longer", "share", "why"),
         rows=rows, right=frozenset({"longer", "share"}), notes=(f"And {left} more.",) if left else (),
     )  # fmt: skip
 
 
-def _pareto(found: Answer) -> Table:
+def _pareto(found: SearchResult[Candidate]) -> Table:
     from reports import Table
     from search.devices import describe
 
@@ -199,13 +201,13 @@ def _pareto(found: Answer) -> Table:
     )  # fmt: skip
 
 
-def _refused(found: Answer) -> list[Table]:
+def _refused(found: SearchResult[Candidate]) -> list[Table]:
     from reports import Table
 
-    if not found.refused:
+    if not found.rejected:
         return []
     reasons: dict[str, list[Any]] = {}
-    for each in found.refused:
+    for each in found.rejected:
         reasons.setdefault(each.reason, []).append(each)
     rows = []
     for reason, own in sorted(reasons.items()):
@@ -221,7 +223,7 @@ def _refused(found: Answer) -> list[Table]:
 
 
 def write_search_report(
-    path: str, found: Answer, *, top_k: int, why: Why, certificate: str, model: str, machine: Machine
+    path: str, found: SearchResult[Candidate], *, top_k: int, why: Why, certificate: str, model: str, machine: Machine
 ) -> Path:
     """The report as HTML: what was found, in pictures, why; the rest folded."""
     from datetime import UTC, datetime
@@ -236,7 +238,7 @@ def write_search_report(
             name=describe(each.degrees), step_s=each.forecast.step_s, peak_bytes=each.forecast.peak_bytes,
             parts=composition(each),
         )
-        for each in found.found
+        for each in found.plans
     ]  # fmt: skip
     pictures = [
         shares_picture(seen[:_DRAWN], title="Where the forecast step of the mean rank goes"),

@@ -11,7 +11,7 @@ from plans.errors import TwofoldError
 from plans.files import check_writable
 
 if TYPE_CHECKING:
-    from search.devices import Answer
+    from search.devices import Candidate, SearchResult
     from twofold.console import Console
 
 __all__ = ["METHODS", "plan_degrees"]
@@ -48,6 +48,7 @@ def plan_degrees(
     from plans.model.transformer import transformer_config
     from search.devices import Pins, Problem, baseline, describe, solve
     from search.devices.confirm import confirmed
+    from search.devices.result_json import result_json
     from simulator.forecast import stack_named
     from twofold.context import parse_bytes
     from twofold.plan_report import explained, tables, write_search_report
@@ -73,15 +74,15 @@ def plan_degrees(
     certificate = found.summary()
     simulated: list[dict[str, Any]] = []
     if simulate:
-        checked = confirmed(problem, found.found, simulate)
-        kept = [each.found for each in checked]
+        checked = confirmed(problem, found.plans, simulate)
+        kept = [each.candidate for each in checked]
         if kept[0] is not found.best:
             certificate = f"the event engine puts another one first; the forecast's: {certificate}"
-        found = replace(found, found=(*kept, *(each for each in found.found if each not in kept)))
+        found = replace(found, plans=(*kept, *(each for each in found.plans if each not in kept)))
         for each in checked:
             told = each.reason if each.simulated_s is None else f"{each.simulated_s:.4g} s in the event engine"
-            say.say(f"{each.found.forecast.step_s:.4g} s forecast, {told}: {describe(each.found.degrees)}")
-            simulated.append({"forecast_s": each.found.forecast.step_s, "simulated_s": each.simulated_s})
+            say.say(f"{each.candidate.forecast.step_s:.4g} s forecast, {told}: {describe(each.candidate.degrees)}")
+            simulated.append({"forecast_s": each.candidate.forecast.step_s, "simulated_s": each.simulated_s})
     why = explained(found) if explain or report is not None else None
     shown = top_k or _SHOWN
     made = tables(found, shown, why)
@@ -99,10 +100,10 @@ def plan_degrees(
     if exported is not None:
         say.say(exported)
     more = {"files": saved, "export": exported, "simulated": simulated}
-    return found.to_json(shown) | more | (why.to_json() if why else {})
+    return result_json(found, shown) | more | (why.to_json() if why else {})
 
 
-def _exported(found: Answer, export: str | None) -> str | None:
+def _exported(found: SearchResult[Candidate], export: str | None) -> str | None:
     from interop.statement import megatron_text, torchtitan_toml
 
     if export is None:
@@ -116,7 +117,7 @@ def _beside(out: str) -> Path:
     return Path(f"{out.removesuffix('.json')}.degrees.json")
 
 
-def _save(found: Answer, machine: Machine, out: str, say: Console) -> list[str]:
+def _save(found: SearchResult[Candidate], machine: Machine, out: str, say: Console) -> list[str]:
     """The plan, which can be simulated and run, and its degrees, which can be costed again."""
     from interop.statement import write_statement
     from plans.plan import save_plan

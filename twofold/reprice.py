@@ -28,8 +28,8 @@ def recost(
     from costmodels import Machine
     from interop.statement import read_statement
     from plans.model.transformer import transformer_config
-    from search.devices import Found, describe
-    from search.devices.answer import found_json
+    from search.devices import Candidate, describe
+    from search.devices.result_json import candidate_json
     from simulator.forecast import forecast, stack_named
 
     beside = Path(f"{path.removesuffix('.json')}.degrees.json")
@@ -70,6 +70,6 @@ def recost(
         f"peak memory {found.peak_bytes / 2**30:.2f} GiB of {target.room_bytes / 2**30:.2f}"
         + ("" if fits else ": it does not fit")
     )
-    told = found_json(Found(degrees=degrees, forecast=found))
+    told = candidate_json(Candidate(degrees=degrees, forecast=found))
     more = {"model": config.name, "machine": target.name, "stack": runs.name, "tokens_per_s_per_device": tokens}
     return {**told, **more, "fits": fits}, True

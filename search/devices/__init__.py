@@ -7,20 +7,21 @@
 * `statement`, `megatron`, `torchtitan`, `placements`: configurations as files, also in other programs' words.
 """
 
-from search.devices.answer import Answer, NothingFits
+from search.candidate import Candidate, describe
 from search.devices.baselines import BASELINES, baseline
-from search.devices.candidate import Found, Refused, describe
 from search.devices.problem import Pins, Problem
 from search.devices.solve import solve
+from search.result import Alternative, NothingFits, Rejected, SearchResult
 
 __all__ = [
     "BASELINES",
-    "Answer",
-    "Found",
+    "Alternative",
+    "Candidate",
     "NothingFits",
     "Pins",
     "Problem",
-    "Refused",
+    "Rejected",
+    "SearchResult",
     "baseline",
     "describe",
     "solve",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from plans.schedules import Schedule
 from search.devices.costs import WAYS, Table, piece_counts
 
-__all__ = ["Frame", "Rows", "mesh_bound_s", "physics_bound_s"]
+__all__ = ["Frame", "Rows", "mesh_bound_s"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -287,14 +287,3 @@ def mesh_bound_s(forward_s: float, backward_s: float, way_s: float, pp: int, cou
     if looped or pp == 1:
         return max(total * count / pp, way_s)
     return float(total / (1.0 - (1.0 - 1.0 / count) ** pp))
-
-
-def physics_bound_s(
-    flops: float, peak_flops_per_s: float, moved_bytes: float, peak_Bps: float, num_devices: int
-) -> float:
-    """What no plan can beat: all arithmetic at the peak, or all necessary memory traffic at the peak.
-
-    >>> physics_bound_s(4e15, 1e15, 1e12, 1e12, 2)
-    2.0
-    """
-    return max(flops / peak_flops_per_s, moved_bytes / peak_Bps) / num_devices

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from plans.model.graph import itemsize
 from search.devices.axis_orders import Places
 from search.devices.bounds import mesh_bound_s
-from search.devices.candidate import Refused
 from search.devices.costs import Costs, Inner, Table, anywhere, kept, num_dense, ordered
 from search.devices.peak_memory import Footing
 from search.devices.problem import Problem
 from search.devices.schedule_space import Frames
 from search.devices.space import Mesh, levels, recomputes, schedule_of, shapes
+from search.result import Rejected
 from simulator.forecast.case import is_split
 
 __all__ = ["Estimates"]
@@ -34,7 +34,7 @@ class Estimates:
         problem: what is asked.
         keep: how many of the fastest are searched for.
         costs, footing, frames, places: of the problem.
-        refused: filled with what cannot fit.
+        rejected: filled with what cannot fit.
     """
 
     problem: Problem
@@ -43,7 +43,7 @@ class Estimates:
     footing: Footing
     frames: Frames
     places: Places
-    refused: list[Refused]
+    rejected: list[Rejected]
 
     def may_hold(self, mesh: Mesh, size: int, sp: bool) -> bool:
         """Whether the inputs of the blocks alone, kept in every recompute mode, leave room for sharded weights."""
@@ -60,7 +60,7 @@ class Estimates:
         least = (kept * config.num_layers + weights) / mesh.pp
         if least > problem.limit_bytes:
             what = f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {size}"
-            self.refused.append(Refused(what=what, reason="memory", excess_bytes=int(least) - problem.limit_bytes))
+            self.rejected.append(Rejected(what=what, reason="memory", excess_bytes=int(least) - problem.limit_bytes))
         return least <= problem.limit_bytes
 
     def splits(self, mesh: Mesh) -> tuple[bool, ...]:
@@ -107,7 +107,7 @@ class Estimates:
                 f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {inner.micro_batch} recompute "
                 f"{inner.recompute}"
             )
-            self.refused.append(Refused(what=what, reason="memory", excess_bytes=int(least) - limit))
+            self.rejected.append(Rejected(what=what, reason="memory", excess_bytes=int(least) - limit))
         return tuple(found)
 
     def saves_nothing(self, inner: Inner) -> bool:

@@ -13,8 +13,8 @@ import numpy as np
 from costmodels import Machine
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from search.candidate import Candidate, describe
 from search.devices.branch import Branching
-from search.devices.candidate import Found, describe
 from search.devices.costs import Inner
 from search.devices.problem import Pins, Problem
 from search.devices.space import (
@@ -30,8 +30,9 @@ from search.devices.space import (
     shapes,
     values_of,
 )
+from search.result import Alternative
 
-__all__ = ["Neighbour", "Relaxation", "least_memory", "neighbours", "relaxations"]
+__all__ = ["Relaxation", "least_memory", "neighbours", "relaxations"]
 
 _LEAN = ("1f1b", "v_half", "v_min")
 """Schedules that keep the fewest activations."""
@@ -40,23 +41,6 @@ _MOST_LEAN = 40
 """Lean configurations that are forecast at most."""
 
 _EQUAL_S = 1e-9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
-    """The best with one degree changed; the layers are spread anew.
-
-    Args:
-        change: what is different, in words.
-        found: its forecast; None where it cannot be.
-        reason: why it lost.
-        extra_s: seconds that it takes longer; None where it cannot be or does not fit.
-    """
-
-    change: str
-    found: Found | None
-    reason: str
-    extra_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +55,13 @@ class Relaxation:
 # ------------------------------------------------------------------- neighbours
 
 
-def neighbours(branching: Branching, best: Found) -> tuple[Neighbour, ...]:
+def neighbours(branching: Branching, best: Candidate) -> tuple[Alternative, ...]:
     """One degree of the best changed at a time, the least loss first; then what cannot be."""
     results = [_neighbour(branching, best, change, pins) for change, pins in _changes(branching.problem, best)]
     return tuple(sorted(results, key=lambda each: (each.extra_s is None, each.extra_s or 0.0, each.change)))
 
 
-def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
+def _changes(problem: Problem, best: Candidate) -> Iterator[tuple[str, Pins]]:
     degrees, count = best.degrees, problem.num_devices
     base = Pins(
         dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch,
@@ -162,28 +146,30 @@ def _beside(now: int, values: tuple[int, ...]) -> list[int]:
     return smaller[-1:] + larger[:1]
 
 
-def _neighbour(branching: Branching, best: Found, change: str, pins: Pins) -> Neighbour:
+def _neighbour(branching: Branching, best: Candidate, change: str, pins: Pins) -> Alternative:
     try:
         part = branching.narrowed(pins)
         part.run()
     except TwofoldError as error:
-        return Neighbour(change=change, found=None, reason=str(error), extra_s=None)
-    if part.found:
-        found = part.found[0]
+        return Alternative(subject="degrees", change=change, reason=str(error), extra_s=None)
+    if part.candidates:
+        found = part.candidates[0]
         extra = found.forecast.step_s - best.forecast.step_s
         some = found.degrees.recompute_layers
         if some not in (None, best.degrees.recompute_layers) and "blocks" not in change:
             change += f", recompute in {some} of a chunk's blocks"
-        return Neighbour(change=change, found=found, reason=_difference(best, found), extra_s=extra)
-    memory = [each.excess_bytes or 0 for each in part.refused if each.reason == "memory"]
+        return Alternative(
+            subject="degrees", change=change, candidate=found, reason=_difference(best, found), extra_s=extra
+        )
+    memory = [each.excess_bytes or 0 for each in part.rejected if each.reason == "memory"]
     if memory:
         reason = f"does not fit: {min(memory) / 2**30:.2f} GiB too much"
     else:
-        reason = "; ".join(dict.fromkeys(each.reason for each in part.refused)) or "cannot be made"
-    return Neighbour(change=change, found=None, reason=reason, extra_s=None)
+        reason = "; ".join(dict.fromkeys(each.reason for each in part.rejected)) or "cannot be made"
+    return Alternative(subject="degrees", change=change, reason=reason, extra_s=None)
 
 
-def _difference(best: Found, other: Found) -> str:
+def _difference(best: Candidate, other: Candidate) -> str:
     """Which part of the step grew most."""
     parts = {
         name: composition(other)[name] - seconds for name, seconds in composition(best).items()
@@ -192,7 +178,7 @@ def _difference(best: Found, other: Found) -> str:
     return f"{name} {parts[name]:+.3g} s" if parts[name] > _EQUAL_S else "equal"
 
 
-def composition(found: Found) -> dict[str, float]:
+def composition(found: Candidate) -> dict[str, float]:
     """Seconds of the mean rank: compute, communication that is not hidden, and waiting for other stages."""
     seen = found.forecast
     compute = seen.step_s * (1.0 - seen.bubble_fraction)
@@ -206,7 +192,7 @@ def composition(found: Found) -> dict[str, float]:
 # ------------------------------------------------------------------- nothing fits
 
 
-def least_memory(problem: Problem, *, enough_bytes: int = 0) -> Found | None:
+def least_memory(problem: Problem, *, enough_bytes: int = 0) -> Candidate | None:
     """The configuration with the least forecast peak of those looked at; None where there is none at all.
 
     Only what keeps least is looked at: the smallest micro-batch, most recomputing, the leanest schedules. The leanest
@@ -214,7 +200,7 @@ def least_memory(problem: Problem, *, enough_bytes: int = 0) -> Found | None:
     cannot be better.
     """
     branching = Branching(problem=problem)
-    best: Found | None = None
+    best: Candidate | None = None
     for least, _, values in sorted(_lean(branching), key=operator.itemgetter(0, 1))[:_MOST_LEAN]:
         if best is not None and best.forecast.peak_bytes <= max(least, enough_bytes):
             break
@@ -281,7 +267,7 @@ def relaxations(problem: Problem) -> list[Relaxation]:
     return found
 
 
-def _told(found: Found) -> str:
+def _told(found: Candidate) -> str:
     return f"{_GiB(found.forecast.peak_bytes)}: {describe(found.degrees)}"
 
 
@@ -297,7 +283,7 @@ def _batches(batch: int) -> list[int]:
     return sorted({*smaller, *larger}, key=lambda each: (abs(each - batch), each))
 
 
-def _fitting(problem: Problem, **values: Any) -> Found | None:
+def _fitting(problem: Problem, **values: Any) -> Candidate | None:
     """What fits the changed question."""
     try:
         changed = problem.changed(**values)

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.devices.bounds import Frame, Rows
-from search.devices.candidate import Refused
 from search.devices.costs import Inner, Table, anywhere, kept, ordered, piece_counts
 from search.devices.estimates import Estimates
 from search.devices.problem import Problem
@@ -30,6 +29,7 @@ from search.devices.space import (
     sequence_parallels,
     values_of,
 )
+from search.result import Rejected
 from simulator.forecast import Stack
 from simulator.forecast.chunks import Chunk
 
@@ -294,8 +294,8 @@ class Nodes:
             f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {inner.micro_batch} {shape.schedule} x "
             f"{shape.virtual} recompute {inner.recompute} optimizer level {level}"
         )
-        self.estimates.refused.append(
-            Refused(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit)
+        self.estimates.rejected.append(
+            Rejected(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit)
         )
 
 
