@@ -14,9 +14,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -44,29 +44,32 @@ _NAMES = ("0", "1", "2", "3", "4")
 Seconds = npt.NDArray[np.float64]
 
 
-class LocalPrice(Protocol):
+class LocalPrice(ABC):
     """A price of steps that says more about itself, so that a search may leave out what cannot win.
 
     The object is hashable (what was found is kept), and equal prices are equal objects.
     """
 
-    def __hash__(self) -> int:
-        """Of what it says."""
+    __slots__ = ()
 
+    @abstractmethod
     def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
         """Seconds of any step."""
 
+    @abstractmethod
     def local_s(self, kind: StepKind, mesh: Layout, axes: frozenset[str], size_bytes: int, itemsize: int) -> float:
         """Seconds of a slice or a collective, as `__call__` says.
 
         `size_bytes`: of a slice the largest parts before and after together, of a collective the larger of the two.
         """
 
+    @abstractmethod
     def transfer_s(
         self, num_peers: int, size_bytes: int, pairs: frozenset[tuple[int, int]], ranks: Sequence[int]
     ) -> float:
         """Seconds of a transfer from the load of its busiest rank; `pairs` are positions in `ranks`."""
 
+    @abstractmethod
     def transfer_floors_s(
         self, sizes_bytes: Array, least_peers: Array, most_peers: int, leaves_domain: bool
     ) -> Seconds:
@@ -75,6 +78,7 @@ class LocalPrice(Protocol):
         `leaves_domain`: something goes from one of the `domains` to another.
         """
 
+    @abstractmethod
     def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
         """For each rank the number of the domain that the fastest links join; None where that is all of them."""
 

@@ -30,7 +30,6 @@ from search.devices.space import (
     values_of,
 )
 from search.result import Rejected
-from simulator.forecast import Stack
 from simulator.forecast.chunks import Chunk
 
 __all__ = ["Child", "Kind", "Nodes", "after_leaf", "leaf_values"]
@@ -219,10 +218,9 @@ class Nodes:
         step shorter, and where the stack adds nothing to the memory that is known here.
         """
         problem, limit = self.problem, self.problem.limit_bytes
-        exact = type(problem.stack).memory is Stack.memory
         if (
             self.estimates.keep > 1
-            or not exact
+            or problem.stack.adds_memory
             or not self.frames.together(shape)
             or not self.frames.is_partial(inner.recompute)
         ):

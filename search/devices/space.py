@@ -23,7 +23,6 @@ from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.schedules import Schedule, chunks_per_rank, make_schedule, schedule_names
 from search.devices.problem import Problem
-from simulator.stacks import Megatron
 
 __all__ = [
     "LEAST_TOKENS",
@@ -267,13 +266,8 @@ def recomputes(problem: Problem) -> tuple[str, ...]:
 
 
 def recomputes_some(problem: Problem, mode: str) -> bool:
-    """Whether some blocks of a chunk may recompute while the others keep everything.
-
-    Megatron-LM has this for whole blocks (--recompute-method block), torchtitan only for every k-th block of a rank.
-    """
-    if mode == "none" or problem.stack.name.startswith("torchtitan"):
-        return False
-    return mode == "full" or not isinstance(problem.stack, Megatron)
+    """Whether some blocks of a chunk may recompute while the others keep everything."""
+    return mode in problem.stack.recomputes_some
 
 
 def recompute_counts(problem: Problem, mode: str, most: int) -> tuple[int | None, ...]:

@@ -19,6 +19,7 @@ from plans.lower import Choice
 from plans.lower.emit import step_instructions
 from plans.program import GroupProgram, Instruction, Kind, Value
 from plans.redistribution import Step, StepKind
+from plans.redistribution.fastest import LocalPrice
 from plans.timeline import PS_PER_S
 from search.operators.operator_costs import InstructionCost
 
@@ -96,7 +97,7 @@ def known_moves(machine: Machine, num_ranks: int) -> dict[object, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSeconds:
+class StepSeconds(LocalPrice):
     """The price of a step of a redistribution, for `plans.redistribution.redistribute`.
 
     Args:

@@ -171,7 +171,7 @@ class Chunks:
     @cached_property
     def lowered(self) -> Lowered | None:
         """Of twofold's own programs; None for other stacks."""
-        if self.stack.name != "twofold":
+        if not self.stack.runs_programs:
             return None
         return Lowered(machine=self.machine, degrees=self.degrees, numbers=self.numbers)
 

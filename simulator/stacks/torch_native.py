@@ -119,6 +119,9 @@ class TorchNative(Stack):
 
     name: str = "torch"
     chip_spread: float = CHIP_SPREAD
+    runs_programs: bool = False
+    rearranges: bool = True
+    adds_memory: bool = True
     runs_experts: bool = False
     compiled: bool = False
     fused_norm: bool = True
