@@ -411,7 +411,7 @@ def bubbles(asked: Problem, stages: int, least: float) -> Outcome:
 
 
 def attention(asked: Problem, least: float) -> Outcome:
-    """Rows cut by every device, keys and values gathered, against heads that are split."""
+    """LayerSplits cut by every device, keys and values gathered, against heads that are split."""
     weak, ours = _by_rule(asked), solve(asked)
     slow = None if weak is None else _seconds(weak)
     return Outcome(

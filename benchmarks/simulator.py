@@ -39,8 +39,8 @@ from plans.plan import Optimizer
 from plans.schedules import chunks_per_rank, make_schedule, schedule_names
 from search.uniform import uniform_plan
 from simulator import run_program, simulate
-from simulator.forecast.columns import MaxPlus, PipelineCosts, pipeline_times
 from simulator.forecast import forecast, forecast_grid
+from simulator.forecast.columns import MaxPlus, PipelineCosts, pipeline_times
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the programs written by hand are those of the tests
 

@@ -165,7 +165,7 @@ class SearchResult(Generic[PlanT]):
             parts.append(f"the first {self.num_proven} proven the fastest of the space under this forecast")
         elif self.num_proven:
             parts.append("proven the fastest of the space under this forecast")
-        elif self.lower_bound_s > self.relaxed_bound_s:
+        elif not self.complete or self.lower_bound_s > self.relaxed_bound_s:
             parts.append(f"at most {_above(self.gap)} the fastest of the space")
         if self.method == "search":
             parts.append(f"{_above(self.gap_to_relaxation)} the optimistic relaxation ({self.relaxed_bound_s:.4g} s)")

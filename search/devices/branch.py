@@ -16,16 +16,16 @@ from typing import Any
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from search.candidate import Candidate, describe, identity
-from search.devices.axis_orders import Places
-from search.devices.bounds import Frame, Rows
+from search.devices.axis_orders import AxisOrders
+from search.devices.bounds import LayerSplits, ScheduleSpace
 from search.devices.costs import Costs
 from search.devices.estimates import Estimates
 from search.devices.nodes import Child, Kind, Nodes, after_leaf, leaf_values
-from search.devices.peak_memory import Footing
+from search.devices.peak_memory import PeakMemory
 from search.devices.problem import Pins, Problem
-from search.devices.schedule_space import Frames
+from search.devices.schedule_space import ScheduleSpaces
 from search.devices.seeds import seeds
-from search.devices.space import Shape, meshes
+from search.devices.space import ScheduleChoice, meshes
 from search.result import Rejected
 from simulator.forecast import forecast
 from simulator.forecast.predict import rates_of
@@ -75,8 +75,8 @@ class Branching:
 
     def __post_init__(self) -> None:
         self.costs = Costs(problem=self.problem, rates=rates_of(self.problem.machine))
-        self.footing = Footing(costs=self.costs)
-        self.frames = Frames(problem=self.problem)
+        self.peak_memory = PeakMemory(costs=self.costs)
+        self.spaces = ScheduleSpaces(problem=self.problem)
         self._heap: list[tuple[float, int, Kind, tuple[Any, ...]]] = []
         self._number = 0
         self._rooted = False
@@ -135,10 +135,10 @@ class Branching:
             self.bound_s = min(left_s, self._now_s, self._best_s)
 
     def _nodes(self) -> Nodes:
-        places = Places(problem=self.problem, costs=self.costs, only_best=self.keep == 1)
+        axis_orders = AxisOrders(problem=self.problem, costs=self.costs, only_best=self.keep == 1)
         estimates = Estimates(
-            problem=self.problem, keep=self.keep, costs=self.costs, footing=self.footing, frames=self.frames,
-            places=places, rejected=self.rejected,
+            problem=self.problem, keep=self.keep, costs=self.costs, peak_memory=self.peak_memory, spaces=self.spaces,
+            axis_orders=axis_orders, rejected=self.rejected,
         )  # fmt: skip
         return Nodes(estimates=estimates)
 
@@ -179,7 +179,7 @@ class Branching:
 
     def _seed(self) -> None:
         """Forecast a few usual configurations."""
-        for degrees in seeds(self.problem, self.costs, self.frames, self.footing):
+        for degrees in seeds(self.problem, self.costs, self.spaces, self.peak_memory):
             self.consider(degrees)
             if self._is_late and self.candidates:
                 return
@@ -212,13 +212,13 @@ class Branching:
 
     # ------------------------------------------------------------------- what is asked of it from outside
 
-    def frame(self, shape: Shape, pp: int, count: int) -> Frame | None:
+    def space(self, shape: ScheduleChoice, pp: int, count: int) -> ScheduleSpace | None:
         """A schedule of so many ranks and micro-batches with all spreads; None where there is none."""
-        return self.frames.of(shape, pp, count)
+        return self.spaces.of(shape, pp, count)
 
-    def rows(self, frame: Frame, mode: str) -> Rows:
-        """What may be chosen in a frame for a recompute mode."""
-        return self.frames.rows(frame, mode)
+    def rows(self, space: ScheduleSpace, mode: str) -> LayerSplits:
+        """What may be chosen in a space for a recompute mode."""
+        return self.spaces.rows(space, mode)
 
     def evaluate(self, degrees: Degrees) -> Candidate:
         """The forecast of a configuration, made once.
@@ -266,6 +266,6 @@ class Branching:
         """A search of a part of the space, with what is known already."""
         other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
         other._seen = self._seen
-        other.costs, other.footing = self.costs, self.footing
-        other.frames = self.frames.narrowed(other.problem)
+        other.costs, other.peak_memory = self.costs, self.peak_memory
+        other.spaces = self.spaces.narrowed(other.problem)
         return other

@@ -15,11 +15,10 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from search.candidate import Candidate, describe
 from search.devices.branch import Branching
-from search.devices.costs import Inner
 from search.devices.problem import Pins, Problem
 from search.devices.space import (
     Mesh,
-    Shape,
+    ScheduleChoice,
     divisors,
     levels,
     meshes,
@@ -30,6 +29,7 @@ from search.devices.space import (
     shapes,
     values_of,
 )
+from search.devices.stage_config import StageConfig
 from search.result import Alternative
 
 __all__ = ["Relaxation", "least_memory", "neighbours", "relaxations"]
@@ -103,7 +103,7 @@ def _changes(problem: Problem, best: Candidate) -> Iterator[tuple[str, Pins]]:
     for shape in shapes(problem, degrees.pp):
         if (shape.schedule, shape.virtual) != (degrees.schedule, degrees.virtual):
             yield (
-                f"{Shape(degrees.schedule, degrees.virtual)} -> {shape}",
+                f"{ScheduleChoice(degrees.schedule, degrees.virtual)} -> {shape}",
                 replace(base, schedule=shape.schedule, virtual=shape.virtual),
             )
     yield from _recompute_changes(problem, degrees, base)
@@ -224,17 +224,17 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
             continue
         tried = shapes(problem, mesh.pp)
         for shape in [each for each in tried if each.schedule in _LEAN] or tried:
-            frame = branching.frame(shape, mesh.pp, problem.global_batch // (mesh.dp * sizes[0]))
-            if frame is None:
+            space = branching.space(shape, mesh.pp, problem.global_batch // (mesh.dp * sizes[0]))
+            if space is None:
                 continue
             mode = recomputes(problem)[-1]
-            inner, rows = (
-                Inner(mesh.tp, mesh.cp, sps[0], sizes[0], mode, frame.split, mesh.ep),
-                branching.rows(frame, mode),
+            stage, rows = (
+                StageConfig(mesh.tp, mesh.cp, sps[0], sizes[0], mode, space.split, mesh.ep),
+                branching.rows(space, mode),
             )
             for level in levels(problem, mesh)[-2:]:
-                peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
-                layers, some = frame.choice(rows, int(np.argmin(peaks)))
+                peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
+                layers, some = space.choice(rows, int(np.argmin(peaks)))
                 values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, problem, some)
                 number += 1
                 yield int(np.min(peaks)), number, values
