@@ -93,7 +93,6 @@ class Costs:
     _relaxed: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _exact: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[StageConfig, int, int, bool], Chunks] = field(default_factory=dict)
-    _first: dict[StageConfig, Chunks] = field(default_factory=dict)
     _piece_seconds: dict[StageConfig, Floats] = field(default_factory=dict)
     _mixed_relaxed: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _mixed_exact: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
@@ -129,18 +128,12 @@ class Costs:
                 sequence_parallel=stage.sequence_parallel, optimizer=problem.at_level(level),
                 order=stage.order or ORDER,
             )  # fmt: skip
-            self._chunks[key] = made = Chunks(
+            self._chunks[key] = Chunks(
                 config=problem.config, degrees=degrees, machine=problem.machine, stack=problem.stack,
                 rates=self.rates if contention else None, split_backward=stage.split,
                 known=self._known.setdefault((bare, contention), {}),
+                tier_override=() if stage.order else stage.tier_override,
             )  # fmt: skip
-            if stage.tier_override and not stage.order:
-                groups = dict(made.groups)
-                vars(made)["groups"] = groups | {name: (groups[name][0], tiers) for name, tiers in stage.tier_override}
-                vars(made)["groups"]["tp_kv+tp_q"] = vars(made)["groups"]["tp"]
-            first = self._first.setdefault(bare, made)
-            if first is not made:  # cached properties that no width and no level changes
-                vars(made).update(template=first.template, numbers=first.numbers)
         return self._chunks[key]
 
     def widest_chunks(self, stage: StageConfig) -> Chunks:

@@ -106,7 +106,8 @@ class Chunks:
     """The costs of a transformer's chunks in one layout on one machine, as a stack runs it.
 
     Layouts that differ in data-parallel degree, pipeline and optimizer only may have one `known`: what they share is
-    then worked out once. `kept` is the same layout without recomputing, of blocks that keep everything where others
+    then worked out once. `tier_override` gives the tiers of groups that lie elsewhere than the degrees' order says.
+    `kept` is the same layout without recomputing, of blocks that keep everything where others
     recompute.
     """
 
@@ -117,6 +118,7 @@ class Chunks:
     rates: Rates | None
     split_backward: bool
     known: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    tier_override: tuple[tuple[str, tuple[int, int]], ...] = ()
     kept: Chunks | None = None
     _held: dict[str, dict[str, int]] = field(default_factory=dict)
     _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
@@ -126,24 +128,30 @@ class Chunks:
     @cached_property
     def template(self) -> ModelTemplate:
         """The pieces with symbolic sizes."""
-        degrees = self.degrees
+        degrees, key = self.degrees, ("template",)
         if self.config.experts is not None and not self.stack.runs_experts:
             raise TwofoldError(
                 f"{self.config.name}: how the stack {self.stack.name!r} runs a mixture of experts is not known; "
                 "twofold's own and megatron's is"
             )
-        return model_template(
-            self.config, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, sequence_parallel=degrees.sequence_parallel,
-            recompute=degrees.recompute,
-        )  # fmt: skip
+        if key not in self.known:
+            self.known[key] = model_template(
+                self.config, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, sequence_parallel=degrees.sequence_parallel,
+                recompute=degrees.recompute,
+            )  # fmt: skip
+        template: ModelTemplate = self.known[key]
+        return template
 
     @cached_property
     def numbers(self) -> list[int]:
         """The values of the template's monomials."""
-        degrees = self.degrees
-        return self.template.monomials.values(
-            model_sizes(self.config, micro_batch=degrees.micro_batch, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
-        )
+        degrees, key = self.degrees, ("numbers",)
+        if key not in self.known:  # neither the data-parallel degree nor the optimizer changes them
+            self.known[key] = self.template.monomials.values(
+                model_sizes(self.config, micro_batch=degrees.micro_batch, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
+            )
+        numbers: list[int] = self.known[key]
+        return numbers
 
     @cached_property
     def groups(self) -> Groups:
@@ -158,7 +166,6 @@ class Chunks:
         found = {
             "tp": along((degrees.tp, tp)), "cp": along((degrees.cp, cp)),
             "dp": along((degrees.dp, dp), (degrees.cp, cp)),
-            "tp_kv+tp_q": along((degrees.tp, tp)),
         }  # fmt: skip
         if degrees.ep > 1:  # neighbours among the data-parallel ranks; cp is 1
             found["ep"] = along((degrees.ep, dp))
@@ -166,7 +173,8 @@ class Chunks:
         if degrees.tp > (heads := self.config.kv_heads):  # every key-value head on several ranks, the inner axis
             each = degrees.tp // heads
             found["tp_q"], found["tp_kv"] = along((each, tp)), along((heads, tp * each))
-        return found
+        found |= {name: (found[name][0], tiers) for name, tiers in self.tier_override}
+        return found | {"tp_kv+tp_q": found["tp"]}
 
     @cached_property
     def lowered(self) -> Lowered | None:
