@@ -164,8 +164,8 @@ def test_a_tensor_with_two_readers_is_paid_once_per_layout(machine: Machine) -> 
     split, whole = Strategy(dims={"d0": ("d0",)}), Strategy()
     act, two, join = (costs.choices[number].index(each) for number, each in ((1, split), (2, whole), (3, whole)))
     tensors = costs.tensors
-    one = tensors.table(tensors.handed_on("b", graph.operators[1], [graph.operators[2]], False))
-    both = tensors.table(tensors.handed_on("b", graph.operators[1], graph.operators[2:4], False))
+    one = tensors.table(tensors.edge_of("b", graph.operators[1], [graph.operators[2]], False))
+    both = tensors.table(tensors.edge_of("b", graph.operators[1], graph.operators[2:4], False))
     assert one.costs[act, two] == both.costs[act, two, join] == 1.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterator
@@ -62,59 +63,85 @@ def neighbours(branching: Branching, best: Candidate) -> tuple[Alternative, ...]
 
 
 def _changes(problem: Problem, best: Candidate) -> Iterator[tuple[str, Pins]]:
-    degrees, count = best.degrees, problem.num_devices
+    """What is changed, in words, and the pins of the part of the space with this change."""
+    degrees = best.degrees
     base = Pins(
         dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch,
         schedule=degrees.schedule, virtual=degrees.virtual, recompute=degrees.recompute,
         zero=degrees.optimizer.parallel_level, sequence_parallel=degrees.sequence_parallel,
         recompute_layers=problem.pins.recompute_layers, order=degrees.order,
     )  # fmt: skip
+    yield from _mesh_changes(problem, degrees, base)
+    yield from _placement_changes(problem, degrees, base)
+    yield from _micro_batch_changes(problem, degrees, base)
+    yield from _schedule_changes(problem, degrees, base)
+    yield from _recompute_changes(problem, degrees, base)
+    yield from _optimizer_changes(problem, degrees, base)
+    yield from _layer_changes(problem, degrees, base)
+
+
+def _mesh_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    """tp, cp or pp one divisor up or down; what it takes or gives comes from another degree."""
     fixed = problem.pins.given
     for name in ("tp", "cp", "pp"):
         now = getattr(degrees, name)
-        for value in _beside(now, divisors(count)):
-            for other in ("dp", "tp", "pp", "cp"):
-                # what the changed degree takes or gives comes from another one
-                have = getattr(degrees, other)
-                if other == name or {name, other} & set(fixed) or have * now % value:
-                    continue
-                if other != "dp" and value < now:
-                    continue  # told from the other side
-                given: dict[str, Any] = {name: value, other: have * now // value}
-                split = fixed.get("sequence_parallel") if degrees.tp == 1 else degrees.sequence_parallel
-                given["sequence_parallel"] = split if given.get("tp", degrees.tp) > 1 else False
-                if name == "pp" or other == "pp":
-                    given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
-                anew = ", schedule anew" if "pp" in given else ""
-                yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", replace(base, **given)
+        for value, other in itertools.product(_beside(now, divisors(problem.num_devices)), ("dp", "tp", "pp", "cp")):
+            have = getattr(degrees, other)
+            if other == name or {name, other} & set(fixed) or have * now % value:
+                continue
+            if other != "dp" and value < now:
+                continue  # the same pair of degrees is changed from the other side
+            given: dict[str, Any] = {name: value, other: have * now // value}
+            split = fixed.get("sequence_parallel") if degrees.tp == 1 else degrees.sequence_parallel
+            given["sequence_parallel"] = split if given.get("tp", degrees.tp) > 1 else False
+            anew = ""
+            if "pp" in given:
+                given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
+                anew = ", schedule anew"
+            yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", replace(base, **given)
+
+
+def _placement_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    """Another order of the axes; experts spread over more or fewer ranks."""
     mesh = Mesh(degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.ep, degrees.order)
     for order, _ in orders(problem, mesh) if problem.pins.order is None else ():
         if order != degrees.order:
-            told = (tuple(axis for axis in each if getattr(degrees, axis) > 1) for each in (degrees.order, order))
-            yield f"order {' -> '.join('-'.join(each) for each in told)}", replace(base, order=order)
+            shown = (tuple(axis for axis in axes if getattr(degrees, axis) > 1) for axes in (degrees.order, order))
+            yield f"order {' -> '.join('-'.join(axes) for axes in shown)}", replace(base, order=order)
     experts = problem.config.experts
-    if experts is not None and "ep" not in fixed:
+    if experts is not None and "ep" not in problem.pins.given:
         for value in _beside(degrees.ep, divisors(math.gcd(degrees.dp, experts.num_experts))):
             yield f"ep {degrees.ep} -> {value}", replace(base, ep=value)
-    each = problem.global_batch // degrees.dp
-    for value in _beside(degrees.micro_batch, divisors(each)):
-        if "micro_batch" not in fixed:
-            yield f"micro-batch {degrees.micro_batch} -> {value}", replace(base, micro_batch=value)
-    for shape in shapes(problem, degrees.pp):
-        if (shape.schedule, shape.virtual) != (degrees.schedule, degrees.virtual):
-            yield (
-                f"{ScheduleChoice(degrees.schedule, degrees.virtual)} -> {shape}",
-                replace(base, schedule=shape.schedule, virtual=shape.virtual),
-            )
-    yield from _recompute_changes(problem, degrees, base)
+
+
+def _micro_batch_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    if "micro_batch" in problem.pins.given:
+        return
+    for value in _beside(degrees.micro_batch, divisors(problem.global_batch // degrees.dp)):
+        yield f"micro-batch {degrees.micro_batch} -> {value}", replace(base, micro_batch=value)
+
+
+def _schedule_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    now = ScheduleChoice(degrees.schedule, degrees.virtual)
+    for choice in shapes(problem, degrees.pp):
+        if choice != now:
+            yield f"{now} -> {choice}", replace(base, schedule=choice.schedule, virtual=choice.virtual)
+
+
+def _optimizer_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    """Another optimizer level; sequence parallelism on or off."""
+    now = degrees.optimizer.parallel_level
     for level in (0, 1, 2, 3) if problem.pins.zero is None else ():
-        if level != degrees.optimizer.parallel_level:
-            yield f"optimizer level {degrees.optimizer.parallel_level} -> {level}", replace(base, zero=level)
+        if level != now:
+            yield f"optimizer level {now} -> {level}", replace(base, zero=level)
     if degrees.tp > 1 and problem.pins.sequence_parallel is None:
         yield (
             "without sequence parallel" if degrees.sequence_parallel else "with sequence parallel",
             replace(base, sequence_parallel=not degrees.sequence_parallel),
         )
+
+
+def _layer_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
     if degrees.layers is not None and problem.pins.layers is None:
         chunks = len(degrees.layers)
         whole, rest = divmod(sum(degrees.layers), chunks)

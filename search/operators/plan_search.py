@@ -17,7 +17,7 @@ from search.operators.fitting import leaner_plan, peaks, picks_that_may_fit
 from search.operators.ranking import NUM_NEAR, Ranking
 from search.operators.refine import cheapest
 from search.operators.shape_costs import ShapeCosts
-from search.operators.shapes import Option, Shape, ShapeSpace, ranks_of
+from search.operators.shapes import Option, PipelineShape, ShapeSpace, ranks_of
 from search.operators.stage import StageAnswer, StageSearch
 from search.physics import physics_s
 from search.result import Alternative, LazyAlternatives, Rejected, SearchResult
@@ -91,7 +91,7 @@ class PlanSearch:
                 f"no number of micro-batches up to 32 times {self.interleave} slices divides the batch of "
                 f"{self.graph.batch_size}"
             )
-        asked: list[Shape] = []
+        asked: list[PipelineShape] = []
         try:
             self._shapes(costs, options, asked)
             for shape in asked[:1]:
@@ -127,7 +127,7 @@ class PlanSearch:
 
     # --------------------------------------------------------------- simulation
 
-    def _shapes(self, costs: ShapeCosts, options: Sequence[Option], asked: list[Shape]) -> None:
+    def _shapes(self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape]) -> None:
         """Simulate the best answer of the most promising shapes, and fill `asked`: the fastest that fits first."""
         if len(options) == 1:
             asked.append(costs.space.shape(options[0]))
@@ -167,7 +167,7 @@ class PlanSearch:
         """Everything on all devices at once: what one would do without a search of shapes."""
         return option[0] == 1 and option[2] == (self.num_devices,)
 
-    def _neighbours(self, shape: Shape) -> None:
+    def _neighbours(self, shape: PipelineShape) -> None:
         """Simulate the best answers of all stages of a shape, and their nearest neighbours."""
         answers = self._answers(shape, NUM_NEIGHBOURS)
         for number, (stage, found) in enumerate(zip(shape.names, answers, strict=True)):
@@ -185,18 +185,18 @@ class PlanSearch:
                 break
             self._simulated(plan)
 
-    def _answers(self, shape: Shape, count: int) -> list[list[StageAnswer]]:
+    def _answers(self, shape: PipelineShape, count: int) -> list[list[StageAnswer]]:
         search = self._search_of(shape)
         return [
             search.answers(names, ranks, count)
             for names, ranks in zip(shape.names, ranks_of(shape.widths), strict=True)
         ]
 
-    def _search_of(self, shape: Shape) -> StageSearch:
+    def _search_of(self, shape: PipelineShape) -> StageSearch:
         num_ranks = self.num_devices if self.machine.host_async else sum(shape.widths)
         return self.stage_search(shape.num_micro_batches, num_ranks)
 
-    def _plan(self, shape: Shape, answers: Sequence[StageAnswer]) -> Plan:
+    def _plan(self, shape: PipelineShape, answers: Sequence[StageAnswer]) -> Plan:
         strategies: dict[str, Strategy] = {}
         for answer in answers:
             strategies.update(answer.strategies)
@@ -231,7 +231,7 @@ class PlanSearch:
 
     # ------------------------------------------------------------------- memory
 
-    def _leaner(self, asked: Sequence[Shape], limit_bytes: int, smallest: int) -> tuple[list[Plan], int]:
+    def _leaner(self, asked: Sequence[PipelineShape], limit_bytes: int, smallest: int) -> tuple[list[Plan], int]:
         """The fastest answers do not fit: ask the others for their memory, then go down from the leanest of all."""
         self.say("the fastest plans do not fit into the memory limit; looking for leaner ones")
         for shape in asked:
@@ -241,7 +241,7 @@ class PlanSearch:
             ]
 
             def plan_of(
-                pick: Sequence[int], shape: Shape = shape, per_stage: Sequence[list[StageAnswer]] = per_stage
+                pick: Sequence[int], shape: PipelineShape = shape, per_stage: Sequence[list[StageAnswer]] = per_stage
             ) -> Plan:
                 return self._plan(shape, [answers[at] for answers, at in zip(per_stage, pick, strict=True)])
 
