@@ -11,69 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol
 
 from plans.layout import Layout, TensorLayout
+from plans.lower.chunk_plan import ChunkPlan, StageBoundary
 from plans.lower.emit import Emitter, ValueTable, value_name
 from plans.lower.reduction import Reduction
 from plans.lower.statistic import gather_statistic
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
-from plans.plan import Stage, Strategy
 from plans.program import ConstantHome, Instruction, Kind, Scope, Value
 
-__all__ = ["LOSSES", "Border", "ChunkLowering", "ChunkPlan", "completed_parameters", "fed_layout"]
+__all__ = ["LOSSES", "ChunkLowering", "completed_parameters", "fed_layout"]
 
 LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy"})
 
 Placed = tuple[TensorLayout, str]
 """A layout and the value that holds a tensor in it."""
-
-
-class ChunkPlan(Protocol):
-    """What the lowering of a chunk asks of its plan; see `plans.plan.Plan`."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The chunks in pipeline order."""
-
-    @property
-    def recompute(self) -> tuple[str, ...]:
-        """The operators that are recomputed in the backward."""
-
-    @property
-    def full_batch(self) -> bool:
-        """Whether every rank is fed the whole batch."""
-
-    @property
-    def interleave(self) -> int:
-        """Slices of a micro-batch."""
-
-    @property
-    def num_slices(self) -> int:
-        """Slices of a step."""
-
-    def strategy(self, operator: Operator) -> Strategy:
-        """The strategy of an operator."""
-
-    def stage_of(self) -> Mapping[str, int]:
-        """Operator name -> number of its stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Border:
-    """A tensor that crosses from one stage to a later one.
-
-    `source` is the (summed) layout on the making stage, `target` the layout in which the reading stage wants it;
-    `trained` says whether a gradient comes back.
-    """
-
-    tensor: str
-    from_stage: int
-    to_stage: int
-    source: TensorLayout
-    target: TensorLayout
-    trained: bool
 
 
 @dataclass(slots=True)
@@ -89,8 +42,8 @@ class ChunkLowering:
     micro: Graph
     number: int
     table: ValueTable
-    arriving: tuple[Border, ...]
-    leaving: tuple[Border, ...]
+    arriving: tuple[StageBoundary, ...]
+    leaving: tuple[StageBoundary, ...]
     homes: Mapping[str, TensorLayout]
     reduced: Mapping[str, TensorLayout]
     accumulators: Mapping[str, Value]
@@ -142,7 +95,7 @@ class ChunkLowering:
 
     # ------------------------------------------------------------------ forward
 
-    def forward(self, send: Callable[[Emitter, Border, str], None]) -> list[Instruction]:
+    def forward(self, send: Callable[[Emitter, StageBoundary, str], None]) -> list[Instruction]:
         """The forward body; `send` writes the SEND of a border tensor as soon as it is made."""
         emitter = Emitter(mesh=self.mesh, table=self.table)
         for border in self.arriving:
@@ -278,7 +231,7 @@ class ChunkLowering:
 
     def backward(
         self,
-        send: Callable[[Emitter, Border, str], None],
+        send: Callable[[Emitter, StageBoundary, str], None],
         reduction: Reduction,
         *,
         split: bool = False,
@@ -297,7 +250,7 @@ class ChunkLowering:
     def _is_parameter(self, name: str) -> bool:
         return self.micro.tensors[name].kind == "parameter"
 
-    def crossing(self, border: Border, gradient: bool = False) -> str:
+    def crossing(self, border: StageBoundary, gradient: bool = False) -> str:
         """The name of a border's transfer."""
         ends = (border.to_stage, border.from_stage) if gradient else (border.from_stage, border.to_stage)
         return f"{'d:' if gradient else ''}{border.tensor}:{ends[0]}>{ends[1]}"
@@ -306,7 +259,7 @@ class ChunkLowering:
 @dataclass(slots=True)
 class _Backward:
     chunk: ChunkLowering
-    send: Callable[[Emitter, Border, str], None]
+    send: Callable[[Emitter, StageBoundary, str], None]
     reduction: Reduction
     split: bool
     contributions: dict[str, list[Placed]] = field(default_factory=dict)

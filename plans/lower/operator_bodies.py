@@ -115,7 +115,7 @@ def lower_operator(
         optimizer=optimizer, mesh=mesh, table=table, parameters={name: micro.tensors[name] for name in homes},
         homes=homes, reduced=reduced, num_ranks=mesh.num_ranks,
     )  # fmt: skip
-    places = parameters.places()
+    places = parameters.allocate_parameters()
     chunk = ChunkLowering(
         plan=plan, micro=micro, number=0, table=table, arriving=(), leaving=(), homes=homes, reduced=reduced,
         accumulators=parameters.accumulators(), shared=frozenset(), mine=[operator],
