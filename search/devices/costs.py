@@ -94,8 +94,6 @@ class Costs:
     _exact: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[StageConfig, int, int, bool], Chunks] = field(default_factory=dict)
     _piece_seconds: dict[StageConfig, Floats] = field(default_factory=dict)
-    _mixed_relaxed: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
-    _mixed_exact: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _gathered: dict[tuple[object, ...], Floats] = field(default_factory=dict)
     _longer: dict[tuple[StageConfig, int, int], bool] = field(default_factory=dict)
     _trailing: dict[tuple[StageConfig, int, int, Chunk], float] = field(default_factory=dict)
@@ -232,12 +230,8 @@ class Costs:
 
     def mixed_table(self, stage: StageConfig, dp: int, level: int, *, exact: bool) -> Table:
         """A table with blocks that keep everything as further pieces."""
-        key = (stage, dp, level) if exact or level >= 2 else (stage, 0, 0)
-        known = self._mixed_exact if exact else self._mixed_relaxed
-        if key not in known:
-            of = self.exact_table if exact else self.relaxed_table
-            known[key] = of(stage, dp, level).beside(of(without_recompute(stage), dp, level), self.blocks)
-        return known[key]
+        of = self.exact_table if exact else self.relaxed_table
+        return of(stage, dp, level).beside(of(without_recompute(stage), dp, level), self.blocks)
 
     def gathered_s(self, stage: StageConfig, dp: int, level: int) -> Floats:
         """(piece) seconds that the gather of a block's weights keeps its channel busy; blocks wait for it.

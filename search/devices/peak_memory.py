@@ -39,8 +39,6 @@ class PeakMemory:
     costs: Costs
     _activations: dict[tuple[StageConfig, ScheduleSpace, int], Floats] = field(default_factory=dict)
     _static: dict[tuple[int, int, int, int], Ints] = field(default_factory=dict)
-    _whole: dict[tuple[int, int], Ints] = field(default_factory=dict)
-    _kept: dict[StageConfig, tuple[int, ...]] = field(default_factory=dict)
     _prints: dict[StageConfig, tuple[Footprint, ...]] = field(default_factory=dict)
 
     def peaks_bytes(
@@ -93,10 +91,8 @@ class PeakMemory:
 
     def kept_bytes(self, stage: StageConfig) -> tuple[int, ...]:
         """What one micro-batch leaves behind in one block, for each kind of block."""
-        if stage not in self._kept:
-            prints = self._footprints(stage)
-            self._kept[stage] = tuple(prints[number].kept for number in self.costs.blocks)
-        return self._kept[stage]
+        prints = self._footprints(stage)
+        return tuple(prints[number].kept for number in self.costs.blocks)
 
     def _footprints(self, stage: StageConfig) -> tuple[Footprint, ...]:
         if stage not in self._prints:
@@ -123,11 +119,8 @@ class PeakMemory:
         return self._static[key]
 
     def _whole_weights(self, stage: StageConfig) -> Ints:
-        key = (stage.tp, stage.ep)
-        if key not in self._whole:
-            chunks = self.costs.widest_chunks(stage)
-            self._whole[key] = np.array([chunks.weight_bytes(piece) for piece in self.costs.pieces], dtype=np.int64)
-        return self._whole[key]
+        chunks = self.costs.widest_chunks(stage)
+        return np.array([chunks.weight_bytes(piece) for piece in self.costs.pieces], dtype=np.int64)
 
     def _gathered(self, stage: StageConfig, has: NDArray[np.bool_]) -> Ints:
         """Per spread and rank the whole weights that are there at a time, given (spread, piece, rank) what it has."""

@@ -20,7 +20,6 @@ class ScheduleSpaces:
 
     problem: Problem
     _spaces: dict[tuple[ScheduleChoice, int, int], ScheduleSpace | None] = field(default_factory=dict)
-    _all: dict[tuple[int, int, bool], list[tuple[ScheduleChoice, ScheduleSpace]]] = field(default_factory=dict)
     _linears: dict[ScheduleSpace, Linear] = field(default_factory=dict)
 
     def of(self, shape: ScheduleChoice, pp: int, count: int) -> ScheduleSpace | None:
@@ -39,11 +38,8 @@ class ScheduleSpaces:
 
     def all_of(self, pp: int, count: int, *, split: bool) -> list[tuple[ScheduleChoice, ScheduleSpace]]:
         """All schedules that there are for so many ranks and micro-batches, with a backward in two parts or in one."""
-        key = (pp, count, split)
-        if key not in self._all:
-            found = ((shape, self.of(shape, pp, count)) for shape in shapes(self.problem, pp))
-            self._all[key] = [(shape, space) for shape, space in found if space is not None and space.split is split]
-        return self._all[key]
+        spaces = ((shape, self.of(shape, pp, count)) for shape in shapes(self.problem, pp))
+        return [(shape, space) for shape, space in spaces if space is not None and space.split is split]
 
     def linear(self, space: ScheduleSpace) -> Linear:
         """The quick bounds of a space."""
