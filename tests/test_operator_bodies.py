@@ -15,7 +15,7 @@ import pytest
 from costmodels import Machine
 from plans.layout import Layout
 from plans.lower import lower
-from plans.model.graph import Graph, Operator, Tensor
+from plans.model.graph import Attr, Graph, Operator, Tensor
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from plans.program import GroupProgram, Instruction, Kind
 from search.operators.operator_costs import OperatorCosts
@@ -34,7 +34,7 @@ OPTIMIZERS = (
 )
 
 
-def chain(kind: str, *parameters: tuple[int, ...], dtype: str = "float32", **attrs: object) -> Graph:
+def chain(kind: str, *parameters: tuple[int, ...], dtype: str = "float32", **attrs: Attr) -> Graph:
     """Two layers, the operator "mine" between them, and a loss."""
     tensors = [
         Tensor(name="x", shape=(32, WIDTH), kind="input"), Tensor(name="y", shape=(32, WIDTH), kind="input"),

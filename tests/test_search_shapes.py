@@ -173,7 +173,7 @@ def test_flops_of_a_transformer_are_those_of_the_published_formula(name: str) ->
     tokens = 4 * config.seq
     kv_share = config.num_kv_heads / config.num_heads if config.num_kv_heads else 1.0
     attention = 2 * config.hidden**2 * (1 + kv_share)
-    weights = config.num_layers * (attention + (3 if config.gated else 2) * config.hidden * config.ffn)
+    weights = config.num_layers * (attention + (3 if config.gated else 2) * config.hidden * config.inner)
     weights += config.vocab * config.hidden
     pairs = 6 * config.num_layers * config.hidden * tokens * config.seq
     found = sum(necessary_flops(transformer(config, batch_size=4)).values())

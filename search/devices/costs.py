@@ -94,7 +94,6 @@ class Costs:
     _exact: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[StageConfig, int, int, bool], Chunks] = field(default_factory=dict)
     _piece_seconds: dict[StageConfig, Floats] = field(default_factory=dict)
-    _gathered: dict[tuple[object, ...], Floats] = field(default_factory=dict)
     _longer: dict[tuple[StageConfig, int, int], bool] = field(default_factory=dict)
     _trailing: dict[tuple[StageConfig, int, int, Chunk], float] = field(default_factory=dict)
     _transfer: dict[tuple[StageConfig, int, int], tuple[float, ...]] = field(default_factory=dict)
@@ -238,14 +237,10 @@ class Costs:
 
         Neither the micro-batch nor what is recomputed or split changes it.
         """
-        key = (stage.tp, stage.cp, stage.ep, dp, level, stage.order)
-        if key not in self._gathered:
-            chunks = self.chunks(stage, dp, level, contention=True)
-            self._gathered[key] = _seconds([
-                chunks.gather_busy_ps(piece) if number in self.blocks else 0.0
-                for number, piece in enumerate(self.pieces)
-            ])  # fmt: skip
-        return self._gathered[key]
+        chunks = self.chunks(stage, dp, level, contention=True)
+        return _seconds([
+            chunks.gather_busy_ps(piece) if number in self.blocks else 0.0 for number, piece in enumerate(self.pieces)
+        ])  # fmt: skip
 
     def quick_floor(self, stage: StageConfig, dp: int, level: int) -> Floats:
         """(piece, way) less than any early table of `floor`: that of level 0, and no block faster than its gathers."""

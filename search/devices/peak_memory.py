@@ -38,7 +38,6 @@ class PeakMemory:
 
     costs: Costs
     _activations: dict[tuple[StageConfig, ScheduleSpace, int], Floats] = field(default_factory=dict)
-    _static: dict[tuple[int, int, int, int], Ints] = field(default_factory=dict)
     _prints: dict[StageConfig, tuple[Footprint, ...]] = field(default_factory=dict)
 
     def peaks_bytes(
@@ -110,13 +109,10 @@ class PeakMemory:
 
     def static_bytes(self, stage: StageConfig, dp: int, level: int) -> Ints:
         """(piece, role) weights, gradients and states on one rank."""
-        key = (stage.tp, stage.ep, dp * stage.cp, level)
-        if key not in self._static:
-            chunks = self.costs.chunks(stage, dp, level, contention=True)
-            self._static[key] = np.array(
-                [list(chunks.static_bytes(one_piece(piece)).values()) for piece in self.costs.pieces], dtype=np.int64
-            )
-        return self._static[key]
+        chunks = self.costs.chunks(stage, dp, level, contention=True)
+        return np.array(
+            [list(chunks.static_bytes(one_piece(piece)).values()) for piece in self.costs.pieces], dtype=np.int64
+        )
 
     def _whole_weights(self, stage: StageConfig) -> Ints:
         chunks = self.costs.widest_chunks(stage)
