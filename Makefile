@@ -21,9 +21,10 @@ help: ## this list
 demo: $(STAMP) ## plan, simulate, run on 8 processes and verify the digits example (about 3 minutes)
 	$(VENV)/bin/twofold demo $(ARGS)
 
-# loadfile: what the tests of a file share is made once, by one worker
+# loadfile: what the tests of a file share is made once, by one worker. No reordering: files of few tests would come
+# last, and those are the ones that start several processes, of which only one may run at a time.
 test: check ## lint, formatting, types and all tests (JOBS=2 workers)
-	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types only
 	$(VENV)/bin/ruff check

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from interop.measurements.scores import Validation, validate
 from reports.accuracy_picture import Scored, accuracy_picture
-from twofold.validation import Validation, validate
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 OWN_STEPS = ("step_truth.json", "step_truth_experts.json", "step_truth_third.json", "step_truth_third_x4.json",

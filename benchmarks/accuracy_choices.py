@@ -19,13 +19,13 @@ import msgspec
 
 from costmodels import Machine
 from interop.measurements.rows import Case, Skip, case_of, read_table
+from interop.measurements.scores import machine_of, measured_as
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
 from simulator.forecast import Stack, forecast, stack_named
 from simulator.stacks import Megatron, TorchNative
-from twofold.validation import machine_of, measured_as
 
 __all__ = ["CHOICES", "Choice", "main", "score"]
 

@@ -27,8 +27,9 @@ import msgspec
 import numpy as np
 
 import costmodels
-from costmodels.fit.device import TARGETS, DeviceFit, fit_device, scoreboard
+from costmodels.fit.device import DeviceFit, fit_device
 from costmodels.fit.points import Point, load_points, save_points
+from costmodels.fit.predict import TARGETS, scoreboard
 from costmodels.fit.transfer_calibration import carried
 from costmodels.machine.catalogue import Device, device_names, load_device, save_device
 from costmodels.machine.sections import Interval, Provenance
@@ -347,9 +348,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fits[name] = fit
         say(name, fit)
     if options.report:
-        from reports.calibration import write_calibration_report
+        from reports.calibration import CalibrationReport, write_calibration_report
 
-        print("report:", write_calibration_report(options.report, fits[names[0]]))
+        report = CalibrationReport.of_device(fits[names[0]])
+        print("report:", write_calibration_report(options.report, report))
     return 0
 
 

@@ -59,7 +59,7 @@ def _trained(plan: Plan, weights: Graph, device: str, folder: Path) -> tuple[Any
     path = folder / "weights.npz"
     result = run_rank(
         lower(plan), plan, list(random_batches(weights, 0, STEPS)), random_parameters(weights, 0), STEPS, device=device,
-        count=True, weights_path=path,
+        weights_path=path,
     )  # fmt: skip
     return result, path
 

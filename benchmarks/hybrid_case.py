@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from costmodels import Machine
+from executor.launch.run_plan import run
+from executor.reference.verification import check_run
 from plans.plan import Plan
 from search import search
 from simulator import simulate
 from twofold.calibration import calibrate
 from twofold.demo import CASES, NUM_RANKS, captured
-from twofold.running import run
-from twofold.verification import check_run
 
 RESULTS = Path(__file__).with_name("results")
 CASE = CASES["multiple_mix"]

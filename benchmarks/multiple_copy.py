@@ -25,11 +25,11 @@ import msgspec
 
 from costmodels import Machine
 from costmodels.machine.machine import Collective, Compute, Interval, Link, Provenance
+from executor.launch.run_plan import run
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
 from plans.plan import Plan, Stage, Strategy
 from simulator import simulate
-from twofold.running import run
 
 RESULTS = Path(__file__).with_name("results")
 NUM_RANKS = 4

@@ -24,11 +24,11 @@ import msgspec
 import torch
 
 from costmodels import Machine
+from executor.reference.verification import verify
 from plans.plan import Optimizer, Plan
 from search import search, uniform_plan
 from simulator import simulate
 from twofold.demo import CASES, captured
-from twofold.verification import verify
 
 CASE = CASES["multiple_mix"]
 

@@ -145,7 +145,7 @@ def _priced(costs: StageCosts, picked: Sequence[Strategy], own_s: Mapping[tuple[
             if name in gradients and tensor.kind != "parameter" and _is_shared(costs, name):
                 moves.add((back, source.without_partial(), name, "back"))
         for index, name in enumerate(operator.outputs):
-            arrived[name] = mine.handed_on(spec, index, mesh)
+            arrived[name] = mine.output_layout(spec, index, mesh)
     assert costs.moves is not None
     for source, target, name, _ in moves:
         tensor = costs.micro.tensors[name]

@@ -172,7 +172,7 @@ def strategies_of(graph: Graph, cuts: Mapping[str, Cuts], num_devices: int) -> d
         found[operator.name] = strategy
         mesh = strategy.mesh or Layout((num_devices,), ("same",))
         for index, name in enumerate(operator.outputs):
-            layout = strategy.handed_on(spec, index, mesh).without_partial()
+            layout = strategy.output_layout(spec, index, mesh).without_partial()
             parts[name] = (mesh, layout.dims)
     return found
 

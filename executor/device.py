@@ -1,4 +1,4 @@
-"""The one file that knows device names: which device a rank uses, its backend, clocks, memory, seeds and versions.
+"""The device of a rank: its backend, clocks, memory, seeds and versions. Only this file knows device names.
 
 Everything else in this package speaks of a `Device`. CPU ranks talk over gloo, CUDA ranks over NCCL, Ascend ranks over
 HCCL. The CPU path is what the tests run; the CUDA path was not run here, and the NPU path was **not run on Ascend**.
@@ -62,12 +62,12 @@ class Device:
 
     @property
     def torch_device(self) -> torch.device:
-        """For `tensor.to(...)`."""
+        """The device as torch names it, for `tensor.to(...)`."""
         return torch.device(self.kind, self.index) if self.is_async else torch.device("cpu")
 
     @property
     def name(self) -> str:
-        """What it is called, for records."""
+        """The product name of the device, for records."""
         if not self.is_async:
             return platform.processor() or platform.machine()
         return str(torch.get_device_module(self.kind).get_device_name(self.index))
@@ -110,19 +110,19 @@ class Device:
         return torch.accelerator.max_memory_allocated(self.index) if self.is_async else 0
 
     def reset_peak_memory(self) -> None:
-        """Start counting the peak anew."""
+        """Reset the peak of allocated memory."""
         if self.is_async:
             torch.accelerator.reset_peak_memory_stats(self.index)
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 
     def use_own_stream(self) -> None:
-        """Let what follows run on a stream of its own: what is issued to the default stream cannot be captured."""
+        """Make a new stream the current one for all further work; work on the default stream cannot be captured."""
         if self.is_async:
             torch.accelerator.set_stream(torch.Stream(device=self.torch_device))
 
     def capture(self, run: Callable[[], object]) -> Callable[[], None] | None:
-        """`run` as one recorded launch, so that a replay has no host time between kernels; None where there is no such.
+        """Record `run` as one launch whose replay has no host time between kernels; None if the device cannot record.
 
         Raises whatever torch raises where `run` does something that cannot be recorded.
         """
@@ -151,7 +151,7 @@ class Device:
         return True
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Bytes of memory that nobody uses, and all there are; of this host on a CPU."""
+        """Bytes of free memory and of all memory: of the device, or of this host on a CPU."""
         if not self.is_async:
             page = os.sysconf("SC_PAGE_SIZE")
             return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
@@ -163,13 +163,13 @@ class Device:
         return torch.accelerator.memory_reserved(self.index) if self.is_async else 0
 
     def release_memory(self) -> None:
-        """Give back what the allocator keeps but no tensor uses."""
+        """Release memory that the allocator holds but no tensor uses."""
         if self.is_async:
             torch.accelerator.empty_cache()
 
     @property
     def cache_bytes(self) -> int:
-        """Of the last cache before memory; an assumed 32 MiB on a CPU and 192 MiB where nobody says."""
+        """Bytes of the last-level cache; assumed 32 MiB on a CPU and 192 MiB where the driver does not report it."""
         if self.kind == "cpu":
             return 32 * 2**20
         properties = torch.get_device_module(self.kind).get_device_properties(self.index)
@@ -184,7 +184,7 @@ class Device:
         return int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "cube_core_num", 0) or 1)
 
     def sensors(self) -> dict[str, float]:
-        """temperature_C, power_W and clock_MHz as the driver says, as far as it says them."""
+        """temperature_C, power_W and clock_MHz, as far as the driver reports them."""
         if self.kind != "cuda":
             return {}
         module = torch.get_device_module(self.kind)
@@ -238,8 +238,11 @@ def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
     if there is None and kind == "auto":
         return Device(kind="cpu")
     if there is None or there.type not in BACKENDS or kind not in ("auto", there.type):
-        found = "none" if there is None else there.type
-        raise TwofoldError(f"device {kind!r} was asked for, this host's accelerator is {found}; use cpu or {found}")
+        if there is None:
+            raise TwofoldError(f"device {kind!r} is not available: no accelerator found on this host; use --device cpu")
+        raise TwofoldError(
+            f"device {kind!r} is not available: the accelerator of this host is {there.type}; use cpu or {there.type}"
+        )
     index = int(os.environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank
     count = torch.accelerator.device_count()
     if index >= count:

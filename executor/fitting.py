@@ -1,14 +1,14 @@
-"""What a module alone says of a strategy: ranks, sizes of its parameters, outputs that it can make.
+"""Checks of a strategy against the module alone: number of operands, sizes of parameters, possible outputs.
 
-The shapes of inputs are known when a network is planned (`plans.user_strategy` checks them then); what no input can
-make right
-is refused here, when it is said.
+The shapes of inputs are not known before the network is planned (`plans.user_strategy` checks them then). What no input
+can make right is refused here, when `shard` is called.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from torch import nn
 
@@ -16,7 +16,44 @@ from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 from plans.user_strategy import Entry, GivenStrategy
 
-__all__ = ["check_fit"]
+__all__ = ["Form", "check_fit"]
+
+
+class Form(Enum):
+    """Which operands an operator reads and which output it makes.
+
+    A class of `executor.ops` states the form of its `forward` in its class attribute `form`.
+    """
+
+    ELEMENTWISE = auto()
+    """x [..] -> [..]"""
+    LAST_DIM = auto()
+    """x [.., k] -> [.., k]; a softmax"""
+    FLATTEN = auto()
+    """x [n, ..] -> [n, product of the others]"""
+    BROADCAST = auto()
+    """x [..], y [..] -> their common shape"""
+    PRODUCT = auto()
+    """x [.., k], w [k, n] -> [.., n]"""
+    LINEAR = auto()
+    """x [.., k], weight [n, k], bias [n] -> [.., n]"""
+    NORM = auto()
+    """x [.., *normalized], weight, bias [*normalized] -> [.., *normalized]"""
+    EMBEDDING = auto()
+    """x [..], weight [v, h] -> [.., h]"""
+    CONVOLUTION = auto()
+    """x [n, c, h, w], weight, bias -> [n, channels, h', w']"""
+
+
+_TORCH_FORMS: dict[type, Form] = {
+    **dict.fromkeys((nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Dropout), Form.ELEMENTWISE),
+    nn.Softmax: Form.LAST_DIM,
+    nn.Linear: Form.LINEAR,
+    nn.LayerNorm: Form.NORM,
+    nn.RMSNorm: Form.NORM,
+    nn.Embedding: Form.EMBEDDING,
+    nn.Conv2d: Form.CONVOLUTION,
+}
 
 _Sizes = tuple[int | None, ...]
 """Sizes of dims, None where the input says them."""
@@ -44,7 +81,7 @@ class _Operand:
 
 
 def check_fit(module: nn.Module, given: GivenStrategy) -> None:
-    """Refuse a strategy that no input of `module` makes right; modules not known here are left to planning.
+    """Refuse a strategy that cannot fit any input of `module`; unknown modules are checked when a plan is made.
 
     Raises:
         TwofoldError: too many entries, another number of dims, parts that do not divide a parameter, an output of
@@ -84,29 +121,29 @@ def _parts(entry: Entry) -> _Parts:
 
 
 def _ways(made: list[_Parts]) -> str:
-    """What would be allowed."""
+    """The output splits that the operator can make, in words."""
     if len(made) == 1:
         return f"it can be {made[0]}"
     return f"it can be {made[0]} (sums taken) or {made[1]} (sums left scattered)"
 
 
-def _is(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a module computes what one of these classes does, subclasses with a forward of their own left out."""
-    return any(type(module).forward is kind.forward for kind in kinds)
+def _form(module: nn.Module) -> Form | None:
+    """The form of the operator that a module computes; None for a class, also a subclass, with a forward of its own."""
+    owner = next(each for each in type(module).__mro__ if "forward" in vars(each))
+    form = _TORCH_FORMS.get(owner) or vars(owner).get("form")
+    return form if isinstance(form, Form) else None
 
 
 def _operands(module: nn.Module) -> tuple[_Operand, ...]:
     """The tensors that the operator of a known module reads, in order."""
-    from executor import ops  # it imports `sharding`, which imports this module
-
-    any_rank = _Operand(name="x", sizes=(), is_open=True)
-    if _is(module, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Dropout, ops.ReLU, ops.GeLU, ops.SiLU):
-        return (any_rank,)
-    if _is(module, nn.Softmax, ops.Flatten):
+    form = _form(module)
+    if form is Form.ELEMENTWISE:
+        return (_Operand(name="x", sizes=(), is_open=True),)
+    if form in (Form.LAST_DIM, Form.FLATTEN):
         return (_Operand(name="x", sizes=(None,), is_open=True),)
-    if _is(module, ops.Add, ops.Mul):
-        return any_rank, _Operand(name="y", sizes=(), is_open=True)
-    if _is(module, ops.MatMul):
+    if form is Form.BROADCAST:
+        return _Operand(name="x", sizes=(), is_open=True), _Operand(name="y", sizes=(), is_open=True)
+    if form is Form.PRODUCT:
         return _Operand(name="x", sizes=(None,), is_open=True), _Operand(name="w", sizes=(None, None), is_open=True)
     parameters = tuple(
         _Operand(name=name, sizes=tuple(value.shape))
@@ -117,38 +154,36 @@ def _operands(module: nn.Module) -> tuple[_Operand, ...]:
     def first(*sizes: int | None) -> _Operand:
         return _Operand(name="x", sizes=sizes, is_open=True)
 
-    if isinstance(module, nn.Linear) and _is(module, nn.Linear):
+    if form is Form.LINEAR and isinstance(module, nn.Linear):
         return first(module.in_features), *parameters
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and _is(module, nn.LayerNorm, nn.RMSNorm):
+    if form is Form.NORM and isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return first(*module.normalized_shape), *parameters
-    if isinstance(module, nn.Embedding) and _is(module, nn.Embedding):
+    if form is Form.EMBEDDING:
         return first(), *parameters
-    if isinstance(module, nn.Conv2d) and _is(module, nn.Conv2d):
+    if form is Form.CONVOLUTION and isinstance(module, nn.Conv2d):
         return _Operand(name="x", sizes=(None, module.in_channels, None, None)), *parameters
     return ()
 
 
 def _outputs(module: nn.Module, entries: list[_Parts]) -> list[_Parts] | None:
-    """Into how many parts the output may be cut; None where that depends on more than the entries."""
-    from executor import ops  # as above
-
-    x = entries[0]
-    if _is(module, nn.Linear, ops.MatMul):
-        if _is(module, ops.MatMul) and len(entries) > 1 and len(entries[1]) != 2:
+    """The possible splits of the output; None if they depend on more than the entries."""
+    form, x = _form(module), entries[0]
+    if form in (Form.LINEAR, Form.PRODUCT):
+        if form is Form.PRODUCT and len(entries) > 1 and len(entries[1]) != 2:
             return None  # batches of matrices
-        columns = 1 if len(entries) < 2 else entries[1][0 if isinstance(module, nn.Linear) else 1]
+        columns = 1 if len(entries) < 2 else entries[1][0 if form is Form.LINEAR else 1]
         made, summed = (*x[:-1], columns), x[-1]
         if summed == 1 or len(made) < 2:
             return [made]
         return [made, (*made[:-2], made[-2] * summed, columns)]
-    if _is(module, nn.Embedding):
+    if form is Form.EMBEDDING:
         return None if len(entries) > 1 and entries[1][0] > 1 else [(*x, 1 if len(entries) < 2 else entries[1][1])]
-    if _is(module, ops.Flatten):
+    if form is Form.FLATTEN:
         return [(x[0], math.prod(x[1:]))]
-    if _is(module, ops.Add, ops.Mul):
+    if form is Form.BROADCAST:
         if len(entries) < 2:
             return None
         rank = max(map(len, entries))
         aligned = [(1,) * (rank - len(entry)) + entry for entry in entries]
         return [tuple(max(pair) for pair in zip(*aligned, strict=True))]
-    return None if _is(module, nn.Conv2d) else [x]
+    return None if form is Form.CONVOLUTION else [x]

@@ -1,4 +1,4 @@
-"""Operators as modules: what a network calls by name, so that `shard` can say how each is split.
+"""Operators as modules, so that a network can name them and `shard` can set the strategy of each.
 
 self.matmul1 = ops.MatMul()
 ...
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from executor.fitting import Form
 from executor.sharding import shard
 
 __all__ = ["Add", "Flatten", "GeLU", "MatMul", "Mul", "Operator", "ReLU", "SiLU"]
@@ -24,7 +25,7 @@ class Operator(nn.Module):
     """A module that is one operator, without parameters."""
 
     def shard(self: OperatorT, in_strategy: object, out_strategy: object = None) -> OperatorT:
-        """Say how it is split, as `executor.sharding.shard` does; returns itself."""
+        """Set the strategy of the operator, like `executor.sharding.shard`; returns itself."""
         return shard(self, in_strategy, out_strategy)
 
 
@@ -35,53 +36,67 @@ class MatMul(Operator):
     torch.Size([2, 4])
     """
 
+    form = Form.PRODUCT
+
     def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """The product."""
+        """Multiply: x [.., k], w [k, n] -> [.., n]."""
         return torch.matmul(x, w)
 
 
 class ReLU(Operator):
-    """max(x, 0)."""
+    """Rectifier: max(x, 0)."""
+
+    form = Form.ELEMENTWISE
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return functional.relu(x)
 
 
 class GeLU(Operator):
-    """x Phi(x), Phi the normal distribution function."""
+    """Gaussian error linear unit: x Phi(x), Phi the normal distribution function."""
+
+    form = Form.ELEMENTWISE
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return functional.gelu(x)
 
 
 class SiLU(Operator):
-    """x sigmoid(x)."""
+    """Sigmoid linear unit: x sigmoid(x)."""
+
+    form = Form.ELEMENTWISE
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return functional.silu(x)
 
 
 class Add(Operator):
-    """x + y, with broadcasting."""
+    """Sum x + y with broadcasting."""
+
+    form = Form.BROADCAST
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return torch.add(x, y)
 
 
 class Mul(Operator):
-    """x y, with broadcasting."""
+    """Elementwise product x y with broadcasting."""
+
+    form = Form.BROADCAST
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Apply it to every element."""
         return torch.mul(x, y)
 
 
 class Flatten(Operator):
-    """All dims but the first made one."""
+    """Flatten all dims but the first: [n, ..] -> [n, product of the others]."""
+
+    form = Form.FLATTEN
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, ..] as [N, product of the others]."""

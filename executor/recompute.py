@@ -1,4 +1,4 @@
-"""Recompute: modules whose outputs are dropped after the forward and made again in the backward.
+"""Recompute: modules whose outputs are freed after the forward and computed again in the backward.
 
 `recompute(net.relu1)` is MindSpore's `net.relu1.recompute()`; torch modules get no new methods.
 """
@@ -35,7 +35,7 @@ def recompute(module: ModuleT) -> ModuleT:
 
 
 def marked_operators(graph: Graph, module: nn.Module) -> tuple[str, ...]:
-    """The operators of `graph`, captured from `module`, that stand in a marked module; the loss itself never does.
+    """The operators of `graph`, captured from `module`, inside marked modules; never the loss itself.
 
     >>> from executor.capture.capture import capture
     >>> from executor.train.losscell import MAELoss, WithLossCell

@@ -1,4 +1,4 @@
-"""Strategies on modules: `shard(net.layer1, ...)` says how one operator is split, in semi-automatic mode."""
+"""Strategies on modules: `shard(net.layer1, ...)` sets the split of one operator in semi-automatic mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARK = "_twofold_strategy"
 
 
 def shard(op_or_module: ModuleT, in_strategy: object, out_strategy: object = None) -> ModuleT:
-    """Say how the operator of a module is split; returns the module.
+    """Set the strategy of a module's operator; returns the module.
 
     `AutoParallel(net, parallel_mode="semi_auto")` keeps what is said here, and the search fills in the rest.
 
@@ -52,7 +52,7 @@ def shard(op_or_module: ModuleT, in_strategy: object, out_strategy: object = Non
 
 
 def sharded_modules(module: nn.Module) -> dict[str, GivenStrategy]:
-    """module path -> what `shard` was told of it."""
+    """module path -> the strategy given to `shard`."""
     return {
         path: getattr(part, _MARK)
         for path, part in module.named_modules(remove_duplicate=False)
@@ -61,7 +61,7 @@ def sharded_modules(module: nn.Module) -> dict[str, GivenStrategy]:
 
 
 def given_strategies(graph: Graph, module: nn.Module, num_ranks: int) -> dict[str, Strategy]:
-    """operator -> strategy, for the operators of `graph`, captured from `module`, that stand in a sharded module.
+    """operator -> strategy, for the operators of `graph`, captured from `module`, inside sharded modules.
 
     Args:
         graph: of what is computed at a time (a micro-batch, or a slice of one).

@@ -1,7 +1,7 @@
-"""A configuration as Megatron-LM's flags, written and read.
+"""Write and read a configuration as Megatron-LM's flags.
 
 Flags as in Megatron-LM's megatron/training/arguments.py and the guide in its core/transformer/moe, both of late
-2025. What it has no words for, or refuses, is refused here too, never rounded to something near.
+2025. What they cannot express, and what Megatron-LM refuses, raises an error here; nothing is approximated.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from interop.startup import check_megatron
-from plans.degrees import ORDER, Degrees
+from interop.unstated import check_stated_by
+from plans.degrees import ORDER, Degrees, check
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig
+from plans.model.transformer import TransformerConfig, sizes_of
 
 __all__ = ["megatron_flags", "megatron_text", "read_megatron"]
+
+
+_STATED = frozenset({
+    "dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "virtual", "recompute", "recompute_layers", "zero",
+    "sequence_parallel", "layers", "order",
+})  # fmt: skip
+"""Degrees that Megatron-LM has words for, or that are refused with a reason of their own."""
 
 
 def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
@@ -35,6 +43,8 @@ def megatron_flags(config: TransformerConfig, degrees: Degrees) -> list[str]:
         raise TwofoldError(
             f"Megatron-LM has no schedule {degrees.schedule!r}; plan with --schedule 1f1b or interleaved_1f1b"
         )
+    check(degrees, sizes_of(config))
+    check_stated_by("Megatron-LM", _STATED, degrees)
     check_megatron(degrees, config.seq)
     if config.kv_heads % degrees.tp:  # ValueError of core/transformer/transformer_config.py
         raise TwofoldError(
@@ -108,7 +118,7 @@ def _order_flags(degrees: Degrees) -> list[object]:
 
 
 def _expert_flags(config: TransformerConfig, degrees: Degrees) -> list[object]:
-    """Experts with a capacity, as they are forecast: ep of the data-parallel ranks share them, tp splits each."""
+    """Flags of experts with a capacity: ep of the data-parallel ranks share the experts, tp splits each expert."""
     experts = config.experts
     if experts is None:
         return []
@@ -134,7 +144,7 @@ def _expert_flags(config: TransformerConfig, degrees: Degrees) -> list[object]:
 
 
 def megatron_text(config: TransformerConfig, degrees: Degrees) -> str:
-    """The flags, after a comment with what is none of them: the number of processes."""
+    """The flags, after a comment with the number of processes, for which Megatron-LM has no flag."""
     return f"# WORLD_SIZE={degrees.num_ranks}\n{shlex.join(megatron_flags(config, degrees))}"
 
 
@@ -171,13 +181,13 @@ _REFUSED = frozenset(
 """Flags that change the step, and that degrees cannot state."""
 
 _LAYOUT = re.compile(r"parallel|pipeline|recompute|stage|microbatch|micro-batch|offload")
-"""Of a flag that is not known here: it may well change the layout."""
+"""An unknown flag with one of these words may change the layout, so it is refused."""
 
 _HARMLESS = re.compile(r"^(no-)?(distributed-(backend|timeout)|data-parallel-random|deterministic)")
 
 
 def read_megatron(text: str, path: str) -> dict[str, Any]:
-    """What flags state, as `Statement` takes it.
+    """The fields of a `Statement` that flags give.
 
     Raises:
         TwofoldError: no such flags, or what has no meaning here.
@@ -329,7 +339,7 @@ def _layout(words: Sequence[str], path: str) -> tuple[int, ...]:
 def _experts(
     flags: dict[str, list[str]], values: dict[str, Any], layers: int | None, path: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What is said of the experts, in the words of `Experts`, and what is assumed."""
+    """The fields of `Experts` that the flags state, and what is assumed."""
     if "num-experts" not in flags:
         if values.get("ep", 1) > 1:
             raise TwofoldError(f"{path}: --expert-model-parallel-size {values['ep']} without --num-experts")
@@ -363,7 +373,7 @@ def _experts(
 
 
 def _dense_layers(flags: dict[str, list[str]], layers: int | None, path: str) -> int:
-    """First layers without experts: 1, or a list such as ([0]*1+[1]*27)."""
+    """How many first layers have no experts, from 1 (none) or a list such as ([0]*1+[1]*27)."""
     told = "".join(flags.get("moe-layer-freq", ["1"]))
     if told == "1":
         return 0

@@ -36,7 +36,7 @@ _SPLIT = re.compile(r"(?:_Strided)?S(?:hard)?\((?:dim=)?(\d+)(?:,.*)?\)")
 
 
 def read_placements(found: dict[str, Any], path: str) -> dict[str, Any]:
-    """What placements state, as `Statement` takes it.
+    """The fields of a `Statement` that placements give.
 
     Args:
         found: the JSON object.
@@ -45,32 +45,22 @@ def read_placements(found: dict[str, Any], path: str) -> dict[str, Any]:
     Raises:
         TwofoldError: keys that are missing or unknown, placements that degrees cannot state.
     """
-    if wrong := (_NEEDED - found.keys()) | (found.keys() - _NEEDED - _MORE):
-        raise TwofoldError(
-            f"{path}: keys are {', '.join(sorted(_NEEDED))} and maybe {', '.join(sorted(_MORE))}; wrong or missing: "
-            f"{', '.join(sorted(wrong))}"
-        )
-    mesh, placements = found["mesh"], found["placements"]
-    if not isinstance(mesh, dict) or not isinstance(placements, dict) or not mesh or not placements:
-        raise TwofoldError(f"{path}: mesh and placements are objects, such as {{'dp': 8}} and {{'wq': ['Shard(0)']}}")
-    sizes = {name: _whole(size, f"mesh dim {name!r}", path) for name, size in mesh.items()}
-    _check_names(sizes, path)
+    sizes, placements = _mesh(found, path)
     kinds = {name: _kind(number, name, placements, len(sizes), path) for number, name in enumerate(sizes)}
     data = {kinds[name] for name, size in sizes.items() if size > 1} - {"tp"}
     if len(data) > 1:
         raise TwofoldError(f"{path}: replicas of shards (hybrid sharding) are not modelled")
     axes = {name: "tp" if kind == "tp" else "cp" if name == "cp" else "dp" for name, kind in kinds.items()}
     degrees = {axis: math.prod(sizes[name] for name in sizes if axes[name] == axis) for axis in ("dp", "cp", "tp")}
-    again = found.get("reshard_after_forward", True)
-    for name in ("sequence_parallel", "reshard_after_forward"):
-        if not isinstance(found.get(name, False), bool):
-            raise TwofoldError(f"{path}: {name} is {found[name]!r}, not true or false")
+    level = 0
+    if data == {"shards"}:
+        level = 3 if found.get("reshard_after_forward", True) else 2
     return {
         "values": {
             **degrees, "order": _order([axes[name] for name, size in sizes.items() if size > 1], path),
             "micro_batch": _whole(found["micro_batch"], "micro_batch", path),
             "sequence_parallel": bool(found.get("sequence_parallel", False)) and degrees["tp"] > 1,
-            "recompute": str(found.get("recompute", "none")), "zero": 0 if data != {"shards"} else 3 if again else 2,
+            "recompute": str(found.get("recompute", "none")), "zero": level,
         },
         "global_batch": _whole(found["global_batch"], "global_batch", path),
         "seq": _whole(found["seq"], "seq", path) if "seq" in found else None,
@@ -81,11 +71,29 @@ def read_placements(found: dict[str, Any], path: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _mesh(found: dict[str, Any], path: str) -> tuple[dict[str, int], dict[str, Any]]:
+    """The sizes of the mesh dims and the placements of every weight, after all keys have been checked."""
+    if wrong := (_NEEDED - found.keys()) | (found.keys() - _NEEDED - _MORE):
+        raise TwofoldError(
+            f"{path}: keys are {', '.join(sorted(_NEEDED))} and maybe {', '.join(sorted(_MORE))}; wrong or missing: "
+            f"{', '.join(sorted(wrong))}"
+        )
+    mesh, placements = found["mesh"], found["placements"]
+    if not isinstance(mesh, dict) or not isinstance(placements, dict) or not mesh or not placements:
+        raise TwofoldError(f"{path}: mesh and placements are objects, such as {{'dp': 8}} and {{'wq': ['Shard(0)']}}")
+    for name in ("sequence_parallel", "reshard_after_forward"):
+        if not isinstance(found.get(name, False), bool):
+            raise TwofoldError(f"{path}: {name} is {found[name]!r}, not true or false")
+    sizes = {name: _whole(size, f"mesh dim {name!r}", path) for name, size in mesh.items()}
+    _check_names(sizes, path)
+    return sizes, placements
+
+
 _WORDS = {"dp": "data parallel", "cp": "context parallel", "tp": "tensor parallel"}
 
 
 def _check_names(sizes: dict[str, int], path: str) -> None:
-    """Refuse mesh dims that hold other ranks than placements can tell."""
+    """Refuse mesh dims whose kind of parallelism placements of weights cannot show."""
     for name in sizes:
         parts = name.lower().split("_")
         if {"pp", "ep"} & {*parts}:
@@ -99,7 +107,7 @@ def _check_names(sizes: dict[str, int], path: str) -> None:
 
 
 def _order(axes: list[str], path: str) -> tuple[str, ...]:
-    """In which ranks count along the axes, of those that mesh dims of more than one rank are taken for."""
+    """The order of axes, the innermost first, from the axes of the mesh dims with more than one rank."""
     merged = [axis for axis, before in zip(axes, [None, *axes], strict=False) if axis != before]
     if len(set(merged)) < len(merged):
         raise TwofoldError(

@@ -1,4 +1,4 @@
-"""What Megatron-LM and torchtitan refuse when they start, though they have words for it.
+"""Configurations that Megatron-LM and torchtitan can express but refuse when they start.
 
 Megatron-LM's checks stand in its training/arguments.py and core/pipeline_parallel/schedules.py, torchtitan's in its
 distributed/parallel_dims.py and in torch/distributed/pipelining/schedules.py, all as of late 2025.
@@ -73,7 +73,7 @@ def check_torchtitan(degrees: Degrees, seq: int | None = None) -> None:
 
 
 def _micro_batch(degrees: Degrees, fits: Callable[[int], bool]) -> list[str]:
-    """The largest micro-batch that makes a number of micro-batches that fits, if any."""
+    """A flag with the largest micro-batch whose number of micro-batches satisfies `fits`; empty if there is none."""
     share = degrees.global_batch // degrees.dp
     sizes = (size for size in range(degrees.micro_batch, 0, -1) if share % size == 0)
     found = next((size for size in sizes if fits(share // size)), None)

@@ -12,7 +12,8 @@ from typing import Any
 from interop.megatron import megatron_flags, megatron_text, read_megatron
 from interop.placements import read_placements
 from interop.torchtitan import read_torchtitan, stage_values, torchtitan_toml
-from plans.degrees import Degrees
+from plans.degrees import Degrees, even_layers
+from plans.degrees.file import degrees_to_json, values_from_json
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
@@ -27,7 +28,7 @@ class Statement:
     """What a file states.
 
     Args:
-        values: degrees, as `Degrees` takes them; "zero" is the optimizer's level.
+        values: degrees, as `Degrees.of` takes them.
         global_batch: sequences of a step.
         seq: tokens of a sequence; None: the model's.
         config: of the model; None where the file does not say.
@@ -36,8 +37,8 @@ class Statement:
             its kind do not say.
         stages: torchtitan's layers per stage, and how many fewer the first and the last hold.
         stack: the software for which it was made; None where it does not say.
-        assumed: what is forecast otherwise than stated.
-        unread: what the file states beside, of which no notice is taken.
+        assumed: where the forecast differs from what the file states.
+        unread: settings of the file that are ignored.
         refuses: raises where the program that the file is for refuses the degrees at its start.
     """
 
@@ -66,20 +67,25 @@ class Statement:
         Raises:
             TwofoldError: a batch or a number of layers that they cannot take, or the program that the file is for.
         """
-        rest = {name: value for name, value in self.values.items() if name != "zero"}
+        values = dict(self.values)
         if self.stages is not None:
-            rest |= stage_values(self.values, self.stages, num_layers or self.num_layers)
+            values |= stage_values(self.values, self.stages, num_layers or self.num_layers)
+        if self._spreads_anew(values.get("layers"), num_layers):
+            values["layers"] = None
         wide = "float32" if half else None
-        found = Degrees(
-            **rest, global_batch=self.global_batch if global_batch is None else global_batch,
-            optimizer=Optimizer(
-                kind="adamw", settings={"lr": 1e-4}, parallel_level=int(self.values.get("zero", 0)),
-                gradient_dtype=wide, master_dtype=wide,
-            ),
+        found = Degrees.of(
+            values, global_batch=self.global_batch if global_batch is None else global_batch,
+            optimizer=Optimizer(kind="adamw", settings={"lr": 1e-4}, gradient_dtype=wide, master_dtype=wide),
         )  # fmt: skip
         if self.refuses is not None:
             self.refuses(found, self.seq if seq is None else seq)
         return found
+
+    def _spreads_anew(self, layers: tuple[int, ...] | None, num_layers: int | None) -> bool:
+        """Whether evenly spread layers are stated, for a model of other layers than the one asked for."""
+        if layers is None or self.config is None or num_layers in (None, self.config.num_layers):
+            return False
+        return layers == even_layers(sum(layers), len(layers))
 
     def model(self, config: TransformerConfig) -> TransformerConfig:
         """A model as this file has it: its layers and the capacity of its experts; the rest must be equal.
@@ -113,33 +119,21 @@ class Statement:
 
 _VERSION = 2
 
-_DEGREES = frozenset(
-    {"dp", "cp", "tp", "pp", "ep", "micro_batch", "schedule", "virtual", "recompute", "zero", "sequence_parallel",
-     "layers", "recompute_layers", "order"}
-)  # fmt: skip
-
 _KEYS = frozenset({"twofold_degrees", "config", "degrees", "global_batch", "stack"})
 
-_BESIDE = frozenset({"machine", "step_s"})
-"""What may stand in the file for people to read."""
+_BESIDE = frozenset({"machine", "step_s", "exposed_comm_s", "bubble_fraction", "peak_bytes"})
+"""Keys for people to read; no reader uses them."""
 
 
 def write_statement(
     path: str | os.PathLike[str], config: TransformerConfig, degrees: Degrees, *, stack: str, **beside: Any
 ) -> Path:
-    """Save a configuration as JSON: with the stack it was made for, and machine and step_s for people to read."""
+    """Save a configuration as JSON: with the stack it was made for, and its machine and figures for people to read."""
     assert beside.keys() <= _BESIDE, f"no reader would take {beside.keys() - _BESIDE}"
     made = {
         "twofold_degrees": _VERSION,
         "config": {name: value for name, value in asdict(config).items() if name not in ("source",)},
-        "degrees": {
-            "dp": degrees.dp, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
-            "micro_batch": degrees.micro_batch, "schedule": degrees.schedule, "virtual": degrees.virtual,
-            "recompute": degrees.recompute, "recompute_layers": degrees.recompute_layers,
-            "zero": degrees.optimizer.parallel_level,
-            "sequence_parallel": degrees.sequence_parallel,
-            "layers": None if degrees.layers is None else list(degrees.layers), "order": list(degrees.order),
-        },
+        "degrees": degrees_to_json(degrees),
         "global_batch": degrees.global_batch,
         "stack": stack,
         **beside,
@@ -179,18 +173,11 @@ def _read_own(text: str, path: str) -> Statement:
         if found["twofold_degrees"] != _VERSION:
             raise TwofoldError(f"{path} is of version {found['twofold_degrees']!r}, not {_VERSION}; plan again")
         _check_keys(found, _KEYS, _BESIDE, f"{path}: keys")
-        _check_keys(found["degrees"], _DEGREES, frozenset(), f"{path}: degrees")
         fields = dict(found["config"])
         fields["rope"] = Rope(**fields["rope"])
         fields["experts"] = None if fields.get("experts") is None else Experts(**fields["experts"])
         fields["latent"] = None if fields.get("latent") is None else Latent(**fields["latent"])
-        values = dict(found["degrees"])
-        level = values["zero"]
-        if isinstance(level, bool) or level not in (0, 1, 2, 3):
-            raise TwofoldError(f"{path}: zero is {level!r}; optimizer-parallel levels are 0, 1, 2 and 3")
-        _check_types(values, path)
-        values["layers"] = None if values["layers"] is None else tuple(values["layers"])
-        values["order"] = tuple(values["order"])
+        values = values_from_json(found["degrees"], path)
         config, stack = TransformerConfig(**fields), found["stack"]
         if not isinstance(stack, str):
             raise TwofoldError(f"{path}: stack is {stack!r}, no name such as twofold or megatron")
@@ -201,19 +188,6 @@ def _read_own(text: str, path: str) -> Statement:
         raise TwofoldError(
             f"{path} states no degrees ({type(error).__name__}: {error}); `twofold plan` writes such files beside plans"
         ) from None
-
-
-def _check_types(values: dict[str, Any], path: str) -> None:
-    """Refuse what is of no type that `Degrees` takes, where it does not look itself."""
-    layers = values["layers"]
-    if layers is not None and not (
-        isinstance(layers, list) and layers and all(type(each) is int and each >= 0 for each in layers)
-    ):
-        raise TwofoldError(f"{path}: layers is {layers!r}; it is null, or a list of the blocks of every chunk")
-    if not isinstance(values["schedule"], str):
-        raise TwofoldError(f"{path}: schedule is {values['schedule']!r}; it is a name such as 1f1b")
-    if not isinstance(values["sequence_parallel"], bool):
-        raise TwofoldError(f"{path}: sequence_parallel is {values['sequence_parallel']!r}; it is true or false")
 
 
 def _check_keys(found: dict[str, Any], needed: frozenset[str], also: frozenset[str], what: str) -> None:

@@ -1,7 +1,7 @@
-"""A configuration as torchtitan's settings, written and read.
+"""Write and read a configuration as torchtitan's settings.
 
 Settings as in torchtitan's job_config.py, stages as in its distributed/pipeline_parallel.py, both of late 2025. What
-torchtitan has no words for, or refuses, is refused here too, never rounded to something near.
+they cannot express, and what torchtitan refuses, raises an error here; nothing is approximated.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import tomllib
 from typing import Any
 
 from interop.startup import check_torchtitan
-from plans.degrees import ORDER, Degrees
+from interop.unstated import check_stated_by
+from plans.degrees import ORDER, Degrees, check
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig
+from plans.model.transformer import TransformerConfig, sizes_of
 
 __all__ = ["read_torchtitan", "stage_values", "torchtitan_toml"]
 
@@ -44,25 +45,32 @@ _ONLY_SO: dict[str, tuple[Any, ...]] = {
 
 
 def _stages(num_layers: int, count: int, first: int, last: int) -> tuple[int, ...] | None:
-    """Blocks per stage: embedding and head count as `first` and `last` layers, what does not divide goes first."""
-    each, rest = divmod(num_layers + first + last, count)
+    """Blocks per stage; embedding and head count as `first` and `last` layers, and the first stages take the rest."""
+    share, rest = divmod(num_layers + first + last, count)
     if count == 1:
         return (num_layers,)
-    if each == 0 or max(first, last) > each:
+    if share == 0 or max(first, last) > share:
         return None
-    counts = [each + (stage < rest) for stage in range(count)]
+    counts = [share + (stage < rest) for stage in range(count)]
     counts[0] -= first
     counts[-1] -= last
     return tuple(counts)
 
 
 def _settings_of(counts: tuple[int, ...]) -> tuple[int, int] | None:
-    """The layers fewer on the first and the last stage that make these stages."""
+    """How many layers fewer the first and the last stage must hold to make these stages; None if nothing makes them."""
     most = range(max(counts) + 1)
-    found = [
+    pairs = [
         (first, last) for first in most for last in most if _stages(sum(counts), len(counts), first, last) == counts
     ]
-    return min(found, key=lambda each: ((sum(counts) + sum(each)) % len(counts) > 0, sum(each), each), default=None)
+    return min(pairs, key=lambda pair: ((sum(counts) + sum(pair)) % len(counts) > 0, sum(pair), pair), default=None)
+
+
+_STATED = frozenset({
+    "dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "virtual", "recompute", "recompute_layers", "zero",
+    "sequence_parallel", "layers", "order",
+})  # fmt: skip
+"""Degrees that torchtitan has words for, or that are refused with a reason of their own."""
 
 
 def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
@@ -71,40 +79,11 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
     Raises:
         TwofoldError: what torchtitan has no setting for, or refuses.
     """
+    check(degrees, sizes_of(config))
+    check_stated_by("torchtitan", _STATED, degrees)
     check_torchtitan(degrees, config.seq)
+    _check_expressible(degrees)
     level = degrees.optimizer.parallel_level
-    if level == 1 and degrees.dp * degrees.cp > 1:
-        raise TwofoldError("torchtitan cannot shard optimizer states alone (level 1); plan with --zero 0, 2 or 3")
-    if level == 0 and degrees.cp > 1:
-        raise TwofoldError("torchtitan shards weights over context-parallel ranks; plan with --zero 2 or 3, or --cp 1")
-    if level == 0 and degrees.dp > 1 and degrees.tp * degrees.pp > 1:
-        raise TwofoldError(
-            "torchtitan replicates weights (level 0) only without tensor and pipeline parallelism; plan with --zero 2 "
-            "or 3"
-        )
-    if degrees.tp > 1 and not degrees.sequence_parallel:
-        raise TwofoldError("torchtitan's tensor parallelism splits the sequence; plan with --sequence-parallel")
-    if degrees.recompute == "selective":
-        raise TwofoldError("torchtitan recomputes by operator or all; plan with --recompute selective_op or full")
-    mine, usual = ([axis for axis in order if getattr(degrees, axis) > 1] for order in (degrees.order, ORDER))
-    if mine != usual:
-        raise TwofoldError(
-            f"torchtitan cannot place ranks in the order {'-'.join(mine)}; plan with --order {' '.join(ORDER)}"
-        )
-    if degrees.recompute_layers is not None:
-        raise TwofoldError("torchtitan recomputes in all blocks or in every k-th one; plan without --recompute-layers")
-    if degrees.pp == 1 and degrees.schedule != "1f1b":
-        raise TwofoldError(
-            f"torchtitan has schedules of pipeline ranks only, not {degrees.schedule!r} on one rank; plan "
-            "with --schedule 1f1b"
-        )
-    if degrees.schedule not in _SCHEDULES:
-        raise TwofoldError(f"torchtitan has no schedule {degrees.schedule!r}; plan with one of {', '.join(_SCHEDULES)}")
-    if degrees.ep > 1 and not level:
-        raise TwofoldError(
-            "torchtitan shares experts out among ranks that shard weights; plan with --zero 2 or 3, or --ep 1"
-        )
-    replicas = 1 if level else degrees.dp
     lines = [
         f"# num_layers = {config.num_layers}, as twofold's reader needs it: the model's flavor states it to torchtitan",
         "[training]",
@@ -113,7 +92,7 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
         f"global_batch_size = {degrees.global_batch}",
         "",
         "[parallelism]",
-        f"data_parallel_replicate_degree = {replicas}",
+        f"data_parallel_replicate_degree = {1 if level else degrees.dp}",
         f"data_parallel_shard_degree = {degrees.dp if level else 1}",
         *([f'fsdp_reshard_after_forward = "{"always" if level == 3 else "never"}"'] if level else []),
         f"tensor_parallel_degree = {degrees.tp}",
@@ -134,6 +113,55 @@ def torchtitan_toml(config: TransformerConfig, degrees: Degrees) -> str:
     if mode == "selective":
         lines.append('selective_ac_option = "op"')
     return "\n".join(lines) + "\n"
+
+
+def _check_expressible(degrees: Degrees) -> None:
+    """Refuse degrees that torchtitan has no setting for.
+
+    Raises:
+        TwofoldError: the first of them, with the flag of `twofold plan` that avoids it.
+    """
+    level, schedule = degrees.optimizer.parallel_level, degrees.schedule
+    order, usual = ([axis for axis in axes if getattr(degrees, axis) > 1] for axes in (degrees.order, ORDER))
+    refusals = (
+        (
+            level == 1 and degrees.dp * degrees.cp > 1,
+            "cannot shard optimizer states alone (level 1); plan with --zero 0, 2 or 3",
+        ),
+        (
+            level == 0 and degrees.cp > 1,
+            "shards weights over context-parallel ranks; plan with --zero 2 or 3, or --cp 1",
+        ),
+        (
+            level == 0 and degrees.dp > 1 and degrees.tp * degrees.pp > 1,
+            "replicates weights (level 0) only without tensor and pipeline parallelism; plan with --zero 2 or 3",
+        ),
+        (
+            degrees.tp > 1 and not degrees.sequence_parallel,
+            "splits the sequence wherever it splits tensors; plan with --sequence-parallel True",
+        ),
+        (
+            degrees.recompute == "selective",
+            "recomputes by operator or all; plan with --recompute selective_op or full",
+        ),
+        (order != usual, f"cannot place ranks in the order {'-'.join(order)}; plan with --order {' '.join(ORDER)}"),
+        (
+            degrees.recompute_layers is not None,
+            "recomputes in all blocks or in every k-th one; plan without --recompute-layers",
+        ),
+        (
+            degrees.pp == 1 and schedule != "1f1b",
+            f"has schedules of pipeline ranks only, not {schedule!r} on one rank; plan with --schedule 1f1b",
+        ),
+        (schedule not in _SCHEDULES, f"has no schedule {schedule!r}; plan with one of {', '.join(_SCHEDULES)}"),
+        (
+            degrees.ep > 1 and not level,
+            "shares experts out among ranks that shard weights; plan with --zero 2 or 3, or --ep 1",
+        ),
+    )
+    for is_refused, reason in refusals:
+        if is_refused:
+            raise TwofoldError(f"torchtitan {reason}")
 
 
 def _pipeline_lines(degrees: Degrees, counts: tuple[int, ...]) -> list[str]:
@@ -169,38 +197,23 @@ def _usual_chunks(schedule: str) -> int:
 
 
 def read_torchtitan(text: str, path: str) -> dict[str, Any]:
-    """What settings state, as `Statement` takes it.
+    """The fields of a `Statement` that settings give.
 
     Raises:
         TwofoldError: no such settings, or what has no meaning here.
     """
-    try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TwofoldError(f"{path} is not TOML: {error}") from None
-    sections = {name: found.get(name, {}) for name in ("parallelism", "training", "activation_checkpoint")}
-    for name, section in sections.items():
-        if not isinstance(section, dict):
-            raise TwofoldError(f"{path}: {name} is {section!r}, no section [{name}]")
-    spread, training, settings = sections.values()
-    if not spread or "local_batch_size" not in training:
-        raise TwofoldError(
-            f"{path} has no [parallelism] or no local_batch_size in [training]: not torchtitan's settings"
-        )
+    document = _document(text, path)
+    spread, training, checkpoint = (document.get(name, {}) for name in _SECTIONS)
     _check_known(spread, path)
-    values, level = _layout(spread, path), 0
+    values = _layout(spread, path)
     values["ep"] = _experts(spread, values, path)
-    if values["shards"] * values["cp"] > 1:
-        again = str(spread.get("fsdp_reshard_after_forward", "default"))
-        if again not in ("default", "always", "never"):
-            raise TwofoldError(f"{path}: fsdp_reshard_after_forward {again!r} is none of default, always, never")
-        level = 2 if again == "never" or (again == "default" and values["pp"] > 1) else 3
+    level = _level(spread, values, path)
     values["dp"] = values.pop("replicas") * values.pop("shards")
     local = _whole(training, "local_batch_size", None, path)
     batch = local * values["dp"]
     if training.get("global_batch_size", -1) != -1:
         batch = _whole(training, "global_batch_size", None, path)
-    fewer = None
+    stages = None
     if values["pp"] > 1:
         if batch != local * values["dp"]:
             raise TwofoldError(
@@ -208,27 +221,72 @@ def read_torchtitan(text: str, path: str) -> dict[str, Any]:
                 f"global_batch_size {batch} takes several passes of the pipeline in one step: not modelled"
             )
         values |= _pipeline(spread, path)
-        fewer = tuple(
-            _whole(spread, f"pipeline_parallel_{end}_stage_less_layers", 1, path, least=0) for end in ("first", "last")
-        )
+        stages = _stage_settings(spread, path)
     else:
         values["micro_batch"] = local
-    each = spread.get("pipeline_parallel_layers_per_stage")
-    if each is not None:
-        each = _whole(spread, "pipeline_parallel_layers_per_stage", None, path)
-    values |= {"zero": level, "sequence_parallel": values["tp"] > 1, "recompute": _recompute(settings, path)}
+        _layers_per_stage(spread, path)  # refused where it is no number
+    values |= {"zero": level, "sequence_parallel": values["tp"] > 1, "recompute": _recompute(checkpoint, path)}
     layers = re.search(r"^#.*\bnum_layers *= *(\d+)", text, re.MULTILINE)
-    seq = _whole(training, "seq_len", None, path) if "seq_len" in training else None
-    unread = [f"training.{name}" for name in training if name not in _TRAINING]
-    unread += [f"[{name}]" for name in found if name not in sections and name not in _OTHER_SECTIONS]
-    unread += ["model.converters"] if dict(found.get("model", {})).get("converters") else []
-    unread += [f"activation_checkpoint.{name}" for name in settings if name not in ("mode", "selective_ac_option")]
     assumed = ("places for some tokens at each expert, as the model says; torchtitan's experts drop no token",)
     return {
-        "values": values, "global_batch": batch, "seq": seq, "unread": tuple(unread), "refuses": check_torchtitan,
-        "assumed": assumed if values["ep"] > 1 else (),
-        "stages": None if fewer is None else (each, *fewer), "num_layers": int(layers[1]) if layers else None,
+        "values": values, "global_batch": batch,
+        "seq": _whole(training, "seq_len", None, path) if "seq_len" in training else None,
+        "unread": _unread(document), "refuses": check_torchtitan, "assumed": assumed if values["ep"] > 1 else (),
+        "stages": stages, "num_layers": int(layers[1]) if layers else None,
     }  # fmt: skip
+
+
+_SECTIONS = ("parallelism", "training", "activation_checkpoint")
+"""Sections that are read."""
+
+
+def _document(text: str, path: str) -> dict[str, Any]:
+    """The settings by section."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TwofoldError(f"{path} is not TOML: {error}") from None
+    for name in _SECTIONS:
+        if not isinstance(document.get(name, {}), dict):
+            raise TwofoldError(f"{path}: {name} is {document[name]!r}, no section [{name}]")
+    if not document.get("parallelism") or "local_batch_size" not in document.get("training", {}):
+        raise TwofoldError(
+            f"{path} has no [parallelism] or no local_batch_size in [training]: not torchtitan's settings"
+        )
+    return document
+
+
+def _level(spread: dict[str, Any], values: dict[str, Any], path: str) -> int:
+    """The optimizer-parallel level: FSDP2 keeps gathered weights (2) or gathers them again for the backward (3)."""
+    if values["shards"] * values["cp"] == 1:
+        return 0
+    reshards = str(spread.get("fsdp_reshard_after_forward", "default"))
+    if reshards not in ("default", "always", "never"):
+        raise TwofoldError(f"{path}: fsdp_reshard_after_forward {reshards!r} is none of default, always, never")
+    return 2 if reshards == "never" or (reshards == "default" and values["pp"] > 1) else 3
+
+
+def _layers_per_stage(spread: dict[str, Any], path: str) -> int | None:
+    name = "pipeline_parallel_layers_per_stage"
+    return None if spread.get(name) is None else _whole(spread, name, None, path)
+
+
+def _stage_settings(spread: dict[str, Any], path: str) -> tuple[int | None, int, int]:
+    """Layers per stage, if stated, and how many fewer the first and the last stage hold."""
+    first, last = (
+        _whole(spread, f"pipeline_parallel_{end}_stage_less_layers", 1, path, least=0) for end in ("first", "last")
+    )
+    return _layers_per_stage(spread, path), first, last
+
+
+def _unread(document: dict[str, Any]) -> tuple[str, ...]:
+    """Settings that are ignored, though they may change a step."""
+    training, checkpoint = document.get("training", {}), document.get("activation_checkpoint", {})
+    unread = [f"training.{name}" for name in training if name not in _TRAINING]
+    unread += [f"[{name}]" for name in document if name not in _SECTIONS and name not in _OTHER_SECTIONS]
+    unread += ["model.converters"] if dict(document.get("model", {})).get("converters") else []
+    unread += [f"activation_checkpoint.{name}" for name in checkpoint if name not in ("mode", "selective_ac_option")]
+    return tuple(unread)
 
 
 _OTHER_SECTIONS = ("job", "profiling", "metrics", "model", "lr_scheduler", "checkpoint", "validation", "debug", "comm")

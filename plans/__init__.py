@@ -1,4 +1,4 @@
-"""The vocabulary of a parallel plan (floor 1): every other package speaks in these words.
+"""Layouts, graphs, plans, schedules, programs and lowering (floor 1); all other packages build on these.
 
 Layouts of tensors on a mesh of devices, the graph of operators, the plan that spreads it over devices, the schedule of
 micro-batches, the program that a plan lowers to, and the timeline that either interpreter of a program returns.

@@ -1,4 +1,4 @@
-"""The one base exception of twofold, and the two checks that every public function asks of its numbers."""
+"""The base exception of twofold, and two checks of numbers for public functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["TwofoldError", "number", "whole_number"]
 
 
 class TwofoldError(ValueError):
-    """Bad input, said once: the message names the user's own input and the way out (exit code 2)."""
+    """Bad input; the message names the user's input and a way out (exit code 2)."""
 
 
 def whole_number(what: str, value: object, *, least: int = 1) -> int:

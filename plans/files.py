@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Writing files atomically: a reader finds the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_writable", "write_atomically"]
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that could not be written once everything has been done for it; its folder is made.
+    """Refuse a path that cannot be written, before the work for it starts; creates its folder.
 
     Raises:
         TwofoldError: it cannot.
@@ -34,7 +34,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write `data` to `path`, whole or not at all; what stood there before stays until then.
+    """Write `data` to `path` atomically: the previous content stays until the new one is complete.
 
     What is no file of its own, such as /dev/null or a pipe, is written to, never replaced.
 

@@ -16,6 +16,7 @@ the same rank computes one after the other, so it counts in `sharding_strategy`,
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,11 +24,11 @@ from functools import lru_cache
 import numpy as np
 
 from plans.errors import TwofoldError
+from plans.mesh_checks import INTERLEAVED, check_matrix, check_names, checked_ranks
+from plans.ranks import format_ranks
+from plans.text_grid import grid_lines
 
 __all__ = ["INTERLEAVED", "DimAxes", "Layout", "Region", "TensorLayout"]
-
-INTERLEAVED = "interleaved_parallel"
-"""The name of the virtual last axis that cuts a dim into copies on the same rank."""
 
 DimAxes = tuple[str, ...]
 """The axes that split one dim, the first is the major (outer) split; empty when the dim is whole."""
@@ -75,13 +76,13 @@ class Layout:
             raise TwofoldError(
                 f"Layout({device_matrix!r}) needs one name per axis, e.g. Layout({device_matrix!r}, ('dp', ...))"
             )
-        _check_matrix(device_matrix)
-        _check_names(device_matrix, alias_name)
+        check_matrix(device_matrix)
+        check_names(device_matrix, alias_name)
         count = math.prod(_of_devices(device_matrix, alias_name))
         ranks = (
             tuple(range(count))
             if rank_list is None
-            else _checked_ranks(rank_list, count, _of_devices(device_matrix, alias_name))
+            else checked_ranks(rank_list, count, _of_devices(device_matrix, alias_name))
         )
         self.device_matrix = tuple(device_matrix)
         self.alias_name = tuple(alias_name)
@@ -109,9 +110,21 @@ class Layout:
         return f"Layout({self.device_matrix}, {self.alias_name}{ranks})"
 
     def __str__(self) -> str:
-        from plans.show_layout import mesh_table  # it imports this module
+        """The ranks of the mesh: the last axis runs across, the one before down, the others block by block.
 
-        return mesh_table(self)
+        >>> print(Layout((2, 2), ("dp", "mp"), [3, 2, 1, 0]))
+        mesh dp=2, mp=2
+              mp=0  mp=1
+        dp=0     3     2
+        dp=1     1     0
+        """
+        sizes = [self.size((name,)) for name in self.alias_name]
+        cells = {self.coordinate(rank): str(rank) for rank in self.rank_list}
+        labels = [[f"{name}={at}" for at in range(size)] for name, size in zip(self.alias_name, sizes, strict=True)]
+        return "\n".join([f"mesh {self._axes()}", *grid_lines(labels, cells)])
+
+    def _axes(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in zip(self.alias_name, self.device_matrix, strict=True))
 
     def __format__(self, spec: str) -> str:
         return format(repr(self), spec)
@@ -149,7 +162,7 @@ class Layout:
         """
         found = _coordinates(self).get(rank)
         if found is None:
-            raise TwofoldError(f"rank {rank!r} is none of {self!r}")
+            raise TwofoldError(f"rank {rank!r} is not in {self!r}")
         return found
 
     def index(self, rank: int, axes: Sequence[str]) -> int:
@@ -177,7 +190,7 @@ class Layout:
         """
         found = _group_by_rank(self, tuple(axes)).get(rank)
         if found is None:
-            raise TwofoldError(f"rank {rank!r} is none of {self!r}")
+            raise TwofoldError(f"rank {rank!r} is not in {self!r}")
         return found
 
 
@@ -209,9 +222,7 @@ class TensorLayout:
             seen.add(axis)
 
     def __str__(self) -> str:
-        from plans.show_layout import layout_table  # it imports this module
-
-        return layout_table(self)
+        return self.table()
 
     def __format__(self, spec: str) -> str:
         """The one-line form: `(mp, (sp, dp)) + partial(tp)`; messages are f-strings and stay on one line."""
@@ -219,6 +230,44 @@ class TensorLayout:
             "None" if not axes else axes[0] if len(axes) == 1 else f"({', '.join(axes)})" for axes in self.dims
         )
         return format(f"({dims})" + (f" + partial({', '.join(self.partial)})" if self.partial else ""), spec)
+
+    def table(self, shape: Sequence[int] | None = None) -> str:
+        """Which ranks hold which part: the last split dim runs across, the one before down, the others block by block.
+
+        Ranks with the same part stand together (`0-3`, `0,4`); terms of a partial sum are joined by `+`.
+
+        Args:
+            shape: the global shape, to show index ranges; without it parts are numbered.
+
+        >>> mesh = Layout((2, 2, 2), ("dp", "sp", "mp"))
+        >>> print(mesh("mp", ("sp", "dp")).table((4, 16)))
+        (mp, (sp, dp)) of shape (4, 16) on dp=2, sp=2, mp=2
+                   dim1[0:4]  dim1[4:8]  dim1[8:12]  dim1[12:16]
+        dim0[0:2]          0          4           2            6
+        dim0[2:4]          1          5           3            7
+        """
+        mesh = self.mesh
+        of_shape = "" if shape is None else f" of shape {tuple(shape)}"
+        counts = self.split_counts
+        split = [dim for dim, count in enumerate(counts) if count > 1]
+        terms: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        ranges: dict[tuple[int, int], str] = {}
+        for rank in mesh.rank_list:
+            part = tuple(mesh.index(rank, self.dims[dim]) for dim in split)
+            terms[part][mesh.index(rank, self.partial)].append(rank)
+            if shape is not None:
+                region = self.region(rank, shape)
+                ranges.update(
+                    {(dim, at): f"[{region[dim][0]}:{region[dim][1]}]" for dim, at in zip(split, part, strict=True)}
+                )
+        cells = {
+            part: " + ".join(format_ranks(by_term[term], ",") for term in sorted(by_term))
+            for part, by_term in terms.items()
+        }
+        labels = [
+            [f"dim{dim}{ranges.get((dim, at), f' {at}/{counts[dim]}')}" for at in range(counts[dim])] for dim in split
+        ]
+        return "\n".join([f"{self}{of_shape} on {mesh._axes()}", *grid_lines(labels, cells)])
 
     @property
     def tensor_map(self) -> tuple[int | tuple[int, ...], ...]:
@@ -280,7 +329,7 @@ class TensorLayout:
         return tuple(axis for axis in self.mesh.alias_name if axis not in used)
 
     def without_partial(self) -> TensorLayout:
-        """The same split with the sums taken."""
+        """The same layout with all partial sums reduced."""
         return self if not self.partial else TensorLayout(mesh=self.mesh, dims=self.dims)
 
     def check(self, shape: Sequence[int], what: str = "tensor") -> None:
@@ -362,8 +411,8 @@ class TensorLayout:
         for axes in (*self.dims, self.partial):
             if INTERLEAVED in axes[:-1] or INTERLEAVED in self.partial:
                 raise TwofoldError(
-                    f"{INTERLEAVED!r} cuts what a rank holds into copies, so it stands last in its dim and holds no "
-                    f"partial sums; got dims {self.dims} and partial {self.partial}"
+                    f"{INTERLEAVED!r} cuts what a rank holds into copies, so it must be the last axis of its dim and "
+                    f"hold no partial sums; got dims {self.dims} and partial {self.partial}"
                 )
 
 
@@ -380,51 +429,6 @@ def _dim_axes(entry: str | Sequence[str] | None) -> DimAxes:
     if not isinstance(entry, Sequence) or not all(isinstance(axis, str) for axis in entry):
         raise TwofoldError(f"each dim takes an axis name, a tuple of axis names or 'None', not {entry!r}")
     return tuple(axis for axis in entry if axis != "None")
-
-
-def _check_matrix(device_matrix: object) -> None:
-    if not isinstance(device_matrix, tuple | list) or not device_matrix:
-        raise TwofoldError(f"device_matrix must be a tuple of sizes such as (2, 4), not {device_matrix!r}")
-    for size in device_matrix:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise TwofoldError(
-                f"device_matrix {device_matrix!r} has the size {size!r}; every size is an int of at least 1"
-            )
-
-
-def _check_names(device_matrix: Sequence[int], names: object) -> None:
-    if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
-        raise TwofoldError(f"alias_name must be a tuple of str, one per axis, not {names!r}")
-    if len(names) != len(device_matrix):
-        raise TwofoldError(
-            f"{len(device_matrix)} axes {tuple(device_matrix)} need {len(device_matrix)} names, got {tuple(names)}"
-        )
-    for name in names:
-        if not name or name == "None":
-            raise TwofoldError(f"{name!r} in {tuple(names)} cannot name an axis: it must not be empty or 'None'")
-        if list(names).count(name) > 1:
-            raise TwofoldError(f"the axis name {name!r} stands more than once in {tuple(names)}")
-    if INTERLEAVED in list(names)[:-1]:
-        raise TwofoldError(f"{INTERLEAVED!r} is virtual and must be the last axis; got {tuple(names)}")
-
-
-def _checked_ranks(rank_list: object, count: int, device_matrix: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(rank_list, range) and len(rank_list) == count and min(rank_list[0], rank_list[-1]) >= 0:
-        return tuple(rank_list)  # whole numbers, each once: ten thousands of ranks need no look at each
-    if not isinstance(rank_list, tuple | list | range):
-        raise TwofoldError(f"rank_list must be a list of ranks, not {rank_list!r}")
-    for rank in rank_list:
-        if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
-            raise TwofoldError(
-                f"rank_list {list(rank_list)} has the entry {rank!r}; every rank is an int of at least 0"
-            )
-    if len(rank_list) != count:
-        product = " * ".join(str(size) for size in device_matrix)
-        raise TwofoldError(f"rank_list has {len(rank_list)} ranks, but the device matrix has {product} = {count}")
-    if len(set(rank_list)) != count:
-        twice = sorted({rank for rank in rank_list if list(rank_list).count(rank) > 1})
-        raise TwofoldError(f"rank_list {list(rank_list)} holds {twice} more than once")
-    return tuple(int(rank) for rank in rank_list)
 
 
 @lru_cache(maxsize=1024)

@@ -51,8 +51,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __hash__(self) -> int:
         return hash((tuple(sorted(self.dims.items())), self.mesh, self.out))
 
-    def handed_on(self, spec: OperatorSpec, index: int, mesh: Layout) -> TensorLayout:
-        """The layout in which output `index` is handed on; `mesh` is the operator's."""
+    def output_layout(self, spec: OperatorSpec, index: int, mesh: Layout) -> TensorLayout:
+        """The layout of output `index` as later operators read it: `out` if it is given; `mesh` is the operator's."""
         if self.out is None or index:
             return spec.output_layout(index, mesh, self.dims)
         return TensorLayout(mesh=mesh, dims=self.out)
@@ -69,7 +69,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         shape = spec.output_shape(0)
         if not shape:
             raise TwofoldError(f"operator {name!r} ({spec.kind}) makes a scalar, which cannot be handed on split")
-        self.handed_on(spec, 0, mesh).check(shape, f"the output of operator {name!r}")
+        self.output_layout(spec, 0, mesh).check(shape, f"the output of operator {name!r}")
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -152,7 +152,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def num_states(self) -> int:
-        """State tensors per parameter."""
+        """The number of optimizer state tensors per parameter."""
         return {"sgd": 0, "momentum": 1, "adamw": 2}[self.kind]
 
     @property
@@ -165,15 +165,15 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return self.gradient_dtype or dtype
 
     def reduces_in(self, dtype: str) -> str:
-        """The dtype in which they are reduced."""
+        """The dtype in which the gradients of a weight of `dtype` are reduced."""
         return self.reduce_dtype or self.accumulates_in(dtype)
 
     def updates_in(self, dtype: str) -> str:
-        """The dtype of the weight that is updated."""
+        """The dtype of the weight that the optimizer updates: the master weight's where there is one."""
         return self.master_dtype or dtype
 
     def keeps_states_in(self, dtype: str) -> str:
-        """The dtype of the states."""
+        """The dtype of the optimizer states of a weight of `dtype`."""
         return self.state_dtype or self.updates_in(dtype)
 
     def bytes_per_element(self, dtype: str) -> int:
@@ -191,11 +191,13 @@ _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the simulator said of the plan on a machine when it was chosen."""
+    """What the simulator said of the plan on a machine when it was chosen; the figures of `reports.figures`."""
 
     machine: str
     step_s: float
     peak_bytes: int
+    exposed_comm_s: float | None = None
+    bubble_fraction: float | None = None
     low_s: float | None = None
     high_s: float | None = None
 
@@ -257,6 +259,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise TwofoldError(
                 f"the plan has version {self.version}, this twofold reads version {PLAN_VERSION}; plan again"
             )
+        self._check_batch()
+        placed = self._check_stages()
+        self._check_names()
+        self._check_ranks()
+        self._check_strategies(placed)
+
+    def _check_batch(self) -> None:
         if self.num_micro_batches < 1 or self.graph.batch_size % self.num_micro_batches:
             raise TwofoldError(
                 f"{self.num_micro_batches} micro-batches do not divide the batch of {self.graph.batch_size}: "
@@ -270,6 +279,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 f"interleave {self.interleave} does not divide the micro-batch of {micro_batch}: "
                 f"{micro_batch} % {self.interleave} != 0"
             )
+
+    def _check_stages(self) -> dict[str, int]:
+        """Check the order of the stages and return operator -> the number of its stage."""
         known = {operator.name for operator in self.graph.operators}
         placed: dict[str, int] = {}
         for number, stage in enumerate(self.stages):
@@ -277,7 +289,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 if name not in known:
                     raise TwofoldError(f"stage {number} lists the operator {name!r}, which is not in the graph")
                 if name in placed:
-                    raise TwofoldError(f"operator {name!r} stands in stage {placed[name]} and in stage {number}")
+                    raise TwofoldError(f"operator {name!r} is in stage {placed[name]} and in stage {number}")
                 placed[name] = number
         if missing := [operator.name for operator in self.graph.operators if operator.name not in placed]:
             raise TwofoldError(f"no stage holds {', '.join(missing)}")
@@ -289,10 +301,19 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                         f"operator {operator.name!r} in stage {placed[operator.name]} reads {name!r}, which is made "
                         f"later, in stage {made[name]}"
                     )
+        return placed
+
+    def _check_names(self) -> None:
+        known = {operator.name for operator in self.graph.operators}
         if unknown := set(self.strategies) - known:
             raise TwofoldError(f"strategies are given for {sorted(unknown)}, which the graph does not have")
         if unknown := set(self.recompute) - known:
             raise TwofoldError(f"recompute names {sorted(unknown)}, which the graph does not have")
+        keys = [each.key for each in self.redistributions]
+        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
+            raise TwofoldError(f"the redistribution from {twice[0][0]} to {twice[0][1]} is stored more than once")
+
+    def _check_ranks(self) -> None:
         groups = {frozenset(stage.mesh.rank_list) for stage in self.stages}
         ranks = [rank for group in groups for rank in group]
         if sorted(ranks) != list(range(len(ranks))):
@@ -300,9 +321,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if len({stage.mesh.rank_list for stage in self.stages}) != len(groups):
             lists = [list(stage.mesh.rank_list) for stage in self.stages]
             raise TwofoldError(f"stages on the same ranks must list them in the same order; the stages have {lists}")
-        keys = [each.key for each in self.redistributions]
-        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
-            raise TwofoldError(f"the redistribution from {twice[0][0]} to {twice[0][1]} is stored more than once")
+
+    def _check_strategies(self, placed: Mapping[str, int]) -> None:
         part = self.slice_graph
         for operator in part.operators:
             strategy = self.strategy(operator)
@@ -362,7 +382,7 @@ def _decode(kind: type, value: Any) -> Any:
 
 
 def plan_to_json(plan: Plan) -> bytes:
-    """The file form of a plan."""
+    """The plan as JSON, as it is written to a file."""
     return msgspec.json.format(msgspec.json.encode(plan, enc_hook=_encode), indent=1)
 
 
@@ -395,7 +415,7 @@ class _Version(msgspec.Struct):
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> Path:
-    """Write a plan file, whole or not at all."""
+    """Write a plan file atomically."""
     return write_atomically(path, plan_to_json(plan) + b"\n")
 
 

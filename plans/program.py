@@ -27,11 +27,11 @@ __all__ = [
     "END",
     "Block",
     "Body",
-    "ConstantHome",
+    "ConstantPlacement",
     "GroupProgram",
     "Instruction",
     "Kind",
-    "ParameterHome",
+    "ParameterPlacement",
     "Program",
     "Scope",
     "Value",
@@ -88,7 +88,7 @@ class Value:
 
     @property
     def span_bytes(self) -> int:
-        """Bytes it addresses, shared or not."""
+        """The bytes of the whole value, also where it shares another value's memory."""
         return 0 if self.role == "token" else math.prod(self.shape) * itemsize(self.dtype)
 
 
@@ -163,7 +163,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterHome:
+class ParameterPlacement:
     """Where a group keeps one parameter, and how its optimizer is sharded.
 
     Args:
@@ -199,7 +199,7 @@ class ParameterHome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantHome:
+class ConstantPlacement:
     """A tensor that no step changes (a buffer, a frozen parameter), as a group keeps it in one layout.
 
     Args:
@@ -231,9 +231,9 @@ class GroupProgram:
     mesh: Layout
     values: Mapping[str, Value]
     blocks: tuple[Block, ...]
-    parameters: tuple[ParameterHome, ...] = ()
+    parameters: tuple[ParameterPlacement, ...] = ()
     loss: str | None = None
-    constants: tuple[ConstantHome, ...] = ()
+    constants: tuple[ConstantPlacement, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Ranks in words."""
+"""Lists of ranks as text."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     mesh: Layout | None = None
 
     def on(self, mesh: Layout) -> TensorLayout:
-        """The layout, where `mesh` is the source's."""
+        """The placement as a layout; `mesh` is the mesh of the source, used where the placement names none."""
         return TensorLayout(mesh=self.mesh or mesh, dims=self.dims, partial=self.partial)
 
 
@@ -86,7 +86,7 @@ class Redistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def of(
         cls, source: TensorLayout, target: TensorLayout, shape: Sequence[int], itemsize: int, steps: Sequence[Step]
     ) -> Redistribution:
-        """The entry for steps that were found."""
+        """The entry of a plan for a sequence of steps."""
         assert all(one.after == two.before for one, two in itertools.pairwise(steps)), steps
 
         def placed(layout: TensorLayout) -> Placement:
@@ -104,7 +104,7 @@ class Redistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def key(self) -> tuple[TensorLayout, TensorLayout, tuple[int, ...], int]:
-        """What it is for: source, target, shape, itemsize."""
+        """The key of the entry: source, target, shape, itemsize."""
         return self.source.on(self.mesh), self.target.on(self.mesh), self.shape, self.itemsize
 
     @property

@@ -1,4 +1,4 @@
-"""The timeline: what either interpreter returns.
+"""The timeline, which both simulator and executor return.
 
 Predicted and measured spans carry the same instruction ids (`Program`), so they can be laid side by side. Time is
 integer picoseconds since the step began on the first rank.
@@ -53,7 +53,7 @@ class MemoryPeak:
 
     @property
     def values_bytes(self) -> int:
-        """The peak of the program's values alone, which a run counts too.
+        """The peak of the program's values without buffers and overheads; runs count the same values.
 
         >>> MemoryPeak(rank=0, peak_bytes=11, by_role={"weight": 10, "fragmentation": 1}).values_bytes
         10
@@ -63,7 +63,7 @@ class MemoryPeak:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Spans in columns, with what follows from them; the columns become read-only, so that looking changes nothing.
+    """Spans in read-only columns, with quantities derived from them.
 
     Args:
         kind: "predicted", "measured" or "emulated".
@@ -136,7 +136,7 @@ class Timeline:
 
     @property
     def num_steps(self) -> int:
-        """How many steps it covers."""
+        """The number of steps."""
         return len(self.step_start_ps)
 
     @property

@@ -1,4 +1,4 @@
-"""Strategies as users give them: per operand of an operator a tuple of ints, or a layout.
+"""Strategies given by users: per operand of an operator a tuple of ints, or a layout.
 
 `((4, 1),)` cuts dim 0 of the only operand into 4 parts. Where the parts are fewer than the devices, neighbouring ranks
 hold the same part: the split goes over the slowest axes, as in MindSpore, which puts the axis of repeated work last.
@@ -27,7 +27,7 @@ Entry = tuple[int, ...] | TensorLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenStrategy:
-    """What a user asks of an operator; all entries are of one form, and layouts share one mesh."""
+    """A strategy given by a user; all entries have the same form, and layouts share one mesh."""
 
     inputs: tuple[Entry, ...]
     output: Entry | None = None
@@ -90,7 +90,7 @@ class GivenStrategy:
 
     @staticmethod
     def _by_dim(spec: OperatorSpec, entries: Sequence[tuple[Any, ...]], asked: str) -> dict[str, Any]:
-        """named dim -> what the entries say of it; a dim that is a product gives it to its major factor."""
+        """named dim -> its split in the entries; the split of a product of dims goes to its major factor."""
         found: dict[str, tuple[int, Any]] = {}
         for position, entry in enumerate(entries):
             for dim, value in zip(spec.inputs[position], entry, strict=True):
@@ -123,7 +123,7 @@ class GivenStrategy:
 
 
 def given_strategy(in_strategy: object, out_strategy: object = None) -> GivenStrategy:
-    """Check the form of what a user gives; whether it fits the operator shows when its shapes are known.
+    """Check the form of a user's strategy; its fit to the operator is checked when the shapes are known.
 
     Raises:
         TwofoldError: no tuple with one entry per operand, ints below 1, ints and layouts mixed, layouts on different
@@ -149,7 +149,7 @@ def given_strategy(in_strategy: object, out_strategy: object = None) -> GivenStr
             )
         if INTERLEAVED in layout.mesh.alias_name:
             raise TwofoldError(
-                f"{shown}: copies by the axis {INTERLEAVED!r} are not carried out for single operators; wrap the "
+                f"{shown}: copies by the axis {INTERLEAVED!r} are not supported for single operators; wrap the "
                 "network as MicroBatchInterleaved(net, 2)"
             )
     return GivenStrategy(inputs=inputs, output=outputs[0] if outputs else None)
@@ -204,7 +204,7 @@ def _tuple(entries: Sequence[Entry]) -> str:
 
 
 def _any(given: object) -> str:
-    """As the user wrote it, layouts on one line."""
+    """An entry as the user wrote it, with layouts on one line."""
     if isinstance(given, tuple | list):
         return "(" + ", ".join(_any(each) for each in given) + ("," if len(given) == 1 else "") + ")"
     return f"layout{given}" if isinstance(given, TensorLayout) else repr(given)

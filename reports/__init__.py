@@ -1,4 +1,4 @@
-"""What people look at (floor 6): tables, pictures, trace files and HTML reports.
+"""Tables, pictures, trace files and HTML reports (floor 6).
 
 Data is made first and drawn second: `pipeline_panel`, `live_by_role`, `graph_data` and `layout_parts` give the values,
 the functions named `*_picture` draw them as SVG, which suits light and dark pages. `write_report` puts everything into
@@ -9,7 +9,7 @@ It may import every package but `twofold`.
 
 from reports.chrome_trace import read_trace, write_rank_traces, write_trace
 from reports.graph_picture import graph_data, graph_picture, save_graph
-from reports.html import write_report
+from reports.html import Report, write_report
 from reports.layout_picture import layout_picture
 from reports.memory_picture import live_by_role, memory_picture
 from reports.memory_tables import memory_table
@@ -24,6 +24,7 @@ from reports.whatif_tables import sensitivity_table, tornado_picture, what_if_ta
 __all__ = [
     "Check",
     "Configuration",
+    "Report",
     "Table",
     "comparison_table",
     "composition_table",

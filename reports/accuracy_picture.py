@@ -1,4 +1,4 @@
-"""How far off predictions are: a lane for every table of measurements, a dot for every row."""
+"""The picture of prediction errors: a lane per table of measurements, a dot per row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured points and fitted curves on logarithmic axes, and the map of how compute and collectives slow each other."""
+"""Pictures of measured points with fitted curves, and the map of mutual slowdown of compute and collectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 84.0, 16.0, 52.0, 48.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points (x, y, what the pointer shows) and a curve of one name and colour; held-out points are drawn open."""
+    """Points (x, y, text shown on hover) and a curve of one name and colour; held-out points are drawn open."""
 
     name: str
     points: Sequence[tuple[float, float, str]] = ()
@@ -71,10 +71,10 @@ def log_picture(
             picture.polyline(
                 [place(x, y) for x, y in each.curve], f"line-{colour}" + (" dashed" if each.dashed else "")
             )
-        for x, y, said in each.points:
-            picture.circle(*place(x, y), 2.8, colour, said)
-        for x, y, said in each.held_out:
-            picture.circle(*place(x, y), 3.6, f"line-{colour}", f"held out: {said}")
+        for x, y, hover in each.points:
+            picture.circle(*place(x, y), 2.8, colour, hover)
+        for x, y, hover in each.held_out:
+            picture.circle(*place(x, y), 3.6, f"line-{colour}", f"held out: {hover}")
     picture.line(_LEFT, height - _BOTTOM, width - _RIGHT, height - _BOTTOM)
     picture.line(_LEFT, height - _BOTTOM, _LEFT, _TOP)
     picture.legend(_LEFT, 40, [(colour, each.name) for each, colour in zip(series, _COLOURS, strict=False)])

@@ -61,7 +61,7 @@ def write_trace(
     max_spans: int = MAX_SPANS,
     meta: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write timelines side by side as gzipped JSON, whole or not at all; open it at https://ui.perfetto.dev.
+    """Write timelines side by side as gzipped JSON atomically; open it at https://ui.perfetto.dev.
 
     Args:
         path: the file, by custom `trace.json.gz`.
@@ -323,7 +323,7 @@ def _own_steps(timeline: Timeline, rows: np.ndarray) -> dict[int, tuple[int, int
 
 
 def _step(number: int, pid: int, start: int, end: int, origin: int) -> dict[str, Any]:
-    """A step as torch's profiler calls it."""
+    """The event of a step, named as torch's profiler names it."""
     place = {"pid": pid, "tid": _STEP_TRACK, **_times(start, end, origin)}
     return {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{number}", **place}
 

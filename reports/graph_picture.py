@@ -1,4 +1,4 @@
-"""The operator graph before and after the search, as data and as a picture.
+"""The operator graph before and after a search, as data and as a picture.
 
 Before: operators, shapes, parameters. With a plan: stage by colour, strategies, and on the edges the redistributions
 between the layout in which a tensor is made and the one in which it is read. A graph of more than `MAX_NODES` operators
@@ -63,7 +63,7 @@ class GraphEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphData:
-    """What the picture shows and the JSON file holds."""
+    """The data of the picture and of the JSON file."""
 
     name: str
     state: str
@@ -123,7 +123,7 @@ def save_graph(folder: str | os.PathLike[str], graph: Graph, plan: Plan | None =
 
 
 def graph_picture(data: GraphData) -> Picture:
-    """Draw it from top to bottom in layers."""
+    """Draw the graph in layers from top to bottom."""
     lines = {node.name: _lines(node) for node in data.nodes}
     sizes = {name: _size(each) for name, each in lines.items()}
     labels = [_edge_lines(edge) for edge in data.edges]

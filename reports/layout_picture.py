@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plans.errors import TwofoldError
 from plans.layout import Region, TensorLayout
@@ -66,66 +66,103 @@ def layout_picture(layout: TensorLayout, shape: Sequence[int], *, name: str = "t
     parts = layout_parts(layout, shape)
     if len(parts) > _MAX_PARTS:
         raise TwofoldError(f"{layout} cuts {tuple(shape)} into {len(parts)} parts; pictures show at most {_MAX_PARTS}")
-    down, across = _drawn_dims(layout, shape)
-    others = sorted({tuple(part.region[dim] for dim in _others(layout, down, across)) for part in parts})
-    rows = sorted({part.region[down] for part in parts}) if down is not None else [(0, 1)]
-    columns = sorted({part.region[across] for part in parts}) if across is not None else [(0, 1)]
-    labels = {part.region: _label(part) for part in parts}
-    heads = [f"dim {across} [{start}:{stop}]" for start, stop in columns] if across is not None else []
-    sides = [f"dim {down} [{start}:{stop}]" for start, stop in rows] if down is not None else []
-    inside = min(230.0, 16 + max(text_width(line, 12) for lines in labels.values() for line in lines))
-    cell = max(84.0, inside, *(text_width(head, 10.5) + 10 for head in heads))
-    tall = 26 + 15.0 * max(len(lines) for lines in labels.values())
-    left, top = max(110.0, *(text_width(side, 10.5) + 24 for side in sides), 0.0), 72.0
-    block = len(rows) * tall + 40
-    caption = f"{name} {tuple(shape)} as {layout}"
-    mesh = ", ".join(
-        f"{axis}={size}" for axis, size in zip(layout.mesh.alias_name, layout.mesh.device_matrix, strict=True)
-    )
-    note = f"mesh {mesh}" + (f"; replicated over {', '.join(layout.replicated)}" if layout.replicated else "")
-    note += f"; + joins terms of a sum over {', '.join(layout.partial)}" if layout.partial else ""
-    width = max(left + len(columns) * cell + 20, text_width(caption, 15) + 20, text_width(note, 11) + 20)
+    grid = _grid(layout, shape, parts)
+    rest = _others(layout, grid.down, grid.across)
+    others = sorted({tuple(part.region[dim] for dim in rest) for part in parts})
+    left, top = max(110.0, *(text_width(side, 10.5) + 24 for side in grid.sides), 0.0), 72.0
+    block = len(grid.rows) * grid.height + 40
+    caption, note = f"{name} {tuple(shape)} as {layout}", _note(layout)
+    right = left + len(grid.columns) * grid.width
+    width = max(right + 20, text_width(caption, 15) + 20, text_width(note, 11) + 20)
     picture = Picture(title=caption, width=width, height=top + len(others) * block)
     picture.text(8, 20, caption, "title")
     picture.text(8, 38, note, "small muted")
     for number, other in enumerate(others):
         y = top + number * block
-        _grid(picture, layout, parts, labels, (down, across), rows, columns, other, (left, y, cell, tall))
+        if rest:
+            where = ", ".join(f"dim {dim} [{start}:{stop}]" for dim, (start, stop) in zip(rest, other, strict=True))
+            picture.text(8, y - 18, where, "small")
+        here = [part for part in parts if tuple(part.region[dim] for dim in rest) == other]
+        _draw(picture, layout, here, grid, (left, y))
     return picture
 
 
-def _grid(
-    picture: Picture,
-    layout: TensorLayout,
-    parts: Sequence[Part],
-    labels: dict[Region, list[str]],
-    drawn: tuple[int | None, int | None],
-    rows: list[tuple[int, int]],
-    columns: list[tuple[int, int]],
-    other: tuple[tuple[int, int], ...],
-    place: tuple[float, float, float, float],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grid:
+    """Rows and columns of a picture.
+
+    Args:
+        down: the dim drawn downwards, or None.
+        across: the dim drawn across, or None.
+        rows: index ranges of the rows.
+        columns: index ranges of the columns.
+        width: of a cell in pixels.
+        height: of a cell in pixels.
+    """
+
+    down: int | None
+    across: int | None
+    rows: list[tuple[int, int]]
+    columns: list[tuple[int, int]]
+    width: float
+    height: float
+
+    @property
+    def heads(self) -> list[str]:
+        """The labels of the columns."""
+        return [f"dim {self.across} [{start}:{stop}]" for start, stop in self.columns if self.across is not None]
+
+    @property
+    def sides(self) -> list[str]:
+        """The labels of the rows."""
+        return [f"dim {self.down} [{start}:{stop}]" for start, stop in self.rows if self.down is not None]
+
+    def corner(self, region: Region) -> tuple[float, float]:
+        """x and y of the upper left corner of a part, from that of the grid."""
+        column = self.columns.index(region[self.across]) if self.across is not None else 0
+        row = self.rows.index(region[self.down]) if self.down is not None else 0
+        return column * self.width, row * self.height
+
+
+def _grid(layout: TensorLayout, shape: Sequence[int], parts: Sequence[Part]) -> _Grid:
+    """Rows, columns and a cell size that fits all labels."""
+    down, across = _drawn_dims(layout, shape)
+    labels = [_label(part) for part in parts]
+    inside = min(230.0, 16 + max(text_width(line, 12) for lines in labels for line in lines))
+    grid = _Grid(
+        down=down, across=across,
+        rows=sorted({part.region[down] for part in parts}) if down is not None else [(0, 1)],
+        columns=sorted({part.region[across] for part in parts}) if across is not None else [(0, 1)],
+        width=inside, height=26 + 15.0 * max(len(lines) for lines in labels),
+    )  # fmt: skip
+    return replace(grid, width=max(84.0, inside, *(text_width(head, 10.5) + 10 for head in grid.heads)))
+
+
+def _note(layout: TensorLayout) -> str:
+    """The mesh, and the axes that replicate or hold partial sums."""
+    mesh = ", ".join(
+        f"{axis}={size}" for axis, size in zip(layout.mesh.alias_name, layout.mesh.device_matrix, strict=True)
+    )
+    note = f"mesh {mesh}" + (f"; replicated over {', '.join(layout.replicated)}" if layout.replicated else "")
+    return note + (f"; + joins terms of a sum over {', '.join(layout.partial)}" if layout.partial else "")
+
+
+def _draw(
+    picture: Picture, layout: TensorLayout, parts: Sequence[Part], grid: _Grid, corner: tuple[float, float]
 ) -> None:
-    (down, across), (left, top, cell, tall) = drawn, place
-    rest = _others(layout, down, across)
-    if rest:
-        where = ", ".join(f"dim {dim} [{start}:{stop}]" for dim, (start, stop) in zip(rest, other, strict=True))
-        picture.text(8, top - 18, where, "small")
-    if across is not None:
-        for at, (start, stop) in enumerate(columns):
-            picture.text(left + (at + 0.5) * cell, top - 6, f"dim {across} [{start}:{stop}]", "middle small")
-    if down is not None:
-        for at, (start, stop) in enumerate(rows):
-            picture.text(left - 8, top + (at + 0.5) * tall + 4, f"dim {down} [{start}:{stop}]", "end small")
+    left, top = corner
+    cell, tall = grid.width, grid.height
+    for at, head in enumerate(grid.heads):
+        picture.text(left + (at + 0.5) * cell, top - 6, head, "middle small")
+    for at, side in enumerate(grid.sides):
+        picture.text(left - 8, top + (at + 0.5) * tall + 4, side, "end small")
     for part in parts:
-        if tuple(part.region[dim] for dim in rest) != other:
-            continue
-        x = left + (columns.index(part.region[across]) if across is not None else 0) * cell
-        y = top + (rows.index(part.region[down]) if down is not None else 0) * tall
+        x, y = (start + step for start, step in zip(corner, grid.corner(part.region), strict=True))
         index = layout.mesh.rank_list.index(part.ranks[0])
         hover = f"{part.region}: ranks {format_ranks(part.ranks)}"
         picture.rect(x, y, cell, tall, f"{_FILLS[index % len(_FILLS)]} faint", hover)
         picture.rect(x, y, cell, tall, "frame")
-        lines = labels[part.region]
+        lines = _label(part)
         for line, text in enumerate(lines):
             picture.text(x + cell / 2, y + tall / 2 + 4 + 15 * (line - (len(lines) - 1) / 2), text, "middle")
 

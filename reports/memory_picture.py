@@ -47,18 +47,18 @@ class LiveBytes:
 
     @property
     def total(self) -> npt.NDArray[np.int64]:
-        """The sum over roles."""
+        """The total bytes over all roles."""
         return np.sum(np.stack(list(self.by_role.values())), axis=0, dtype=np.int64)
 
     @property
     def peak(self) -> tuple[int, int]:
-        """When most is alive (first), and how many bytes."""
+        """The first time of the peak, and its bytes."""
         at = int(np.argmax(self.total))
         return int(self.times_ps[at]), int(self.total[at])
 
 
 def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int | None = None) -> LiveBytes:
-    """What is alive on a rank when, from the program's values and the times at which its instructions ran.
+    """Live bytes of a rank over time, from the program's values and the times of its instructions.
 
     As `simulator.timeline.memory` counts it: a value lives from the start of the instruction that makes it until the
     one that frees it has run, asynchronous communication until it is over; a value that shares another's memory keeps
@@ -74,8 +74,8 @@ def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int |
     step = representative_step(timeline) if step is None else step
     begin = timeline.step_start_ps[step]
     spans: dict[str, tuple[int, int]] = {}
-    own_rows = rows_of_step(timeline, step, rank=rank)
-    for row in own_rows:
+    rows = rows_of_step(timeline, step, rank=rank)
+    for row in rows:
         if timeline.stream[row] != STREAMS.index("host"):
             id_ = timeline.names[timeline.name_index[row]][0]
             start, end = int(timeline.start_ps[row]) - begin, int(timeline.end_ps[row]) - begin
@@ -84,7 +84,7 @@ def live_by_role(program: Program, timeline: Timeline, rank: int, *, step: int |
     values = program.group_of(rank).values
     lives = _Lives(values)
     arrives: dict[tuple[str, int], int] = {}
-    now = int(timeline.start_ps[own_rows].min()) - begin if len(own_rows) else 0  # others may have begun long before
+    now = int(timeline.start_ps[rows].min()) - begin if len(rows) else 0  # others may have begun long before
     for block, instruction in program.walk(rank):
         own = spans.get(f"{block.label}/{instruction.name}")
         micro_batch, start, end = block.micro_batch, now, max(now, own[1]) if own else now
@@ -116,14 +116,14 @@ class _Lives:
         self.num_sharers: dict[tuple[str, int], int] = {}
 
     def make(self, name: str, micro_batch: int, when: int) -> None:
-        """A value is written; memory is taken unless it was alive."""
+        """Write a value; memory is allocated unless it was live."""
         key = _key(self.values[name].scope, name, micro_batch)
         if self.values[name].scope is not Scope.KEPT and key not in self.alive:
             self.alive.add(key)
             self._share(name, micro_batch, 1, when)
 
     def free(self, name: str, micro_batch: int, when: int) -> None:
-        """A value is given up; its memory is released with the last value that shares it."""
+        """Free a value; its memory is released with the last value that shares it."""
         key = _key(self.values[name].scope, name, micro_batch)
         if key in self.alive:
             self.alive.remove(key)
@@ -172,7 +172,7 @@ def memory_picture(
     limit_bytes: int | None = None,
     title: str = "Memory: live bytes by role",
 ) -> Picture:
-    """Draw the fullest rank of every group.
+    """Draw live memory of the fullest rank of every group.
 
     Args:
         timeline: with peaks, or with curves, or given with its program.
@@ -196,7 +196,7 @@ def memory_picture(
                 lives.append(LiveBytes(rank=rank, times_ps=times - begin, by_role={"live": sizes}))
         return _curves(timeline, lives, limit_bytes, title)
     if not timeline.memory:
-        raise TwofoldError(f"the {timeline.kind} timeline says nothing about memory")
+        raise TwofoldError(f"the {timeline.kind} timeline has no memory data")
     return _bars(timeline, worst_ranks(timeline), limit_bytes, title)
 
 
@@ -316,7 +316,7 @@ def _bars(timeline: Timeline, peaks: Sequence[MemoryPeak], limit: int | None, ti
             x += size * scale
         rest = peak.peak_bytes - sum(peak.by_role.values())
         if rest > 0:
-            picture.rect(x, y, rest * scale, 21, "idle", f"not told apart: {format_bytes(rest)}")
+            picture.rect(x, y, rest * scale, 21, "idle", f"not attributed: {format_bytes(rest)}")
             x += rest * scale
         picture.text(x + 6, y + 15, format_bytes(peak.peak_bytes), "small")
         y += 30

@@ -1,4 +1,4 @@
-"""The memory peak of every group's fullest rank, and what it consists of."""
+"""The memory peak of the fullest rank of every group, by role."""
 
 from __future__ import annotations
 

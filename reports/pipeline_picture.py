@@ -67,7 +67,7 @@ class Box:
 
     @property
     def length_ps(self) -> int:
-        """From start to end."""
+        """The duration in picoseconds."""
         return self.end_ps - self.start_ps
 
 

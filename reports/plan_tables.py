@@ -1,4 +1,4 @@
-"""The plan as tables: per operator its strategy and communication, per parameter where it lives."""
+"""The plan as tables: strategy and communication per operator, placement per parameter."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def parameter_table(plan: Plan) -> Table:
-    """Per parameter where it lives, how its optimizer is cut, and its communication once a step.
+    """Per parameter its placement, its optimizer sharding, and its communication once a step.
 
     Raises:
         TwofoldError: the plan cannot be lowered.
@@ -69,18 +69,18 @@ def parameter_table(plan: Plan) -> Table:
     rows = []
     for group in lower(plan).groups:
         per_step = _per_step(group)
-        for home in group.parameters:
-            local = group.values[home.weight]
-            own = f"g:{home.name}"
-            named = {home.weight, home.shard, own, f"{own}#sum", f"{own}#shard", f"{own}#view"}
+        for placement in group.parameters:
+            local = group.values[placement.weight]
+            own = f"g:{placement.name}"
+            named = {placement.weight, placement.shard, own, f"{own}#sum", f"{own}#shard", f"{own}#view"}
             rows.append(
                 (
-                    home.name,
-                    "×".join(map(str, home.shape)),
+                    placement.name,
+                    "×".join(map(str, placement.shape)),
                     format_ranks(group.ranks),
-                    f"{home.layout}",
+                    f"{placement.layout}",
                     format_bytes(local.span_bytes),
-                    f"cut over {format_axes(home.shard_axes)}" if home.shard else "whole",
+                    f"cut over {format_axes(placement.shard_axes)}" if placement.shard else "whole",
                     "; ".join(text for text, touched in per_step if touched & named) or "none",
                 )
             )
@@ -150,13 +150,13 @@ def _neighbours(group: GroupProgram) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _per_step(group: GroupProgram) -> list[tuple[str, set[str]]]:
-    """What a group moves for its parameters in a step, with the values that each serves: what is unpacked of it too."""
-    handed_on: dict[str, set[str]] = {}
+    """The communication of a group's parameters in a step, with the values that each message serves."""
+    derived: dict[str, set[str]] = {}
     moves: dict[str, tuple[Instruction, int]] = {}
     for _, instruction in group.walk():
         if instruction.call in ("flat_unpack", "accumulate"):
             for name in instruction.inputs:
-                handed_on.setdefault(name, set()).update(instruction.outputs)
+                derived.setdefault(name, set()).update(instruction.outputs)
         if instruction.kind is Kind.COLLECTIVE and any(
             group.values[name].scope is not Scope.MICRO for name in instruction.outputs
         ):
@@ -167,7 +167,7 @@ def _per_step(group: GroupProgram) -> list[tuple[str, set[str]]]:
         served = {*instruction.inputs, *instruction.outputs}
         reached = set(instruction.outputs)
         while reached:
-            reached = {after for name in reached for after in handed_on.get(name, ())} - served
+            reached = {after for name in reached for after in derived.get(name, ())} - served
             served |= reached
         times = f", {count} times" if count > 1 else ""
         result.append((f"{_describe(instruction)}{times}", served))

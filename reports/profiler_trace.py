@@ -122,7 +122,7 @@ class _Trace:
 
     @property
     def begin_ps(self) -> int:
-        """The first start."""
+        """The start of the first event in picoseconds."""
         return min((event["start_ps"] for event in self.events), default=0)
 
     def step_at(self, time_ps: int) -> int | None:

@@ -1,6 +1,6 @@
-"""What a search found, as pictures: where the step of the best goes, and time against memory of all forecasts.
+"""Pictures of search results: where the step time goes, and time against memory of all forecasts.
 
-Memory is in GiB (2^30 bytes), as makers of devices count it.
+Memory is in GB (10^9 bytes), as everywhere in reports.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from plans.errors import TwofoldError
 from reports.svg import Picture, text_width
-from reports.units import format_seconds, nice_ticks, time_unit
+from reports.units import format_bytes, format_seconds, nice_ticks, time_unit
 
 __all__ = ["Configuration", "shares_picture", "trade_picture"]
 
 _COLOURS = ("sky", "purple", "idle", "orange", "green", "yellow")
 _WIDTH, _LEFT, _RIGHT = 1120.0, 78.0, 24.0
-_GIB = 2**30
+_GB = 10**9
 _FARTHEST = 1.25
 """Configurations that take more than so many times the fastest are told in words."""
 
@@ -108,8 +108,8 @@ def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: in
 
     picture = Picture(title=title, width=_WIDTH, height=height)
     picture.text(8, 18, title, "title")
-    for tick in nice_ticks(most / _GIB, max(4, int(5 * most / (most - least)))):
-        y = height - bottom - (tick * _GIB - least) * up
+    for tick in nice_ticks(most / _GB, max(4, int(5 * most / (most - least)))):
+        y = height - bottom - (tick * _GB - least) * up
         if not top <= y <= height - bottom:
             continue
         picture.line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")
@@ -125,11 +125,11 @@ def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: in
     if limit_bytes is not None:
         y = height - bottom - (limit_bytes - least) * up
         picture.line(_LEFT, y, _WIDTH - _RIGHT, y, "limit")
-        picture.text(_WIDTH - _RIGHT, y - 4, f"room of a device {limit_bytes / _GIB:.2f} GiB", "end small")
+        picture.text(_WIDTH - _RIGHT, y - 4, f"room of a device {format_bytes(limit_bytes)}", "end small")
     if len(front) > 1:
         picture.polyline([place(each) for each in front], "line-orange")
     for each in reversed(near):
-        hover = f"{each.name}: {format_seconds(each.step_s)}, {each.peak_bytes / _GIB:.2f} GiB"
+        hover = f"{each.name}: {format_seconds(each.step_s)}, {format_bytes(each.peak_bytes)}"
         picture.circle(*place(each), 3.6, "orange" if each in front else "sky", hover)
     picture.circle(*place(near[0]), 7, "frame")
     picture.legend(32 + text_width(title, 15.0), 18, [("orange", "none is better in both"), ("sky", "others forecast")])
@@ -138,5 +138,5 @@ def trade_picture(found: Sequence[Configuration], *, title: str, limit_bytes: in
     picture.text(
         (_LEFT + _WIDTH) / 2, height - 8, f"forecast step ({unit}); the ring is the fastest{more}", "middle small"
     )
-    picture.text(20, (top + height - bottom) / 2, "forecast peak (GiB)", "middle small", turned=True)
+    picture.text(20, (top + height - bottom) / 2, "forecast peak (GB)", "middle small", turned=True)
     return picture

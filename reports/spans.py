@@ -1,4 +1,4 @@
-"""Reading a timeline for people: which action a span belongs to, what kind of work it is, which ranks form a group."""
+"""Labels for spans of a timeline: their action, their kind of work, and the groups of ranks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read_label(instruction_id: str) -> ActionLabel:
 
 
 def kind_of(call: str, part: str) -> str:
-    """What kind of work an instruction is, one of `KINDS`; a slice moves nothing between ranks."""
+    """The kind of work of an instruction, one of `KINDS`; a slice moves nothing between ranks."""
     return "waiting" if call == "wait" else "other" if call == "slice" else _BY_PART.get(part, "other")
 
 

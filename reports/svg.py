@@ -29,7 +29,7 @@ def style_sheet() -> str:
 
 
 def text_width(text: str, size: float = 12.0) -> float:
-    """About how wide a text will be, in pixels: fonts differ, so leave room."""
+    """An estimate of the width of a text in pixels; fonts differ, so leave room."""
     return 0.58 * size * len(text)
 
 
@@ -54,7 +54,7 @@ class Picture:
         self._parts.append(f"{place}><title>{escape(hover)}</title></rect>" if hover else f"{place}/>")
 
     def line(self, x0: float, y0: float, x1: float, y1: float, style: str = "axis") -> None:
-        """A straight line."""
+        """Draw a straight line."""
         self._parts.append(f'<line x1="{_n(x0)}" y1="{_n(y0)}" x2="{_n(x1)}" y2="{_n(y1)}" class="{style}"/>')
 
     def path(self, commands: str, style: str, hover: str = "") -> None:
@@ -63,11 +63,11 @@ class Picture:
         self._parts.append(f'<path d="{commands}" class="{style}"{inner}')
 
     def polyline(self, points: list[tuple[float, float]], style: str) -> None:
-        """Straight lines from point to point."""
+        """Draw straight lines from point to point."""
         self.path("M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points), style)
 
     def circle(self, x: float, y: float, radius: float, style: str, hover: str = "") -> None:
-        """A dot."""
+        """Draw a circle."""
         inner = f"><title>{escape(hover)}</title></circle>" if hover else "/>"
         self._parts.append(f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}" class="{style}"{inner}')
 
@@ -89,12 +89,12 @@ class Picture:
         return self._element("")
 
     def alone(self) -> str:
-        """An SVG file of its own."""
+        """The picture as the text of a standalone SVG file."""
         style = f"<style>{style_sheet()}{template('picture_alone.css')}</style>"
         return '<?xml version="1.0" encoding="UTF-8"?>\n' + self._element(style) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the SVG file, whole or not at all."""
+        """Write the SVG file atomically."""
         return write_atomically(path, self.alone().encode())
 
     def _element(self, style: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
 
+from executor.reference.check import Check
 from reports.units import format_bytes, format_seconds
 
 __all__ = ["Check", "Table", "format_axes", "verification_table"]
@@ -68,43 +68,6 @@ class Table:
         below = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
         inner = f"<caption>{escape(self.title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
         return f'<div class="scroll"><table>{inner}</table></div>{below}'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One number of a verification and what it must keep to.
-
-    Args:
-        name: what is compared.
-        value: the number found; True or False where there is nothing to count.
-        low, high: what it must lie within; None is no bound. True and False need no bounds.
-        unit: behind the number; "s" and "B" are scaled, "" is none.
-        detail: where to look, how it was found.
-        informs: it is said, and fails nothing (a time on a shared machine).
-    """
-
-    name: str
-    value: float | bool
-    low: float | None = None
-    high: float | None = None
-    unit: str = ""
-    detail: str = ""
-    informs: bool = False
-
-    @property
-    def passed(self) -> bool:
-        """Whether it holds; a number that is not finite never does.
-
-        >>> Check(name="loss", value=3e-7, high=2e-6).passed, Check(name="loss", value=float("nan"), high=1.0).passed
-        (True, False)
-        """
-        if isinstance(self.value, bool):
-            return self.value
-        return bool(
-            math.isfinite(self.value)
-            and (self.low is None or self.value >= self.low)
-            and (self.high is None or self.value <= self.high)
-        )
 
 
 def verification_table(checks: Iterable[Check]) -> Table:

@@ -8,26 +8,26 @@ import numpy as np
 
 from plans.program import Program
 from plans.timeline import PS_PER_S, Timeline
+from reports.figures import FIGURES, figures_of
 from reports.tables import Table
-from reports.units import format_bytes, format_seconds
+from reports.units import format_seconds
 from simulator import CriticalPath, composition
 
 __all__ = ["comparison_table", "composition_table", "critical_path_table", "timeline_table"]
 
 
 def timeline_table(timelines: Sequence[Timeline]) -> Table:
-    """Step time, span, bubble, exposed communication and peak memory, a column per timeline.
+    """The figures of a step (`reports.figures`) and the span of the last step, a column per timeline.
 
-    The step time is the median from one step's end to the next; the span is that of the last step alone. With a
-    prediction first, the difference of the second timeline is given in per cent, of shares in percentage points.
+    The step time of a run is the median from one step's end to the next. With a prediction first, the difference of
+    the second timeline is given in per cent, of shares in percentage points.
     """
-    quantities = (
-        ("step time, end to end", [each.step_interval_s for each in timelines], format_seconds),
-        ("span of the last step", [each.step_s for each in timelines], format_seconds),
-        ("bubble", [each.bubble_fraction for each in timelines], _percent),
-        ("exposed communication", [each.exposed_comm_s for each in timelines], format_seconds),
-        ("peak memory of a rank", [each.peak_bytes or None for each in timelines], format_bytes),
-    )
+    found = [figures_of(each) for each in timelines]
+    quantities = [
+        (figure.title, [each[key] or (None if key == "peak_bytes" else 0) for each in found], figure.text)
+        for key, figure in FIGURES.items()
+    ]
+    quantities.insert(1, ("span of the last step", [each.step_s for each in timelines], format_seconds))
     compared = len(timelines) == 2
     rows = []
     for name, values, form in quantities:
@@ -36,7 +36,7 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
             first, second = values
             if not first or second is None:
                 cells.append("")
-            elif form is _percent:
+            elif form is FIGURES["bubble_fraction"].text:
                 cells.append(f"{100 * (second - first):+.1f} points")
             else:
                 cells.append(_percent(second / first - 1, sign=True))

@@ -1,4 +1,4 @@
-"""Numbers as people read them: seconds, bytes and axis ticks with a unit."""
+"""Human-readable numbers: seconds, bytes and axis ticks with a unit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def time_unit(length_s: float) -> tuple[float, str]:
 
 
 def format_seconds(length_s: float) -> str:
-    """Three digits and a unit.
+    """Seconds with three digits and a unit.
 
     >>> format_seconds(0.0123456), format_seconds(0.0)
     ('12.3 ms', '0 s')
@@ -29,7 +29,7 @@ def format_seconds(length_s: float) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Three digits and a decimal unit (1 kB is 1000 bytes).
+    """Bytes with three digits and a decimal unit (1 kB is 1000 bytes).
 
     >>> format_bytes(802816), format_bytes(12)
     ('803 kB', '12 B')

@@ -1,12 +1,13 @@
-"""What-ifs beside the base, and the effect of every knob, as tables and as a picture."""
+"""Tables of what-if results beside the base, and the effect of every quantity as a table and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reports.figures import FIGURES, figures_of
 from reports.svg import Picture, text_width
 from reports.tables import Table
-from reports.units import format_bytes, format_seconds, nice_ticks
+from reports.units import format_seconds, nice_ticks
 from simulator import Outcome
 from simulator.study.sensitivity import Effect
 
@@ -15,17 +16,16 @@ __all__ = ["sensitivity_table", "tornado_picture", "what_if_table"]
 
 def what_if_table(base: Outcome, changed: Sequence[tuple[str, Outcome]], note: str = "") -> Table:
     """The base in the first row, every change below it; goodput only where checkpoints or failures are among them."""
-    rows = [("as it is", base), *changed]
+    rows = [("unchanged", base), *changed]
     with_goodput = any(each.goodput.fraction != 1.0 for _, each in rows)
-    columns = ["what if", "step", "change", "bubble", "exposed communication", "peak memory"]
+    columns = ["what if", *(figure.title for figure in FIGURES.values())]
+    columns.insert(2, "change")
     columns += ["goodput", "effective step"] if with_goodput else []
     body = []
     for name, each in rows:
         change = "" if each is base or not base.step_s else f"{100 * (each.step_s / base.step_s - 1):+.1f} %"
-        cells = [
-            name, format_seconds(each.step_s), change, f"{100 * each.bubble_fraction:.1f} %",
-            format_seconds(each.exposed_comm_s), format_bytes(each.peak_bytes),
-        ]  # fmt: skip
+        cells = [name, *(FIGURES[key].text(value) for key, value in figures_of(each).items())]
+        cells.insert(2, change)
         if with_goodput:
             cells += [f"{100 * each.goodput.fraction:.1f} %", format_seconds(each.goodput.effective_step_s)]
         body.append(tuple(cells))
@@ -40,7 +40,7 @@ def what_if_table(base: Outcome, changed: Sequence[tuple[str, Outcome]], note: s
 
 
 def sensitivity_table(effects: Sequence[Effect]) -> Table:
-    """Every knob turned down and up, the largest effect first."""
+    """The effect of lowering and raising every quantity, the largest effect first."""
     by = effects[0].by if effects else 0.0
     rows = tuple(
         (
@@ -56,7 +56,7 @@ def sensitivity_table(effects: Sequence[Effect]) -> Table:
 
 
 def tornado_picture(effects: Sequence[Effect], *, title: str = "What a step depends on") -> Picture:
-    """A bar for every knob, from the step time with it turned down to that with it turned up, around the base."""
+    """One bar per quantity: the step times with it lowered and raised, around the base."""
     left = 20 + max([60.0, *(text_width(each.knob, 10.5) for each in effects)])
     right, top, line, bottom = 90.0, 44.0, 26.0, 40.0
     width, height = 900.0, top + line * max(1, len(effects)) + bottom

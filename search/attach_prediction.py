@@ -42,7 +42,8 @@ def _with_prediction(plan: Plan, program: Program, machine: Machine) -> Plan:
     timeline = simulate(program, machine, fold_ranks=_shares_nothing(program, machine))
     prediction = Prediction(
         machine=machine.name, step_s=timeline.step_interval_s, peak_bytes=timeline.peak_bytes,
-        low_s=timeline.low_s, high_s=timeline.high_s,
+        exposed_comm_s=timeline.exposed_comm_s, bubble_fraction=timeline.bubble_fraction, low_s=timeline.low_s,
+        high_s=timeline.high_s,
     )  # fmt: skip
     return msgspec.structs.replace(plan, prediction=prediction)
 

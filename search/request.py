@@ -9,30 +9,41 @@ from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.plan import Strategy
 
-__all__ = ["check_question"]
+__all__ = ["check_devices", "check_graph", "check_stages"]
 
 
-def check_question(
+def check_devices(machine: Machine, num_devices: int) -> None:
+    """Refuse numbers of devices that a machine does not have.
+
+    Raises:
+        TwofoldError: with a larger machine where there is one of the kind.
+    """
+    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
+        raise TwofoldError(f"num_devices is {num_devices!r}; it is a whole number of at least 1")
+    if num_devices > machine.num_devices:
+        node = machine.links[0].ranks if machine.links else 8
+        larger = f"{machine.name.rpartition('-x')[0] or 'h100-sxm'}-x{-(-num_devices // node) * node}"
+        raise TwofoldError(
+            f"{num_devices} devices asked for, machine {machine.name!r} has {machine.num_devices}; name a larger one, "
+            f"such as {larger}"
+        )
+    if num_devices > 1 and not machine.links:
+        raise TwofoldError(f"machine {machine.name!r} has no links; {num_devices} devices need some to work together")
+
+
+def check_stages(
     graph: Graph,
-    machine: Machine,
-    *,
     num_devices: int,
+    *,
     num_stages: int | None,
     stages: Sequence[Sequence[str]] | None,
     widths: str | Sequence[int] | None,
-    num_micro_batches: int | None,
-    interleave: int,
-    pinned: Mapping[str, Strategy],
 ) -> None:
-    """Refuse what no plan can answer; see `search` for the arguments and messages."""
-    if empty := [tensor for tensor in graph.tensors.values() if 0 in tensor.shape]:
-        raise TwofoldError(f"tensor {empty[0].name!r} has the shape {empty[0].shape}: nothing of size 0 is searched")
-    if num_devices < 1:
-        raise TwofoldError(f"{num_devices} devices asked for; at least 1 is needed")
-    if num_devices > machine.num_devices:
-        raise TwofoldError(f"{num_devices} devices asked for, machine {machine.name!r} has {machine.num_devices}")
-    if num_devices > 1 and not machine.links:
-        raise TwofoldError(f"machine {machine.name!r} has no links: {num_devices} devices cannot work together")
+    """Refuse stages that a graph or the devices cannot have; see `search` for the arguments.
+
+    Raises:
+        TwofoldError: stages without operators or devices, unknown operators, widths that do not fit.
+    """
     if num_stages is not None and not 1 <= num_stages <= num_devices:
         raise TwofoldError(f"{num_stages} pipeline stages on {num_devices} devices: each stage needs one at least")
     if stages is not None and num_stages is not None and len(stages) != num_stages:
@@ -47,11 +58,23 @@ def check_question(
     if num_stages is not None and num_stages > len(graph.operators):
         count = len(graph.operators)
         raise TwofoldError(f"{num_stages} stages need {num_stages} operators, there are {count}; take fewer stages")
+
+
+def check_graph(
+    graph: Graph, *, num_micro_batches: int | None, interleave: int, pinned: Mapping[str, Strategy]
+) -> None:
+    """Refuse tensors without elements, batches that do not divide, and pins of unknown operators; see `search`.
+
+    Raises:
+        TwofoldError: with the arithmetic.
+    """
+    if empty := [tensor for tensor in graph.tensors.values() if 0 in tensor.shape]:
+        raise TwofoldError(f"tensor {empty[0].name!r} has the shape {empty[0].shape}: nothing of size 0 is searched")
     if num_micro_batches is not None:
         _check_batch(graph, num_micro_batches, interleave)
     else:
         _check_interleave(interleave)
-    if unknown := set(pinned) - known:
+    if unknown := set(pinned) - {operator.name for operator in graph.operators}:
         raise TwofoldError(f"strategies are pinned for {sorted(unknown)}, which the graph does not have")
 
 

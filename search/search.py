@@ -22,7 +22,7 @@ from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Strategy
 from search.operators.plan_search import PlanSearch
-from search.request import check_question
+from search.request import check_devices, check_graph, check_stages
 from search.result import SearchResult
 
 __all__ = ["search"]
@@ -84,10 +84,9 @@ def search(
     if global_batch is not None:
         graph = graph.with_batch(global_batch)
     num_devices = machine.num_devices if num_devices is None else num_devices
-    check_question(
-        graph, machine, num_devices=num_devices, num_stages=num_stages, stages=stages, widths=widths,
-        num_micro_batches=num_micro_batches, interleave=interleave, pinned=pinned or {},
-    )  # fmt: skip
+    check_devices(machine, num_devices)
+    check_stages(graph, num_devices, num_stages=num_stages, stages=stages, widths=widths)
+    check_graph(graph, num_micro_batches=num_micro_batches, interleave=interleave, pinned=pinned or {})
     if top_k < 1:
         raise TwofoldError(f"top_k is {top_k}: it is at least 1")
     if time_limit_s is not None and not time_limit_s > 0:

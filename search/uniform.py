@@ -1,42 +1,35 @@
 """A plan stated in the usual degrees: data, context, tensor and pipeline parallel, the same for every operator.
 
-For a graph of `tf.transformer` all is stated, nothing searched: `plans.model.transformer.strategies` gives the
-layouts. For any other graph the data-parallel axis splits the batch dim of every operator that can be split there,
-and what the
+For a graph of `tf.transformer` all is stated, nothing searched: `plans.degrees.plan` gives the plan. For any other
+graph the data-parallel axis splits the batch dim of every operator that can be split there, and what the
 tensor-parallel axis splits is chosen by the exact search over the other dims, which finds the well-known
 column-then-row pattern by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import msgspec
+from collections.abc import Sequence
+from typing import Any
 
 from costmodels import Machine
-from plans.degrees import ORDER, Degrees, check_order, check_recompute_layers
+from plans.degrees import DEGREES, ORDER, Degrees, check, check_stated
+from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.layout import Layout
-from plans.lower.collectives import by_collectives
 from plans.model.graph import Graph, Operator
-from plans.model.transformer import (
-    block_strategies,
-    check_degrees,
-    is_transformer,
-    mesh_axes,
-    parts_of,
-    recompute_set,
-)
+from plans.model.transformer import is_transformer, recompute_set
 from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Plan, Stage, Strategy
-from plans.schedules import chunks_per_rank, make_schedule
 from search.attach_prediction import predicted
 from search.operators.additive import StageCosts
 from search.operators.eliminate import best_assignment
 from search.operators.pricing import instruction_cost
 from search.operators.stages import balanced_cuts
 
-__all__ = ["spread_layers", "uniform_plan"]
+__all__ = ["uniform_plan"]
+
+_ANY_GRAPH = ("dp", "tp", "pp", "micro_batch", "schedule", "virtual", "zero")
+"""Degrees that any graph can have; the others are for transformers."""
 
 
 def uniform_plan(
@@ -92,7 +85,7 @@ def uniform_plan(
         The plan. Its `prediction` is made for searched graphs only: a transformer may be for 100,000 ranks.
 
     Raises:
-        TwofoldError: degrees that do not fit the machine or the model, a micro-batch that does not divide the batch.
+        TwofoldError: what `plans.degrees.check` refuses; degrees of transformers for another graph.
 
     >>> from plans.model.transformer import transformer
     >>> plan = uniform_plan(transformer("llama-3-8b", batch_size=16), Machine.load("h200-x8"), dp=2, tp=2, pp=2,
@@ -100,158 +93,74 @@ def uniform_plan(
     >>> plan.num_micro_batches, [stage.operators[-1] for stage in plan.stages]
     (8, ['layers.15.residual', 'loss'])
     """
-    stated = is_transformer(graph)
-    _check(graph, machine, {"dp": dp, "cp": cp, "tp": tp, "pp": pp}, stated)
-    asked = {"cp": cp > 1, "ep": ep > 1, "sequence_parallel": sequence_parallel}
-    check_order(order)
-    asked |= {
-        "order": order != ORDER,
-        "layers_per_stage": layers_per_stage is not None,
-        "recompute_layers": recompute_layers is not None,
-    }
-    if not stated and any(asked.values()):
-        which = ", ".join(name for name, given in asked.items() if given)
-        raise TwofoldError(f"{which}: for graphs of tf.transformer only; graph {graph.name!r} is searched")
-    if graph.batch_size % dp:
-        raise TwofoldError(f"a batch of {graph.batch_size} cannot be split over dp {dp}: {graph.batch_size % dp} left")
-    per_rank = graph.batch_size // dp
-    micro_batch = per_rank if micro_batch is None else micro_batch
-    if micro_batch < 1 or per_rank % micro_batch:
+    by_name = isinstance(recompute, str)
+    level = (optimizer or Optimizer()).parallel_level if zero is None else zero
+    values: dict[str, Any] = {
+        "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "micro_batch": micro_batch, "schedule": schedule,
+        "virtual": virtual, "recompute": recompute if by_name else "none", "recompute_layers": recompute_layers,
+        "zero": level, "sequence_parallel": sequence_parallel, "order": order,
+        "layers": None if layers_per_stage is None else tuple(layers_per_stage),
+    }  # fmt: skip
+    if micro_batch is None:
+        check_stated({"dp": dp, "global_batch": graph.batch_size})
+        values["micro_batch"] = graph.batch_size // dp
+    degrees = Degrees.of(values, global_batch=graph.batch_size, optimizer=optimizer or Optimizer())
+    check(degrees, num_devices=machine.num_devices, machine=machine.name)
+    names = () if by_name else tuple(recompute)
+    if is_transformer(graph):
+        return plan_of(degrees, graph, recompute=names, stages=stages, full_batch=full_batch)
+    for name, degree in DEGREES.items():
+        if name not in (*_ANY_GRAPH, "recompute") and values[name] != degree.default:
+            raise TwofoldError(f"{name}: for graphs of tf.transformer only; graph {graph.name!r} is searched")
+    return predicted(_searched_plan(degrees, graph, machine, names, stages, full_batch), machine)
+
+
+def _searched_plan(
+    degrees: Degrees,
+    graph: Graph,
+    machine: Machine,
+    recompute: Sequence[str],
+    stages: Sequence[Sequence[str]] | None,
+    full_batch: bool,
+) -> Plan:
+    """The plan of a graph of any kind: stages balanced where not given, strategies chosen."""
+    placement, width = degrees.pipeline.placement, degrees.width
+    meshes = [
+        Layout((degrees.dp, degrees.tp), ("dp", "tp"), range(number * width, (number + 1) * width))
+        for number in range(degrees.pp)
+    ]
+    searched = _Searched(graph=graph, machine=machine, degrees=degrees, full_batch=full_batch)
+    chunks = stages or searched.balanced(len(placement), meshes[0])
+    if len(chunks) != len(placement):
         raise TwofoldError(
-            f"micro-batches of {micro_batch} on each of {dp} data-parallel ranks do not divide the batch of "
-            f"{graph.batch_size}: {per_rank} % {micro_batch} != 0"
+            f"operators are given for {len(chunks)} chunks; pp {degrees.pp} has {len(placement)} of them"
         )
-    count = per_rank // micro_batch
-    chosen = optimizer or Optimizer()
-    check_recompute_layers(recompute if isinstance(recompute, str) else "none", recompute_layers)
-    if zero is not None:
-        chosen = msgspec.structs.replace(chosen, parallel_level=zero)
-    placement = _placement(schedule, pp, count, virtual)
-    if stated:
-        kv_heads = graph.tensors["layers.0.attention.k_heads.out"].shape[2]
-        axes = mesh_axes(dp=dp, cp=cp, tp=tp, num_kv_heads=kv_heads, ep=ep)
-        check_degrees(graph, cp=cp, tp=tp, sequence_parallel=sequence_parallel, ep=ep)
-        if "output.weight" not in graph.tensors and placement[0] != placement[-1]:
-            raise TwofoldError(
-                f"{graph.name}: the head's matrix is the table of embeddings, but with pp {pp} and schedule "
-                f"{schedule!r} they are on different ranks; take a V-shaped schedule such as zb_v, or a head of its "
-                "own: tf.transformer(..., tied=False)"
-            )
-        degrees = Degrees(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, global_batch=dp, order=order)
-        meshes = [axes.mesh(degrees.stage_ranks(number)) for number in range(pp)]
-        parts = stages or spread_layers(graph, len(placement), layers_per_stage)
-        strategies: Mapping[str, Strategy] = block_strategies(graph, axes, sequence_parallel=sequence_parallel)
-    else:
-        width = dp * tp
-        meshes = [
-            Layout((dp, tp), ("dp", "tp"), range(number * width, (number + 1) * width)) for number in range(pp)
-        ]  # fmt: skip
-        searched = _Searched(
-            graph=graph, machine=machine, count=count, optimizer=chosen, full_batch=full_batch, num_ranks=width * pp
-        )
-        parts = stages or searched.balanced(len(placement), meshes[0])
-        strategies = searched.strategies(parts, [meshes[owner] for owner in placement])
-    if len(parts) != len(placement):
-        raise TwofoldError(f"operators are given for {len(parts)} chunks; pp {pp} has {len(placement)} of them")
-    plan = Plan(
+    strategies = searched.strategies(chunks, [meshes[owner] for owner in placement])
+    return Plan(
         graph=graph,
         stages=tuple(
-            Stage(mesh=meshes[owner], operators=tuple(part)) for owner, part in zip(placement, parts, strict=True)
+            Stage(mesh=meshes[owner], operators=tuple(part)) for owner, part in zip(placement, chunks, strict=True)
         ),
         strategies={name: strategy for name, strategy in strategies.items() if strategy.dims},
-        num_micro_batches=count, schedule=schedule, optimizer=chosen, full_batch=full_batch,
-        recompute=recompute_set(
-            graph, recompute, None if recompute_layers is None else _first_layers(graph, parts, recompute_layers)
-        ),
+        num_micro_batches=degrees.num_micro_batches, schedule=degrees.schedule, optimizer=degrees.optimizer,
+        full_batch=full_batch, recompute=recompute_set(graph, recompute or degrees.recompute),
     )  # fmt: skip
-    if ep > 1 and tp > 1:
-        plan = by_collectives(plan)  # tokens go by all-to-all, not rank to rank
-    return plan if stated else predicted(plan, machine)
-
-
-def _check(graph: Graph, machine: Machine, degrees: Mapping[str, int], stated: bool) -> None:
-    num_ranks = 1
-    for degree in degrees.values():
-        num_ranks *= degree
-    if min(degrees.values()) < 1 or num_ranks > machine.num_devices:
-        shown = " * ".join(f"{name}({degree})" for name, degree in degrees.items() if name != "cp" or degree != 1)
-        raise TwofoldError(f"{shown} = {num_ranks} ranks; machine {machine.name!r} has {machine.num_devices}")
-
-
-def _placement(schedule: str, pp: int, num_micro_batches: int, virtual: int) -> tuple[int, ...]:
-    """For each chunk of the model the pipeline rank that has it."""
-    fixed = chunks_per_rank(schedule)
-    given = virtual if fixed is None or virtual != 1 else None
-    return make_schedule(schedule, pp, num_micro_batches, virtual=given).placement
-
-
-def spread_layers(
-    graph: Graph, num_chunks: int, layers_per_stage: Sequence[int] | None = None
-) -> list[tuple[str, ...]]:
-    """The operators of each chunk of a transformer: blocks spread evenly or as given, embedding first, head last.
-
-    Where the blocks do not divide, chunks in the middle get one more: the first has the embedding, the last the head.
-
-    Raises:
-        TwofoldError: fewer blocks than chunks, numbers that do not add up to the blocks.
-
-    >>> from plans.model.transformer import transformer
-    >>> [len(part) for part in spread_layers(transformer("llama-2-7b", num_layers=6), 4)]
-    [21, 40, 40, 24]
-    """
-    parts = parts_of(graph)
-    num_layers = len(parts.blocks)
-    if layers_per_stage is None:
-        if num_layers < num_chunks:
-            raise TwofoldError(
-                f"{graph.name}: {num_layers} blocks for {num_chunks} chunks of the pipeline; take fewer, or give "
-                "layers_per_stage with zeros for the first or the last chunk"
-            )
-        base, left = divmod(num_layers, num_chunks)
-        inner_first = sorted(range(num_chunks), key=lambda chunk: (-min(chunk, num_chunks - 1 - chunk), chunk))
-        more = set(inner_first[:left])
-        layers_per_stage = [base + (chunk in more) for chunk in range(num_chunks)]
-    if len(layers_per_stage) != num_chunks or sum(layers_per_stage) != num_layers or min(layers_per_stage) < 0:
-        raise TwofoldError(
-            f"layers_per_stage {list(layers_per_stage)} gives {sum(layers_per_stage)} blocks to "
-            f"{len(layers_per_stage)} chunks; {graph.name} has {num_layers} blocks for {num_chunks} chunks"
-        )
-    if empty := [chunk for chunk, layers in enumerate(layers_per_stage) if not layers and 0 < chunk < num_chunks - 1]:
-        raise TwofoldError(f"layers_per_stage {list(layers_per_stage)} leaves nothing for chunk {empty[0]}")
-    found, first = [], 0
-    for layers in layers_per_stage:
-        found.append([name for block in parts.blocks[first : first + layers] for name in block])
-        first += layers
-    found[0] = [*parts.embedding, *found[0]]
-    found[-1] = [*found[-1], *parts.head]
-    return [tuple(names) for names in found]
-
-
-def _first_layers(graph: Graph, chunks: Sequence[Sequence[str]], count: int) -> set[int]:
-    """The numbers of the first `count` blocks of every chunk."""
-    owner = {name: number for number, chunk in enumerate(chunks) for name in chunk}
-    found: dict[int, list[int]] = {}
-    for number, block in enumerate(parts_of(graph).blocks):
-        found.setdefault(owner[block[0]], []).append(number)
-    return {number for own in found.values() for number in own[:count]}
 
 
 class _Searched:
     """Stage boundaries and strategies of a graph of any kind."""
 
-    def __init__(
-        self, *, graph: Graph, machine: Machine, count: int, optimizer: Optimizer, full_batch: bool, num_ranks: int
-    ) -> None:
-        self.machine, self.count, self.optimizer = machine, count, optimizer
-        self.full_batch, self.num_ranks = full_batch, num_ranks
-        self.micro = graph.with_batch(graph.batch_size // count)
+    def __init__(self, *, graph: Graph, machine: Machine, degrees: Degrees, full_batch: bool) -> None:
+        self.machine, self.degrees, self.full_batch = machine, degrees, full_batch
+        self.micro = graph.with_batch(graph.batch_size // degrees.num_micro_batches)
 
     def _costs(self, names: Sequence[str] | None, mesh: Layout) -> StageCosts:
         chosen = None if names is None else set(names)
         return StageCosts(
             micro=self.micro, operators=[op for op in self.micro.operators if chosen is None or op.name in chosen],
-            mesh=mesh, num_micro_batches=self.count, optimizer=self.optimizer, full_batch=self.full_batch,
-            cost=instruction_cost(self.machine, mesh, self.num_ranks), allowed=_follows_the_degrees,
+            mesh=mesh, num_micro_batches=self.degrees.num_micro_batches, optimizer=self.degrees.optimizer,
+            full_batch=self.full_batch, cost=instruction_cost(self.machine, mesh, self.degrees.num_ranks),
+            allowed=_follows_the_degrees,
         )  # fmt: skip
 
     def balanced(self, num_chunks: int, mesh: Layout) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""What all tests share: reproducible examples, and one test with several processes at a time."""
+"""What all tests share: reproducible examples, one thread a process, one test with several processes at a time."""
 
 import fcntl
 import os
@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Tensors of tests are tiny: threads would only wait for each other. Libraries read this when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadline and no random start: no test may depend on how fast or how often it is run.
 settings.register_profile("twofold", deadline=None, derandomize=True, database=None)

@@ -2,13 +2,14 @@
 
 import math
 
+from plans.degrees.groups import mesh_axes
 from plans.layout import Layout
 from plans.lower.collectives import by_collectives
 from plans.lower.symbolic import model_sizes
-from plans.model.transformer import block_strategies, mesh_axes, parts_of, recompute_set, transformer
+from plans.model.transformer import block_strategies, parts_of, recompute_set, transformer
 from plans.operators.attention import heads_first
 from plans.plan import Plan, Stage
-from plans.program import Kind
+from plans.program import Kind, moved_values
 
 
 def small_plan(config, *, tp, sequence_parallel, recompute, schedule, cp=1, ep=1):
@@ -50,7 +51,7 @@ def _said_by_lowering(group, body):
     for line in body.instructions:
         if line.kind is Kind.COMPUTE:
             shapes = heads_first(line.shapes, line.attrs) if line.call.startswith("attention.") else line.shapes
-            touched = sum(group.values[name].span_bytes for name in (*line.inputs, *line.outputs))
+            touched = sum(group.values[name].span_bytes for name in moved_values(line))
             lines.append((line.call, tuple(map(tuple, shapes)), touched))
         elif line.kind is Kind.COLLECTIVE:
             lines.append((line.call, line.axes, line.message_bytes))

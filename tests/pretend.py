@@ -27,7 +27,7 @@ from pretend_rules import RULES, UPDATES
 
 from plans.layout import TensorLayout
 from plans.model.graph import itemsize
-from plans.program import Block, GroupProgram, Instruction, Kind, ParameterHome, Program, Scope
+from plans.program import Block, GroupProgram, Instruction, Kind, ParameterPlacement, Program, Scope
 
 Array = np.ndarray
 Key = tuple[str, int | None]
@@ -91,17 +91,21 @@ class Pretend:
         self.ranks = {rank: Rank(rank, group) for group in program.groups for rank in group.ranks}
         assert sorted(self.ranks) == list(range(program.num_ranks))
         for rank in self.ranks.values():
-            for home in rank.group.parameters:
-                part = _box(parameters[home.name].astype(np.float64), home.layout.region(rank.number, home.shape))
-                kept = rank.group.values[home.kept]
+            for placement in rank.group.parameters:
+                part = _box(
+                    parameters[placement.name].astype(np.float64), placement.layout.region(rank.number, placement.shape)
+                )
+                kept = rank.group.values[placement.kept]
                 assert kept.scope is Scope.KEPT, kept
-                if home.master:
-                    rank.env[home.weight, None] = part.copy()
-                if home.shard:
-                    part = _flat_part(part, home.layout.mesh.index(rank.number, home.shard_axes), kept.shape[0])
-                assert part.shape == kept.shape, (home, part.shape)
+                if placement.master:
+                    rank.env[placement.weight, None] = part.copy()
+                if placement.shard:
+                    part = _flat_part(
+                        part, placement.layout.mesh.index(rank.number, placement.shard_axes), kept.shape[0]
+                    )
+                assert part.shape == kept.shape, (placement, part.shape)
                 rank.env[kept.name, None] = part
-                for state in home.states:
+                for state in placement.states:
                     rank.env[state, None] = np.zeros(rank.group.values[state].shape)
             for constant in rank.group.constants:
                 rank.env[constant.value, None] = _box(
@@ -129,26 +133,29 @@ class Pretend:
         """The whole parameters, put together; every replica must hold the same."""
         whole: dict[str, Array] = {}
         for group in self.program.groups:
-            for home in group.parameters:
-                assert home.name not in whole, f"{home.name} is kept by two groups"
-                whole[home.name] = np.full(home.shape, np.nan)
+            for placement in group.parameters:
+                assert placement.name not in whole, f"{placement.name} is kept by two groups"
+                whole[placement.name] = np.full(placement.shape, np.nan)
                 for rank in group.ranks:
-                    region = home.layout.region(rank, home.shape)
-                    part, index = self._weight(home, rank), tuple(slice(*ends) for ends in region)
-                    there = whole[home.name][index]
-                    assert np.isnan(there).all() or np.allclose(there, part, rtol=0, atol=1e-12), f"{home} on {rank}"
-                    whole[home.name][index] = part
+                    region = placement.layout.region(rank, placement.shape)
+                    part, index = self._weight(placement, rank), tuple(slice(*ends) for ends in region)
+                    there = whole[placement.name][index]
+                    assert np.isnan(there).all() or np.allclose(there, part, rtol=0, atol=1e-12), (
+                        f"{placement} on {rank}"
+                    )
+                    whole[placement.name][index] = part
         return whole
 
-    def _weight(self, home: ParameterHome, rank: int) -> Array:
-        if home.shard is None:
-            weight = self.ranks[rank].env[home.weight, None]
-            assert np.array_equal(weight, self.ranks[rank].env[home.kept, None]), f"{home} on {rank}"
+    def _weight(self, placement: ParameterPlacement, rank: int) -> Array:
+        if placement.shard is None:
+            weight = self.ranks[rank].env[placement.weight, None]
+            assert np.array_equal(weight, self.ranks[rank].env[placement.kept, None]), f"{placement} on {rank}"
             return weight
         shards = [
-            self.ranks[member].env[home.shard, None] for member in home.layout.mesh.group_of(rank, home.shard_axes)
+            self.ranks[member].env[placement.shard, None]
+            for member in placement.layout.mesh.group_of(rank, placement.shard_axes)
         ]
-        shape = home.layout.local_shape(home.shape)
+        shape = placement.layout.local_shape(placement.shape)
         return np.concatenate(shards)[: math.prod(shape)].reshape(shape)
 
     # ---------------------------------------------------------------- one rank

@@ -9,7 +9,7 @@ from torch import nn
 from executor.device import Device
 from executor.train.batches import load_model
 from executor.train.initial import no_init_parameters
-from executor.train.same_start import check_alike
+from executor.train.same_start import check_same_start
 from plans.errors import TwofoldError
 
 pytestmark = pytest.mark.ranks
@@ -66,7 +66,7 @@ def work(rank, folder):
     said = {}
     for name, (make, _) in CASES.items():
         try:
-            check_alike(make(rank), Device(kind="cpu"))
+            check_same_start(make(rank), Device(kind="cpu"))
         except TwofoldError as error:
             said[name] = str(error)
     np.savez(folder / f"{rank}.npz", **said)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,20 +10,21 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from on_ranks import run_on_ranks
+from torch.multiprocessing import ProcessExitedException
 
 from costmodels.fit.points import Point, PointLog, load_points
 from costmodels.machine.catalogue import load_device
 from costmodels.price.executor_kernels import fit_rules
-from executor.calibrate.cpu import _Session as _CpuSession
-from executor.calibrate.cpu import _summary, environment
+from executor.calibrate.cpu import cpu_sections, environment
 from executor.calibrate.operands import Job
-from executor.calibrate.rank_sync import HUNG_EXIT_CODE, Meeting
-from executor.calibrate.resume import go_on
-from executor.calibrate.session import Session
+from executor.calibrate.rank_sync import HUNG_EXIT_CODE, RankSync
+from executor.calibrate.resume import resume
+from executor.calibrate.sections import AloneSection
+from executor.calibrate.session import Session, SessionOptions
+from executor.calibrate.shared_cores import summary
 from executor.calibrate.timing import Timer
-from executor.device import Device
-from executor.launch.launch import launch
-from executor.launch.rank_failures import RankFailed
+from executor.device import Device, pick_device
 from plans.errors import TwofoldError
 from twofold.calibration import calibrate
 from twofold.cli import main
@@ -47,50 +49,52 @@ class LostDevice(Device):
             raise RuntimeError("device-side error: the bus is gone")
 
 
-def small_session(device, folder, said, *, minutes=1.0, sections=("matrix",), clock_s=time.monotonic):
-    timer = Timer(device, repeats=1, window_s=1e-4)
-    return Session(
-        timer, Meeting(device), PointLog(folder / "points.jsonl"), minutes=minutes, quick=True, sections=sections,
-        say=said.append, clock_s=clock_s,
-    )  # fmt: skip
+def small_session(device, folder, said, *, minutes=1.0, clock_s=time.monotonic):
+    timer, log = Timer(device, repeats=1, window_s=1e-4), PointLog(folder / "points.jsonl")
+    options = SessionOptions(minutes=minutes, quick=True)
+    return Session(timer, RankSync(device), log, options, say=said.append, clock_s=clock_s)
+
+
+def take(session, jobs, budget_s=1e30):
+    AloneSection(name="matrix", share=1.0, jobs=lambda session: jobs).take(session, budget_s)
 
 
 def job(shape, needs_bytes=0, make=None):
     point = Point(kind="matrix", call="mm", shape=shape, form="nn", seconds=0.0)
-    return Job(point=point, make=make or (lambda bench: [lambda: torch.ones(2).sum()]), tier=0, needs_bytes=needs_bytes)
+    return Job(point=point, make=make or (lambda pool: [lambda: torch.ones(2).sum()]), tier=0, needs_bytes=needs_bytes)
 
 
 def test_a_grid_that_does_not_fit_into_memory_shrinks_and_says_so(tmp_path):
     said: list[str] = []
     session = small_session(SmallDevice(kind="cpu"), tmp_path, said)
-    session._alone([job((1, 1, 1)), job((2, 2, 2), needs_bytes=2**20), job((3, 3, 3), needs_bytes=2**30)], 1e30)
+    take(session, [job((1, 1, 1)), job((2, 2, 2), needs_bytes=2**20), job((3, 3, 3), needs_bytes=2**30)])
     assert {point.shape for point in session.log} == {(1, 1, 1)}
-    assert str(session.left) == "2 too large for its memory"
+    assert str(session.skipped) == "2 too large for its memory"
 
 
 def test_a_device_that_disappears_ends_the_run_and_keeps_the_points(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def lose(bench):
+    def lose(pool):
         (tmp_path / "lost").touch()
         raise RuntimeError("device-side error")
 
     session = small_session(LostDevice(kind="cpu"), tmp_path, [])
-    session._alone([job((1, 1, 1))], 1e30)
+    take(session, [job((1, 1, 1))])
     with pytest.raises(
         TwofoldError, match=r"rank 0 stopped working in matrix mm .*: device-side error; 1 points are kept"
     ):
-        session._alone([job((2, 2, 2), make=lose)], 1e30)
+        take(session, [job((2, 2, 2), make=lose)])
     assert [point.shape for point in load_points(tmp_path / "points.jsonl")[0]] == [(1, 1, 1)]
 
 
 def test_a_kernel_that_fails_on_a_sound_device_is_left_out_and_named(tmp_path):
-    def fail(bench):
+    def fail(pool):
         raise RuntimeError("no such kernel")
 
     said: list[str] = []
     session = small_session(Device(kind="cpu"), tmp_path, said)
-    session._alone([job((1, 1, 1), make=fail), job((2, 2, 2))], 1e30)
+    take(session, [job((1, 1, 1), make=fail), job((2, 2, 2))])
     assert [point.shape for point in session.log] == [(2, 2, 2)]
     assert session.failures == ["matrix mm (1, 1, 1): no such kernel"]
 
@@ -121,15 +125,15 @@ def test_a_clock_that_leaps_ahead_once_flags_the_point_and_spares_the_median():
 
 def test_ranks_of_a_cpu_refuse_a_clock_that_goes_back():
     with pytest.raises(TwofoldError, match="clock jumps: a call took -1 s"):
-        _summary([1.0, -1.0, 2.0])
+        summary([1.0, -1.0, 2.0])
 
 
 def test_points_of_another_device_are_not_added_to(tmp_path):
     log = PointLog(tmp_path / "points.jsonl")
-    go_on(log, {"device_name": "NVIDIA H200", "date": "2026-01-01"})
-    go_on(log, {"device_name": "NVIDIA H200", "date": "2026-01-02"})  # another day goes on
+    resume(log, {"device_name": "NVIDIA H200", "date": "2026-01-01"})
+    resume(log, {"device_name": "NVIDIA H200", "date": "2026-01-02"})  # another day goes on
     with pytest.raises(TwofoldError, match="device_name is 'NVIDIA H200'; here it is 'NVIDIA A100'"):
-        go_on(PointLog(log.path), {"device_name": "NVIDIA A100"})
+        resume(PointLog(log.path), {"device_name": "NVIDIA A100"})
 
 
 def test_time_that_is_up_leaves_points_out_and_the_next_run_takes_them(tmp_path):
@@ -137,45 +141,41 @@ def test_time_that_is_up_leaves_points_out_and_the_next_run_takes_them(tmp_path)
     device, ticks = Device(kind="cpu"), itertools.count()
     first = small_session(device, tmp_path, said, clock_s=lambda: float(next(ticks)))
     jobs = [job((size, 1, 1)) for size in range(1, 5)]
-    first._alone(jobs, first.clock_s() + 3.5)
+    take(first, jobs, 4.5)
     taken = len(list(first.log))
     assert 0 < taken < len(jobs)
-    assert str(first.left) == f"{len(jobs) - taken} for lack of time"
+    assert str(first.skipped) == f"{len(jobs) - taken} for lack of time"
     second = small_session(device, tmp_path, said)
-    second.known = second._shared_keys()
-    second._alone(jobs, 1e30)
+    second.known = second.share_points()
+    take(second, jobs)
     points, _ = load_points(tmp_path / "points.jsonl")
     assert sorted(point.shape for point in points) == [(size, 1, 1) for size in range(1, 5)]
 
 
-HANGING = """
-import sys, time
-import torch.distributed as dist
-from executor.calibrate.rank_sync import Meeting
-from executor.device import pick_device
-dist.init_process_group("gloo")
-meeting = Meeting(pick_device("cpu"), timeout_s=60.0)
-with meeting.watch("all_reduce of 4 bytes in groups of 2", timeout_s=60.0):
-    meeting.barrier()
-if dist.get_rank() == 1:
-    time.sleep(60.0)
-with meeting.watch("all_gather of 8 bytes in groups of 2", timeout_s=1.5):
-    meeting.barrier()
-"""
+def hang(rank, folder):
+    import torch.distributed as dist
+
+    with (folder / f"stderr.{rank}").open("w") as file:
+        os.dup2(file.fileno(), 2)
+    sync = RankSync(pick_device("cpu"), timeout_s=60.0)
+    with sync.watch("all_reduce of 4 bytes in groups of 2", timeout_s=60.0):
+        sync.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(60.0)
+    with sync.watch("all_gather of 8 bytes in groups of 2", timeout_s=1.5):
+        sync.barrier()
 
 
 @pytest.mark.ranks
-def test_a_collective_that_hangs_names_the_missing_rank_and_leaves_nobody_behind(tmp_path):
-    script = tmp_path / "hanging.py"
-    script.write_text(HANGING)
+def test_a_collective_that_hangs_ends_its_rank_and_names_the_missing_one(tmp_path):
     start = time.monotonic()
-    with pytest.raises(RankFailed) as caught:
-        launch(script, num_ranks=2, log_dir=tmp_path / "log", timeout_s=100)
+    with pytest.raises(ProcessExitedException) as caught:
+        run_on_ranks(hang, 2, tmp_path)
     assert time.monotonic() - start < 50  # not the 60 s that the other rank sleeps
-    said = (tmp_path / "log" / "1" / "rank.0" / "stderr").read_text()
+    said = (tmp_path / "stderr.0").read_text()
     assert "all_gather of 8 bytes in groups of 2 did not end within 1.5 s" in said
     assert "missing: rank 1, which is at 'all_reduce of 4 bytes in groups of 2'; waiting in it: rank 0" in said
-    assert f"exit code {HUNG_EXIT_CODE}" in str(caught.value)
+    assert (caught.value.error_index, caught.value.exit_code) == (0, HUNG_EXIT_CODE)
 
 
 def test_the_old_machine_file_stays_when_a_calibration_fails(tmp_path, monkeypatch):
@@ -218,7 +218,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_measured_again(tmp_path):
 
 def test_points_can_be_asked_for_by_name(tmp_path):
     from costmodels.fit.points import save_points
-    from executor.calibrate.requested_points import wanted_jobs
+    from executor.calibrate.requested_points import requested_points
 
     matrix = Point(kind="matrix", call="mm", shape=(8, 16, 24), form="tn", dtype="bfloat16", held_out=True, seconds=0.0)
     attention = Point(
@@ -226,35 +226,28 @@ def test_points_can_be_asked_for_by_name(tmp_path):
         options={"causal": 1}, seconds=0.0,
     )  # fmt: skip
     save_points(tmp_path / "wanted.jsonl", [matrix, attention], {})
-    jobs = wanted_jobs(tmp_path / "wanted.jsonl")
+    jobs = requested_points(tmp_path / "wanted.jsonl")
     assert [job.point.key for job in jobs] == [matrix.key, attention.key]
     assert [job.point.held_out for job in jobs] == [True, False]
     save_points(tmp_path / "other.jsonl", [Point(kind="collective", call="all_reduce", seconds=0.0)], {})
     with pytest.raises(TwofoldError, match="asks for collective all_reduce"):
-        wanted_jobs(tmp_path / "other.jsonl")
-
-
-def test_one_device_spends_no_time_on_what_takes_several(tmp_path):
-    session = small_session(Device(kind="cpu"), tmp_path, [], sections=())
-    assert "communication" not in session.sections
-    assert "matrix" in session.sections
+        requested_points(tmp_path / "other.jsonl")
 
 
 def test_a_cpu_measured_for_no_file_leaves_no_points_behind(tmp_path, monkeypatch):
     from twofold import calibration
 
-    asked = {}
+    requests = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(calibration, "calibrate_cpu", lambda ranks, **more: asked.update(more))
+    monkeypatch.setattr(calibration, "calibrate_cpu", requests.append)
     calibration.calibrate(2, device="cpu")
-    assert asked["points"] is None
     calibration.calibrate(2, device="cpu", out=tmp_path / "m.json")
-    assert asked["points"] == tmp_path / "m.points.jsonl"
+    assert [request.points for request in requests] == [None, tmp_path / "m.points.jsonl"]
 
 
 @pytest.mark.parametrize("minutes", [-1.0, 0.0, float("nan"), float("inf")])
 def test_no_time_to_measure_in_is_refused(minutes, tmp_path):
-    with pytest.raises(TwofoldError, match="minutes are no time"):
+    with pytest.raises(TwofoldError, match="--minutes must be positive"):
         calibrate(device="cpu", quick=True, minutes=minutes, out=tmp_path / "machine.json")
     assert not list(tmp_path.iterdir())
 
@@ -328,18 +321,13 @@ def test_an_interrupted_calibration_says_what_is_kept_and_that_the_same_command_
 
 
 def test_a_point_is_on_disk_before_the_next_one_is_taken(tmp_path, monkeypatch):
-    log, seen = PointLog(tmp_path / "points.jsonl"), []
+    session, seen = small_session(Device(kind="cpu"), tmp_path, []), []
 
     def timed(call, budget_s):
-        seen.append(len(PointLog(log.path).points))
+        seen.append(len(PointLog(tmp_path / "points.jsonl").points))
         return {"seconds": 1e-6}
 
-    monkeypatch.setattr("executor.calibrate.cpu._timed", timed)
-    monkeypatch.setattr("executor.calibrate.cpu.dist.barrier", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    session = _CpuSession.__new__(_CpuSession)
-    session.rank, session.log, session.points, session.known = 0, log, [], set()
-    session.thorough, session.small = False, True
-    with pytest.raises(KeyboardInterrupt):
-        session.alone(1.0)
+    monkeypatch.setattr("executor.calibrate.cpu.timed_alone", timed)
+    session.run(cpu_sections(()))
     assert seen == list(range(len(seen)))
-    assert len(load_points(log.path)[0]) == len(seen) > 10
+    assert len(load_points(tmp_path / "points.jsonl")[0]) == len(seen) > 10

@@ -6,20 +6,21 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from on_ranks import run_on_ranks
 
 from costmodels.fit.points import Point, PointLog, load_points, save_points
 from costmodels.machine.catalogue import load_device
 from executor.calibrate.chosen import split_at_markers
-from executor.calibrate.communication import recorded_jobs
+from executor.calibrate.communication import make_call, recorded_jobs, recorded_together, timed_together
 from executor.calibrate.instructions import _summary
 from executor.calibrate.operands import Job
-from executor.calibrate.rank_sync import Meeting
-from executor.calibrate.requested_points import wanted_jobs
+from executor.calibrate.rank_sync import RankSync
+from executor.calibrate.requested_points import requested_points
 from executor.calibrate.rules import rule_jobs
-from executor.calibrate.session import Session
+from executor.calibrate.sections import AloneSection, CallLimits
+from executor.calibrate.session import Session, SessionOptions
 from executor.calibrate.timing import Timer, sampled
-from executor.device import Device
-from executor.launch.launch import launch
+from executor.device import Device, pick_device
 from plans.errors import TwofoldError
 from plans.plan import save_plan
 from twofold.calibrate_gpu import base_device, fit_points
@@ -75,11 +76,14 @@ def test_an_npu_is_measured_without_recording_launches_or_reading_clocks(tmp_pat
     device = StandIn(kind="npu")
     assert (device.backend, device.is_async, device.sensors()) == ("hccl", True, {})
     timer = Timer(device, repeats=2, window_s=1e-4, busy_s=0.0)
-    session = Session(timer, Meeting(device), PointLog(tmp_path / "points.jsonl"), minutes=1.0, say=lambda line: None)
-    monkeypatch.setattr(session, "_rates", lambda: (1e12, 1e11))
+    options = SessionOptions(minutes=1.0, sections=["matrix"])
+    session = Session(timer, RankSync(device), PointLog(tmp_path / "points.jsonl"), options, say=lambda line: None)
+    limits = CallLimits(free_bytes=2**30, flops_per_s=1e12, bytes_per_s=1e11)
+    monkeypatch.setattr(CallLimits, "of", lambda session: limits)
     x = torch.ones(8, 8)
     point = Point(kind="matrix", call="mm", shape=(8, 8, 8), form="nn", dtype="bfloat16", seconds=0.0)
-    session._alone([Job(point=point, make=lambda bench: [lambda: x @ x])], 1e30)
+    jobs = [Job(point=point, make=lambda pool: [lambda: x @ x])]
+    session.run([AloneSection(name="matrix", share=1.0, jobs=lambda session: jobs)])
     (taken,) = load_points(tmp_path / "points.jsonl")[0]
     assert taken.seconds > 0
     assert (taken.figures["recorded"], taken.clock_MHz) == (0.0, 0.0)
@@ -181,47 +185,36 @@ def test_kernels_of_a_trace_are_those_between_pairs_of_markers():
     assert (found[0][0]["seconds"], found[0][0]["grid"]) == (2e-6, [2, 1, 1])
 
 
-HCCL = """
-import torch, torch.distributed as dist
-from costmodels.fit.points import Point
-from executor.calibrate.communication import make_call, recorded_together, timed_together
-from executor.calibrate.rank_sync import Meeting
-from executor.calibrate.timing import Timer, sampled
-from executor.device import pick_device
+def time_under_the_name_hccl(rank, folder):
+    import torch.distributed as dist
 
-def gloo(store, rank, size, timeout):
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
+    def gloo(store, rank, size, timeout):
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
 
-dist.Backend.register_backend("hccl", gloo, devices=["cpu"])
-dist.init_process_group("hccl")
-assert dist.get_backend() == "hccl"
-device = pick_device("cpu")
-meeting = Meeting(device, 30.0)
-for call in ("all_reduce", "all_gather"):
-    point = Point(kind="collective", call=call, size_bytes=4096, ranks=2, active_ranks=2, seconds=0.0)
-    run = make_call(point, meeting, device.torch_device)
-    sample, skew_s = timed_together(Timer(device, repeats=2, window_s=1e-3), meeting, run)
-    assert sample.seconds > 0 and skew_s >= 0
-    print(call, flush=True)
-for pattern in ("one_way", "ping_pong"):
-    said = {"pattern": pattern, "groups": 1}
-    point = Point(kind="transfer", call="transfer", size_bytes=4096, ranks=2, active_ranks=2, options=said, seconds=0.0)
-    sample, _ = timed_together(Timer(device, repeats=2, window_s=1e-3), meeting, make_call(point, meeting, "cpu"))
-    assert sample.seconds > 0
-    assert recorded_together(Timer(device, repeats=2), meeting, make_call(point, meeting, "cpu")) is None
-    print(pattern, flush=True)
-"""
+    dist.Backend.register_backend("hccl", gloo, devices=["cpu"])
+    dist.init_process_group("hccl")
+    assert dist.get_backend() == "hccl"
+    device = pick_device("cpu")
+    sync = RankSync(device, 30.0)
+    kinds = {"kind": "collective", "size_bytes": 4096, "ranks": 2, "active_ranks": 2, "seconds": 0.0}
+    for call in ("all_reduce", "all_gather"):
+        run = make_call(Point(call=call, **kinds), sync, device.torch_device)
+        sample, skew_s = timed_together(Timer(device, repeats=2, window_s=1e-3), sync, run)
+        assert sample.seconds > 0 and skew_s >= 0
+    for pattern in ("one_way", "ping_pong"):
+        said = kinds | {"kind": "transfer", "call": "transfer", "options": {"pattern": pattern, "groups": 1}}
+        run = make_call(Point(**said), sync, "cpu")
+        sample, _ = timed_together(Timer(device, repeats=2, window_s=1e-3), sync, run)
+        assert sample.seconds > 0
+        assert recorded_together(Timer(device, repeats=2), sync, run) is None
+    dist.destroy_process_group()
+    (folder / f"{rank}.done").touch()
 
 
 @pytest.mark.ranks
 def test_collectives_are_timed_under_the_name_hccl(tmp_path):
-    script, said = tmp_path / "hccl.py", []
-    script.write_text(HCCL)
-    launch(
-        script, num_ranks=2, log_dir=tmp_path / "log", timeout_s=100, stream_rank=0,
-        on_line=lambda rank, line: said.append(line),
-    )  # fmt: skip
-    assert said == ["all_reduce", "all_gather", "one_way", "ping_pong"]
+    run_on_ranks(time_under_the_name_hccl, 2, tmp_path, joined=False)
+    assert len(list(tmp_path.glob("*.done"))) == 2
 
 
 def test_what_the_driver_allows_is_read_from_nvidia_smi_where_there_is_one(tmp_path, monkeypatch):
@@ -251,12 +244,12 @@ def test_points_that_are_asked_for_become_jobs_in_their_order(tmp_path):
         Point(kind="attention", call="sdpa_backward", shape=(1, 4, 2, 64, 64, 16), options={"causal": 1}, seconds=0.0),
     ]
     save_points(path, points, {})
-    first, second = wanted_jobs(path)
+    first, second = requested_points(path)
     assert (first.point.shape, first.point.form, first.point.held_out, first.tier) == ((8, 16, 24), "tn", True, 0)
     assert (second.point.call, second.point.options, second.tier) == ("sdpa_backward", {"causal": 1}, 1)
     save_points(path, [Point(kind="memory", call="add", shape=(4,), seconds=0.0)], {})
     with pytest.raises(TwofoldError, match=r"asks for memory add \(4,\)"):
-        wanted_jobs(path)
+        requested_points(path)
 
 
 def test_rules_are_measured_at_two_sizes_at_least(tmp_path):

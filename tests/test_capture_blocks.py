@@ -219,7 +219,7 @@ def trained(graph, module, batches, num_micro_batches=1):
     )
     names = [tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"]
     losses = [rank.step(dict(zip(names, map(torch.Tensor.numpy, batch), strict=True))).item() for batch in batches]
-    return losses, {home.name: rank.kept(home) for home in rank.group.parameters}
+    return losses, {placement.name: rank.kept(placement) for placement in rank.group.parameters}
 
 
 @pytest.mark.filterwarnings("ignore:aten.triu.default.*every rank computes all of it")
@@ -246,8 +246,8 @@ def test_another_batch_size_gives_the_graph_of_a_capture_of_that_size(model):
     module, whole = seeded(make), inputs()
     graph = capture(module, whole)
     for size in (1, 2):
-        assert graph.with_batch(size) == capture(module, tuple(part[:size] for part in whole))
-        assert capture(module, tuple(part[:size] for part in whole)).with_batch(BATCH) == graph
+        small = capture(module, tuple(part[:size] for part in whole))
+        assert graph.with_batch(size) == small and small.with_batch(BATCH) == graph
 
 
 def test_a_llama_block_consists_of_these_operators():

@@ -73,7 +73,7 @@ def test_one_rank_trains_as_torch(name):
         losses = [rank.step(fed(graph, batch)).item() for _ in range(NUM_STEPS)]
         expected = expected_of(module, batch, plan)
         assert compare_losses(losses, expected.losses).max_rel_diff < 1e-12
-        weights = {home.name: rank.kept(home) for home in rank.group.parameters}
+        weights = {placement.name: rank.kept(placement) for placement in rank.group.parameters}
         assert set(weights) == {name for name, each in module.named_parameters() if each.requires_grad}
         assert compare_weights(weights, {name: expected.weights[name] for name in weights}).max_rel_diff < 1e-12
 

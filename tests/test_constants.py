@@ -86,14 +86,20 @@ def test_programs_with_constants_train_the_same_function(name):
 @pytest.mark.parametrize("name", PLANS)
 def test_constants_are_kept_and_nothing_is_sent_for_them(name):
     for group in lower(PLANS[name]).groups:
-        for home in group.constants:
-            value = group.values[home.value]
-            assert (value.scope, value.role, value.shape) == (Scope.KEPT, "weight", home.layout.local_shape((WIDTH,)))
+        for placement in group.constants:
+            value = group.values[placement.value]
+            assert (value.scope, value.role, value.shape) == (
+                Scope.KEPT,
+                "weight",
+                placement.layout.local_shape((WIDTH,)),
+            )
         made = {output for _, each in group.walk() for output in each.outputs}
-        assert not made & {home.value for home in group.constants}
+        assert not made & {placement.value for placement in group.constants}
         collectives = [each for _, each in group.walk() if each.kind is Kind.COLLECTIVE]
-        assert not any(name in each.inputs for each in collectives for name in {home.value for home in group.constants})
-    assert {home.name for group in lower(PLANS[name]).groups for home in group.constants} == {"c"}
+        assert not any(
+            name in each.inputs for each in collectives for name in {placement.value for placement in group.constants}
+        )
+    assert {placement.name for group in lower(PLANS[name]).groups for placement in group.constants} == {"c"}
 
 
 def test_a_plan_with_constants_is_a_file():

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from on_ranks import run_on_ranks
+from pretend_redistribution import apply_step, split
 
 from executor.device import Device
-from executor.step.comm import HandOver, collective_issue, transfer_issue
+from executor.step.comm import SelfTransfer, collective_launch, transfer_launch
 from executor.step.groups import Groups
 from plans.layout import Layout, TensorLayout
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
 from plans.redistribution import Step, StepKind, pieces
-from plans.redistribution.pretend import apply_step, split
 
 pytestmark = pytest.mark.ranks
 
@@ -128,7 +128,7 @@ def work(rank, folder):
         team = groups.team(instruction.channel, MESH.group_of(rank, instruction.axes))
         given = torch.from_numpy(part)
         before = given.clone()
-        found[name] = collective_issue(instruction, team, output)(given).finish()[0].numpy()
+        found[name] = collective_launch(instruction, team, output)(given).finish()[0].numpy()
         assert torch.equal(given, before), f"{name} changed its input"
 
     for seed, (name, each) in enumerate(COLLECTIVES.items()):
@@ -151,18 +151,18 @@ def work(rank, folder):
         axes=("a", "b"), channel="over ('a', 'b')",
     )  # fmt: skip
     team = groups.team(instruction.channel, MESH.group_of(rank, ("a", "b")))
-    pending = collective_issue(instruction, team, shape)(in_place)
-    assert pending.finish()[0] is in_place and pending.finish()[0] is in_place
+    work = collective_launch(instruction, team, shape)(in_place)
+    assert work.finish()[0] is in_place and work.finish()[0] is in_place
     found["in place"] = in_place.numpy()
     np.savez(folder / f"{rank}.npz", **found)
 
 
 def run_transfers(rank, groups, device, label, found):
     """All at once and twice: receives first, then sends, then waits in another order."""
-    hand_overs = defaultdict(HandOver)
+    self_transfers = defaultdict(SelfTransfer)
     cases = list(enumerate(TRANSFERS.items()))
-    issues = {
-        (name, kind): transfer_issue(transfer(name, kind, each), rank, groups, device, hand_overs)
+    launches = {
+        (name, kind): transfer_launch(transfer(name, kind, each), rank, groups, device, self_transfers)
         for _, (name, each) in cases
         for kind, layout in ((Kind.SEND, each.before), (Kind.RECV, each.after))
         if rank in layout.mesh.rank_list
@@ -170,15 +170,15 @@ def run_transfers(rank, groups, device, label, found):
     receives, sends = [], []
     for again in (0, 100):
         for seed, (name, each) in cases:
-            if (name, Kind.RECV) in issues:
-                receives.append((f"{label}{name} {again}", issues[name, Kind.RECV]()))
-            if (name, Kind.SEND) in issues:
+            if (name, Kind.RECV) in launches:
+                receives.append((f"{label}{name} {again}", launches[name, Kind.RECV]()))
+            if (name, Kind.SEND) in launches:
                 part = torch.from_numpy(parts_of(each.before, seed + again)[rank])
-                sends.append(issues[name, Kind.SEND](part))
-    for name, pending in reversed(receives):
-        found[name] = pending.finish()[0].numpy()
-    for pending in sends:
-        assert pending.finish() == ()
+                sends.append(launches[name, Kind.SEND](part))
+    for name, work in reversed(receives):
+        found[name] = work.finish()[0].numpy()
+    for work in sends:
+        assert work.finish() == ()
 
 
 @pytest.fixture(scope="module")

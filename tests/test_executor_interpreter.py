@@ -10,7 +10,7 @@ from executor.step.count import Communication, compare
 from executor.step.interpreter import Interpreter
 from executor.step.memory import memory_peak
 from executor.train.result import RankResult, spans_of
-from executor.train.run import run_rank
+from executor.train.run import RunOptions, run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
@@ -51,8 +51,8 @@ def test_one_micro_batch_is_plain_torch_bit_for_bit():
     losses = [rank.step(batch).item() for batch in batches(6)]
     expected, weights = trained(6)
     assert losses == expected
-    for home in rank.group.parameters:
-        np.testing.assert_array_equal(rank.kept(home).numpy(), weights[home.name])
+    for placement in rank.group.parameters:
+        np.testing.assert_array_equal(rank.kept(placement).numpy(), weights[placement.name])
 
 
 @pytest.mark.parametrize("num_micro_batches", [2, 4, 8])
@@ -180,7 +180,7 @@ def test_unknown_device_is_refused():
 
 
 def test_more_steps_than_data():
-    with pytest.raises(TwofoldError, match="ended after 2 steps, 3"):
+    with pytest.raises(TwofoldError, match="ended after 2 of 3 steps"):
         run_rank(lower(one_rank()), None, batches(2), parameters(), 3, device="cpu")
 
 
@@ -191,8 +191,8 @@ def test_run_of_one_rank_and_its_file(tmp_path):
     seen = []
     weights_path = tmp_path / "weights.npz"
     result = run_rank(
-        lower(one_rank()), one_rank(), batches(4), parameters(), 4, device="cpu", record_steps=2,
-        on_step=lambda step, loss: seen.append((step, loss)), weights_path=weights_path,
+        lower(one_rank()), one_rank(), batches(4), parameters(), 4, device="cpu", weights_path=weights_path,
+        options=RunOptions(record_steps=2, on_step=lambda step, loss: seen.append((step, loss))),
     )  # fmt: skip
     losses, weights = trained(4)
     assert result.losses.tolist() == losses and seen == list(enumerate(losses))

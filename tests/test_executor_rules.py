@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from executor.kernels import RULES, Progress, Site, rule_of
+from executor.kernels import RULES, OpContext, StepCounter, rule_of
 from executor.kernels.losses import LOSS_RULES
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -42,7 +42,9 @@ OPERATORS = [
 
 
 def site(shape=(), shares=False, mesh=ALONE, rank=0, step=1, dtype="float64"):
-    return Site(rank=rank, mesh=mesh, shape=tuple(shape), dtype=dtype, shares=shares, progress=Progress(step=step))
+    return OpContext(
+        rank=rank, mesh=mesh, shape=tuple(shape), dtype=dtype, shares=shares, counter=StepCounter(step=step)
+    )
 
 
 def randn(seed, *shape):
@@ -252,7 +254,7 @@ def test_causal_attention_of_a_split_sequence_is_that_of_the_whole(dtype, kv_hea
     outputs, gradients = [], [torch.zeros_like(each) for each in (q, k, v)]
     for rank in range(3):
         rows = slice(4 * rank, 4 * rank + 4)
-        site = Site(rank=rank, mesh=Layout((3,), ("cp",)), dtype=str(dtype).split(".")[-1])
+        site = OpContext(rank=rank, mesh=Layout((3,), ("cp",)), dtype=str(dtype).split(".")[-1])
         outputs.append(rule_of("attention.forward")(site, attrs, q[..., rows, :], k, v))
         mine = rule_of("attention.grad012")(site, attrs, g[..., rows, :], q[..., rows, :], k, v)
         gradients[0][..., rows, :] = mine[0]

@@ -12,9 +12,9 @@ from small_training import batches, four_ranks, parameters, trained
 
 from executor.step.count import Communication, compare, counted, planned_collectives
 from executor.step.emulate import Emulation
-from executor.train.batches import own_rows
+from executor.train.batches import rows_of_rank
 from executor.train.result import RankResult, merged_timeline
-from executor.train.run import run_rank
+from executor.train.run import RunOptions, run_rank
 from plans.lower import lower
 from plans.program import Kind
 from plans.timeline import STREAMS
@@ -47,18 +47,18 @@ def cost_of(instruction, group):
 def work(rank, folder):
     for name, plan in PLANS.items():
         program = lower(plan)
-        feed = own_rows(plan, rank, batches(NUM_STEPS))
+        feed = rows_of_rank(plan, rank, batches(NUM_STEPS))
         result = run_rank(
-            program, plan, feed, parameters(), NUM_STEPS, device="cpu", record_steps=2,
-            weights_path=folder / f"{name}.npz",
+            program, plan, feed, parameters(), NUM_STEPS, device="cpu", weights_path=folder / f"{name}.npz",
+            options=RunOptions(record_steps=2),
         )  # fmt: skip
         result.save(folder / f"{name}.{rank}.npz")
     for name in EMULATED:
         for host_async in (False, True):
             emulation = Emulation(machine="toy", dilate=DILATE, cost_of=cost_of, host_async=host_async)
             result = run_rank(
-                lower(PLANS[name]), PLANS[name], batches(2), parameters(), 2, device="cpu", record_steps=2,
-                emulation=emulation,
+                lower(PLANS[name]), PLANS[name], batches(2), parameters(), 2, device="cpu",
+                options=RunOptions(record_steps=2, emulation=emulation),
             )  # fmt: skip
             result.save(folder / f"emulated {name} {host_async}.{rank}.npz")
     with counted() as executed:

@@ -5,13 +5,14 @@ import pytest
 import torch
 from transformer_module import Decoder, Mixture, random_tokens, random_weights, trained
 
-from executor.kernels import Site, rule_of
+from executor.kernels import OpContext, rule_of
 from executor.kernels.experts import choices, places
 from executor.train.run import run_rank
+from plans.degrees import Degrees, check
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
-from plans.model.transformer import Experts, TransformerConfig, check_degrees, mesh_axes, named_config, transformer
+from plans.model.transformer import Experts, TransformerConfig, named_config, sizes_of, transformer
 from plans.operators import declare
 from plans.operators.experts import expert_capacity
 from plans.plan import Optimizer, Plan, Stage
@@ -27,7 +28,7 @@ def config_of(experts):
 
 
 def site(shape):
-    return Site(rank=0, mesh=Layout((1,), ("a",)), shape=shape, dtype="float64", device=torch.device("cpu"))
+    return OpContext(rank=0, mesh=Layout((1,), ("a",)), shape=shape, dtype="float64", device=torch.device("cpu"))
 
 
 def by_hand(attrs, x, logits):
@@ -158,11 +159,12 @@ def test_shapes_and_attrs_that_do_not_fit_are_refused(shapes, attrs, message):
 
 def test_degrees_that_do_not_fit_are_refused():
     graph = transformer(config_of(CHOSEN), batch_size=6)
-    with pytest.raises(TwofoldError, match="ep 4 must divide dp 6"):
-        mesh_axes(dp=6, ep=4)
+    sizes = sizes_of(graph)
+    with pytest.raises(TwofoldError, match="dp 6 cannot be shared out in parts of ep 4: 6 % 4 != 0"):
+        Degrees(dp=6, ep=4, global_batch=6)
     with pytest.raises(TwofoldError, match="4 experts cannot be split over ep 3: 4 % 3 != 0"):
-        check_degrees(graph, cp=1, tp=1, sequence_parallel=False, ep=3)
+        check(Degrees(dp=3, ep=3, global_batch=6), sizes)
     with pytest.raises(TwofoldError, match="experts take whole samples, which cp 2 splits"):
-        check_degrees(graph, cp=2, tp=1, sequence_parallel=False)
+        check(Degrees(cp=2), sizes)
     with pytest.raises(TwofoldError, match="gpt2 has no experts that ep 2 could split"):
-        check_degrees(transformer("gpt2", num_layers=1), cp=1, tp=1, sequence_parallel=False, ep=2)
+        check(Degrees(dp=2, ep=2, global_batch=2), sizes_of(transformer("gpt2", num_layers=1)))

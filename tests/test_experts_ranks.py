@@ -85,6 +85,6 @@ def test_tokens_travel_by_one_all_to_all_there_and_one_back_each_way():
 
 def test_gradients_of_experts_are_reduced_over_their_copies_only():
     (group,) = lower(plan_of("ep 2 of dp 8")).groups
-    axes = {home.name: home.reduce_axes for home in group.parameters}
+    axes = {placement.name: placement.reduce_axes for placement in group.parameters}
     assert axes["layers.1.feed_forward.experts.w1.weight"] == ("dp",)
     assert set(axes["layers.1.feed_forward.router.weight"]) == {"dp", "ep"}

@@ -1,15 +1,21 @@
 """The floors: a package imports only from packages below it, and heavy libraries only where they belong."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
+from scipy.sparse.csgraph import connected_components
+
+import twofold
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,7 +45,9 @@ ONLY_IN = {
 ONLY_INSIDE_FUNCTIONS = {"matplotlib", "pandas", "scipy"}
 # the lowest floor stays free of everything but arrays and files
 LIBRARIES_OF_PLANS = {"numpy", "msgspec"}
-MAX_LINES = 700
+MAX_LINES = 500
+MAX_PARAMETERS = 8
+MAX_COMPLEXITY = 25
 
 
 class Import(NamedTuple):
@@ -51,15 +59,15 @@ class Import(NamedTuple):
     is_for_types: bool  # under `if TYPE_CHECKING:`, so never executed
 
 
-def imports_of(source: str) -> Iterator[Import]:
-    """Every import of `source`: statements, and calls of import_module and __import__ with a constant name."""
+def imports_of(tree: ast.Module) -> Iterator[Import]:
+    """Every import of `tree`: statements, and calls of import_module and __import__ with a constant name."""
 
     def visit(node: ast.AST, is_inside_function: bool, is_for_types: bool) -> Iterator[Import]:
         for name in names_imported_by(node):
             yield Import(name.split(".")[0], node.lineno, is_inside_function, is_for_types)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             is_inside_function = True
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             for child in node.body:
                 yield from visit(child, is_inside_function, True)
             for child in node.orelse:
@@ -68,7 +76,7 @@ def imports_of(source: str) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             yield from visit(child, is_inside_function, is_for_types)
 
-    yield from visit(ast.parse(source), False, False)
+    yield from visit(tree, False, False)
 
 
 def names_imported_by(node: ast.AST) -> list[str]:
@@ -82,10 +90,10 @@ def names_imported_by(node: ast.AST) -> list[str]:
     return []
 
 
-def broken_rules(package: str, source: str) -> list[str]:
+def broken_rules(package: str, tree: ast.Module) -> list[str]:
     """What the imports of a module of `package` break, one line each."""
     broken = []
-    for found in imports_of(source):
+    for found in imports_of(tree):
         where = f"line {found.line}: {package} imports {found.name}"
         if found.name in MAY_IMPORT and found.name != package and found.name not in MAY_IMPORT[package]:
             broken.append(f"{where}, which is not below it")
@@ -100,24 +108,44 @@ def broken_rules(package: str, source: str) -> list[str]:
     return broken
 
 
-MODULES = sorted(path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+@dataclass(frozen=True)
+class Module:
+    """One file of a package."""
+
+    path: str
+    source: str
+    tree: ast.Module = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.endswith("/__init__.py")
+
+    @functools.cached_property
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_module_keeps_to_its_floor(module: str) -> None:
-    assert broken_rules(module.split("/")[0], (ROOT / module).read_text()) == []
+@functools.cache
+def modules() -> dict[str, Module]:
+    """Every file of every package, by the name it is imported by."""
+    paths = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+    sources = [(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
+    found = [Module(path, source, ast.parse(source)) for path, source in sources]
+    return {module.name: module for module in found}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_module_is_not_too_long(module: str) -> None:
-    num_lines = len((ROOT / module).read_text().splitlines())
-    assert num_lines <= MAX_LINES, f"{module}: {num_lines} lines; split it by concept"
+def test_modules_keep_to_their_floors() -> None:
+    broken = {module.path: broken_rules(module.path.split("/")[0], module.tree) for module in modules().values()}
+    assert {path: lines for path, lines in broken.items() if lines} == {}
 
 
-@pytest.mark.parametrize("package", MAY_IMPORT)
-def test_package_says_what_it_is_and_is_typed(package: str) -> None:
-    assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
-    assert (ROOT / package / "py.typed").is_file()
+def test_packages_say_what_they_are_and_are_typed() -> None:
+    assert [name for name in MAY_IMPORT if not ast.get_docstring(modules()[name].tree)] == []
+    assert [name for name in MAY_IMPORT if not (ROOT / name / "py.typed").is_file()] == []
 
 
 @pytest.mark.parametrize(
@@ -144,8 +172,168 @@ def test_package_says_what_it_is_and_is_typed(package: str) -> None:
     ],
 )
 def test_rules_find_what_they_are_for(package: str, source: str, broken: str | None) -> None:
-    found = broken_rules(package, source)
+    found = broken_rules(package, ast.parse(source))
     assert found == [] if broken is None else broken in "\n".join(found)
+
+
+# Shape: what keeps a module readable by itself.
+
+
+def modules_imported_by(module: Module, known: Collection[str]) -> set[str]:
+    """The modules among `known` that `module` imports anywhere, also inside functions and for types only."""
+    package = module.name if module.is_package else module.name.rpartition(".")[0]
+    found = set()
+    for node in module.imports:
+        if isinstance(node, ast.Import):
+            named = [(alias.name, "") for alias in node.names]
+        else:
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            named = [(base, alias.name) for alias in node.names]
+        for base, name in named:
+            found |= {f"{base}.{name}" if f"{base}.{name}" in known else base} & set(known)
+    return found - {module.name}
+
+
+def circles_of_imports(files: Mapping[str, Module]) -> list[list[str]]:
+    """Groups of modules each of which imports, maybe through others, every other one of its group.
+
+    An `__init__.py` is left out: it gathers what its package offers, and its modules may import each other through it.
+    """
+    names = sorted(name for name, module in files.items() if not module.is_package)
+    edges = np.zeros((len(names), len(names)), bool)
+    for row, name in enumerate(names):
+        edges[row] = np.isin(names, list(modules_imported_by(files[name], files)))
+    _, labels = connected_components(edges, connection="strong")
+    groups = [[name for name, label in zip(names, labels, strict=True) if label == circle] for circle in set(labels)]
+    return sorted(group for group in groups if len(group) > 1)
+
+
+def private_names_imported(module: Module, known: Collection[str]) -> list[str]:
+    """What `module` takes from other modules of the project although it is private there."""
+    return [
+        f"{module.path} line {node.lineno}: {alias.name} of {node.module}"
+        for node in module.imports
+        if isinstance(node, ast.ImportFrom) and (node.level or node.module in known)
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.endswith("__")
+    ]
+
+
+def functions(module: Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function of `module`, by its name in the module: `Machine.read`, `fit.one`."""
+
+    def visit(node: ast.AST, above: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            name = above
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{above}.{child.name}".removeprefix(".")
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield name, child
+            yield from visit(child, name)
+
+    yield from visit(module.tree, "")
+
+
+def num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many parameters can be given; `self` and `cls` are not."""
+    named = [*function.args.posonlyargs, *function.args.args]
+    is_bound = bool(named) and named[0].arg in ("self", "cls")
+    return len(named) + len(function.args.kwonlyargs) - is_bound
+
+
+BRANCHES = ast.If | ast.IfExp | ast.For | ast.While | ast.ExceptHandler | ast.With | ast.Assert | ast.comprehension
+
+
+def complexity(function: ast.AST) -> int:
+    """McCabe's cyclomatic complexity, with `and`, `or` and the parts of comprehensions counted as branches."""
+    count = 1
+    for node in ast.walk(function):
+        count += isinstance(node, BRANCHES)
+        count += len(node.values) - 1 if isinstance(node, ast.BoolOp) else 0
+        count += len(node.ifs) if isinstance(node, ast.comprehension) else 0
+    return count
+
+
+def is_public_face(module: Module, function: str) -> bool:
+    """What users call by keywords: the functions that `twofold` exports and the commands."""
+    return twofold._HOME.get(function) == module.name or module.name.startswith("twofold.commands.")
+
+
+def report(offenders: list[str]) -> None:
+    """Fail with every offender, one a line; an assertion on the list would cut it short."""
+    if offenders:
+        pytest.fail("\n".join([f"{len(offenders)} offenders:", *offenders]), pytrace=False)
+
+
+being_mended = pytest.mark.xfail(strict=False, reason="the code is being brought into this shape")
+
+
+@being_mended
+def test_no_circle_of_imports() -> None:
+    report([", ".join(group) for group in circles_of_imports(modules())])
+
+
+@being_mended
+def test_no_private_name_crosses_modules() -> None:
+    report([line for module in modules().values() for line in private_names_imported(module, modules())])
+
+
+@being_mended
+def test_functions_take_few_parameters() -> None:
+    report(
+        [
+            f"{module.path}:{node.lineno} {name}: {num_parameters(node)} parameters"
+            for module in modules().values()
+            for name, node in functions(module)
+            if num_parameters(node) > MAX_PARAMETERS and not is_public_face(module, name)
+        ]
+    )
+
+
+@being_mended
+def test_functions_are_simple() -> None:
+    report(
+        [
+            f"{module.path}:{node.lineno} {name}: complexity {complexity(node)}"
+            for module in modules().values()
+            for name, node in functions(module)
+            if complexity(node) > MAX_COMPLEXITY
+        ]
+    )
+
+
+@being_mended
+def test_files_are_short() -> None:
+    lengths = {module.path: len(module.source.splitlines()) for module in modules().values()}
+    report([f"{path}: {length} lines; split it by concept" for path, length in lengths.items() if length > MAX_LINES])
+
+
+def test_shapes_are_measured() -> None:
+    """The rules above on files that break them."""
+    sources = {
+        "a/__init__.py": "from a.one import f",
+        "a/one.py": "from a import two",
+        "a/two.py": "def g():\n    from . import three",
+        "a/three.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .one import _f, __all__",
+        "a/four.py": "import a.one\nfrom a import _g\nfrom b import _h",
+        "a/five.py": """
+class A:
+    def m(self, a, b=1, *c, d, **e):
+        def n(x, /): return [y for y in x if y and a or b]
+        return 1 if a else n
+""",
+    }
+    files = [Module(path, source, ast.parse(source)) for path, source in sources.items()]
+    known = {module.name: module for module in files}
+    assert circles_of_imports(known) == [["a.one", "a.three", "a.two"]]
+    assert private_names_imported(known["a.three"], known) == ["a/three.py line 3: _f of one"]
+    assert private_names_imported(known["a.four"], known) == ["a/four.py line 2: _g of a"]
+    measured = [(name, num_parameters(node), complexity(node)) for name, node in functions(known["a.five"])]
+    assert measured == [("A.m", 3, 6), ("A.m.n", 1, 5)]
+
+
+# The project as a whole.
 
 
 def test_pyproject_names_every_package() -> None:
@@ -188,17 +376,18 @@ def private_words(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_text_speaks_of_the_project_only(name: str) -> None:
-    assert private_words((ROOT / name).read_text()) == []
+def test_texts_speak_of_the_project_only() -> None:
+    found = {name: private_words((ROOT / name).read_text()) for name in TEXTS}
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_documents_that_are_named_exist(name: str) -> None:
-    text = (ROOT / name).read_text()
-    named = set(re.findall(r"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.md\b", text))
-    places = [ROOT, ROOT / "docs", (ROOT / name).parent]
-    assert [path for path in sorted(named) if not any((place / path).is_file() for place in places)] == []
+def test_documents_that_are_named_exist() -> None:
+    missing = []
+    for name in TEXTS:
+        named = set(re.findall(r"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.md\b", (ROOT / name).read_text()))
+        places = [ROOT, ROOT / "docs", (ROOT / name).parent]
+        missing += [f"{name}: {path}" for path in sorted(named) if not any((at / path).is_file() for at in places)]
+    assert missing == []
 
 
 def test_private_words_are_found() -> None:

@@ -229,7 +229,10 @@ def test_a_sharded_parameter_is_gathered_and_scattered_once_a_step(schedule):
         ("reduce_scatter_flat", f"g:{name}"): 1 for name in weights
     }
     assert found["all_reduce", "g:layer1.bias"] == found["all_reduce", "g:layer2.bias"] == 1
-    kept = {home.name: one_group(plan).values[home.shard or home.weight].shape for home in one_group(plan).parameters}
+    kept = {
+        placement.name: one_group(plan).values[placement.shard or placement.weight].shape
+        for placement in one_group(plan).parameters
+    }
     assert kept == {"layer1.weight": (21,), "layer2.weight": (12,), "layer1.bias": (9,), "layer2.bias": (4,)}
     check_training(plan)
 

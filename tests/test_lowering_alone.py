@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 
+from plans.degrees.groups import mesh_axes
 from plans.lower import lower
 from plans.lower.emit import least_bytes
 from plans.lower.stage_bodies import lower_stage
@@ -15,7 +16,6 @@ from plans.lower.symbolic.transformer import _structure, _template
 from plans.model.transformer import (
     TransformerConfig,
     block_strategies,
-    mesh_axes,
     parts_of,
     recompute_set,
     transformer,
@@ -68,7 +68,7 @@ def test_bodies_are_those_of_the_whole_program(schedule, tp, sequence_parallel, 
                 seen.add(kind)
                 assert _inside(alone.bodies[kind]) == _inside(block.body.instructions), block.label
         assert seen == set("FB" if schedule == "1f1b" else "FIW")
-        assert [home.name for home in alone.parameters] == [home.name for home in group.parameters]
+        assert [placement.name for placement in alone.parameters] == [placement.name for placement in group.parameters]
 
 
 def test_templates_do_not_depend_on_what_was_asked_before():

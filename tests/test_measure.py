@@ -1,25 +1,31 @@
+from contextlib import redirect_stdout
+
 import pytest
+from on_ranks import run_on_ranks
 
 from costmodels.fit.cpu import fit_cpu_machine
 from costmodels.fit.points import load_points
 from costmodels.machine.machine import COLLECTIVES, DISPATCH_CLASSES
 from executor.launch.job import Job, save_job
-from executor.launch.launch import launch
 
 
-def measured(folder, lines):
-    job = save_job(Job(measure=str(folder / "points.jsonl"), measure_s=0.5, device="cpu"), folder / "job.json")
-    launch(
-        "executor.launch.job_main", num_ranks=2, args=[str(job)], log_dir=folder / "log", stream_rank=0,
-        on_line=lambda rank, line: lines.append(line), timeout_s=120,
-    )  # fmt: skip
+def run_job(rank, folder):
+    from executor.launch.job_main import main
+
+    with (folder / f"stdout.{rank}").open("a") as file, redirect_stdout(file):
+        main([str(folder / "job.json")])
+
+
+def measured(folder):
+    save_job(Job(measure=str(folder / "points.jsonl"), measure_s=0.5, device="cpu"), folder / "job.json")
+    run_on_ranks(run_job, 2, folder, joined=False)
     return load_points(folder / "points.jsonl")
 
 
 @pytest.mark.ranks
 def test_two_ranks_measure_what_a_machine_is_fitted_to_and_go_on_where_they_were_cut_off(tmp_path):
-    lines: list[str] = []
-    points, environment = measured(tmp_path, lines)
+    points, environment = measured(tmp_path)
+    lines = (tmp_path / "stdout.0").read_text().splitlines()
     assert {point.call for point in points if point.kind == "dispatch"} == set(DISPATCH_CLASSES) - {"attention"}
     assert {point.call for point in points if point.kind in ("collective", "transfer")} == set(COLLECTIVES)
     assert all(0 < point.low_s <= point.seconds <= point.high_s for point in points)
@@ -33,8 +39,8 @@ def test_two_ranks_measure_what_a_machine_is_fitted_to_and_go_on_where_they_were
     path, kept = tmp_path / "points.jsonl", 9
     whole = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(whole[: 1 + kept]) + whole[1 + kept][:10])  # the header, nine points, part of a tenth
-    again, _ = measured(tmp_path, lines)
-    assert f"{kept} points are there already" in lines
+    again, _ = measured(tmp_path)
+    assert f"{kept} points are there already" in (tmp_path / "stdout.0").read_text().splitlines()
     assert again[:kept] == points[:kept]
     assert {point.key for point in again} == {point.key for point in points}
     assert len(again) == len(points)

@@ -40,13 +40,13 @@ def test_a_recipe_is_the_plain_loop(recipe, num_micro_batches):
     found = [rank.step(batch).item() for batch in batches(of, 5)]
     losses, masters, weights = trained(of, optimizer, 5, num_micro_batches)
     np.testing.assert_allclose(found, losses, rtol=1e-6)
-    for home in rank.group.parameters:
-        assert rank.kept(home).dtype == getattr(torch, optimizer.updates_in(dtype))
-        np.testing.assert_allclose(rank.kept(home).float().numpy(), masters[home.name], rtol=1e-6, atol=1e-6)
-        weight = rank._env[rank._slot(home.weight, 0)]
+    for placement in rank.group.parameters:
+        assert rank.kept(placement).dtype == getattr(torch, optimizer.updates_in(dtype))
+        np.testing.assert_allclose(rank.kept(placement).float().numpy(), masters[placement.name], rtol=1e-6, atol=1e-6)
+        weight = rank._env[rank._slot(placement.weight, 0)]
         assert weight.dtype == getattr(torch, dtype)
-        assert torch.equal(weight, rank.kept(home).to(weight.dtype))
-        np.testing.assert_allclose(weight.float().numpy(), weights[home.name], rtol=1e-6, atol=1e-6)
+        assert torch.equal(weight, rank.kept(placement).to(weight.dtype))
+        np.testing.assert_allclose(weight.float().numpy(), weights[placement.name], rtol=1e-6, atol=1e-6)
 
 
 def test_master_weights_keep_what_bfloat16_would_lose():
@@ -60,7 +60,9 @@ def test_master_weights_keep_what_bfloat16_would_lose():
         rank.set_parameters(ones)
         for batch in batches(of, 3):
             rank.step(batch)
-        moved[master] = max(float((rank.kept(home).float() - 1).abs().max()) for home in rank.group.parameters)
+        moved[master] = max(
+            float((rank.kept(placement).float() - 1).abs().max()) for placement in rank.group.parameters
+        )
     assert moved[None] == 0.0
     assert moved["float32"] == pytest.approx(3e-4, rel=0.1)
 
@@ -77,7 +79,7 @@ def test_bytes_per_parameter(dtypes, per_element):
     held = [
         value
         for name, value in group.values.items()
-        if value.scope is Scope.KEPT or name in {f"g:{home.name}" for home in group.parameters}
+        if value.scope is Scope.KEPT or name in {f"g:{placement.name}" for placement in group.parameters}
     ]
     elements = sum(tensor.num_elements for tensor in of.parameters)
     assert sum(value.size_bytes for value in held) == per_element * elements
@@ -89,7 +91,9 @@ def test_states_may_have_fewer_digits_than_what_they_update():
     rank = on_one_rank(of, optimizer)
     losses = [rank.step(batch).item() for batch in batches(of, 5)]
     np.testing.assert_allclose(losses, trained(of, optimizer, 5)[0], rtol=2**-6)
-    states = {rank._env[rank._slot(state, 0)].dtype for home in rank.group.parameters for state in home.states}
+    states = {
+        rank._env[rank._slot(state, 0)].dtype for placement in rank.group.parameters for state in placement.states
+    }
     assert states == {torch.bfloat16}
 
 

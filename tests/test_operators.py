@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodels.price.instruction import compute_class, matrix_shape
-from executor.kernels import RULES, Progress, Site
+from executor.kernels import RULES, OpContext, StepCounter
 from executor.kernels.random import kept_elements
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
@@ -393,8 +393,8 @@ class OnRanks:
     def call(self, part, operands, shape):
         results = {}
         for rank in self.mesh.rank_list:
-            site = Site(
-                rank=rank, mesh=self.mesh, shape=tuple(shape), dtype="float64", progress=Progress(step=STEP),
+            site = OpContext(
+                rank=rank, mesh=self.mesh, shape=tuple(shape), dtype="float64", counter=StepCounter(step=STEP),
                 micro_batch=MICRO_BATCH,
             )  # fmt: skip
             given = [operand[rank] for operand in operands]
@@ -483,7 +483,7 @@ def test_each_dim_alone(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_random_strategies(name):
-    @settings(max_examples=12, derandomize=True, deadline=None, database=None)
+    @settings(max_examples=8, derandomize=True, deadline=None, database=None)
     @given(strategies(name))
     def check(drawn):
         case = OnRanks(name, *drawn)
@@ -557,7 +557,7 @@ def test_split_classes_leave_no_partial_loss():
 
 def test_labels_and_ids_that_no_rank_has_are_refused():
     mesh = Layout((2,), ("a",))
-    site = Site(rank=0, mesh=mesh, shape=(1, 2, 3), dtype="float64")
+    site = OpContext(rank=0, mesh=mesh, shape=(1, 2, 3), dtype="float64")
     for labels in (torch.tensor([0, 8, 1]), torch.tensor([0, -100, 1])):
         with pytest.raises(RuntimeError, match="label of a cross_entropy is out of range"):
             RULES["cross_entropy.statistic"](site, {"split": {"c": ("a",)}}, torch.zeros(3, 4).double(), labels)

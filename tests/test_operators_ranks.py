@@ -23,7 +23,7 @@ from executor.capture.capture import capture
 from executor.reference.reference import train_reference
 from executor.train.batches import InitialParameters
 from executor.train.result import RankResult
-from executor.train.run import run_rank
+from executor.train.run import RunOptions, run_rank
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Plan, Stage, load_plan, save_plan
@@ -31,7 +31,7 @@ from search.operators.space import strategies
 
 pytestmark = pytest.mark.ranks
 
-NUM_STEPS = 3
+NUM_STEPS, NUM_PLANS = 2, 3
 MESHES = (Layout((2, 2), ("a", "b")), Layout((4,), ("a",), (1, 3, 0, 2)))
 MODELS = {
     "llama": lambda: LanguageModel(LlamaBlock()),
@@ -86,7 +86,7 @@ def work(rank, folder):
         model = path.stem.split(".")[0]
         run_rank(
             lower(plan), plan, feed(plan.graph, model), parameters(folder, model), NUM_STEPS, device="cpu",
-            record_steps=0, weights_path=path.with_suffix(".weights.npz"),
+            options=RunOptions(record_steps=0), weights_path=path.with_suffix(".weights.npz"),
         ).save(path.with_suffix(f".{rank}.npz"))  # fmt: skip
 
 
@@ -98,13 +98,13 @@ def runs(tmp_path_factory):
         np.savez(folder / f"{name}.npz", **InitialParameters(module, 0))
         with pytest.warns(UserWarning, match="aten.triu") if name == "gpt-2" else np.errstate():
             graph = capture(module, inputs(name))
-        for seed in range(4):
+        for seed in range(NUM_PLANS):
             save_plan(random_plan(graph, seed), folder / f"{name}.{seed}.json")
     run_on_ranks(work, 4, folder)
     return folder, modules
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(NUM_PLANS))
 @pytest.mark.parametrize("model", MODELS)
 def test_random_plans_train_as_one_rank_does(runs, model, seed):
     folder, modules = runs

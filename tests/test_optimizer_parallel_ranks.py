@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from on_ranks import run_on_ranks
 
 from executor.train.result import RankResult
-from executor.train.run import run_rank
+from executor.train.run import RunOptions, run_rank
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage
@@ -65,7 +65,7 @@ def work(rank, folder):
     for name, each in PLANS.items():
         result = run_rank(
             lower(each), each, batches(each.graph, NUM_STEPS), parameters(each.graph), NUM_STEPS, device="cpu",
-            record_steps=1, weights_path=folder / f"{name}.npz",
+            options=RunOptions(record_steps=1), weights_path=folder / f"{name}.npz",
         )  # fmt: skip
         result.save(folder / f"{name}.{rank}.npz")
 

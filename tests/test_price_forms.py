@@ -8,18 +8,19 @@ import pytest
 
 from benchmarks.calibration import files_of, held_out_table, of_new_linears, points_of
 from costmodels import Machine, price, price_interval, step_interval
-from costmodels.fit.device import DeviceFit, fit_device, predict_points, scoreboard
+from costmodels.fit.device import DeviceFit, fit_device
 from costmodels.fit.kernels import fit_attention, fit_memory, folds, predicted_s
 from costmodels.fit.links import communication_s, fit_links, fit_overlaps, overlap_s
 from costmodels.fit.matrix import fit_clock, fit_dtypes, fit_matrix
 from costmodels.fit.points import Point
+from costmodels.fit.predict import predict_points, scoreboard
 from costmodels.interval import class_seconds, dispatch_seconds
 from costmodels.machine.catalogue import load_device
 from costmodels.machine.sections import Collective, Interval, Link, Overlap, Protocol
 from costmodels.price.communication import route, wire_s
 from costmodels.price.compute import Attention, Compute, attention_s, matrix_s, memory_s
 from costmodels.price.size_table import SizeTable, fit_size_table, knot_shapes, knot_weights
-from costmodels.price.tiled import Tiled, alignment_bytes, one_tiled_s, tiled_s
+from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_tiled_s, tiled_s
 from costmodels.price.traffic import collective_traffic
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -70,8 +71,9 @@ def test_one_more_tile_begins_another_wave():
 def test_one_product_is_timed_as_many_at_once():
     rng, model = np.random.default_rng(7), CHIP.tiled
     shapes = [tuple(int(2 ** rng.uniform(0, 14)) for _ in range(3)) for _ in range(200)]
-    at_once = tiled_s(np.array(shapes, dtype=float), 3, 2, 8e12, 1.1, 2.0, 1.5, model, 100)
-    one = [one_tiled_s(shape, 3, 2, 8e12, 1.1, 2.0, 1.5, model, 100) for shape in shapes]
+    terms = ProductTerms(8e12, 100, 3, 2, 1.1, 2.0, 1.5, 1.0)
+    at_once = tiled_s(np.array(shapes, dtype=float), terms, model)
+    one = [one_tiled_s(shape, terms, model) for shape in shapes]
     assert one == pytest.approx(list(at_once), rel=1e-12)
 
 

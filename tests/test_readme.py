@@ -26,9 +26,9 @@ def test_python_of_the_readme_runs(tmp_path: Path) -> None:
 
 
 def test_commands_of_the_readme_exist() -> None:
-    from twofold.commands.run import COMMANDS
+    from twofold.cli import commands
 
-    assert set(re.findall(r"\| `twofold (\w+)` \|", TEXT)) == set(COMMANDS)
+    assert set(re.findall(r"\| `twofold (\w+)` \|", TEXT)) == set(commands())
     targets = set(re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(re.findall(r"^make (\w+)", TEXT, flags=re.MULTILINE)) <= targets
 

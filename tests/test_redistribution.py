@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from pretend_redistribution import apply_steps, split
 
 from benchmarks.redistribution_cases import Case, order_case, random_case, random_layout
 from benchmarks.redistribution_mindspore import elements, mindspore_steps
@@ -11,7 +12,6 @@ from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
 from plans.redistribution import Step, StepKind, StepPrice, max_received_bytes, pieces, received_bytes, redistribute
 from plans.redistribution.greedy import by_gathering, by_moving, by_transfer
-from plans.redistribution.pretend import apply_steps, split
 from plans.redistribution.space import Space
 
 CUBE = Layout((2, 2, 2), ("dp", "sp", "mp"))

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from pretend_redistribution import apply_steps, split
 
 from benchmarks.redistribution_cases import random_layout
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.redistribution import redistribute
-from plans.redistribution.pretend import apply_steps, split
 from plans.redistribution.reshape import reshape_layout, transpose_layout
 
 MESH = Layout((2, 2, 3), ("a", "b", "c"))

@@ -10,7 +10,7 @@ from on_ranks import run_on_ranks
 
 from costmodels import Machine
 from executor.train.result import RankResult
-from executor.train.run import run_rank
+from executor.train.run import RunOptions, run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower, lower_by
@@ -105,7 +105,7 @@ def work(rank: int, folder: Path) -> None:
     weights, batches = random_values(plan.graph, 0, 3)
     weights = {name: each.astype(np.float32) for name, each in weights.items()}
     batches = [{name: each.astype(np.float32) for name, each in batch.items()} for batch in batches]
-    result = run_rank(lower(plan), plan, batches, weights, 3, device="cpu", record_steps=1)
+    result = run_rank(lower(plan), plan, batches, weights, 3, device="cpu", options=RunOptions(record_steps=1))
     result.save(folder / f"{rank}.npz")
 
 

@@ -1,12 +1,16 @@
 import itertools
 import json
 import re
+from dataclasses import dataclass
+from html import escape
 
 import pytest
 
 from benchmarks.calibration import DATA, fitted
+from costmodels import Machine
+from costmodels.fit.points import Point
 from plans.errors import TwofoldError
-from reports.calibration import calibration_html, write_calibration_report
+from reports.calibration import CalibrationReport, calibration_html, write_calibration_report
 from reports.calibration_picture import Series, log_picture, map_picture
 
 
@@ -18,7 +22,7 @@ def fit():
 
 
 def test_the_report_holds_every_point_and_names_its_axes(fit, tmp_path):
-    path = write_calibration_report(tmp_path / "calibration.html", fit)
+    path = write_calibration_report(tmp_path / "calibration.html", CalibrationReport.of_device(fit))
     html = path.read_text()
     data = json.loads(re.search(r'id="twofold-data">\s*(.*?)\s*</script>', html, re.DOTALL)[1])
     assert len(data["points"]) == len(fit.predicted)
@@ -28,7 +32,7 @@ def test_the_report_holds_every_point_and_names_its_axes(fit, tmp_path):
 
 
 def test_every_source_is_listed(fit):
-    html = calibration_html(fit)
+    html = calibration_html(CalibrationReport.of_device(fit))
     assert all(entry in html for entry in fit.device.provenance)
     assert "extrapolated" in html
 
@@ -58,10 +62,34 @@ def test_pairs_that_are_not_known_say_so():
 
 
 def test_captions_say_what_pictures_share(fit):
-    html = calibration_html(fit)
+    html = calibration_html(CalibrationReport.of_device(fit))
     cells = {(entry.compute_rate, entry.comm_rate) for entry in fit.device.overlap}
     told = re.search(r"The fit found (\d+) pairs of rates for these (\d+) cells", html)
     assert told is not None if len(cells) < len(fit.device.overlap) else told is None
     if told:
         assert (int(told[1]), int(told[2])) == (len(cells), len(fit.device.overlap))
     assert html.count("The curve is of one pattern") == int("transfer" in fit.device.collectives)
+
+
+@dataclass(frozen=True)
+class Ran:
+    name: str
+    predicted_s: float
+    measured_s: float
+
+
+def test_a_cpu_is_reported_with_its_points_its_probes_and_its_sources():
+    points = [
+        Point(kind="collective", call="all_reduce", size_bytes=size, ranks=2, active_ranks=4, seconds=1e-4 + size / 1e9)
+        for size in (4, 4096, 524_288)
+    ]
+    machine = Machine.load("cpu-2core-x8")
+    html = calibration_html(CalibrationReport(
+        machine=machine, points=points, residuals=["all_reduce: 3 points <fitted>"],
+        probes=[Ran("probe-dp2", 0.02, 0.025)],
+    ))  # fmt: skip
+    assert "all_reduce: 3 points &lt;fitted&gt;" in html
+    assert "-20%" in html
+    assert all(escape(says.source) in html for says in machine.provenance.values())
+    data = json.loads(re.search(r'id="twofold-data"[^>]*>(.*?)</script>', html, re.S)[1])
+    assert [point["measured_s"] for point in data["points"]] == [point.seconds for point in points]

@@ -14,7 +14,7 @@ from reports_example import measured, predicted, small_graph, small_plan
 import reports
 from plans.timeline import Span, Timeline
 from reports import Check, Table, composition_table, plan_table, verification_table, write_report
-from reports.html import MAX_REPORT_BYTES, report_html
+from reports.html import MAX_REPORT_BYTES, Report, report_html
 from reports.plan_tables import parameter_table
 from reports.time_tables import comparison_table, timeline_table
 
@@ -75,7 +75,7 @@ def everything() -> dict:
 
 
 def test_the_report_is_one_well_formed_file_with_every_section(tmp_path):
-    path = write_report(tmp_path / "report.html", **everything())
+    path = write_report(tmp_path / "report.html", Report(**everything()))
     text = path.read_text()
     page = Page(text)
     assert len(text.encode()) < MAX_REPORT_BYTES
@@ -101,26 +101,26 @@ def test_the_report_is_one_well_formed_file_with_every_section(tmp_path):
 
 
 def test_the_data_inside_is_json_of_what_is_shown():
-    data = json.loads(Page(report_html(**everything())).json)
+    data = json.loads(Page(report_html(Report(**everything()))).json)
     assert data["losses"]["8 ranks"] == [2.0, 1.0, None]
     assert [check["passed"] for check in data["checks"]] == [True, False]
     assert [each["kind"] for each in data["timelines"]] == ["predicted", "measured"]
-    assert data["timelines"][0]["step_s"] == predicted(3).step_s
+    assert data["timelines"][0]["step_s"] == predicted(3).step_interval_s
     assert data["plan"]["num_micro_batches"] == 4
     assert data["environment"]["python"] == "3.11"
 
 
 def test_sections_appear_only_with_their_data():
-    page = Page(report_html(title="empty"))
+    page = Page(report_html(Report(title="empty")))
     assert page.ids == ["twofold-data"]
-    page = Page(report_html(title="predicted only", predicted=predicted()))
+    page = Page(report_html(Report(title="predicted only", predicted=predicted())))
     assert page.headings == [
         "The step, predicted",
         "Pipeline",
         "Memory",
         "Where the time goes, rank by rank and call by call",
     ]
-    text = report_html(title="emulated", measured=replace(measured(), kind="emulated"))
+    text = report_html(Report(title="emulated", measured=replace(measured(), kind="emulated")))
     assert "EMULATED" in text and "MEASURED" not in text and "PREDICTED" not in text
 
 
@@ -141,7 +141,7 @@ def test_many_ranks_and_spans_stay_below_the_limit():
         for rank in range(512)
         for at in range(40)
     ]
-    text = report_html(title="large", predicted=Timeline.from_spans(spans, kind="predicted", num_ranks=512))
+    text = report_html(Report(title="large", predicted=Timeline.from_spans(spans, kind="predicted", num_ranks=512)))
     Page(text)
     assert len(text.encode()) < MAX_REPORT_BYTES
     assert "one rank of each group" in text
@@ -149,7 +149,7 @@ def test_many_ranks_and_spans_stay_below_the_limit():
 
 def test_long_tables_are_cut_short_and_the_page_says_so(monkeypatch):
     monkeypatch.setattr("reports.html._MAX_TABLE_ROWS", 5)
-    text = report_html(title="short", plan=small_plan())
+    text = report_html(Report(title="short", plan=small_plan()))
     Page(text)
     assert "4 of 9 rows are left out here." in text and "1 of 6 rows are left out here." in text
 
@@ -158,7 +158,7 @@ def test_a_failing_report_leaves_the_old_file(tmp_path):
     path = tmp_path / "report.html"
     path.write_text("old")
     with pytest.raises(TypeError):
-        write_report(path, title="new", no_such_part=1)
+        write_report(path, Report(title="new", no_such_part=1))
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -192,7 +192,7 @@ def test_a_distant_limit_is_said_in_words():
 
 
 def test_memory_that_nobody_knows_is_refused():
-    with pytest.raises(TwofoldError, match="says nothing about memory"):
+    with pytest.raises(TwofoldError, match="has no memory data"):
         memory_picture(replace(predicted(), memory=(), memory_curve={}))
 
 

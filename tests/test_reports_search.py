@@ -39,7 +39,7 @@ def test_dots_lie_by_time_and_memory_and_the_front_is_marked():
     by_time = sorted((float(each["cx"]), float(each["cy"])) for each in front)
     assert by_time[0][1] < by_time[1][1]  # the faster one needs more memory: it stands higher
     text = picture.alone()
-    assert "room of a device 75.00 GiB" in text and "1 of more than 1.25 times the fastest" in text
+    assert "room of a device 80.5 GB" in text and "1 of more than 1.25 times the fastest" in text
 
 
 def test_one_configuration_can_be_drawn_and_none_cannot():

@@ -209,7 +209,7 @@ def test_stacks_are_known_by_name():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [({"dp": 0}, "dp is 0"), ({"global_batch": 3, "dp": 2}, "does not divide"), ({"recompute": "some"}, "one of"),
-     ({"schedule": "1f2b"}, "unknown schedule"), ({"layers": (1, 2)}, "one count for each")],
+     ({"schedule": "1f2b"}, "unknown schedule"), ({"layers": (1, 2)}, "are 2 counts; pp 1 with 1 chunk")],
 )  # fmt: skip
 def test_bad_degrees_are_refused(wrong, message):
     with pytest.raises(TwofoldError, match=message):
@@ -337,8 +337,9 @@ def test_a_tied_table_is_held_once_on_one_stage():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"tp": 3}, "heads 8 does not divide by tp"), ({"tp": 5}, "heads 8"), ({"cp": 3}, "seq 64 does not divide by cp"),
-     ({"tp": 8, "sequence_parallel": True}, "key-value heads")],
+    [({"tp": 3}, "8 query heads cannot be split over tp 3"), ({"tp": 5}, "the next tp that can is 8"),
+     ({"cp": 3}, "64 tokens of a sample cannot be split over cp 3"),
+     ({"tp": 8, "sequence_parallel": True}, "heads of keys and values is not forecast")],
 )  # fmt: skip
 def test_sizes_that_degrees_do_not_divide_are_refused(wrong, message):
     with pytest.raises(TwofoldError, match=message):

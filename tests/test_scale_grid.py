@@ -12,7 +12,7 @@ from plans.errors import TwofoldError
 from plans.model.transformer import transformer_config
 from plans.plan import Optimizer
 from plans.schedules import make_schedule, schedule_names
-from simulator.forecast import forecast, forecast_grid, stack_named
+from simulator.forecast import estimate, estimate_grid, stack_named
 from simulator.forecast.action import Stretch
 from simulator.forecast.batch import action_columns, peak_bytes, pipeline_ends_ps
 from simulator.forecast.memory import peak_activations
@@ -47,9 +47,9 @@ def degrees(draw: random.Random) -> Degrees:
 def test_a_grid_is_its_configurations_one_by_one(stack):
     draw, machine = random.Random(stack), Machine.load("h100-sxm-x64")
     grid = [degrees(draw) for _ in range(40)]
-    found = forecast_grid(MODEL, grid, machine, stack=stack_named(stack))
+    found = estimate_grid(MODEL, grid, machine, stack=stack_named(stack))
     for each, own in zip(grid, found, strict=True):
-        alone = forecast(MODEL, each, machine, stack=stack_named(stack))
+        alone = estimate(MODEL, each, machine, stack=stack_named(stack))
         assert own.memory == alone.memory
         assert own.peak_bytes == alone.peak_bytes
         for name in ("step_s", "low_s", "high_s", "bubble_fraction", "exposed_comm_s"):

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from costmodels import Machine
+from plans.degrees.words import layout_words
 from plans.model.transformer import Experts, TransformerConfig
+from reports.search_report import explained
+from reports.search_report import search_tables as tables
 from search.devices import Candidate, Pins, Problem, SearchResult, solve
 from search.devices.critical import critical_path_s
-from search.devices.operators import OperatorCost, layout_words, operator_costs
+from search.devices.operators import OperatorCost, operator_costs
 from simulator.forecast.chunks import Chunks
-from simulator.forecast.predict import rates_of
-from twofold.plan_report import explained, tables
+from simulator.forecast.estimate import rates_of
 
 CONFIG = TransformerConfig(name="small", num_layers=4, hidden=512, num_heads=8, ffn=2048, vocab=8192, seq=1024)
 WIDE = TransformerConfig(name="wide", num_layers=4, hidden=4096, num_heads=32, ffn=16_384, vocab=8192, seq=4096)

@@ -107,7 +107,7 @@ def test_no_shape_is_priced_any_more_when_time_is_over(machine: Machine, monkeyp
     def search_until(count: float) -> int:
         priced.clear()
         monkeypatch.setattr(PlanSearch, "is_over", lambda _: len(priced) >= count)
-        assert search(mlp_graph([4096] * 4, 32), machine, num_stages=None, num_micro_batches=None).plans
+        assert search(mlp_graph([4096] * 3, 32), machine, num_stages=None, num_micro_batches=None).plans
         return len(priced)
 
     monkeypatch.setattr(ShapeCosts, "price", counted)

@@ -265,7 +265,7 @@ def test_degrees_that_are_missing_or_unknown_are_refused(name: str, value: Any, 
     else:
         made["degrees"][name] = value
     file.write_text(json.dumps(made))
-    with pytest.raises(TwofoldError, match=name if value != 3 or name == "foo" else "states no degrees"):
+    with pytest.raises(TwofoldError, match=name):
         read_statement(file).degrees()
 
 
@@ -382,13 +382,13 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
     [
         (["plan", "llama-4-9b", "--machine", "h100-sxm-x8"], "llama-4-9b"),
         (["plan", "llama-3-8b", "--machine", "h900-x8"], "h900-x8"),
-        (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--tp", "3"], "tp=3"),
+        (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--tp", "3"], "over tp 3"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--devices", "0"], "num_devices is 0"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--simulate", "-1"], "--simulate -1"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "magic"], "magic"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--export", "alpa"], "alpa"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--method", "grid", "--tp", "2"], "takes no pins"),
-        (["plan", "mixtral-8x7b", "--machine", "h100-sxm-x8", "--cp", "2"], "which cp splits"),
+        (["plan", "mixtral-8x7b", "--machine", "h100-sxm-x8", "--cp", "2"], "which cp 2 splits"),
         (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--tp", "2"], "--tp is for transformers"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--global-batch", "1" + 30 * "0"], "16384 per device"),
         (["simulate", "nowhere.sh", "--recost", "--machine", "h100-sxm-x8"], "nowhere.sh"),
@@ -431,7 +431,7 @@ def test_a_plan_that_another_program_has_no_words_for_is_saved_all_the_same(
     assert load_plan(tmp_path / "a.json").num_ranks == 2
 
 
-@pytest.mark.parametrize(("name", "value", "message"), [("tp", 10**30, "ranks, machine"), ("batch", 10**30, "product")])
+@pytest.mark.parametrize(("name", "value", "message"), [("tp", 10**30, "ranks; machine"), ("batch", 10**30, "product")])
 def test_counts_that_no_machine_has_are_refused(
     name: str, value: int, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

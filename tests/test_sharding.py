@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from on_ranks import run_on_ranks
 from random_plans import GraphMaker
 from test_lowering import check_training
 from torch import nn
@@ -12,8 +13,9 @@ from torch import nn
 from costmodels import Machine
 from executor.capture.capture import capture
 from executor.launch.job import Job, Task, save_job
-from executor.launch.launch import launch
+from executor.launch.run_plan import read_result
 from executor.networks import OperatorNetwork
+from executor.reference.verification import check_run
 from executor.sharding import given_strategies, shard, sharded_modules
 from executor.train.batches import load_model
 from executor.train.losscell import WithLossCell
@@ -27,8 +29,6 @@ from search import search
 from twofold import AutoParallel, Model, ops
 from twofold.context import get_auto_parallel_context, reset_auto_parallel_context, set_auto_parallel_context
 from twofold.demo import CASES
-from twofold.running import read_result
-from twofold.verification import check_run
 
 MESH = Layout((2, 2, 2), ("dp", "sp", "mp"))
 
@@ -299,9 +299,15 @@ def test_the_older_form_of_semi_auto_mode():
         reset_auto_parallel_context()
 
 
+def run_job(rank, folder):
+    from executor.launch.job_main import main
+
+    main([str(folder / "job.json")])
+
+
 @pytest.mark.ranks
 def test_the_cases_train_as_one_process_does(tmp_path):
-    """Both in one launch, with what is not given replicated."""
+    """Both in one job, with what is not given replicated."""
     names, tasks = ("advanced_operator_parallel", "multiple_copy"), []
     for name in names:
         case = CASES[name]
@@ -316,8 +322,8 @@ def test_the_cases_train_as_one_process_does(tmp_path):
         folder = tmp_path / name
         file = save_plan(plan, folder / "plan.json")
         tasks.append(Task(plan=str(file), out=str(folder), steps=3, model=case.model, data="digits"))
-    job = save_job(Job(tasks=tuple(tasks), device="cpu"), tmp_path / "job.json")
-    launch("executor.launch.job_main", num_ranks=8, args=[str(job)], log_dir=tmp_path)
+    save_job(Job(tasks=tuple(tasks), device="cpu"), tmp_path / "job.json")
+    run_on_ranks(run_job, 8, tmp_path, joined=False)
     for name in names:
         folder = tmp_path / name
         result = read_result(load_plan(folder / "plan.json"), folder, tmp_path, 0.0)

@@ -11,8 +11,8 @@ from measured_table import write_table
 from interop.measurements.devices import UnknownDevice, device_named, network_of
 from interop.measurements.models import catalogued, family_of, named_parameters
 from interop.measurements.rows import Skip, case_of
+from interop.measurements.scores import measured_as, model_flops, validate
 from plans.errors import TwofoldError
-from twofold.validation import measured_as, model_flops, validate
 
 ROW = {
     "source": "NVIDIA/Megatron-LM README", "model": "GPT-3 6.7B", "layers": "32", "hidden": "4096", "heads": "32",

@@ -157,8 +157,8 @@ def test_the_graph_trains_as_a_plain_torch_module_does(name, num_micro_batches):
     losses = [rank.step({name: each.numpy() for name, each in batch.items()}).item() for batch in batches]
     expected, final = trained(config, weights, batches)
     assert losses == pytest.approx(expected, rel=1e-12)
-    for home in rank.group.parameters:
-        torch.testing.assert_close(torch.as_tensor(rank.kept(home)), final[home.name], rtol=1e-10, atol=1e-12)
+    for placement in rank.group.parameters:
+        torch.testing.assert_close(torch.as_tensor(rank.kept(placement)), final[placement.name], rtol=1e-10, atol=1e-12)
 
 
 def test_half_precision_takes_the_loss_in_float32():

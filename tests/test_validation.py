@@ -6,8 +6,8 @@ import pytest
 from measured_table import write_table
 
 from interop.measurements.rows import Skip, case_of, read_table
+from interop.measurements.scores import validate
 from plans.errors import TwofoldError
-from twofold.validation import validate
 
 ROW = {
     "source": "arXiv 2205.05198", "model": "gpt", "layers": "8", "hidden": "1024", "heads": "16", "seq": "1024",

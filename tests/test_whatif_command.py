@@ -46,6 +46,19 @@ def test_values_of_one_knob_are_a_sweep(files, capsys):
     assert [each["change"] for each in found["changed"]] == [step / steps[1] - 1 for step in steps]
 
 
+def test_what_all_values_have_in_common_has_a_row_of_its_own(files, capsys):
+    plan, machine = files
+    arguments = ["whatif", plan, "--machine", machine, "--bandwidth", "0.25", "1", "--slow", "7=1.5"]
+    found = answer(arguments, capsys)
+    (shared,) = found["shared"]
+    assert shared["what_if"] == "rank 7 x1.5 slower" and found["common"] == "Every change with rank 7 x1.5 slower."
+    assert found["base"]["step_s"] < shared["step_s"] == found["changed"][1]["step_s"] < found["changed"][0]["step_s"]
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("rank 7 x1.5 slower") for line in lines) == 1
+    assert answer(arguments[:-2], capsys)["shared"] == []
+
+
 def test_settings_come_together(files, capsys):
     plan, machine = files
     arguments = ["--slow", "0-3=1.5", "--link", "wire:latency=2", "--jitter", "0.1", "--checkpoint-every", "10"]
@@ -104,7 +117,7 @@ def test_the_tables_show_the_numbers(program):
     machine = small_machine(8)
     base, slow = (outcome(program, machine, WhatIf(memory=factor)) for factor in (1.0, 0.5))
     table = what_if_table(base, [("memory 0.5", slow)], "a note")
-    assert table.rows[0][0] == "as it is" and table.rows[1][2] == f"{100 * (slow.step_s / base.step_s - 1):+.1f} %"
+    assert table.rows[0][0] == "unchanged" and table.rows[1][2] == f"{100 * (slow.step_s / base.step_s - 1):+.1f} %"
     assert table.notes == ("a note",) and "goodput" not in table.columns
     effects = sensitivity(program, machine)
     assert len(sensitivity_table(effects).rows) == len(effects)

@@ -46,7 +46,7 @@ _HOME = {
     "no_init_parameters": "executor.train.initial",
     "outcome": "simulator.predict",
     "recompute": "executor.recompute",
-    "run": "twofold.running",
+    "run": "executor.launch.run_plan",
     "save_plan": "plans.plan",
     "search": "search.search",
     "set_auto_parallel_context": "twofold.context",
@@ -56,7 +56,7 @@ _HOME = {
     "simulate": "simulator.predict",
     "transformer": "plans.model.transformer",
     "uniform_plan": "search.uniform",
-    "verify": "twofold.verification",
+    "verify": "executor.reference.verification",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +23,52 @@ from twofold.probe_plans import dispatch_plans, rule_plans
 
 if TYPE_CHECKING:
     from costmodels.fit.device import DeviceFit
+    from executor.device import Device as ExecutorDevice
 
-__all__ = ["AcceleratorCalibration", "base_device", "calibrate_accelerators", "fit_points"]
+__all__ = [
+    "AcceleratorCalibration",
+    "CalibrationRequest",
+    "base_device",
+    "calibrate_accelerators",
+    "fit_points",
+    "residual_lines",
+]
 
 SPARE_S = 90.0
 """Beyond the budget: starting the processes, the first kernels, a point that takes long."""
+
+MINUTES = 5.0
+QUICK_MINUTES = 1.0
+
+
+def ignore(line: str) -> None:
+    """Print no progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRequest:
+    """What is to be calibrated, and where the results go.
+
+    Args:
+        num_ranks: devices (on a CPU gloo ranks) that are measured together, one process each.
+        points: file of JSON lines that points are appended to; what it holds already is not measured again. None:
+            a temporary one.
+        name: of the machine; that of the catalogue's device and the number of ranks when None.
+        out: path of the machine file, replaced only when all went well; none is written when None.
+        minutes: of measuring; the usual when None.
+        quick: only what tells most.
+        log_dir: where the ranks' output goes; a temporary folder when None.
+        say: called with a line of progress now and then.
+    """
+
+    num_ranks: int
+    points: Path | None = None
+    name: str | None = None
+    out: str | os.PathLike[str] | None = None
+    minutes: float | None = None
+    quick: bool = False
+    log_dir: str | os.PathLike[str] | None = None
+    say: Callable[[str], None] = ignore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,69 +81,57 @@ class AcceleratorCalibration:
 
 
 def calibrate_accelerators(
-    num_ranks: int,
-    *,
-    kind: str,
-    device_name: str,
-    memory_bytes: int,
-    points: str | os.PathLike[str],
-    name: str | None = None,
-    out: str | os.PathLike[str] | None = None,
-    base: str | None = None,
-    minutes: float | None = None,
-    quick: bool = False,
-    log_dir: str | os.PathLike[str] | None = None,
-    on_progress: Callable[[str], None] | None = None,
+    request: CalibrationRequest, points: Path, device: ExecutorDevice, *, base: str | None = None
 ) -> AcceleratorCalibration | None:
-    """Measure `num_ranks` accelerators and fit the machine that they are.
+    """Measure the accelerators of this host and fit the machine that they are.
 
     Args:
-        num_ranks: devices to measure together, one process each.
-        kind: "cuda" or "npu" ("cpu" runs the same measurements for tests; there is nothing to fit them to).
-        device_name: what the driver calls the device; it finds the entry of the catalogue.
-        memory_bytes: of a device.
-        points: file of JSON lines that points are appended to; what it holds already is not measured again.
-        name: of the machine; that of the catalogue's device and the number of ranks when None.
-        out: path of the machine file, replaced only when all went well; none is written when None.
+        request: what to measure.
+        points: its file of points.
+        device: one of the devices; what the driver calls it finds the entry of the catalogue.
         base: device of the catalogue whose peaks and links are taken where nothing is measured.
-        minutes: of measuring; under 5 when None.
-        quick: only what tells most, in under a minute.
-        log_dir: where the ranks' output goes; a temporary folder when None.
-        on_progress: called with a line now and then.
 
     Returns:
-        What was found; None on the other ranks under torchrun.
+        The calibration; None on the other ranks under torchrun.
 
     Raises:
-        TwofoldError: a device that is not in the catalogue (before anything is measured), too few points to fit;
-            `executor.launch.launch.RankFailed` when a rank fails. The points that were measured are kept.
+        TwofoldError: no device, or one that is not in the catalogue (before anything is measured), too few points to
+            fit; `executor.launch.launch.RankFailed` when a rank fails. The points that were measured are kept.
     """
-    origin = base_device(device_name, memory_bytes, base)
-    options = [str(points), "--device", kind]
-    options += ["--minutes", f"{minutes:g}"] if minutes else []
-    options += ["--quick"] if quick else []
+    if request.num_ranks < 1:
+        raise TwofoldError(f"{request.num_ranks} devices cannot be measured; give at least 1")
+    origin = base_device(device.name, device.memory_bytes()[1], base)
     with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
         folder = Path(temporary)
-        plans = [save_plan(plan, folder / f"{name}.json") for name, plan in dispatch_plans(num_ranks).items()]
-        alone = [save_plan(plan, folder / f"{name}.json") for name, plan in rule_plans().items()]
-        options += ["--plans", *map(str, plans), "--rule-plans", *map(str, alone)]
+        arguments = _rank_arguments(request, points, device.kind, folder)
         if "RANK" in os.environ:
             from executor.calibrate.main import main
 
-            if main(options):
+            if main(arguments):
                 raise TwofoldError("the measurements did not end well; see above")
             if os.environ["RANK"] != "0":
                 return None
         else:
-            from executor.launch.launch import launch
+            from executor.launch.launch import Follow, launch
 
-            budget_s = 60.0 * (minutes or (1.0 if quick else 5.0)) + SPARE_S
-            say = on_progress or (lambda line: None)
+            budget_s = 60.0 * (request.minutes or (QUICK_MINUTES if request.quick else MINUTES)) + SPARE_S
             launch(
-                "executor.calibrate.main", num_ranks=num_ranks, args=options, log_dir=log_dir or folder / "log_output",
-                stream_rank=0, on_line=lambda rank, line: say(line), timeout_s=budget_s,
+                "executor.calibrate.main", num_ranks=request.num_ranks, args=arguments,
+                log_dir=request.log_dir or folder / "log_output", timeout_s=budget_s,
+                follow=Follow(lambda rank, line: request.say(line), rank=0),
             )  # fmt: skip
-    return fit_points(points, origin, num_ranks, name=name, out=out)
+    return fit_points(points, origin, request.num_ranks, name=request.name, out=request.out)
+
+
+def _rank_arguments(request: CalibrationRequest, points: Path, kind: str, folder: Path) -> list[str]:
+    """What every rank is started with; the plans it times go to files of `folder`."""
+    arguments = [str(points), "--device", kind]
+    arguments += ["--minutes", f"{request.minutes:g}"] if request.minutes else []
+    arguments += ["--quick"] if request.quick else []
+    for flag, plans in (("--plans", dispatch_plans(request.num_ranks)), ("--rule-plans", rule_plans())):
+        files = [save_plan(plan, folder / f"{name}.json") for name, plan in plans.items()]
+        arguments += [flag, *map(str, files)]
+    return arguments
 
 
 def fit_points(
@@ -121,8 +150,8 @@ def fit_points(
     from costmodels.fit.device import fit_device
     from costmodels.fit.points import load_points
 
-    found, environment = load_points(points)
-    fit = fit_device(found, environment, base)
+    measured, environment = load_points(points)
+    fit = fit_device(measured, environment, base)
     machine = fit.device.machine(num_ranks)
     if name is not None:
         machine = msgspec.structs.replace(machine, name=name)
@@ -154,7 +183,7 @@ def base_device(device_name: str, memory_bytes: int, stated: str | None = None) 
     return min(map(load_device, fitting), key=lambda device: abs(device.memory_bytes - memory_bytes))
 
 
-def spoken(fit: DeviceFit) -> Sequence[str]:
-    """Lines that say how well the forms explain the points, and those held out."""
-    lines = [f"fitted {line}" for line in map(str, fit.residuals)]
-    return [*lines, *(f"held out {line}" for line in map(str, fit.held_out))]
+def residual_lines(fit: DeviceFit) -> tuple[str, ...]:
+    """How well the forms explain the points, and those held out, one line a section."""
+    fitted, held_out = (f"fitted {entry}" for entry in fit.residuals), (f"held out {entry}" for entry in fit.held_out)
+    return (*fitted, *held_out)

@@ -20,21 +20,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodels import Machine, price
+from executor.launch.run_plan import RunResult, read_result
 from plans.errors import TwofoldError
 from plans.files import check_writable
 from plans.lower import lower
-from plans.plan import save_plan
+from plans.plan import Plan, save_plan
 from plans.program import Kind
 from plans.timeline import PS_PER_S
 from simulator import simulate
+from twofold.calibrate_gpu import CalibrationRequest, calibrate_accelerators, ignore, residual_lines
 from twofold.probe_plans import probe_plans
-from twofold.running import RunResult, read_result
 
 if TYPE_CHECKING:
     from costmodels.fit.device import DeviceFit
 
 __all__ = ["CalibrationResult", "ProbeOutcome", "calibrate", "calibrate_cpu", "write_report"]
 
+CPU_RANKS = 8
 PROBE_STEPS = 24
 MORE_PROBE_STEPS = 48
 QUICK_S = 8.0
@@ -104,7 +106,7 @@ def calibrate(
         on_progress: called with a line now and then.
 
     Returns:
-        What was found; None on ranks other than 0 under torchrun.
+        The calibration; None on ranks other than 0 under torchrun.
 
     Raises:
         TwofoldError: fewer than 2 ranks on a CPU, a device that is not there or not in the catalogue, no time, files
@@ -113,110 +115,99 @@ def calibrate(
     from executor.device import num_accelerators, pick_device
 
     if minutes is not None and not 0 < minutes < math.inf:
-        raise TwofoldError(f"{minutes:g} minutes are no time to measure in; give more than 0, or none for the usual")
+        raise TwofoldError(f"--minutes must be positive, not {minutes:g}; leave it out for the usual time")
     for file in (out, points):
         if file is not None:
             check_writable(file)
-    found = pick_device(device)
-    beside = Path(out).with_suffix(".points.jsonl") if out is not None else Path("calibration.points.jsonl")
-    if not found.is_async:
-        if base is not None:
-            raise TwofoldError("base is for accelerators; a CPU's peaks are measured")
-        seconds = QUICK_S if quick else 60.0 * (MINUTES if minutes is None else minutes)
-        kept = points or (None if out is None else beside)
-        with _saying_how_to_go_on(kept):
-            return calibrate_cpu(
-                8 if num_ranks is None else num_ranks, name=name or "this-cpu", out=out, points=kept,
-                measure_s=seconds, thorough=not quick, log_dir=log_dir, on_progress=on_progress,
-            )  # fmt: skip
-    from twofold.calibrate_gpu import calibrate_accelerators, spoken
-
-    _check_points(Path(points or beside), {"device": found.kind})
-    ranks = int(os.environ.get("WORLD_SIZE", num_ranks or num_accelerators()))
-    with _saying_how_to_go_on(points or beside):
-        result = calibrate_accelerators(
-            ranks, kind=found.kind, device_name=found.name, memory_bytes=found.memory_bytes()[1],
-            points=points or beside, name=name, out=out, base=base, minutes=minutes, quick=quick, log_dir=log_dir,
-            on_progress=on_progress,
-        )  # fmt: skip
+    own = pick_device(device)
+    if base is not None and not own.is_async:
+        raise TwofoldError("base is for accelerators; a CPU's peaks are measured")
+    beside = Path(out).with_suffix(".points.jsonl") if out is not None else None
+    if own.is_async and beside is None:
+        beside = Path("calibration.points.jsonl")
+    kept = Path(points) if points is not None else beside
+    usual_ranks = num_accelerators() if own.is_async else CPU_RANKS
+    request = CalibrationRequest(
+        num_ranks=usual_ranks if num_ranks is None else num_ranks, points=kept, name=name, out=out,
+        minutes=minutes, quick=quick, log_dir=log_dir, say=on_progress or ignore,
+    )  # fmt: skip
+    if "WORLD_SIZE" in os.environ:
+        request = replace(request, num_ranks=int(os.environ["WORLD_SIZE"]))
+    with _with_hint_to_resume(kept):
+        if not own.is_async:
+            return calibrate_cpu(request)
+        assert kept is not None
+        _check_points(kept, {"device": own.kind})
+        result = calibrate_accelerators(request, kept, own, base=base)
     if result is None:
         return None
-    said = tuple(spoken(result.fit))
-    return CalibrationResult(machine=result.machine, residuals=said, points=result.points, fit=result.fit)
+    return CalibrationResult(
+        machine=result.machine, residuals=residual_lines(result.fit), points=result.points, fit=result.fit
+    )  # fmt: skip
 
 
-def calibrate_cpu(
-    num_ranks: int = 8,
-    *,
-    name: str = "this-cpu",
-    out: str | os.PathLike[str] | None = None,
-    points: str | os.PathLike[str] | None = None,
-    measure_s: float = QUICK_S,
-    thorough: bool = False,
-    log_dir: str | os.PathLike[str] | None = None,
-    on_progress: Callable[[str], None] | None = None,
-) -> CalibrationResult | None:
+def calibrate_cpu(request: CalibrationRequest) -> CalibrationResult | None:
     """`calibrate` for the CPU, also where this host has accelerators.
 
     Args:
-        num_ranks: gloo ranks that share this host; under torchrun it is the number of ranks there.
-        name: of the machine.
-        out: path of the machine file; none is written when None.
-        points: file of JSON lines, appended to; a temporary one when None. Under torchrun on several hosts it must be
-            in a folder that all of them see.
-        measure_s: about how long the micro-benchmarks may take; probe programs follow.
-        thorough: more shapes and sizes, longer probe programs.
-        log_dir: where the ranks' output goes; a temporary folder when None.
-        on_progress: called with a line now and then.
+        request: what to measure. Under torchrun on several hosts its file of points must be in a folder that all of
+            them see; probe programs are run beyond its minutes.
 
     Raises:
         TwofoldError: fewer than 2 ranks, points of another machine; `RankFailed` when a rank
             fails, `RunTimedOut` when time is up. What was measured is kept.
     """
-    num_ranks = int(os.environ.get("WORLD_SIZE", num_ranks))
-    if num_ranks < 2:
-        raise TwofoldError(f"{num_ranks} rank has nobody to talk to; calibrate with at least 2")
+    if request.num_ranks < 2:
+        raise TwofoldError(f"{request.num_ranks} rank has nobody to talk to; calibrate with at least 2")
     from executor.calibrate.cpu import environment
-    from executor.launch.job import Job, Task, save_job
-    from executor.launch.launch import launch
 
-    say = on_progress or (lambda line: None)
-    plans = probe_plans(num_ranks, Machine.load("h200-x8"))
+    points = request.points
+    plans = probe_plans(request.num_ranks, Machine.load("h200-x8"))
     with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
-        joined = "RANK" in os.environ
-        folder = Path(f"{points}.ranks") if joined and points is not None else Path(temporary)
-        log = folder / "points.jsonl" if points is None else Path(points).absolute()
+        is_joined = "RANK" in os.environ
+        folder = Path(f"{points}.ranks") if is_joined and points is not None else Path(temporary)
+        log = folder / "points.jsonl" if points is None else points.absolute()
         _check_points(log, environment() | {"device": "cpu"})
-        tasks = []
-        for number, plan in enumerate(plans):
-            place = folder / f"probe{number}"
-            save_plan(plan, place / "plan.json")
-            steps = MORE_PROBE_STEPS if thorough else PROBE_STEPS
-            tasks.append(Task(plan=str(place / "plan.json"), out=str(place), steps=steps, count=False))
-        job = Job(tasks=tuple(tasks), measure=str(log), measure_s=measure_s, thorough=thorough, device="cpu")
-        path = save_job(job, folder / "job.json")
-        if joined:
-            from executor.launch.job_main import main
-
-            main([str(path)])
-            if os.environ["RANK"] != "0":
-                return None
-            _wait_for([folder / f"probe{n}" / f"rank.{r}.npz" for n in range(len(plans)) for r in range(num_ranks)])
-        else:
-            say(f"starting {num_ranks} ranks")  # on a busy computer that takes longer than the first points
-            launch(
-                "executor.launch.job_main", num_ranks=num_ranks, args=[str(path)],
-                log_dir=log_dir or folder / "log_output",
-                stream_rank=0, timeout_s=measure_s + SPARE_S,
-                on_line=lambda rank, line: say(_in_words(line, len(plans))),
-            )  # fmt: skip
-        runs = [read_result(plan, folder / f"probe{number}", folder, 0.0) for number, plan in enumerate(plans)]
-        if joined:
+        probes = [folder / f"probe{number}" for number in range(len(plans))]
+        _measure_and_probe(request, log, dict(zip(probes, plans, strict=True)), folder)
+        if is_joined and os.environ["RANK"] != "0":
+            return None
+        if is_joined:
+            _wait_for([probe / f"rank.{rank}.npz" for probe in probes for rank in range(request.num_ranks)])
+        runs = [read_result(plan, probe, folder, 0.0) for plan, probe in zip(plans, probes, strict=True)]
+        if is_joined:
             shutil.rmtree(folder)
-        result = _fit_cpu(log, runs, name)
-    if out is not None:
-        result.machine.save(out)
+        result = _fit_cpu(log, runs, request.name or "this-cpu")
+    if request.out is not None:
+        result.machine.save(request.out)
     return replace(result, points=None if points is None else log)
+
+
+def _measure_and_probe(request: CalibrationRequest, log: Path, probes: Mapping[Path, Plan], folder: Path) -> None:
+    """Micro-benchmarks into `log`, then the probe programs into their folders, in one launch."""
+    from executor.launch.job import Job, Task, save_job
+
+    steps = PROBE_STEPS if request.quick else MORE_PROBE_STEPS
+    tasks = [
+        Task(plan=str(save_plan(plan, probe / "plan.json")), out=str(probe), steps=steps, count=False)
+        for probe, plan in probes.items()
+    ]
+    measure_s = QUICK_S if request.quick else 60.0 * (MINUTES if request.minutes is None else request.minutes)
+    job = Job(tasks=tuple(tasks), measure=str(log), measure_s=measure_s, thorough=not request.quick, device="cpu")
+    path = save_job(job, folder / "job.json")
+    if "RANK" in os.environ:
+        from executor.launch.job_main import main
+
+        main([str(path)])
+        return
+    from executor.launch.launch import Follow, launch
+
+    request.say(f"starting {request.num_ranks} ranks")  # on a busy computer that takes longer than the first points
+    launch(
+        "executor.launch.job_main", num_ranks=request.num_ranks, args=[str(path)],
+        log_dir=request.log_dir or folder / "log_output", timeout_s=measure_s + SPARE_S,
+        follow=Follow(lambda rank, line: request.say(_in_words(line, len(probes))), rank=0),
+    )  # fmt: skip
 
 
 def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Path:
@@ -225,21 +216,22 @@ def write_report(result: CalibrationResult, path: str | os.PathLike[str]) -> Pat
     Raises:
         TwofoldError: a CPU's points were temporary.
     """
-    if result.fit is not None:
-        from reports.calibration import write_calibration_report
+    from costmodels.fit.points import load_points
+    from reports.calibration import CalibrationReport, write_calibration_report
 
-        return write_calibration_report(path, result.fit)
+    if result.fit is not None:
+        return write_calibration_report(path, CalibrationReport.of_device(result.fit))
     if result.points is None:
         raise TwofoldError("the points were not kept; name a file of points to have them reported")
-    from costmodels.fit.points import load_points
-    from reports.calibration_cpu import write_cpu_calibration_report
-
     points, _ = load_points(result.points)
-    return write_cpu_calibration_report(path, result.machine, points, result.residuals, result.probes)
+    report = CalibrationReport(
+        machine=result.machine, points=points, residuals=result.residuals, probes=result.probes
+    )  # fmt: skip
+    return write_calibration_report(path, report)
 
 
 @contextlib.contextmanager
-def _saying_how_to_go_on(points: str | os.PathLike[str] | None) -> Iterator[None]:
+def _with_hint_to_resume(points: str | os.PathLike[str] | None) -> Iterator[None]:
     """An interrupt passes through with a word on the points that are on disk, where they are kept."""
     try:
         yield
@@ -248,10 +240,8 @@ def _saying_how_to_go_on(points: str | os.PathLike[str] | None) -> Iterator[None
             raise
         from costmodels.fit.points import PointLog
 
-        said = (
-            f"{len(PointLog(points).points)} points are kept in {os.fspath(points)!r}: the same command goes on there"
-        )
-        raise KeyboardInterrupt(said) from None
+        count, path = len(PointLog(points).points), os.fspath(points)
+        raise KeyboardInterrupt(f"{count} points are kept in {path!r}: the same command goes on there") from None
 
 
 def _check_points(path: Path, environment: Mapping[str, str]) -> None:
@@ -298,12 +288,12 @@ def _fit_cpu(points: Path, runs: Sequence[RunResult], name: str) -> CalibrationR
         for result in runs
     ]  # fmt: skip
     fit = fit_probe([probe.predicted_s for probe in outcomes], [probe.measured_s for probe in outcomes])
-    said = (
+    processor_line = (
         f"processor time of probe programs: computing x {processor.compute:.2f}, communication x "
         f"{processor.communication:.2f} of the micro-benchmarks, median misfit {processor.spread:.0%}"
     )
     return CalibrationResult(
-        machine=with_probe(machine, fit, date=today), residuals=(*map(str, fitted.residuals), said),
+        machine=with_probe(machine, fit, date=today), residuals=(*map(str, fitted.residuals), processor_line),
         probes=tuple(outcomes),
     )  # fmt: skip
 

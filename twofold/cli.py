@@ -1,5 +1,4 @@
-"""The command line: `twofold demo | plan | simulate | run | verify | calibrate | whatif | predict |
-validate`.
+"""The command line: `twofold demo | plan | simulate | run | verify | calibrate | whatif | predict | validate`.
 
 Each command reads and writes files. With `--json` it prints one JSON object on stdout and its progress on stderr. Exit
 codes: 0 done, 1 a run or a check failed, 2 bad input.
@@ -9,66 +8,89 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from twofold.commands.options import Command
+
+__all__ = ["commands", "main"]
 
 EXTRAS = {"torch": "torch", "mlxtend": "data", "matplotlib": "reports", "pandas": "reports"}
 """Optional package -> the extra that installs it."""
 
 
+def commands() -> dict[str, Callable[..., Command]]:
+    """Name of a command -> its class."""
+    from twofold.commands.calibrate import Calibrate
+    from twofold.commands.demo import Demo
+    from twofold.commands.plan import PlanCommand
+    from twofold.commands.predict import Predict
+    from twofold.commands.run import Run
+    from twofold.commands.simulate import Simulate
+    from twofold.commands.validate import Validate
+    from twofold.commands.verify import Verify
+    from twofold.commands.whatif import WhatIfCommand
+
+    return {
+        "demo": Demo, "plan": PlanCommand, "simulate": Simulate, "whatif": WhatIfCommand, "run": Run, "verify": Verify,
+        "calibrate": Calibrate, "predict": Predict, "validate": Validate,
+    }  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
-        return _run(arguments)
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        if given == ["--version"]:
+            import twofold
+
+            print(f"twofold {twofold.__version__}")
+            return 0
+        return _run(_read(given))
     except KeyboardInterrupt:  # before the command began, which says more
         print("interrupted", file=sys.stderr, flush=True)
         return 130
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _read(arguments: list[str]) -> Command:
     import tyro
 
-    from twofold.commands.run import COMMANDS
-
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments == ["--version"]:
-        from twofold import __version__
-
-        print(f"twofold {__version__}")
-        return 0
-    command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS, args=arguments, prog="twofold", description="Plan, simulate and run parallel training."
+    command: Command = tyro.extras.subcommand_cli_from_dict(
+        commands(), args=arguments, prog="twofold", description="Plan, simulate and run parallel training.",
+        config=(tyro.conf.OmitArgPrefixes,),
     )  # fmt: skip
-    return int(command or 0)
+    return command
 
 
-def run_command(work: Any, json_output: bool) -> int:
-    """Call `work`, which returns (JSON object, passed), and turn errors into messages and exit codes."""
+def _run(command: Command) -> int:
+    """Run a command and turn errors into messages and exit codes."""
+    from twofold.console import Console
+
+    as_json = command.output.json
     try:
-        found, passed = work()
+        result, passed = command.run(Console(json=as_json))
     except TwofoldError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return int(getattr(error, "exit_code", 2))
+        return _refused(str(error), int(getattr(error, "exit_code", 2)))
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        print(
-            f"error: this needs {error.name}: pip install 'twofold[{EXTRAS[error.name]}]'", file=sys.stderr, flush=True
-        )
-        return 2
+        return _refused(f"this needs {error.name}: pip install 'twofold[{EXTRAS[error.name]}]'")
     except OSError as error:  # a file that the user named: not there, a folder, not allowed, no space
         if error.filename is None:
             raise
-        print(f"error: {error.filename}: {error.strerror}; name another file", file=sys.stderr, flush=True)
-        return 2
+        return _refused(f"{error.filename}: {error.strerror}; name another file")
     except KeyboardInterrupt as stopped:
         more = f"; {stopped}" if str(stopped) else ""  # what is kept, and how to go on
         print(f"interrupted; every process that was started has ended{more}", file=sys.stderr, flush=True)
         return 130
-    if json_output:
-        print(json.dumps(found, indent=1), flush=True)
+    if as_json:
+        print(json.dumps(result, indent=1), flush=True)
     return 0 if passed else 1
+
+
+def _refused(message: str, exit_code: int = 2) -> int:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return exit_code

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 __all__ = ["Console"]
+
+_SILENT_S = 2.0
+"""After this silence a command says what it is doing; the next silences may be longer."""
 
 
 class Console:
@@ -14,13 +20,16 @@ class Console:
 
     Args:
         json: whether the command ends in one JSON object.
-        num_steps: how many numbered steps there will be.
     """
 
-    def __init__(self, *, json: bool = False, num_steps: int = 0) -> None:
+    def __init__(self, *, json: bool = False) -> None:
         self._out: TextIO = sys.stderr if json else sys.stdout
-        self._num_steps, self._step = num_steps, 0
-        self._start_s = time.perf_counter()
+        self._num_steps = self._step = 0
+        self._start_s = self._said_s = time.perf_counter()
+
+    def count_steps(self, num_steps: int) -> None:
+        """How many numbered steps there will be."""
+        self._num_steps = num_steps
 
     def step(self, title: str) -> None:
         """Start the next numbered step."""
@@ -29,12 +38,39 @@ class Console:
 
     def say(self, text: str, indent: int = 0) -> None:
         """Print lines at once."""
+        self._said_s = time.perf_counter()
         for line in text.splitlines() or [""]:
             print(" " * indent + line, file=self._out, flush=True)
 
     def note(self, text: str) -> None:
         """Print indented lines below a step."""
         self.say(text, indent=6)
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Print `what` and the elapsed time on stderr whenever the body has been silent for more than 2 s.
+
+        Args:
+            what: such as "simulating 64 ranks".
+        """
+        ended = threading.Event()
+        begin_s = self._said_s = time.perf_counter()
+
+        def watch() -> None:
+            wait_s = _SILENT_S
+            while not ended.wait(min(0.5, wait_s)):
+                now_s = time.perf_counter()
+                if now_s - self._said_s >= wait_s:
+                    self._said_s, wait_s = now_s, min(30.0, 2 * wait_s)
+                    print(f"... {what}, {now_s - begin_s:.0f} s", file=sys.stderr, flush=True)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
 
     @property
     def elapsed_s(self) -> float:

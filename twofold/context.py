@@ -30,7 +30,7 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2*
 
 
 class ParallelMode(StrEnum):
-    """Who decides how operators are split."""
+    """Whether the search or `shard` decides how operators are split."""
 
     AUTO_PARALLEL = "auto_parallel"
     SEMI_AUTO_PARALLEL = "semi_auto_parallel"
@@ -40,7 +40,7 @@ class ParallelMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSettings:
-    """What a script has asked for.
+    """The parallel settings of a script.
 
     Args:
         parallel_mode: "recursive_programming": the search decides; "semi_auto": it keeps what `shard` says.
@@ -105,7 +105,7 @@ def set_auto_parallel_context(
     pipeline_config: Mapping[str, str] | None = None,
     device_num: int | None = None,
 ) -> None:
-    """The older form: every argument that is given changes one setting, the others stay.
+    """Change settings; this is the older form. Settings whose arguments are not given keep their values.
 
     Args:
         parallel_mode: "auto_parallel" (`ParallelMode.AUTO_PARALLEL`), or "semi_auto_parallel": what `shard` says is
@@ -154,12 +154,12 @@ def set_auto_parallel_context(
 
 
 def get_auto_parallel_context() -> ParallelSettings:
-    """The settings as they stand."""
+    """The current settings."""
     return _current.settings
 
 
 def reset_auto_parallel_context() -> None:
-    """Back to the defaults, the memory limit included."""
+    """Reset all settings to the defaults, the memory limit included."""
     _current.settings = ParallelSettings()
 
 

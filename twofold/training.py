@@ -33,7 +33,7 @@ PLANNING_TIMEOUT_S = 900.0  # the other ranks wait while rank 0 plans; a rank th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What a callback is told after a step.
+    """The state that a callback receives after a step.
 
     Args:
         epoch, step: both counted from 1; the step within the epoch.
@@ -66,7 +66,7 @@ class LossMonitor:
         self.per_print_times = per_print_times
 
     def __call__(self, context: RunContext) -> None:
-        """Print, if it is time to."""
+        """Print the loss if this step is due."""
         if context.loss is None:
             return
         due = context.step % self.per_print_times == 0 and not (context.sink_mode and self.per_print_times == 1)
@@ -83,7 +83,7 @@ class Model:
         machine: name or path of the machine to plan for; the environment's TWOFOLD_MACHINE, else a shipped one.
 
     Raises:
-        TwofoldError: a network that nothing makes parallel, an optimizer that is not carried out.
+        TwofoldError: a network without a parallel wrapper, an optimizer that is not supported.
     """
 
     def __init__(self, network: Any, optimizer: Any = None, *, machine: str | os.PathLike[str] | None = None) -> None:
@@ -118,8 +118,8 @@ class Model:
         from executor.train.batches import InitialParameters, batches_of, placed
         from executor.train.data import Prefetcher
         from executor.train.initial import get_seed
-        from executor.train.run import run_rank
-        from executor.train.same_start import check_alike
+        from executor.train.run import RunOptions, run_rank
+        from executor.train.same_start import check_same_start
         from plans.lower import lower
 
         if epoch < 1 or len(train_dataset) < 1:
@@ -145,14 +145,15 @@ class Model:
             for callback in told:
                 callback(context)
 
-        check_alike(self.wrapped.module, device)
+        check_same_start(self.wrapped.module, device)
         fed = _fed_graph(self.plan)
         feed: Iterable[dict[str, Any]] = batches_of(fed, _epochs(train_dataset, epoch))
         ahead = Prefetcher(placed(feed, device)) if dataset_sink_mode else None
         try:
             self.result = run_rank(
                 lower(self.plan), self.plan, feed if ahead is None else ahead,
-                InitialParameters(self.wrapped.module, get_seed()), steps, device=device, on_step=on_step,
+                InitialParameters(self.wrapped.module, get_seed()), steps, device=device,
+                options=RunOptions(on_step=on_step),
             )  # fmt: skip
         finally:
             if ahead is not None:
@@ -160,12 +161,12 @@ class Model:
         return self.result
 
     def _shared_plan(self, batch: Sequence[Any], device: Device) -> Plan:
-        """The plan, made on rank 0 and told to the others as JSON."""
-        from executor.launch.broadcast import told_by_rank_0
+        """The plan, made on rank 0 and broadcast to the others as JSON."""
+        from executor.launch.broadcast import broadcast_from_rank_0
 
         num_ranks = int(os.environ["WORLD_SIZE"])
         return plan_from_json(
-            told_by_rank_0(lambda: plan_to_json(self._planned(batch, num_ranks, device.kind)), device)
+            broadcast_from_rank_0(lambda: plan_to_json(self._planned(batch, num_ranks, device.kind)), device)
         )
 
     def _planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:
@@ -200,7 +201,7 @@ class Model:
         return found.best
 
     def _pinned(self, graph: Graph, width: int) -> dict[str, Strategy]:
-        """What `shard` says of operators, on stages of `width` ranks."""
+        """The strategies that `shard` gives to operators, on stages of `width` ranks."""
         from executor.sharding import given_strategies, sharded_modules
 
         module, mode = self.wrapped.module, self.wrapped.settings.parallel_mode
@@ -220,7 +221,7 @@ def _shipped(device_kind: str) -> str:
 
 
 def _fed_graph(plan: Plan) -> Graph:
-    """The graph of what one rank is fed: the whole batch, or its own part."""
+    """The graph for the batch that one rank is fed: the whole batch, or its own part."""
     return plan.graph if plan.full_batch else plan.graph.with_batch(
         plan.graph.batch_size // plan.stages[0].mesh.num_ranks
     )  # fmt: skip
@@ -254,23 +255,23 @@ def _of_torch(given: Any) -> tuple[str, dict[str, float]]:
     """Kind and settings of a torch optimizer.
 
     Raises:
-        TwofoldError: another optimizer than SGD and AdamW, several parameter groups, settings that are not carried out.
+        TwofoldError: another optimizer than SGD and AdamW, several parameter groups, settings that are not supported.
     """
     name = type(given).__name__
     if name not in ("SGD", "AdamW") or not hasattr(given, "param_groups"):
-        raise TwofoldError(f"optimizer {name} is not carried out; use torch.optim.SGD or torch.optim.AdamW")
+        raise TwofoldError(f"optimizer {name} is not supported; use torch.optim.SGD or torch.optim.AdamW")
     if len(given.param_groups) != 1:
-        raise TwofoldError(f"the optimizer has {len(given.param_groups)} parameter groups; one is carried out")
+        raise TwofoldError(f"the optimizer has {len(given.param_groups)} parameter groups; only one is supported")
     group = given.param_groups[0]
     for switch in ("nesterov", "amsgrad", "maximize"):
         if group.get(switch):
-            raise TwofoldError(f"{name}({switch}=True) is not carried out; leave it off")
+            raise TwofoldError(f"{name}({switch}=True) is not supported; leave it off")
     values = {"lr": float(group["lr"]), "weight_decay": float(group.get("weight_decay", 0.0))}
     if name == "AdamW":
         beta1, beta2 = group["betas"]
         return "adamw", values | {"beta1": float(beta1), "beta2": float(beta2), "eps": float(group["eps"])}
     if group.get("dampening"):
-        raise TwofoldError("SGD(dampening=...) is not carried out; leave it at 0")
+        raise TwofoldError("SGD(dampening=...) is not supported; leave it at 0")
     if group.get("momentum"):
         return "momentum", values | {"momentum": float(group["momentum"])}
     return "sgd", values

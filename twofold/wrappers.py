@@ -53,7 +53,7 @@ class Pipeline:
 
 
 class MicroBatchInterleaved:
-    """A network (with its loss) that computes each (micro-)batch in slices, side by side.
+    """A network (with its loss) that computes each (micro-)batch in slices that overlap.
 
     While one slice communicates (a tensor-parallel all-reduce, say), the others compute, in the forward and in the
     backward. It pays where operators are split so that they communicate; the simulator says how much. The loss and
@@ -121,9 +121,7 @@ class AutoParallel:
             TwofoldError: another shard size or level, a negative threshold.
         """
         if shard_size != -1:
-            raise TwofoldError(
-                f"hsdp(shard_size={shard_size!r}): only -1, the whole data-parallel group, is carried out"
-            )
+            raise TwofoldError(f"hsdp(shard_size={shard_size!r}): only -1, the whole data-parallel group, is supported")
         check_choice("hsdp(optimizer_level=)", optimizer_level, ("level1", "level2", "level3"))
         if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
             raise TwofoldError(f"hsdp(threshold={threshold!r}): it is a number of KiB of at least 0")
@@ -172,7 +170,7 @@ class AutoParallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrapped:
-    """What a stack of wrappers asks for: the module inside, and everything around it."""
+    """The module inside a stack of wrappers, and the settings of all wrappers."""
 
     module: Any
     settings: ParallelSettings

@@ -19,7 +19,16 @@ from costmodels.price.compute import Attention, Compute, attention_s, matrix_rat
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 
-__all__ = ["KernelFit", "choose", "fit_attention", "fit_memory", "folds", "predicted_s", "relative_clock", "said"]
+__all__ = [
+    "KernelFit",
+    "choose",
+    "describe_choice",
+    "fit_attention",
+    "fit_memory",
+    "folds",
+    "predicted_s",
+    "relative_clock",
+]
 
 FOLDS = 5
 
@@ -82,7 +91,8 @@ def fit_memory(points: Sequence[Point], compute: Compute) -> KernelFit:
     chosen = choose(errors)
     fitted = _memory_parameters(points, compute, forms[chosen])
     return KernelFit(
-        compute=fitted, form=said(chosen, errors), predicted_s=tuple(predicted_s(point, fitted) for point in points),
+        compute=fitted, form=describe_choice(chosen, errors),
+        predicted_s=tuple(predicted_s(point, fitted) for point in points),
         left_out_s=tuple(map(float, left_out[chosen])),
     )  # fmt: skip
 
@@ -101,9 +111,9 @@ def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> 
         cost = np.exp(q[costs][which]) if each else 1.0
         begin = np.exp(q[starts][which]) if each == 2 else 1.0
         moved = sizes * cost / (compute.memory_Bps * np.exp(q[1]))
-        told = kernels * np.exp(q[0]) * begin + moved + (np.sqrt(np.exp(q[-1]) * moved) if root else 0.0)
+        predicted = kernels * np.exp(q[0]) * begin + moved + (np.sqrt(np.exp(q[-1]) * moved) if root else 0.0)
         # costs and starts are near 1 unless their own points say otherwise
-        return np.concatenate([log_ratio(told, seconds), 0.1 * q[costs], 0.05 * q[starts]])
+        return np.concatenate([log_ratio(predicted, seconds), 0.1 * q[costs], 0.05 * q[starts]])
 
     count = each * len(calls)
     chunk = [np.log([1e-7, 1e-10, 1e-5])] if root else []
@@ -120,8 +130,8 @@ def _memory_parameters(points: Sequence[Point], compute: Compute, each: int) -> 
             q[0], q[starts] = q[0] + plain, q[starts] - plain
 
     def table(logs: Floats) -> dict[str, float]:
-        found = zip(calls, map(float, np.exp(logs)), strict=True)
-        return {call: factor for call, factor in found if abs(factor - 1) > FREE_COST}
+        factors = zip(calls, map(float, np.exp(logs)), strict=True)
+        return {call: factor for call, factor in factors if abs(factor - 1) > FREE_COST}
 
     return msgspec.structs.replace(
         compute, kernel_s=float(np.exp(q[0])), memory_efficiency=float(np.exp(q[1])), kernel_cost=table(q[costs]),
@@ -265,12 +275,12 @@ def folds(points: Sequence[Point]) -> list[tuple[list[int], list[int]]]:
     groups = list(same.values())
     order = np.random.default_rng(0).permutation(len(groups))
     parts = [part.tolist() for part in np.array_split(order, min(FOLDS, len(groups))) if len(part)]
-    found = []
+    splits = []
     for part in parts:
         outside = sorted(number for group in part for number in groups[group])
         out = set(outside)
-        found.append(([number for number in range(len(points)) if number not in out], outside))
-    return found
+        splits.append(([number for number in range(len(points)) if number not in out], outside))
+    return splits
 
 
 def choose(errors: Mapping[str, float]) -> str:
@@ -283,7 +293,7 @@ def choose(errors: Mapping[str, float]) -> str:
     return chosen
 
 
-def said(chosen: str, errors: Mapping[str, float]) -> str:
+def describe_choice(chosen: str, errors: Mapping[str, float]) -> str:
     """The form that was chosen, and the errors of all of them."""
     others = ", ".join(f"{name} {error:.1%}" for name, error in errors.items())
     return f"{chosen} (median error on points left out: {others})"

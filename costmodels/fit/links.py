@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from costmodels.fit.forms import Floats, log_ratio, overlapped_s, solve
-from costmodels.fit.kernels import choose, folds, said
+from costmodels.fit.kernels import choose, describe_choice, folds
 from costmodels.fit.points import Point
 from costmodels.machine.sections import COLLECTIVES, Collective, Link, Overlap, Protocol
 from costmodels.price.communication import Route, route, wire_s
@@ -209,7 +209,7 @@ def fit_overlaps(points: Sequence[Point], lengths: Sequence[tuple[float, float]]
             left_out[outside] = [overlap_s(points[at], fitted, *lengths[at]) for at in outside]
         errors[name] = float(np.median(np.abs(log_ratio(left_out, seconds))))
     chosen = choose(errors)
-    return _overlaps(points, lengths, forms[chosen]), said(chosen, errors)
+    return _overlaps(points, lengths, forms[chosen]), describe_choice(chosen, errors)
 
 
 def _overlaps(

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodels.fit.forms import Floats, log_ratio, solve
-from costmodels.fit.kernels import TOLERANCE, KernelFit, choose, folds, predicted_s, relative_clock, said
+from costmodels.fit.kernels import TOLERANCE, KernelFit, choose, describe_choice, folds, predicted_s, relative_clock
 from costmodels.fit.points import Point
 from costmodels.price.compute import FORMS, Compute
 from costmodels.price.size_table import fit_size_table, knot_shapes
-from costmodels.price.tiled import Tiled, alignment_bytes, tiled_s
+from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, tiled_s
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 
@@ -107,7 +107,7 @@ def fit_matrix(points: Sequence[Point], compute: Compute, *, kernel_s: float | N
     if chosen == BY_SIZE:
         best = model.with_table(best, seconds)
     return KernelFit(
-        compute=best, form=said(chosen, errors), predicted_s=tuple(map(float, model.seconds(best))),
+        compute=best, form=describe_choice(chosen, errors), predicted_s=tuple(map(float, model.seconds(best))),
         left_out_s=tuple(map(float, forecast[chosen])),
     )  # fmt: skip
 
@@ -236,10 +236,11 @@ class _Products:
             here = self.aligned == each
             steps[here] = model.arithmetic_cost.get(str(each), 1.0)
             loads[here] = model.memory_cost.get(str(each), 1.0)
-        made_s = tiled_s(
-            self.shapes, self.batch, self.items, per_s / compute.num_cores, cost, steps, loads, model,
-            compute.num_cores, compute.sustained_clock * self.clock,
+        terms = ProductTerms(
+            per_s / compute.num_cores, compute.num_cores, self.batch, self.items, cost, steps, loads,
+            compute.sustained_clock * self.clock,
         )  # fmt: skip
+        made_s = tiled_s(self.shapes, terms, model)
         late_s = start_s + model.start_s + np.where(self.aligned < 16, model.unaligned_start_s, 0.0)
         late_s = late_s / (compute.sustained_clock * self.clock)
         full_s = late_s + _join(made_s, memory_s * loads, compute)

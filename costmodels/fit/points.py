@@ -135,7 +135,7 @@ class PointLog:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Where the points were taken; of what several runs say differently, what the last one says."""
+        """Where the points were taken; where several runs differ, the last one counts."""
         return _joined(self.environments)
 
     def __contains__(self, point: Point) -> bool:
@@ -146,7 +146,7 @@ class PointLog:
         return iter(self.points)
 
     def begin(self, environment: Mapping[str, str]) -> None:
-        """Say where the points that follow are taken, unless that is what the file says already."""
+        """Write where the points that follow are taken, unless the file has it already."""
         if dict(environment) != self.environment:
             self._append(msgspec.json.encode(_Header(environment=dict(environment))))
             self.environments.append(dict(environment))
@@ -220,9 +220,9 @@ def _check_times(point: Point, where: str) -> None:
     """Refuse what no call can take. Allocations take none: what they measured is in their figures."""
     least_s = min(point.seconds, point.cpu_s, point.low_s, point.high_s)
     if point.kind != "allocation" and not (0 < point.seconds < math.inf and least_s >= 0):
-        said = f"{point.seconds:g} s" if not 0 < point.seconds < math.inf else f"a time of {least_s:g} s"
+        figure = f"{point.seconds:g} s" if not 0 < point.seconds < math.inf else f"a time of {least_s:g} s"
         raise TwofoldError(
-            f"{where}: {point.kind} {point.call} says {said}, which nothing takes; delete it, and the same command "
+            f"{where}: {point.kind} {point.call} says {figure}, which nothing takes; delete it, and the same command "
             "measures it again"
         )
 

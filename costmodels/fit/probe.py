@@ -81,11 +81,11 @@ def with_processor(machine: Machine, fit: ProcessorFit, *, date: str) -> Machine
     """The machine whose processor times are those of whole programs."""
     replace = msgspec.structs.replace
     communicating = ("collective", "transfer")
-    said = (
+    source_text = (
         f"micro-benchmarks x {fit.compute:.2f} (computing) and x {fit.communication:.2f} (communication), the "
         f"processor times of probe programs, median misfit {fit.spread:.0%}"
     )
-    measured = Provenance(status="measured", source=said, date=date)
+    measured = Provenance(status="measured", source=source_text, date=date)
     return replace(
         machine,
         compute=replace(
@@ -179,8 +179,8 @@ def fit_probe(
 
 def with_probe(machine: Machine, fit: ProbeFit, *, date: str, source: str = "probe programs") -> Machine:
     """The machine with its prices scaled and its interval set; the probes were simulated on `machine` as it is."""
-    said = f"{fit.num_probes} {source}, spread of the log ratios {fit.spread:.3f}"
-    measured = Provenance(status="measured", source=said, date=date)
+    source_text = f"{fit.num_probes} {source}, spread of the log ratios {fit.spread:.3f}"
+    measured = Provenance(status="measured", source=source_text, date=date)
     return msgspec.structs.replace(
         machine,
         host_scale=machine.host_scale * fit.host_scale,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -47,72 +48,102 @@ def carried(device: Device, source: Device, *, date: str) -> Device:
         source: a calibrated device.
         date: of the carrying.
     """
-    own = {entry for entry, says in device.provenance.items() if "carried over" not in says.source}
-    apart = 1.0 if _same_cores(device.compute, source.compute) else OTHER_CORES
-    provenance = {entry: says for entry, says in device.provenance.items() if entry in own}
+    transfer = _Transfer(device, source, date)
+    values = {
+        "compute": transfer.compute(),
+        "collectives": transfer.collectives(),
+        "overlap": transfer.whole("overlap", "rates of pairs"),
+        "dispatch_s": transfer.whole("dispatch_s", "the host's"),
+        "spreads": transfer.spreads(),
+        "price_intervals": transfer.price_intervals(),
+    }
+    return msgspec.structs.replace(device, **values, provenance=transfer.provenance)
 
-    def assume(entry: str, what: str) -> None:
-        known = source.provenance.get(entry)
+
+class _Transfer:
+    """Figures of `source` for `device`, part by part; `provenance` says of each where it is from."""
+
+    def __init__(self, device: Device, source: Device, date: str) -> None:
+        self.device, self.source, self.date = device, source, date
+        self.own = {entry for entry, known in device.provenance.items() if "carried over" not in known.source}
+        self.provenance = {entry: known for entry, known in device.provenance.items() if entry in self.own}
+        self.has_same_cores = _same_cores(device.compute, source.compute)
+        self.misfit = {name: (1.0 if self.has_same_cores else OTHER_CORES) * misfit for name, misfit in CARRIED.items()}
+
+    def assume(self, entry: str, what: str) -> None:
+        """Record that `entry` is taken from the source."""
+        known = self.source.provenance.get(entry)
         there = f" (there {known.status}: {known.source})" if known is not None and known.status != "measured" else ""
-        text = f"carried over from {source.name}: {what}{there}"
-        text += "; not run on Ascend" if device.device == "npu" else ""
-        provenance[entry] = Provenance(status="assumed", source=text, date=date)
+        text = f"carried over from {self.source.name}: {what}{there}"
+        text += "; not run on Ascend" if self.device.device == "npu" else ""
+        self.provenance[entry] = Provenance(status="assumed", source=text, date=self.date)
 
-    values = {}
-    for name, what in _EQUAL.items():
-        if f"compute.{name}" not in own:
-            values[name] = getattr(source.compute, name)
-            assume(f"compute.{name}", what)
-    if "compute.half_depth" not in own:
-        values["half_depth"] = source.compute.half_depth * _core_rate(device.compute) / _core_rate(source.compute)
-        assume("compute.half_depth", "a latency that the rate of a core turns into depth")
-    if "compute.tiled" not in own:
-        values["tiled"] = _tiled(device.compute, source.compute)
-        assume("compute.tiled", "tiles of the library and latencies; bytes per second of a core as its rate")
-    if "compute.attention" not in own:
-        values["attention"] = source.compute.attention
-        assume("compute.attention", "share of the peak")
-    compute = msgspec.structs.replace(device.compute, **values)
-    if device.best_product is not None:
-        ordinary = 1.0 if source.best_product is None else _form_rate(source) / source.best_product.flops_per_s
-        best = device.best_product
-        compute = anchored(compute, best.shape, best.dtype, ordinary * best.flops_per_s)
-        assume("compute.matrix_efficiency", f"so that the form gives {ordinary:.2f} of best_product, as there")
-    collectives = dict(device.collectives)
-    for call, model in source.collectives.items():
-        if not {f"collectives.{call}", "collectives"} & own:
-            is_cited = f"collectives.{call}.link_fraction" in own
-            collectives[call] = _scaled(model, device.collectives[call], device.per_node, keep_fraction=is_cited)
-            assume(f"collectives.{call}", "latencies; the share of its links unless cited")
-    overlap = device.overlap
-    if "overlap" not in own:
-        overlap = source.overlap
-        assume("overlap", "rates of pairs")
-    dispatch = device.dispatch_s
-    if "dispatch_s" not in own:
-        dispatch = source.dispatch_s
-        assume("dispatch_s", "the host's")
-    spreads = device.spreads
-    if "spreads" not in own:
+    def whole(self, field: str, what: str) -> Any:
+        """A field of the device file as it is in the source, unless the device has its own."""
+        if field in self.own:
+            return getattr(self.device, field)
+        self.assume(field, what)
+        return getattr(self.source, field)
+
+    def compute(self) -> Compute:
+        """Rates: shares of the device's own peaks."""
+        here, there = self.device.compute, self.source.compute
+        faster = _core_rate(here) / _core_rate(there)
+        depth = "a latency that the rate of a core turns into depth"
+        tiles = "tiles of the library and latencies; bytes per second of a core as its rate"
+        figures: dict[str, tuple[str, Any]] = {name: (what, getattr(there, name)) for name, what in _EQUAL.items()}
+        figures["half_depth"] = (depth, there.half_depth * faster)
+        figures["tiled"] = (tiles, _tiled(here, there))
+        figures["attention"] = ("share of the peak", there.attention)
+        values = {}
+        for name, (what, value) in figures.items():
+            if f"compute.{name}" not in self.own:
+                values[name] = value
+                self.assume(f"compute.{name}", what)
+        compute = msgspec.structs.replace(here, **values)
+        best = self.device.best_product
+        if best is None:
+            return compute
+        ordinary = 1.0
+        if self.source.best_product is not None:
+            ordinary = _form_rate(self.source) / self.source.best_product.flops_per_s
+        self.assume("compute.matrix_efficiency", f"so that the form gives {ordinary:.2f} of best_product, as there")
+        return anchored(compute, best.shape, best.dtype, ordinary * best.flops_per_s)
+
+    def collectives(self) -> dict[str, Collective]:
+        """Latencies, and the share of its links that each collective reaches."""
+        models = dict(self.device.collectives)
+        for call, model in self.source.collectives.items():
+            if not {f"collectives.{call}", "collectives"} & self.own:
+                is_cited = f"collectives.{call}.link_fraction" in self.own
+                models[call] = _scaled(model, models[call], self.device.per_node, keep_fraction=is_cited)
+                self.assume(f"collectives.{call}", "latencies; the share of its links unless cited")
+        return models
+
+    def spreads(self) -> dict[str, float]:
+        """Wider than in the source, by what carrying over has missed before."""
+        if "spreads" in self.own:
+            return self.device.spreads
+        factor = 1.0 if self.has_same_cores else OTHER_CORES
+        what = f"joined with what carrying over to equal cores missed (H200 to H100), {factor:g} times"
+        self.assume("spreads", what)
+        return {name: self._wider_spread(name, spread) for name, spread in self.source.spreads.items()}
+
+    def _wider_spread(self, name: str, spread: float) -> float:
         # of what the source itself was given from elsewhere on equal cores, the same was missed already
-        carried_on = {name for name in source.spreads if apart == 1 and _is_carried(source, f"spreads.{name}")}
-        spreads = {
-            name: spread if name in carried_on else round(math.hypot(spread, apart * CARRIED[name]), 4)
-            for name, spread in source.spreads.items()
+        if self.has_same_cores and _is_carried(self.source, f"spreads.{name}"):
+            return spread
+        return round(math.hypot(spread, self.misfit[name]), 4)
+
+    def price_intervals(self) -> dict[str, Interval]:
+        """As wide as the spreads say."""
+        if "price_intervals" in self.own:
+            return self.device.price_intervals
+        self.assume("price_intervals", "as wide as the spreads say")
+        return {
+            name: Interval(low=_wider(known.low, self.misfit[name]), high=_wider(known.high, self.misfit[name]))
+            for name, known in self.source.price_intervals.items()
         }
-        said = f"joined with what carrying over to equal cores missed (H200 to H100), {apart:g} times"
-        assume("spreads", said)
-    intervals = device.price_intervals
-    if "price_intervals" not in own:
-        intervals = {
-            name: Interval(low=_wider(each.low, apart * CARRIED[name]), high=_wider(each.high, apart * CARRIED[name]))
-            for name, each in source.price_intervals.items()
-        }
-        assume("price_intervals", "as wide as the spreads say")
-    return msgspec.structs.replace(
-        device, compute=compute, collectives=collectives, overlap=overlap, dispatch_s=dispatch, spreads=spreads,
-        price_intervals=intervals, provenance=provenance,
-    )  # fmt: skip
 
 
 def anchored(compute: Compute, shape: tuple[int, int, int], dtype: str, flops_per_s: float) -> Compute:
@@ -147,8 +178,8 @@ _EQUAL: Mapping[str, str] = {
 
 
 def _is_carried(device: Device, entry: str) -> bool:
-    says = device.provenance.get(entry) or device.provenance.get(entry.partition(".")[0])
-    return says is not None and "carried over" in says.source
+    known = device.provenance.get(entry) or device.provenance.get(entry.partition(".")[0])
+    return known is not None and "carried over" in known.source
 
 
 def _wider(edge: float, spread: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from costmodels.machine.sections import Section, check_known, check_share
-from costmodels.price.tiled import Tiled, alignment_bytes, one_tiled_s
+from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_tiled_s
 from plans.errors import TwofoldError
 
 __all__ = [
@@ -204,10 +204,11 @@ def matrix_s(
     model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
     memory_cost = model.memory_cost.get(aligned, 1.0)
     clock = compute.sustained_clock
-    made_s = one_tiled_s(
-        shape, batch, item_bytes, per_s / compute.num_cores, cost, model.arithmetic_cost.get(aligned, 1.0),
-        memory_cost, model, compute.num_cores, clock,
+    terms = ProductTerms(
+        per_s / compute.num_cores, compute.num_cores, batch, item_bytes, cost, model.arithmetic_cost.get(aligned, 1.0),
+        memory_cost, clock,
     )  # fmt: skip
+    made_s = one_tiled_s(shape, terms, model)
     start_s = (compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)) / clock
     loaded_s = memory * memory_cost
     full_s = start_s + join(made_s, loaded_s, compute.sharpness)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from costmodels.machine.machine import Machine
 from costmodels.price.communication import processor_s, route, wire_s
 from costmodels.price.compute import attention_s, matrix_rate, matrix_s, memory_s, rate, rule_name, rule_s
+from costmodels.price.free_calls import MAYBE_VIEWS, VIEWS
 from costmodels.price.products import matrix_shape, product
 from costmodels.price.traffic import Traffic, collective_traffic, plain_call
 from plans.errors import TwofoldError
@@ -41,11 +42,6 @@ __all__ = [
 Shapes = tuple[tuple[int, ...], ...]
 
 PS_PER_S = 10**12
-
-_VIEWS = ("reshape",)
-
-_MAYBE_VIEWS = ("flat_unpack", "add.grad0", "add.grad1", "slice")
-"""Calls that give a view of an operand where their result may share its memory."""
 
 _PRODUCTS = ("linear", "matmul", "conv2d")
 
@@ -150,7 +146,7 @@ def compute_class(call: str) -> str:
     kind, _, part = call.partition(".")
     if part == "update" or call in _UPDATES:
         return "update"
-    if kind in _VIEWS:
+    if kind in VIEWS:
         return "view"
     products = kind in _PRODUCTS and part in ("forward", "grad0", "grad1")
     return "matrix" if products else "attention" if kind == "attention" else "memory"
@@ -176,7 +172,7 @@ def _touched(instruction: Instruction, group: GroupProgram) -> int:
 def _is_view(instruction: Instruction, group: GroupProgram) -> bool:
     """Whether all that it gives shares the memory of what it is given, so that no kernel runs."""
     outputs = [group.values[name] for name in instruction.outputs if name in group.values]
-    return instruction.call in _MAYBE_VIEWS and bool(outputs) and all(value.shares is not None for value in outputs)
+    return instruction.call in MAYBE_VIEWS and bool(outputs) and all(value.shares is not None for value in outputs)
 
 
 @lru_cache(maxsize=262_144)

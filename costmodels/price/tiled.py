@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,12 @@ from costmodels.machine.sections import Section, check_known, check_share
 from costmodels.price.size_table import SizeTable
 from plans.errors import TwofoldError
 
-__all__ = ["ALIGNMENTS", "SPLITS", "TILES", "Tiled", "alignment_bytes", "one_tiled_s", "tiled_s"]
+__all__ = ["ALIGNMENTS", "SPLITS", "TILES", "ProductTerms", "Tiled", "alignment_bytes", "one_tiled_s", "tiled_s"]
 
 Floats = npt.NDArray[np.float64]
+
+Term = TypeVar("Term", float, Floats)
+"""A number, or an array with an entry for each product."""
 
 TILES = (
     (320, 128), (256, 128), (192, 192), (192, 128), (128, 128), (128, 64), (96, 64), (64, 64), (64, 32), (64, 16),
@@ -102,30 +106,52 @@ def alignment_bytes(shape: tuple[int, int, int], form: str, item_bytes: int) -> 
     return min(16, *((row * item_bytes) & -(row * item_bytes) for row in rows))
 
 
-def tiled_s(
-    shapes: Floats, batch: Floats | float, item_bytes: Floats | float, core_flops_per_s: Floats | float,
-    form_cost: Floats | float, arithmetic_cost: Floats | float, memory_cost: Floats | float, model: Tiled,
-    num_cores: int, clock: Floats | float = 1.0,
-) -> Floats:  # fmt: skip
-    """Seconds of the arithmetic of products, without `start_s`, by the fastest way to cut each.
+class ProductTerms(NamedTuple, Generic[Term]):
+    """What the time of a product depends on beside its shape; arrays for many products at once.
 
     Args:
-        shapes: (m, n, k) of each product.
+        core_flops_per_s: rate of one core.
+        num_cores: of the device.
         batch: equal products in each call.
         item_bytes: of an element.
-        core_flops_per_s: rate of one core.
         form_cost: factor on the arithmetic.
         arithmetic_cost: factor on arithmetic and steps (alignment).
         memory_cost: factor on loads (alignment).
-        model: the device's.
-        num_cores: of the device.
         clock: relative to that of the latencies; the rate of a core has it already.
     """
+
+    core_flops_per_s: Term
+    num_cores: int
+    batch: Term
+    item_bytes: Term
+    form_cost: Term
+    arithmetic_cost: Term
+    memory_cost: Term
+    clock: Term
+
+
+def tiled_s(shapes: Floats, terms: ProductTerms[Floats], model: Tiled) -> Floats:
+    """Seconds of the arithmetic of products, without `start_s`, by the fastest way to cut each.
+
+    Args:
+        shapes: (m, n, k) of each product, [products, 3].
+        terms: of the products.
+        model: the device's.
+    """
+    num_cores = terms.num_cores
     m, n, k = (shapes[:, at, np.newaxis] for at in range(3))
     rows, columns, parts = _cuts(model.tiles)
     batch, item_bytes, core_flops_per_s, form_cost, arithmetic_cost, memory_cost, clock = (
         np.reshape(value, (-1, 1))
-        for value in (batch, item_bytes, core_flops_per_s, form_cost, arithmetic_cost, memory_cost, clock)
+        for value in (
+            terms.batch,
+            terms.item_bytes,
+            terms.core_flops_per_s,
+            terms.form_cost,
+            terms.arithmetic_cost,
+            terms.memory_cost,
+            terms.clock,
+        )
     )
     steps = np.ceil(k / (STEP * parts))
     made_s = form_cost * arithmetic_cost * (2 * STEP * rows * columns) / core_flops_per_s
@@ -141,11 +167,9 @@ def tiled_s(
     return np.asarray(np.min(np.where(taken, all_s, np.inf), axis=1))
 
 
-def one_tiled_s(
-    shape: tuple[int, int, int], batch: int, item_bytes: int, core_flops_per_s: float, form_cost: float,
-    arithmetic_cost: float, memory_cost: float, model: Tiled, num_cores: int, clock: float = 1.0,
-) -> float:  # fmt: skip
-    """`tiled_s` of one product."""
+def one_tiled_s(shape: tuple[int, int, int], terms: ProductTerms[float], model: Tiled) -> float:
+    """`tiled_s` of one product, whose terms are numbers."""
+    core_flops_per_s, num_cores, batch, item_bytes, form_cost, arithmetic_cost, memory_cost, clock = terms
     m, n, k = shape
     q, best_s = model.quantisation, math.inf
     rate_s, step_s = form_cost * arithmetic_cost * 2 * STEP / core_flops_per_s, arithmetic_cost * model.step_s / clock

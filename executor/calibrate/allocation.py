@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from costmodels.fit.points import Point
-from executor.calibrate.rank_sync import Meeting
+from executor.calibrate.rank_sync import RankSync
 from executor.device import Device
 
 __all__ = ["allocation_points", "communicator_points"]
@@ -31,9 +31,9 @@ def allocation_points(device: Device) -> Iterator[Point]:
         if size > device.memory_bytes()[0] // 4:
             continue
         device.release_memory()
-        held, taken = device.memory_allocated(), device.memory_reserved()
+        allocated, reserved = device.memory_allocated(), device.memory_reserved()
         tensor = torch.empty(size, dtype=torch.uint8, device=device.torch_device)
-        yield _point("rounding", size, device.memory_allocated() - held, device.memory_reserved() - taken)
+        yield _point("rounding", size, device.memory_allocated() - allocated, device.memory_reserved() - reserved)
         del tensor
     yield from _pattern(device)
     yield from _workspaces(device)
@@ -42,7 +42,7 @@ def allocation_points(device: Device) -> Iterator[Point]:
 def _pattern(device: Device) -> Iterator[Point]:
     """Activations of 8 blocks kept while temporaries of other sizes come and go, freed in the opposite order."""
     device.release_memory()
-    held, taken = device.memory_allocated(), device.memory_reserved()
+    allocated, reserved = device.memory_allocated(), device.memory_reserved()
     device.reset_peak_memory()
     place, kept = device.torch_device, []
     for _ in range(2):
@@ -53,8 +53,8 @@ def _pattern(device: Device) -> Iterator[Point]:
         while kept:
             kept.pop()
             torch.empty(22 * _MIB, dtype=torch.uint8, device=place)
-    peak = device.max_memory_allocated() - held
-    yield _point("pattern", peak, peak, device.memory_reserved() - taken)
+    peak = device.max_memory_allocated() - allocated
+    yield _point("pattern", peak, peak, device.memory_reserved() - reserved)
     device.release_memory()
 
 
@@ -64,37 +64,37 @@ def _workspaces(device: Device) -> Iterator[Point]:
     stream = device.stream()
     assert stream is not None
     free = device.memory_bytes()[0]
-    held, taken = device.memory_allocated(), device.memory_reserved()
+    allocated, reserved = device.memory_allocated(), device.memory_reserved()
     with stream:
         a = torch.zeros(256, 256, device=device.torch_device, dtype=torch.bfloat16)
         b = torch.mm(a, a)
     device.synchronize()
-    mine = a.nbytes + b.nbytes
-    grown = device.memory_reserved() - taken
+    operand_bytes = a.nbytes + b.nbytes
+    grown = device.memory_reserved() - reserved
     outside = free - device.memory_bytes()[0] - grown
-    yield _point("workspace", mine, device.memory_allocated() - held - mine, grown, outside)
+    yield _point("workspace", operand_bytes, device.memory_allocated() - allocated - operand_bytes, grown, outside)
 
 
-def communicator_points(device: Device, meeting: Meeting) -> Iterator[Point]:
+def communicator_points(device: Device, sync: RankSync) -> Iterator[Point]:
     """Memory outside the allocator that a communicator takes: a new group's first collective, then first transfer."""
-    if not device.is_async or meeting.size == 1:
+    if not device.is_async or sync.size == 1:
         return
-    for size in (2, meeting.size):
-        groups = [dist.new_group(list(range(i, i + size))) for i in range(0, meeting.size, size)]
-        group = groups[meeting.rank // size]
+    for size in (2, sync.size):
+        groups = [dist.new_group(list(range(i, i + size))) for i in range(0, sync.size, size)]
+        group = groups[sync.rank // size]
         token = torch.zeros(2**20, device=device.torch_device)
         for call in ("all_reduce", "transfer"):
             device.synchronize()
-            meeting.barrier()
-            free, taken = device.memory_bytes()[0], device.memory_reserved()
+            sync.barrier()
+            free, reserved = device.memory_bytes()[0], device.memory_reserved()
             if call == "all_reduce":
                 dist.all_reduce(token, group=group)
-            elif meeting.rank < 2:
-                work: Any = (dist.isend if meeting.rank == 0 else dist.irecv)(token, 1 - meeting.rank, group=group)
+            elif sync.rank < 2:
+                work: Any = (dist.isend if sync.rank == 0 else dist.irecv)(token, 1 - sync.rank, group=group)
                 work.wait()
             device.synchronize()
-            meeting.barrier()
-            grown = device.memory_reserved() - taken
+            sync.barrier()
+            grown = device.memory_reserved() - reserved
             outside = free - device.memory_bytes()[0] - grown
             yield _point("communicator", token.nbytes, 0, grown, outside, ranks=size, options={"call": call})
         dist.destroy_process_group(group)

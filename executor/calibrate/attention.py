@@ -12,7 +12,7 @@ from torch import Tensor
 
 from costmodels.fit.points import Point
 from executor.calibrate.kernels import gradient
-from executor.calibrate.operands import Bench, Job, bytes_of
+from executor.calibrate.operands import Job, OperandPool, bytes_of
 from executor.calibrate.timing import Call
 
 __all__ = ["attention_job", "attention_jobs"]
@@ -73,19 +73,19 @@ def attention_job(
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=kv_heads != heads)
 
-    def one(bench: Bench) -> Call:
+    def one(pool: OperandPool) -> Call:
         # as projections leave them: [batch, sequence, heads, dim] seen with the heads before the sequence
-        given = [
-            bench.tensor(size[0], size[2], size[1], size[3]).transpose(1, 2) for size in (queries, keys, keys)
+        operands = [
+            pool.tensor(size[0], size[2], size[1], size[3]).transpose(1, 2) for size in (queries, keys, keys)
         ]  # fmt: skip
         if part == "forward":
-            return lambda: attend(*given)
-        return gradient(attend, given, bench.tensor(*queries))
+            return lambda: attend(*operands)
+        return gradient(attend, operands, pool.tensor(*queries))
 
     size = bytes_of("bfloat16", queries, queries, keys, keys)
 
-    def make(bench: Bench) -> list[Call]:
-        return [one(bench) for _ in bench.sets(size)]
+    def make(pool: OperandPool) -> list[Call]:
+        return [one(pool) for _ in pool.sets(size)]
 
     work = 4.0 * math.prod(queries) * sequence * (2.5 if part == "backward" else 1.0) / (2 if causal else 1)
     return Job(point=point, make=make, tier=tier, work=work, needs_bytes=4 * size)

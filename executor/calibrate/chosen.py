@@ -20,7 +20,7 @@ import torch
 
 from costmodels.fit.points import Point, load_points
 from executor.calibrate.main import surroundings
-from executor.calibrate.operands import Bench, Job
+from executor.calibrate.operands import Job, OperandPool
 from executor.calibrate.requested_points import job_of
 from executor.calibrate.session import MEMORY_SHARE
 from executor.device import Device, pick_device
@@ -41,7 +41,7 @@ def chosen_kernels(device: Device, jobs: Sequence[Job]) -> Iterator[dict[str, An
 
     Jobs that do not fit into memory or fail are left out.
     """
-    bench = Bench(device=device, block_bytes=2**30)
+    pool = OperandPool(device=device, block_bytes=2**30)
     for number in range(0, len(jobs), TOGETHER):
         some = jobs[number : number + TOGETHER]
         issued: list[Job] = []
@@ -49,7 +49,7 @@ def chosen_kernels(device: Device, jobs: Sequence[Job]) -> Iterator[dict[str, An
         profile.start()
         for job in some:
             try:
-                call = job.make(bench)[0]
+                call = job.make(pool)[0]
                 call()  # the library loads its kernels
                 device.spin(1000)
                 call()
@@ -82,10 +82,10 @@ def split_at_markers(events: Iterable[dict[str, Any]]) -> Iterator[list[dict[str
         if MARKER in event["name"]:
             parts.append([])
             continue
-        said = event.get("args", {})
+        arguments = event.get("args", {})
         parts[-1].append({
-            "name": event["name"], "seconds": event["dur"] / 1e6, "grid": said.get("grid"),
-            "block": said.get("block"), "shared_bytes": said.get("shared memory"),
+            "name": event["name"], "seconds": event["dur"] / 1e6, "grid": arguments.get("grid"),
+            "block": arguments.get("block"), "shared_bytes": arguments.get("shared memory"),
         })  # fmt: skip
     yield from itertools.islice(parts, 1, None, 2)
 

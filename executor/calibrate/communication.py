@@ -7,7 +7,6 @@ import itertools
 import random
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from costmodels.fit.points import Point
-from executor.calibrate.rank_sync import Meeting
+from executor.calibrate.operands import Job
+from executor.calibrate.rank_sync import RankSync
 from executor.calibrate.timing import Call, Sample, Timer, sampled
 from executor.device import now_ns
 
 __all__ = [
     "COLLECTIVES",
     "PING_PONG",
-    "CommJob",
     "collective_call",
     "communication_jobs",
     "make_call",
@@ -51,15 +50,7 @@ RECORDED_S = 5e-3
 """About how long one recorded launch may last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommJob:
-    """One point of communication: what it is, and how early it is taken."""
-
-    point: Point
-    tier: int
-
-
-def communication_jobs(group_sizes: tuple[int, ...], num_ranks: int, *, seed: int = 20_29) -> list[CommJob]:
+def communication_jobs(group_sizes: tuple[int, ...], num_ranks: int, *, seed: int = 20_29) -> list[Job]:
     """All of them; held-out ones have odd sizes chosen by `seed`.
 
     Args:
@@ -67,7 +58,7 @@ def communication_jobs(group_sizes: tuple[int, ...], num_ranks: int, *, seed: in
         num_ranks: of this job.
     """
     rng = random.Random(seed)
-    jobs: list[CommJob] = []
+    jobs: list[Job] = []
     for call in (*COLLECTIVES, "transfer"):
         for size in (2,) if call == "transfer" else group_sizes:
             for groups in sorted({1, num_ranks // size}):
@@ -81,7 +72,7 @@ def communication_jobs(group_sizes: tuple[int, ...], num_ranks: int, *, seed: in
     return jobs
 
 
-def recorded_jobs(group_sizes: tuple[int, ...], num_ranks: int, most_bytes: int, *, seed: int = 20_31) -> list[CommJob]:
+def recorded_jobs(group_sizes: tuple[int, ...], num_ranks: int, most_bytes: int, *, seed: int = 20_31) -> list[Job]:
     """What is taken once more from recorded launches, without the host: small collectives, and all transfers of a pair.
 
     Args:
@@ -101,31 +92,31 @@ def recorded_jobs(group_sizes: tuple[int, ...], num_ranks: int, most_bytes: int,
         share = (number + rng.random()) / HELD_OUT_TRANSFERS
         held_out.append(round(LEAST * (MOST / LEAST) ** share) // 512 * 512 + 256)
     sizes = [(2**power, False) for power in range(10, 31)] + [(size, True) for size in held_out]
-    for pattern, (size, held) in itertools.product((PING_PONG, *PATTERNS[:2]), sizes):
+    for pattern, (size, is_held_out) in itertools.product((PING_PONG, *PATTERNS[:2]), sizes):
         point = Point(
             kind="transfer", call="transfer", size_bytes=size, ranks=2, active_ranks=2, dtype="bfloat16",
-            options={"groups": 1, "pattern": pattern}, held_out=held, seconds=0.0,
+            options={"groups": 1, "pattern": pattern}, held_out=is_held_out, seconds=0.0,
         )  # fmt: skip
-        jobs.append(CommJob(point=point, tier=0 if pattern != PATTERNS[1] else 1))
+        jobs.append(Job(point=point, tier=0 if pattern != PATTERNS[1] else 1))
     return [
-        CommJob(point=msgspec.structs.replace(job.point, options=job.point.options | {"recorded": 1}), tier=job.tier)
+        Job(point=msgspec.structs.replace(job.point, options=job.point.options | {"recorded": 1}), tier=job.tier)
         for job in sorted(jobs, key=lambda job: job.tier)
     ]
 
 
 def _sizes(
     call: str, ranks: int, num_ranks: int, options: dict[str, int | float | str], rng: random.Random
-) -> Iterator[CommJob]:
+) -> Iterator[Job]:
     ring = options.get("pattern") == "ring"
     active = num_ranks if ring else ranks * int(options["groups"])
     alone = active == ranks or ring
 
-    def job(size_bytes: int, tier: int, held_out: bool = False) -> CommJob:
+    def job(size_bytes: int, tier: int, held_out: bool = False) -> Job:
         point = Point(
             kind="transfer" if call == "transfer" else "collective", call=call, size_bytes=size_bytes, ranks=ranks,
             active_ranks=active, dtype="bfloat16", options=options, held_out=held_out, seconds=0.0,
         )  # fmt: skip
-        return CommJob(point=point, tier=tier)
+        return Job(point=point, tier=tier)
 
     for number in range(HELD_OUT_EACH):
         size = round(LEAST * (MOST / LEAST) ** rng.uniform(0.15, 0.95)) // 256 * 256
@@ -135,20 +126,20 @@ def _sizes(
             yield job(2**power, tier=(power % 3 != 1) + (power % 2) + (0 if alone else 1) + (call == "broadcast"))
 
 
-def make_call(point: Point, meeting: Meeting, place: Any) -> Call | None:
+def make_call(point: Point, sync: RankSync, place: Any) -> Call | None:
     """What this rank does for the point; None where it has no part.
 
     Args:
         point: of kind collective or transfer.
-        meeting: whose groups are used.
+        sync: whose groups are used.
         place: where tensors live.
     """
-    if meeting.rank >= point.active_ranks:
+    if sync.rank >= point.active_ranks:
         return None
     elements = max(point.ranks, point.size_bytes // 2)
     if point.kind == "transfer":
-        return _transfer(point, meeting, torch.randn(elements, device=place).bfloat16())
-    return collective_call(point.call, meeting.groups[point.ranks], point.ranks, elements, place)
+        return _transfer(point, sync, torch.randn(elements, device=place).bfloat16())
+    return collective_call(point.call, sync.groups[point.ranks], point.ranks, elements, place)
 
 
 def collective_call(call: str, group: Any, ranks: int, elements: int, place: Any) -> Call:
@@ -172,11 +163,11 @@ def collective_call(call: str, group: Any, ranks: int, elements: int, place: Any
     return lambda: start().wait()
 
 
-def _transfer(point: Point, meeting: Meeting, tensor: Tensor) -> Call:
-    rank, peer, other = meeting.rank, meeting.rank ^ 1, torch.empty_like(tensor)
+def _transfer(point: Point, sync: RankSync, tensor: Tensor) -> Call:
+    rank, peer, other = sync.rank, sync.rank ^ 1, torch.empty_like(tensor)
     pattern = point.options["pattern"]
     if pattern == "one_way":
-        group = meeting.groups[2]
+        group = sync.groups[2]
         send = rank % 2 == 0
 
         def one_way() -> None:
@@ -186,7 +177,7 @@ def _transfer(point: Point, meeting: Meeting, tensor: Tensor) -> Call:
 
         return one_way
     if pattern == PING_PONG:
-        pair, begins = meeting.groups[2], rank % 2 == 0
+        pair, begins = sync.groups[2], rank % 2 == 0
 
         def there_and_back() -> None:
             for sends in (begins, not begins):
@@ -195,8 +186,8 @@ def _transfer(point: Point, meeting: Meeting, tensor: Tensor) -> Call:
                 work.wait()
 
         return there_and_back
-    to, source = (peer, peer) if pattern == "both_ways" else ((rank + 1) % meeting.size, (rank - 1) % meeting.size)
-    ring = None if pattern == "ring" else meeting.groups[2]
+    to, source = (peer, peer) if pattern == "both_ways" else ((rank + 1) % sync.size, (rank - 1) % sync.size)
+    ring = None if pattern == "ring" else sync.groups[2]
 
     def exchange() -> None:
         operations = [dist.P2POp(dist.isend, tensor, to, ring), dist.P2POp(dist.irecv, other, source, ring)]
@@ -206,7 +197,7 @@ def _transfer(point: Point, meeting: Meeting, tensor: Tensor) -> Call:
     return exchange
 
 
-def recorded_together(timer: Timer, meeting: Meeting, call: Call | None) -> Sample | None:
+def recorded_together(timer: Timer, sync: RankSync, call: Call | None) -> Sample | None:
     """Seconds of one call in one recorded launch of many, of the slowest rank: no host time is in it.
 
     None where calls cannot be recorded.
@@ -220,18 +211,18 @@ def recorded_together(timer: Timer, meeting: Meeting, call: Call | None) -> Samp
         last = timer.mark()
         timer.device.synchronize()
         count = round(RECORDED_S / max(1e-7, timer.between_s(first, last)))
-    count = int(-meeting.most([-float(max(LEAST_RECORDED_CALLS, min(RECORDED_CALLS, count)))])[0])
+    count = int(-sync.maximum([-float(max(LEAST_RECORDED_CALLS, min(RECORDED_CALLS, count)))])[0])
     if call is not None:
         with contextlib.suppress(RuntimeError):
             replay = timer.device.capture(lambda: [call() for _ in range(count)])
-    if not meeting.all_say(call is None or replay is not None):
+    if not sync.all_agree(call is None or replay is not None):
         return None
     if call is not None:
         timer.keep_busy(0.003)
     times = []
     for _ in range(timer.repeats + 1):
         timer.device.synchronize()
-        meeting.barrier()
+        sync.barrier()
         taken = 0.0
         if replay is not None:
             first = timer.mark()
@@ -239,12 +230,12 @@ def recorded_together(timer: Timer, meeting: Meeting, call: Call | None) -> Samp
             last = timer.mark()
             timer.device.synchronize()
             taken = timer.between_s(first, last)
-        times.append(meeting.most([taken])[0])
+        times.append(sync.maximum([taken])[0])
     return sampled([max(time, 1e-9) for time in times[1:]], count)
 
 
 def timed_together(
-    timer: Timer, meeting: Meeting, call: Call | None, *, window_s: float | None = None
+    timer: Timer, sync: RankSync, call: Call | None, *, window_s: float | None = None
 ) -> tuple[Sample, float]:
     """Seconds of one call, of the slowest rank in each repeat, and the median start skew between ranks, apart.
 
@@ -263,19 +254,19 @@ def timed_together(
         device.synchronize()
         return timer.between_s(first, last)
 
-    meeting.barrier()
+    sync.barrier()
     run(1)
-    once_s = max(1e-7, *meeting.most([run(FIRST_CALLS) / FIRST_CALLS]))
+    once_s = max(1e-7, *sync.maximum([run(FIRST_CALLS) / FIRST_CALLS]))
     count = max(2, min(500, round(window_s / once_s)))
     if call is not None:
         timer.keep_busy(0.003)
     times, skews = [], []
     for _ in range(timer.repeats):
         device.synchronize()
-        meeting.barrier()
+        sync.barrier()
         start = now_ns() / 1e9
         taken = run(count)
-        end, latest, earliest = meeting.most([taken, start if call else -1e30, -start if call else -1e30])
+        end, latest, earliest = sync.maximum([taken, start if call else -1e30, -start if call else -1e30])
         times.append(end)
         skews.append(latest + earliest)
     return sampled([max(time, 1e-9) for time in times], count), statistics.median(skews)

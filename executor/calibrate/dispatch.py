@@ -203,8 +203,8 @@ def _optimizers(timer: Timer) -> Iterator[Point]:
                     weight.grad = torch.zeros_like(weight)
 
             give()
-            found = [timer.host_time(optimizer.step, burst=1, repeats=1) for _ in range(2 * timer.repeats)]
-            times.append([one.seconds for one in found])
+            samples = [timer.host_time(optimizer.step, burst=1, repeats=1) for _ in range(2 * timer.repeats)]
+            times.append([sample.seconds for sample in samples])
             cleared = [
                 timer.host_time(optimizer.zero_grad, burst=1, repeats=1, before=give) for _ in range(timer.repeats)
             ]

@@ -22,7 +22,7 @@ from executor.calibrate.timing import Timer
 from executor.kernels import rule_of
 from executor.step.groups import Groups
 from executor.step.interpreter import Interpreter
-from executor.train.batches import own_rows, random_batches, random_parameters
+from executor.train.batches import random_batches, random_parameters, rows_of_rank
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import load_plan
@@ -62,7 +62,7 @@ def code_of(call: str) -> str:
 
 
 def instruction_points(timer: Timer, plans: Sequence[Path]) -> Iterator[Point]:
-    """Run the plans for as many ranks as this job has, and tell what instructions took, by call and by class.
+    """Run the plans for as many ranks as this job has, and time their instructions, by call and by class.
 
     Their tensors should be tiny, so that the host is what takes the time.
     """
@@ -104,7 +104,7 @@ def _run(timer: Timer, plan: Any, between: list[float]) -> Iterator[tuple[Instru
             stack.callback(groups.close)
         interpreter = Interpreter(program, rank, device, groups)
         interpreter.set_parameters(random_parameters(plan.graph, 0))
-        feed = own_rows(plan, rank, random_batches(plan.graph, 0, WARM_STEPS + STEPS))
+        feed = rows_of_rank(plan, rank, random_batches(plan.graph, 0, WARM_STEPS + STEPS))
         for step, batch in enumerate(feed):
             if step < WARM_STEPS:
                 interpreter.step(batch)
@@ -122,7 +122,7 @@ def _run(timer: Timer, plan: Any, between: list[float]) -> Iterator[tuple[Instru
 
 def _summary(seconds: list[float], *, adds_up: bool = True) -> dict[str, Any]:
     """Single calls have a long tail, which a step meets as often: the mean is what adds up to it, without the last
-    percent, single interrupts. Of a class of unlike calls the median is told. Ends: 5th and 95th percentile.
+    percent, single interrupts. Of a class of unlike calls the median is given. Ends: 5th and 95th percentile.
     """
     ordered = sorted(max(1e-9, second) for second in seconds)
     low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.05, 0.95))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from costmodels.fit.points import Point
-from executor.calibrate.operands import DTYPES, Bench, Job, bytes_of
+from executor.calibrate.operands import DTYPES, Job, OperandPool, bytes_of
 from executor.calibrate.timing import Call
 
 __all__ = ["gradient", "kernel_jobs"]
@@ -27,7 +27,7 @@ _LOGITS = ((512, 32000), (2048, 32000), (8192, 32000), (4096, 50257), (2048, 128
 _TABLES = ((2048, 32000, 4096), (8192, 32000, 4096), (8192, 50257, 2048), (8192, 128256, 8192))
 _HELD_OUT_KERNELS = 45
 
-Make = Callable[[Bench], Call]
+Make = Callable[[OperandPool], Call]
 
 
 # -- element-wise ------------------------------------------------------------------------------------------------------
@@ -60,27 +60,27 @@ def _elementwise_job(name: str, shape: Sequence[int], dtype: str, tier: int, hel
     inputs, outputs, call = _elementwise()[name]
     size = bytes_of(dtype, shape)
 
-    def make(bench: Bench) -> Call:
-        given = [bench.tensor(*shape, dtype=dtype) for _ in range(max(1, inputs))]
+    def make(pool: OperandPool) -> Call:
+        operands = [pool.tensor(*shape, dtype=dtype) for _ in range(max(1, inputs))]
         if name == "zero_":
-            given = [given[0].clone()]  # the block of random numbers stays random
+            operands = [operands[0].clone()]  # the block of random numbers stays random
         if name == "dropout":
-            return lambda: call(given[0])
-        return lambda: call(*given)
+            return lambda: call(operands[0])
+        return lambda: call(*operands)
 
     moved = size * (inputs + outputs)
-    return _job(name, shape, dtype, moved, make, tier=tier, held_out=held_out)
+    return _job(_point(name, shape, dtype, moved, held_out=held_out), make, tier=tier)
 
 
 def _cast_job(name: str, source: str, target: str, elements: int, tier: int) -> Job:
     kind = DTYPES[target]
 
-    def make(bench: Bench) -> Call:
-        x = bench.tensor(elements, dtype=source)
+    def make(pool: OperandPool) -> Call:
+        x = pool.tensor(elements, dtype=source)
         return lambda: x.to(kind)
 
     moved = bytes_of(source, (elements,)) + bytes_of(target, (elements,))
-    return _job(name, (elements,), source, moved, make, tier=tier)
+    return _job(_point(name, (elements,), source, moved), make, tier=tier)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -107,14 +107,15 @@ def _row_job(name: str, shape: tuple[int, int], dtype: str, tier: int, held_out:
     kind, backward = name.removesuffix("_backward"), name.endswith("_backward")
     call, size = _row_calls()[kind], bytes_of(dtype, shape)
 
-    def make(bench: Bench) -> Call:
-        x, weight = bench.tensor(*shape, dtype=dtype), bench.tensor(shape[-1], dtype=dtype)
+    def make(pool: OperandPool) -> Call:
+        x, weight = pool.tensor(*shape, dtype=dtype), pool.tensor(shape[-1], dtype=dtype)
         if not backward:
             return lambda: call(x, weight)
-        wanted = [x] if kind == "softmax" else [x, weight]
-        return gradient(lambda *fresh: call(fresh[0], fresh[-1]), wanted, bench.tensor(*shape, dtype=dtype))
+        tensors = [x] if kind == "softmax" else [x, weight]
+        return gradient(lambda *fresh: call(fresh[0], fresh[-1]), tensors, pool.tensor(*shape, dtype=dtype))
 
-    return _job(name, shape, dtype, size * (3 if backward else 2), make, tier=tier, held_out=held_out)
+    point = _point(name, shape, dtype, size * (3 if backward else 2), held_out=held_out)
+    return _job(point, make, tier=tier)
 
 
 def _loss_job(name: str, shape: tuple[int, int], tier: int, held_out: bool = False) -> Job:
@@ -122,8 +123,8 @@ def _loss_job(name: str, shape: tuple[int, int], tier: int, held_out: bool = Fal
     rows, classes = shape
     backward = name.endswith("_backward")
 
-    def make(bench: Bench) -> Call:
-        logits, labels = bench.tensor(rows, classes), bench.ids(rows, below=classes)
+    def make(pool: OperandPool) -> Call:
+        logits, labels = pool.tensor(rows, classes), pool.ids(rows, below=classes)
 
         def loss(x: Tensor) -> Tensor:
             return F.cross_entropy(x.float(), labels)
@@ -133,69 +134,71 @@ def _loss_job(name: str, shape: tuple[int, int], tier: int, held_out: bool = Fal
         return gradient(loss, [logits], torch.ones((), device=logits.device))
 
     size = bytes_of("bfloat16", shape)
-    return _job(name, shape, "bfloat16", size * (2 if backward else 1), make, tier=tier, held_out=held_out, needs=8)
+    point = _point(name, shape, "bfloat16", size * (2 if backward else 1), held_out=held_out)
+    return _job(point, make, tier=tier, needs=8)
 
 
 def _embedding_job(name: str, shape: tuple[int, int, int], tier: int, held_out: bool = False) -> Job:
     tokens, rows, features = shape
     backward = name.endswith("_backward")
 
-    def make(bench: Bench) -> Call:
-        table, ids = bench.tensor(rows, features), bench.ids(tokens, below=rows)
+    def make(pool: OperandPool) -> Call:
+        table, ids = pool.tensor(rows, features), pool.ids(tokens, below=rows)
         if not backward:
             return lambda: F.embedding(ids, table)
-        return gradient(lambda w: F.embedding(ids, w), [table], bench.tensor(tokens, features))
+        return gradient(lambda w: F.embedding(ids, w), [table], pool.tensor(tokens, features))
 
     moved = 2 * bytes_of("bfloat16", (tokens, features))
     if backward:  # the gradient of the whole table is written
         moved = bytes_of("bfloat16", (tokens, features), (rows, features))
-    return _job(name, shape, "bfloat16", moved, make, tier=tier, held_out=held_out, needs=4)
+    return _job(_point(name, shape, "bfloat16", moved, held_out=held_out), make, tier=tier, needs=4)
 
 
 def _update_job(kind: str, elements: int, tensors: int, dtype: str, tier: int) -> Job:
     """AdamW over `tensors` equal tensors: reads weight, gradient and two states, writes three of them."""
 
-    def make(bench: Bench) -> Call:
-        weights = [bench.tensor(elements // tensors, dtype=dtype).clone().requires_grad_() for _ in range(tensors)]
+    def make(pool: OperandPool) -> Call:
+        weights = [pool.tensor(elements // tensors, dtype=dtype).clone().requires_grad_() for _ in range(tensors)]
         for weight in weights:
             weight.grad = torch.randn_like(weight)
         fused = kind == "fused"
-        recordable = fused and bench.device.is_async  # the same kernels, and they can be recorded
+        recordable = fused and pool.device.is_async  # the same kernels, and they can be recorded
         optimizer = torch.optim.AdamW(weights, lr=1e-6, fused=fused, foreach=not fused, capturable=recordable)
         optimizer.step()
         return optimizer.step
 
     size = bytes_of(dtype, (elements,))
-    return _job(f"adamw_{kind}", (elements,), dtype, 7 * size, make, tier=tier, options={"tensors": tensors}, once=True)
+    point = _point(f"adamw_{kind}", (elements,), dtype, 7 * size, options={"tensors": tensors})
+    return _job(point, make, tier=tier, once=True)
 
 
-def gradient(call: Callable[..., Tensor], wanted: list[Tensor], g: Tensor) -> Call:
-    """Autograd of `call` alone, whose forward has run: gradients of `wanted` for the gradient `g` of its output."""
-    fresh = [tensor.detach().requires_grad_() for tensor in wanted]
+def gradient(call: Callable[..., Tensor], tensors: list[Tensor], g: Tensor) -> Call:
+    """Autograd of `call` alone, whose forward has run: gradients of `tensors` for the gradient `g` of its output."""
+    fresh = [tensor.detach().requires_grad_() for tensor in tensors]
     made = call(*fresh)
     return lambda: torch.autograd.grad(made, fresh, g, retain_graph=True)
 
 
-def _job(
-    name: str,
-    shape: Sequence[int],
-    dtype: str,
-    moved: int,
-    make: Make,
-    *,
-    tier: int = 1,
-    held_out: bool = False,
-    options: dict[str, int | float | str] | None = None,
-    once: bool = False,
-    needs: int = 3,
-) -> Job:
-    point = Point(
-        kind="memory", call=name, shape=tuple(shape), size_bytes=moved, dtype=dtype, held_out=held_out,
-        options=options or {}, seconds=0.0,
+def _point(name: str, shape: Sequence[int], dtype: str, moved: int, **more: Any) -> Point:
+    return Point(
+        kind="memory", call=name, shape=tuple(shape), size_bytes=moved, dtype=dtype, seconds=0.0, **more
     )  # fmt: skip
 
-    def make_all(bench: Bench) -> list[Call]:
-        return [make(bench) for _ in (range(1) if once else bench.sets(moved))]
+
+def _job(point: Point, make: Make, *, tier: int, once: bool = False, needs: int = 3) -> Job:
+    """The job of a kernel.
+
+    Args:
+        point: what it is.
+        make: its call, on operands of its own.
+        tier: of the job.
+        once: all calls work on the same operands.
+        needs: memory that it needs, as a multiple of the bytes it moves.
+    """
+    moved = point.size_bytes
+
+    def make_all(pool: OperandPool) -> list[Call]:
+        return [make(pool) for _ in (range(1) if once else pool.sets(moved))]
 
     return Job(point=point, make=make_all, tier=tier, needs_bytes=needs * moved, work=1.0 * moved)
 

@@ -49,11 +49,11 @@ def _others(timer: Timer, seconds: float) -> Iterator[Point]:
     q, k, v = (torch.randn(*shape, device=place).to(kind) for _ in range(3))
     x = torch.randn(2**29 if device.is_async else 2**18, device=place).to(kind)
     batch, heads, sequence, dim = shape
-    given: dict[str, tuple[tuple[int, ...], Callable[[], object]]] = {
+    calls: dict[str, tuple[tuple[int, ...], Callable[[], object]]] = {
         "attention": ((batch, heads, heads, sequence, sequence, dim), partial(_attend, q, k, v)),
         "memory": ((x.numel(),), x.clone),
     }
-    for name, (sizes, call) in given.items():
+    for name, (sizes, call) in calls.items():
         call()
         first = timer.mark()
         call()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from costmodels.fit.points import Point
-from executor.calibrate.operands import Bench, Job, bytes_of
+from executor.calibrate.operands import Job, OperandPool, bytes_of
 from executor.calibrate.timing import Call
 
 __all__ = ["FORMS", "linear_products", "matrix_job", "matrix_jobs"]
@@ -193,21 +193,21 @@ def matrix_job(
     )  # fmt: skip
 
 
-def _products(point: Point) -> Callable[[Bench], list[Call]]:
+def _products(point: Point) -> Callable[[OperandPool], list[Call]]:
     m, n, k = point.shape
     batched = (point.batch,) if point.batch > 1 else ()
     multiply = torch.bmm if batched else torch.mm
     left, right = {"nt": ((m, k), (n, k)), "nn": ((m, k), (k, n)), "tn": ((k, m), (k, n))}[point.form]
 
-    def make(bench: Bench) -> list[Call]:
+    def make(pool: OperandPool) -> list[Call]:
         torch.set_float32_matmul_precision("high" if point.dtype == "tf32" else "highest")
 
         def one() -> Call:
-            a = bench.tensor(*batched, *left, dtype=point.dtype)
-            b = bench.tensor(*batched, *right, dtype=point.dtype)
+            a = pool.tensor(*batched, *left, dtype=point.dtype)
+            b = pool.tensor(*batched, *right, dtype=point.dtype)
             a, b = (a.mT if point.form == "tn" else a), (b.mT if point.form == "nt" else b)
             return lambda: multiply(a, b)
 
-        return [one() for _ in bench.sets(point.batch * bytes_of(point.dtype, left, right, (m, n)))]
+        return [one() for _ in pool.sets(point.batch * bytes_of(point.dtype, left, right, (m, n)))]
 
     return make

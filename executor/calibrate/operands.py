@@ -14,7 +14,7 @@ from costmodels.fit.points import Point
 from executor.calibrate.timing import Call
 from executor.device import Device
 
-__all__ = ["DTYPES", "Bench", "Job", "bytes_of", "in_order"]
+__all__ = ["DTYPES", "Job", "OperandPool", "bytes_of", "in_order"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "tf32": torch.float32}
 """Name in a `Point` -> torch dtype."""
@@ -25,27 +25,34 @@ ROTATED = 2.5
 MAX_ROTATIONS = 32
 
 
+def no_calls(pool: OperandPool) -> Sequence[Call]:
+    """For jobs whose calls depend on the other ranks."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One point to be measured.
+    """One point to be measured, or several that only one measurement gives.
 
     Args:
         point: what it is; its figures are still empty.
-        make: from the bench, the calls that do it, each on operands of its own.
+        others: further points of the same measurement.
+        make: from the pool, the calls that do it, each on operands of its own.
         tier: 0 for what tells most; taken in this order.
         needs_bytes: of device memory for one set of operands.
-        work: floating-point operations of one call, or 0 where they do not matter.
+        work: floating-point operations of one call (bytes, of a memory-bound kernel), or 0 where they do not matter.
     """
 
     point: Point
-    make: Callable[[Bench], Sequence[Call]]
+    others: tuple[Point, ...] = ()
+    make: Callable[[OperandPool], Sequence[Call]] = no_calls
     tier: int = 1
     needs_bytes: int = 0
     work: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Bench:
+class OperandPool:
     """Random operands on one device, as parts of one block of random numbers per dtype.
 
     Real values matter: a product of zeros draws less power and runs faster.
@@ -81,8 +88,8 @@ class Bench:
 
     def sets(self, size_bytes: int) -> range:
         """How many sets of operands of one call make them come from memory, not from the cache."""
-        wanted = math.ceil(ROTATED * self.device.cache_bytes / max(1, size_bytes))
-        return range(max(1, min(MAX_ROTATIONS, wanted)))
+        sets = math.ceil(ROTATED * self.device.cache_bytes / max(1, size_bytes))
+        return range(max(1, min(MAX_ROTATIONS, sets)))
 
     def clear(self) -> None:
         """Let go of all blocks."""

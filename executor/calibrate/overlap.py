@@ -12,7 +12,6 @@ import itertools
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,11 +21,12 @@ from torch import Tensor
 
 from costmodels.fit.points import Point
 from executor.calibrate.communication import collective_call
-from executor.calibrate.rank_sync import Meeting
+from executor.calibrate.operands import Job
+from executor.calibrate.rank_sync import RankSync
 from executor.calibrate.timing import Call, Timer, sampled
 from executor.device import Mark
 
-__all__ = ["OverlapJob", "overlap_jobs", "overlap_point"]
+__all__ = ["overlap_jobs", "overlap_points"]
 
 AHEAD_CYCLES = 3_000_000
 """Long enough that the host has issued everything before the start (1.6 ms at 1.9 GHz)."""
@@ -47,15 +47,7 @@ ROUNDS = 5
 MAX_CALLS = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapJob:
-    """One pair, with both orders: `points` differ in options["first"]."""
-
-    points: tuple[Point, ...]
-    tier: int
-
-
-def overlap_jobs(group_sizes: Sequence[int], *, seed: int = 20_30, small: bool = False) -> list[OverlapJob]:
+def overlap_jobs(group_sizes: Sequence[int], *, seed: int = 20_30, small: bool = False) -> list[Job]:
     """Every kind of compute beside every kind of communication; a share is held out, chosen by `seed`.
 
     Args:
@@ -75,13 +67,13 @@ def overlap_jobs(group_sizes: Sequence[int], *, seed: int = 20_30, small: bool =
                 )
                 for first in ("compute", "collective")
             )  # fmt: skip
-            held = rng.random() < HELD_OUT_SHARE
-            points = tuple(Point(**{**_fields(point), "held_out": held}) for point in points)
+            is_held_out = rng.random() < HELD_OUT_SHARE
+            points = tuple(Point(**{**_fields(point), "held_out": is_held_out}) for point in points)
             tier = (0 if size == SIZES[1] else 1) + (name == "small") + (beside in ("transfer", "all_to_all"))
-            jobs.append(OverlapJob(points=points, tier=tier))
-    unique: dict[Any, OverlapJob] = {}
+            jobs.append(Job(point=points[0], others=points[1:], tier=tier))
+    unique: dict[Any, Job] = {}
     for job in sorted(jobs, key=lambda job: job.tier):
-        unique.setdefault(job.points[0].key, job)
+        unique.setdefault(job.point.key, job)
     return list(unique.values())
 
 
@@ -93,25 +85,25 @@ def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(min(size, 64) if len(shape) > 1 else 2**14 for size in shape)
 
 
-def overlap_point(timer: Timer, meeting: Meeting, job: OverlapJob) -> list[Point]:
+def overlap_points(timer: Timer, sync: RankSync, job: Job) -> list[Point]:
     """Take the points of a pair; every rank calls it, ranks outside the first group only keep in step."""
-    first = job.points[0]
-    taking_part = meeting.rank < first.ranks
-    pair = _Pair(timer, meeting, first) if taking_part else None
+    first = job.point
+    taking_part = sync.rank < first.ranks
+    pair = _Pair(timer, sync, first) if taking_part else None
     once = [0.0, 0.0] if pair is None else [pair.once_s("compute"), pair.once_s("comm")]
-    slowest = meeting.most(once)
+    slowest = sync.maximum(once)
     if pair is not None:
         pair.balance(*slowest)
     rows: dict[str, list[list[float]]] = {}
     for _ in range(ROUNDS):
         for variant in ("compute_alone", "comm_alone", "collective", "compute"):
-            meeting.barrier()
+            sync.barrier()
             taken = [0.0, 0.0] if pair is None else pair.run(variant)
-            rows.setdefault(variant, []).append(meeting.most(taken))
+            rows.setdefault(variant, []).append(sync.maximum(taken))
     compute_s = statistics.median(row[0] for row in rows["compute_alone"])
     comm_s = statistics.median(row[1] for row in rows["comm_alone"])
-    found = []
-    for point in job.points:
+    measured = []
+    for point in (job.point, *job.others):
         both = rows[str(point.options["first"])]
         figures = {
             "compute_s": compute_s,
@@ -120,20 +112,20 @@ def overlap_point(timer: Timer, meeting: Meeting, job: OverlapJob) -> list[Point
             "comm_both_s": statistics.median(row[1] for row in both),
         }
         sample = sampled([max(1e-9, *row) for row in both], 1)
-        found.append(Point(**{**_fields(point), **sample.fields, "figures": figures}))
-    return found
+        measured.append(Point(**{**_fields(point), **sample.fields, "figures": figures}))
+    return measured
 
 
 class _Pair:
     """The two activities on this rank."""
 
-    def __init__(self, timer: Timer, meeting: Meeting, point: Point) -> None:
+    def __init__(self, timer: Timer, sync: RankSync, point: Point) -> None:
         self.timer, self.device = timer, timer.device
         place = self.device.torch_device
         self.compute = _compute(point, place)
-        self.communicate = _communication(point, meeting, place)
+        self.communicate = _communication(point, sync, place)
         self.streams = (self.device.stream(), self.device.stream())
-        self.group, self.token = meeting.groups[point.ranks], torch.zeros(1, device=place)
+        self.group, self.token = sync.groups[point.ranks], torch.zeros(1, device=place)
         self.calls = self.messages = 1
         self.compute()
         self.communicate()
@@ -216,10 +208,10 @@ def _compute(point: Point, place: Any) -> Call:
     return lambda: torch.add(x, y, out=made)
 
 
-def _communication(point: Point, meeting: Meeting, place: Any) -> Call:
-    elements, group = point.size_bytes // 2, meeting.groups[point.ranks]
+def _communication(point: Point, sync: RankSync, place: Any) -> Call:
+    elements, group = point.size_bytes // 2, sync.groups[point.ranks]
     if point.beside != "transfer":
         return collective_call(point.beside, group, point.ranks, elements, place)
-    tensor, peer = torch.randn(elements, device=place).bfloat16(), meeting.rank ^ 1
-    start: Callable[..., Any] = dist.isend if meeting.rank % 2 == 0 else dist.irecv
+    tensor, peer = torch.randn(elements, device=place).bfloat16(), sync.rank ^ 1
+    start: Callable[..., Any] = dist.isend if sync.rank % 2 == 0 else dist.irecv
     return lambda: start(tensor, peer, group=group).wait()

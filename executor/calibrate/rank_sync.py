@@ -1,7 +1,7 @@
-"""How the ranks of a calibration keep in step, and what happens when one of them does not come.
+"""Ranks of a calibration keep in step; a rank that does not come to a measurement is named.
 
-Words about the measuring (who is ready, what took how long) go over gloo on the host, never over what is measured. A
-watch on every rank ends its process when a measurement hangs, after saying which ranks came and which did not.
+Ranks tell each other who is ready and what took how long over gloo on the host, never over what is measured. A watch
+on every rank ends its process when a measurement hangs, after printing which ranks came and which did not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 from executor.device import Device
 from plans.errors import TwofoldError
 
-__all__ = ["HUNG_EXIT_CODE", "Meeting"]
+__all__ = ["HUNG_EXIT_CODE", "RankSync"]
 
 HUNG_EXIT_CODE = 75
 ANSWER_S = 2.0
@@ -31,13 +31,13 @@ ANSWER_S = 2.0
 
 
 @dataclass(slots=True)
-class Meeting:
-    """The ranks of a calibration. Every rank makes one, at the same point.
+class RankSync:
+    """Keeps the ranks of a calibration in step. Every rank makes one, at the same point.
 
     Args:
         device: of this rank.
         timeout_s: after which a measurement counts as hung.
-        leave: what ends this process then (for tests).
+        leave: called with the exit code to end this process then (for tests).
     """
 
     device: Device
@@ -81,47 +81,47 @@ class Meeting:
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait on the host for every rank."""
-        self._talk(lambda: dist.monitored_barrier(self._control, timeout=self._limit(timeout_s)))
+        self._exchange(lambda: dist.monitored_barrier(self._control, timeout=self._limit(timeout_s)))
 
     def barrier_until(self, left_s: float) -> None:
         """As `barrier`, where another rank may still have `left_s` seconds to do."""
         self.barrier(max(0.0, left_s) + self.timeout_s)
 
-    def all_say(self, yes: bool) -> bool:
-        """Whether every rank says yes."""
-        return self.most([0.0 if yes else 1.0])[0] == 0.0
+    def all_agree(self, agrees: bool) -> bool:
+        """Whether it is true on every rank."""
+        return self.maximum([0.0 if agrees else 1.0])[0] == 0.0
 
-    def most(self, values: Sequence[float]) -> list[float]:
+    def maximum(self, values: Sequence[float]) -> list[float]:
         """The largest of every value over the ranks."""
-        told = torch.tensor(list(values), dtype=torch.float64)
-        self._talk(lambda: dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._control))
-        return [float(value) for value in told]
+        largest = torch.tensor(list(values), dtype=torch.float64)
+        self._exchange(lambda: dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._control))
+        return [float(value) for value in largest]
 
-    def gather(self, mine: Any) -> list[Any]:
-        """What every rank has, on rank 0; nothing elsewhere."""
-        everywhere = [mine] * self.size if self.rank == 0 else None
-        self._talk(lambda: dist.gather_object(mine, everywhere, group=self._control))
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank, on rank 0; an empty list elsewhere."""
+        everywhere = [value] * self.size if self.rank == 0 else None
+        self._exchange(lambda: dist.gather_object(value, everywhere, group=self._control))
         return everywhere or []
 
-    def told(self, mine: Any) -> Any:
-        """What rank 0 has, everywhere."""
-        held = [mine]
-        self._talk(lambda: dist.broadcast_object_list(held, src=0, group=self._control))
-        return held[0]
+    def from_rank_0(self, value: Any) -> Any:
+        """The value of rank 0, on every rank."""
+        box = [value]
+        self._exchange(lambda: dist.broadcast_object_list(box, src=0, group=self._control))
+        return box[0]
 
     def _limit(self, seconds: float | None) -> datetime.timedelta:
         return datetime.timedelta(seconds=self.timeout_s if seconds is None else seconds)
 
-    def _talk(self, words: Callable[[], object]) -> None:
-        """Speak with the other ranks, if there are any."""
+    def _exchange(self, call: Callable[[], object]) -> None:
+        """Make a call that all ranks make, if there are others."""
         if self.size == 1:
             return
         try:
-            words()
+            call()
         except RuntimeError as error:
-            said = str(error).strip().splitlines()[0]
+            reason = str(error).strip().splitlines()[0]
             raise TwofoldError(
-                f"rank {self.rank} hears nothing from another rank: {said}. What was measured is kept: run the same "
+                f"rank {self.rank} gets no answer from another rank: {reason}. What was measured is kept: run the same "
                 "command again to go on"
             ) from error
 
@@ -162,11 +162,11 @@ class Meeting:
         """In words: who still is in it, who is through, who never came."""
         inside, through, missing = [], [], []
         for rank in members:
-            at = self._said(f"at/{rank}")
+            at = self._read(f"at/{rank}")
             if at is None or int(at.split()[0]) < number:
                 where = f", which is at {at.split(maxsplit=1)[1]!r}" if at else ""
                 missing.append(f"{rank}{where}")
-            elif int(self._said(f"done/{rank}") or 0) >= number:
+            elif int(self._read(f"done/{rank}") or 0) >= number:
                 through.append(str(rank))
             else:
                 inside.append(str(rank))
@@ -179,7 +179,7 @@ class Meeting:
             parts.append(f"through: rank {', '.join(through)}")
         return "; ".join(parts) + ". What was measured is kept: run the same command again to go on"
 
-    def _said(self, key: str) -> str | None:
+    def _read(self, key: str) -> str | None:
         start = time.monotonic()
         while time.monotonic() - start < ANSWER_S:
             try:

@@ -10,10 +10,10 @@ from executor.calibrate.matrix import matrix_job
 from executor.calibrate.operands import Job
 from plans.errors import TwofoldError
 
-__all__ = ["job_of", "wanted_jobs"]
+__all__ = ["job_of", "requested_points"]
 
 
-def wanted_jobs(path: str | os.PathLike[str] | None) -> list[Job]:
+def requested_points(path: str | os.PathLike[str] | None) -> list[Job]:
     """The jobs of a file of points, in its order; none where there is no file.
 
     Args:

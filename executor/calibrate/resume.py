@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from costmodels.fit.points import PointLog
 from plans.errors import TwofoldError
 
-__all__ = ["check_same", "go_on"]
+__all__ = ["check_same", "resume"]
 
 SAME = ("device", "device_name", "machine", "processor", "cores")
 """What of the environment must not change within a file; versions and dates may, and are written where they do."""
@@ -33,7 +33,7 @@ def check_same(log: PointLog, environment: Mapping[str, str]) -> None:
                 )
 
 
-def go_on(log: PointLog, environment: Mapping[str, str]) -> None:
+def resume(log: PointLog, environment: Mapping[str, str]) -> None:
     """Say in the file where the points that follow are taken, after `check_same`."""
     check_same(log, environment)
     log.begin(environment)

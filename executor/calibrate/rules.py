@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from costmodels.fit.points import Point
+from costmodels.price.free_calls import LOADS
 from executor.calibrate.instructions import code_of, dispatch_class
-from executor.calibrate.operands import DTYPES, Bench, Job
+from executor.calibrate.operands import DTYPES, Job, OperandPool
 from executor.calibrate.timing import Call
 from executor.kernels import rule_of
-from executor.kernels.context import Progress, Site, torch_dtype
+from executor.kernels.context import OpContext, StepCounter, torch_dtype
 from plans.lower import lower
 from plans.plan import load_plan
 from plans.program import GroupProgram, Instruction, Kind, Value
 
 __all__ = ["rule_jobs"]
 
-_SKIPPED = ("load",)
 _HELD_OUT = "wide"
 """Plans with this in the name of their file are to report on, not to fit."""
 
@@ -50,7 +50,7 @@ def _distinct(group: GroupProgram) -> Iterator[Instruction]:
     for body in bodies.values():
         for instruction in body.instructions:
             known = all(name in group.values for name in (*instruction.inputs, *instruction.outputs))
-            if instruction.kind is Kind.COMPUTE and known and instruction.call not in _SKIPPED:
+            if instruction.kind is Kind.COMPUTE and known and instruction.call not in LOADS:
                 yield instruction
 
 
@@ -82,36 +82,36 @@ def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out
 
 def _calls(
     instruction: Instruction, group: GroupProgram, reads: list[Value], writes: list[Value]
-) -> Callable[[Bench], list[Call]]:
+) -> Callable[[OperandPool], list[Call]]:
     rule, first = rule_of(instruction.call), writes[0]
 
-    def make(bench: Bench) -> list[Call]:
-        site = Site(
+    def make(pool: OperandPool) -> list[Call]:
+        context = OpContext(
             rank=group.ranks[0], mesh=instruction.mesh or group.mesh, shape=first.shape, dtype=first.dtype,
-            shares=first.shares is not None, progress=Progress(step=2), device=bench.device.torch_device,
+            shares=first.shares is not None, counter=StepCounter(step=2), device=pool.device.torch_device,
         )  # fmt: skip
 
         def one() -> Call:
-            inputs = [_operand(bench, value, instruction.call) for value in reads]
-            return lambda: _without_autograd(rule, site, instruction.attrs, inputs)
+            inputs = [_operand(pool, value, instruction.call) for value in reads]
+            return lambda: _without_autograd(rule, context, instruction.attrs, inputs)
 
         sizes = sum(value.span_bytes for value in (*reads, *writes))
-        return [one() for _ in bench.sets(sizes)]
+        return [one() for _ in pool.sets(sizes)]
 
     return make
 
 
-def _without_autograd(rule: Callable[..., Any], site: Site, attrs: Any, inputs: list[Tensor]) -> Any:
+def _without_autograd(rule: Callable[..., Any], context: OpContext, attrs: Any, inputs: list[Tensor]) -> Any:
     with torch.inference_mode():
-        return rule(site, attrs, *inputs)
+        return rule(context, attrs, *inputs)
 
 
-def _operand(bench: Bench, value: Value, call: str) -> Tensor:
+def _operand(pool: OperandPool, value: Value, call: str) -> Tensor:
     if value.dtype in DTYPES:
-        made = bench.tensor(*value.shape, dtype=value.dtype)
+        made = pool.tensor(*value.shape, dtype=value.dtype)
         # what is changed in place, over and over, is a copy, so that the random numbers stay what they are
         return made.clone().abs_() if call.endswith(".update") or call in ("accumulate", "store") else made
-    kind, place = torch_dtype(value.dtype), bench.device.torch_device
+    kind, place = torch_dtype(value.dtype), pool.device.torch_device
     if not math.prod(value.shape):
         return torch.zeros(value.shape, dtype=kind, device=place)
     return torch.randint(2, value.shape, device=place).to(kind)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from costmodels.fit.points import Point
 from executor.calibrate.block import Decoder, Sizes
-from executor.calibrate.rank_sync import Meeting
+from executor.calibrate.rank_sync import RankSync
 from executor.calibrate.timing import Timer, sampled
 from executor.device import now_ns
 
@@ -27,7 +27,7 @@ STEPS = (4, 10)  # to warm up, to measure
 MICRO_BATCHES = 2
 
 
-def stack_step_points(timer: Timer, meeting: Meeting) -> Iterator[Point]:
+def stack_step_points(timer: Timer, sync: RankSync) -> Iterator[Point]:
     """One step of a decoder under each stack; every rank of the job goes through."""
     sizes = REAL if timer.device.is_async else Sizes()
     batch, sequence = (4, 2048) if timer.device.is_async else (2, 8)
@@ -56,25 +56,25 @@ def stack_step_points(timer: Timer, meeting: Meeting) -> Iterator[Point]:
         timer.device.reset_peak_memory()
         for step in range(sum(STEPS)):
             timer.device.synchronize()
-            meeting.barrier()
+            sync.barrier()
             start = now_ns()
             train()
             timer.device.synchronize()
-            taken = meeting.most([(now_ns() - start) / 1e9])[0]
+            taken = sync.maximum([(now_ns() - start) / 1e9])[0]
             if step >= STEPS[0]:
                 times.append(taken)
-        meeting.barrier()
+        sync.barrier()
         clock_MHz = timer.clock_during(train, times[-1])
-        held = [float(timer.device.max_memory_allocated()), float(timer.device.memory_reserved())]
-        peak, reserved = meeting.most(held)
+        memory_bytes = [float(timer.device.max_memory_allocated()), float(timer.device.memory_reserved())]
+        peak, reserved = sync.maximum(memory_bytes)
         what: dict[str, Any] = {
             "hidden": sizes.hidden, "heads": sizes.heads, "ffn": sizes.ffn, "vocab": sizes.vocab,
             "blocks": sizes.blocks, "batch": batch, "sequence": sequence, "micro_batches": MICRO_BATCHES,
         }  # fmt: skip
         fields = sampled(times, 1).fields | {"clock_MHz": round(clock_MHz, 1)}
         yield Point(
-            kind="step", call="decoder_step", stack=stack, dtype="bfloat16", ranks=meeting.size,
-            active_ranks=meeting.size, options=what | options,
+            kind="step", call="decoder_step", stack=stack, dtype="bfloat16", ranks=sync.size,
+            active_ranks=sync.size, options=what | options,
             figures={"peak_bytes": peak, "reserved_bytes": reserved}, **fields,
         )  # fmt: skip
         del model, placed, optimizer, train

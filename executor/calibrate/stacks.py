@@ -98,16 +98,16 @@ def _tensor_parallel_blocks(timer: Timer) -> Iterator[Point]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh, found = init_device_mesh(timer.device.kind, (dist.get_world_size(),)), []
+    mesh, times_by_count = init_device_mesh(timer.device.kind, (dist.get_world_size(),)), []
     weights: list[list[Tensor]] = []
     for count in BLOCKS:
         model, x = _chain(timer, count), _input(timer, 1, SEQUENCE, SIZES.hidden)
         plan: dict[str, Any] = {f"blocks.*.{name}": ColwiseParallel() for name in ("q", "k", "v", "gate", "up")}
         plan |= {f"blocks.*.{name}": RowwiseParallel() for name in ("o", "down")}
         parallelize_module(model, mesh, plan)
-        found.append(_times(timer, lambda model=model, x=x: [_plain(model(x))], model.zero_grad))  # type: ignore[misc]
+        times_by_count.append(_times(timer, lambda model=model, x=x: [_plain(model(x))], model.zero_grad))  # type: ignore[misc]
         weights.append([weight for weight in model.parameters() if type(weight.data) is not Tensor])
-    yield from _both_ways("dtensor", found, BLOCKS, "block")
+    yield from _both_ways("dtensor", times_by_count, BLOCKS, "block")
     times, counts = [], (len(weights[0]), len(weights[1]))
     for each in weights:
         for weight in each:
@@ -136,7 +136,7 @@ def _tensor_parallel_modules(timer: Timer) -> Iterator[Point]:
         ("colwise", ColwiseParallel, SIZES.hidden),
         ("rowwise", RowwiseParallel, SIZES.hidden // ways),
     ):
-        found = []
+        times_by_count = []
         for count in MODULES:
             linears = nn.ModuleList(nn.Linear(SIZES.hidden, SIZES.hidden, bias=False) for _ in range(count))
             linears = linears.to(timer.device.torch_device, torch.bfloat16)
@@ -147,8 +147,8 @@ def _tensor_parallel_modules(timer: Timer) -> Iterator[Point]:
             def forward(linears: nn.ModuleList = linears, x: Tensor = x) -> list[Tensor]:
                 return [_plain(linear(x)) for linear in linears]
 
-            found.append(_times(timer, forward, linears.zero_grad))
-        yield from _both_ways("dtensor", found, MODULES, name)
+            times_by_count.append(_times(timer, forward, linears.zero_grad))
+        yield from _both_ways("dtensor", times_by_count, MODULES, name)
 
 
 def _sharded(timer: Timer) -> Iterator[Point]:
@@ -164,12 +164,12 @@ def _sharded(timer: Timer) -> Iterator[Point]:
                 fully_shard(block, mesh=mesh, reshard_after_forward=bool(reshard))
             models.append(fully_shard(model, mesh=mesh, reshard_after_forward=bool(reshard)))
         for sync in (1, 0):
-            found = []
+            times_by_count = []
             for model in models:
                 model.set_requires_gradient_sync(bool(sync))
                 x = _input(timer, 1, SEQUENCE, SIZES.hidden)
-                found.append(_times(timer, lambda m=model, x=x: [m(x)], model.zero_grad))  # type: ignore[misc]
-            yield from _both_ways("fsdp2", found, BLOCKS, "block", options={"reshard": reshard, "sync": sync})
+                times_by_count.append(_times(timer, lambda m=model, x=x: [m(x)], model.zero_grad))  # type: ignore[misc]
+            yield from _both_ways("fsdp2", times_by_count, BLOCKS, "block", options={"reshard": reshard, "sync": sync})
         if reshard == 0:
             times = []
             for model in models:
@@ -187,7 +187,7 @@ def _replicated(timer: Timer) -> Iterator[Point]:
     from torch.nn.parallel import DistributedDataParallel
 
     for bucket_MiB, sync in ((25.0, 1), (25.0, 0), (0.001, 1)):
-        found = []
+        times_by_count = []
         for count in BLOCKS:
             where = [timer.device.index] if timer.device.is_async else None
             model = DistributedDataParallel(
@@ -199,9 +199,9 @@ def _replicated(timer: Timer) -> Iterator[Point]:
                 with contextlib.nullcontext() if sync else model.no_sync():
                     return [model(x)]
 
-            found.append(_times(timer, forward, model.zero_grad))
+            times_by_count.append(_times(timer, forward, model.zero_grad))
         options = {"bucket_bytes": int(bucket_MiB * 2**20), "sync": sync}
-        yield from _both_ways("ddp", found, BLOCKS, "block", options=options)
+        yield from _both_ways("ddp", times_by_count, BLOCKS, "block", options=options)
 
 
 def _pipeline(timer: Timer) -> Iterator[Point]:
@@ -210,7 +210,7 @@ def _pipeline(timer: Timer) -> Iterator[Point]:
 
     rank, stages = dist.get_rank(), dist.get_world_size()
     for name, kind in (("1f1b", Schedule1F1B), ("gpipe", ScheduleGPipe)):
-        found: list[list[float]] = []
+        times_by_count: list[list[float]] = []
         for count in MICRO_BATCHES:
             model = _chain(timer, 1)
             stage = PipelineStage(model, rank, stages, timer.device.torch_device)
@@ -231,5 +231,5 @@ def _pipeline(timer: Timer) -> Iterator[Point]:
                     schedule.step()
                 times.append((timer.clock_ns() - start) / 1e9)
                 timer.device.synchronize()
-            found.append(times[3:])
-        yield _point("micro_batch", "pipelining", found, MICRO_BATCHES, options={"schedule": name})
+            times_by_count.append(times[3:])
+        yield _point("micro_batch", "pipelining", times_by_count, MICRO_BATCHES, options={"schedule": name})

@@ -22,13 +22,13 @@ import torch.distributed as dist
 
 from costmodels.fit.points import Point, PointLog
 from executor.calibrate.main import surroundings
-from executor.calibrate.rank_sync import Meeting
-from executor.calibrate.resume import go_on
+from executor.calibrate.rank_sync import RankSync
+from executor.calibrate.resume import resume
 from executor.calibrate.timing import Timer, sampled
 from executor.device import now_ns, pick_device
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Interpreter, RecordedStep
-from executor.train.batches import own_rows, random_batches
+from executor.train.batches import random_batches, rows_of_rank
 from plans.lower import lower
 from plans.model.graph import Graph
 from plans.plan import Plan, load_plan
@@ -62,7 +62,7 @@ class CheapParameters(Mapping[str, npt.NDArray[Any]]):
         return len(self._tensors)
 
 
-def step_points(timer: Timer, meeting: Meeting, plan: Plan, name: str) -> list[Point]:
+def step_points(timer: Timer, sync: RankSync, plan: Plan, name: str) -> list[Point]:
     """Train a plan for a few steps; every rank of the job must call it.
 
     Returns:
@@ -75,28 +75,28 @@ def step_points(timer: Timer, meeting: Meeting, plan: Plan, name: str) -> list[P
         groups = None if alone else Groups(program, device)
         if groups is not None:
             stack.callback(groups.close)
-        interpreter = Interpreter(program, meeting.rank, device, groups)
+        interpreter = Interpreter(program, sync.rank, device, groups)
         interpreter.set_parameters(CheapParameters(plan.graph))
-        batches = list(own_rows(plan, meeting.rank, random_batches(plan.graph, 0, 2)))
+        batches = list(rows_of_rank(plan, sync.rank, random_batches(plan.graph, 0, 2)))
         device.release_memory()
         device.reset_peak_memory()
         times, on_device = [], []
         for step in range(WARM_STEPS + STEPS):
-            meeting.barrier()
+            sync.barrier()
             first, start = timer.mark(), now_ns()
             interpreter.step(batches[step % 2])
             end, last = now_ns(), timer.mark()
             device.synchronize()
-            wall_s, device_s = meeting.most([(end - start) / 1e9, timer.between_s(first, last)])
+            wall_s, device_s = sync.maximum([(end - start) / 1e9, timer.between_s(first, last)])
             if step >= WARM_STEPS:
                 times.append(wall_s)
                 on_device.append(device_s)
-        meeting.barrier()
+        sync.barrier()
         clock_MHz = timer.clock_during(lambda: interpreter.step(batches[0]), times[-1])
         peaks = [float(device.max_memory_allocated()), float(device.memory_reserved())]
         planned = float(interpreter.peak.peak_bytes)
-        peak, reserved, planned = meeting.most([*peaks, planned])
-        meeting.barrier()
+        peak, reserved, planned = sync.maximum([*peaks, planned])
+        sync.barrier()
         _, recorded = interpreter.record(batches[0])
         parts = _parts(interpreter, recorded)
         if groups is not None:
@@ -111,11 +111,11 @@ def step_points(timer: Timer, meeting: Meeting, plan: Plan, name: str) -> list[P
         "clock_MHz": round(clock_MHz, 1),
     }  # fmt: skip
     fields = {key: value for key, value in sample.fields.items() if key != "clock_MHz"}
-    found = [Point(call=name, figures=figures, **common, **fields)]
+    points = [Point(call=name, figures=figures, **common, **fields)]
     for call, (count, host_s, device_s) in parts.items():
-        said: dict[str, Any] = {"seconds": device_s, "figures": {"count": count, "host_s": host_s}}
-        found.append(Point(call=name, options={"part": call}, **common, **said))
-    return found
+        measured: dict[str, Any] = {"seconds": device_s, "figures": {"count": count, "host_s": host_s}}
+        points.append(Point(call=name, options={"part": call}, **common, **measured))
+    return points
 
 
 def _parts(interpreter: Interpreter, recorded: RecordedStep) -> dict[str, tuple[float, float, float]]:
@@ -138,20 +138,20 @@ def main(arguments: list[str] | None = None) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         connect(device)
     device.use_own_stream()
-    meeting = Meeting(device, 60.0)
-    log = PointLog(path) if meeting.rank == 0 else None
+    sync = RankSync(device, 60.0)
+    log = PointLog(path) if sync.rank == 0 else None
     if log is not None:
-        go_on(log, surroundings(device, meeting.size))
+        resume(log, surroundings(device, sync.size))
     timer, failed = Timer(device), 0
     for file in plans:
         plan, name = load_plan(file), Path(file).stem
-        if plan.num_ranks != meeting.size:
+        if plan.num_ranks != sync.size:
             continue
-        if not meeting.told(log is not None and all(point.call != name for point in log)):
+        if not sync.from_rank_0(log is not None and all(point.call != name for point in log)):
             continue
         try:
-            with meeting.watch(f"the plan {name}"):
-                points = step_points(timer, meeting, plan, name)
+            with sync.watch(f"the plan {name}"):
+                points = step_points(timer, sync, plan, name)
         except torch.OutOfMemoryError as error:
             failed += 1
             print(f"{name}: {str(error).splitlines()[0]}", flush=True)

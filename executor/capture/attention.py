@@ -24,7 +24,7 @@ _FORWARD = nn.MultiheadAttention.forward
 
 @contextlib.contextmanager
 def batch_first_attention() -> Iterator[None]:
-    """While it lasts `nn.MultiheadAttention` with batch_first=True keeps the batch as dim 0.
+    """Within this context `nn.MultiheadAttention` with batch_first=True keeps the batch as dim 0.
 
     And the transformer layers do not look into a mask to find out whether it is causal: it is applied as it is.
     """
@@ -50,7 +50,7 @@ def _forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """As torch.nn.functional.multi_head_attention_forward computes it; forms that are rare are left to it."""
+    """Same result as torch.nn.functional.multi_head_attention_forward; rare forms are passed on to it."""
     is_rare = self.bias_k is not None or self.add_zero_attn or (is_causal and attn_mask is None)
     if not self.batch_first or query.dim() != 3 or is_rare:
         return _FORWARD(
@@ -89,7 +89,7 @@ def _projected(self: nn.MultiheadAttention, query: Tensor, key: Tensor, value: T
 
 
 def _mask(q: Tensor, attn_mask: Tensor | None, padding: Tensor | None, heads: int) -> Tensor | None:
-    """Both masks as one that is added to the scores."""
+    """Combine both masks into one that is added to the scores."""
     total = None
     if attn_mask is not None:
         total = _added(attn_mask, q.dtype)
@@ -102,5 +102,5 @@ def _mask(q: Tensor, attn_mask: Tensor | None, padding: Tensor | None, heads: in
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of what is left out as numbers to add."""
+    """Convert a boolean mask of excluded positions to numbers that are added to the scores."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask

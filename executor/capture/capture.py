@@ -194,7 +194,7 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
-    """The module with meta tensors in place of its parameters and buffers, tied ones still tied; then as before."""
+    """Replace parameters and buffers by meta tensors within this context; tied tensors stay tied."""
     meta: dict[int, torch.Tensor] = {}
 
     def stand_in(tensor: Any) -> Any:
@@ -220,7 +220,7 @@ def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_new_buffers(module: nn.Module) -> Iterator[None]:
-    """Refuse a forward that sets a buffer: export does not show it where that is in a part of the module."""
+    """Refuse a forward that sets a buffer: torch.export does not report it for submodules."""
 
     def refuse(owner: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
         for path, part in module.named_modules():
@@ -239,7 +239,7 @@ def _no_new_buffers(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """No warnings and no log lines of torch.export: what matters in them is raised by us."""
+    """Suppress warnings and log lines of torch.export; relevant problems are raised as errors by capture."""
     noisy = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.export", "torch._export", "torch.fx")
     loggers = [logging.getLogger(name) for name in noisy]
     levels = [logger.level for logger in loggers]
@@ -261,13 +261,35 @@ def _is_whole(dim: str) -> bool:
     return dim.startswith("_")
 
 
+_WAY_OUT = "a step cuts the batch into micro-batches, so each sample must be computed by itself along dim 0"
+
+
 def _check_batch(graph: Graph, double: Graph) -> None:
-    """Refuse a model in which the samples of a batch meet before the loss, or whose shapes do not follow the batch."""
-    size, producers = graph.batch_size, graph.producers()
-    way_out = "a step cuts the batch into micro-batches, so each sample must be computed by itself along dim 0"
+    """Refuse a model in which the samples of a batch meet before the loss, or whose shapes do not follow the batch.
+
+    Args:
+        graph: of a batch.
+        double: the graph of the same module for a batch of twice the size.
+    """
+    size = graph.batch_size
     signature = [(operator.name, operator.kind, operator.attrs) for operator in graph.operators]
     if signature != [(operator.name, operator.kind, operator.attrs) for operator in double.operators]:
-        raise TwofoldError(f"{graph.name} has other operators for a batch of {2 * size} than for {size}; {way_out}")
+        raise TwofoldError(f"{graph.name} has other operators for a batch of {2 * size} than for {size}; {_WAY_OUT}")
+    batched = _batched(graph)
+    for name, tensor in graph.tensors.items():
+        if tensor.kind == "activation" and name != graph.loss:
+            _check_growth(graph, double, name, name in batched)
+    producers, expected = graph.producers(), graph.with_batch(2 * size)
+    for name, tensor in double.tensors.items():
+        if expected.tensors[name].shape != tensor.shape:
+            raise TwofoldError(
+                f"operator {producers[name].name!r} ({producers[name].kind}) cannot be resized with the batch: its "
+                f"output is {tensor.shape} for a batch of {2 * size}, expected {expected.tensors[name].shape}"
+            )
+
+
+def _batched(graph: Graph) -> set[str]:
+    """The tensors whose dim 0 is the batch; refuses operators that work along it."""
     batched = {tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"}
     for operator in graph.operators:
         if any(name in batched for name in operator.inputs):
@@ -280,29 +302,24 @@ def _check_batch(graph: Graph, double: Graph) -> None:
                 and all(_is_whole(each) for each in factors(dims[0]))
             ):
                 raise TwofoldError(
-                    f"operator {operator.name!r} ({operator.kind}) works along dim 0 of {name!r}, the batch; {way_out}"
+                    f"operator {operator.name!r} ({operator.kind}) works along dim 0 of {name!r}, the batch; {_WAY_OUT}"
                 )
-    for name, tensor in graph.tensors.items():
-        if tensor.kind != "activation" or name == graph.loss:
-            continue
-        before, after = tensor.shape, double.tensors[name].shape
-        if name in batched and before == after and producers[name].kind != "count_labels":
-            raise TwofoldError(
-                f"operator {producers[name].name!r} ({producers[name].kind}) makes one {before} out of all samples of "
-                f"a batch; {way_out}"
-            )
-        grown = [where for where in range(len(before)) if before[where] != after[where]]
-        leading = [where for where in range(len(before)) if after[where] != 1][:1]
-        follows = grown == leading and all(after[where] == 2 * before[where] for where in grown)
-        if not (follows if name in batched else before == after):
-            raise TwofoldError(
-                f"operator {producers[name].name!r} ({producers[name].kind}) mixes the batch into other dims: its "
-                f"output is {before} for a batch of {size} and {after} for {2 * size}; {way_out}"
-            )
-    foretold = graph.with_batch(2 * size)
-    for name, tensor in double.tensors.items():
-        if foretold.tensors[name].shape != tensor.shape:
-            raise TwofoldError(
-                f"operator {producers[name].name!r} ({producers[name].kind}) cannot be resized with the batch: its "
-                f"output is {tensor.shape} for a batch of {2 * size}, expected {foretold.tensors[name].shape}"
-            )
+    return batched
+
+
+def _check_growth(graph: Graph, double: Graph, name: str, is_batched: bool) -> None:
+    """Refuse an activation that does not grow along dim 0, and there only, when the batch does."""
+    before, after = graph.tensors[name].shape, double.tensors[name].shape
+    producer, size = graph.producers()[name], graph.batch_size
+    if is_batched and before == after and producer.kind != "count_labels":
+        raise TwofoldError(
+            f"operator {producer.name!r} ({producer.kind}) makes one {before} out of all samples of a batch; {_WAY_OUT}"
+        )
+    grown = [where for where in range(len(before)) if before[where] != after[where]]
+    leading = [where for where in range(len(before)) if after[where] != 1][:1]
+    follows = grown == leading and all(after[where] == 2 * before[where] for where in grown)
+    if not (follows if is_batched else before == after):
+        raise TwofoldError(
+            f"operator {producer.name!r} ({producer.kind}) mixes the batch into other dims: its output is {before} for "
+            f"a batch of {size} and {after} for {2 * size}; {_WAY_OUT}"
+        )

@@ -1,4 +1,4 @@
-"""Capture of what works element by element, of reductions, and of constants."""
+"""Capture of elementwise operators, reductions and constants."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def binary(build: Translation, node: fx.Node, x: Value, y: Value | Number, alpha
     """Two tensors, or a tensor and a number."""
     called = str(node.target).split(".")[1].rstrip("_")
     if alpha != 1:
-        raise build.refused(node, f"alpha={alpha} is not carried out; it must be 1")
+        raise build.refused(node, f"alpha={alpha} is not supported; it must be 1")
     kind, left, right = ("sub", y, x) if called == "rsub" else (called, x, y)
     return combine(build, node, kind, left, right)
 
@@ -141,7 +141,7 @@ def _dropout(build: Translation, node: fx.Node, x: Value, p: float, train: bool)
 def _other_dropout(build: Translation, node: fx.Node, x: Value, p: float, train: bool) -> Value:
     if train and p > 0:
         raise build.refused(
-            node, f"this form of dropout with p={p} is not carried out while training; set p=0 or call .eval() on it"
+            node, f"this form of dropout with p={p} is not supported while training; set p=0 or call .eval() on it"
         )
     return x
 
@@ -177,7 +177,7 @@ def _fill(build: Translation, node: fx.Node, first: Any, value: Number = 0, **_:
 
 
 def filled(build: Translation, node: fx.Node, value: Number) -> str:
-    """One value everywhere, with the batch as dim 0 where the call follows it."""
+    """A tensor filled with one value; its dim 0 is the batch if the call depends on the batch size."""
     if node.name in build.grown:
         return build.like_batch(node, *build.shape_dtype(node), value)
     return build.make(node, "fill", (), value=value)

@@ -1,4 +1,4 @@
-"""What changes gradients behind the back of a graph, and is therefore refused while a module is captured.
+"""Refusal of constructs that change gradients without appearing in the graph.
 
 A plan makes each operator's gradient itself, from its forward. Functions with a backward of their own, hooks on
 gradients and parts of a forward without gradients leave no trace in what torch.export writes down: the forward would be
@@ -38,7 +38,7 @@ def check_hooks(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def refusing_own_gradients() -> Iterator[None]:
-    """While it lasts a forward is refused that calls an autograd.Function, hooks a gradient or turns gradients off."""
+    """Within this context, refuse a forward that calls an autograd.Function, hooks a gradient or disables gradients."""
 
     def apply(cls: type, *_: Any, **__: Any) -> NoReturn:
         raise TwofoldError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -37,7 +37,7 @@ def _addmm(
     build: Translation, node: fx.Node, bias: Value, x: Value, weight: Value, *, beta: float = 1, alpha: float = 1
 ) -> Value:
     if beta != 1 or alpha != 1:
-        raise build.refused(node, f"beta={beta} and alpha={alpha} are not carried out; both must be 1")
+        raise build.refused(node, f"beta={beta} and alpha={alpha} are not supported; both must be 1")
     is_bias = isinstance(bias, str) and len(build.tensors[bias].shape) == 1 and bias not in build.batched
     if isinstance(weight, Transposed) and is_bias and build.tensors[str(bias)].shape == build.shape_dtype(node)[0][-1:]:
         return build.make(node, "linear", (x, weight.tensor, bias))
@@ -52,23 +52,38 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
     return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
 
 
+class _ConvolutionSettings(NamedTuple):
+    """The settings of a convolution, in the order of aten's arguments."""
+
+    stride: Any = 1
+    padding: Any = 0
+    dilation: Any = 1
+    groups: int = 1
+
+
 @rule("conv2d.default", "conv2d.padding")
 def _conv2d(
-    build: Translation, node: fx.Node, x: Value, weight: Value, bias: Value = None, stride: Any = 1, padding: Any = 0,
-    dilation: Any = 1, groups: int = 1,
-) -> Value:  # fmt: skip
+    build: Translation, node: fx.Node, x: Value, weight: Value, bias: Value = None, *given: Any, **named: Any
+) -> Value:
+    settings = build.settings(node, _ConvolutionSettings, given, named)
+    padding = settings.padding
     if padding == "valid":
         padding = 0
     elif padding == "same":
-        reach = [step * (size - 1) for step, size in zip(_pair(dilation), _shape(build, weight)[2:], strict=True)]
+        kernel = _shape(build, weight)[2:]
+        reach = [step * (size - 1) for step, size in zip(_pair(settings.dilation), kernel, strict=True)]
         if any(each % 2 for each in reach):
             raise build.refused(node, "padding='same' of an even kernel pads one side only; pad before the convolution")
         padding = tuple(each // 2 for each in reach)
     if len(_shape(build, x)) != 4:
         raise build.refused(node, "its images must have a batch: [batch, channels, height, width]")
-    attrs: dict[str, Any] = {"stride": _pair(stride), "padding": _pair(padding), "dilation": _pair(dilation)}
+    attrs: dict[str, Any] = {
+        "stride": _pair(settings.stride), "padding": _pair(padding), "dilation": _pair(settings.dilation)
+    }  # fmt: skip
+    if settings.groups > 1:
+        attrs["groups"] = settings.groups
     operands = (x, weight) if bias is None else (x, weight, bias)
-    return build.make(node, "conv2d", operands, **(attrs | ({"groups": groups} if groups > 1 else {})))
+    return build.make(node, "conv2d", operands, **attrs)
 
 
 @rule("max_pool2d.default")
@@ -82,16 +97,24 @@ def _max_pool2d(
     )  # fmt: skip
 
 
+class _AveragePoolSettings(NamedTuple):
+    """The settings of an average pooling, in the order of aten's arguments."""
+
+    stride: Any = ()
+    padding: Any = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
+
+
 @rule("avg_pool2d.default")
-def _avg_pool2d(
-    build: Translation, node: fx.Node, x: Value, kernel: Any, stride: Any = (), padding: Any = 0,
-    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Value:  # fmt: skip
-    if divisor_override is not None:
-        raise build.refused(node, "divisor_override is not carried out; scale the result instead")
+def _avg_pool2d(build: Translation, node: fx.Node, x: Value, kernel: Any, *given: Any, **named: Any) -> Value:
+    settings = build.settings(node, _AveragePoolSettings, given, named)
+    if settings.divisor_override is not None:
+        raise build.refused(node, "divisor_override is not supported; scale the result instead")
     return build.make(
-        node, "avg_pool2d", (x,), kernel=_pair(kernel), stride=_pair(stride or kernel), padding=_pair(padding),
-        ceil=ceil_mode, count_padding=count_include_pad,
+        node, "avg_pool2d", (x,), kernel=_pair(kernel), stride=_pair(settings.stride or kernel),
+        padding=_pair(settings.padding), ceil=settings.ceil_mode, count_padding=settings.count_include_pad,
     )  # fmt: skip
 
 
@@ -123,7 +146,7 @@ def _layer_norm(
     eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Value:  # fmt: skip
     if weight is None and bias is not None:
-        raise build.refused(node, "a bias without a weight is not carried out; give it a weight of ones")
+        raise build.refused(node, "a bias without a weight is not supported; give it a weight of ones")
     operands = [each for each in (x, weight, bias) if each is not None]
     return build.make(node, "layer_norm", operands, eps=eps, num_dims=len(shape))
 
@@ -141,16 +164,27 @@ def _rms_norm(
 # -- attention and embedding -------------------------------------------------------------------------------------------
 
 
+class _AttentionSettings(NamedTuple):
+    """The settings of scaled dot-product attention, in the order of aten's arguments."""
+
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
 @rule("scaled_dot_product_attention.default")
 def _attention(
-    build: Translation, node: fx.Node, q: Value, k: Value, v: Value, attn_mask: Value = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-) -> Value:  # fmt: skip
+    build: Translation, node: fx.Node, q: Value, k: Value, v: Value, attn_mask: Value = None, *given: Any, **named: Any
+) -> Value:
+    settings = build.settings(node, _AttentionSettings, given, named)
     if attn_mask is not None and build.is_trained(attn_mask):
         raise build.refused(node, "its mask depends on parameters; masks have no gradient here, add it to the scores")
-    attrs: dict[str, Any] = {"causal": is_causal} | ({} if scale is None else {"scale": scale})
-    if dropout_p:
-        attrs |= {"p": dropout_p, "seed": build.next_seed()}
+    attrs: dict[str, Any] = {"causal": settings.is_causal}
+    if settings.scale is not None:
+        attrs["scale"] = settings.scale
+    if settings.dropout_p:
+        attrs |= {"p": settings.dropout_p, "seed": build.next_seed()}
     operands = (q, k, v) if attn_mask is None else (q, k, v, attn_mask)
     return build.make(node, "attention", operands, **attrs)
 
@@ -161,6 +195,6 @@ def _embedding(
     sparse: bool = False,
 ) -> Value:  # fmt: skip
     if scale_grad or sparse:
-        raise build.refused(node, "scale_grad_by_freq and sparse gradients are not carried out; leave them out")
+        raise build.refused(node, "scale_grad_by_freq and sparse gradients are not supported; leave them out")
     attrs: dict[str, Any] = {} if padding_idx < 0 else {"padding_id": padding_idx}
     return build.make(node, "embedding", (ids, table), **attrs)

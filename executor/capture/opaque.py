@@ -39,16 +39,38 @@ def opaque(build: Translation, node: fx.Node) -> Value:
         raise build.unknown(node)
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         raise build.unknown(node)
+    read, arguments = _written(build, node)
+    if len(read) > MAX_OPAQUE_INPUTS:
+        raise build.refused(node, f"it reads {len(read)} tensors; opaque operators read at most {MAX_OPAQUE_INPUTS}")
+    results = node.meta["val"]
+    several = isinstance(results, tuple | list)
+    _try_out(build, node, read, arguments)
+    warnings.warn(
+        f"{node.target} {build.where(node)} has no layouts of its own: every rank computes all of it, and its gradient "
+        f"by autograd",
+        stacklevel=2,
+    )
+    wanted = {user.args[1] for user in node.users} if several else {-1}
+    attrs = {"target": str(target), "arguments": arguments}
+    made: list[Value] = []
+    for index, result in enumerate(results if several else [results]):
+        which = index if several else -1
+        if which not in wanted:
+            made.append(Unreadable(reason=f"result {index} of {target}"))
+            continue
+        made.append(_make(build, node, read, result, attrs | {"result": which}))
+    return tuple(made) if several else made[0]
+
+
+def _written(build: Translation, node: fx.Node) -> tuple[list[str], str]:
+    """The tensors that a call reads, and its arguments as JSON in which they are numbers of that list."""
     read: list[str] = []
-    nodes: list[fx.Node] = []
 
     def written(argument: Any) -> Any:
         if isinstance(argument, fx.Node):
-            value = build.held(node, argument)
-            name = build.plain(node, value)
+            name = build.plain(node, build.held(node, argument))
             if name not in read:
                 read.append(name)
-                nodes.append(argument)
             return {"tensor": read.index(name)}
         if isinstance(argument, tuple | list):
             return [written(each) for each in argument]
@@ -61,37 +83,21 @@ def opaque(build: Translation, node: fx.Node) -> Value:
         raise build.refused(node, f"its argument {argument!r} cannot be written down")
 
     arguments = json.dumps([written(node.args), {key: written(value) for key, value in node.kwargs.items()}])
-    if len(read) > MAX_OPAQUE_INPUTS:
-        raise build.refused(node, f"it reads {len(read)} tensors; opaque operators read at most {MAX_OPAQUE_INPUTS}")
-    results = node.meta["val"]
-    several = isinstance(results, tuple | list)
-    _try_out(build, node, read, arguments)
-    warnings.warn(
-        f"{node.target} {build.where(node)} has no layouts of its own: every rank computes all of it, and its gradient "
-        f"by autograd",
-        stacklevel=2,
+    return read, arguments
+
+
+def _make(build: Translation, node: fx.Node, read: list[str], result: Any, attrs: dict[str, Any]) -> Value:
+    """The opaque operator of one result of a call."""
+    if not isinstance(result, torch.Tensor):
+        raise build.refused(node, f"it makes {result!r}; operators make tensors")
+    shape, dtype = build.shape_dtype_of(node, result)
+    along = tuple(
+        at for at, name in enumerate(read)
+        if name in build.batched and shape and build.tensors[name].shape[:1] == shape[:1]
+    )  # fmt: skip
+    return build.make(
+        node, "opaque", read, shape=shape, dtype=dtype, **attrs, batched=bool(along), batched_inputs=along
     )
-    wanted = {user.args[1] for user in node.users} if several else {-1}
-    made: list[Value] = []
-    for index, result in enumerate(results if several else [results]):
-        which = index if several else -1
-        if which not in wanted:
-            made.append(Unreadable(reason=f"result {index} of {target}"))
-            continue
-        if not isinstance(result, torch.Tensor):
-            raise build.refused(node, f"it makes {result!r}; operators make tensors")
-        shape, dtype = build.shape_dtype_of(node, result)
-        along = tuple(
-            at for at, name in enumerate(read)
-            if name in build.batched and shape and build.tensors[name].shape[:1] == shape[:1]
-        )  # fmt: skip
-        made.append(
-            build.make(
-                node, "opaque", read, shape=shape, dtype=dtype, target=str(target), arguments=arguments, result=which,
-                batched=bool(along), batched_inputs=along,
-            )
-        )  # fmt: skip
-    return tuple(made) if several else made[0]
 
 
 def _try_out(build: Translation, node: fx.Node, read: list[str], arguments: str) -> None:

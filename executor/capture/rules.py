@@ -84,7 +84,7 @@ def _cross_entropy(
     _check_mean(build, node, reduction)
     _check_target(build, node, target)
     if weight is not None or label_smoothing:
-        raise build.refused(node, "class weights and label_smoothing are not carried out; leave them out")
+        raise build.refused(node, "class weights and label_smoothing are not supported; leave them out")
     return _mean_over_labels(build, node, x, target, ignore_index)
 
 
@@ -93,11 +93,11 @@ def _nll(
     build: Translation, node: fx.Node, x: Value, target: Value, weight: Value = None, reduction: int = 1,
     ignore_index: int = -100,
 ) -> Value:  # fmt: skip
-    """Of what a log_softmax over the classes has made: a cross entropy, for the log_softmax of such is itself."""
+    """nll_loss of a log_softmax x over the classes: captured as the cross entropy of x, since log_softmax(x) = x."""
     _check_mean(build, node, reduction)
     _check_target(build, node, target)
     if weight is not None:
-        raise build.refused(node, "class weights are not carried out; leave them out")
+        raise build.refused(node, "class weights are not supported; leave them out")
     made = {output: operator for operator in build.operators for output in operator.outputs}
     name, dim = str(x), min(1, len(build.tensors[str(x)].shape) - 1)
     while name in made and made[name].kind in ("reshape", "permute"):
@@ -146,7 +146,7 @@ def _mean_over_labels(build: Translation, node: fx.Node, x: Value, target: Value
 
 
 def _is_fed(build: Translation, name: str) -> bool:
-    """Whether a tensor holds nothing but numbers of an input."""
+    """Whether a tensor holds only values of an input of the graph."""
     made = {output: operator for operator in build.operators for output in operator.outputs}
     while name in made and made[name].kind in ("reshape", "permute", "narrow", "cast"):
         (name,) = made[name].inputs

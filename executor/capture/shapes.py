@@ -1,4 +1,4 @@
-"""Capture of what rearranges elements: views, transposes, slices, joins.
+"""Capture of operators that rearrange elements: views, transposes, slices, concatenations.
 
 What export leaves as a view shares memory with its input; `shares` says so, for the check of in-place calls. Splits
 and chunks become one narrow per part.
@@ -20,7 +20,7 @@ __all__: list[str] = []
 
 @rule("t.default", "numpy_T.default", "transpose.int", "permute.default", "mT.default")
 def _transpose(build: Translation, node: fx.Node, x: Value, *dims: Any) -> Value:
-    """A 2-D parameter stays as it is until something else than a matrix product reads it."""
+    """Transpose lazily: a 2-D parameter is only transposed if something other than a matrix product reads it."""
     inner = x.tensor if isinstance(x, Transposed) else str(x)
     count = len(build.tensors[inner].shape)
     order = _order(str(node.target), count, dims)
@@ -63,7 +63,7 @@ def _expand(build: Translation, node: fx.Node, x: Value, *_: Any, **__: Any) -> 
 
 
 def _over_batch(build: Translation, node: fx.Node, x: str) -> str:
-    """What is alike for all samples, repeated over the batch (a class token, positions): added to zeros of its size."""
+    """Expand a value shared by all samples (a class token, positions) over the batch: add it to zeros of that size."""
     (new, dtype), old = build.shape_dtype(node), build.tensors[x].shape
     padded = (*(1,) * (len(new) - len(old)), *old)
     repeated = tuple(size if before == 1 else 1 for before, size in zip(padded, new, strict=True))
@@ -74,7 +74,7 @@ def _over_batch(build: Translation, node: fx.Node, x: str) -> str:
 
 @rule("repeat.default", "tile.default")
 def _repeat(build: Translation, node: fx.Node, x: Value, *_: Any) -> Value:
-    """Where only dims of size 1 are repeated an expand, else it has no kind."""
+    """Repeat dims of size 1 by an expand; other repeats have no kind of operator."""
     x = build.plain(node, x)
     old, new = build.tensors[x].shape, build.shape_dtype(node)[0]
     if old == new:

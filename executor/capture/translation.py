@@ -1,4 +1,4 @@
-"""The walk over an exported module: what every node stands for, and the operators that come of it.
+"""Translation of an exported module, node by node, to operators of a graph.
 
 The rules of `executor.capture.rules` say what one aten call becomes; here is everything they share: names, module
 paths, what depends on the batch or on parameters, memory shared by in-place calls, errors that say where.
@@ -12,7 +12,7 @@ import operator as python_operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -31,14 +31,14 @@ LOSSES = ("cross_entropy", "l1_loss", "mse_loss")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transposed:
-    """A 2-D parameter, or what is made of it alone, read the other way round."""
+    """A 2-D parameter, or a value computed from it alone, that is read transposed."""
 
     tensor: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """Something a graph does not carry, and why; an error once an operator reads it."""
+    """A result that a graph cannot represent, with the reason; an error is raised if an operator reads it."""
 
     reason: str
 
@@ -46,14 +46,16 @@ class Unreadable:
 Value = str | Transposed | Unreadable | tuple[Any, ...] | None
 """What a node stands for: the name of a tensor, mostly."""
 
+SettingsT = TypeVar("SettingsT")
+
 Rule = Callable[..., Value]
 """(translation, node, *arguments of the aten call) -> what the node stands for."""
 
 
 _WITHOUT = {
-    "wrap_with_autocast": "torch.autocast in a forward is not carried out: give modules and inputs the dtypes that "
+    "wrap_with_autocast": "torch.autocast in a forward is not supported: give modules and inputs the dtypes that "
     "they are to compute in, or cast where dtypes change",
-    "wrap_with_set_grad_enabled": "torch.no_grad in a forward is not carried out: freeze parameters instead, "
+    "wrap_with_set_grad_enabled": "torch.no_grad in a forward is not supported: freeze parameters instead, "
     "requires_grad_(False)",
 }
 
@@ -178,11 +180,22 @@ class Translation:
         try:
             inspect.signature(rule).bind(self, node, *args, **kwargs)
         except TypeError as error:
-            raise self.refused(node, f"one of its settings is not carried out: {error}") from None
+            raise self.refused(node, f"one of its settings is not supported: {error}") from None
         result = rule(self, node, *args, **kwargs)
         if in_place:
             self.values[node.args[0]] = result  # type: ignore[index]
         return result
+
+    def settings(self, node: fx.Node, kind: Callable[..., SettingsT], given: Any, named: Any) -> SettingsT:
+        """The settings of a call as one value of a class with a field per setting, in aten's order.
+
+        Raises:
+            TwofoldError: a setting that the class does not have.
+        """
+        try:
+            return kind(*given, **named)
+        except TypeError as error:
+            raise self.refused(node, f"one of its settings is not supported: {error}") from None
 
     def held(self, node: fx.Node, argument: Any) -> Any:
         """An argument of a call with the values of nodes in place of the nodes."""
@@ -198,7 +211,7 @@ class Translation:
         return argument
 
     def _check_in_place(self, node: fx.Node) -> None:
-        """Refuse to turn into a new tensor what a later reader of the same memory would have to see changed."""
+        """Refuse an in-place call whose effect a later reader of the same memory would have to see."""
         changed = node.args[0]
         value = self.values[changed]  # type: ignore[index]
         if not isinstance(value, str):
@@ -232,7 +245,7 @@ class Translation:
         shares: str | None = None,
         **attrs: Attr,
     ) -> str:
-        """Add an operator whose output is the node's value; the name of its output."""
+        """Add an operator whose output is the node's value; returns the name of its output."""
         if kind not in kinds():
             raise self.unknown(node, kind)
         read = [self.plain(node, value) for value in inputs]
@@ -259,7 +272,7 @@ class Translation:
         return output
 
     def plain(self, node: fx.Node, value: Value) -> str:
-        """The tensor that a value stands for; a transposed parameter is turned round."""
+        """The tensor that a value stands for; a lazily transposed parameter is transposed now."""
         if isinstance(value, Transposed):
             tensor = self.tensors[value.tensor]
             return self.make(
@@ -289,7 +302,7 @@ class Translation:
         return value if tensor.dtype == dtype else self.make(node, "cast", (value,), shape=tensor.shape, dtype=dtype)
 
     def next_seed(self) -> int:
-        """The seed of what draws random numbers next; the k-th of a forward has the same in
+        """The seed of the next random operator; the k-th of a forward has the same in
         `executor.reference.dropout`."""
         self.num_random += 1
         return seed_of(self.num_random)

@@ -1,10 +1,10 @@
 """The torch calls of every COMPUTE instruction: call name -> rule.
 
-A rule is a function `(site, attrs, *inputs) -> tensor` (a tuple of tensors for an update) of one or two torch calls. It
-reads its inputs, and returns memory of its own unless the program says that the value shares an input's memory; only
-`accumulate`, `scale`, `store` and the updates write into what they are given. Rules run without autograd.
+A rule is a function `(context, attrs, *inputs) -> tensor` (a tuple of tensors for an update) of one or two torch calls.
+It reads its inputs and returns new memory unless the program says that the value shares an input's memory; only
+`accumulate`, `scale`, `store` and the updates write into their inputs. Rules run without autograd.
 
-* `site`: what a rule knows about the rank and the value it makes.
+* `context`: what a rule knows about the rank and the value it makes.
 * `operators`: forward and gradients of the operators, collected from `attention`, `elementwise`, `experts`, `images`,
   `lookup`, `matrix`, `normalisation`, `positions`, `random`, `reductions`, `shapes` and `sources`.
 * `place`: where a rank's part of a split dim lies; gradients by autograd of one operator alone.
@@ -16,7 +16,7 @@ reads its inputs, and returns memory of its own unless the program says that the
 
 from collections.abc import Mapping
 
-from executor.kernels.context import Progress, Rule, Site
+from executor.kernels.context import OpContext, Rule, StepCounter
 from executor.kernels.flat import FLAT_RULES
 from executor.kernels.losses import LOSS_RULES
 from executor.kernels.movement import MOVEMENT_RULES
@@ -24,7 +24,7 @@ from executor.kernels.operators import OPERATOR_RULES
 from executor.kernels.optimizers import UPDATE_RULES
 from plans.errors import TwofoldError
 
-__all__ = ["RULES", "Progress", "Rule", "Site", "rule_of"]
+__all__ = ["RULES", "OpContext", "Rule", "StepCounter", "rule_of"]
 
 RULES: Mapping[str, Rule] = {**OPERATOR_RULES, **LOSS_RULES, **MOVEMENT_RULES, **FLAT_RULES, **UPDATE_RULES}
 
@@ -33,10 +33,10 @@ def rule_of(call: str) -> Rule:
     """The rule of a call.
 
     Raises:
-        TwofoldError: a call that no rule carries out.
+        TwofoldError: an unknown call.
     """
     try:
         return RULES[call]
     except KeyError:
         known = ", ".join(sorted(RULES))
-        raise TwofoldError(f"the executor has no rule for the call {call!r}; it has {known}") from None
+        raise TwofoldError(f"unknown operation {call!r}; the executor supports {known}") from None

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import by_autograd, num_parts, offset
 from executor.kernels.random import kept_elements
 
@@ -24,19 +23,19 @@ __all__ = ["ATTENTION_RULES"]
 Attrs = Mapping[str, Any]
 
 
-def attention(site: Site, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+def attention(context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(q k^T scale + mask) v; heads of k and v serve equal numbers of heads of q in a row."""
     if attrs.get("layout") == "bshd":  # as views: torch's kernels take them so, and flash makes its output so
         q, k, v = (each.transpose(-2, -3) for each in (q, k, v))
-        return _heads_first(site, attrs, q, k, v, mask).transpose(-2, -3).contiguous()
-    return _heads_first(site, attrs, q, k, v, mask).contiguous()
+        return _heads_first(context, attrs, q, k, v, mask).transpose(-2, -3).contiguous()
+    return _heads_first(context, attrs, q, k, v, mask).contiguous()
 
 
-def _heads_first(site: Site, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _heads_first(context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     causal, rows, keys = attrs.get("causal", False), q.shape[-2], k.shape[-2]
-    kept = _kept_weights(site, attrs, q, keys) if attrs.get("p", 0) > 0 else None
-    if causal and num_parts(site, attrs, "s") > 1:
-        first = offset(site, attrs, "s", rows)
+    kept = _kept_weights(context, attrs, q, keys) if attrs.get("p", 0) > 0 else None
+    if causal and num_parts(context, attrs, "s") > 1:
+        first = offset(context, attrs, "s", rows)
         keys, causal = min(keys, first + rows), False
         k, v = k[..., :keys, :], v[..., :keys, :]
         if mask is None and kept is None and keys == first + rows:
@@ -55,11 +54,13 @@ def _heads_first(site: Site, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask
 
 
 def _at_the_end(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of the last rows of as many as there are keys."""
+    """Causal attention for the last rows of a square score matrix: keys beyond a row's position are masked."""
     rows, keys, scale = q.shape[-2], k.shape[-2], attrs.get("scale")
     grouped = q.shape[-3] != k.shape[-3]
     if rows == keys:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    from torch.nn.attention.bias import causal_lower_right  # it imports the compiler, which takes two seconds
+
     mask = (
         causal_lower_right(rows, keys) if q.dtype.itemsize == 2  # a mask by its kind leaves torch the choice of flash
         else torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril_(keys - rows)
@@ -74,7 +75,7 @@ def _both(lower: Tensor, mask: Tensor) -> Tensor:
 
 
 def _dropped(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, kept: Tensor) -> Tensor:
-    """The same by its formula, with the weights of the softmax that are not kept dropped."""
+    """Attention computed by its formula, with dropout of the softmax weights."""
     repeats = q.shape[-3] // k.shape[-3]
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril_()
@@ -85,31 +86,31 @@ def _dropped(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     return (weights @ v.repeat_interleave(repeats, -3)).mul(1 / (1 - attrs["p"]) if attrs["p"] < 1 else 0)
 
 
-def _kept_weights(site: Site, attrs: Attrs, q: Tensor, keys: int) -> Tensor:
+def _kept_weights(context: OpContext, attrs: Attrs, q: Tensor, keys: int) -> Tensor:
     """Which of this rank's weights are kept, by their position in the whole batch."""
     num_heads, rows = q.shape[-3], q.shape[-2]
-    first_of = [offset(site, attrs, f"b{at}", size) for at, size in enumerate(q.shape[:-3])]
-    sizes = [size * num_parts(site, attrs, f"b{at}") for at, size in enumerate(q.shape[:-3])]
+    first_of = [offset(context, attrs, f"b{at}", size) for at, size in enumerate(q.shape[:-3])]
+    sizes = [size * num_parts(context, attrs, f"b{at}") for at, size in enumerate(q.shape[:-3])]
     # heads are (h, r): a part of r stands in one h alone
-    parts, part = num_parts(site, attrs, "r"), offset(site, attrs, "r", 1)
-    first_head = (offset(site, attrs, "h", 1) * parts + part) * num_heads
-    first_row = offset(site, attrs, "s", rows)
+    parts, part = num_parts(context, attrs, "r"), offset(context, attrs, "r", 1)
+    first_head = (offset(context, attrs, "h", 1) * parts + part) * num_heads
+    first_row = offset(context, attrs, "s", rows)
     region = [(low, low + size) for low, size in zip(first_of, q.shape[:-3], strict=True)]
     region += [(first_head, first_head + num_heads), (first_row, first_row + rows), (0, keys)]
-    shape = [*sizes, num_heads * num_parts(site, attrs, "h") * parts, rows * num_parts(site, attrs, "s"), keys]
+    shape = [*sizes, num_heads * num_parts(context, attrs, "h") * parts, rows * num_parts(context, attrs, "s"), keys]
     return kept_elements(
-        region, shape, attrs["p"], attrs["seed"], site.progress.step, site.micro_batch, q.device
+        region, shape, attrs["p"], attrs["seed"], context.counter.step, context.micro_batch, q.device
     )  # fmt: skip
 
 
-def attention_grads(site: Site, attrs: Attrs, g: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """dL/dq, dL/dk and dL/dv."""
-    return by_autograd(lambda *fresh: attention(site, attrs, *fresh), inputs, (0, 1, 2), g)
+def attention_grads(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v."""
+    return by_autograd(lambda *fresh: attention(context, attrs, *fresh), inputs, (0, 1, 2), g)
 
 
 def _attention_grad(which: int) -> Callable[..., Tensor]:
-    def one(site: Site, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
-        return by_autograd(lambda *fresh: attention(site, attrs, *fresh), inputs, (which,), g)[0]
+    def one(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
+        return by_autograd(lambda *fresh: attention(context, attrs, *fresh), inputs, (which,), g)[0]
 
     return one
 

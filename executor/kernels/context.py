@@ -1,4 +1,4 @@
-"""What a rule knows beside its inputs."""
+"""What a kernel rule gets beside its inputs: the rank, its mesh, the shape and dtype to make, the step."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 
 from plans.layout import Layout
 
-__all__ = ["Progress", "Rule", "Site", "torch_dtype"]
+__all__ = ["OpContext", "Rule", "StepCounter", "torch_dtype"]
 
 Rule = Callable[..., Any]
-"""(site, attrs, *inputs) -> one tensor, or a tuple of them."""
+"""(context, attrs, *inputs) -> one tensor, or a tuple of them."""
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far training is; one object per rank, shared by all its sites. `step` counts from 1."""
+class StepCounter:
+    """The number of the training step, from 1; one object per rank, shared by all its contexts."""
 
     step: int = 0
-    _told: tuple[int, torch.Tensor] | None = None
+    _on_device: tuple[int, torch.Tensor] | None = None
 
     def on(self, device: torch.device) -> torch.Tensor:
         """The step as a float32 scalar on a device, made once a step."""
-        if self._told is None or self._told[0] != self.step or self._told[1].device != device:
-            self._told = self.step, torch.full((), float(self.step), dtype=torch.float32, device=device)
-        return self._told[1]
+        if self._on_device is None or self._on_device[0] != self.step or self._on_device[1].device != device:
+            self._on_device = self.step, torch.full((), float(self.step), dtype=torch.float32, device=device)
+        return self._on_device[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class OpContext:
     """Where an instruction runs and what it makes.
 
     Args:
@@ -40,7 +40,7 @@ class Site:
         shape: local shape of the first output.
         dtype: of the first output, such as "float32".
         shares: whether the first output lives in an input's memory.
-        progress: the rank's step count.
+        counter: the rank's step count.
         micro_batch: the number of the micro-batch.
         device: where tensors live, for rules that read none.
     """
@@ -50,13 +50,13 @@ class Site:
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
     shares: bool = False
-    progress: Progress = field(default_factory=Progress)
+    counter: StepCounter = field(default_factory=StepCounter)
     micro_batch: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The torch form of `dtype`."""
+        """`dtype` as a torch.dtype."""
         return torch_dtype(self.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Element by element: activations, arithmetic with broadcasting or with a number, comparisons, casts, masks."""
+"""Elementwise rules: activations, arithmetic with broadcasting or with a number, comparisons, casts, masks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import number
 
 __all__ = ["ELEMENTWISE_RULES"]
@@ -19,145 +19,145 @@ Attrs = Mapping[str, Any]
 _aten = torch.ops.aten
 
 
-def relu(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def relu(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """max(x, 0)."""
     return torch.relu(x)
 
 
-def relu_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g where the output is positive."""
+def relu_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """Gradient of relu: g where the output y is positive, else 0."""
     return _aten.threshold_backward(g, y, 0)
 
 
-def gelu(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
-    """attrs "approximate": "none" (default) or "tanh"."""
+def gelu(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """GELU; attrs "approximate" is "none" (exact, the default) or "tanh"."""
     return F.gelu(x, approximate=attrs.get("approximate", "none"))
 
 
-def gelu_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+def gelu_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """torch's own kernel."""
     return _aten.gelu_backward(g, x, approximate=attrs.get("approximate", "none"))
 
 
-def silu(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def silu(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """x sigmoid(x)."""
     return F.silu(x)
 
 
-def silu_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+def silu_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """torch's own kernel."""
     return _aten.silu_backward(g, x)
 
 
-def tanh(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def tanh(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """tanh(x)."""
     return torch.tanh(x)
 
 
-def tanh_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g (1 - y^2)."""
+def tanh_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """Gradient of tanh: g (1 - y^2)."""
     return _aten.tanh_backward(g, y)
 
 
-def sigmoid(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def sigmoid(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """1 / (1 + exp(-x))."""
     return torch.sigmoid(x)
 
 
-def sigmoid_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g y (1 - y)."""
+def sigmoid_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """Gradient of sigmoid: g y (1 - y)."""
     return _aten.sigmoid_backward(g, y)
 
 
-def exp(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
-    """e to the x."""
+def exp(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Exponential, e^x."""
     return torch.exp(x)
 
 
-def exp_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g y."""
+def exp_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """Gradient of exp: g y."""
     return g * y
 
 
-def log(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def log(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """The natural logarithm."""
     return torch.log(x)
 
 
-def log_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g / x."""
+def log_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """Gradient of log: g / x."""
     return g / x
 
 
-def sqrt(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def sqrt(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """The square root."""
     return torch.sqrt(x)
 
 
-def sqrt_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g / (2 y)."""
+def sqrt_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """Gradient of sqrt: g / (2 y)."""
     return (g / y).mul_(0.5)
 
 
-def rsqrt(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def rsqrt(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """1 / sqrt(x)."""
     return torch.rsqrt(x)
 
 
-def rsqrt_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """-g y^3 / 2."""
+def rsqrt_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """Gradient of rsqrt: -g y^3 / 2."""
     return (g * y**3).mul_(-0.5)
 
 
-def sin(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def sin(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """The sine."""
     return torch.sin(x)
 
 
-def sin_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g cos(x)."""
+def sin_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """Gradient of sin: g cos(x)."""
     return torch.cos(x).mul_(g)
 
 
-def cos(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def cos(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """The cosine."""
     return torch.cos(x)
 
 
-def cos_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """-g sin(x)."""
+def cos_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """Gradient of cos: -g sin(x)."""
     return torch.sin(x).mul_(g).neg_()
 
 
-def power(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def power(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """x to the power of attrs "exponent"."""
     return torch.pow(x, attrs["exponent"])
 
 
-def power_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+def power_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """g e x^(e - 1), 0 for e = 0."""
     exponent = attrs["exponent"]
     return torch.zeros_like(g) if exponent == 0 else torch.pow(x, exponent - 1).mul_(g).mul_(exponent)
 
 
-def absolute(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
-    """|x|."""
+def absolute(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Absolute value, |x|."""
     return torch.abs(x)
 
 
-def absolute_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g sign(x), 0 at 0."""
+def absolute_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """Gradient of the absolute value: g sign(x), 0 at x = 0."""
     return g * torch.sgn(x)
 
 
-def negative(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
-    """-x; the gradient is the same rule."""
+def negative(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Negation, -x; its gradient is the same rule, -g."""
     return -x
 
 
-def cast(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def cast(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """To the output's dtype; the gradient is the same rule, back to the input's dtype."""
-    return x.to(site.torch_dtype, copy=not site.shares)
+    return x.to(context.torch_dtype, copy=not context.shares)
 
 
 # -- two operands, broadcast against each other; or one and the number attrs "number" ----------------------------------
@@ -169,105 +169,105 @@ def _pair(attrs: Attrs, a: Tensor, b: Tensor | None) -> tuple[Any, Any]:
     return (number(attrs, "number"), a) if attrs.get("reverse") else (a, number(attrs, "number"))
 
 
-def add(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+def add(context: OpContext, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
     """a + b."""
     left, right = _pair(attrs, a, b)
     return left + right
 
 
-def sub(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+def sub(context: OpContext, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
     """a - b."""
     left, right = _pair(attrs, a, b)
     return left - right
 
 
-def mul(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+def mul(context: OpContext, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
     """a b."""
     left, right = _pair(attrs, a, b)
     return left * right
 
 
-def div(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+def div(context: OpContext, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
     """a / b."""
     left, right = _pair(attrs, a, b)
     return left / right
 
 
-def pass_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
-    """The gradient as it is, summed over the dims along which the operand was repeated."""
-    if g.shape == site.shape and not site.shares:
+def pass_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
+    """Gradient of an addition: g, summed over the dims along which the operand was broadcast."""
+    if g.shape == context.shape and not context.shares:
         return g.clone()
-    return g.sum_to_size(site.shape)
+    return g.sum_to_size(context.shape)
 
 
-def negative_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
-    """The gradient of what was subtracted."""
-    return -g.sum_to_size(site.shape)
+def negative_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
+    """Gradient of b in a - b: -g, summed to the shape of b."""
+    return -g.sum_to_size(context.shape)
 
 
-def sub_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
-    """The gradient of what was subtracted from, or of what was subtracted from a number."""
-    return negative_grad(site, attrs, g) if attrs.get("reverse") else pass_grad(site, attrs, g)
+def sub_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
+    """Gradient of a in a - b, or of x in number - x (attrs "reverse")."""
+    return negative_grad(context, attrs, g) if attrs.get("reverse") else pass_grad(context, attrs, g)
 
 
-def mul_grad(site: Site, attrs: Attrs, g: Tensor, other: Tensor | None = None) -> Tensor:
-    """g times the other operand, summed over the dims along which the operand was repeated."""
-    return (g * (number(attrs, "number") if other is None else other)).sum_to_size(site.shape)
+def mul_grad(context: OpContext, attrs: Attrs, g: Tensor, other: Tensor | None = None) -> Tensor:
+    """Gradient of a product: g times the other operand, summed over broadcast dims."""
+    return (g * (number(attrs, "number") if other is None else other)).sum_to_size(context.shape)
 
 
-def div_grad_a(site: Site, attrs: Attrs, g: Tensor, other: Tensor | None = None) -> Tensor:
+def div_grad_a(context: OpContext, attrs: Attrs, g: Tensor, other: Tensor | None = None) -> Tensor:
     """g / b; of a number over x: -g number / x^2."""
     if attrs.get("reverse"):
         assert other is not None
         return (g / other).div_(other).mul_(-number(attrs, "number"))
-    return (g / (number(attrs, "number") if other is None else other)).sum_to_size(site.shape)
+    return (g / (number(attrs, "number") if other is None else other)).sum_to_size(context.shape)
 
 
-def div_grad_b(site: Site, attrs: Attrs, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """-g a / b^2."""
-    return (g * a / b).div_(b).neg_().sum_to_size(site.shape)
+def div_grad_b(context: OpContext, attrs: Attrs, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Gradient of b in a / b: -g a / b^2."""
+    return (g * a / b).div_(b).neg_().sum_to_size(context.shape)
 
 
 def _comparing(compare: Callable[[Any, Any], Tensor]) -> Rule:
-    def one(site: Site, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
+    def one(context: OpContext, attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
         return compare(a, number(attrs, "number") if b is None else b)
 
     return one
 
 
-def logical_not(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
-    """Whether x is false."""
+def logical_not(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Elementwise logical not."""
     return torch.logical_not(x)
 
 
-def where(site: Site, attrs: Attrs, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def where(context: OpContext, attrs: Attrs, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """a where the condition is true, else b."""
     return torch.where(condition, a, b)
 
 
-def where_grad_a(site: Site, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
-    """g where the condition is true, summed over the dims along which the operand was repeated."""
-    return torch.where(condition, g, 0).sum_to_size(site.shape)
+def where_grad_a(context: OpContext, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
+    """Gradient of a in where: g where the condition is true, summed over broadcast dims."""
+    return torch.where(condition, g, 0).sum_to_size(context.shape)
 
 
-def where_grad_b(site: Site, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
-    """g where the condition is false, summed likewise."""
-    return torch.where(condition, 0, g).sum_to_size(site.shape)
+def where_grad_b(context: OpContext, attrs: Attrs, g: Tensor, condition: Tensor) -> Tensor:
+    """Gradient of b in where: g where the condition is false, summed over broadcast dims."""
+    return torch.where(condition, 0, g).sum_to_size(context.shape)
 
 
-def masked_fill(site: Site, attrs: Attrs, x: Tensor, mask: Tensor) -> Tensor:
-    """attrs "value" where the mask is true."""
-    return torch.masked_fill(x.expand(site.shape), mask, number(attrs, "value"))
+def masked_fill(context: OpContext, attrs: Attrs, x: Tensor, mask: Tensor) -> Tensor:
+    """x with attrs "value" where the mask is true."""
+    return torch.masked_fill(x.expand(context.shape), mask, number(attrs, "value"))
 
 
-def masked_fill_grad(site: Site, attrs: Attrs, g: Tensor, mask: Tensor) -> Tensor:
-    """0 where the mask is true."""
-    return torch.masked_fill(g, mask, 0).sum_to_size(site.shape)
+def masked_fill_grad(context: OpContext, attrs: Attrs, g: Tensor, mask: Tensor) -> Tensor:
+    """Gradient of x in masked_fill: g, and 0 where the mask is true."""
+    return torch.masked_fill(g, mask, 0).sum_to_size(context.shape)
 
 
-def expand(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def expand(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """x repeated to the output's local shape, in memory of its own."""
-    return x.expand(site.shape).clone(memory_format=torch.contiguous_format)
+    return x.expand(context.shape).clone(memory_format=torch.contiguous_format)
 
 
 ELEMENTWISE_RULES: Mapping[str, Rule] = {

@@ -1,4 +1,4 @@
-"""Tokens to the experts they chose and back, with a fixed number of places (`plans.operators.experts`).
+"""Dispatch of tokens to their experts and back, with a fixed capacity (`plans.operators.experts`).
 
 Nothing here waits for the device to tell the host how many tokens went where: who finds no place is written to one row
 more than there are, which is cut off.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 
 __all__ = ["EXPERT_RULES", "choices", "places"]
 
@@ -42,7 +42,7 @@ def places(attrs: Attrs, chosen: Tensor, num_experts: int) -> Tensor:
 
 
 def weights(attrs: Attrs, logits: Tensor, chosen: Tensor) -> Tensor:
-    """What each choice counts: [b, s, k], in at least float32."""
+    """The weight of each choice: [b, s, k], in at least float32."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if attrs.get("weights", "chosen") == "all":
         return torch.softmax(wide, -1).gather(-1, chosen)
@@ -67,16 +67,16 @@ def _collected(rows: Tensor, routed: Tensor, number: int) -> Tensor:
     return found.masked_fill((at == last).unsqueeze(-1), 0)
 
 
-def dispatch(site: Site, attrs: Attrs, x: Tensor, logits: Tensor) -> Tensor:
-    """Every token to the places it has at its experts."""
+def dispatch(context: OpContext, attrs: Attrs, x: Tensor, logits: Tensor) -> Tensor:
+    """Copy every token to its places at its experts."""
     num_experts = logits.shape[-1]
     rows = places(attrs, choices(attrs, logits), num_experts)
     count = num_experts * x.shape[0] * attrs["capacity"]
     return _spread(rows, x, count).view(num_experts, -1, x.shape[-1])
 
 
-def dispatch_grad(site: Site, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor:
-    """dL/dx: the gradients of a token's places added up."""
+def dispatch_grad(context: OpContext, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor:
+    """dL/dx: the sum of the gradients of a token's places."""
     rows = places(attrs, choices(attrs, logits), logits.shape[-1])
     made = _collected(rows, g, 0)
     for number in range(1, attrs["top_k"]):
@@ -84,8 +84,8 @@ def dispatch_grad(site: Site, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor
     return made
 
 
-def combine(site: Site, attrs: Attrs, routed: Tensor, logits: Tensor) -> Tensor:
-    """The sum of what a token's experts made, each with its weight."""
+def combine(context: OpContext, attrs: Attrs, routed: Tensor, logits: Tensor) -> Tensor:
+    """The weighted sum of the outputs of a token's experts."""
     chosen = choices(attrs, logits)
     rows, share = places(attrs, chosen, logits.shape[-1]), weights(attrs, logits, chosen)
     made = _collected(rows, routed, 0) * share[..., :1]
@@ -94,7 +94,7 @@ def combine(site: Site, attrs: Attrs, routed: Tensor, logits: Tensor) -> Tensor:
     return made.to(routed.dtype)
 
 
-def combine_grad_routed(site: Site, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor:
+def combine_grad_routed(context: OpContext, attrs: Attrs, g: Tensor, logits: Tensor) -> Tensor:
     """dL/dx[place] = weight x dL/dy of its token."""
     chosen = choices(attrs, logits)
     rows = places(attrs, chosen, logits.shape[-1])
@@ -102,7 +102,7 @@ def combine_grad_routed(site: Site, attrs: Attrs, g: Tensor, logits: Tensor) -> 
     return _spread(rows, g, count, weights(attrs, logits, chosen)).view(logits.shape[-1], -1, g.shape[-1])
 
 
-def combine_grad_logits(site: Site, attrs: Attrs, g: Tensor, routed: Tensor, logits: Tensor) -> Tensor:
+def combine_grad_logits(context: OpContext, attrs: Attrs, g: Tensor, routed: Tensor, logits: Tensor) -> Tensor:
     """dL/dlogits through the weights; linear in the products g y, so that parts of h may be added later."""
     chosen = choices(attrs, logits)
     rows, share = places(attrs, chosen, logits.shape[-1]), weights(attrs, logits, chosen)

@@ -13,22 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 
 __all__ = ["FLAT_RULES"]
 
 Attrs = Mapping[str, Any]
 
 
-def flat_pack(site: Site, attrs: Attrs, *tensors: Tensor) -> Tensor:
+def flat_pack(context: OpContext, attrs: Attrs, *tensors: Tensor) -> Tensor:
     """Tensors flattened, padded with zeros, cast and put into the columns of a flat buffer.
 
     attrs "axes": along them every rank has the same tensors; of every row it packs the piece that is its own.
     """
     rows, sizes, axes = attrs["rows"], attrs["sizes"], attrs.get("axes", ())
-    count, index = site.mesh.size(axes), site.mesh.index(site.rank, axes)
-    dtype = site.torch_dtype
-    result = torch.empty(site.shape, dtype=dtype, device=tensors[0].device)
+    count, index = context.mesh.size(axes), context.mesh.index(context.rank, axes)
+    dtype = context.torch_dtype
+    result = torch.empty(context.shape, dtype=dtype, device=tensors[0].device)
     matrix, start = result.view(rows, -1), 0
     for tensor, size in zip(tensors, sizes, strict=True):
         flat, column = tensor.reshape(-1), matrix[:, start : start + size]
@@ -44,38 +44,38 @@ def flat_pack(site: Site, attrs: Attrs, *tensors: Tensor) -> Tensor:
     return result
 
 
-def flat_unpack(site: Site, attrs: Attrs, flat: Tensor) -> tuple[Tensor, ...]:
+def flat_unpack(context: OpContext, attrs: Attrs, flat: Tensor) -> tuple[Tensor, ...]:
     """The tensors of attrs "shapes" out of a flat buffer; of one row they are views of it where the program says so."""
     matrix, start, found = flat.view(attrs["rows"], -1), 0, []
     for shape, size in zip(attrs["shapes"], attrs["sizes"], strict=True):
         part = matrix[:, start : start + size].reshape(-1)[: math.prod(shape)].view(shape)
         start += size
         is_view = part.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
-        found.append(part.clone() if is_view and not site.shares else part)
+        found.append(part.clone() if is_view and not context.shares else part)
     return tuple(found)
 
 
-def store(site: Site, attrs: Attrs, master: Tensor, weight: Tensor) -> Tensor:
-    """Rounds a master weight into the weight, in place."""
+def store(context: OpContext, attrs: Attrs, master: Tensor, weight: Tensor) -> Tensor:
+    """Round a master weight into the weight, in place."""
     return weight.copy_(master)
 
 
-def sum_squares(site: Site, attrs: Attrs, *gradients: Tensor) -> Tensor:
+def sum_squares(context: OpContext, attrs: Attrs, *gradients: Tensor) -> Tensor:
     """The sum of the squares of all elements; 0 where another rank along attrs "axes" counts them."""
-    total = torch.zeros((), dtype=site.torch_dtype, device=site.device)
-    if site.mesh.index(site.rank, attrs["axes"]) == 0:
+    total = torch.zeros((), dtype=context.torch_dtype, device=context.device)
+    if context.mesh.index(context.rank, attrs["axes"]) == 0:
         for gradient in gradients:
             total += torch.linalg.vector_norm(gradient, dtype=total.dtype).square_()
     return total
 
 
-def clip_scale(site: Site, attrs: Attrs, square: Tensor) -> Tensor:
+def clip_scale(context: OpContext, attrs: Attrs, square: Tensor) -> Tensor:
     """The factor by which torch.nn.utils.clip_grad_norm_ scales: at most 1."""
     return (attrs["clip_norm"] / (square.sqrt() + 1e-6)).clamp_(max=1.0)
 
 
-def scale(site: Site, attrs: Attrs, x: Tensor, factor: Tensor) -> Tensor:
-    """`x` times a number, in place."""
+def scale(context: OpContext, attrs: Attrs, x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply `x` by a scalar tensor in place."""
     return x.mul_(factor)
 
 

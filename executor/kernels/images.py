@@ -1,4 +1,4 @@
-"""Pooling by torch's own kernels."""
+"""Pooling over windows of images, by torch's kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 
 __all__ = ["IMAGE_RULES"]
 
@@ -22,13 +22,13 @@ def _max_settings(attrs: Attrs) -> tuple[Any, ...]:
     return (*pairs, attrs.get("ceil", False))
 
 
-def max_pool2d(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
-    """The greatest element of every window."""
+def max_pool2d(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Maximum over every window of x [n, c, h, w]."""
     return _aten.max_pool2d_with_indices(x, *_max_settings(attrs))[0].contiguous()
 
 
-def max_pool2d_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g at the greatest element of every window, which is looked for again."""
+def max_pool2d_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """Gradient of the maximum: g at the largest element of every window, which is searched again."""
     settings = _max_settings(attrs)
     where = _aten.max_pool2d_with_indices(x, *settings)[1]
     return _aten.max_pool2d_with_indices_backward(g, x, *settings, where).contiguous()
@@ -39,13 +39,13 @@ def _average_settings(attrs: Attrs) -> tuple[Any, ...]:
     return (*pairs, attrs.get("ceil", False), attrs.get("count_padding", True), None)
 
 
-def avg_pool2d(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
-    """The mean of every window."""
+def avg_pool2d(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Mean over every window of x [n, c, h, w]."""
     return _aten.avg_pool2d(x, *_average_settings(attrs)).contiguous()
 
 
-def avg_pool2d_grad(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """g shared out over every window."""
+def avg_pool2d_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+    """Gradient of the mean: each g is spread evenly over its window."""
     return _aten.avg_pool2d_backward(g, x, *_average_settings(attrs)).contiguous()
 
 

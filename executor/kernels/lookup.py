@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import num_parts, offset
 
 __all__ = ["LOOKUP_RULES", "local_ids"]
@@ -17,34 +17,34 @@ __all__ = ["LOOKUP_RULES", "local_ids"]
 Attrs = Mapping[str, Any]
 
 
-def local_ids(site: Site, attrs: Attrs, dim: str, ids: Tensor, width: int, what: str) -> tuple[Tensor, Tensor]:
+def local_ids(context: OpContext, attrs: Attrs, dim: str, ids: Tensor, width: int, what: str) -> tuple[Tensor, Tensor]:
     """Ids counted from the first one that this rank has, 0 for those it does not have, and which it has.
 
     Ids that no rank has end the run, as they do where the dim is whole.
     """
-    inside = (ids >= 0) & (ids < width * num_parts(site, attrs, dim))
+    inside = (ids >= 0) & (ids < width * num_parts(context, attrs, dim))
     torch._assert_async(inside.all(), f"{what} is out of range")
-    local = ids - offset(site, attrs, dim, width)
+    local = ids - offset(context, attrs, dim, width)
     mine = (local >= 0) & (local < width)
     return local.masked_fill(~mine, 0), mine
 
 
-def embedding(site: Site, attrs: Attrs, ids: Tensor, table: Tensor) -> Tensor:
+def embedding(context: OpContext, attrs: Attrs, ids: Tensor, table: Tensor) -> Tensor:
     """Rows of the table; where its rows are split, zeros for those of other ranks."""
-    if num_parts(site, attrs, "v") == 1:
+    if num_parts(context, attrs, "v") == 1:
         return F.embedding(ids, table)
-    local, mine = local_ids(site, attrs, "v", ids, table.shape[0], "an id of an embedding")
+    local, mine = local_ids(context, attrs, "v", ids, table.shape[0], "an id of an embedding")
     return F.embedding(local, table).masked_fill_(~mine.unsqueeze(-1), 0)
 
 
-def embedding_grad(site: Site, attrs: Attrs, g: Tensor, ids: Tensor) -> Tensor:
+def embedding_grad(context: OpContext, attrs: Attrs, g: Tensor, ids: Tensor) -> Tensor:
     """The gradients of a row's uses added up; attrs "padding_id" is a row without one."""
-    whole = g.new_zeros(site.shape)
+    whole = g.new_zeros(context.shape)
     padding = attrs.get("padding_id")
     if padding is not None:
         g = g.masked_fill((ids == padding).unsqueeze(-1), 0)
-    if num_parts(site, attrs, "v") > 1:
-        ids, mine = local_ids(site, attrs, "v", ids, site.shape[0], "an id of an embedding")
+    if num_parts(context, attrs, "v") > 1:
+        ids, mine = local_ids(context, attrs, "v", ids, context.shape[0], "an id of an embedding")
         g = g.masked_fill(~mine.unsqueeze(-1), 0)
     return whole.index_add_(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
 

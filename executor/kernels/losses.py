@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from executor.kernels.lookup import local_ids
 from plans.errors import TwofoldError
 
@@ -26,23 +26,23 @@ __all__ = ["LOSS_RULES"]
 Attrs = Mapping[str, Any]
 
 
-def l1_loss(site: Site, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """sum |x - t| / count."""
+def l1_loss(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
+    """L1 loss: sum |x - t| / count."""
     return F.l1_loss(x, t, reduction="sum") / attrs["count"]
 
 
-def l1_loss_grad(site: Site, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """sign(x - t) scale / count."""
+def l1_loss_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
+    """Gradient of the L1 loss: sign(x - t) scale / count."""
     return torch.sgn(x - t).mul_(attrs.get("scale", 1.0) / attrs["count"])
 
 
-def mse_loss(site: Site, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """sum (x - t)^2 / count."""
+def mse_loss(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
+    """Squared error: sum (x - t)^2 / count."""
     return F.mse_loss(x, t, reduction="sum") / attrs["count"]
 
 
-def mse_loss_grad(site: Site, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
-    """2 (x - t) scale / count."""
+def mse_loss_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
+    """Gradient of the squared error: 2 (x - t) scale / count."""
     return (x - t).mul_(2.0 * attrs.get("scale", 1.0) / attrs["count"])
 
 
@@ -50,18 +50,18 @@ _NO_LABEL = -(2**63)
 """What torch is told to ignore where nothing is: its default, -100, would be left out of the sum but be counted."""
 
 
-def count_labels(site: Site, attrs: Attrs, t: Tensor) -> Tensor:
+def count_labels(context: OpContext, attrs: Attrs, t: Tensor) -> Tensor:
     """How many labels of this part are not attrs "ignore_index"."""
-    return (t != attrs["ignore_index"]).sum().to(site.torch_dtype)
+    return (t != attrs["ignore_index"]).sum().to(context.torch_dtype)
 
 
-def _labels(site: Site, attrs: Attrs, t: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Of a part of the classes: the labels counted from its first class, and which of them it has."""
+def _labels(context: OpContext, attrs: Attrs, t: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """For a part of the classes: the labels relative to its first class, and whether they lie inside it."""
     what = "a label of a cross_entropy"
     if (ignored := attrs.get("ignore_index")) is None:
-        return local_ids(site, attrs, "c", t, width, what)
+        return local_ids(context, attrs, "c", t, width, what)
     counts = t != ignored
-    local, mine = local_ids(site, attrs, "c", t.where(counts, 0), width, what)
+    local, mine = local_ids(context, attrs, "c", t.where(counts, 0), width, what)
     return local, mine & counts
 
 
@@ -72,15 +72,15 @@ def _operands(attrs: Attrs, rest: tuple[Tensor, ...]) -> tuple[Any, Tensor | Non
     return attrs["count"], rest[0] if rest else None
 
 
-def cross_entropy_statistic(site: Site, attrs: Attrs, x: Tensor, t: Tensor, *_: Tensor) -> Tensor:
+def cross_entropy_statistic(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *_: Tensor) -> Tensor:
     """Of a part of the classes: [1, 2, b..], the log of the sum of exponentials and the label's logit (0 elsewhere)."""
-    label, mine = _labels(site, attrs, t, x.shape[-1])
-    x = x.to(site.torch_dtype)
+    label, mine = _labels(context, attrs, t, x.shape[-1])
+    x = x.to(context.torch_dtype)
     logit = x.gather(-1, label.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0)
     return torch.stack([torch.logsumexp(x, -1), logit]).unsqueeze(0)
 
 
-def cross_entropy(site: Site, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor) -> Tensor:
+def cross_entropy(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor) -> Tensor:
     """sum -log softmax(x[b.., c])[t[b..]] / count; the classes are the last dim.
 
     `rest` holds the number of labels, with attrs "ignore_index", and what `cross_entropy_statistic` made of every part
@@ -90,7 +90,7 @@ def cross_entropy(site: Site, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor)
     ignored = attrs.get("ignore_index", _NO_LABEL)
     if shards is not None:
         total = torch.logsumexp(shards[:, 0], 0) - shards[:, 1].sum(0)
-        return (total.masked_fill_(t == ignored, 0).sum() / count).to(site.torch_dtype)
+        return (total.masked_fill_(t == ignored, 0).sum() / count).to(context.torch_dtype)
     try:
         total = F.cross_entropy(x.reshape(-1, x.shape[-1]), t.reshape(-1), reduction="sum", ignore_index=ignored)
     except IndexError as error:  # on an accelerator the device says it, later
@@ -98,10 +98,10 @@ def cross_entropy(site: Site, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor)
             f"{error} in a cross_entropy of {x.shape[-1]} classes. Labels that are to be ignored need an ignore_index "
             f"that the loss is given and that is not torch's default of -100, such as CrossEntropyLoss(ignore_index=-1)"
         ) from None
-    return (total / count).to(site.torch_dtype)
+    return (total / count).to(context.torch_dtype)
 
 
-def cross_entropy_grad(site: Site, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor) -> Tensor:
+def cross_entropy_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor) -> Tensor:
     """(softmax(x) - one at the label) scale / count, 0 where the label is ignored."""
     count, shards = _operands(attrs, rest)
     if shards is None:
@@ -112,7 +112,7 @@ def cross_entropy_grad(site: Site, attrs: Attrs, x: Tensor, t: Tensor, *rest: Te
     else:
         total = torch.logsumexp(shards[:, 0], 0).unsqueeze(-1)
         probability = (x - total).exp_().to(x.dtype)
-        local, mine = _labels(site, attrs, t, x.shape[-1])
+        local, mine = _labels(context, attrs, t, x.shape[-1])
         label, one = local.unsqueeze(-1), -mine.unsqueeze(-1).to(x.dtype)
     g = probability.scatter_add_(-1, label, one).mul_(attrs.get("scale", 1.0) / count)
     return g.masked_fill_((t == attrs["ignore_index"]).unsqueeze(-1), 0) if "ignore_index" in attrs else g

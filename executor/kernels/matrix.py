@@ -1,4 +1,4 @@
-"""Linear layers, matmul and convolution: every gradient is a matrix product (a convolution) of its own."""
+"""Linear layers, matmul and convolution: every gradient is a separate matrix product (or convolution)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 
 __all__ = ["MATRIX_RULES"]
 
@@ -18,31 +18,31 @@ Attrs = Mapping[str, Any]
 _aten = torch.ops.aten
 
 
-def _own_bias(site: Site, attrs: Attrs, bias: Tensor | None) -> Tensor | None:
+def _own_bias(context: OpContext, attrs: Attrs, bias: Tensor | None) -> Tensor | None:
     """With "bias_axes" the sum is split over those axes: the parts are added later, and only index 0 has the bias."""
     axes = attrs.get("bias_axes", ())
-    return None if axes and site.mesh.index(site.rank, axes) else bias
+    return None if axes and context.mesh.index(context.rank, axes) else bias
 
 
 # -- linear: y[b.., n] = sum_k x[b.., k] w[n, k] + bias[n] -------------------------------------------------------------
 
 
-def linear(site: Site, attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch's own."""
-    return F.linear(x, w, _own_bias(site, attrs, bias))
+def linear(context: OpContext, attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y[.., n] = sum_k x[.., k] w[n, k] + bias[n], by torch.nn.functional.linear."""
+    return F.linear(x, w, _own_bias(context, attrs, bias))
 
 
-def linear_grad_x(site: Site, attrs: Attrs, g: Tensor, w: Tensor) -> Tensor:
+def linear_grad_x(context: OpContext, attrs: Attrs, g: Tensor, w: Tensor) -> Tensor:
     """dL/dx[b.., k] = sum_n g[b.., n] w[n, k]."""
     return g @ w
 
 
-def linear_grad_w(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+def linear_grad_w(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """dL/dw[n, k] = sum_b g[b.., n] x[b.., k]."""
     return g.reshape(-1, g.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
-def linear_grad_bias(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+def linear_grad_bias(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
     """dL/dbias[n] = sum_b g[b.., n]."""
     return g.reshape(-1, g.shape[-1]).sum(0)
 
@@ -50,37 +50,41 @@ def linear_grad_bias(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
 # -- matmul ------------------------------------------------------------------------------------------------------------
 
 
-def matmul(site: Site, attrs: Attrs, a: Tensor, c: Tensor) -> Tensor:
-    """torch.matmul, vectors included."""
+def matmul(context: OpContext, attrs: Attrs, a: Tensor, c: Tensor) -> Tensor:
+    """Product of matrices, batches of matrices or vectors, as torch.matmul."""
     return a @ c
 
 
-def matmul_grad_a(site: Site, attrs: Attrs, g: Tensor, c: Tensor) -> Tensor:
+def matmul_grad_a(context: OpContext, attrs: Attrs, g: Tensor, c: Tensor) -> Tensor:
     """dL/da = g c^T, summed over batch dims along which a was repeated."""
     if c.dim() == 1:
         return g.unsqueeze(-1) * c
-    rows = g if len(site.shape) > 1 else g.unsqueeze(-2)  # a vector: one row
+    rows = g if len(context.shape) > 1 else g.unsqueeze(-2)  # a vector: one row
     found = rows @ c.transpose(-1, -2)
-    return found.sum_to_size(site.shape) if len(site.shape) > 1 else found.sum_to_size((1, *site.shape)).squeeze(0)
+    return (
+        found.sum_to_size(context.shape)
+        if len(context.shape) > 1
+        else found.sum_to_size((1, *context.shape)).squeeze(0)
+    )
 
 
-def matmul_grad_c(site: Site, attrs: Attrs, g: Tensor, a: Tensor) -> Tensor:
+def matmul_grad_c(context: OpContext, attrs: Attrs, g: Tensor, a: Tensor) -> Tensor:
     """dL/dc = a^T g, summed over batch dims along which c was repeated."""
-    if len(site.shape) == 1:
+    if len(context.shape) == 1:
         return (g.reshape(1, -1) @ a.reshape(-1, a.shape[-1])).squeeze(0)
-    if len(site.shape) == 2:
+    if len(context.shape) == 2:
         return a.reshape(-1, a.shape[-1]).t() @ g.reshape(-1, g.shape[-1])
     rows, made = (a, g) if a.dim() > 1 else (a.unsqueeze(0), g.unsqueeze(-2))
-    return (rows.transpose(-1, -2) @ made).sum_to_size(site.shape)
+    return (rows.transpose(-1, -2) @ made).sum_to_size(context.shape)
 
 
 # -- convolution -------------------------------------------------------------------------------------------------------
 
 
-def conv2d(site: Site, attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def conv2d(context: OpContext, attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """With groups, a part of the channels is a part of the groups: those that fit the weight's channels."""
     settings = (attrs["stride"], attrs["padding"], attrs["dilation"], x.shape[1] // w.shape[1])
-    return F.conv2d(x, w, _own_bias(site, attrs, bias), *settings).contiguous()
+    return F.conv2d(x, w, _own_bias(context, attrs, bias), *settings).contiguous()
 
 
 def _conv2d_backward(attrs: Attrs, g: Tensor, x: Tensor, w: Tensor, which: int) -> Tensor:
@@ -91,17 +95,17 @@ def _conv2d_backward(attrs: Attrs, g: Tensor, x: Tensor, w: Tensor, which: int) 
     return made.contiguous()
 
 
-def conv2d_grad_x(site: Site, attrs: Attrs, g: Tensor, w: Tensor) -> Tensor:
+def conv2d_grad_x(context: OpContext, attrs: Attrs, g: Tensor, w: Tensor) -> Tensor:
     """torch's own kernel, which reads nothing of x but its shape."""
-    return _conv2d_backward(attrs, g, g.new_empty(1).expand(site.shape), w, 0)
+    return _conv2d_backward(attrs, g, g.new_empty(1).expand(context.shape), w, 0)
 
 
-def conv2d_grad_w(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+def conv2d_grad_w(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """torch's own kernel, which reads nothing of the weight but its shape."""
-    return _conv2d_backward(attrs, g, x, g.new_empty(1).expand(site.shape), 1)
+    return _conv2d_backward(attrs, g, x, g.new_empty(1).expand(context.shape), 1)
 
 
-def conv2d_grad_bias(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+def conv2d_grad_bias(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
     """dL/dbias[n] = sum_{b, h, w} g[b, n, h, w]."""
     return g.sum((0, 2, 3))
 

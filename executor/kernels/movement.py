@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from plans.redistribution import Step
 
 __all__ = ["MOVEMENT_RULES"]
@@ -17,21 +17,21 @@ __all__ = ["MOVEMENT_RULES"]
 Attrs = Mapping[str, Any]
 
 
-def slice_part(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def slice_part(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """This rank's chunk of one dim: the slice step of a redistribution (attrs "step")."""
     step: Step = attrs["step"]
     assert step.dim is not None
-    width, num_parts = site.shape[step.dim], site.mesh.size(step.axes)
+    width, num_parts = context.shape[step.dim], context.mesh.size(step.axes)
     if width * num_parts == x.shape[step.dim]:
-        start = site.mesh.index(site.rank, step.axes) * width
+        start = context.mesh.index(context.rank, step.axes) * width
     else:  # an uneven dim: cut by one axis after the other
-        before, after = (layout.region(site.rank, attrs["shape"])[step.dim] for layout in (step.before, step.after))
+        before, after = (layout.region(context.rank, attrs["shape"])[step.dim] for layout in (step.before, step.after))
         start, width = after[0] - before[0], after[1] - after[0]
     part = x.narrow(step.dim, start, width)
-    return part if site.shares else part.clone(memory_format=torch.contiguous_format)
+    return part if context.shares else part.clone(memory_format=torch.contiguous_format)
 
 
-def total(site: Site, attrs: Attrs, first: Tensor, *rest: Tensor) -> Tensor:
+def total(context: OpContext, attrs: Attrs, first: Tensor, *rest: Tensor) -> Tensor:
     """The sum of all inputs, added from left to right."""
     if not rest:
         return first.clone()
@@ -41,17 +41,17 @@ def total(site: Site, attrs: Attrs, first: Tensor, *rest: Tensor) -> Tensor:
     return result
 
 
-def accumulate(site: Site, attrs: Attrs, new: Tensor, old: Tensor | None) -> Tensor:
+def accumulate(context: OpContext, attrs: Attrs, new: Tensor, old: Tensor | None) -> Tensor:
     """Add attrs "scale" (default 1) times `new` to `old` in place; the first of a step makes a copy."""
     scale = attrs.get("scale", 1.0)
     if old is None:
-        return new.to(site.torch_dtype, copy=True) if scale == 1.0 else (new * scale).to(site.torch_dtype)
+        return new.to(context.torch_dtype, copy=True) if scale == 1.0 else (new * scale).to(context.torch_dtype)
     return old.add_(new, alpha=scale)
 
 
-def flat_slice(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def flat_slice(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """This rank's part, along attrs "axes", of `x` flattened and padded with zeros."""
-    return flat_part(x, site.shape[0], site.mesh.index(site.rank, attrs["axes"]))
+    return flat_part(x, context.shape[0], context.mesh.index(context.rank, attrs["axes"]))
 
 
 def flat_part(x: Tensor, size: int, index: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Softmax, layer norm, RMS norm; the statistics of a norm are made again in its gradients.
+"""Softmax, layer norm, RMS norm; the gradients recompute the statistics of a norm.
 
 On a GPU the gradients of norms are torch's fused kernels: one that makes the statistics again (with an output that is
 thrown away) and one that reads the input and the gradient once. In half precision those compute in float32.
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 
 __all__ = ["NORMALISATION_RULES"]
 
@@ -22,23 +22,23 @@ Attrs = Mapping[str, Any]
 _aten = torch.ops.aten
 
 
-def softmax(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
-    """exp(x) over its sum along attrs "dim"."""
+def softmax(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Softmax along attrs "dim"."""
     return torch.softmax(x, attrs["dim"])
 
 
-def softmax_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """y (g - sum g y)."""
+def softmax_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """Gradient of softmax: y (g - sum g y)."""
     return _aten._softmax_backward_data(g, y, attrs["dim"], y.dtype)
 
 
-def log_softmax(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def log_softmax(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """The logarithm of the softmax along attrs "dim"."""
     return torch.log_softmax(x, attrs["dim"])
 
 
-def log_softmax_grad(site: Site, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
-    """g - exp(y) sum g."""
+def log_softmax_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> Tensor:
+    """Gradient of log-softmax: g - exp(y) sum g."""
     return _aten._log_softmax_backward_data(g, y, attrs["dim"], y.dtype)
 
 
@@ -51,11 +51,13 @@ def _over_rows(x: Tensor, attrs: Attrs) -> tuple[int, ...]:
 
 
 def _is_fused(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether torch has one kernel for it: on a GPU, all of one dtype."""
+    """Whether torch has a fused kernel for it: on a GPU, with all operands of one dtype."""
     return x.is_cuda and (weight is None or weight.dtype == x.dtype)
 
 
-def layer_norm(site: Site, attrs: Attrs, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def layer_norm(
+    context: OpContext, attrs: Attrs, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
     """(x - mean) / sqrt(variance + eps) weight + bias."""
     return F.layer_norm(x, x.shape[-attrs.get("num_dims", 1) :], weight, bias, attrs["eps"])
 
@@ -66,7 +68,7 @@ def _normalised(attrs: Attrs, x: Tensor) -> tuple[Tensor, Tensor]:
     return (x - mean).mul_(scale), scale
 
 
-def layer_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
+def layer_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
     """With h = g weight and z = normalised x: scale (h - mean h - z mean(h z))."""
     if _is_fused(x, weight):
         return _fused_layer_norm(attrs, g, x, weight, (True, False, False))
@@ -75,11 +77,11 @@ def layer_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Te
     return (h - h.mean(last, keepdim=True) - z * (h * z).mean(last, keepdim=True)).mul_(scale)
 
 
-def layer_norm_grad_weight(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+def layer_norm_grad_weight(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """The sum of g times normalised x over all other dims."""
-    if x.is_cuda and site.torch_dtype == x.dtype:
-        return _fused_layer_norm(attrs, g, x, x.new_empty(site.shape), (False, True, False))
-    return (_normalised(attrs, x)[0].mul_(g)).sum_to_size(site.shape)
+    if x.is_cuda and context.torch_dtype == x.dtype:
+        return _fused_layer_norm(attrs, g, x, x.new_empty(context.shape), (False, True, False))
+    return (_normalised(attrs, x)[0].mul_(g)).sum_to_size(context.shape)
 
 
 def _fused_layer_norm(
@@ -92,7 +94,7 @@ def _fused_layer_norm(
     return found[wanted.index(True)]
 
 
-def layer_norm_grad_bias(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+def layer_norm_grad_bias(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
     """The sum of g over all other dims."""
     rows = _over_rows(g, attrs)
     return g.sum(rows) if rows else g.clone()
@@ -102,12 +104,12 @@ def _inverse_root(attrs: Attrs, x: Tensor) -> Tensor:
     return x.square().mean(_last(x, attrs), keepdim=True).add_(attrs["eps"]).rsqrt_()
 
 
-def rms_norm(site: Site, attrs: Attrs, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean x^2 + eps) weight."""
+def rms_norm(context: OpContext, attrs: Attrs, x: Tensor, weight: Tensor | None = None) -> Tensor:
+    """RMS norm: x / sqrt(mean(x^2) + eps) * weight."""
     return F.rms_norm(x, x.shape[-attrs.get("num_dims", 1) :], weight, attrs["eps"])
 
 
-def rms_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
+def rms_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
     """With h = g weight and z = x scale: scale (h - z mean(h z))."""
     if _is_fused(x, weight):
         return _fused_rms_norm(attrs, g, x, weight, (True, False))
@@ -116,12 +118,12 @@ def rms_norm_grad_x(site: Site, attrs: Attrs, g: Tensor, x: Tensor, weight: Tens
     return (h - z * (h * z).mean(_last(x, attrs), keepdim=True)).mul_(scale)
 
 
-def rms_norm_grad_weight(site: Site, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
+def rms_norm_grad_weight(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """The sum of g times normalised x over all other dims."""
-    if x.is_cuda and site.torch_dtype == x.dtype:
-        return _fused_rms_norm(attrs, g, x, x.new_empty(site.shape), (False, True))
+    if x.is_cuda and context.torch_dtype == x.dtype:
+        return _fused_rms_norm(attrs, g, x, x.new_empty(context.shape), (False, True))
     product = (x * _inverse_root(attrs, x)).mul_(g)
-    return product.sum_to_size(site.shape)
+    return product.sum_to_size(context.shape)
 
 
 def _fused_rms_norm(attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None, wanted: tuple[bool, bool]) -> Tensor:

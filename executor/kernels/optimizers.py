@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 
 __all__ = ["UPDATE_RULES"]
 
@@ -24,16 +24,18 @@ Attrs = Mapping[str, Any]
 _aten = torch.ops.aten
 
 
-def sgd(site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
-    """torch.optim.SGD without momentum."""
+def sgd(context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
+    """One update as torch.optim.SGD without momentum makes it."""
     return weight.add_(_decayed(attrs, weight, gradient), alpha=-attrs.get("lr", 1e-3))
 
 
-def momentum(site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+def momentum(
+    context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, buffer: Tensor
+) -> tuple[Tensor, Tensor]:
     """torch.optim.SGD with momentum (0.9 unless stated); its buffer begins as the first gradient."""
     gradient = _decayed(attrs, weight, gradient)
     factor, own = attrs.get("momentum", 0.9), buffer.to(weight.dtype)
-    if site.progress.step == 1:
+    if context.counter.step == 1:
         own.copy_(gradient)
     else:
         own.mul_(factor).add_(gradient, alpha=1 - attrs.get("dampening", 0.0))
@@ -42,14 +44,14 @@ def momentum(site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor, buffer:
 
 
 def adamw(
-    site: Site, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
+    context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """torch.optim.AdamW (Loshchilov and Hutter 2019)."""
+    """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019)."""
     lr, beta1, beta2 = attrs.get("lr", 1e-3), attrs.get("beta1", 0.9), attrs.get("beta2", 0.999)
-    decay, step = attrs.get("weight_decay", 1e-2), site.progress.step
+    decay, step = attrs.get("weight_decay", 1e-2), context.counter.step
     if weight.is_cuda and {gradient.dtype, mean.dtype, square.dtype} == {weight.dtype}:
         _aten._fused_adamw_(
-            [weight], [gradient], [mean], [square], [], [site.progress.on(weight.device)], lr=lr, beta1=beta1,
+            [weight], [gradient], [mean], [square], [], [context.counter.on(weight.device)], lr=lr, beta1=beta1,
             beta2=beta2, weight_decay=decay, eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
         )  # fmt: skip
         return weight, mean, square
@@ -69,7 +71,7 @@ def _decayed(attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _rounded(state: Tensor, own: Tensor) -> Tensor:
-    """The state with the value that was computed, in its own memory."""
+    """Write a computed value into the memory of the optimizer state, with the state's dtype."""
     return state if own is state else state.copy_(own)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Site
+from executor.kernels.context import OpContext
 
 __all__ = ["by_autograd", "num_parts", "number", "offset"]
 
@@ -21,18 +21,18 @@ def number(attrs: Attrs, key: str) -> float:
     return float(value) if isinstance(value, str) else value
 
 
-def num_parts(site: Site, attrs: Attrs, dim: str) -> int:
+def num_parts(context: OpContext, attrs: Attrs, dim: str) -> int:
     """Into how many parts the named dim is cut."""
-    return site.mesh.size(attrs.get("split", {}).get(dim, ()))
+    return context.mesh.size(attrs.get("split", {}).get(dim, ()))
 
 
-def offset(site: Site, attrs: Attrs, dim: str, width: int) -> int:
+def offset(context: OpContext, attrs: Attrs, dim: str, width: int) -> int:
     """The first index of this rank's part of the named dim, of which each part has `width`."""
-    return site.mesh.index(site.rank, attrs.get("split", {}).get(dim, ())) * width
+    return context.mesh.index(context.rank, attrs.get("split", {}).get(dim, ())) * width
 
 
 def _known(x: Tensor) -> Tensor:
-    """The same memory as a tensor that autograd may save, which it cannot where a tensor was made without it."""
+    """The same memory as a tensor that autograd can save; inference tensors cannot be saved."""
     if not x.is_inference():
         return x.detach()
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(
@@ -43,7 +43,7 @@ def _known(x: Tensor) -> Tensor:
 def by_autograd(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[int], g: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of one operator by autograd of it alone, with its forward made again; it changes nothing in place."""
+    """Gradients of one operator by autograd: its forward is computed again; nothing is changed in place."""
     with torch.inference_mode(False), torch.enable_grad():
         fresh = [_known(each) for each in inputs]
         for index in wanted:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import offset
 
 __all__ = ["POSITION_RULES"]
@@ -43,11 +43,11 @@ def _turns(
         return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
-def _turned(site: Site, attrs: Attrs, x: Tensor, sign: int) -> Tensor:
+def _turned(context: OpContext, attrs: Attrs, x: Tensor, sign: int) -> Tensor:
     rotary, length = attrs.get("rotary", x.shape[-1]), x.shape[-3]
     key = tuple(sorted((name, value) for name, value in attrs.items() if name != "split"))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is turned in single
-    cos, sin = _turns(key, rotary, offset(site, attrs, "s", length), length, wide, x.device)
+    cos, sin = _turns(key, rotary, offset(context, attrs, "s", length), length, wide, x.device)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if rotary < x.shape[-1]:
         y[..., rotary:] = x[..., rotary:]
@@ -61,14 +61,14 @@ def _turned(site: Site, attrs: Attrs, x: Tensor, sign: int) -> Tensor:
     return y
 
 
-def rope(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def rope(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """(a cos - b sin, b cos + a sin) of each pair (a, b)."""
-    return _turned(site, attrs, x, 1)
+    return _turned(context, attrs, x, 1)
 
 
-def rope_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
-    """The inverse turn."""
-    return _turned(site, attrs, g, -1)
+def rope_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
+    """Gradient of the rotation: g rotated by the opposite angles."""
+    return _turned(context, attrs, g, -1)
 
 
 POSITION_RULES: Mapping[str, Rule] = {"rope.forward": rope, "rope.grad0": rope_grad}

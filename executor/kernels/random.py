@@ -1,4 +1,4 @@
-"""Dropout that every layout carries out alike: random numbers are a function of an element's position.
+"""Dropout that does not depend on the layout: random numbers are a function of an element's position.
 
 The bits are those of splitmix64 (Steele, Lea and Flood 2014) for the counter "position in the whole batch", started
 from the operator's seed and the step: no generator has a state, so any part, any micro-batch and any recomputation
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import num_parts, offset
 
 __all__ = ["RANDOM_RULES", "kept_elements", "seed_of"]
@@ -35,7 +35,7 @@ def kept_elements(
     micro_batch: int = 0,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Which elements of a part of a tensor a dropout keeps.
+    """The elements of a part of a tensor that a dropout keeps, as a boolean mask.
 
     Args:
         region: half-open index ranges of the part, one per dim.
@@ -61,7 +61,7 @@ def kept_elements(
 
 
 def seed_of(number: int) -> int:
-    """The seed of the operator that is the `number`-th of a forward to draw random numbers, from 1."""
+    """The seed of the `number`-th random operator of a forward, counted from 1."""
     return zlib.crc32(f"dropout {number}".encode())
 
 
@@ -89,17 +89,17 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-def dropout(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def dropout(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """x / (1 - p) where it is kept, else 0; the gradient is the same rule."""
     p = attrs["p"]
     if p >= 1:
         return torch.zeros_like(x)
     region, shape = [], []
     for dim, size in enumerate(x.shape):
-        low = offset(site, attrs, f"d{dim}", size)
+        low = offset(context, attrs, f"d{dim}", size)
         region.append((low, low + size))
-        shape.append(size * num_parts(site, attrs, f"d{dim}"))
-    kept = kept_elements(region, shape, p, attrs["seed"], site.progress.step, site.micro_batch, x.device)
+        shape.append(size * num_parts(context, attrs, f"d{dim}"))
+    kept = kept_elements(region, shape, p, attrs["seed"], context.counter.step, context.micro_batch, x.device)
     return (x * kept).mul_(1 / (1 - p))
 
 

@@ -1,4 +1,4 @@
-"""The same elements in another arrangement: reshape, permute, narrow, concat.
+"""Rules that rearrange elements: reshape, permute, narrow, concat.
 
 All but a reshape copy, so that every value lies in one piece: collectives and reshapes need that.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from plans.operators.shapes import MAX_CONCAT
 
 __all__ = ["SHAPE_RULES"]
@@ -23,19 +23,19 @@ def _copied(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def reshape(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def reshape(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """The same elements in the output's local shape; the gradient is the same rule."""
-    result = x.reshape(site.shape)
-    return result if site.shares else result.clone()
+    result = x.reshape(context.shape)
+    return result if context.shares else result.clone()
 
 
-def permute(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def permute(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """Dim i is dim attrs "dims"[i] of x."""
     return _copied(x.permute(attrs["dims"]))
 
 
-def permute_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
-    """The opposite order."""
+def permute_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
+    """Gradient of a permutation: g with the dims in their former order."""
     dims = attrs["dims"]
     return _copied(g.permute(sorted(range(len(dims)), key=lambda dim: dims[dim])))
 
@@ -45,27 +45,27 @@ def _chosen(attrs: Attrs, size: int) -> slice:
     return slice(start, start + (size - 1) * step + 1, step)
 
 
-def narrow(site: Site, attrs: Attrs, x: Tensor) -> Tensor:
+def narrow(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """Elements attrs "start", start + "step", ... of dim attrs "dim"."""
     dim = attrs["dim"]
-    return _copied(x[(slice(None),) * dim + (_chosen(attrs, site.shape[dim]),)])
+    return _copied(x[(slice(None),) * dim + (_chosen(attrs, context.shape[dim]),)])
 
 
-def narrow_grad(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
-    """g at those elements, zeros elsewhere."""
+def narrow_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
+    """Gradient of a slice: g where the slice was taken, zeros elsewhere."""
     dim = attrs["dim"]
-    whole = g.new_zeros(site.shape)
+    whole = g.new_zeros(context.shape)
     whole[(slice(None),) * dim + (_chosen(attrs, g.shape[dim]),)] = g
     return whole
 
 
-def concat(site: Site, attrs: Attrs, *parts: Tensor) -> Tensor:
+def concat(context: OpContext, attrs: Attrs, *parts: Tensor) -> Tensor:
     """The parts one behind the other along dim attrs "dim"."""
     return torch.cat(parts, attrs["dim"])
 
 
 def _concat_grad(which: int) -> Callable[..., Tensor]:
-    def one(site: Site, attrs: Attrs, g: Tensor) -> Tensor:
+    def one(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
         sizes = attrs["sizes"]
         return _copied(g.narrow(attrs["dim"], sum(sizes[:which]), sizes[which]))
 

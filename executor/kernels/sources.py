@@ -1,4 +1,4 @@
-"""Constants, and operators that twofold has no rule for: run as torch has them."""
+"""Constants, and operators unknown to twofold, which run as torch implements them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import Rule, Site
+from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import by_autograd, number, offset
 from plans.errors import TwofoldError
 from plans.operators.sources import MAX_OPAQUE_INPUTS
@@ -20,21 +20,21 @@ __all__ = ["SOURCE_RULES", "aten_call"]
 Attrs = Mapping[str, Any]
 
 
-def arange(site: Site, attrs: Attrs) -> Tensor:
+def arange(context: OpContext, attrs: Attrs) -> Tensor:
     """This rank's part of attrs "start", start + "step", ..."""
-    (size,) = site.shape
-    first = offset(site, attrs, "d0", size)
+    (size,) = context.shape
+    first = offset(context, attrs, "d0", size)
     start, step = attrs.get("start", 0), attrs.get("step", 1)
     if isinstance(start, int) and isinstance(step, int):
-        numbers = torch.arange(first, first + size, device=site.device).mul_(step).add_(start)
+        numbers = torch.arange(first, first + size, device=context.device).mul_(step).add_(start)
     else:
-        numbers = torch.arange(first, first + size, device=site.device, dtype=torch.float64).mul_(step).add_(start)
-    return numbers.to(site.torch_dtype)
+        numbers = torch.arange(first, first + size, device=context.device, dtype=torch.float64).mul_(step).add_(start)
+    return numbers.to(context.torch_dtype)
 
 
-def fill(site: Site, attrs: Attrs, *like: Tensor) -> Tensor:
-    """attrs "value" everywhere; an input is not looked at."""
-    return torch.full(site.shape, number(attrs, "value"), dtype=site.torch_dtype, device=site.device)
+def fill(context: OpContext, attrs: Attrs, *like: Tensor) -> Tensor:
+    """A tensor filled with attrs "value"; the input is ignored."""
+    return torch.full(context.shape, number(attrs, "value"), dtype=context.torch_dtype, device=context.device)
 
 
 # -- opaque ------------------------------------------------------------------------------------------------------------
@@ -82,14 +82,14 @@ def _result(attrs: Attrs, device: torch.device, inputs: tuple[Tensor, ...]) -> T
     return chosen
 
 
-def opaque(site: Site, attrs: Attrs, *inputs: Tensor) -> Tensor:
+def opaque(context: OpContext, attrs: Attrs, *inputs: Tensor) -> Tensor:
     """The aten operator attrs "target" with attrs "arguments", all of it."""
-    device = inputs[0].device if inputs else site.device
+    device = inputs[0].device if inputs else context.device
     return _result(attrs, device, inputs).clone(memory_format=torch.contiguous_format)
 
 
 def _opaque_grad(which: int) -> Callable[..., Tensor]:
-    def one(site: Site, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
+    def one(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
         return by_autograd(lambda *fresh: _result(attrs, g.device, fresh), inputs, (which,), g)[0].clone()
 
     return one

@@ -1,4 +1,4 @@
-"""A job for launched ranks: what to run, on what data, from what weights, and where results go. A JSON file.
+"""A job for launched ranks, as a JSON file: plans, data, initial weights, and where results go.
 
 `python -m executor.launch.job_main JOB.json` is what every rank of a launch runs.
 """
@@ -17,7 +17,7 @@ __all__ = ["Emulate", "Job", "Task", "load_job", "save_job"]
 
 
 class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Let instructions take the time that a machine's model says, `dilate` times as long."""
+    """Emulation settings: every instruction takes `dilate` times the time of a machine's model."""
 
     machine: str
     dilate: float
@@ -76,7 +76,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def save_job(job: Job, path: str | os.PathLike[str]) -> Path:
-    """Write a job file, whole or not at all."""
+    """Write a job file atomically."""
     return write_atomically(path, msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n")
 
 

@@ -17,13 +17,13 @@ from executor.train.batches import (
     digits,
     epochs,
     load_model,
-    own_rows,
     random_batches,
     random_parameters,
+    rows_of_rank,
 )
 from executor.train.data import Prefetcher
-from executor.train.run import run_rank
-from executor.train.same_start import check_alike
+from executor.train.run import RunOptions, run_rank
+from executor.train.same_start import check_same_start
 from plans.lower import lower
 from plans.plan import load_plan
 
@@ -55,11 +55,11 @@ def _measure(job: Job) -> None:
 
     from costmodels.fit.points import PointLog
     from executor.calibrate.cpu import environment, measure_rank
-    from executor.calibrate.resume import go_on
+    from executor.calibrate.resume import resume
 
     log = PointLog(str(job.measure)) if dist.get_rank() == 0 else None
     if log is not None:
-        go_on(log, environment() | {"ranks": str(dist.get_world_size())})
+        resume(log, environment() | {"ranks": str(dist.get_world_size())})
     points, where = measure_rank(
         lambda line: print(line, flush=True), job.measure_s, log=log, thorough=job.thorough, timeout_s=job.timeout_s
     )
@@ -82,7 +82,7 @@ def _run(task: Task, job: Job) -> None:
     parameters: Mapping[str, Any] = random_parameters(graph, task.seed) if not task.model else {}
     if task.model:
         module = load_model(task.model, task.seed)[0]
-        check_alike(module, pick_device(job.device))
+        check_same_start(module, pick_device(job.device))
         parameters = InitialParameters(module, task.seed)
     emulation = None
     if task.emulate is not None:
@@ -93,11 +93,14 @@ def _run(task: Task, job: Job) -> None:
         if loss is not None and task.print_every and (step + 1) % task.print_every == 0:
             print(f"epoch: {step // per_epoch + 1} step: {step % per_epoch + 1}, loss is {loss:.9g}", flush=True)
 
-    with Prefetcher(own_rows(plan, rank, whole)) as feed:
+    options = RunOptions(
+        emulation=emulation, record_steps=min(task.record_steps, task.steps), count=task.count, on_step=on_step,
+        timeout_s=job.timeout_s,
+    )  # fmt: skip
+    with Prefetcher(rows_of_rank(plan, rank, whole)) as feed:
         result = run_rank(
-            program, plan, feed, parameters, task.steps, device=job.device, emulation=emulation,
-            record_steps=min(task.record_steps, task.steps), count=task.count, on_step=on_step,
-            weights_path=Path(task.out) / "weights.npz", timeout_s=job.timeout_s,
+            program, plan, feed, parameters, task.steps, device=job.device,
+            weights_path=Path(task.out) / "weights.npz", options=options,
         )  # fmt: skip
     result.save(Path(task.out) / f"rank.{rank}.npz")
 

@@ -1,13 +1,12 @@
-"""Starts the ranks of a job with torchrun, and ends all of them when one fails.
+"""Starts the ranks of a job with torchrun and ends all of them when one fails.
 
-torchrun alone asks the other ranks to stop and waits 30 s for them; a rank inside a collective does not hear it when
-its script handles SIGTERM. And it reports the failure that it *saw* first, often a rank that merely lost its connection
-to the one that failed. So every rank runs under a guard (`executor.launch.worker_main`) that can kill it and that
-writes down
-how and when it ended; here those reports are read, the cause is told from its consequences, and everything is ended.
+torchrun alone asks the other ranks to stop and waits 30 s for them; a rank inside a collective does not react when its
+script handles SIGTERM. It also reports the failure that it *saw* first, often a rank that merely lost its connection to
+the one that failed. So every rank runs under a guard (`executor.launch.worker_main`) that can kill it and that writes
+down how and when it ended. The launcher reads those reports, tells the cause from its consequences and ends all ranks.
 
-Nothing here knows about plans or programs, and torch is imported only in the processes that are started.
-The form for several machines was only tried as two launches on one host.
+Nothing here knows about plans or programs, and torch is imported only in the processes that are started. Launches on
+several machines were tested only as two launches on one host.
 """
 
 import contextlib
@@ -47,6 +46,36 @@ class LaunchResult:
     elapsed_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """The machines of a job and where their ranks meet.
+
+    Args:
+        num_nodes: machines.
+        node_rank: the number of this one, from 0.
+        master_addr: address of node 0.
+        port: that node 0 listens on; None, on one machine only, picks a free one.
+    """
+
+    num_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = LOOPBACK
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Whose output the launcher passes on.
+
+    Args:
+        on_line: called with (rank, line), in the thread of the caller of `launch`, for every line printed to stdout.
+        rank: whose lines; None is the last rank of this machine, which has the loss in a pipeline.
+    """
+
+    on_line: Callable[[int, str], None]
+    rank: int | None = None
+
+
 def launch(
     target: str | os.PathLike[str],
     *,
@@ -54,32 +83,27 @@ def launch(
     args: Sequence[str] = (),
     log_dir: str | os.PathLike[str] = "log_output",
     timeout_s: float | None = None,
-    port: int | None = None,
     env: Mapping[str, str] | None = None,
-    on_line: Callable[[int, str], None] | None = None,
-    stream_rank: int | None = None,
-    num_nodes: int = 1,
-    node_rank: int = 0,
-    master_addr: str = LOOPBACK,
+    follow: Follow | None = None,
+    nodes: Nodes = Nodes(),
 ) -> LaunchResult:
     """Run `target` on `num_ranks` ranks and wait for the end of all of them.
 
     `target` is the path of a Python script, or the name of a module (run as by `python -m`); `args` are its arguments.
     Every rank finds torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...) in its
     environment, and what it prints goes to `<log_dir>/1/rank.N/stdout` and `stderr`, which replace those of the run
-    before. `on_line(rank, line)` is called, in the thread of the caller, with every line that `stream_rank` prints to
-    stdout; the default is the last rank of this machine, which has the loss in a pipeline. `timeout_s` counts from the
-    call, the start of the processes included.
+    before. `follow` passes on the lines of one rank while it runs. `timeout_s` counts from the call, the start of the
+    processes included.
 
-    On several machines call it on each with the same arguments but its own `node_rank`; `num_ranks` counts all
-    machines, `master_addr` and `port` are those of node 0. On one machine the port is a free one unless stated.
+    On several machines call it on each with the same arguments except `nodes.node_rank`; `num_ranks` counts the ranks
+    of all machines.
 
     OMP_NUM_THREADS=1, TORCH_DEVICE_BACKEND_AUTOLOAD=0, PYTHONUNBUFFERED=1 and, on one machine, GLOO_SOCKET_IFNAME=lo
     are set where the environment does not set them, TWOFOLD_LOG_DIR to `log_dir`; `env` goes over everything.
 
     When it returns or raises, the ranks and everything they started (their process groups) have ended, also after
-    KeyboardInterrupt, SIGTERM, SIGHUP and exceptions of `on_line`, which pass through. If this process is killed by
-    SIGKILL, the kernel ends them (on Linux).
+    KeyboardInterrupt, SIGTERM, SIGHUP and exceptions of `follow.on_line`, which pass through. If this process is killed
+    by SIGKILL, the kernel ends them (on Linux).
 
     Raises
     ------
@@ -94,28 +118,28 @@ def launch(
     RunFailed
         torchrun itself failed.
 
-    >>> result = launch("train.py", num_ranks=8, on_line=lambda rank, line: print(line))  # doctest: +SKIP
+    >>> result = launch("train.py", num_ranks=8, follow=Follow(lambda rank, line: print(line)))  # doctest: +SKIP
     >>> result.job.stdout(7).as_posix()  # doctest: +SKIP
     'log_output/1/rank.7/stdout'
     """
     start_s = time.monotonic()
     kind, name = _target(target)
-    ranks = _local_ranks(num_ranks, num_nodes, node_rank)
-    stream_rank = ranks[-1] if stream_rank is None else stream_rank
-    if stream_rank not in ranks:
-        raise TwofoldError(f"stream_rank {stream_rank} is not a rank of this machine: {ranks[0]} to {ranks[-1]}")
+    ranks = _local_ranks(num_ranks, nodes)
+    followed = ranks[-1] if follow is None or follow.rank is None else follow.rank
+    if followed not in ranks:
+        raise TwofoldError(f"rank {followed} to follow is not a rank of this machine: {ranks[0]} to {ranks[-1]}")
     if timeout_s is not None and not timeout_s > 0:
         raise TwofoldError(f"timeout_s must be above 0, or None for no limit; it is {timeout_s:g}")
-    rendezvous = _rendezvous(port, num_nodes, node_rank, master_addr)
+    rendezvous = _rendezvous(nodes)
 
     job = JobFolder(log_dir=Path(log_dir))
-    with fresh_folders(job, ranks, keep_others=num_nodes > 1), _ending_on_signals():
-        lines = LineReader(job.stdout(stream_rank))
+    with fresh_folders(job, ranks, keep_others=nodes.num_nodes > 1), _ending_on_signals():
+        lines = LineReader(job.stdout(followed))
 
         def pass_lines(*, last: bool = False) -> None:
-            if on_line is not None:
+            if follow is not None:
                 for line in lines.lines(last=last):
-                    on_line(stream_rank, line)
+                    follow.on_line(followed, line)
 
         with contextlib.closing(lines):
             torchrun_args = [
@@ -126,7 +150,7 @@ def launch(
             ]
             torchrun_args += _escaped([str(WORKER_MAIN), "rank", str(job.path.absolute()), kind, name, *args])
             own = {"TWOFOLD_LOG_DIR": str(job.log_dir.absolute())}
-            torchrun = _Torchrun(job, ranks, torchrun_args, _environment(own | dict(env or {}), num_nodes))
+            torchrun = _Torchrun(job, ranks, torchrun_args, _environment(own | dict(env or {}), nodes.num_nodes))
             try:
                 error = torchrun.watch(pass_lines, start_s, timeout_s)
             finally:
@@ -158,7 +182,7 @@ class _Torchrun:
             )
 
     def watch(self, pass_lines: Callable[[], None], start_s: float, timeout_s: float | None) -> TwofoldError | None:
-        """Wait for the end; return None if it is a good one, else why not, with processes perhaps still running."""
+        """Wait for the end; return None on success, else the error, with processes perhaps still running."""
         first_seen_s: float | None = None
         while True:
             code = self.process.poll()
@@ -225,7 +249,7 @@ class _Torchrun:
 
 
 def _is_running(groups: set[int]) -> bool:
-    """Whether a process group has a member that is no zombie: orphans wait as such until the system's init looks."""
+    """Whether a process group has a member that is not a zombie; orphans stay zombies until init reaps them."""
     stats = list(Path("/proc").glob("[0-9]*/stat"))
     for path in stats:
         with contextlib.suppress(OSError):  # it has just ended
@@ -244,7 +268,8 @@ def _target(target: str | os.PathLike[str]) -> tuple[str, str]:
     raise TwofoldError(f"there is no script {name!r} (looked from {os.getcwd()}); give the path of a Python file")
 
 
-def _local_ranks(num_ranks: int, num_nodes: int, node_rank: int) -> range:
+def _local_ranks(num_ranks: int, nodes: Nodes) -> range:
+    num_nodes, node_rank = nodes.num_nodes, nodes.node_rank
     if num_ranks < 1 or num_nodes < 1 or num_ranks % num_nodes != 0:
         raise TwofoldError(f"num_ranks {num_ranks} must be a multiple of num_nodes {num_nodes}, both at least 1")
     if not 0 <= node_rank < num_nodes:
@@ -253,21 +278,23 @@ def _local_ranks(num_ranks: int, num_nodes: int, node_rank: int) -> range:
     return range(node_rank * num_local, (node_rank + 1) * num_local)
 
 
-def _rendezvous(port: int | None, num_nodes: int, node_rank: int, master_addr: str) -> list[str]:
-    """torchrun's arguments for how the ranks find each other; refuses a port that cannot be had."""
-    if port is None:
-        if num_nodes > 1:
-            raise TwofoldError(f"num_nodes is {num_nodes}: state the port that node 0 ({master_addr}) listens on")
+def _rendezvous(nodes: Nodes) -> list[str]:
+    """torchrun's arguments for how the ranks find each other; refuses a port that is not available."""
+    if nodes.port is None:
+        if nodes.num_nodes > 1:
+            raise TwofoldError(
+                f"num_nodes is {nodes.num_nodes}: state the port that node 0 ({nodes.master_addr}) listens on"
+            )
         # The address is stated because looking up the machine's own name can fail or take seconds.
         return ["--nnodes=1", "--standalone", f"--local-addr={LOOPBACK}"]
-    if node_rank == 0:
-        check_port(port)
-    where = [f"--master-addr={master_addr}", f"--master-port={port}"]
-    return [f"--nnodes={num_nodes}", f"--node-rank={node_rank}", "--rdzv-backend=static", *where]
+    if nodes.node_rank == 0:
+        check_port(nodes.port)
+    where = [f"--master-addr={nodes.master_addr}", f"--master-port={nodes.port}"]
+    return [f"--nnodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}", "--rdzv-backend=static", *where]
 
 
 def check_port(port: int | None) -> None:
-    """Refuse a port that the ranks of this machine could not meet at now; None, a free one, is always fine.
+    """Refuse a port that is not available on this machine; None (a free port is picked) is always accepted.
 
     Raises:
         TwofoldError: out of range, in use, or not allowed for this user.
@@ -312,7 +339,7 @@ def _escaped(args: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP, where they would end this process at once, end it by SystemExit instead."""
+    """Within this context SIGTERM and SIGHUP raise SystemExit instead of ending this process at once."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signum)

@@ -23,7 +23,7 @@ STACK_WAIT_S = 0.3
 
 
 class RunFailed(TwofoldError):
-    """The job started and did not end well; the input may be faultless, so the exit code at the command line is 1."""
+    """The job started and failed; the input may be correct, so the exit code of the command line is 1."""
 
     exit_code = 1
 
@@ -37,17 +37,17 @@ class RankFailed(RunFailed):
 
 
 class RankRefused(RankFailed):
-    """The first thing that went wrong was bad input that a rank refused: its message is all there is to say."""
+    """The first failure was bad input that a rank refused; the error has the rank's message."""
 
     exit_code = 2
 
 
 class RunTimedOut(RunFailed):
-    """The job was still running when its time was up."""
+    """The job was still running when its timeout expired."""
 
 
 class Weight(enum.IntEnum):
-    """How likely a rank's end is the cause of the others' end: the lower, the likelier."""
+    """How likely it is that a rank's end caused the others' end: lower values are more likely."""
 
     OWN_ERROR = 0
     PERHAPS_A_CONSEQUENCE = 1
@@ -67,7 +67,7 @@ class Failure:
     refusal: str = ""
 
     def error(self, job: JobFolder) -> RankFailed:
-        """The exception to raise for it."""
+        """The exception that reports this failure."""
         if self.refusal:
             return RankRefused(f"{self.refusal} (rank {self.rank}; its log: {job.stderr(self.rank)})", rank=self.rank)
         text = f"rank {self.rank} {self.headline}"
@@ -81,7 +81,7 @@ class Failure:
 
 
 def first_failure(job: JobFolder, ranks: Sequence[int], exit_codes: Mapping[int, int] | None = None) -> Failure | None:
-    """The likeliest cause among the failures known so far, None if there is none.
+    """The most likely cause among the failures known so far; None if there is none.
 
     `exit_codes` are those that torchrun saw, once it has ended: they tell of a rank whose guard was itself killed and
     could not write anything down.
@@ -126,7 +126,7 @@ def _read_failure(job: JobFolder, rank: int) -> Failure | None:
 
 
 def _lost_guard(job: JobFolder, rank: int) -> Failure | None:
-    """A rank whose guard has gone without a word: it was killed, and the rank with it."""
+    """The failure of a rank whose guard disappeared without a report: it was killed, and the rank with it."""
     pids = job.read(rank, "pids.json")
     if pids is None or is_running(pids["guard"]) or job.read(rank, "end.json") is not None:
         return None
@@ -135,7 +135,7 @@ def _lost_guard(job: JobFolder, rank: int) -> Failure | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this user exists and has not ended; one that nobody has waited for yet has."""
+    """Whether a process of this user is still running; a zombie (ended, not yet waited for) is not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -161,7 +161,7 @@ def _how_it_ended(code: int) -> str:
 
 
 def _ended_before(job: JobFolder) -> str:
-    """Which ranks left with exit code 0 while others still wanted to talk to them: the usual reason of a lost peer."""
+    """The ranks that exited with code 0 while others still communicated with them: a common cause of a lost peer."""
     left = []
     for folder in job.path.glob("rank.*"):
         rank = int(folder.name.removeprefix("rank."))
@@ -182,7 +182,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def timed_out(job: JobFolder, ranks: Sequence[int], timeout_s: float) -> RunTimedOut:
-    """The error of a job that outlived its time: who is still running, what they last printed and where they are.
+    """The error of a job that timed out: which ranks still run, what they printed last and where they are.
 
     Asks every rank that still runs to write its Python stack to its stderr (SIGUSR1; `executor.launch.worker_main`
     registers faulthandler for it), which works inside a collective too.

@@ -42,7 +42,7 @@ class JobFolder:
         return self.path / f"rank.{rank}"
 
     def stdout(self, rank: int) -> Path:
-        """What the rank printed."""
+        """The file with the rank's stdout."""
         return self.rank(rank) / "stdout"
 
     def stderr(self, rank: int) -> Path:
@@ -67,7 +67,7 @@ class JobFolder:
 
 @contextlib.contextmanager
 def fresh_folders(job: JobFolder, ranks: Collection[int], *, keep_others: bool) -> Iterator[None]:
-    """Empty logs for `ranks`, in place of those of an earlier run, and locked while the context lasts.
+    """Create empty logs for `ranks` in place of those of an earlier run, and lock them within this context.
 
     With `keep_others` the folders of other ranks stay (another machine may be writing them into a shared folder).
     Raises TwofoldError if the folder cannot be written, or if another run is still writing there.
@@ -133,7 +133,7 @@ def tail(path: Path, *, num_lines: int) -> list[str]:
 
 
 class LineReader:
-    """Reads a growing log: `lines()` yields what is complete so far, `lines(last=True)` all of it to the very end.
+    """Reads a growing log: `lines()` yields the complete lines so far, `lines(last=True)` everything to the end.
 
     One call of `lines()` reads a bounded piece, so that a rank that prints without end does not hold its reader.
     """
@@ -144,7 +144,7 @@ class LineReader:
         self._rest = ""
 
     def lines(self, *, last: bool = False) -> Iterator[str]:
-        """Every line once, without its line end."""
+        """Yield every line once, without its line end."""
         while chunk := self._file.read(CHUNK_BYTES):
             *lines, self._rest = (self._rest + self._decoder.decode(chunk)).split("\n")
             for line in lines:

@@ -1,1 +1,1 @@
-"""The oracle of every plan: the same training in one process."""
+"""Single-process training, with which every run of a plan is compared."""

@@ -1,4 +1,4 @@
-"""Dropout of a module run by torch itself, dropping the very elements that the program of its plan drops.
+"""Dropout for a module run by torch that drops the same elements as the program of its plan.
 
 A plan's dropout is a function of an element's position, of the step and of the number of the dropout in the forward
 (`executor.kernels.random`), torch's is drawn by a generator. Inside `Dropping` calls of torch's dropout, and of

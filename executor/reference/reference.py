@@ -1,4 +1,4 @@
-"""The oracle of every plan: the same training in one process, by autograd and torch.optim, and how far a run is off."""
+"""Single-process training by autograd and torch.optim, and comparison of a run with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Difference", "Reference", "compare_losses", "compare_weights", "trai
 
 
 class Reference(NamedTuple):
-    """What single-process training gives: the loss of every step, and the final weights by name."""
+    """The result of single-process training: the loss of every step, and the final weights by name."""
 
     losses: tuple[float, ...]
     weights: dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Relative differences: the greatest, where it is, and all of them in order."""
+    """Relative differences: the largest, its position, and all of them in order."""
 
     max_rel_diff: float
     where: str
@@ -114,7 +114,7 @@ def _nudge(model: nn.Module, seed: int) -> None:
 
 
 class _Updates:
-    """Gradients added up in their dtype, clipped, and given to torch.optim on master weights where there are any."""
+    """Accumulates gradients in their dtype, clips them and updates (master) weights by torch.optim."""
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         self.optimizer, self.parameters = optimizer, list(parameters)
@@ -127,7 +127,7 @@ class _Updates:
         return parameter if dtype == parameter.dtype else nn.Parameter(parameter.detach().to(dtype))
 
     def accumulate(self) -> None:
-        """Take over what a backward has left."""
+        """Add the gradients of a backward to the accumulated ones."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 continue
@@ -139,7 +139,7 @@ class _Updates:
             parameter.grad = None
 
     def step(self) -> None:
-        """Clip, update, round."""
+        """Clip the gradients, update the master weights and round them to the weights' dtypes."""
         for parameter, master in self.masters.items():
             total = self.sums.pop(parameter, None)
             master.grad = None if total is None else total.to(master.dtype)

@@ -1,9 +1,8 @@
 """Collectives and transfers of a program, on gloo and NCCL alike.
 
-Every communication is built once into a function `issue(*inputs) -> Pending`; `Pending.finish()` waits and gives the
-outputs. Chunk i of a collective belongs to member i of its team (`executor.step.groups`): where torch stores the
-members in
-another order, chunks are permuted on the way in or out. The NCCL path was not run here.
+Every communication is built once into a `Launch`, a function `launch(*inputs) -> Work`; `Work.finish()` waits and
+returns the outputs. Chunk i of a collective belongs to member i of its team (`executor.step.groups`): where torch
+stores the members in another order, chunks are permuted on the way in or out.
 
 Where a dim is cut unevenly (`plans.layout`: parts of ceil(n / k), the last ones smaller or empty) parts are padded with
 zeros to the largest before a gather or a reduce-scatter and cut afterwards; an all-to-all sends pieces of unequal size.
@@ -31,15 +30,15 @@ from plans.layout import Region
 from plans.program import Instruction, Kind, Value
 from plans.redistribution import Step, StepKind
 
-__all__ = ["HandOver", "HandOvers", "Issue", "Pending", "collective_issue", "transfer_issue"]
+__all__ = ["Launch", "SelfTransfer", "SelfTransfers", "Work", "collective_launch", "transfer_launch"]
 
 # 2.13 renames two functions and warns about the old names, which are the only ones in 2.11
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Pending:
-    """Communication under way: what to wait for, and how to make the outputs of what arrived.
+class Work:
+    """Communication in flight: the handles to wait for, and how to build the outputs from the received data.
 
     `finish` may be called more than once. What is being sent stays referenced until then.
     """
@@ -60,15 +59,15 @@ class Pending:
         return self._outputs
 
 
-Issue = Callable[..., Pending]
-"""Starts one communication with the tensors of the instruction's inputs."""
+Launch = Callable[..., Work]
+"""Launches one communication with the tensors of the instruction's inputs."""
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 
-def collective_issue(instruction: Instruction, team: Team, output: Value) -> Issue:
-    """The function that issues a collective; `output` is the value it makes.
+def collective_launch(instruction: Instruction, team: Team, output: Value) -> Launch:
+    """The function that launches a collective; `output` is the value it makes.
 
     Raises:
         TwofoldError: a call that is no collective.
@@ -85,7 +84,7 @@ def collective_issue(instruction: Instruction, team: Team, output: Value) -> Iss
         raise TwofoldError(f"instruction {instruction.name!r} has the call {call!r}, which is no collective")
     assert isinstance(step, Step) and step.dim is not None, instruction
     if team.size == 1:
-        return lambda x: Pending((), lambda: (x.clone(),))
+        return lambda x: Work((), lambda: (x.clone(),))
     if (cuts := _uneven_cuts(step, instruction.attrs.get("shape"), team)) is not None:
         if call == "all_gather":
             return _gather_uneven(team, step.dim, cuts)
@@ -98,46 +97,46 @@ def collective_issue(instruction: Instruction, team: Team, output: Value) -> Iss
     return _exchange(team, step.dim, step.to_dim)
 
 
-def _all_reduce(team: Team, in_place: bool) -> Issue:
-    def issue(x: Tensor) -> Pending:
+def _all_reduce(team: Team, in_place: bool) -> Launch:
+    def launch(x: Tensor) -> Work:
         total = x if in_place else x.clone()
         if team.size == 1:
-            return Pending((), lambda: (total,))
-        return Pending((dist.all_reduce(total, group=team.group, async_op=True),), lambda: (total,))
+            return Work((), lambda: (total,))
+        return Work((dist.all_reduce(total, group=team.group, async_op=True),), lambda: (total,))
 
-    return issue
+    return launch
 
 
-def _gather(team: Team, dim: int) -> Issue:
-    """Parts arrive one behind the other and are joined along `dim` in the order of the members."""
+def _gather(team: Team, dim: int) -> Launch:
+    """Gather parts into consecutive rows and join them along `dim` in the order of the members."""
 
-    def issue(x: Tensor) -> Pending:
+    def launch(x: Tensor) -> Work:
         x = x.contiguous()
         buffer = x.new_empty((team.size, *x.shape))
         work = _all_gather(buffer.view(-1), x.view(-1), group=team.group, async_op=True)
-        return Pending((work,), lambda: (_joined(buffer, team, dim),))
+        return Work((work,), lambda: (_joined(buffer, team, dim),))
 
-    return issue
+    return launch
 
 
-def _scatter(team: Team, dim: int) -> Issue:
-    def issue(x: Tensor) -> Pending:
+def _scatter(team: Team, dim: int) -> Launch:
+    def launch(x: Tensor) -> Work:
         rows = _cut(x, team, dim)
         mine = rows.new_empty(rows.shape[1:])
         work = _reduce_scatter(mine.view(-1), rows.view(-1), group=team.group, async_op=True)
-        return Pending((work,), _kept(rows, mine))
+        return Work((work,), _kept(rows, mine))
 
-    return issue
+    return launch
 
 
-def _exchange(team: Team, dim: int, to_dim: int) -> Issue:
-    def issue(x: Tensor) -> Pending:
+def _exchange(team: Team, dim: int, to_dim: int) -> Launch:
+    def launch(x: Tensor) -> Work:
         rows = _cut(x, team, to_dim)
         buffer = torch.empty_like(rows)
         work = dist.all_to_all_single(buffer.view(-1), rows.view(-1), group=team.group, async_op=True)
-        return Pending((work,), lambda: (_joined(buffer, team, dim), rows)[:1])
+        return Work((work,), lambda: (_joined(buffer, team, dim), rows)[:1])
 
-    return issue
+    return launch
 
 
 # -- uneven dims
@@ -145,7 +144,7 @@ def _exchange(team: Team, dim: int, to_dim: int) -> Issue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cuts:
-    """How the members of a team cut the dims of a step, where not all alike.
+    """How the members of a team cut the dims of a step, if the parts differ in size.
 
     `widths` are those of the parts that are gathered, `chunks` the bounds, within what a member holds, of the parts
     that are scattered; both in the order of the members. `padded` is the width of the largest part of that dim.
@@ -177,8 +176,8 @@ def _uneven_cuts(step: Step, shape: Sequence[int] | None, team: Team) -> _Cuts |
     return _Cuts(widths=widths, chunks=chunks, padded=padded, me=team.members.index(dist.get_rank()))
 
 
-def _gather_uneven(team: Team, dim: int, cuts: _Cuts) -> Issue:
-    def issue(x: Tensor) -> Pending:
+def _gather_uneven(team: Team, dim: int, cuts: _Cuts) -> Launch:
+    def launch(x: Tensor) -> Work:
         x = _padded(x, dim, cuts.padded)
         buffer = x.new_empty((team.size, *x.shape))
         works = [] if not x.numel() else [_all_gather(buffer.view(-1), x.view(-1), group=team.group, async_op=True)]
@@ -187,13 +186,13 @@ def _gather_uneven(team: Team, dim: int, cuts: _Cuts) -> Issue:
             parts = zip(team.order, cuts.widths, strict=True)
             return (torch.cat([buffer[position].narrow(dim, 0, width) for position, width in parts], dim),)
 
-        return Pending(works, whole)
+        return Work(works, whole)
 
-    return issue
+    return launch
 
 
-def _scatter_uneven(team: Team, dim: int, cuts: _Cuts) -> Issue:
-    def issue(x: Tensor) -> Pending:
+def _scatter_uneven(team: Team, dim: int, cuts: _Cuts) -> Launch:
+    def launch(x: Tensor) -> Work:
         chunks = [x.narrow(dim, low, high - low) for low, high in cuts.chunks]
         rows = torch.stack([_padded(chunks[member], dim, cuts.padded) for member in team.inverse])
         mine = rows.new_empty(rows.shape[1:])
@@ -201,16 +200,16 @@ def _scatter_uneven(team: Team, dim: int, cuts: _Cuts) -> Issue:
         if mine.numel():
             works = [_reduce_scatter(mine.view(-1), rows.view(-1), group=team.group, async_op=True)]
         low, high = cuts.chunks[cuts.me]
-        return Pending(works, lambda: (mine.narrow(dim, 0, high - low).contiguous(), rows)[:1])
+        return Work(works, lambda: (mine.narrow(dim, 0, high - low).contiguous(), rows)[:1])
 
-    return issue
+    return launch
 
 
-def _exchange_uneven(team: Team, step: Step, cuts: _Cuts) -> Issue:
+def _exchange_uneven(team: Team, step: Step, cuts: _Cuts) -> Launch:
     dim, to_dim = step.dim, step.to_dim
     assert dim is not None and to_dim is not None
 
-    def issue(x: Tensor) -> Pending:
+    def launch(x: Tensor) -> Work:
         sent = [x.narrow(to_dim, *_start_length(cuts.chunks[member])) for member in team.inverse]
         shapes = []
         for member in team.inverse:
@@ -228,9 +227,9 @@ def _exchange_uneven(team: Team, step: Step, cuts: _Cuts) -> Issue:
             parts = [part.view(shape) for part, shape in zip(buffer.split(sizes), shapes, strict=True)]
             return (torch.cat([parts[position] for position in team.order], dim), message)[:1]
 
-        return Pending((work,), whole)
+        return Work((work,), whole)
 
-    return issue
+    return launch
 
 
 def _start_length(bounds: tuple[int, int]) -> tuple[int, int]:
@@ -246,60 +245,60 @@ def _padded(x: Tensor, dim: int, width: int) -> Tensor:
 # -- whole tensors, flattened
 
 
-def _gather_flat(team: Team, shape: tuple[int, ...]) -> Issue:
+def _gather_flat(team: Team, shape: tuple[int, ...]) -> Launch:
     """Flat shards, the last padded, become a tensor of `shape`."""
     count = math.prod(shape)
 
     def whole(buffer: Tensor) -> tuple[Tensor, ...]:
-        flat = buffer if team.straight else buffer[list(team.order)]
+        flat = buffer if team.is_sorted else buffer[list(team.order)]
         return (flat.view(-1)[:count].view(shape),)
 
-    def issue(x: Tensor) -> Pending:
+    def launch(x: Tensor) -> Work:
         if team.size == 1:
-            return Pending((), lambda: (x[:count].view(shape).clone(),))
+            return Work((), lambda: (x[:count].view(shape).clone(),))
         buffer = x.new_empty((team.size, x.numel()))
         work = _all_gather(buffer.view(-1), x, group=team.group, async_op=True)
-        return Pending((work,), lambda: whole(buffer))
+        return Work((work,), lambda: whole(buffer))
 
-    return issue
+    return launch
 
 
-def _scatter_flat(team: Team, size: int) -> Issue:
+def _scatter_flat(team: Team, size: int) -> Launch:
     """A tensor, flattened and padded with zeros, is summed; member i keeps elements [i size, (i + 1) size)."""
 
-    def issue(x: Tensor) -> Pending:
+    def launch(x: Tensor) -> Work:
         flat = x.reshape(-1)
         padding = team.size * size - flat.numel()
         if padding:
             flat = F.pad(flat, (0, padding))
         if team.size == 1:
-            return Pending((), lambda: (flat.clone(),))
-        if not team.straight:
+            return Work((), lambda: (flat.clone(),))
+        if not team.is_sorted:
             flat = flat.view(team.size, size)[list(team.inverse)].view(-1)
         mine = flat.new_empty(size)
         work = _reduce_scatter(mine, flat, group=team.group, async_op=True)
-        return Pending((work,), _kept(flat, mine))
+        return Work((work,), _kept(flat, mine))
 
-    return issue
+    return launch
 
 
 def _joined(rows: Tensor, team: Team, dim: int) -> Tensor:
     """Rows [position, ...] as one tensor, in the order of the members along `dim`."""
-    if dim == 0 and team.straight:
+    if dim == 0 and team.is_sorted:
         return rows.flatten(0, 1)
     return torch.cat([rows[position] for position in team.order], dim)
 
 
 def _cut(x: Tensor, team: Team, dim: int) -> Tensor:
     """The chunks of `x` along `dim` as rows [position, ...]: the chunk of member i lies where member i stands."""
-    if dim == 0 and team.straight:
+    if dim == 0 and team.is_sorted:
         return x.contiguous().view(team.size, x.shape[0] // team.size, *x.shape[1:])
     chunks = x.chunk(team.size, dim)
     return torch.stack([chunks[member] for member in team.inverse])
 
 
 def _kept(sent: Tensor, result: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """Gives `result`, and keeps what is being sent alive until then."""
+    """A function that returns `result`; it keeps the sent tensor alive until it is called."""
     return lambda: (result, sent)[:1]
 
 
@@ -307,43 +306,55 @@ def _kept(sent: Tensor, result: Tensor) -> Callable[[], tuple[Tensor, ...]]:
 
 
 @dataclass(slots=True)
-class HandOver:
-    """What a rank sends to itself on one channel: the k-th SEND meets the k-th RECV, whichever is issued first."""
+class SelfTransfer:
+    """What a rank sends to itself on one channel: the k-th SEND meets the k-th RECV, whichever is launched first.
 
-    patience_s: float = 0.0
+    Args:
+        timeout_s: how long `take` waits for a message, where the SEND is launched by another thread (emulation).
+        num_sent: messages sent so far.
+        num_received: sequence numbers given out so far.
+        messages: sequence number -> the message, until it is taken.
+        arrived: notified of every message.
+    """
+
+    timeout_s: float = 0.0
     num_sent: int = 0
     num_received: int = 0
-    parcels: dict[int, Tensor] = field(default_factory=dict)
+    messages: dict[int, Tensor] = field(default_factory=dict)
     arrived: threading.Condition = field(default_factory=threading.Condition)
 
-    def put(self, parcel: Tensor) -> None:
-        """Leave a message."""
+    def put(self, message: Tensor) -> None:
+        """Send the next message."""
         with self.arrived:
-            self.parcels[self.num_sent] = parcel
+            self.messages[self.num_sent] = message
             self.num_sent += 1
             self.arrived.notify_all()
 
-    def ticket(self) -> int:
-        """The number of the message that the next RECV takes."""
+    def next_sequence(self) -> int:
+        """The sequence number of the message that the next RECV takes."""
         self.num_received += 1
         return self.num_received - 1
 
-    def take(self, ticket: int, name: str) -> Tensor:
-        """The message of a ticket; waits for `patience_s` where several threads issue (emulation)."""
+    def take(self, sequence: int, name: str) -> Tensor:
+        """Wait for the message with this sequence number and remove it.
+
+        Raises:
+            RuntimeError: it did not arrive within `timeout_s`; `name` is the instruction that waits.
+        """
         with self.arrived:
-            if not self.arrived.wait_for(lambda: ticket in self.parcels, self.patience_s):
+            if not self.arrived.wait_for(lambda: sequence in self.messages, self.timeout_s):
                 raise RuntimeError(f"{name} waits for what this rank itself has not sent yet")
-            return self.parcels.pop(ticket)
+            return self.messages.pop(sequence)
 
 
-HandOvers = defaultdict[str, HandOver]
-"""channel -> what a rank hands over to itself."""
+SelfTransfers = defaultdict[str, SelfTransfer]
+"""channel -> what a rank sends to itself there."""
 
 
-def transfer_issue(
-    instruction: Instruction, rank: int, groups: Groups | None, device: Device, hand_overs: HandOvers
-) -> Issue:
-    """The function that issues this rank's side of a SEND or a RECV.
+def transfer_launch(
+    instruction: Instruction, rank: int, groups: Groups | None, device: Device, self_transfers: SelfTransfers
+) -> Launch:
+    """The function that launches this rank's side of a SEND or a RECV.
 
     The pieces for one peer travel as one message, in the order of `instruction.pieces`.
     """
@@ -362,46 +373,46 @@ def transfer_issue(
         assert groups is not None
         ends = (rank, peer) if sending else (peer, rank)
         ways.append((peer, parts, *groups.flow(instruction.channel, *ends)))
-    hand_over = hand_overs[instruction.channel]
+    self_transfer = self_transfers[instruction.channel]
     if sending:
-        return _send(ways, own, hand_over)
+        return _send(ways, own, self_transfer)
     local_shape = tuple(stop - start for start, stop in mine)
-    return _recv(ways, own, hand_over, local_shape, instruction, device)
+    return _recv(ways, own, self_transfer, local_shape, instruction, device)
 
 
 _Way = tuple[int, list[tuple[slice, ...]], Any, int]
 """peer, the local boxes of its pieces, process group, tag."""
 
 
-def _send(ways: Sequence[_Way], own: list[tuple[slice, ...]] | None, hand_over: HandOver) -> Issue:
-    def issue(x: Tensor) -> Pending:
+def _send(ways: Sequence[_Way], own: list[tuple[slice, ...]] | None, self_transfer: SelfTransfer) -> Launch:
+    def launch(x: Tensor) -> Work:
         if own is not None:
-            parcel = _packed(x, own)
-            hand_over.put(parcel.clone() if parcel.data_ptr() == x.data_ptr() else parcel)
+            message = _packed(x, own)
+            self_transfer.put(message.clone() if message.data_ptr() == x.data_ptr() else message)
         works, messages = [], []
         for peer, parts, group, tag in ways:
             messages.append(_packed(x, parts))
             works.append(dist.isend(messages[-1], peer, group=group, tag=tag))
-        return Pending(works, lambda: (*messages,)[:0])
+        return Work(works, lambda: (*messages,)[:0])
 
-    return issue
+    return launch
 
 
 def _recv(
     ways: Sequence[_Way],
     own: list[tuple[slice, ...]] | None,
-    hand_over: HandOver,
+    self_transfer: SelfTransfer,
     shape: tuple[int, ...],
     instruction: Instruction,
     device: Device,
-) -> Issue:
+) -> Launch:
     dtype, where = torch_dtype(instruction.dtype), device.torch_device
     sizes = [sum(_count(part) for part in parts) for _, parts, _, _ in ways]
     direct = len(ways) == 1 and own is None and len(ways[0][1]) == 1  # one piece is the whole output
 
-    def issue() -> Pending:
+    def launch() -> Work:
         output = torch.empty(shape, dtype=dtype, device=where)
-        ticket = hand_over.ticket() if own is not None else -1
+        sequence = self_transfer.next_sequence() if own is not None else -1
         works, arrived = [], []
         for (peer, _, group, tag), size in zip(ways, sizes, strict=True):
             arrived.append(output.view(-1) if direct else torch.empty(size, dtype=dtype, device=where))
@@ -409,15 +420,15 @@ def _recv(
 
         def result() -> tuple[Tensor, ...]:
             if own is not None:
-                _unpack(output, own, hand_over.take(ticket, instruction.name))
+                _unpack(output, own, self_transfer.take(sequence, instruction.name))
             if not direct:
                 for (_, parts, _, _), message in zip(ways, arrived, strict=True):
                     _unpack(output, parts, message)
             return (output,)
 
-        return Pending(works, result)
+        return Work(works, result)
 
-    return issue
+    return launch
 
 
 def _local(region: Region, mine: Region) -> tuple[slice, ...]:

@@ -1,4 +1,4 @@
-"""Counts the collectives and messages that really leave a rank, and compares them with the program.
+"""Counts the collectives and messages that a rank executes, and compares them with the program.
 
 The counter sits below everything of this package: a dispatch mode sees each operation of torch's c10d library with its
 tensors and its process group. It knows nothing of instructions. It slows every torch call down, so it is meant for a
@@ -94,7 +94,7 @@ def counted() -> Iterator[Counter[Communication]]:
 
 
 def planned_collectives(program: Program, rank: int) -> Counter[Communication]:
-    """What the program lets a rank communicate in one step.
+    """The communication of a rank in one step of the program.
 
     Collectives of one member and what a rank hands over to itself are no communication. The pieces for one peer travel
     as one message. Flattened tensors travel padded to equal shards.
@@ -129,7 +129,7 @@ def _messages(instruction: Instruction, rank: int) -> Iterable[Communication]:
 
 
 def compare(planned: Mapping[Communication, int], executed: Mapping[Communication, int], rank: int) -> list[str]:
-    """The differences in words, one line each; empty when everything planned was executed and nothing else.
+    """The differences as text, one line each; empty if exactly the planned communication was executed.
 
     >>> one = Communication(kind="all_reduce", num_bytes=4, ranks=(0, 1))
     >>> compare({one: 2}, {one: 1}, rank=0)

@@ -1,4 +1,4 @@
-"""Runs a program in the time that a machine model gives it, stretched: real values move, modelled time passes.
+"""Emulation: ranks exchange real values while every instruction takes a multiple of its modelled time.
 
 With `--emulate MACHINE --dilate K` the ranks compute and exchange real values over gloo, but every instruction lasts K
 times what the machine model says. So the meaning of time (what waits for what, what overlaps) can be checked without
@@ -34,7 +34,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.device import Device, now_ns
-from executor.step.comm import Pending
+from executor.step.comm import Work
 from executor.step.groups import Groups
 from executor.step.interpreter import Code, Interpreter, RecordedStep
 from plans.errors import TwofoldError
@@ -46,7 +46,7 @@ SLACK_NS = 2_000_000
 """A late wake-up below this is the operating system's; 2 ms is 4 % of the shortest sensible instruction."""
 
 _PS_PER_NS = 1000
-_PATIENCE_S = 60.0  # how long a RECV waits for this rank's own SEND, which another thread issues
+_SELF_TRANSFER_TIMEOUT_S = 60.0  # how long a RECV waits for this rank's own SEND, which another thread issues
 
 
 class _Cost(Protocol):
@@ -59,7 +59,7 @@ class _Cost(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """What is emulated.
+    """The settings of an emulated run.
 
     Args:
         machine: its name, for labels.
@@ -79,7 +79,7 @@ class Emulation:
 
 
 @dataclass(slots=True, eq=False)
-class _Parcel:
+class _Transit:
     """One communication on its way through a comm lane."""
 
     code: Code
@@ -143,10 +143,10 @@ class EmulatedInterpreter(Interpreter):
         super().__init__(program, rank, device, groups, memory_limit_bytes=memory_limit_bytes)
         self.emulation = emulation
         self.num_late = 0
-        for hand_over in self._hand_overs.values():
-            hand_over.patience_s = _PATIENCE_S
+        for self_transfer in self._self_transfers.values():
+            self_transfer.timeout_s = _SELF_TRANSFER_TIMEOUT_S
         self._costs = [self._dilated(code.instruction) for code in self.codes]
-        self._gates = {id(code): _gate(code, self, groups) for code in self.codes if code.issue is not None}
+        self._gates = {id(code): _gate(code, self, groups) for code in self.codes if code.launch is not None}
 
     def _dilated(self, instruction: Instruction) -> tuple[int, int]:
         cost, factor = self.emulation.cost_of(instruction, self.group), self.emulation.dilate / _PS_PER_NS
@@ -177,14 +177,14 @@ class _EmulatedStep:
     interpreter: EmulatedInterpreter
     host: _Clock = field(default_factory=_Clock)
     compute: _Clock = field(default_factory=_Clock)
-    comm: dict[tuple[str, Kind], queue.SimpleQueue[_Parcel | None]] = field(default_factory=dict)
+    comm: dict[tuple[str, Kind], queue.SimpleQueue[_Transit | None]] = field(default_factory=dict)
     threads: list[threading.Thread] = field(default_factory=list)
     clocks: list[_Clock] = field(default_factory=list)
     failed: Code | None = None
     error: BaseException | None = None
     host_ns: list[tuple[int, int]] = field(default_factory=list)
     compute_ns: list[tuple[int, int]] = field(default_factory=list)
-    parcels: list[_Parcel] = field(default_factory=list)
+    in_transit: list[_Transit] = field(default_factory=list)
 
     @property
     def num_late(self) -> int:
@@ -204,13 +204,15 @@ class _EmulatedStep:
                 lane.put(None)
         if self.error is not None:
             raise self.error
-        end_ns = max(self.host.time_ns, self.compute.time_ns, *(parcel.end_ns for parcel in self.parcels), start_ns)
+        end_ns = max(
+            self.host.time_ns, self.compute.time_ns, *(transit.end_ns for transit in self.in_transit), start_ns
+        )
         return RecordedStep(
             start_ns=start_ns,
             end_ns=end_ns,
             host_ns=self.host_ns,
             device_ns=self.compute_ns,
-            comm_ns=[(parcel.code.id, parcel.start_ns, parcel.end_ns) for parcel in self.parcels],
+            comm_ns=[(transit.code.id, transit.start_ns, transit.end_ns) for transit in self.in_transit],
         )
 
     # -- the two forms of a host ---------------------------------------------------------------------------------------
@@ -268,34 +270,34 @@ class _EmulatedStep:
             assert code.token is not None
             self._join(env[code.token], code.writes)
         else:
-            parcel = _Parcel(code=code, inputs=tuple(env[slot] for slot in code.reads), arrived_ns=start)
-            self.parcels.append(parcel)
-            self._lane(instruction).put(parcel)
+            transit = _Transit(code=code, inputs=tuple(env[slot] for slot in code.reads), arrived_ns=start)
+            self.in_transit.append(transit)
+            self._lane(instruction).put(transit)
             if code.token is None:
-                self._join(parcel, code.writes)
+                self._join(transit, code.writes)
             else:
-                env[code.token] = parcel
+                env[code.token] = transit
         self.compute_ns.append((start, self.compute.time_ns))
         for slot in code.frees:
             env[slot] = None
 
-    def _join(self, parcel: _Parcel, writes: tuple[int, ...]) -> None:
-        parcel.done.wait()
-        if parcel.error is not None:
-            self.failed = parcel.code
-            raise parcel.error
-        for slot, output in zip(writes, parcel.outputs, strict=False):
+    def _join(self, transit: _Transit, writes: tuple[int, ...]) -> None:
+        transit.done.wait()
+        if transit.error is not None:
+            self.failed = transit.code
+            raise transit.error
+        for slot, output in zip(writes, transit.outputs, strict=False):
             self.interpreter._env[slot] = output
-        parcel.outputs = ()
-        self.compute.time_ns = max(self.compute.time_ns, parcel.end_ns)
+        transit.outputs = ()
+        self.compute.time_ns = max(self.compute.time_ns, transit.end_ns)
 
     # -- communication -------------------------------------------------------------------------------------------------
 
-    def _lane(self, instruction: Instruction) -> queue.SimpleQueue[_Parcel | None]:
-        """One lane per channel; where a group talks to itself, what it sends does not queue behind what it receives."""
+    def _lane(self, instruction: Instruction) -> queue.SimpleQueue[_Transit | None]:
+        """The lane of a channel; sends and receives have separate lanes, so that a group can send to itself."""
         key = (instruction.channel, instruction.kind)
         if key not in self.comm:
-            lane: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
+            lane: queue.SimpleQueue[_Transit | None] = queue.SimpleQueue()
             self.comm[key] = lane
             clock = _Clock()
             self.clocks.append(clock)
@@ -304,60 +306,60 @@ class _EmulatedStep:
             thread.start()
         return self.comm[key]
 
-    def _serve(self, lane: queue.SimpleQueue[_Parcel | None], clock: _Clock) -> None:
+    def _serve(self, lane: queue.SimpleQueue[_Transit | None], clock: _Clock) -> None:
         works = dict(zip(map(id, self.interpreter.codes), self.interpreter._costs, strict=True))
         with torch.inference_mode():
-            while (parcel := lane.get()) is not None:
+            while (transit := lane.get()) is not None:
                 try:
-                    assert parcel.code.issue is not None
-                    arrived = clock.start(parcel.arrived_ns)
-                    met = self.interpreter._gates[id(parcel.code)]
-                    pending, begun = met.meet(parcel, arrived)
+                    assert transit.code.launch is not None
+                    arrived = clock.start(transit.arrived_ns)
+                    met = self.interpreter._gates[id(transit.code)]
+                    work, begun = met.meet(transit, arrived)
                     before_ns = now_ns()
-                    parcel.outputs = pending.finish()
-                    parcel.start_ns = min(begun, default=arrived)
-                    end_ns = max(begun) + works[id(parcel.code)][1] if begun else arrived
+                    transit.outputs = work.finish()
+                    transit.start_ns = min(begun, default=arrived)
+                    end_ns = max(begun) + works[id(transit.code)][1] if begun else arrived
                     if met.own and now_ns() - before_ns > SLACK_NS:
                         end_ns = max(end_ns, now_ns())  # had to wait for this rank's own SEND, which takes no work
-                    parcel.end_ns = clock.sleep_until(end_ns)
+                    transit.end_ns = clock.sleep_until(end_ns)
                 except BaseException as error:
-                    parcel.error = error
+                    transit.error = error
                 finally:
-                    parcel.inputs = ()
-                    parcel.done.set()
+                    transit.inputs = ()
+                    transit.done.set()
 
     def _drain(self) -> None:
-        """At the end of a step the host waits for everything."""
-        for parcel in self.parcels:
-            parcel.done.wait()
-            if parcel.error is not None and self.error is None:
-                self.failed, self.error = parcel.code, parcel.error
+        """Wait for all communication at the end of a step."""
+        for transit in self.in_transit:
+            transit.done.wait()
+            if transit.error is not None and self.error is None:
+                self.failed, self.error = transit.code, transit.error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gate:
-    """Where the members of one communication meet.
+    """The meeting point of the members of one communication.
 
-    `meet` issues a parcel that arrived at the given time, and says when the last member arrived: one time for a
-    collective, one for every peer of a transfer. `own` says that a rank takes something from itself.
+    `meet` launches a communication that arrived at the given time, and returns when the last member arrived: one time
+    for a collective, one for every peer of a transfer. `own` is true where a rank receives from itself.
     """
 
-    meet: Callable[[_Parcel, int], tuple[Pending, list[int]]]
+    meet: Callable[[_Transit, int], tuple[Work, list[int]]]
     own: bool = False
 
 
 def _gate(code: Code, interpreter: Interpreter, groups: Groups | None) -> _Gate:
-    instruction, rank, issue = code.instruction, interpreter.rank, code.issue
-    assert issue is not None
+    instruction, rank, launch = code.instruction, interpreter.rank, code.launch
+    assert launch is not None
     if instruction.kind is Kind.COLLECTIVE:
         members = interpreter.group.members(instruction, rank)
         team = groups.team(instruction.channel, members) if groups is not None and len(members) > 1 else None
 
-        def collective(parcel: _Parcel, arrived_ns: int) -> tuple[Pending, list[int]]:
+        def collective(transit: _Transit, arrived_ns: int) -> tuple[Work, list[int]]:
             last = torch.tensor([arrived_ns])
             if team is not None:
                 dist.all_reduce(last, dist.ReduceOp.MAX, group=team.group)
-            return issue(*parcel.inputs), last.tolist()
+            return launch(*transit.inputs), last.tolist()
 
         return _Gate(meet=collective)
     sending = instruction.kind is Kind.SEND
@@ -372,17 +374,17 @@ def _gate(code: Code, interpreter: Interpreter, groups: Groups | None) -> _Gate:
             ways.append((dst if sending else src, *groups.flow(instruction.channel, src, dst)))
     to_tag, from_tag = (_SENDER_TAG, _RECEIVER_TAG) if sending else (_RECEIVER_TAG, _SENDER_TAG)
 
-    def transfer(parcel: _Parcel, arrived_ns: int) -> tuple[Pending, list[int]]:
+    def transfer(transit: _Transit, arrived_ns: int) -> tuple[Work, list[int]]:
         here = torch.tensor([arrived_ns])
         there = [torch.zeros_like(here) for _ in ways]
         works: list[Any] = []
         for (peer, group, tag), answer in zip(ways, there, strict=True):
             works.append(dist.irecv(answer, peer, group=group, tag=tag + from_tag))
             works.append(dist.isend(here, peer, group=group, tag=tag + to_tag))
-        pending = issue(*parcel.inputs)
+        started = launch(*transit.inputs)
         for work in works:
             work.wait()
-        return pending, [max(arrived_ns, int(answer.item())) for answer in there]
+        return started, [max(arrived_ns, int(answer.item())) for answer in there]
 
     return _Gate(meet=transfer, own=not sending and (rank, rank) in mine)
 

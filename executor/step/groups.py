@@ -46,10 +46,10 @@ def connect(device: Device, timeout_s: float = 60.0) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Team:
-    """The members of a collective in the order of its axes, and where each stands in the process group.
+    """The members of a collective in the order of its axes, and their positions in the process group.
 
     `group` is None for a team of one. `order[i]` is the position of member i in the process group, `inverse` the other
-    way round; `straight` says that the two orders are the same.
+    way round; `is_sorted` says that the two orders are the same.
     """
 
     members: tuple[int, ...]
@@ -59,11 +59,11 @@ class Team:
 
     @property
     def size(self) -> int:
-        """How many members."""
+        """The number of members."""
         return len(self.members)
 
     @property
-    def straight(self) -> bool:
+    def is_sorted(self) -> bool:
         """Whether member i stands at position i."""
         return self.order == tuple(range(len(self.order)))
 

@@ -21,22 +21,22 @@ import torch
 from torch import Tensor
 
 from executor.device import Device, Mark, now_ns
-from executor.kernels import Progress, Site, rule_of
+from executor.kernels import OpContext, StepCounter, rule_of
 from executor.kernels.context import torch_dtype
 from executor.kernels.movement import flat_part
-from executor.step.comm import HandOver, HandOvers, Issue, Pending, collective_issue, transfer_issue
+from executor.step.comm import Launch, SelfTransfer, SelfTransfers, Work, collective_launch, transfer_launch
 from executor.step.groups import Groups, Team
 from executor.step.memory import memory_peak
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
-from plans.program import Instruction, Kind, ParameterHome, Program, Scope, Value
+from plans.program import Instruction, Kind, ParameterPlacement, Program, Scope, Value
 
 __all__ = ["Batch", "Code", "Interpreter", "RecordedStep"]
 
 Batch = Mapping[str, Any]
 """Name of an input tensor -> array with the rows of all micro-batches."""
 
-_DONE = Pending((), tuple)
+_DONE = Work((), tuple)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,10 @@ class Code:
     Args:
         id: as in `Program`.
         instruction: where it comes from.
-        run: does it: reads and writes slots, issues and waits.
+        run: does it: reads and writes slots, launches and waits.
         reads, writes, frees: slots. A WAIT writes what the communication brings.
         token: the slot of the token that it makes or waits for, or None.
-        issue: for communication: starts it, given the tensors of `reads`.
+        launch: for communication: starts it, given the tensors of `reads`.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Code:
     writes: tuple[int, ...]
     frees: tuple[int, ...]
     token: int | None = None
-    issue: Issue | None = None
+    launch: Launch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +104,9 @@ class Interpreter:
         self.rank, self.device, self.group = rank, device, program.group_of(rank)
         self.num_micro_batches = program.num_micro_batches
         self.peak = memory_peak(self.group, rank, memory_limit_bytes)
-        self.progress = Progress()
+        self.counter = StepCounter()
         self._groups = groups
-        self._hand_overs: HandOvers = defaultdict(HandOver)
+        self._self_transfers: SelfTransfers = defaultdict(SelfTransfer)
         self._slots: dict[tuple[str, int | None], int] = {}
         for value in self.group.values.values():
             if value.scope is Scope.KEPT:
@@ -138,25 +138,26 @@ class Interpreter:
         Raises:
             TwofoldError: a parameter that is missing or has another shape.
         """
-        for home in self.group.parameters:
-            if home.name not in whole:
-                raise TwofoldError(f"no initial value is given for the parameter {home.name!r}")
-            array = whole[home.name]
-            if tuple(array.shape) != tuple(home.shape):
+        for placement in self.group.parameters:
+            if placement.name not in whole:
+                raise TwofoldError(f"no initial value is given for the parameter {placement.name!r}")
+            array = whole[placement.name]
+            if tuple(array.shape) != tuple(placement.shape):
                 raise TwofoldError(
-                    f"the initial value of {home.name!r} has the shape {tuple(array.shape)}, the plan {home.shape}"
+                    f"the initial value of {placement.name!r} has the shape {tuple(array.shape)}, "
+                    f"the plan {placement.shape}"
                 )
-            region = tuple(slice(*ends) for ends in home.layout.region(self.rank, home.shape))
-            kept = self.group.values[home.kept]
+            region = tuple(slice(*ends) for ends in placement.layout.region(self.rank, placement.shape))
+            kept = self.group.values[placement.kept]
             part = torch.as_tensor(np.array(array[region])).to(self.device.torch_device, torch_dtype(kept.dtype))
-            if home.shard is not None:
-                index = home.layout.mesh.index(self.rank, home.shard_axes)
+            if placement.shard is not None:
+                index = placement.layout.mesh.index(self.rank, placement.shard_axes)
                 part = flat_part(part, kept.shape[0], index)
             self._env[self._slot(kept.name, 0)] = part
-            if home.master is not None:
-                weight = part.to(torch_dtype(self.group.values[home.weight].dtype))
-                self._env[self._slot(home.weight, 0)] = weight
-            for name in home.states:
+            if placement.master is not None:
+                weight = part.to(torch_dtype(self.group.values[placement.weight].dtype))
+                self._env[self._slot(placement.weight, 0)] = weight
+            for name in placement.states:
                 state = self.group.values[name]
                 zeros = torch.zeros(state.shape, dtype=torch_dtype(state.dtype), device=self.device.torch_device)
                 self._env[self._slot(name, 0)] = zeros
@@ -175,11 +176,11 @@ class Interpreter:
             dtype = torch_dtype(self.group.values[constant.value].dtype)
             part = torch.as_tensor(np.array(array[region])).to(self.device.torch_device, dtype)
             self._env[self._slot(constant.value, 0)] = part
-        self.progress.step = 0
+        self.counter.step = 0
 
-    def kept(self, home: ParameterHome) -> Tensor:
-        """The tensor that is kept of a parameter between steps: its shard, master weight or whole local weight."""
-        tensor: Tensor = self._env[self._slot(home.kept, 0)]
+    def kept(self, placement: ParameterPlacement) -> Tensor:
+        """The tensor that a rank keeps of a parameter between steps: its shard, master weight or whole local weight."""
+        tensor: Tensor = self._env[self._slot(placement.kept, 0)]
         return tensor
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ class Interpreter:
                 that names the instruction and the rank.
         """
         self._begin(batch)
-        if self.progress.step == 1:
+        if self.counter.step == 1:
             self._run_checked()
         else:
             self._run()
@@ -215,7 +216,7 @@ class Interpreter:
         return self._end(), recorded
 
     def _begin(self, batch: Batch) -> None:
-        self.progress.step += 1
+        self.counter.step += 1
         self._feed(batch)
         self._env[self._num_kept :] = [None] * (len(self._slots) - self._num_kept)
 
@@ -279,7 +280,7 @@ class Interpreter:
 
     def _explain(self, error: BaseException, code: Code) -> None:
         error.add_note(
-            f"in instruction {code.id} ({code.instruction.call}) of step {self.progress.step} on rank {self.rank}"
+            f"in instruction {code.id} ({code.instruction.call}) of step {self.counter.step} on rank {self.rank}"
         )
 
     def _check(self, code: Code) -> None:
@@ -314,7 +315,7 @@ class Interpreter:
             self._fed[name] = array
 
     def _load(self, instruction: Instruction, micro_batch: int, output: Value) -> Callable[[], Tensor]:
-        """Copies the micro-batch's rows of what is fed, of them this rank's region."""
+        """Copy this rank's region of the micro-batch's rows of an input."""
         attrs = instruction.attrs
         name, layout, shape = attrs["tensor"], attrs["layout"], tuple(attrs["shape"])
         assert isinstance(layout, TensorLayout)
@@ -352,14 +353,14 @@ class Interpreter:
         )
         self._env.extend([None] * (len(self._slots) - len(self._env)))
         self._declared.update(zip(writes, (self.group.values[name] for name in instruction.outputs), strict=True))
-        token, issue = None, None
+        token, launch = None, None
         if instruction.kind is Kind.COMPUTE:
             run = self._compute(instruction, micro_batch, reads, writes)
         elif instruction.kind is Kind.WAIT:
             assert instruction.waits is not None
             token = self._slot(instruction.waits, micro_batch)
             if token not in self._brings:
-                raise TwofoldError(f"{code_id} waits for {instruction.waits!r}, which nothing issues before it")
+                raise TwofoldError(f"{code_id} waits for {instruction.waits!r}, which no earlier instruction issues")
             writes = self._brings[token]
             run = self._wait(token, writes)
         else:
@@ -369,15 +370,15 @@ class Interpreter:
                 team = (
                     Team(members=members) if self._groups is None else self._groups.team(instruction.channel, members)
                 )
-                issue = collective_issue(instruction, team, self.group.values[instruction.outputs[0]])
+                launch = collective_launch(instruction, team, self.group.values[instruction.outputs[0]])
             else:
-                issue = transfer_issue(instruction, self.rank, self._groups, self.device, self._hand_overs)
+                launch = transfer_launch(instruction, self.rank, self._groups, self.device, self._self_transfers)
             if instruction.token is None:
-                run = self._blocking(issue, reads, writes)
+                run = self._blocking(launch, reads, writes)
             else:
                 token = self._slot(instruction.token, micro_batch)
                 self._brings[token] = writes
-                run = self._issuing(issue, reads, token)
+                run = self._launching(launch, reads, token)
         self._env.extend([None] * (len(self._slots) - len(self._env)))
         return Code(
             id=code_id,
@@ -387,7 +388,7 @@ class Interpreter:
             writes=writes,
             frees=frees,
             token=token,
-            issue=issue,
+            launch=launch,
         )
 
     def _compute(
@@ -404,9 +405,9 @@ class Interpreter:
             return run_load
         rule, attrs = rule_of(instruction.call), instruction.attrs
         number, count = attrs.get("slice", (0, 1))
-        site = Site(
+        context = OpContext(
             rank=self.rank, mesh=instruction.mesh or self.group.mesh, shape=first.shape, dtype=first.dtype,
-            shares=first.shares is not None, progress=self.progress, micro_batch=micro_batch * count + number,
+            shares=first.shares is not None, counter=self.counter, micro_batch=micro_batch * count + number,
             device=self.device.torch_device,
         )  # fmt: skip
         if instruction.call in ("accumulate", "store"):  # change what is there
@@ -414,7 +415,7 @@ class Interpreter:
         if len(writes) > 1:
 
             def run_many() -> None:
-                for slot, result in zip(writes, rule(site, attrs, *[env[read] for read in reads]), strict=True):
+                for slot, result in zip(writes, rule(context, attrs, *[env[read] for read in reads]), strict=True):
                     env[slot] = result
 
             return run_many
@@ -423,36 +424,36 @@ class Interpreter:
             (only,) = reads
 
             def run_one() -> None:
-                env[out] = rule(site, attrs, env[only])
+                env[out] = rule(context, attrs, env[only])
 
             return run_one
         if len(reads) == 2:
             left, right = reads
 
             def run_two() -> None:
-                env[out] = rule(site, attrs, env[left], env[right])
+                env[out] = rule(context, attrs, env[left], env[right])
 
             return run_two
 
         def run() -> None:
-            env[out] = rule(site, attrs, *[env[read] for read in reads])
+            env[out] = rule(context, attrs, *[env[read] for read in reads])
 
         return run
 
-    def _blocking(self, issue: Issue, reads: tuple[int, ...], writes: tuple[int, ...]) -> Callable[[], None]:
+    def _blocking(self, launch: Launch, reads: tuple[int, ...], writes: tuple[int, ...]) -> Callable[[], None]:
         env = self._env
 
         def run() -> None:
-            for slot, result in zip(writes, issue(*[env[read] for read in reads]).finish(), strict=True):
+            for slot, result in zip(writes, launch(*[env[read] for read in reads]).finish(), strict=True):
                 env[slot] = result
 
         return run
 
-    def _issuing(self, issue: Issue, reads: tuple[int, ...], token: int) -> Callable[[], None]:
+    def _launching(self, launch: Launch, reads: tuple[int, ...], token: int) -> Callable[[], None]:
         env = self._env
 
         def run() -> None:
-            env[token] = issue(*[env[read] for read in reads])
+            env[token] = launch(*[env[read] for read in reads])
 
         return run
 

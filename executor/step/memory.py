@@ -1,4 +1,4 @@
-"""The memory of a program, added up by its own rules before anything runs."""
+"""The peak memory of a program, computed before it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["memory_peak"]
 
 
 def memory_peak(group: GroupProgram, rank: int, limit_bytes: int | None = None) -> MemoryPeak:
-    """The most bytes that values take at once in a step, and what they are at that moment.
+    """The largest number of live bytes in a step, and the values that are live at that moment.
 
     A value counts from the start of the instruction that makes it to the end of the one that frees it; kept values
     always count; a value that shares another's memory costs nothing. Bytes of communication buffers are not in it.

@@ -1,4 +1,4 @@
-"""What a rank is fed: batches by input name, initial weights by parameter name, models by name."""
+"""Inputs of a rank: batches by input name, initial weights by parameter name, models by name."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = [
     "digits",
     "epochs",
     "load_model",
-    "own_rows",
     "placed",
     "random_batches",
     "random_parameters",
+    "rows_of_rank",
 ]
 
 Batch = dict[str, npt.NDArray[Any]]
 
 
 def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The module, and the example inputs, that a function named "package.module:function" or "file.py:function" gives.
+    """The module and example inputs returned by a function "package.module:function" or "file.py:function".
 
     What the function draws with torch's generator on the CPU follows from `seed`; the generator is then as before.
 
@@ -71,7 +71,7 @@ def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 class InitialParameters(Mapping[str, npt.NDArray[Any]]):
-    """The whole initial parameters and buffers of a module, each made when it is asked for."""
+    """The whole initial parameters and buffers of a module; each is created on access."""
 
     def __init__(self, module: nn.Module, seed: int) -> None:
         """Take the module, whose parameters may be on meta, and the seed that decides their values."""
@@ -158,15 +158,15 @@ def random_batches(graph: Graph, seed: int, steps: int, distinct: int = 4) -> It
 
 
 def placed(batches: Iterable[Batch], device: Device) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches moved to the device, one at a time; read through a `Prefetcher` they are there ahead of their step."""
+    """Move batches to the device one at a time; a `Prefetcher` around it does so ahead of the step."""
     for batch in batches:
         yield {name: torch.as_tensor(array).to(device.torch_device) for name, array in batch.items()}
 
 
-def own_rows(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """What `rank` is fed of whole batches: all of it with full_batch, else its rows of every slice of a micro-batch.
+def rows_of_rank(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The rows of whole batches that `rank` loads: all with `full_batch`, else its rows of each micro-batch slice.
 
-    So ranks of stages of different widths are fed the same samples in the same slice of a micro-batch.
+    Ranks of stages of different widths thus load the same samples in the same slice of a micro-batch.
     """
     if plan.full_batch:
         yield from batches

@@ -259,7 +259,7 @@ class Prefetcher(Iterator[T]):
         return self._shelf.take()
 
     def close(self) -> None:
-        """Drop what was read ahead and wait until the thread has ended (it finishes the item it is at)."""
+        """Discard prefetched items and wait for the thread, which finishes its current item."""
         self._shelf.close()
         self._thread.join()
 
@@ -275,7 +275,7 @@ class Prefetcher(Iterator[T]):
 
 
 class _Shelf(Generic[T]):
-    """Up to `depth` items between the thread that prepares them and the consumer that takes them."""
+    """A bounded queue of up to `depth` items between the preparing thread and the consumer."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth

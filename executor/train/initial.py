@@ -1,4 +1,4 @@
-"""Initial values of parameters: late, one at a time, the same on every rank and for every plan.
+"""Initial values of parameters, created late and one at a time, equal on every rank and for every plan.
 
 The rule: **twofold's seed decides.** The values of a parameter follow from `set_seed` (or the `seed` argument) and
 from its name alone; other parameters, ranks, layouts, and the order of calls have no influence. It is initialised by
@@ -80,7 +80,7 @@ def get_seed() -> int:
 
 @contextlib.contextmanager
 def no_init_parameters() -> Iterator[None]:
-    """Modules built inside get parameters without data (on the meta device), but keep how they are initialised.
+    """Within this context modules get parameters without data (on the meta device) but record their initialisation.
 
     >>> with no_init_parameters():
     ...     net = nn.Linear(3, 2)
@@ -118,7 +118,7 @@ def no_init_parameters() -> Iterator[None]:
 def initializer(
     init: str | Callable[[torch.Tensor], Any], shape: Sequence[int], dtype: torch.dtype = torch.float32
 ) -> nn.Parameter:
-    """A parameter with the initial values that `init` says; without data inside of `no_init_parameters`.
+    """A parameter initialised by `init`; without data inside `no_init_parameters`.
 
     Args:
         init: a name ("normal", "uniform", "truncatedNormal", "xavier_uniform", "he_uniform", "zeros", "ones"; normal is
@@ -218,7 +218,7 @@ def initialised_copy(module: ModuleT, seed: int | None = None) -> ModuleT:
 
 
 def _first_name(module: nn.Module, name: str) -> str:
-    """The name that decides: of a tied parameter the first one."""
+    """The name that determines the values: the first name of a tied parameter."""
     first: dict[int, str] = {}
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     names = {path: first.setdefault(id(tensor), path) for path, tensor in named}
@@ -241,7 +241,7 @@ def _made(owner: nn.Module, leaf: str, name: str, seed: int) -> torch.Tensor:
             if not (value.is_floating_point() and value.isnan().any()):
                 return value.to(tensor.dtype)
     raise TwofoldError(
-        f"nothing says how the parameter {name!r} of {type(owner).__name__} is initialised: build it inside of "
+        f"the parameter {name!r} of {type(owner).__name__} has no initialisation: build it inside "
         f"no_init_parameters() with torch.nn.init or initializer(...), or give {type(owner).__name__} a method "
         f"reset_parameters"
     )
@@ -260,7 +260,7 @@ def _reset(owner: nn.Module, leaf: str) -> Recorded | None:
 
 
 def _empty_copy(module: nn.Module) -> nn.Module:
-    """A copy with tensors of its own, without data; its parts as well, for a reset may write to those."""
+    """A copy with separate tensors without data, including its submodules, because a reset may write to them."""
     made = copy.copy(module)
     parts: dict[str, dict[str, Any]] = {
         "_parameters": {

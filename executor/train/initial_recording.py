@@ -1,4 +1,4 @@
-"""Recorded initialisation: what would have been written into tensors that have no memory yet.
+"""Recorded initialisation: the calls that would write into tensors without memory.
 
 While a module is built on the meta device, a `Recording` logs every aten call by the memory that it reads and writes.
 One tensor's values can then be made alone: the calls that lead to it are played again on the CPU, in order, with a
@@ -44,7 +44,7 @@ class _View:
 
     @property
     def key(self) -> int:
-        """Which memory it is."""
+        """An identifier of the memory."""
         return self.storage._cdata
 
 
@@ -136,7 +136,7 @@ class Recording(TorchDispatchMode):
         self._calls.append(call)
 
     def of(self, tensor: torch.Tensor) -> Recorded:
-        """How the values of a meta tensor come about."""
+        """The recorded initialisation of a meta tensor."""
         return Recorded(recording=self, view=_View.of(tensor), version=tensor._version)
 
     def leading_to(self, key: int) -> Iterator[_Call]:

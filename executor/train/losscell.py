@@ -1,4 +1,4 @@
-"""The network with its loss as one module, with the names and meanings that MindSpore gives them."""
+"""A network with its loss as one module, with MindSpore's names and semantics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WithLossCell(nn.Module):
     """
 
     def __init__(self, backbone: nn.Module, loss_fn: nn.Module) -> None:
-        """Refuse what is no module, for export finds only modules' names."""
+        """Refuse arguments that are not modules: torch.export finds only the names of modules."""
         super().__init__()
         for what, given in (("backbone", backbone), ("loss_fn", loss_fn)):
             if not isinstance(given, nn.Module):
@@ -35,7 +35,7 @@ class WithLossCell(nn.Module):
         self._loss_fn = loss_fn
 
     def forward(self, data: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch."""
+        """Compute the scalar loss of a batch."""
         return self._loss_fn(self._backbone(data), label)
 
 
@@ -54,7 +54,7 @@ class MAELoss(nn.Module):
     """
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The scalar loss."""
+        """Compute the scalar loss."""
         if logits.shape != labels.shape:
             if logits.shape[:1] != labels.shape[:1] or logits.numel() != labels.numel():
                 raise TwofoldError(

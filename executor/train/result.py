@@ -1,4 +1,4 @@
-"""What a rank brings home from a run, as a value and as a file, and all ranks' spans as one timeline.
+"""One rank's result of a run, as a value and as a file, and all ranks' spans as one timeline.
 
 Times are nanoseconds of the host's monotonic clock, which all processes of one host share; spans of ranks on several
 hosts cannot be merged without aligning their clocks first, which is not done here.
@@ -101,7 +101,7 @@ def spans_of(codes: Sequence[Code], steps: Sequence[RecordedStep]) -> SpanColumn
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankResult:
-    """What one rank brings home.
+    """One rank's result.
 
     Args:
         rank: this one.
@@ -146,7 +146,7 @@ class RankResult:
         return (self.step_end_ns - self.step_start_ns) / 1e9 / self.dilate
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything but the weights to an .npz file, whole or not at all."""
+        """Write everything but the weights to an .npz file atomically."""
         facts = {
             "rank": self.rank, "num_ranks": self.num_ranks, "kind": self.kind, "cpu_s": self.cpu_s,
             "peak_bytes": self.peak.peak_bytes,
@@ -188,7 +188,7 @@ _COLUMNS = ("step", "stream", "name_index", "start_ns", "end_ns", "step_start_ns
 
 
 def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
-    """Write arrays to an .npz file (no pickle), whole or not at all.
+    """Write arrays to an .npz file (no pickle) atomically.
 
     Raises:
         TwofoldError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Trains with a program inside one launched rank, and brings home what happened.
+"""Trains with a program inside one launched rank and returns the rank's result.
 
 The process may have joined the default process group already; otherwise it joins with the variables that torchrun sets.
 Batches and initial parameters come from outside, as mappings from names to arrays.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,12 +28,32 @@ from executor.step.interpreter import Batch, Interpreter, RecordedStep
 from executor.train.result import RankResult, spans_of, write_npz
 from plans.errors import TwofoldError
 from plans.plan import Plan, plan_digest
-from plans.program import GroupProgram, ParameterHome, Program
+from plans.program import GroupProgram, ParameterPlacement, Program
 
-__all__ = ["gather_parameters", "run_rank"]
+__all__ = ["RunOptions", "gather_parameters", "run_rank"]
 
 OnStep = Callable[[int, float | None], None]
 """Called after step 0, 1, ... with its loss, None where this rank does not know it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How `run_rank` trains.
+
+    Args:
+        emulation: let instructions take a machine's modelled time; the result is labelled "emulated".
+        record_steps: of how many of the last steps spans are kept; recording is done in these steps only.
+        count: run one more step at the end, whose result is thrown away, to compare executed with planned communication
+            (not under emulation).
+        on_step: called after every step.
+        timeout_s: seconds after which a rank that waits for another one gives up.
+    """
+
+    emulation: Emulation | None = None
+    record_steps: int = 3
+    count: bool = True
+    on_step: OnStep | None = None
+    timeout_s: float = 60.0
 
 
 def run_rank(
@@ -42,12 +64,8 @@ def run_rank(
     steps: int,
     *,
     device: str | Device = "auto",
-    emulation: Emulation | None = None,
-    record_steps: int = 3,
-    count: bool = True,
-    on_step: OnStep | None = None,
     weights_path: str | os.PathLike[str] | None = None,
-    timeout_s: float = 60.0,
+    options: RunOptions = RunOptions(),
 ) -> RankResult:
     """Train for `steps` steps on this rank.
 
@@ -59,79 +77,42 @@ def run_rank(
         parameters: name -> whole initial array (only those that this rank keeps are looked up).
         steps: at least 1.
         device: "auto", "cpu", "cuda", "npu", or one that was picked before.
-        emulation: let instructions take a machine's modelled time; the result is labelled "emulated".
-        record_steps: of how many of the last steps spans are kept; recording is done in these steps only.
-        count: run one more step at the end, whose result is thrown away, to compare executed with planned communication
-            (not under emulation).
-        on_step: progress.
         weights_path: rank 0 writes the final parameters there as .npz.
-        timeout_s: after which a rank that waits for another one gives up.
+        options: emulation, recording, counting, timeout.
 
     Raises:
         TwofoldError: bad input, such as a feed that ends early or a memory limit that is too small. Other errors carry
             a note with the instruction and the rank.
     """
     if steps < 1:
-        raise TwofoldError(f"{steps} steps cannot be run; it takes at least 1")
+        raise TwofoldError(f"steps must be at least 1, not {steps}")
     device = pick_device(device) if isinstance(device, str) else device
     device.use()
     alone = program.num_ranks == 1
-    joined = False if alone else connect(device, timeout_s)
+    joined = False if alone else connect(device, options.timeout_s)
     rank = 0 if alone else dist.get_rank()
-    groups = None if alone else Groups(program, device, timeout_s)
+    groups = None if alone else Groups(program, device, options.timeout_s)
     limit = None if plan is None else plan.memory_limit_bytes
-    interpreter: Interpreter
-    if emulation is None:
-        interpreter = Interpreter(program, rank, device, groups, memory_limit_bytes=limit)
-    else:
-        interpreter = EmulatedInterpreter(
-            program, rank, device, groups, emulation=emulation, memory_limit_bytes=limit
-        )  # fmt: skip
+    interpreter = _interpreter(program, rank, device, groups, limit, options.emulation)
     interpreter.set_parameters(parameters)
     device.reset_peak_memory()
-    losses: list[Tensor] = []
-    recorded: list[RecordedStep] = []
-    times = np.zeros((2, steps), dtype=np.int64)
-    batches, batch = iter(feed), None
-    warm, cpu_ns = steps // 4, 0
-    for step in range(steps):
-        if step == warm:
-            cpu_ns = time.process_time_ns()
-        batch = next(batches, None)
-        if batch is None:
-            raise TwofoldError(f"the data ended after {step} steps, {steps} were asked for")
-        times[0, step] = now_ns()
-        if step >= steps - record_steps:
-            loss, spans = interpreter.record(batch)
-            recorded.append(spans)
-        else:
-            loss = interpreter.step(batch)
-        times[1, step] = now_ns()
-        if loss is not None:
-            losses.append(loss)
-        if on_step is not None:
-            on_step(step, None if loss is None else float(loss))
-    cpu_ns = time.process_time_ns() - cpu_ns
+    done = _train(interpreter, iter(feed), steps, options)
     peak_bytes = device.max_memory_allocated()
     weights = gather_parameters(program, interpreter)
     if weights is not None and weights_path is not None:
         write_npz(weights_path, weights)
     differences, executed = None, Counter[Communication]()
-    if count and emulation is None:
-        assert batch is not None
+    if options.count and options.emulation is None:
         with counted() as executed:
-            interpreter.step(batch)
+            interpreter.step(done.last_batch)
         differences = tuple(compare(planned_collectives(program, rank), executed, rank))
     result = RankResult(
-        rank=rank, num_ranks=program.num_ranks, kind="measured" if emulation is None else "emulated",
-        losses=_shared_losses(program, rank, device, losses, steps), step_start_ns=times[0], step_end_ns=times[1],
-        cpu_s=cpu_ns / 1e9 / (steps - warm),
-        peak=interpreter.peak, device_peak_bytes=peak_bytes, spans=spans_of(interpreter.codes, recorded),
-        differences=differences, num_communications=sum(executed.values()),
-        dilate=1.0 if emulation is None else emulation.dilate,
-        num_late=interpreter.num_late if isinstance(interpreter, EmulatedInterpreter) else 0,
-        environment=environment(device) | ({} if emulation is None else {"emulated_machine": emulation.machine}),
-        plan_digest="" if plan is None else plan_digest(plan), weights=weights,
+        rank=rank, num_ranks=program.num_ranks,
+        losses=_shared_losses(program, rank, device, done.losses, steps), step_start_ns=done.times_ns[0],
+        step_end_ns=done.times_ns[1], cpu_s=done.cpu_s, peak=interpreter.peak, device_peak_bytes=peak_bytes,
+        spans=spans_of(interpreter.codes, done.recorded), differences=differences,
+        num_communications=sum(executed.values()), plan_digest="" if plan is None else plan_digest(plan),
+        weights=weights, **_labels(interpreter, options.emulation),
     )  # fmt: skip
     if groups is not None:
         dist.barrier()  # nobody closes a connection that another still reads from
@@ -139,6 +120,75 @@ def run_rank(
     if joined:
         dist.destroy_process_group()
     return result
+
+
+def _interpreter(
+    program: Program, rank: int, device: Device, groups: Groups | None, limit_bytes: int | None,
+    emulation: Emulation | None,
+) -> Interpreter:  # fmt: skip
+    if emulation is None:
+        return Interpreter(program, rank, device, groups, memory_limit_bytes=limit_bytes)
+    return EmulatedInterpreter(program, rank, device, groups, emulation=emulation, memory_limit_bytes=limit_bytes)
+
+
+def _labels(interpreter: Interpreter, emulation: Emulation | None) -> dict[str, Any]:
+    """The fields of a result that say whether it was measured or emulated."""
+    found = environment(interpreter.device)
+    if emulation is None:
+        return {"kind": "measured", "environment": found}
+    assert isinstance(interpreter, EmulatedInterpreter)
+    return {
+        "kind": "emulated", "dilate": emulation.dilate, "num_late": interpreter.num_late,
+        "environment": found | {"emulated_machine": emulation.machine},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Training:
+    """The outcome of the steps of a run.
+
+    Args:
+        losses: of every step, where this rank knows them.
+        recorded: of the last steps.
+        times_ns: [2, steps] when each step began and ended.
+        cpu_s: processor time of this process per step, the first quarter of the steps left out.
+        last_batch: the last one that was fed.
+    """
+
+    losses: list[Tensor]
+    recorded: list[RecordedStep]
+    times_ns: npt.NDArray[np.int64]
+    cpu_s: float
+    last_batch: Batch
+
+
+def _train(interpreter: Interpreter, batches: Iterator[Batch], steps: int, options: RunOptions) -> _Training:
+    losses: list[Tensor] = []
+    recorded: list[RecordedStep] = []
+    times_ns = np.zeros((2, steps), dtype=np.int64)
+    warm, cpu_ns = steps // 4, 0
+    for step in range(steps):
+        if step == warm:
+            cpu_ns = time.process_time_ns()
+        batch = next(batches, None)
+        if batch is None:
+            raise TwofoldError(f"the data ended after {step} of {steps} steps; give more batches or fewer steps")
+        times_ns[0, step] = now_ns()
+        if step >= steps - options.record_steps:
+            loss, spans = interpreter.record(batch)
+            recorded.append(spans)
+        else:
+            loss = interpreter.step(batch)
+        times_ns[1, step] = now_ns()
+        if loss is not None:
+            losses.append(loss)
+        if options.on_step is not None:
+            options.on_step(step, None if loss is None else float(loss))
+    cpu_ns = time.process_time_ns() - cpu_ns
+    assert batch is not None
+    return _Training(
+        losses=losses, recorded=recorded, times_ns=times_ns, cpu_s=cpu_ns / 1e9 / (steps - warm), last_batch=batch
+    )  # fmt: skip
 
 
 @torch.inference_mode()
@@ -149,22 +199,26 @@ def gather_parameters(program: Program, interpreter: Interpreter) -> dict[str, n
     """
     whole: dict[str, Any] = {}
     for group in program.groups:
-        for home in group.parameters:
-            if home.name not in whole:
-                whole[home.name] = _gather_one(group, home, interpreter)
+        for placement in group.parameters:
+            if placement.name not in whole:
+                whole[placement.name] = _gather_one(group, placement, interpreter)
     return whole if interpreter.rank == 0 else None
 
 
-def _gather_one(group: GroupProgram, home: ParameterHome, interpreter: Interpreter) -> np.ndarray[Any, Any] | None:
-    rank, mesh = interpreter.rank, home.layout.mesh
-    kept = group.values[home.kept]
+def _gather_one(
+    group: GroupProgram, placement: ParameterPlacement, interpreter: Interpreter
+) -> np.ndarray[Any, Any] | None:
+    rank, mesh = interpreter.rank, placement.layout.mesh
+    kept = group.values[placement.kept]
     owners: dict[tuple[Any, int], int] = {}
     for member in sorted(mesh.rank_list):
-        owners.setdefault((home.layout.region(member, home.shape), mesh.index(member, home.shard_axes)), member)
-    whole = torch.empty(home.shape, dtype=torch_dtype(kept.dtype)) if rank == 0 else None
+        owners.setdefault(
+            (placement.layout.region(member, placement.shape), mesh.index(member, placement.shard_axes)), member
+        )
+    whole = torch.empty(placement.shape, dtype=torch_dtype(kept.dtype)) if rank == 0 else None
     shards: dict[Any, list[Tensor]] = {}
     for (region, _), owner in sorted(owners.items()):
-        mine = interpreter.kept(home).contiguous() if rank == owner else None
+        mine = interpreter.kept(placement).contiguous() if rank == owner else None
         if rank == 0:
             if mine is None:
                 mine = torch.empty(kept.shape, dtype=torch_dtype(kept.dtype), device=interpreter.device.torch_device)
@@ -181,7 +235,7 @@ def _gather_one(group: GroupProgram, home: ParameterHome, interpreter: Interpret
 
 
 def _shared_losses(program: Program, rank: int, device: Device, losses: list[Tensor], steps: int) -> Any:
-    """The losses of all steps, told to every rank by the lowest one that knows them."""
+    """The losses of all steps, broadcast from the lowest rank that knows them."""
     source = min((each for group in program.groups if group.loss is not None for each in group.ranks), default=None)
     if source is None:
         raise TwofoldError("no rank of the program knows the loss")

@@ -1,8 +1,8 @@
-"""Whether all ranks hold the same initial values, where a module was built with values on each of them.
+"""Check that all ranks start from the same initial values, where each of them built the module itself.
 
-What `no_init_parameters` leaves without data follows from the seed and a tensor's name alone. Values that a script or a
-model function drew itself are every process's own: one forgotten seed, and the parts of a tensor that the ranks keep
-belong to different tensors. Nothing would look wrong but the loss.
+Values of a module built inside `no_init_parameters` follow from the seed and the tensor's name alone. Values that a
+script or a model function draws itself may differ between processes: without a common seed the parts that the ranks
+keep belong to different tensors, and only the loss would show it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import nn
 from executor.device import Device
 from plans.errors import TwofoldError
 
-__all__ = ["check_alike"]
+__all__ = ["check_same_start"]
 
 
-def check_alike(module: nn.Module, device: Device) -> None:
+def check_same_start(module: nn.Module, device: Device) -> None:
     """Compare the values that `module` holds on all ranks of the default process group; every rank must call it.
 
-    Tensors without data (on the meta device) are not looked at: they hold no values yet. The others are hashed, about
-    a second per GB.
+    Tensors on the meta device are skipped: they hold no values yet. The others are hashed, which takes about a second
+    per GB.
 
     Raises:
         TwofoldError: ranks hold different values, or different tensors; every rank raises the same.

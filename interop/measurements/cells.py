@@ -1,4 +1,4 @@
-"""The cells of one row of a table, in whatever spelling."""
+"""The cells of one row of a table, in the spellings that people use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
 
 
 class Skip(Exception):
-    """A row that is not predicted, with the reason."""
+    """A row that cannot be predicted; the message is the reason."""
 
 
 class Cells:

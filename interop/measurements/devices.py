@@ -1,4 +1,4 @@
-"""What a table says of devices and their links, in whatever spelling, as the catalogue's names."""
+"""Devices and links as tables of measurements spell them, translated to the names of the catalogue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Network", "UnknownDevice", "check_within_node", "device_named", "net
 
 
 class UnknownDevice(Exception):
-    """A device, or links of devices, that the catalogue does not have, with the reason."""
+    """The catalogue does not have a device, or its links; the message is the reason."""
 
 
 _INSTANCES = (
@@ -106,7 +106,7 @@ _BOARDS = r"nv-?link|nvswitch|\bnv\d+\b|sxm|hgx|dgx|c2c|hccs"
 
 
 def check_within_node(device: str, interconnect: str, notes: str) -> None:
-    """Whether devices of a node are linked as the catalogue's boards are.
+    """Check that devices of a node are linked as the catalogue's boards are.
 
     Raises:
         UnknownDevice: they are said to be on PCIe, or to have no links of their own.
@@ -132,7 +132,7 @@ _INSIDE = ("nvlink", "nvswitch", "nvl", "pcie", "c2c", "hbm", "xgmi")
 
 
 def network_of(interconnect: str, notes: str, usual_per_node: int) -> Network:
-    """What the words about links mean for one device.
+    """The bandwidth of one device's links to other nodes, read from words about links.
 
     Raises:
         UnknownDevice: links of no rate.

@@ -1,4 +1,4 @@
-"""What a table's name and sizes of a model say of its blocks: families of transformers and what they have in common."""
+"""Families of transformers: what the name and the sizes of a model tell about its blocks."""
 
 from __future__ import annotations
 

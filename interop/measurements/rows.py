@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from interop.measurements.cells import METRICS, ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import Network, UnknownDevice, check_within_node, device_named, network_of
-from interop.measurements.models import catalogued, family_of, named_parameters, resized
+from interop.measurements.models import Family, catalogued, family_of, named_parameters, resized
 from interop.measurements.software import counts_recompute, level_of, software_of
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -57,7 +58,7 @@ _ZERO_BUBBLE_VOCAB = 32_000
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a row measures.
+    """A row: what was measured, and the configuration it was measured on.
 
     Args:
         config, degrees: the model and its layout.
@@ -188,6 +189,7 @@ class _Reading(Cells):
     # ------------------------------------------------------------------- model and stack
 
     def config(self, dtype: str, stack: str) -> TransformerConfig:
+        """The model: the catalogue's where the name is known, else a family by its name and sizes."""
         name = self.text("model")
         known = catalogued(name)
         if known is not None:
@@ -198,47 +200,58 @@ class _Reading(Cells):
         layers = self.count("layers", known.num_layers if known else None)
         hidden = self.count("hidden", known.hidden if known else None)
         heads = self.count("heads", known.num_heads if known else None)
-        own = known is not None and (hidden, heads) == (known.hidden, known.num_heads)
-        if known is not None and (known.experts is not None or known.latent is not None):
-            if not own or not self.as_catalogued(known):
+        if known is not None and (hidden, heads) != (known.hidden, known.num_heads):
+            if known.experts is not None or known.latent is not None:
                 raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}")
-            return self.mixture(known, layers, seq, dtype)
-        kv_heads = self.count("kv_heads", known.kv_heads if known and own else heads)
-        ffn = self.count("ffn", known.inner if known and own else 4 * hidden)
+            same = None
+        else:
+            same = known
+        if same is not None and (same.experts is not None or same.latent is not None):
+            if not self.as_catalogued(same):
+                raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {same.name}")
+            return self.mixture(same, layers, seq, dtype)
+        kv_heads = self.count("kv_heads", same.kv_heads if same else heads)
+        ffn = self.count("ffn", same.inner if same else 4 * hidden)
         if self.count("ep", 1) > 1:
             raise Skip(f"ep {self.text('ep')} without experts in its model")
-        family, told = family_of(name, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn)
-        settings = dict(family.settings)
-        usual = known.vocab if known else family.vocab
-        if ZERO_BUBBLE in self.words("source"):
-            usual = _ZERO_BUBBLE_VOCAB
-        stated = self.count("vocab", usual)
-        # Megatron-LM pads it (--make-vocab-size-divisible-by), torch splits it unevenly
+        family, reason = family_of(name, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn)
+        vocab = self.vocab(known.vocab if known else family.vocab, stack)
+        self.assumed.append(reason)
+        dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
+        settings = self.block_settings(family)
+        if dropout:
+            self.assumed.append("dropout and attention dropout of 0.1, Megatron-LM's defaults")
+        config = TransformerConfig(
+            name=name, num_layers=layers, hidden=hidden, num_heads=heads, num_kv_heads=kv_heads, ffn=ffn, vocab=vocab,
+            seq=seq, dtype=dtype, dropout=dropout, attention_dropout=dropout, **settings,
+        )  # fmt: skip
+        named = named_parameters(name)
+        if named and not 0.8 < config.num_parameters / named < 1.25:
+            self.assumed.append(
+                f"its sizes make {config.num_parameters / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9"
+            )
+        return config
+
+    def vocab(self, usual: int, stack: str) -> int:
+        """Entries of the vocabulary; Megatron-LM pads it (--make-vocab-size-divisible-by), torch splits it unevenly."""
+        stated = self.count("vocab", _ZERO_BUBBLE_VOCAB if ZERO_BUBBLE in self.words("source") else usual)
         parts = self.count("tp", 1) * (1 if stack.startswith("torch") else 128)
         vocab = -(-stated // parts) * parts
-        if vocab != stated and self.text("vocab"):
-            self.assumed.append(f"vocabulary padded to {vocab}")
         if not self.text("vocab"):
             self.assumed.append(f"vocabulary not stated: {vocab}")
-        self.assumed.append(told)
+        elif vocab != stated:
+            self.assumed.append(f"vocabulary padded to {vocab}")
+        return vocab
+
+    def block_settings(self, family: Family) -> dict[str, Any]:
+        """The family's settings of a block, without positions where the notes say so."""
+        settings = dict(family.settings)
         if re.search(r"\bno (rope|rotary|positions?)\b", self.words("notes")):
             settings["position"] = "none"
         elif settings.get("position") == "rope" and _DESCRIBED in self.words("notes"):
             settings["position"] = "none"
             self.assumed.append("no rotary positions: the list of a block's parts that its notes refer to has none")
-        dropout = 0.1 if family.dropout and stack in ("megatron-2022", "zero-bubble") else 0.0
-        if dropout:
-            self.assumed.append("dropout and attention dropout of 0.1, Megatron-LM's defaults")
-        found = TransformerConfig(
-            name=name, num_layers=layers, hidden=hidden, num_heads=heads, num_kv_heads=kv_heads, ffn=ffn, vocab=vocab,
-            seq=seq, dtype=dtype, dropout=dropout, attention_dropout=dropout, **settings,
-        )  # fmt: skip
-        named = named_parameters(name)
-        if named and not 0.8 < found.num_parameters / named < 1.25:
-            self.assumed.append(
-                f"its sizes make {found.num_parameters / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9"
-            )
-        return found
+        return settings
 
     def as_catalogued(self, known: TransformerConfig) -> bool:
         """Whether the cells of a mixture's sizes are those of the catalogue; its vocabulary may be padded."""
@@ -252,7 +265,7 @@ class _Reading(Cells):
         )
 
     def mixture(self, known: TransformerConfig, layers: int, seq: int, dtype: str) -> TransformerConfig:
-        """A catalogued mixture of experts, whose tokens no expert turns away."""
+        """A mixture of experts from the catalogue, with no token dropped."""
         assert known.experts is not None
         self.assumed.append(f"experts as published ({known.source}), evenly loaded, none dropped")
         return resized(
@@ -396,7 +409,7 @@ class _Reading(Cells):
         return _DESCRIBED in words or bool(re.search(r"last micro-?batch|no_sync|set_requires_gradient_sync", words))
 
     def one_dtype(self) -> bool:
-        """Whether a run of torch's parts keeps everything in one dtype: own runs do unless they say otherwise."""
+        """Whether a run with torch keeps weights, gradients and states in one dtype, as our own runs do by default."""
         words = self.words("precision", "notes", "source")
         if re.search(r"mixed|\bamp|master|autocast", words):
             return False

@@ -1,4 +1,4 @@
-"""What a row of a table says of the software that ran it."""
+"""The software that ran a row of a table, from the words of the row."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OTHER = (
     r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|mindspore|mindformers|colossal-?ai|paddle\w*|tensorflow|"
     r"\balpa\b|oneflow|mesh-tensorflow|\bxla\b|neuronx?\b|axlearn|tinygrad|\bmlx\b|bmtrain|hetu|internevo"
 )
-"""Software whose habits are not modelled; as which a run was predicted would have to be guessed."""
+"""Software that is not modelled: which modelled one to predict it with would have to be guessed."""
 
-_TAKEN = {
+_TAKEN_AS = {
     "deepspeed": "DeepSpeed", "neox": "GPT-NeoX", r"nemo\b": "NeMo", "nanotron": "nanotron", "picotron": "picotron",
     "llm-foundry": "LLM Foundry", "mosaic": "MosaicML's", r"\bcomposer\b": "Composer", "lightning": "Lightning",
     r"\baccelerate\b": "Accelerate", "hugging ?face": "Hugging Face's",
 }  # fmt: skip
-"""Words of software that is taken for another one, and its name."""
+"""Words of software that is predicted as another one, and its name."""
 
 _PUBLISHED = r"arxiv|https?:|github|blog|paper|readme|@ ?[0-9a-f]{7,}\b|\b20(1\d|2[0-5])\b"
 _LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
@@ -40,7 +40,7 @@ def level_of(cells: Cells, default: int | None = None) -> int | None:
 
 
 def software_of(cells: Cells, device: str) -> str:
-    """The name of the stack that a row's source, notes and switches speak of.
+    """The name of the stack that a row's source, notes and switches point to.
 
     Megatron-LM of 2022 where a source of that year or before ran on what there was then, or the device has no fused
     attention; torch's parts of 2024 where a source is published and not later than 2025 by its words, which most are.
@@ -49,39 +49,52 @@ def software_of(cells: Cells, device: str) -> str:
         Skip: a switch that is modelled for other software only; software that is named and not modelled.
     """
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
-    compiled = cells.switch("compile")
-    if ZERO_BUBBLE in words:
-        return "zero-bubble"
-    if cells.switch("async_tp"):
-        if "torchtitan" not in source:
-            raise Skip("asynchronous tensor parallelism is modelled for torchtitan only")
-        return "torchtitan-async"
-    if "torchtitan" in source:
-        return "torchtitan-compile" if compiled else "torchtitan"
+    compiled, own = cells.switch("compile"), "own run" in words
+    if (name := _named(cells, source, words)) is not None:
+        return name
     if (match := re.search(_OTHER, source)) and not re.search(rf"{_MEGATRONS}|\btorch\b|pytorch", source):
         raise Skip(f"software {match.group()!r} is not modelled; --stack says as which it is to be predicted")
-    own = "own run" in words
     if re.search(_MEGATRONS, words) and "megatron-deepspeed" not in words:
-        name = "megatron"
-    elif own or re.search(_TORCHES, words) or compiled is not None or level_of(cells) in (2, 3):
-        name = "torch"
+        uses_torch = False
     else:
-        name = "megatron"
-    if name == "megatron":
-        year = match.group(1) if (match := re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)) else ""
-        early = bool(year) and year <= "22" and device.startswith("a100") and "flash" not in words
-        name = "megatron-2022" if early or device.startswith("v100") else "megatron"
+        uses_torch = own or bool(re.search(_TORCHES, words)) or compiled is not None or level_of(cells) in (2, 3)
+    if not uses_torch:
+        name = _megatron_of(words, device)
     elif not own and re.search(_PUBLISHED, words) and not re.search(_LATE, words):
         name = "torch-2024"
         cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
-    if compiled and name.startswith("torch"):
+    else:
+        name = "torch"
+    if compiled and uses_torch:
         name += "-compile"
-    for word, named in _TAKEN.items():
+    for word, software in _TAKEN_AS.items():
         if re.search(word, source):
-            cells.assumed.append(f"{named} taken as {name}")
+            cells.assumed.append(f"{software} taken as {name}")
     if not re.search(f"{_MEGATRONS}|{_TORCHES}", words):
         cells.assumed.append(f"software not named: {name}")
     return name
+
+
+def _named(cells: Cells, source: str, words: str) -> str | None:
+    """The stack that a row names by itself; None where its words have to be weighed."""
+    if ZERO_BUBBLE in words:
+        return "zero-bubble"
+    is_titan = "torchtitan" in source
+    if cells.switch("async_tp"):
+        if not is_titan:
+            raise Skip("asynchronous tensor parallelism is modelled for torchtitan only")
+        return "torchtitan-async"
+    if is_titan:
+        return "torchtitan-compile" if cells.switch("compile") else "torchtitan"
+    return None
+
+
+def _megatron_of(words: str, device: str) -> str:
+    """Megatron-LM of today; of 2022 by the year of the paper (arXiv number), or on devices without fused attention."""
+    match = re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)
+    year = match.group(1) if match else ""
+    early = bool(year) and year <= "22" and device.startswith("a100") and "flash" not in words
+    return "megatron-2022" if early or device.startswith("v100") else "megatron"
 
 
 def counts_recompute(cells: Cells, metric: str, stack: str, recompute: str) -> bool:

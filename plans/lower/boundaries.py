@@ -29,7 +29,7 @@ def find_boundaries(plan: Plan, micro: Graph) -> list[StageBoundary]:
             if maker is None or stage_of[maker.name] == here or (name, here) in found:
                 continue
             there = stage_of[maker.name]
-            source = plan.strategy(maker).handed_on(
+            source = plan.strategy(maker).output_layout(
                 micro.spec(maker), maker.outputs.index(name), _mesh(plan, maker, stage_of)
             )
             target = micro.spec(operator).input_layout(

@@ -19,7 +19,7 @@ from plans.lower.reduction import Reduction
 from plans.lower.statistic import gather_statistic
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
-from plans.program import ConstantHome, Instruction, Kind, Scope, Value
+from plans.program import ConstantPlacement, Instruction, Kind, Scope, Value
 
 __all__ = ["LOSSES", "ChunkLowering", "completed_parameters", "fed_layout"]
 
@@ -163,7 +163,7 @@ class ChunkLowering:
     def _hand_on(self, emitter: Emitter, operator: Operator, spec: OperatorSpec) -> None:
         """Bring an output to the layout that the strategy hands it on in; readers start from there."""
         for index, name in enumerate(operator.outputs):
-            layout = self.plan.strategy(operator).handed_on(spec, index, self.mesh_of(operator))
+            layout = self.plan.strategy(operator).output_layout(spec, index, self.mesh_of(operator))
             self.obtain(emitter, name, layout)
             self.placed[name].sort(key=lambda placed: not placed[0].same_placement(layout))
 
@@ -205,7 +205,7 @@ class ChunkLowering:
                 scope=Scope.KEPT, role="weight",
             )
         )  # fmt: skip
-        self.table.constants[value] = ConstantHome(name=name, shape=tensor.shape, layout=target, value=value)
+        self.table.constants[value] = ConstantPlacement(name=name, shape=tensor.shape, layout=target, value=value)
         return value
 
     def _load(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
@@ -391,7 +391,7 @@ class _Backward:
         if maker is not None and maker.name in chunk.plan.stages[chunk.number].operators:
             spec, mesh, strategy = chunk.micro.spec(maker), chunk.mesh_of(maker), chunk.plan.strategy(maker)
             index = maker.outputs.index(name)
-            handed_on = strategy.handed_on(spec, index, mesh).without_partial()
+            handed_on = strategy.output_layout(spec, index, mesh).without_partial()
             target = spec.output_layout(index, mesh, strategy.dims).without_partial()
         else:
             arriving = [border.target for border in chunk.arriving if border.tensor == name]

@@ -6,7 +6,6 @@ collectives, and every block of a model that is folded must be collectives.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -50,7 +49,6 @@ def ways_at_sizes(ways: Ways, sizes: Mapping[str, int]) -> Ways:
         ways: that decides.
         sizes: axis -> its size in the decision.
     """
-    scale = math.prod(sizes.values())
 
     def resized(layout: TensorLayout) -> TensorLayout:
         mesh = layout.mesh
@@ -60,8 +58,15 @@ def ways_at_sizes(ways: Ways, sizes: Mapping[str, int]) -> Ways:
     def taken(source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> tuple[Step, ...]:
         if source.mesh != target.mesh:
             return ways(source, target, shape, dtype)
-        steps = ways(resized(source), resized(target), tuple(scale * size for size in shape), dtype)
         mesh = source.mesh
+        own = {axis: (mesh.size((axis,)), size) for axis, size in sizes.items() if axis in mesh.alias_name}
+        smaller = []
+        for size in shape:  # a dim divides by an axis there if it does here
+            for prime, other in own.values():
+                while size % prime == 0:
+                    size = size // prime * other
+            smaller.append(size)
+        steps = ways(resized(source), resized(target), tuple(smaller), dtype)
         return tuple(
             replace(step, before=replace(step.before, mesh=mesh), after=replace(step.after, mesh=mesh))
             for step in steps

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from plans.layout import Layout, TensorLayout
 from plans.model.graph import itemsize
-from plans.program import ConstantHome, Instruction, Kind, Scope, Value
+from plans.program import ConstantPlacement, Instruction, Kind, Scope, Value
 from plans.redistribution import Step, StepKind, pieces, redistribute
 
 __all__ = [
@@ -43,7 +43,7 @@ class ValueTable:
     """
 
     values: dict[str, Value] = field(default_factory=dict)
-    constants: dict[str, ConstantHome] = field(default_factory=dict)
+    constants: dict[str, ConstantPlacement] = field(default_factory=dict)
     ways: Ways = least_bytes
 
     def add(self, value: Value) -> str:

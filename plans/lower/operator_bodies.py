@@ -152,7 +152,7 @@ def _place_tensors(chunk: ChunkLowering, operator: Operator) -> None:
             value = Value(name=chunk.name_of(name, layout), shape=layout.local_shape(tensor.shape), dtype=tensor.dtype)
             chunk.placed.setdefault(name, []).append((layout, table.add(value)))
     name = operator.outputs[0]
-    tensor, layout = micro.tensors[name], strategy.handed_on(spec, 0, mesh).without_partial()
+    tensor, layout = micro.tensors[name], strategy.output_layout(spec, 0, mesh).without_partial()
     value = Value(name=f"d:{name}@{layout}", shape=layout.local_shape(tensor.shape), dtype=tensor.dtype)
     chunk.returned[name] = layout, table.add(value)
 

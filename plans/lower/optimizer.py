@@ -26,7 +26,7 @@ from plans.lower.reduction import Reduced, Reduction
 from plans.model.blocks import block_of
 from plans.model.graph import Operator, Tensor
 from plans.plan import Optimizer
-from plans.program import Instruction, ParameterHome, Scope, Value
+from plans.program import Instruction, ParameterPlacement, Scope, Value
 
 __all__ = ["ChunkParameters", "OptimizerLowering", "padded_shard", "shard_axes"]
 
@@ -78,11 +78,11 @@ class OptimizerLowering:
 
     # ------------------------------------------------------------------- places
 
-    def allocate_parameters(self) -> tuple[ParameterHome, ...]:
+    def allocate_parameters(self) -> tuple[ParameterPlacement, ...]:
         """Enter the weights, shards, master weights and states, and say where they are."""
         return tuple(self._place(parameter) for parameter in self.local.values())
 
-    def _place(self, parameter: LocalParameter) -> ParameterHome:
+    def _place(self, parameter: LocalParameter) -> ParameterPlacement:
         optimizer, name, dtype, axes = self.optimizer, parameter.name, parameter.tensor.dtype, parameter.axes
         kept_shape = (parameter.shard_size,) if axes else parameter.shape
         shard = master = None
@@ -96,7 +96,7 @@ class OptimizerLowering:
             self._keep(f"{name}#state{number}", kept_shape, optimizer.keeps_states_in(dtype), "optimizer")
             for number in range(optimizer.num_states)
         )
-        return ParameterHome(
+        return ParameterPlacement(
             name=name, shape=parameter.tensor.shape, dtype=dtype, layout=parameter.home, weight=name, shard=shard,
             shard_axes=axes, reduce_axes=parameter.summed, states=states, master=master,
         )  # fmt: skip
@@ -221,7 +221,7 @@ class OptimizerLowering:
 
     # ------------------------------------------------------------------ updates
 
-    def updates(self, homes: Iterable[ParameterHome]) -> list[Instruction]:
+    def updates(self, homes: Iterable[ParameterPlacement]) -> list[Instruction]:
         """The end of a step: wait for each gradient, update, free. Those that were reduced first come first."""
         emitter = Emitter(mesh=self.mesh, table=self.table)
         ordered = list(homes)
@@ -244,7 +244,7 @@ class OptimizerLowering:
                 self._update(emitter, home, *gradients.of(self.local[home.name], home))
         return emitter.instructions
 
-    def _update(self, emitter: Emitter, home: ParameterHome, gradient: str, freed: list[str]) -> None:
+    def _update(self, emitter: Emitter, home: ParameterPlacement, gradient: str, freed: list[str]) -> None:
         kept = self.table[home.kept]
         if self.table[gradient].dtype != kept.dtype:
             like = self.table[gradient]
@@ -311,7 +311,7 @@ class _Gradients:
     found: Mapping[str, Reduced]
     left: dict[Reduced, int] = field(default_factory=dict)
 
-    def of(self, parameter: LocalParameter, home: ParameterHome) -> tuple[str, list[str]]:
+    def of(self, parameter: LocalParameter, home: ParameterPlacement) -> tuple[str, list[str]]:
         """The gradient of what is updated, and what is to be freed with it."""
         name, reduced = parameter.name, self.found.get(parameter.name)
         gradient = f"g:{name}"

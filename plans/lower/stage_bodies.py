@@ -16,7 +16,7 @@ from plans.lower.liveness import with_frees
 from plans.lower.loss import accumulate_loss, loss_operator
 from plans.lower.optimizer import OptimizerLowering
 from plans.plan import Plan
-from plans.program import Instruction, Kind, ParameterHome, Value
+from plans.program import Instruction, Kind, ParameterPlacement, Value
 
 __all__ = ["StageBodies", "lower_stage"]
 
@@ -36,7 +36,7 @@ class StageBodies:
 
     bodies: Mapping[str, tuple[Instruction, ...]]
     values: Mapping[str, Value]
-    parameters: tuple[ParameterHome, ...]
+    parameters: tuple[ParameterPlacement, ...]
     leaving: str | None
     constants: tuple[str, ...] = ()
 

@@ -1,1 +1,1 @@
-"""What is trained: operator graphs, and the builder of transformer graphs."""
+"""Models: operator graphs, and the builder of transformer graphs."""

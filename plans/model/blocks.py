@@ -1,4 +1,4 @@
-"""Blocks: the repeated pieces that a model is made of, told by the names of its modules."""
+"""Blocks: the repeated parts of a model, recognised by the names of its modules."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element.
+    """The bytes of one element of a dtype.
 
     >>> itemsize("bfloat16")
     2
@@ -53,9 +53,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"tensor {self.name!r} has the kind {self.kind!r}; it is input, parameter, constant or activation"
             )
         if any(size < 1 for size in self.shape):
-            raise TwofoldError(
-                f"tensor {self.name!r} has a dim of size 0 in {self.shape}; nothing can be planned for it"
-            )
+            raise TwofoldError(f"tensor {self.name!r} has a dim of size 0 in {self.shape}; all dims must be at least 1")
         itemsize(self.dtype)
 
     @property
@@ -162,7 +160,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What a batch consists of, in the order in which operators first read it."""
+        """The input tensors, in the order in which operators first read them."""
         return self._first_read("input")
 
     def _first_read(self, kind: str) -> tuple[Tensor, ...]:
@@ -207,7 +205,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return _needs_gradient(self)
 
     def trained_inputs(self, operator: Operator) -> tuple[int, ...]:
-        """Which inputs of an operator it computes a gradient for; none where its output does not reach the loss."""
+        """The inputs of an operator that get a gradient; none if its output does not reach the loss."""
         found = self._trained.get(operator.name)
         if found is None or self.by_name.get(operator.name) is not operator:
             wanted = self.needs_gradient()

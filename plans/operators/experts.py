@@ -53,7 +53,7 @@ _ROUTED: tuple[Dim, ...] = ("_e", ("b", "_c"), "h")
 
 @declares("dispatch")
 def _dispatch(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """y[e, (b, c), h] of tokens x[b, s, h] and the router's logits[b, s, e]; places that nobody took are zeros.
+    """y[e, (b, c), h] of tokens x[b, s, h] and the router's logits[b, s, e]; unused places are zeros.
 
     attrs "top_k", "capacity". Of the logits only the order is read: no gradient goes to them.
     """

@@ -1,4 +1,4 @@
-"""Embedding: rows of a table by number."""
+"""Embedding: looks up rows of a table by their ids."""
 
 from __future__ import annotations
 

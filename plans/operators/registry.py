@@ -68,12 +68,12 @@ def _frozen(attrs: Attrs) -> tuple[tuple[str, type, Any], ...]:
 def _declared(
     kind: str, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...], attrs: tuple[tuple[str, type, Any], ...]
 ) -> OperatorSpec:
-    """Operators of equal blocks share one spec."""
+    """The cached declaration: operators of equal blocks share one spec."""
     return _DECLARATIONS[kind](kind, inputs, outputs, {name: value for name, _, value in attrs})
 
 
 def named(prefix: str, shape: Shape) -> tuple[str, ...]:
-    """One name per dim: prefix and position."""
+    """One name per dim, made of a prefix and its position: "d0", "d1", ..."""
     return tuple(f"{prefix}{position}" for position in range(len(shape)))
 
 

@@ -1,4 +1,4 @@
-"""The same elements in another arrangement: reshape, permute, narrow, concat."""
+"""Rules that rearrange elements: reshape, permute, narrow, concat."""
 
 from __future__ import annotations
 

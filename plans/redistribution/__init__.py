@@ -2,10 +2,10 @@
 
 * `step`: one step (slice, collective or transfer) between two layouts.
 * `pieces`: who sends which box of the tensor to whom; `traffic`: the bytes a step brings to each rank.
-* `search`: the cheapest sequence of steps, by bytes or by a price in seconds; over the states of `space`, starting from
-  the sequences of `greedy`; `cuts` has the regions of all ranks as arrays.
+* `search`: the cheapest sequence of steps, by bytes or by a `price` in seconds. On one mesh `astar` searches the states
+  of `space`, starting from the sequences of `greedy`; `fastest` searches arrays of all steps (`table`) for prices that
+  state their parts. `cuts` and `overlaps` have the regions of all ranks as arrays.
 * `atomic`: the common refinement of two meshes; `reshape`: layouts through reshape and transpose.
-* `pretend`: steps done literally on numpy arrays, one per rank.
 """
 
 from plans.redistribution.pieces import Piece, pieces

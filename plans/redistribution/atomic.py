@@ -7,12 +7,16 @@ sum of digit times place value. Otherwise there is no common refinement, and onl
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from plans.layout import DimAxes, Layout, TensorLayout
 
@@ -37,45 +41,83 @@ def refine(first: Layout, second: Layout) -> Refinement | None:
     where = {rank: at for at, rank in enumerate(second.rank_list)}
     matrix = _device_matrix(first)
     position = np.array([where[rank] for rank in first.rank_list]).reshape(matrix)
-    borders = np.cumprod((1, *reversed(_device_matrix(second))))  # place values of the axes of `second`
-    atoms: list[list[tuple[int, int]]] = []  # per axis of `first`: (size, place value in `second`), minor first
-    for axis, size in enumerate(matrix):
-        line = np.moveaxis(position, axis, 0).reshape(size, -1)[:, 0]
-        digits = _digits([int(value) for value in line])
-        cut = None if digits is None else _cut(digits, [int(border) for border in borders])
-        if cut is None:
-            return None
-        atoms.append(cut)
-    expected = np.zeros((), dtype=np.int64)
-    for digits in atoms:
-        line = np.zeros(1, dtype=np.int64)
-        for size, value in digits:
-            line = (np.arange(size)[:, None] * value + line[None, :]).reshape(-1)
-        expected = expected[..., None] + line
-    if not np.array_equal(expected.reshape(matrix), position):
+    borders = [int(value) for value in np.cumprod((1, *reversed(_device_matrix(second))))]
+    digits = _digits_of_axes(position, borders)
+    if digits is None or not np.array_equal(_expected(digits).reshape(matrix), position):
         return None
-    # the atoms, major first in the order of `first`: its axis, size, place value; and the axis of `second` they lie in
-    order = [(axis, size, value) for axis, digits in enumerate(atoms) for size, value in reversed(digits)]
-    inside = [len(borders) - 1 - int(np.searchsorted(borders, value, side="right")) for _, _, value in order]
-    if all(len(digits) <= 1 for digits in atoms):
-        mesh, names = first, [first.alias_name[axis] for axis, _, _ in order]
-    elif len(set(inside)) == len(inside):
-        mesh, names = second, [second.alias_name[axis] for axis in inside]
-    else:
-        names = []
-        for axis, _, _ in order:
-            number = sum(axis == before for before, _, _ in order[: len(names)])
-            names.append(first.alias_name[axis] + (f".{number}" if len(atoms[axis]) > 1 else ""))
-        mesh = Layout([size for _, size, _ in order], names, first.rank_list)
+    atoms = [
+        _Atom(axis=axis, size=size, place=place, inside=len(borders) - 1 - bisect.bisect_right(borders, place))
+        for axis, parts in enumerate(digits)
+        for size, place in reversed(parts)
+    ]
+    mesh, names = _atomic_mesh(first, second, atoms)
     mine = {
-        alias: tuple(name for name, atom in zip(names, order, strict=True) if atom[0] == axis)
+        alias: tuple(name for name, atom in zip(names, atoms, strict=True) if atom.axis == axis)
         for axis, alias in enumerate(first.alias_name)
     }
     theirs = {}
     for axis, alias in enumerate(second.alias_name):
-        parts = [(value, name) for name, (_, _, value), at in zip(names, order, inside, strict=True) if at == axis]
+        parts = [(atom.place, name) for name, atom in zip(names, atoms, strict=True) if atom.inside == axis]
         theirs[alias] = tuple(name for _, name in sorted(parts, reverse=True))
     return mesh, mine, theirs
+
+
+class _Atom(NamedTuple):
+    """A digit that both meshes share, major first in the order of the first mesh.
+
+    `axis` is the axis of the first mesh that it is a part of, `inside` that of the second; `place` is its place value
+    in the second mesh.
+    """
+
+    axis: int
+    size: int
+    place: int
+    inside: int
+
+
+def _digits_of_axes(position: npt.NDArray[np.int64], borders: list[int]) -> list[list[tuple[int, int]]] | None:
+    """Per axis of the first mesh its digits, minor first: (size, place value in the second mesh); None without any.
+
+    Args:
+        position: [the first mesh's matrix] where each rank stands in the second mesh.
+        borders: the place values of the axes of the second mesh, and behind them the number of its ranks.
+    """
+    found = []
+    for axis, size in enumerate(position.shape):
+        line = np.moveaxis(position, axis, 0).reshape(size, -1)[:, 0]
+        digits = _digits([int(value) for value in line])
+        cut = None if digits is None else _cut(digits, borders)
+        if cut is None:
+            return None
+        found.append(cut)
+    return found
+
+
+def _expected(digits: list[list[tuple[int, int]]]) -> npt.NDArray[np.int64]:
+    """The positions in the second mesh that follow from the digits of each axis, added up."""
+    expected = np.zeros((), dtype=np.int64)
+    for parts in digits:
+        line = np.zeros(1, dtype=np.int64)
+        for size, place in parts:
+            line = (np.arange(size)[:, None] * place + line[None, :]).reshape(-1)
+        expected = expected[..., None] + line
+    return expected
+
+
+def _atomic_mesh(first: Layout, second: Layout, atoms: list[_Atom]) -> tuple[Layout, list[str]]:
+    """The mesh with an axis per atom, and the atoms' names; one of the two meshes where that has these axes."""
+    per_axis = Counter(atom.axis for atom in atoms)
+    if all(count <= 1 for count in per_axis.values()):
+        return first, [first.alias_name[atom.axis] for atom in atoms]
+    if len({atom.inside for atom in atoms}) == len(atoms):
+        return second, [second.alias_name[atom.inside] for atom in atoms]
+    names: list[str] = []
+    numbers: Counter[int] = Counter()
+    for atom in atoms:
+        number = f".{numbers[atom.axis]}" if per_axis[atom.axis] > 1 else ""
+        names.append(first.alias_name[atom.axis] + number)
+        numbers[atom.axis] += 1
+    return Layout([atom.size for atom in atoms], names, first.rank_list), names
 
 
 @lru_cache(maxsize=1024)

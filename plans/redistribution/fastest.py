@@ -12,10 +12,7 @@ a transfer are looked at as well, but only some transfers to the goal or from th
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -23,11 +20,13 @@ import numpy.typing as npt
 
 from plans.layout import DimAxes, Layout, TensorLayout
 from plans.redistribution.load import load
+from plans.redistribution.overlaps import leaves_domain, overlaps
+from plans.redistribution.price import LocalPrice, Seconds
 from plans.redistribution.space import Move, Space, State
-from plans.redistribution.step import Step, StepKind
+from plans.redistribution.step import StepKind
 from plans.redistribution.table import KINDS, Array, code, num_layouts, sequences, step_table
 
-__all__ = ["EXACT_AXES", "LocalPrice", "fastest", "fastest_s", "is_small"]
+__all__ = ["EXACT_AXES", "fastest", "fastest_s", "is_small"]
 
 EXACT_AXES = 3
 """Axes of more than one rank up to which transfers between any two states are looked at."""
@@ -41,50 +40,9 @@ _STEP_S = 1e-15
 
 _NAMES = ("0", "1", "2", "3", "4")
 
-Seconds = npt.NDArray[np.float64]
-
-
-class LocalPrice(ABC):
-    """A price of steps that says more about itself, so that a search may leave out what cannot win.
-
-    The object is hashable (what was found is kept), and equal prices are equal objects.
-    """
-
-    __slots__ = ()
-
-    @abstractmethod
-    def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
-        """Seconds of any step."""
-
-    @abstractmethod
-    def local_s(self, kind: StepKind, mesh: Layout, axes: frozenset[str], size_bytes: int, itemsize: int) -> float:
-        """Seconds of a slice or a collective, as `__call__` says.
-
-        `size_bytes`: of a slice the largest parts before and after together, of a collective the larger of the two.
-        """
-
-    @abstractmethod
-    def transfer_s(
-        self, num_peers: int, size_bytes: int, pairs: frozenset[tuple[int, int]], ranks: Sequence[int]
-    ) -> float:
-        """Seconds of a transfer from the load of its busiest rank; `pairs` are positions in `ranks`."""
-
-    @abstractmethod
-    def transfer_floors_s(
-        self, sizes_bytes: Array, least_peers: Array, most_peers: int, leaves_domain: bool
-    ) -> Seconds:
-        """For each: no transfer takes less whose busiest rank has at least so many bytes, and so many peers.
-
-        `leaves_domain`: something goes from one of the `domains` to another.
-        """
-
-    @abstractmethod
-    def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
-        """For each rank the number of the domain that the fastest links join; None where that is all of them."""
-
 
 def is_small(space: Space, start: State, goal: State) -> bool:
-    """Whether all states can be looked at."""
+    """Whether the space has few enough states to search all of them."""
     if len(space.axes) <= EXACT_AXES:
         return True
     dims = _worth_splitting(space, start, goal)
@@ -110,7 +68,7 @@ def fastest(
 
 
 def fastest_s(space: Space, start: State, goal: State, itemsize: int, price: LocalPrice, even: bool) -> float:
-    """The seconds of `fastest`."""
+    """The seconds of the moves that `fastest` returns."""
     dims = _worth_splitting(space, start, goal)
     measured = _measured(space.mesh, space.shape, dims, start[1], goal[1], itemsize, price, even)
     return copy.copy(measured).least_s(start, goal)
@@ -157,12 +115,12 @@ class _Fastest:
         return self._transfer()
 
     def least_s(self, start: State, goal: State) -> float:
-        """Seconds of the moves of least time."""
+        """The least time from `start` to `goal` in seconds."""
         self._choose(start, goal)
         return self.best
 
     def run(self, start: State, goal: State) -> list[Move]:
-        """The moves of least time."""
+        """The moves of least time from `start` to `goal`."""
         if (transfer := self._choose(start, goal)) is None:
             return self._to(self.goal)
         before, after = (self._state(index) for index in transfer)
@@ -338,9 +296,9 @@ class _Fastest:
                 self.best, self.chosen = now, (int(one[at]), int(two[at]))
 
     def _lacking(self, one: Array, two: Array) -> tuple[Array, Array]:
-        """Of the ranks the most elements that one lacks, and the most others that one fetches from."""
+        """The most elements that a rank lacks, and the most peers that a rank fetches from, per pair of states."""
         lacking, peers = np.empty(len(one), dtype=np.int64), np.empty(len(one), dtype=np.int64)
-        parts = [meetings(self.sizes, unit) for unit in self.units]
+        parts = [overlaps(self.sizes, unit) for unit in self.units]
         step = max(1, 2**19 // self.num_ranks)
         for low in range(0, len(one), step):
             here, there = one[low : low + step], two[low : low + step]
@@ -361,14 +319,14 @@ class _Fastest:
         return self.price.transfer_floors_s(lacking * self.itemsize, np.maximum(peers, 1), most, leaves_domain)
 
     def _leaves_domain(self, one: Array, two: Array, domains: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-        """Whether some rank needs what no rank of its domain holds, as far as one dim alone shows it.
+        """Whether some rank needs data that no rank of its domain holds, as far as a single dim shows it.
 
         That is all of it where every domain is a part of the mesh with axes of its own, as dims are cut by different
         axes; otherwise it may be missed, and the bound is only weaker.
         """
         found = np.zeros(len(one), dtype=bool)
         for column, unit in enumerate(self.units):
-            found |= outside(self.sizes, unit, domains)[self.table.ids[one, column], self.table.ids[two, column]]
+            found |= leaves_domain(self.sizes, unit, domains)[self.table.ids[one, column], self.table.ids[two, column]]
         return found
 
     def _transfer_s(self, source: int, target: int) -> float:
@@ -427,7 +385,7 @@ class _Fastest:
 
 
 def _worth_splitting(space: Space, start: State, goal: State) -> tuple[int, ...]:
-    """The dims that start or goal split, and of the others as many as can be of use.
+    """The dims that start or goal split, and as many of the others as can be useful.
 
     Dims that neither splits and that all axes together cut evenly are alike, and no more of them than there are axes
     are ever split at a time; so further ones, and dims of size 1, need not be looked at. On many axes one must do.
@@ -437,77 +395,3 @@ def _worth_splitting(space: Space, start: State, goal: State) -> tuple[int, ...]
     alike = [dim for dim in spare if space.shape[dim] % whole == 0]
     left_out = {*alike[most if most <= EXACT_AXES else 1 :], *(dim for dim in spare if space.shape[dim] == 1)}
     return tuple(dim for dim in range(len(space.shape)) if dim not in left_out)
-
-
-@lru_cache(maxsize=1024)
-def meetings(sizes: tuple[int, ...], size: int) -> tuple[Array, Array]:
-    """How the cuts of a dim of `size` meet, on a mesh whose axes have `sizes`.
-
-    Returns:
-        [sequences, sequences, ranks]: how much of the dim a rank has under both cuts; and how many different parts of
-        the first cut its part of the second meets.
-
-    >>> common, count = meetings((2, 2), 4)
-    >>> common[1, 2], count[0, 1], count[3, 0]
-    (array([2, 0, 0, 2]), array([1, 1, 1, 1]), array([4, 4, 4, 4]))
-    """
-    position, beginnings = _positions(sizes)
-    both = _parts(sizes, size)
-    counts = np.add.reduceat((both > 0).astype(np.int64), beginnings, axis=1)
-    return both[position[:, None, :], position[None, :, :]], counts.T[:, position]
-
-
-@lru_cache(maxsize=1024)
-def outside(sizes: tuple[int, ...], size: int, domains: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """[sequences, sequences]: whether some rank's part by the second cut has what its domain lacks by the first.
-
-    >>> outside((2, 2), 4, (0, 0, 1, 1))[1].tolist()  # ranks 0 and 1 have the first half, 2 and 3 the second
-    [True, False, True, False, True]
-    """
-    position, beginnings = _positions(sizes)
-    both = _parts(sizes, size).astype(np.float64)
-    domain = np.unique(np.array(domains), return_inverse=True)[1].reshape(-1)
-    held = np.zeros((int(domain.max()) + 1, len(both)))  # the parts that a domain has
-    for places in position:
-        held[domain, places] = 1
-    whole = np.diagonal(both)[position]
-    found = np.zeros((len(position), len(position)), dtype=bool)
-    for number, (first, last) in enumerate(itertools.pairwise([*beginnings.tolist(), len(both)])):
-        reached = held[:, first:last] @ both[first:last]
-        found[number] = (reached[domain[None, :], position] < whole).any(axis=1)
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _parts(sizes: tuple[int, ...], size: int) -> Array:
-    """How much any two parts of all cuts of a dim have in common, in the order of `_positions`."""
-    low, length = [], []
-    for order in sequences(len(sizes)):
-        start, long = np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)
-        for axis in order:
-            part = -(-long // sizes[axis])
-            offset = np.minimum(part[:, None] * np.arange(sizes[axis]), long[:, None])
-            start = (start[:, None] + offset).ravel()
-            long = np.minimum(part[:, None], long[:, None] - offset).ravel()
-        low.append(start)
-        length.append(long)
-    start = np.concatenate(low)
-    stop = start + np.concatenate(length)
-    common: Array = np.minimum.outer(stop, stop)
-    common -= np.maximum.outer(start, start)
-    return np.maximum(common, 0, out=common)
-
-
-@lru_cache(maxsize=64)
-def _positions(sizes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Parts of all cuts in one row: [sequences, ranks] which of them a rank has, and where each cut begins."""
-    index = np.indices(sizes).reshape(len(sizes), -1)
-    position, beginnings, count = [], [], 0
-    for order in sequences(len(sizes)):
-        place = np.zeros(index.shape[1], dtype=np.int64)
-        for axis in order:
-            place = place * sizes[axis] + index[axis]
-        position.append(place + count)
-        beginnings.append(count)
-        count += math.prod(sizes[axis] for axis in order)
-    return np.array(position), np.array(beginnings)

@@ -1,4 +1,4 @@
-"""Sequences made without a search, as DTensor and MindSpore make them, in the states of a `Space`.
+"""Greedy sequences of steps, as DTensor and MindSpore form them, over the states of a `Space`.
 
 They are where a search over many axes starts from, so that it never ends above them.
 """
@@ -56,7 +56,7 @@ def by_moving_each(space: Space, start: State, goal: State) -> list[Move]:
 
 
 def by_transfer(space: Space, start: State, goal: State) -> list[Move]:
-    """Sum, then fetch."""
+    """Reduce the partial sums, then transfer everything in one step."""
     moves = _sums(start, goal)
     state = moves[-1].after if moves else start
     return moves if state == goal else [*moves, Move(StepKind.TRANSFER, (), None, None, state, goal)]

@@ -17,7 +17,7 @@ __all__ = ["Load", "load"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the busiest rank of a transfer has to do.
+    """The work of the busiest rank of a transfer.
 
     Args:
         num_peers: the most ranks that one rank sends to, or receives from.

@@ -31,7 +31,7 @@ class Piece:
 
     @property
     def is_local(self) -> bool:
-        """Whether nothing is sent."""
+        """Whether sender and receiver are the same rank."""
         return self.src_rank == self.dst_rank
 
     @property
@@ -147,7 +147,7 @@ def _between(
 
 
 def check(source: TensorLayout, target: TensorLayout, shape: Sequence[int]) -> None:
-    """Refuse a transfer that cannot be.
+    """Refuse an impossible transfer.
 
     Raises:
         TwofoldError: the ranks of the two layouts hold different numbers of partial terms, or the dims do not fit.

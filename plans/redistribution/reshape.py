@@ -114,7 +114,7 @@ def _carry(
     before: list[tuple[str, ...]],
     after: list[tuple[str, ...]],
 ) -> None:
-    """Hand the axes of a group's old dims to its new dims, major first, until one does not fit."""
+    """Move the axes of a group's old dims to its new dims, major first, until one does not fit."""
     at, left = 0, new_shape[new_dims[0]] if new_dims else 1
     for old in old_dims:
         whole = old_shape[old]

@@ -8,7 +8,7 @@ cheapest path (Hart, Nilsson and Raphael 1968):
   on what is left is what the worst rank still lacks of its target region, so almost nothing is expanded. Transfers
   lead to the target; where sums have uneven parts to any layout, as moving terms to where they fit may pay. Ties go to
   fewer communicating steps, then fewer transfers (a collective is one library call), then fewer slices.
-* **Least time**: `price` gives the seconds of a step. One that says more about itself (`fastest.LocalPrice`) is
+* **Least time**: `price` gives the seconds of a step. One that says more about itself (`price.LocalPrice`) is
   searched over arrays: on up to three axes transfers between any two layouts included, on four and five some; where
   links have tiers, greedy sequences over prime factors of the axes are tried too. Any other callable is asked for every
   step, transfers lead to the target or to a layout one collective away from it; if it has a method
@@ -34,37 +34,25 @@ ranks but one, and no operator asks for that.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
+from plans.redistribution.astar import AStar
 from plans.redistribution.atomic import is_same_cut, primes, refine, rewrite
-from plans.redistribution.fastest import EXACT_AXES, LocalPrice, fastest, fastest_s, is_small
-from plans.redistribution.greedy import by_gathering, by_moving, by_moving_each, by_transfer
-from plans.redistribution.space import Move, Space, State
+from plans.redistribution.fastest import EXACT_AXES, fastest, fastest_s, is_small
+from plans.redistribution.greedy import by_gathering, by_moving, by_moving_each
+from plans.redistribution.price import LocalPrice, StepPrice
+from plans.redistribution.space import Move, Space
 from plans.redistribution.step import Step, StepKind
 from plans.redistribution.traffic import max_received_bytes
 
 __all__ = ["StepPrice", "least_s", "redistribute"]
 
-StepPrice = Callable[[Step, tuple[int, ...], int], float]
-"""Seconds of one step, for the global shape and the bytes per element."""
-
-_Cost = tuple[float, int, int, int]
-"""(bytes or seconds, communicating steps, transfers, slices)"""
-
 _Found = tuple[tuple[Step, ...], float | None]
 """Steps, and their seconds where the search knows them."""
-
-_BEFORE_TRANSFER = frozenset(StepKind) - {StepKind.SLICE, StepKind.TRANSFER}
-"""A transfer fetches from fewer replicas after a slice, and two transfers fetch more than one: neither can win."""
-
-_MAX_EXPANDED = 300
-"""On more than 3 axes: states expanded before the search settles for the best sequence found."""
 
 
 def redistribute(
@@ -150,7 +138,7 @@ def _on_one_mesh(
     if local is not None and is_small(space, start, goal):
         moves, seconds = fastest(space, start, goal, itemsize, local, even)
     else:
-        moves = _search(space, start, goal, itemsize, price, even)
+        moves = AStar(space, start, goal, itemsize, price, even).run()
     steps = [space.step(move) for move in moves]
     if local is not None and local.domains(source.mesh.rank_list) is not None:
         seconds = sum(local(step, shape, itemsize) for step in steps) if seconds is None else seconds
@@ -214,93 +202,6 @@ def _with(step: Step, before: TensorLayout, after: TensorLayout) -> Step:
     return Step(kind=step.kind, axes=step.axes, dim=step.dim, to_dim=step.to_dim, before=before, after=after)
 
 
-def _search(space: Space, start: State, goal: State, itemsize: int, price: StepPrice | None, even: bool) -> list[Move]:
-    floor: Callable[[int], float] | None = getattr(price, "floor_s", None)
-
-    def bound(state: State) -> float:
-        if price is None:
-            return space.lacking(state) * itemsize
-        return 0.0 if floor is None else floor(space.lacking(state) * itemsize)
-
-    def least(move: Move) -> float:
-        if price is None:
-            return space.received(move) * itemsize
-        return 0.0 if floor is None else floor(space.received(move) * itemsize)
-
-    def cost(move: Move) -> float:
-        if price is None:
-            return least(move)
-        return price(space.step(move), space.shape, itemsize)
-
-    space.drop_spare_dims(start, goal)
-    landings = [goal] if price is None else [goal, *(move.before for move in space.closing(goal))]
-    if price is None and not even and start[1] != goal[1] and len(space.axes) <= EXACT_AXES and space.may_be_uneven():
-        landings = list(space.states(goal[1], start[1]))
-    if even:
-        landings = [landing for landing in landings if space.is_even(landing)]
-    best: dict[State, _Cost] = {start: (0, 0, 0, 0)}
-    came: dict[State, Move] = {}
-    count = itertools.count()
-    if price is not None or len(space.axes) > 3 or start[1] != goal[1]:
-        for sequence in (by_gathering, by_moving, by_transfer):
-            _note(sequence(space, start, goal), cost, best, came)
-    queue = [((known[0] + bound(state), *known[1:]), next(count), state) for state, known in best.items()]
-    heapq.heapify(queue)
-    closed: set[State] = set()
-    while queue:
-        _, _, state = heapq.heappop(queue)
-        if state in closed:
-            continue
-        if state == goal or (len(closed) >= _MAX_EXPANDED and len(space.axes) > 3):
-            break
-        closed.add(state)
-        paid = best[state][0]
-        fetches = _transfers(state, landings) if state not in came or came[state].kind in _BEFORE_TRANSFER else ()
-        for move in itertools.chain(fetches, space.moves(state, goal)):
-            if move.after in closed or (even and not space.is_even(move.after)):
-                continue
-            is_transfer = move.kind is StepKind.TRANSFER  # there may be many: leave out what is cheap to leave out
-            if is_transfer and goal in best and paid + bound(move.after) > best[goal][0]:
-                continue
-            step_least = least(move)
-            if goal in best and paid + step_least > best[goal][0]:
-                continue
-            left = bound(move.after)
-            if goal in best and paid + step_least + left > best[goal][0]:
-                continue
-            now = _add(best[state], move, cost(move))
-            if move.after not in best or now < best[move.after]:
-                best[move.after] = now
-                came[move.after] = move
-                heapq.heappush(queue, ((now[0] + left, *now[1:]), next(count), move.after))
-    path: list[Move] = []
-    state = goal
-    while state != start:
-        path.append(came[state])
-        state = came[state].before
-    return path[::-1]
-
-
-def _add(paid: _Cost, move: Move, cost: float) -> _Cost:
-    is_slice, is_transfer = move.kind is StepKind.SLICE, move.kind is StepKind.TRANSFER
-    return (paid[0] + cost, paid[1] + (not is_slice), paid[2] + is_transfer, paid[3] + is_slice)
-
-
-def _note(moves: list[Move], cost: Callable[[Move], float], best: dict[State, _Cost], came: dict[State, Move]) -> None:
-    """Enter a known sequence, so that it bounds the search and is there when the search stops early."""
-    for move in moves:
-        now = _add(best[move.before], move, cost(move))
-        if move.after not in best or now < best[move.after]:
-            best[move.after] = now
-            came[move.after] = move
-
-
-def _transfers(state: State, landings: list[State]) -> Iterator[Move]:
-    for landing in landings:
-        if landing[1] == state[1] and landing != state:
-            yield Move(StepKind.TRANSFER, (), None, None, state, landing)
-
-
 def _across(
     source: TensorLayout,
     target: TensorLayout,
@@ -310,49 +211,66 @@ def _across(
     even: bool,
 ) -> tuple[Step, ...]:
     """Reduce the sums on the source's mesh, then transfer; under a price maybe to one collective before the target."""
-
-    def cost(steps: tuple[Step, ...]) -> tuple[float, int]:
-        if price is None:
-            return sum(max_received_bytes(step, shape, itemsize) for step in steps), len(steps)
-        return sum(price(step, shape, itemsize) for step in steps), len(steps)
-
-    same_ranks = set(source.mesh.rank_list) == set(target.mesh.rank_list)
-    if same_ranks and not source.partial and not target.partial and _same_regions(source, target, shape):
+    if not source.partial and not target.partial and _same_regions(source, target, shape):
         return ()
     if target.partial and source.mesh.size(source.partial) != target.mesh.size(target.partial):
         raise TwofoldError(f"{source} cannot become {target} on another mesh: its partial sums are spread otherwise")
-    floor: Callable[[float], float] | None = None if price is None else getattr(price, "floor_s", None)
-    endings: list[tuple[TensorLayout, tuple[Step, ...]]] = [(target, ())]
-    if price is not None:
-        space = Space(target.mesh, target, shape)
-        closing = [space.step(move) for move in space.closing(space.goal) if not even or space.is_even(move.before)]
-        endings += [(step.before, (_with(step, step.before, target),)) for step in closing]
-    ways: list[
-        tuple[float, int, tuple[Step, ...]]
-    ] = []  # what is left of a sequence's cost without its transfer, the order of making, the sequence
+
+    def cost(steps: tuple[Step, ...]) -> float:
+        if price is None:
+            return sum(max_received_bytes(step, shape, itemsize) for step in steps)
+        return sum(price(step, shape, itemsize) for step in steps)
+
+    endings = _endings(target, shape, price, even)
+    candidates: list[tuple[float, int, tuple[Step, ...]]] = []  # least cost, order of making, steps
     for reduced in [source] if target.partial else _reduced(source):
         if even and not reduced.is_even(shape):
             continue
         before = redistribute(source, reduced, shape, itemsize=itemsize, price=price, even=even)
         for landing, ending in endings:
-            if before and same_ranks and not landing.partial and _same_regions(reduced, landing, shape):
-                ways.append((cost((*before, *ending))[0], len(ways), (*before, *ending)))
+            around = cost((*before, *ending))
+            if before and not landing.partial and _same_regions(reduced, landing, shape):
+                candidates.append((around, len(candidates), (*before, *ending)))
                 continue
             transfer = Step(kind=StepKind.TRANSFER, before=reduced, after=landing)
-            least = max_received_bytes(transfer, shape, itemsize)
-            least_cost = least if price is None else 0.0 if floor is None else floor(least)
-            ways.append((cost((*before, *ending))[0] + least_cost, len(ways), (*before, transfer, *ending)))
-    best, chosen = (math.inf, 0), ways[0][2]
-    for bound, _, steps in sorted(ways, key=lambda way: way[:2]):
+            least = _least_cost(transfer, shape, itemsize, price)
+            candidates.append((around + least, len(candidates), (*before, transfer, *ending)))
+    best, chosen = (math.inf, 0), candidates[0][2]
+    for bound, _, steps in sorted(candidates, key=lambda candidate: candidate[:2]):
         if bound > best[0]:
             break
-        if (now := cost(steps)) < best:
+        if (now := (cost(steps), len(steps))) < best:
             best, chosen = now, steps
     return chosen
 
 
+def _endings(
+    target: TensorLayout, shape: tuple[int, ...], price: StepPrice | None, even: bool
+) -> list[tuple[TensorLayout, tuple[Step, ...]]]:
+    """Where a transfer may lead, and the steps from there to the target: the target, or one collective before it."""
+    endings: list[tuple[TensorLayout, tuple[Step, ...]]] = [(target, ())]
+    if price is not None:
+        space = Space(target.mesh, target, shape)
+        closing = [space.step(move) for move in space.closing(space.goal) if not even or space.is_even(move.before)]
+        endings += [(step.before, (_with(step, step.before, target),)) for step in closing]
+    return endings
+
+
+def _least_cost(transfer: Step, shape: tuple[int, ...], itemsize: int, price: StepPrice | None) -> float:
+    """A lower bound on the cost of a transfer: its bytes, or the price's floor for them."""
+    least = max_received_bytes(transfer, shape, itemsize)
+    if price is None:
+        return least
+    floor_s: Callable[[float], float] | None = getattr(price, "floor_s", None)
+    return 0.0 if floor_s is None else floor_s(least)
+
+
 def _same_regions(one: TensorLayout, two: TensorLayout, shape: tuple[int, ...]) -> bool:
-    return all(one.region(rank, shape) == two.region(rank, shape) for rank in one.mesh.rank_list)
+    """Whether two layouts have the same ranks and every rank has the same indices under both."""
+    ranks = one.mesh.rank_list
+    return set(ranks) == set(two.mesh.rank_list) and all(
+        one.region(rank, shape) == two.region(rank, shape) for rank in ranks
+    )
 
 
 def _reduced(source: TensorLayout) -> list[TensorLayout]:

@@ -16,7 +16,7 @@ __all__ = ["Step", "StepKind"]
 
 
 class StepKind(StrEnum):
-    """What a step does; prints as its text."""
+    """The kind of a step; prints as its text."""
 
     SLICE = "slice"
     ALL_GATHER = "all_gather"
@@ -83,7 +83,7 @@ class Step:
         return f"{self.kind}{over}{where}: {self.before} -> {self.after}"
 
     def is_consistent(self) -> bool:
-        """Whether `after` is what the step makes of `before`; axes of a single rank may be written or not."""
+        """Whether the step turns `before` into `after`; axes of size 1 may be written or not."""
         if self.kind is StepKind.TRANSFER:
             kept = self.before.mesh.size(self.before.partial) == self.after.mesh.size(self.after.partial)
             return kept and len(self.before.dims) == len(self.after.dims)
@@ -118,5 +118,5 @@ class Step:
 
     @property
     def communicates(self) -> bool:
-        """Whether anything is sent."""
+        """Whether the step sends data between ranks."""
         return self.kind is not StepKind.SLICE

@@ -1,4 +1,4 @@
-"""How many bytes a step brings to each rank.
+"""The bytes that each rank receives in a step.
 
 Collectives are counted as their bandwidth-optimal (ring or pairwise) forms: with n members and chunks of c bytes an
 all-gather, reduce-scatter or all-to-all brings (n - 1) c to each member, an all-reduce twice that (reduce-scatter and
@@ -36,7 +36,7 @@ def received_bytes(step: Step, shape: Sequence[int], itemsize: int = 4) -> dict[
 
 
 def max_received_bytes(step: Step, shape: Sequence[int], itemsize: int = 4) -> int:
-    """The bytes of the rank that receives most."""
+    """The bytes of the rank that receives the most."""
     if step.kind is StepKind.TRANSFER:
         return int(_lacking(step.before, step.after, shape).max()) * itemsize
     return _collective_elements(step, shape) * itemsize

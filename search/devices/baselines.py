@@ -6,16 +6,16 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from plans.degrees import Degrees
+from plans.degrees import Degrees, check
+from plans.degrees.rules import unpredicted
 from plans.errors import TwofoldError
-from plans.model.transformer import transformer
+from plans.model.transformer import sizes_of, transformer
 from search.candidate import Candidate, identity
 from search.devices.branch import Branching
 from search.devices.problem import Pins, Problem
-from search.devices.space import refusal
 from search.physics import physics_s
 from search.result import NothingFits, SearchResult
-from simulator.forecast import forecast_grid
+from simulator.forecast import estimate_grid
 
 __all__ = ["BASELINES", "baseline", "physical_bound_s", "usual_candidates"]
 
@@ -85,7 +85,7 @@ def _forecasts(problem: Problem, candidates: Iterable[Degrees], until_s: float =
         if time.monotonic() > until_s:
             break
         part = chosen[first : first + at_once]
-        seen = forecast_grid(problem.config, part, problem.machine, stack=problem.stack)
+        seen = estimate_grid(problem.config, part, problem.machine, stack=problem.stack)
         found += [Candidate(degrees=degrees, forecast=each) for degrees, each in zip(part, seen, strict=True)]
     return found
 
@@ -173,16 +173,15 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def _possible(problem: Problem, candidates: Iterable[dict[str, object]]) -> Iterator[Degrees]:
+    sizes = sizes_of(problem.config)
     for values in candidates:
-        tp, cp = int(str(values.get("tp", 1))), int(str(values.get("cp", 1)))
-        if refusal(problem.config, tp=tp, cp=cp, sequence_parallel=bool(values.get("sequence_parallel"))):
-            continue
         try:
             made = problem.degrees(values)
-            made.layers_of(problem.config.num_layers)
+            check(made, sizes)
         except TwofoldError:
             continue
-        yield made
+        if unpredicted(sizes, made.tp, made.sequence_parallel) is None:
+            yield made
 
 
 BASELINES: dict[str, Callable[[Problem], list[Candidate]]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from plans.degrees import Degrees
@@ -27,8 +27,8 @@ from search.devices.schedule_space import ScheduleSpaces
 from search.devices.seeds import seeds
 from search.devices.space import ScheduleChoice, meshes
 from search.result import Rejected
-from simulator.forecast import forecast
-from simulator.forecast.predict import rates_of
+from simulator.forecast import estimate
+from simulator.forecast.estimate import rates_of
 
 __all__ = ["Branching"]
 
@@ -190,8 +190,8 @@ class Branching:
             return
         around: dict[tuple[int, ...], Pins] = {}
         for own in (each.degrees for each in self.candidates):
-            pins = replace(
-                self.problem.pins, dp=own.dp, cp=own.cp, tp=own.tp, pp=own.pp, ep=own.ep, micro_batch=own.micro_batch,
+            pins = self.problem.pins.changed(
+                dp=own.dp, cp=own.cp, tp=own.tp, pp=own.pp, ep=own.ep, micro_batch=own.micro_batch,
                 order=own.order,
             )  # fmt: skip
             around.setdefault((own.dp, own.cp, own.tp, own.pp, own.ep), pins)
@@ -233,7 +233,7 @@ class Branching:
             self.num_forecasts += 1
             known = Candidate(
                 degrees=degrees,
-                forecast=forecast(problem.config, degrees, problem.machine, stack=problem.stack),
+                forecast=estimate(problem.config, degrees, problem.machine, stack=problem.stack),
             )
             self._seen[key] = known
         return known

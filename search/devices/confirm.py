@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plans.degrees.plan import plan_of as plan_of_degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer
 from plans.plan import Plan
 from search.candidate import Candidate
 from search.devices.problem import Problem
-from search.uniform import uniform_plan
 from simulator import simulate
 
 __all__ = ["Confirmed", "confirmed", "plan_of"]
@@ -33,19 +33,13 @@ class Confirmed:
 
 
 def plan_of(problem: Problem, found: Candidate) -> Plan:
-    """The plan that can be simulated and run.
+    """The plan that can be simulated and run: the configuration that was forecast, layer by layer.
 
     Raises:
-        TwofoldError: what `uniform_plan` refuses.
+        TwofoldError: a tied head on another pipeline rank than its table, which is forecast but has no plan.
     """
     degrees = found.degrees
-    return uniform_plan(
-        transformer(problem.config, batch_size=degrees.global_batch), problem.machine, dp=degrees.dp, tp=degrees.tp,
-        pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch, schedule=degrees.schedule,
-        virtual=degrees.virtual, recompute=degrees.recompute, zero=degrees.optimizer.parallel_level,
-        optimizer=degrees.optimizer, sequence_parallel=degrees.sequence_parallel, layers_per_stage=degrees.layers,
-        recompute_layers=degrees.recompute_layers, order=degrees.order,
-    )  # fmt: skip
+    return plan_of_degrees(degrees, transformer(problem.config, batch_size=degrees.global_batch))
 
 
 def confirmed(

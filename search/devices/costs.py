@@ -7,7 +7,6 @@ also knows the data-parallel width and the optimizer's level: its numbers are th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from costmodels.price.instruction import price_transfer
 from plans.degrees import ORDER, Degrees
+from plans.degrees.groups import strides
 from plans.model.transformer import TransformerConfig
 from plans.timeline import PS_PER_S
 from search.devices.problem import Problem
@@ -326,9 +326,8 @@ class Costs:
         if key not in self._transfer:
             chunks = self.widest_chunks(stage)
             size = chunks.numbers[chunks.template.pieces["block"].leaves]
-            sizes, stride = {"dp": dp, "tp": stage.tp, "cp": stage.cp, "pp": pp}, 1
-            for axis in itertools.takewhile(lambda each: each != "pp", stage.order or ORDER):
-                stride *= sizes[axis]
+            sizes = {"dp": dp, "tp": stage.tp, "cp": stage.cp, "pp": pp}
+            stride = strides(sizes, stage.order or ORDER)["pp"]
             machine = self.problem.machine
             self._transfer[key] = tuple(
                 price_transfer(machine, rank * stride, (rank + 1) % pp * stride, size).work_ps / PS_PER_S

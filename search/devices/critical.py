@@ -15,7 +15,7 @@ from search.devices.problem import Problem
 from simulator.forecast.action import Stretch
 from simulator.forecast.case import Case, Pieces, RankKinds, is_split
 from simulator.forecast.chunks import Chunk
-from simulator.forecast.predict import chunk_costs, chunks_of
+from simulator.forecast.estimate import chunk_costs, chunks_of
 
 __all__ = ["critical_path_s"]
 

@@ -6,13 +6,13 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from costmodels import Machine
-from plans.degrees import Degrees
+from plans.degrees import Degrees, even_layers
 from plans.errors import TwofoldError
 from search.candidate import Candidate, describe
 from search.devices.branch import Branching
@@ -65,12 +65,7 @@ def neighbours(branching: Branching, best: Candidate) -> tuple[Alternative, ...]
 def _changes(problem: Problem, best: Candidate) -> Iterator[tuple[str, Pins]]:
     """What is changed, in words, and the pins of the part of the space with this change."""
     degrees = best.degrees
-    base = Pins(
-        dp=degrees.dp, tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, ep=degrees.ep, micro_batch=degrees.micro_batch,
-        schedule=degrees.schedule, virtual=degrees.virtual, recompute=degrees.recompute,
-        zero=degrees.optimizer.parallel_level, sequence_parallel=degrees.sequence_parallel,
-        recompute_layers=problem.pins.recompute_layers, order=degrees.order,
-    )  # fmt: skip
+    base = Pins(**degrees.values).changed(layers=None, recompute_layers=problem.pins.recompute_layers)
     yield from _mesh_changes(problem, degrees, base)
     yield from _placement_changes(problem, degrees, base)
     yield from _micro_batch_changes(problem, degrees, base)
@@ -98,7 +93,7 @@ def _mesh_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tu
             if "pp" in given:
                 given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
                 anew = ", schedule anew"
-            yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", replace(base, **given)
+            yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", base.changed(**given)
 
 
 def _placement_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
@@ -107,25 +102,25 @@ def _placement_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterat
     for order, _ in orders(problem, mesh) if problem.pins.order is None else ():
         if order != degrees.order:
             shown = (tuple(axis for axis in axes if getattr(degrees, axis) > 1) for axes in (degrees.order, order))
-            yield f"order {' -> '.join('-'.join(axes) for axes in shown)}", replace(base, order=order)
+            yield f"order {' -> '.join('-'.join(axes) for axes in shown)}", base.changed(order=order)
     experts = problem.config.experts
     if experts is not None and "ep" not in problem.pins.given:
         for value in _beside(degrees.ep, divisors(math.gcd(degrees.dp, experts.num_experts))):
-            yield f"ep {degrees.ep} -> {value}", replace(base, ep=value)
+            yield f"ep {degrees.ep} -> {value}", base.changed(ep=value)
 
 
 def _micro_batch_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
     if "micro_batch" in problem.pins.given:
         return
     for value in _beside(degrees.micro_batch, divisors(problem.global_batch // degrees.dp)):
-        yield f"micro-batch {degrees.micro_batch} -> {value}", replace(base, micro_batch=value)
+        yield f"micro-batch {degrees.micro_batch} -> {value}", base.changed(micro_batch=value)
 
 
 def _schedule_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
     now = ScheduleChoice(degrees.schedule, degrees.virtual)
     for choice in shapes(problem, degrees.pp):
         if choice != now:
-            yield f"{now} -> {choice}", replace(base, schedule=choice.schedule, virtual=choice.virtual)
+            yield f"{now} -> {choice}", base.changed(schedule=choice.schedule, virtual=choice.virtual)
 
 
 def _optimizer_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
@@ -133,20 +128,18 @@ def _optimizer_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterat
     now = degrees.optimizer.parallel_level
     for level in (0, 1, 2, 3) if problem.pins.zero is None else ():
         if level != now:
-            yield f"optimizer level {now} -> {level}", replace(base, zero=level)
+            yield f"optimizer level {now} -> {level}", base.changed(zero=level)
     if degrees.tp > 1 and problem.pins.sequence_parallel is None:
         yield (
             "without sequence parallel" if degrees.sequence_parallel else "with sequence parallel",
-            replace(base, sequence_parallel=not degrees.sequence_parallel),
+            base.changed(sequence_parallel=not degrees.sequence_parallel),
         )
 
 
 def _layer_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
-    if degrees.layers is not None and problem.pins.layers is None:
-        chunks = len(degrees.layers)
-        whole, rest = divmod(sum(degrees.layers), chunks)
-        even = tuple(whole + (chunk < rest) for chunk in range(chunks))
-        yield "layers spread evenly", replace(base, layers=even)
+    even = even_layers(problem.config.num_layers, degrees.num_chunks)
+    if degrees.layers != even and min(even) and problem.pins.layers is None:
+        yield "layers spread evenly", base.changed(layers=even)
 
 
 def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
@@ -154,17 +147,17 @@ def _recompute_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterat
     now = f"recompute {degrees.recompute}"
     pinned = problem.pins.recompute_layers is not None
     for mode in recomputes(problem):
-        plain = replace(base, recompute=mode, recompute_layers=None if mode == "none" else base.recompute_layers)
+        plain = base.changed(recompute=mode, recompute_layers=None if mode == "none" else base.recompute_layers)
         if mode != degrees.recompute:
             yield f"{now} -> {mode}", plain
         if mode != "none" and not pinned and (mode != degrees.recompute or degrees.recompute_layers is not None):
-            yield f"{now} -> {mode} in all blocks", replace(plain, recompute_layers=problem.config.num_layers)
+            yield f"{now} -> {mode} in all blocks", plain.changed(recompute_layers=problem.config.num_layers)
     if degrees.recompute_layers is not None and not pinned:
         most = max(degrees.layers_of(problem.config.num_layers))
         for count in (degrees.recompute_layers - 1, degrees.recompute_layers + 1):
             if 0 < count < most:
                 told = f"{now} in {degrees.recompute_layers} -> {count} of a chunk's blocks"
-                yield told, replace(base, recompute_layers=count)
+                yield told, base.changed(recompute_layers=count)
 
 
 def _beside(now: int, values: tuple[int, ...]) -> list[int]:
@@ -262,7 +255,7 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
             for level in levels(problem, mesh)[-2:]:
                 peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
                 layers, some = space.choice(rows, int(np.argmin(peaks)))
-                values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, problem, some)
+                values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, some)
                 number += 1
                 yield int(np.min(peaks)), number, values
 
@@ -276,7 +269,7 @@ def relaxations(problem: Problem) -> list[Relaxation]:
             Relaxation(what="memory", value=peak, text=f"{_GiB(peak)} per device would do ({describe(least.degrees)})")
         )
     for pin in problem.pins.given:
-        rest = Pins(**{each.name: getattr(problem.pins, each.name) for each in fields(Pins) if each.name != pin})
+        rest = problem.pins.changed(**{pin: None})
         if fits := _fitting(problem, pins=rest):
             given = problem.pins.given[pin]
             found.append(Relaxation(what=pin, value=None, text=f"without {pin}={given} something fits ({_told(fits)})"))

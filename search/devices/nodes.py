@@ -310,7 +310,7 @@ def leaf_values(problem: Problem, node: tuple[Any, ...]) -> dict[str, Any]:
     """The plain values of the configuration that a leaf stands for."""
     mesh, size, stage, level, shape, ranked, at = node
     layers, some = ranked[at][1]
-    return values_of(mesh, size, stage.sequence_parallel, stage.recompute, shape, level, layers, problem, some)
+    return values_of(mesh, size, stage.sequence_parallel, stage.recompute, shape, level, layers, some)
 
 
 def after_leaf(node: tuple[Any, ...]) -> Iterator[Child]:

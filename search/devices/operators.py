@@ -12,16 +12,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from plans.degrees import Degrees
+from plans.degrees.words import layout_words
 from plans.errors import TwofoldError
 from plans.lower.symbolic import Cell
 from plans.program import Kind
 from search.devices.problem import Problem
 from simulator.forecast.action import COLLECTIVE, COMPUTE, Line, Rates, measure
 from simulator.forecast.chunks import Chunks
-from simulator.forecast.predict import rates_of
+from simulator.forecast.estimate import rates_of
 from simulator.forecast.pricing import priced_cells
 
-__all__ = ["OperatorCost", "layout_words", "operator_costs"]
+__all__ = ["OperatorCost", "operator_costs"]
 
 _PS_PER_S = 1e12
 
@@ -50,18 +51,6 @@ class OperatorCost:
     def total_s(self) -> float:
         """What the operator adds to the step: compute, and communication that nothing hides."""
         return self.compute_s + self.exposed_s
-
-
-def layout_words(degrees: Degrees) -> str:
-    """The degrees that decide how operators are split and how often they run.
-
-    >>> layout_words(Degrees(dp=2, tp=4, global_batch=8, sequence_parallel=True))
-    'tp 4 with sequence parallel, micro-batch 1, recompute none'
-    """
-    parts = " ".join(f"{name} {value}" for name in ("ep", "cp", "tp") if (value := getattr(degrees, name)) > 1)
-    parts += " with sequence parallel" if degrees.sequence_parallel else ""
-    some = "" if degrees.recompute_layers is None else f" in {degrees.recompute_layers} of a chunk's blocks"
-    return f"{parts or 'whole'}, micro-batch {degrees.micro_batch}, recompute {degrees.recompute}{some}"
 
 
 def operator_costs(problem: Problem, best: Degrees, others: Iterable[Degrees]) -> list[OperatorCost]:

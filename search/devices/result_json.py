@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plans.degrees import Degrees
+from plans.degrees.file import degrees_to_json
 from search.candidate import Candidate
 from search.result import SearchResult
 
@@ -40,16 +41,7 @@ def result_json(result: SearchResult[Candidate], top_k: int = 5) -> dict[str, An
 
 def degrees_json(degrees: Degrees) -> dict[str, Any]:
     """Degrees as plain values."""
-    return {
-        "dp": degrees.dp, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
-        "micro_batch": degrees.micro_batch,
-        "micro_batches": degrees.num_micro_batches, "schedule": degrees.schedule, "virtual": degrees.virtual,
-        "sequence_parallel": degrees.sequence_parallel, "recompute": degrees.recompute,
-        "recompute_layers": degrees.recompute_layers,
-        "zero": degrees.optimizer.parallel_level,
-        "layers": None if degrees.layers is None else list(degrees.layers),
-        "order": list(degrees.order),
-    }  # fmt: skip
+    return {**degrees_to_json(degrees), "micro_batches": degrees.num_micro_batches}
 
 
 def candidate_json(candidate: Candidate) -> Mapping[str, Any]:

@@ -118,5 +118,5 @@ def _first_fitting(
             peaks = peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
             if peaks.min() <= problem.limit_bytes:
                 layers, some = space.choice(rows, int(np.argmax(peaks <= problem.limit_bytes)))
-                return problem.degrees(values_of(mesh, size, sp, recompute, shape, level, layers, problem, some))
+                return problem.degrees(values_of(mesh, size, sp, recompute, shape, level, layers, some))
     return None

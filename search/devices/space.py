@@ -19,8 +19,11 @@ import numpy as np
 
 from costmodels.price.tiers import axes_tiers
 from plans.degrees import ORDER, Degrees
+from plans.degrees.check import impossible
+from plans.degrees.groups import rank_groups, stride_of
+from plans.degrees.rules import OF_DEGREES, broken, unpredicted
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig
+from plans.model.transformer import TransformerConfig, sizes_of
 from plans.schedules import Schedule, chunks_per_rank, make_schedule, schedule_names
 from search.devices.problem import Problem
 
@@ -42,7 +45,6 @@ __all__ = [
     "recompute_counts",
     "refusal",
     "shapes",
-    "strides_of",
 ]
 
 MAX_MICRO_BATCH = 64
@@ -96,29 +98,15 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def refusal(config: TransformerConfig, *, tp: int, cp: int, sequence_parallel: bool) -> str | None:
-    """Why a model's sizes cannot be cut so; None where they can.
+    """Why a model's sizes cannot be cut so, or cannot be forecast; None where they can.
 
     >>> from plans.model.transformer import transformer_config
     >>> refusal(transformer_config("llama-3-8b"), tp=3, cp=1, sequence_parallel=False)
-    '32 query heads do not divide by tp 3'
+    'llama-3-8b: 32 query heads cannot be split over tp 3: 32 % 3 != 0; the next tp that can is 4'
     """
-    for what, size in (("query heads", config.num_heads), ("rows of the MLP", config.inner), ("words", config.vocab)):
-        if size % tp:
-            return f"{size} {what} do not divide by tp {tp}"
-    if config.kv_heads % tp and tp % config.kv_heads:
-        return f"{config.kv_heads} heads of keys and values and tp {tp}: neither is a multiple of the other"
-    if sequence_parallel and tp > config.kv_heads > 1:
-        return f"sequence parallel over tp {tp}, above the {config.kv_heads} heads of keys and values, is not forecast"
-    if config.experts is not None:
-        if cp > 1:
-            return "experts take whole samples, which cp splits"
-        for what, size in (("rows of an expert", config.experts.ffn), ("hidden features", config.hidden)):
-            if size % tp:
-                return f"{size} {what} do not divide by tp {tp}"
-    parts = cp * (tp if sequence_parallel else 1)
-    if config.seq % parts:
-        return f"a sequence of {config.seq} does not divide by {parts}"
-    return None
+    sizes = sizes_of(config)
+    known = {"tp": tp, "cp": cp, "sequence_parallel": sequence_parallel}
+    return next(impossible(known, sizes), None) or unpredicted(sizes, tp, sequence_parallel)
 
 
 def meshes(problem: Problem) -> tuple[list[Mesh], dict[str, int]]:
@@ -142,12 +130,11 @@ def meshes(problem: Problem) -> tuple[list[Mesh], dict[str, int]]:
                 dp = count // tp // cp // pp
                 if pins.dp not in (None, dp):
                     continue
+                known = {"dp": dp, "global_batch": problem.global_batch}
                 if pp > config.num_layers + 2:
                     no(f"{config.num_layers} layers cannot fill more than {config.num_layers + 2} stages")
-                elif dp > problem.global_batch:
-                    no(f"a global batch of {problem.global_batch} cannot feed more data-parallel ranks")
-                elif problem.global_batch % dp:
-                    no(f"a global batch of {problem.global_batch} does not divide by dp {dp}")
+                elif reason := next(broken(OF_DEGREES, known), None):
+                    no(reason)
                 else:
                     order = pins.order or ORDER
                     found += [Mesh(dp, cp, tp, pp, ep, order) for ep in _expert_degrees(problem, dp)]
@@ -184,27 +171,19 @@ class Placement:
 def placement(problem: Problem, mesh: Mesh) -> Placement:
     """Where a mesh puts its groups."""
     machine, ranks = problem.machine, problem.num_devices
-    stride = strides_of(mesh)
-    size = {axis: int(getattr(mesh, axis)) for axis in ORDER}
-
-    def along(*axes: tuple[int, int]) -> tuple[int, int]:
-        return axes_tiers(machine, axes, ranks)
-
-    whole = {axis: (size[axis], stride[axis]) for axis in ORDER}
-    inner = {"tp": along(whole["tp"]), "cp": along(whole["cp"])}
-    # ranks of cp hold the same weights: the optimizer communicates over dp and cp together
-    outer = [along(whole["dp"], whole["cp"]), along(whole["dp"], whole["cp"], whole["tp"])]
-    if mesh.ep > 1:
-        inner["ep"] = along((mesh.ep, stride["dp"]))
-        copies = (mesh.dp // mesh.ep, stride["dp"] * mesh.ep)
-        outer += [along(copies), along(copies, whole["tp"])]
-    if mesh.tp > (heads := problem.config.kv_heads):
-        each = mesh.tp // heads
-        inner |= {"tp_q": along((each, stride["tp"])), "tp_kv": along((heads, stride["tp"] * each))}
+    groups = rank_groups(mesh, problem.config.kv_heads)
+    inner = {
+        name: axes_tiers(machine, axes, ranks) for name, axes in groups.items()
+        if name in ("tp", "cp", "ep", "tp_q", "tp_kv")
+    }  # fmt: skip
+    outer = tuple(  # the optimizer communicates among ranks with the same weights, and with those of tp beside them
+        axes_tiers(machine, axes, ranks)
+        for name in ("dp", "copies") if name in groups for axes in (groups[name], groups[name] + groups["tp"])
+    )  # fmt: skip
+    hops: tuple[int, ...] = ()
     if mesh.pp > 1:
-        domains = tuple(link.ranks for link in machine.links)
-        return Placement(tuple(sorted(inner.items())), tuple(outer), _hops(domains, mesh.pp, stride["pp"]))
-    return Placement(tuple(sorted(inner.items())), tuple(outer))
+        hops = _hops(tuple(link.ranks for link in machine.links), mesh.pp, stride_of(mesh)["pp"])
+    return Placement(tuple(sorted(inner.items())), outer, hops)
 
 
 @lru_cache(maxsize=4096)
@@ -213,15 +192,6 @@ def _hops(domains: tuple[int, ...], pp: int, stride: int) -> tuple[int, ...]:
     at = np.arange(pp) * stride
     joined = [at // ranks == np.roll(at, -1) // ranks for ranks in domains]
     return tuple(np.argmax(joined, axis=0).tolist())
-
-
-def strides_of(mesh: Mesh) -> dict[str, int]:
-    """Distance of neighbours along each axis."""
-    found, stride = {}, 1
-    for axis in mesh.order:
-        found[axis] = stride
-        stride *= int(getattr(mesh, axis))
-    return found
 
 
 def orders(problem: Problem, mesh: Mesh) -> list[tuple[tuple[str, ...], Placement]]:
@@ -324,7 +294,8 @@ def _shapes(pinned: str | None, pinned_virtual: int | None, num_layers: int, pp:
     for name in names:
         fixed = chunks_per_rank(name)
         for virtual in range(2, MAX_VIRTUAL + 1) if fixed is None else (fixed,):
-            if pinned_virtual not in (None, virtual) or (fixed is None and pp * virtual > num_layers + 2):
+            own = pinned is not None and fixed is not None and pinned_virtual == 1  # leaves it to the schedule
+            if (pinned_virtual not in (None, virtual) and not own) or (fixed is None and pp * virtual > num_layers + 2):
                 continue
             found.append(ScheduleChoice(name, virtual))
         if fixed is None and pinned_virtual is not None and not 2 <= pinned_virtual <= MAX_VIRTUAL:
@@ -393,7 +364,7 @@ def enumerate_degrees(problem: Problem) -> Iterator[Degrees]:
                             for layers in spreads(problem, schedule.num_stages):
                                 for some in recompute_counts(problem, recompute, max(layers)):
                                     yield problem.degrees(
-                                        values_of(mesh, size, sp, recompute, shape, zero, layers, problem, some)
+                                        values_of(mesh, size, sp, recompute, shape, zero, layers, some)
                                     )
 
 
@@ -405,17 +376,11 @@ def values_of(
     shape: ScheduleChoice,
     zero: int,
     layers: tuple[int, ...],
-    problem: Problem,
     recompute_layers: int | None = None,
 ) -> dict[str, Any]:
-    """The plain values of a configuration; evenly spread layers are left to `Degrees`."""
-    chunks = len(layers)
-    whole, rest = divmod(problem.config.num_layers, chunks)
-    even = tuple(whole + (chunk < rest) for chunk in range(chunks))
+    """The plain values of a configuration."""
     return {
         "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp, "pp": mesh.pp, "ep": mesh.ep, "micro_batch": size,
-        "sequence_parallel": sp,
-        "recompute": recompute, "recompute_layers": recompute_layers, "schedule": shape.schedule,
-        "virtual": shape.virtual, "zero": zero,
-        "layers": None if layers == even and whole else layers, "order": mesh.order,
+        "sequence_parallel": sp, "recompute": recompute, "recompute_layers": recompute_layers,
+        "schedule": shape.schedule, "virtual": shape.virtual, "zero": zero, "layers": layers, "order": mesh.order,
     }  # fmt: skip

@@ -74,7 +74,7 @@ class _Spreading:
             operator, strategy = waiting.popleft()
             spec, mesh = self.graph.spec(operator), strategy.mesh or self.mesh
             for index, name in enumerate(operator.outputs):
-                layout = strategy.handed_on(spec, index, mesh).without_partial()
+                layout = strategy.output_layout(spec, index, mesh).without_partial()
                 for reader in consumers[name]:
                     waiting.extend(self._suggest(reader, reader.inputs.index(name), layout, False))
             for index, name in enumerate(operator.inputs):

@@ -19,7 +19,7 @@ from plans.lower import Choice
 from plans.lower.emit import step_instructions
 from plans.program import GroupProgram, Instruction, Kind, Value
 from plans.redistribution import Step, StepKind
-from plans.redistribution.fastest import LocalPrice
+from plans.redistribution.price import LocalPrice
 from plans.timeline import PS_PER_S
 from search.operators.operator_costs import InstructionCost
 

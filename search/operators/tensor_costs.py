@@ -187,7 +187,7 @@ class TensorCosts:
         """In which layout a strategy hands a tensor on; or in which it is read, and its gradient made, each time."""
         spec, mesh = self.micro.spec(operator), strategy.mesh or self.mesh
         if made:
-            layout = strategy.handed_on(spec, operator.outputs.index(name), mesh)
+            layout = strategy.output_layout(spec, operator.outputs.index(name), mesh)
             return ((layout, layout),)
         return tuple(
             (spec.input_layout(index, mesh, strategy.dims), spec.gradient_layout(index, mesh, strategy.dims))

@@ -1,13 +1,20 @@
 """Predictions at scale (part of floor 3): a transformer in stated degrees on any number of devices.
 
-`forecast` is the whole prediction: templates of `plans.lower.symbolic` priced (`pricing`) as a software `Stack` runs
-them,
-joined to actions (`action`, `chunks`), put through the pipeline's schedule (`pipeline`), with memory (`memory`).
-`forecast_grid` predicts thousands of configurations in batches (`batch`).
+* `predict`: the forecast. `step`: one configuration. `symbolic`, `program`: its bodies, from templates or from a
+lowered
+  program, the same either way. `body`: what a body does to a rank's clocks. `overlap`: how long its operations take
+  beside each other. `rank`: the costs of a pipeline. `columns`: the pipeline evaluated. `held`: memory.
+* `estimate`, `estimate_grid`: a quick estimate for searches and for other software (`chunks`, `action`, `pricing`,
+  `case`, `pipeline`, `batch`, `memory`).
 """
 
-from simulator.forecast.grid import forecast_grid
-from simulator.forecast.predict import Forecast, forecast
+from simulator.forecast.case import Forecast
+from simulator.forecast.estimate import estimate
+from simulator.forecast.estimate_grid import estimate_grid
+from simulator.forecast.predict import forecast, forecast_grid
 from simulator.stacks import Kernel, Stack, stack_named, stack_names
 
-__all__ = ["Forecast", "Kernel", "Stack", "forecast", "forecast_grid", "stack_named", "stack_names"]
+__all__ = [
+    "Forecast", "Kernel", "Stack", "estimate", "estimate_grid", "forecast", "forecast_grid", "stack_named",
+    "stack_names",
+]  # fmt: skip

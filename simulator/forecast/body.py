@@ -44,7 +44,8 @@ class Op(NamedTuple):
 Row = Mapping[str, int]
 """A clock after a body: clock before -> picoseconds; the clock is the latest of their sums.
 
-Clocks before are "host", "stream", "arrival", "channel:NAME", and "token:NAME" of collectives issued in other bodies."""
+Clocks before are "host", "stream", "arrival", "channel:NAME", and "token:NAME" of collectives issued in other
+bodies."""
 
 
 def last_tokens(ops: Sequence[Op]) -> dict[str, str]:

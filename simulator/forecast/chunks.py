@@ -18,6 +18,7 @@ from costmodels import Machine
 from costmodels.price.instruction import price_collective, price_compute, price_wait
 from costmodels.price.tiers import axes_tiers
 from plans.degrees import Degrees
+from plans.degrees.groups import rank_groups
 from plans.errors import TwofoldError
 from plans.lower.symbolic import ModelTemplate, ParameterTemplate, PartTemplate, model_sizes, model_template
 from plans.model.graph import itemsize
@@ -156,23 +157,12 @@ class Chunks:
     @cached_property
     def groups(self) -> Groups:
         """Members and tiers of the groups inside a stage, of the stage where they are slowest."""
-        degrees = self.degrees
-        tp, cp, dp, _ = degrees.strides
-
-        def along(*axes: tuple[int, int]) -> tuple[int, tuple[int, int]]:
-            members = math.prod(size for size, _ in axes)
-            return members, axes_tiers(self.machine, axes, degrees.num_ranks)
-
         found = {
-            "tp": along((degrees.tp, tp)), "cp": along((degrees.cp, cp)),
-            "dp": along((degrees.dp, dp), (degrees.cp, cp)),
+            name: (
+                math.prod(axis.size for axis in axes), axes_tiers(self.machine, axes, self.degrees.num_ranks)
+            )
+            for name, axes in rank_groups(self.degrees, self.config.kv_heads).items()
         }  # fmt: skip
-        if degrees.ep > 1:  # neighbours among the data-parallel ranks; cp is 1
-            found["ep"] = along((degrees.ep, dp))
-            found["copies"] = along((degrees.dp // degrees.ep, dp * degrees.ep))
-        if degrees.tp > (heads := self.config.kv_heads):  # every key-value head on several ranks, the inner axis
-            each = degrees.tp // heads
-            found["tp_q"], found["tp_kv"] = along((each, tp)), along((heads, tp * each))
         found |= {name: (found[name][0], tiers) for name, tiers in self.tier_override}
         return found | {"tp_kv+tp_q": found["tp"]}
 

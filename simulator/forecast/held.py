@@ -125,7 +125,7 @@ class RankMemory:
         for value in self._values.values():
             if value.scope is Scope.KEPT and value.size_bytes:
                 found[value.role] = found.get(value.role, 0) + self._copies(value.name) * value.size_bytes
-        constants = {}
+        constants: dict[str, int] = {}
         for items in self._rank.symbolic.bodies.values():
             for _, item in items:
                 if isinstance(item, Cells):

@@ -18,6 +18,7 @@ from costmodels.price.instruction import price_collective, price_compute, price_
 from costmodels.price.tiers import axes_tiers
 from costmodels.price.traffic import plain_call
 from plans.degrees import Degrees
+from plans.degrees.groups import rank_groups
 from plans.lower.symbolic import ParameterTemplate
 from plans.model.graph import itemsize
 from plans.plan import Optimizer
@@ -177,16 +178,12 @@ class _Lines:
     def _group(self, axes: tuple[str, ...]) -> tuple[int, tuple[int, int]]:
         found = self._groups.get(axes)
         if found is None:
-            degrees = self.degrees
-            tp, cp, dp, _ = degrees.strides
-            along = [(self._copies, dp * degrees.ep)]
-            if "ep" in axes:
-                along.append((degrees.ep, dp))
-            if any(axis.startswith("tp") for axis in axes):
-                along.append((degrees.tp, tp))
-            if "cp" in axes:
-                along.append((degrees.cp, cp))
-            found = self._size(axes, True), axes_tiers(self.machine, along, degrees.num_ranks)
+            groups = rank_groups(self.degrees, 1)
+            along = list(groups["copies"] if "copies" in groups else groups["dp"][:1])
+            for name, is_in in (("ep", "ep" in axes), ("tp", any(axis.startswith("tp") for axis in axes)),
+                                ("cp", "cp" in axes)):  # fmt: skip
+                along += groups.get(name, ()) if is_in else ()
+            found = self._size(axes, True), axes_tiers(self.machine, along, self.degrees.num_ranks)
             self._groups[axes] = found
         return found
 

@@ -17,7 +17,8 @@ from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
 __all__ = ["PairRates", "pair_rates", "slowed"]
 
 PairRates = Callable[[str, int, str, int], tuple[float, float]]
-"""(class of compute, its picoseconds alone, call of a collective, its picoseconds alone) -> rates of both, 1 is alone."""
+"""(class of compute, its picoseconds alone, call of a collective, its picoseconds alone) -> rates of both, 1 is
+alone."""
 
 _SLOWEST = 1e-6
 
@@ -27,11 +28,11 @@ def pair_rates(machine: Machine) -> PairRates | None:
     """The machine's rates of work that overlaps, as the engine has them; None where nothing slows anything."""
     if not machine.overlap:
         return None
-    pairs = {(entry.compute, entry.collective): entry for entry in machine.overlap}
+    pairs = {(str(entry.compute), entry.collective): entry for entry in machine.overlap}
 
     @lru_cache(maxsize=65_536)
     def rates(kind: str, kernel_ps: int, call: str, message_ps: int) -> tuple[float, float]:
-        pair = pairs.get((kind, call))  # type: ignore[call-overload]
+        pair = pairs.get((kind, call))
         if pair is None:
             return 1.0, 1.0
         mine, theirs = pair.rates(kernel_ps / PS_PER_S, message_ps / PS_PER_S)

@@ -1,37 +1,29 @@
-"""The prediction of a transformer in stated degrees, on thousands of devices in a millisecond.
+"""The forecast of a transformer in stated degrees, on any number of devices: that of its lowered program.
 
-Blocks are lowered and priced once and counted (`plans.lower.symbolic`, `simulator.forecast.chunks`), the schedule is
-simulated on
-columns (`simulator.forecast.pipeline`), memory follows from the same order. Nothing depends on the data-parallel width.
+For twofold's own executor it is exact: calls, host time, bytes and memory are those of the program, and the time is
+that
+of the event engine wherever nothing is contended between ranks (`simulator.forecast.step`). Other software is estimated
+(`simulator.forecast.estimate`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from costmodels import Machine
-from plans.degrees import Degrees
-from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig
-from simulator.forecast.action import Rates
-from simulator.forecast.case import Case, Forecast, Pieces, RankKinds, is_split
-from simulator.forecast.chunks import Chunk, Chunks
-from simulator.forecast.memory import peak_activations
+from costmodels.machine.machine import Machine
+from plans.degrees import Degrees, check
+from plans.model.transformer import TransformerConfig, sizes_of
+from simulator.forecast.case import Forecast
+from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of, estimate
+from simulator.forecast.step import StepForecast
 from simulator.stacks import Stack
 
-__all__ = ["Forecast", "check_machine", "chunk_costs", "chunks_of", "forecast", "rates_of"]
+__all__ = ["forecast", "forecast_grid", "step_forecast"]
 
 
-def forecast(
-    config: TransformerConfig,
-    degrees: Degrees,
-    machine: Machine,
-    *,
-    stack: Stack | None = None,
-) -> Forecast:
+def forecast(config: TransformerConfig, degrees: Degrees, machine: Machine, *, stack: Stack | None = None) -> Forecast:
     """Predict one configuration.
 
     Args:
@@ -41,7 +33,7 @@ def forecast(
         stack: the software that runs it; twofold's executor by default.
 
     Raises:
-        TwofoldError: a machine whose hosts compute, too few devices, sizes that do not divide.
+        TwofoldError: a machine whose hosts compute; what `plans.degrees.check` refuses.
 
     >>> from plans.model.transformer import transformer_config
     >>> degrees = Degrees(dp=16, tp=8, pp=8, micro_batch=1, global_batch=512)
@@ -49,90 +41,42 @@ def forecast(
     >>> 5 < found.step_s < 60
     True
     """
+    if stack is not None and not stack.runs_programs:
+        return estimate(config, degrees, machine, stack=stack)
+    return step_forecast(config, degrees, machine).forecast()
+
+
+def forecast_grid(
+    config: TransformerConfig, degrees: Iterable[Degrees], machine: Machine, *, stack: Stack | None = None
+) -> list[Forecast]:
+    """Predict many configurations of one model; what they share is worked out once.
+
+    Raises:
+        TwofoldError: what `forecast` refuses in any of them.
+    """
+    return [forecast(config, each, machine, stack=stack) for each in degrees]
+
+
+def step_forecast(config: TransformerConfig, degrees: Degrees, machine: Machine) -> StepForecast:
+    """The bodies of a configuration's ranks, and what follows from them.
+
+    Raises:
+        TwofoldError: as `forecast`.
+    """
     check_machine(machine)
-    schedule, stack = degrees.pipeline, stack or Stack()
-    split = is_split(schedule)
+    check(degrees, sizes_of(config), num_devices=machine.num_devices, machine=machine.name)
 
     def known(each: Degrees) -> dict[tuple[object, ...], Any]:
         return _known(
-            config, machine, stack, each.tp, each.cp, each.ep, each.micro_batch, each.sequence_parallel,
-            each.recompute, split, each.num_ranks, each.strides[:3],
+            config, machine, each.tp, each.cp, each.ep, each.micro_batch, each.sequence_parallel, each.recompute,
+            each.num_ranks, each.strides[:3],
         )  # fmt: skip
 
-    costs = chunk_costs(config, degrees, machine, stack, split, known)
-    chunks = chunks_of(config, degrees)
-    case = Case(pieces=Pieces(costs), degrees=degrees, chunks=chunks, ranks=RankKinds.of(chunks, schedule))
-    kept, kept_for_weights, during = zip(*(case.pieces.activations(chunk) for chunk in case.chunks), strict=True)
-    return case.forecast(case.end_ps(), peak_activations(schedule, kept, kept_for_weights, during))
-
-
-def chunk_costs(
-    config: TransformerConfig,
-    degrees: Degrees,
-    machine: Machine,
-    stack: Stack,
-    split: bool,
-    known: Callable[[Degrees], dict[tuple[object, ...], Any]],
-) -> Chunks:
-    """The costs of a configuration's chunks.
-
-    Args:
-        config, degrees, machine, stack: as of `forecast`.
-        split: whether the backward is.
-        known: what layouts share (see `Chunks`), by degrees.
-    """
-
-    def made(each: Degrees, kept: Chunks | None) -> Chunks:
-        return Chunks(
-            config=config, degrees=each, machine=machine, stack=stack, rates=rates_of(machine), split_backward=split,
-            known=known(each), kept=kept,
-        )  # fmt: skip
-
-    if degrees.recompute_layers is None:
-        return made(degrees, None)
-    return made(degrees, made(replace(degrees, recompute="none", recompute_layers=None), None))
+    costs = chunk_costs(config, degrees, machine, Stack(), False, known)
+    return StepForecast(config, degrees, machine, costs, chunks_of(config, degrees))
 
 
 @lru_cache(maxsize=256)
 def _known(*shared: object) -> dict[tuple[object, ...], Any]:
-    """What layouts have in common that differ in data-parallel degree, pipeline and optimizer only (see `Chunks`)."""
+    """What configurations have in common that differ in data-parallel degree, pipeline and optimizer only."""
     return {}
-
-
-def check_machine(machine: Machine) -> None:
-    """Refuse a machine whose hosts compute."""
-    if not machine.host_async:
-        raise TwofoldError(
-            f"machine {machine.name!r} computes on its hosts; stated degrees are predicted for devices behind a host: "
-            "simulate a plan instead"
-        )
-
-
-def chunks_of(config: TransformerConfig, degrees: Degrees) -> tuple[Chunk, ...]:
-    """Per stage of the pipeline what it consists of."""
-    layers = degrees.layers_of(config.num_layers)
-    last, found = len(layers) - 1, []
-    dense = 0 if config.experts is None else config.experts.num_dense_layers
-    for number, count in enumerate(layers):
-        plain = min(dense, count)
-        dense -= plain
-        kept = 0 if degrees.recompute_layers is None else max(0, count - degrees.recompute_layers)
-        found.append(
-            Chunk(
-                num_blocks=count, has_embedding=number == 0, has_head=number == last, num_dense=plain, num_kept=kept
-            )
-        )  # fmt: skip
-    return tuple(found)
-
-
-@lru_cache(maxsize=64)
-def rates_of(machine: Machine) -> Rates | None:
-    """The machine's rates of work that overlaps; what is not among its pairs goes on undisturbed."""
-    if not machine.overlap:
-        return None
-    pairs = {(entry.compute, entry.collective): (entry.compute_rate, entry.comm_rate) for entry in machine.overlap}
-
-    def rates(compute: str, collective: str) -> tuple[float, float]:
-        return pairs.get((compute, collective), (1.0, 1.0))  # type: ignore[arg-type]
-
-    return rates

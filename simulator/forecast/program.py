@@ -137,8 +137,8 @@ def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ..
                 found.append(Op(WAIT, 0, token=token))
         elif line.channel.endswith(":within"):
             raise TwofoldError(
-                f"{line.name!r}: ranks of a stage send pieces to each other, which a forecast does not follow; simulate "
-                "the plan instead"
+                f"{line.name!r}: ranks of a stage send pieces to each other, which a forecast does not follow; "
+                "simulate the plan instead"
             )
         elif line.kind is Kind.SEND:
             found.append(Op(SEND, cost.dispatch_ps))

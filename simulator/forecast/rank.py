@@ -120,13 +120,13 @@ def pipeline_costs(
             for name in VARIANTS if name in used
         },
         transfer_ps={
-            way: [transfers.get((stage, way), none).work_ps for stage in stages] for way in "FB"
+            way: np.array([transfers.get((stage, way), none).work_ps for stage in stages]) for way in "FB"
         },
         receive_dispatch_ps={
-            way: [
+            way: np.array([
                 transfers.get((stage - 1 if way == "F" else stage + 1, way), none).receive_dispatch_ps
                 for stage in stages
-            ] for way in "FB"
+            ]) for way in "FB"
         },
         begin=MaxPlus.stack([own.begin(clock_of) for own in maps]),
         end=MaxPlus.stack([own.end() for own in maps]),

@@ -64,6 +64,7 @@ class StepForecast:
         self.degrees = degrees
         self.machine = machine
         self.costs = costs
+        assert costs.numbers  # sizes that the degrees do not divide are refused here
         self.chunks = tuple(chunks)
         self.schedule = degrees.pipeline
         self.stages_of = [
@@ -71,7 +72,7 @@ class StepForecast:
             for rank in range(self.schedule.num_ranks)
         ]
         kinds = backward_kinds(self.schedule)
-        self._ranks = [
+        self.ranks = [
             _rank(
                 _RankKey(
                     costs, tuple(self.chunks[stage] for stage in stages), tuple(kinds[stage] for stage in stages),
@@ -82,7 +83,7 @@ class StepForecast:
 
     def pipeline_costs(self) -> PipelineCosts:
         """What the column evaluator needs."""
-        return pipeline_costs(self.schedule, [rank.bodies for rank in self._ranks], self._transfers())
+        return pipeline_costs(self.schedule, [rank.bodies for rank in self.ranks], self._transfers())
 
     def _transfers(self) -> dict[tuple[int, str], Transfers]:
         placement, stride = self.schedule.placement, self.degrees.strides[-1]
@@ -102,10 +103,8 @@ class StepForecast:
     def forecast(self, end_ps: int | None = None) -> Forecast:
         """The whole prediction; `end_ps` where it is known already."""
         step_s = (self.end_ps() if end_ps is None else end_ps) / PS_PER_S
-        figures = [
-            rank.figures(self.schedule, stages) for rank, stages in zip(self._ranks, self.stages_of, strict=True)
-        ]
-        peaks = [rank.peak(self.schedule, stages) for rank, stages in zip(self._ranks, self.stages_of, strict=True)]
+        figures = [rank.figures(self.schedule, stages) for rank, stages in zip(self.ranks, self.stages_of, strict=True)]
+        peaks = [rank.peak(self.schedule, stages) for rank, stages in zip(self.ranks, self.stages_of, strict=True)]
         peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
         busiest = max(figures, key=lambda own: own.compute_s + sum(own.exposed_s.values()))
         compute_s = sum(own.compute_s for own in figures) / len(figures)
@@ -160,7 +159,7 @@ class _Rank:
 
     def __init__(self, key: _RankKey, lowered: LoweredRank) -> None:
         self._costs = key.costs
-        self._lowered = lowered
+        self.lowered = lowered
         self.bodies = bodies_of_rank(key.costs, lowered).slowed(pair_rates(key.costs.machine))
         self._figures: dict[tuple[int, str], _Figures] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...]], tuple[int, dict[str, int]]] = {}
@@ -173,7 +172,7 @@ class _Rank:
             pieces = {name: (piece, costs.numbers) for name, piece in costs.template.pieces.items()}
             if (kept := costs.kept) is not None:
                 pieces |= {f"kept_{name}": (piece, kept.numbers) for name, piece in kept.template.pieces.items()}
-            memory = RankMemory(self._lowered, pieces, costs.sizes.arrival_bytes)
+            memory = RankMemory(self.lowered, pieces, costs.sizes.arrival_bytes)
             self._peaks[key] = memory.peak(schedule, stages)
         return self._peaks[key]
 
@@ -208,7 +207,8 @@ class _Rank:
                 self._figures[key] = _figures(own.end, exposed, is_update=True)
             else:
                 ops = own.actions.get(key) or own.actions.get((key[0], key[1][0]), ())
-                self._figures[key] = _figures(ops, _walked(ops))
+                before = own.begin if key == (0, "F.first") else ()  # it waits for the gathers that open the step
+                self._figures[key] = _figures(ops, _walked((*before, *ops)))
         return self._figures[key]
 
 

@@ -129,7 +129,7 @@ def _sizes(costs: Chunks, outline: ModelOutline, piece: str, gradients: bool) ->
     own = outline.pieces[piece]
     tensors = {tensor.name: tensor for tensor in own.tensors}
     names = [name for name, _ in own.completed] if gradients else list(tensors)
-    found = []
+    found: list[tuple[object, int]] = []
     for name in names:
         parameter = LocalParameter(
             tensor=tensors[name], home=outline.homes[name], summed=outline.reduced[name].partial, optimizer=optimizer

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from costmodels import Machine
 from costmodels.price.instruction import price_compute
-from plans.degrees import Degrees
+from plans.degrees import RECOMPUTE_MODES, Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
-from plans.model.transformer.recompute import RECOMPUTE_MODES
 from plans.plan import Optimizer
 from simulator.forecast.action import COMPUTE, Line
 from simulator.forecast.memory import Footprint

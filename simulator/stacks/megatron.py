@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from costmodels import Machine
+from costmodels.price.free_calls import FREE_CALLS
 from costmodels.price.instruction import price_compute
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -19,14 +20,9 @@ from simulator.stacks.kernels import elementwise, unfused_attention
 
 __all__ = ["Megatron"]
 
-_FREE = frozenset(
-    {
-        "add.grad0", "add.grad1", "reshape.forward", "reshape.grad0", "load", "arange.forward", "accumulate",
-        "add.forward",
-    }
-)  # fmt: skip
-"""Views; gradients that pass; the sum of the residual, which is inside the fused bias, dropout and add; accumulation,
-which is inside the product that makes a weight's gradient."""
+_FREE = FREE_CALLS | {"accumulate", "add.forward"}
+"""Also free are the sum of the residual, which is inside the fused bias, dropout and add, and accumulation, which is
+inside the product that makes a weight's gradient."""
 
 
 _HOST_S = (405e-6, 615e-6)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from costmodels import Machine
+from costmodels.price.free_calls import FREE_CALLS
 from costmodels.price.instruction import price_compute
 from plans.degrees import Degrees
 from plans.model.graph import itemsize
@@ -20,10 +21,6 @@ from simulator.stacks.base import CHIP_SPREAD, Kernel, Message, PieceSizes, Shap
 from simulator.stacks.kernels import elementwise
 
 __all__ = ["TorchNative"]
-
-_FREE = frozenset({"add.grad0", "add.grad1", "reshape.forward", "reshape.grad0", "load", "arange.forward"})
-"""autograd hands a gradient through a sum as it is, and views cost nothing on the device."""
-
 
 _KINDS = (
     "plain", "ddp", "dtensor", "fsdp2", "fsdp2_accumulate", "fsdp2_reshard", "fsdp2_reshard_accumulate",
@@ -206,7 +203,7 @@ class TorchNative(Stack):
         self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
     ) -> Sequence[Kernel]:
         """See `Stack`."""
-        if call in _FREE:
+        if call in FREE_CALLS:
             return ()
         shape = tuple(shapes)
         kind, _, which = call.partition(".")

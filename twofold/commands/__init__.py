@@ -1,1 +1,1 @@
-"""The commands, one function each; arguments are flags."""
+"""The commands: one class each, whose fields are its flags and whose `run` does the work."""

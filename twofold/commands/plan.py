@@ -2,60 +2,82 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
+from plans.degrees import DEGREES
 from plans.errors import TwofoldError
-from twofold.cli import run_command
-from twofold.commands.simulate import schedule_argument
+from twofold.commands.options import (
+    MachineOption,
+    Output,
+    PinOptions,
+    Word,
+    check_at_least,
+    flag,
+    given,
+)
 
 if TYPE_CHECKING:
+    from costmodels import Machine
     from plans.model.graph import Graph
+    from plans.plan import Plan
+    from search.devices import Candidate, Problem, SearchResult
     from twofold.console import Console
 
-__all__ = ["plan"]
+__all__ = ["PlanCommand"]
 
-Word = Annotated[str, tyro.conf.Positional]
+_BY_OPERATORS = "operators"
+
+_METHODS = ("search", "data-parallel", "grid", "greedy")
+"""How the degrees of a transformer are chosen."""
+
+_SHOWN = 5
+"""Plans that are listed unless a number is given."""
 
 
-def plan(
-    model: Word,
-    machine: str,
-    devices: int | None = None,
-    global_batch: int | None = None,
-    seq: int | None = None,
-    layers: int | None = None,
-    method: str = "search",
-    dp: int | None = None,
-    tp: int | None = None,
-    pp: int | None = None,
-    cp: int | None = None,
-    ep: int | None = None,
-    micro_batch: int | None = None,
-    schedule: str | None = None,
-    virtual: int | None = None,
-    recompute: str | None = None,
-    recompute_layers: int | None = None,
-    zero: int | None = None,
-    sequence_parallel: bool | None = None,
-    stage_layers: tuple[int, ...] | None = None,
-    order: tuple[str, ...] | None = None,
-    stack: str = "twofold",
-    stages: int | None = None,
-    micro_batches: int | None = None,
-    widths: str | None = None,
-    lr: float = 0.01,
-    memory: str | None = None,
-    time_limit: float | None = None,
-    top_k: int | None = None,
-    out: str = "plan.json",
-    report: str | None = None,
-    export: str | None = None,
-    simulate: int = 0,
-    explain: bool = False,
-    json: bool = False,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorOptions:
+    """Models that are searched operator by operator.
+
+    Args:
+        stages: pipeline stages, balanced by compute; 1 unless given.
+        micro_batches: into which the batch is cut; 1 unless given.
+        widths: devices of every stage, such as 4,2,2; even; or any, which also searches stages and micro-batches that
+            are not given and may leave devices idle. Even unless given, if the stages divide them.
+        lr: learning rate of SGD.
+    """
+
+    stages: int | None = None
+    micro_batches: int | None = None
+    widths: str | None = None
+    lr: float = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultOptions:
+    """What becomes of the result.
+
+    Args:
+        top_k: plans to list, 5 unless given. Of a transformer's plans only the best is proven to be the fastest; with
+            --top-k K the search proves the order of the first K.
+        out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
+        report: transformers: write the search's report to this HTML file.
+        export: transformers: megatron or torchtitan: print the best as that program's settings.
+        simulate: transformers: how many of the best are simulated instruction by instruction, which orders them anew.
+        explain: print the alternatives as well, and why they lost.
+    """
+
+    top_k: int | None = None
+    out: str = "plan.json"
+    report: str | None = None
+    export: str | None = None
+    simulate: int = 0
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCommand:
     """Search the best plans for a model on a machine and save the best one.
 
     A transformer by name or config.json on accelerators is searched in degrees, on any number of devices: whatever is
@@ -64,131 +86,243 @@ def plan(
     Args:
         model: package.module:function or file.py:function that gives (module with its loss, example inputs); the name
             of a transformer, such as llama-3-8b; or a Hugging Face config.json.
-        machine: shipped machine, such as h100-sxm-x64, or machine file.
         devices: ranks to use; all of the machine's otherwise.
         global_batch: samples of a step; that of the example inputs otherwise, for a transformer one per device.
         seq: tokens of a sample, instead of the transformer's own.
         layers: blocks, instead of the transformer's own.
         method: search; data-parallel, grid or greedy, what one would do without; or operators, a transformer operator
             by operator.
-        dp: transformers: fixes the data-parallel degree.
-        tp: transformers: fixes the tensor-parallel degree.
-        pp: transformers: fixes the pipeline-parallel degree.
-        cp: transformers: fixes the context-parallel degree.
-        ep: mixtures of experts: fixes over how many of the data-parallel ranks the experts are split.
-        micro_batch: transformers: fixes the samples of a micro-batch on a data-parallel rank.
-        schedule: of the pipeline: a name, or for other models a file (.csv, .txt) with a row of actions for every
-            pipeline rank; 1f1b for other models, unless given.
-        virtual: transformers: fixes the chunks per pipeline rank.
-        recompute: transformers: fixes it: none, selective, selective_op or full.
-        recompute_layers: transformers: fixes how many blocks of every chunk recompute, the first ones.
-        zero: optimizer-parallel level; 0 for other models, unless given.
-        sequence_parallel: transformers: fixes whether tp splits the sequence where it splits nothing else.
-        stage_layers: transformers: fixes the blocks of every chunk.
-        order: transformers: fixes the order in which ranks count along the axes, the innermost first: tp cp dp pp.
         stack: transformers: the software that runs it: twofold, torch, torch-compile, megatron or megatron-2022.
-        stages: other models: pipeline stages, balanced by compute; 1 unless given.
-        micro_batches: other models: into which the batch is cut; 1 unless given.
-        widths: other models: devices of every stage, such as 4,2,2; even; or any, which also searches stages and
-            micro-batches that are not given and may leave devices idle. Even unless given, if the stages divide them.
-        lr: learning rate (SGD for other models).
         memory: limit per device, such as 25GB.
         time_limit: seconds after which the best so far is taken.
-        top_k: plans to list, 5 unless given; of a transformer so many are then proven to be the fastest, else the best
-            alone is, and the others are what was forecast on the way.
-        out: where the best plan goes; a transformer's degrees go beside it, with the ending .degrees.json.
-        report: transformers: write the search's report to this HTML file.
-        export: transformers: megatron or torchtitan: print the best as that program's settings.
-        simulate: transformers: how many of the best are simulated instruction by instruction, which orders them anew.
-        explain: print the alternatives as well, and why they lost.
-        json: print one JSON object on stdout, progress on stderr.
     """
-    from twofold.console import Console
 
-    pins: dict[str, Any] = {
-        "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "micro_batch": micro_batch, "virtual": virtual,
-        "recompute": recompute, "recompute_layers": recompute_layers,
-        "sequence_parallel": sequence_parallel, "layers": stage_layers, "order": order,
-    }  # fmt: skip
+    model: Word
+    target: MachineOption
+    devices: int | None = None
+    global_batch: int | None = None
+    seq: int | None = None
+    layers: int | None = None
+    method: str = "search"
+    stack: str = "twofold"
+    memory: str | None = None
+    time_limit: float | None = None
+    degrees: PinOptions = field(default_factory=PinOptions)
+    operators: OperatorOptions = field(default_factory=OperatorOptions)
+    result: ResultOptions = field(default_factory=ResultOptions)
+    output: Output = field(default_factory=Output)
 
-    def work() -> tuple[Any, bool]:
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Search in degrees or operator by operator, show and save."""
         from costmodels import Machine
-        from twofold.planning import METHODS, plan_degrees
 
-        say, target = Console(json=json), Machine.load(machine)
-        if method not in (*METHODS, "operators"):
-            raise TwofoldError(f"--method {method!r} is not known; known are {', '.join(METHODS)}, operators")
-        if top_k is not None and top_k < 1:
-            raise TwofoldError(f"--top-k {top_k}: it is at least 1")
-        if simulate < 0:
-            raise TwofoldError(f"--simulate {simulate}: it is at least 0")
-        if time_limit is not None and not time_limit > 0:
-            raise TwofoldError(f"--time-limit {time_limit}: seconds above 0")
-        if method == "operators" or ":" in model or not target.host_async:
-            given = [name for name, value in pins.items() if value is not None] + (["export"] if export else [])
-            if given:
+        machine = Machine.load(self.target.machine)
+        if self.method not in (*_METHODS, _BY_OPERATORS):
+            raise TwofoldError(
+                f"--method {self.method!r} is not known; known are {', '.join((*_METHODS, _BY_OPERATORS))}"
+            )
+        check_at_least("top_k", self.result.top_k, 1)
+        check_at_least("simulate", self.result.simulate, 0)
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise TwofoldError(f"--time-limit {self.time_limit}: it is a number of seconds above 0")
+        if self.method == _BY_OPERATORS or ":" in self.model or not machine.host_async:
+            only = [DEGREES[name].flag for name in self.degrees.pins if name not in ("schedule", "zero")]
+            only += ["export"] if self.result.export else []
+            if only:
                 raise TwofoldError(
-                    f"--{given[0].replace('_', '-')} is for transformers by name or config.json on accelerators; "
-                    f"{model!r} on {target.name} is searched operator by operator"
+                    f"{flag(only[0])} is for transformers by name or config.json on accelerators; {self.model!r} on "
+                    f"{machine.name} is searched operator by operator"
                 )
-            options = {
-                "devices": devices, "global_batch": global_batch, "seq": seq, "layers": layers, "stages": stages,
-                "micro_batches": micro_batches, "widths": widths, "time_limit": time_limit,
-                "schedule": schedule or "1f1b", "zero": zero or 0, "lr": lr, "memory": memory, "top_k": top_k or 5,
-                "out": out, "explain": explain,
-            }  # fmt: skip
-            return _plan_operators(model, target, options, say), True
-        if stages is not None or micro_batches is not None or widths is not None:
+            return _plan_operators(self, machine, say), True
+        if given(replace(self.operators, lr=None)):  # type: ignore[arg-type]
             raise TwofoldError(
                 "--stages, --widths and --micro-batches are for other models; a transformer takes --pp and others"
             )
-        return plan_degrees(
-            model, target, devices=devices, global_batch=global_batch, seq=seq, layers=layers, method=method,
-            pins=pins | {"schedule": schedule, "zero": zero}, stack=stack, memory=memory, time_limit=time_limit,
-            top_k=top_k, out=out, report=report, export=export, simulate=simulate, explain=explain, say=say,
-        ), True  # fmt: skip
-
-    return run_command(work, json)
+        return _plan_degrees(self, machine, say), True
 
 
-def _plan_operators(model: str, target: Any, options: dict[str, Any], say: Console) -> dict[str, Any]:
+def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[str, Any]:
+    """Search the degrees of a transformer; show, save and export the best. Returns the JSON object.
+
+    Raises:
+        TwofoldError: a file that cannot be written, an unknown program to export to, and what the search refuses.
+    """
+    from plans.files import check_writable
+    from reports.search_report import explained, search_tables, write_search_report
+    from search.devices.result_json import result_json
+
+    result = options.result
+    if result.export not in (None, "megatron", "torchtitan"):
+        raise TwofoldError(f"--export {result.export!r} is not known; known are megatron, torchtitan")
+    for file in (result.out, _degrees_file(result.out), result.report):  # before the search
+        if file is not None:
+            check_writable(file)
+    problem = _problem(options, machine)
+    with say.doing("searching"):
+        answer = _search(problem, options, say)
+        answer, simulated = _confirm(problem, answer, result.simulate, say)
+        wants_reasons = result.explain or result.report is not None
+        reasons = explained(answer) if wants_reasons else None
+    certificate = answer.summary()
+    if simulated and simulated[0]["rank_of_forecast"]:
+        certificate = f"the event engine puts another one first; the forecast's: {certificate}"
+    shown = result.top_k or _SHOWN
+    tables = search_tables(answer, shown, reasons)
+    for table in tables if result.explain else tables[:1]:
+        say.say(table.text())
+        say.say("")
+    say.say(certificate)
+    files = _save(answer, machine, result.out, say)
+    if result.report is not None and reasons is not None:
+        report = write_search_report(
+            result.report, answer, top_k=shown, reasons=reasons, certificate=certificate, model=options.model
+        )
+        say.say(f"saved {report}")
+    exported = _exported(answer, result.export)  # the result is saved, whether or not it can be exported
+    if exported is not None:
+        say.say(exported)
+    more = {"files": files, "export": exported, "simulated": simulated}
+    return result_json(answer, shown) | more | (reasons.to_json() if reasons else {})
+
+
+def _problem(options: PlanCommand, machine: Machine) -> Problem:
+    from plans.model.transformer import transformer_config
+    from search.devices import Pins, Problem
+    from simulator.forecast import stack_named
+    from twofold.context import parse_bytes
+
+    count = machine.num_devices if options.devices is None else options.devices
+    return Problem(
+        config=transformer_config(options.model, seq=options.seq, num_layers=options.layers), machine=machine,
+        num_devices=count, global_batch=count if options.global_batch is None else options.global_batch,
+        pins=Pins(**options.degrees.pins), stack=stack_named(options.stack),
+        memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
+    )  # fmt: skip
+
+
+def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResult[Candidate]:
+    from reports.units import format_seconds
+    from search.devices import baseline, describe, solve
+
+    if options.method != "search":
+        return baseline(problem, options.method)
+    result = options.result
+    return solve(
+        problem, time_limit_s=options.time_limit, keep=result.top_k or 1,
+        explain=result.explain or result.report is not None,
+        on_better=lambda each: say.note(f"{format_seconds(each.forecast.step_s)}  {describe(each.degrees)}"),
+    )  # fmt: skip
+
+
+def _confirm(
+    problem: Problem, answer: SearchResult[Candidate], count: int, say: Console
+) -> tuple[SearchResult[Candidate], list[dict[str, Any]]]:
+    """The answer with its first `count` ordered by the event engine, and what the engine says of them."""
+    if not count:
+        return answer, []
+    from reports.units import format_seconds
+    from search.devices import describe
+    from search.devices.confirm import confirmed
+
+    checked = confirmed(problem, answer.plans, count)
+    simulated: list[dict[str, Any]] = []
+    for each in checked:
+        forecast_s = each.candidate.forecast.step_s
+        result = each.reason if each.simulated_s is None else f"{format_seconds(each.simulated_s)} in the event engine"
+        say.say(f"{format_seconds(forecast_s)} forecast, {result}: {describe(each.candidate.degrees)}")
+        place = next(number for number, found in enumerate(answer.plans) if found is each.candidate)
+        simulated.append({"forecast_s": forecast_s, "simulated_s": each.simulated_s, "rank_of_forecast": place})
+    first = [each.candidate for each in checked]
+    return replace(answer, plans=(*first, *(each for each in answer.plans if each not in first))), simulated
+
+
+def _exported(answer: SearchResult[Candidate], program: str | None) -> str | None:
+    from interop.statement import megatron_text, torchtitan_toml
+
+    if program is None:
+        return None
+    config, degrees = answer.problem.config, answer.best.degrees
+    return megatron_text(config, degrees) if program == "megatron" else torchtitan_toml(config, degrees)
+
+
+def _degrees_file(out: str) -> Path:
+    """Where the degrees of a plan go."""
+    return Path(f"{out.removesuffix('.json')}.degrees.json")
+
+
+def _save(answer: SearchResult[Candidate], machine: Machine, out: str, say: Console) -> list[str]:
+    """The plan, which can be simulated and run, and its degrees, which can be forecast again."""
+    import msgspec
+
+    from interop.statement import write_statement
+    from plans.plan import Prediction, save_plan
+    from reports.figures import figures_of
+    from search.devices.confirm import plan_of
+
+    best, config = answer.best, answer.problem.config
+    saved = [
+        write_statement(
+            _degrees_file(out), config, best.degrees, stack=answer.problem.stack.name, machine=machine.name,
+            **figures_of(best.forecast),
+        )
+    ]  # fmt: skip
+    seen = best.forecast
+    prediction = Prediction(machine=machine.name, low_s=seen.low_s, high_s=seen.high_s, **figures_of(seen))
+    try:
+        plan = msgspec.structs.replace(plan_of(answer.problem, best), prediction=prediction)
+        saved.insert(0, save_plan(plan, out))
+    except TwofoldError as error:
+        say.say(f"The degrees are saved, but no plan can be made of them: {error}")
+    say.say(f"saved {', '.join(map(str, saved))}")
+    return [str(path) for path in saved]
+
+
+def _plan_operators(options: PlanCommand, machine: Machine, say: Console) -> dict[str, Any]:
+    """Search the strategies of operators; show and save the best. Returns the JSON object.
+
+    Raises:
+        TwofoldError: a file that cannot be written, widths that cannot be read, and what the search refuses.
+    """
     from plans.files import check_writable
     from plans.plan import Optimizer, save_plan
     from reports import plan_table
     from search import search
+    from twofold.commands.plan_file import schedule_text
     from twofold.context import parse_bytes
 
-    check_writable(options["out"])  # before the search
-    devices, global_batch, memory = options["devices"], options["global_batch"], options["memory"]
-    graph, recompute = _graph_of(
-        model, global_batch or devices or target.num_devices, options["seq"], options["layers"]
-    )  # fmt: skip
-    widths = _widths(options["widths"])
+    result, operators = options.result, options.operators
+    check_writable(result.out)  # before the search
+    batch = options.global_batch or options.devices or machine.num_devices
+    graph, recompute = _graph_of(options.model, batch, options.seq, options.layers)
+    widths = _widths(operators.widths)
     unless = None if widths == "any" else 1
-    found = search(
-        graph, target, num_devices=devices, num_stages=unless if options["stages"] is None else options["stages"],
-        num_micro_batches=unless if options["micro_batches"] is None else options["micro_batches"], widths=widths,
-        time_limit_s=options["time_limit"], on_progress=say.note,
-        schedule=schedule_argument(options["schedule"]), recompute=recompute, global_batch=global_batch,
-        top_k=options["top_k"], optimizer=Optimizer(settings={"lr": options["lr"]}, parallel_level=options["zero"]),
-        memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory"),
-    )  # fmt: skip
-    path = save_plan(found.best, options["out"])
-    say.say(found.table())
+    with say.doing("searching"):
+        plans = search(
+            graph, machine, num_devices=options.devices,
+            num_stages=unless if operators.stages is None else operators.stages,
+            num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
+            time_limit_s=options.time_limit, on_progress=say.note,
+            schedule=schedule_text(options.degrees.pins.get("schedule", "1f1b")), recompute=recompute,
+            global_batch=options.global_batch, top_k=result.top_k or _SHOWN,
+            optimizer=Optimizer(settings={"lr": operators.lr}, parallel_level=options.degrees.pins.get("zero", 0)),
+            memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
+        )  # fmt: skip
+    path = save_plan(plans.best, result.out)
+    say.say(plans.table())
     say.say("")
-    say.say(plan_table(found.best).text())
-    if options["explain"]:
-        say.say(found.explain())
-    say.say(f"saved {path}; {found.summary()}")
-    plans = [_prediction_of(each) for each in found.plans]
-    return {"best": {"file": str(path), **plans[0]}, "plans": plans, **found.to_json()}
+    say.say(plan_table(plans.best).text())
+    if result.explain:
+        say.say(plans.explain())
+    say.say(f"saved {path}; {plans.summary()}")
+    found = [_prediction(plan) for plan in plans.plans]
+    return {"best": {"file": str(path), **found[0]}, "plans": found, **plans.to_json()}
 
 
 def _widths(given: str | None) -> str | tuple[int, ...] | None:
     if given is None or given in ("even", "any"):
         return given
     try:
-        return tuple(int(each) for each in given.split(","))
+        return tuple(int(width) for width in given.split(","))
     except ValueError:
         raise TwofoldError(f"--widths {given!r}: even, any, or devices per stage such as 4,2,2") from None
 
@@ -210,11 +344,9 @@ def _graph_of(model: str, batch: int, seq: int | None, layers: int | None) -> tu
     return graph, tuple(marked_operators(graph, module))
 
 
-def _prediction_of(plan: Any) -> dict[str, Any]:
-    found = plan.prediction
-    return {
-        "step_s": found.step_s,
-        "step_low_s": found.low_s,
-        "step_high_s": found.high_s,
-        "peak_bytes": found.peak_bytes,
-    }
+def _prediction(plan: Plan) -> dict[str, Any]:
+    from reports.figures import figures_of
+
+    prediction = plan.prediction
+    assert prediction is not None  # the search attaches one to each of its plans
+    return figures_of(prediction) | {"step_low_s": prediction.low_s, "step_high_s": prediction.high_s}

@@ -1,72 +1,48 @@
-"""The command that predicts a saved plan: `simulate`."""
+"""`twofold simulate`: a plan in virtual time, or the degrees of a file forecast anew."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
-from twofold.cli import run_command
+from twofold.commands.options import MachineOption, Output, PlanFile, flag, given
+from twofold.commands.plan_file import check_steps, open_plan
 
 if TYPE_CHECKING:
+    from costmodels import Machine
     from plans.plan import Plan
     from plans.program import Program
     from plans.timeline import Timeline
+    from simulator import CriticalPath
+    from twofold.console import Console
 
-__all__ = ["PlanFile", "load_scheduled", "schedule_argument", "simulate"]
-
-PlanFile = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN.json")]
-
-
-def schedule_argument(given: str) -> str:
-    """The name of a schedule, or the text of the file (.csv, .txt) that holds one.
-
-    Raises:
-        TwofoldError: a file that cannot be read or holds no schedule.
-    """
-    from plans.schedules import Schedule, ScheduleError
-
-    if not given.endswith((".csv", ".txt")):
-        if Path(given).exists():
-            raise TwofoldError(f"--schedule {given}: a file with a schedule is named *.csv or *.txt")
-        return given
-    try:
-        text = Path(given).read_text(encoding="utf-8")
-        if not text.strip():
-            raise ScheduleError("the file is empty; write a row of actions such as 0F0,0F1,0B0 for every pipeline rank")
-        Schedule.from_text(text)
-    except OSError as error:
-        raise TwofoldError(f"--schedule {given}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise TwofoldError(f"--schedule {given}: the file is no text") from None
-    except ScheduleError as error:
-        raise TwofoldError(f"--schedule {given}: {error}") from None
-    return text
+__all__ = ["Simulate"]
 
 
-def simulate(
-    plan: PlanFile,
-    machine: str,
-    schedule: str | None = None,
-    trace: str | None = None,
-    rank_traces: str | None = None,
-    report: str | None = None,
-    measured: str | None = None,
-    steps: int = 3,
-    recost: bool = False,
-    model: str | None = None,
-    global_batch: int | None = None,
-    seq: int | None = None,
-    stack: str | None = None,
-    json: bool = False,
-) -> int:
-    """Predict a plan on a machine: step time with its interval, bubble, critical path, exposed communication, memory.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecostOptions:
+    """With --recost: what is forecast otherwise than the file states.
 
     Args:
-        plan: plan file.
-        machine: shipped machine or machine file.
+        model: name or config.json, where the file does not say or for another one.
+        global_batch: sequences of a step, instead of the file's.
+        seq: tokens of a sequence, instead of the file's.
+        stack: the software that runs it (see `twofold predict --help`); that of the file, or twofold.
+    """
+
+    model: str | None = None
+    global_batch: int | None = None
+    seq: int | None = None
+    stack: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationFiles:
+    """What is read and written beside the plan.
+
+    Args:
         schedule: of the pipeline instead of the plan's: a name, or a file (.csv, .txt) with a row of actions such as
             0F0,0F1,0B0 for every pipeline rank.
         trace: write the timeline there, to open in https://ui.perfetto.dev.
@@ -74,145 +50,157 @@ def simulate(
         report: write an HTML report there.
         measured: a run of the plan to lay beside it: a trace file that holds one (the demo's, or of
             reports.write_trace), or a folder with a trace per rank, of torch's profiler too.
+    """
+
+    schedule: str | None = None
+    trace: str | None = None
+    rank_traces: str | None = None
+    report: str | None = None
+    measured: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulate:
+    """Predict a plan on a machine: step time with its interval, bubble, critical path, exposed communication, memory.
+
+    Args:
+        plan: plan file, or a file of degrees (.degrees.json), of which the plan is made.
         steps: back to back; the last is reported.
         recost: the file states a transformer's degrees, which are forecast anew: .degrees.json as `twofold plan` writes
             it beside a plan, DTensor placements (.json), torchtitan's settings (.toml), or a text with Megatron-LM's
             flags and --world-size.
-        model: recost: name or config.json, where the file does not say or for another one.
-        global_batch: recost: sequences of a step, instead of the file's.
-        seq: recost: tokens of a sequence, instead of the file's.
-        stack: recost: the software that runs it (see `twofold predict --help`); that of the file, or twofold.
-        json: print one JSON object on stdout, progress on stderr.
     """
-    from twofold.console import Console
 
-    def stated() -> tuple[Any, bool]:
-        from twofold.reprice import recost as again
+    plan: PlanFile
+    target: MachineOption
+    steps: int = 3
+    recost: bool = False
+    files: SimulationFiles = field(default_factory=SimulationFiles)
+    anew: RecostOptions = field(default_factory=RecostOptions)
+    output: Output = field(default_factory=Output)
 
-        if unused := [name for name, value in given.items() if value is not None]:
-            raise TwofoldError(f"--{unused[0].replace('_', '-')} is not for --recost, which forecasts degrees")
-        say = Console(json=json)
-        return again(plan, machine, model=model, global_batch=global_batch, seq=seq, stack=stack, say=say)
-
-    given = {"schedule": schedule, "trace": trace, "rank_traces": rank_traces, "report": report, "measured": measured}
-
-    def work() -> tuple[Any, bool]:
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Simulate, or forecast anew with --recost."""
         from costmodels import Machine
-        from plans.files import check_writable
-        from plans.lower import lower
 
-        for file in (trace, report, None if rank_traces is None else f"{rank_traces}/rank0_trace.json.gz"):
+        if self.recost:
+            if unused := list(given(self.files)):
+                raise TwofoldError(f"{flag(unused[0])} is not for --recost, which forecasts degrees")
+            return _recost(self.plan, Machine.load(self.target.machine), self.anew, say), True
+        asked = [name for name in given(self.anew) if name != "stack"]
+        self._check_files()
+        if asked:
+            raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file is for its own model and batch")
+        check_steps(self.steps)
+        machine = Machine.load(self.target.machine)
+        return self._simulate(open_plan(self.plan, machine, self.files.schedule, say), machine, say), True
+
+    def _check_files(self) -> None:
+        from plans.files import check_writable
+
+        folder = self.files.rank_traces
+        for file in (self.files.trace, self.files.report, folder and f"{folder}/rank0_trace.json.gz"):
             if file is not None:
                 check_writable(file)
-        if asked := [n for n, v in (("model", model), ("global-batch", global_batch), ("seq", seq)) if v is not None]:
-            raise TwofoldError(f"--{asked[0]} needs --recost; a plan file is for its own model and batch")
-        from reports import (
-            comparison_table,
-            composition_table,
-            memory_table,
-            timeline_table,
-            write_rank_traces,
-            write_report,
-            write_trace,
-        )
-        from reports.time_tables import critical_path_table
-        from reports.units import format_bytes, format_seconds
-        from simulator import composition, critical_path, memory_peak
-        from simulator import simulate as predict
 
-        loaded, target = load_scheduled(plan, schedule, steps), Machine.load(machine)
-        program = lower(loaded)
-        timeline = predict(program, target, num_steps=steps)
-        limit = loaded.memory_limit_bytes
+    def _simulate(self, plan: Plan, machine: Machine, say: Console) -> dict[str, Any]:
+        from plans.lower import lower
+        from simulator import critical_path, simulate
+
+        program = lower(plan)
+        with say.doing(f"simulating {program.num_ranks} ranks"):
+            timeline = simulate(program, machine, num_steps=self.steps)
+        limit = plan.memory_limit_bytes
         if limit is not None and timeline.peak_bytes > limit:
             raise TwofoldError(
-                f"{plan} needs {timeline.peak_bytes:,} bytes per rank, its memory limit is {limit:,}; plan again "
+                f"{self.plan} needs {timeline.peak_bytes:,} bytes per rank, its memory limit is {limit:,}; plan again "
                 "with one that fits, or raise memory_limit_bytes in the file"
             )
-        run = None if measured is None else _run(measured, program)
-        path = critical_path(timeline, program, host_async=target.host_async)
-        fullest = max(timeline.memory, key=lambda each: (each.peak_bytes, -each.rank)).rank
-        say = Console(json=json)
-        interval = ""
-        if timeline.low_s is not None and timeline.high_s is not None:
-            interval = f" (90 % interval {format_seconds(timeline.low_s)} to {format_seconds(timeline.high_s)})"
-        peak = format_bytes(timeline.peak_bytes)
-        say.say(f"predicted step {format_seconds(timeline.step_interval_s)}{interval}, peak memory of a rank {peak}")
-        if timeline.step_s > timeline.step_interval_s:
-            spans = format_seconds(timeline.step_s)
-            say.say(f"a step itself spans {spans}: ranks begin it while others work on the one before")
-        say.say(composition_table(timeline, program).text())
-        say.say(critical_path_table(path).text())
-        say.say(memory_table(timeline, program).text())
-        if run is not None:
-            say.say(timeline_table([timeline, run]).text())
-            say.say(composition_table(run, program).text())
-            say.say(comparison_table(timeline, run).text())
-        if trace is not None:
-            say.say(f"saved {write_trace(trace, [timeline], program=program)}")
-        if rank_traces is not None:
-            written_ranks = write_rank_traces(rank_traces, timeline, backend=target.library, program=program)
-            say.say(f"saved {len(written_ranks)} in {rank_traces}")
-        if report is not None:
-            written = write_report(
-                report, title=f"{loaded.graph.name} on {target.name}", plan=loaded, program=program, predicted=timeline,
-                measured=run, memory_limit_bytes=limit or target.room_bytes,
-                command=f"twofold simulate {plan} --machine {machine}",
-            )  # fmt: skip
-            say.say(f"saved {written}")
-        return {
-            "step_s": timeline.step_interval_s,
-            "step_span_s": timeline.step_s,
-            "step_low_s": timeline.low_s,
-            "step_high_s": timeline.high_s,
-            "peak_bytes": timeline.peak_bytes,
-            "bubble_fraction": timeline.bubble_fraction,
-            "exposed_comm_s": timeline.exposed_comm_s,
-            "critical_path_s": {kind: part / 1e12 for kind, part in path.by_kind_ps.items()},
-            "critical_rank": path.rank,
-            "ranks": [
-                {
-                    "rank": part.rank,
-                    "compute_s": part.compute_ps / 1e12,
-                    "exposed_comm_s": {call: exposed / 1e12 for call, exposed in part.exposed_ps.items()},
-                    "host_s": part.host_ps / 1e12,
-                    "bubble_s": part.bubble_ps / 1e12,
-                    "straggler_wait_s": {str(last): waited / 1e12 for last, waited in part.straggler_ps.items()},
-                    "peak_bytes": peak.peak_bytes,
-                    "peak_bytes_by_role": dict(peak.by_role),
-                }
-                for part, peak in zip(composition(timeline, program), timeline.memory, strict=True)
-            ],
-            "peak_bytes_by_action": memory_peak(program, timeline, fullest).by_action,
-            "fullest_rank": fullest,
-            **({} if run is None else {"measured_step_s": run.step_interval_s, "measured_kind": run.kind}),
-        }, True
+        measured = None if self.files.measured is None else _measured(self.files.measured, program)
+        with say.doing("finding the critical path"):
+            path = critical_path(timeline, program, host_async=machine.host_async)
+        _show(timeline, path, measured, program, say)
+        with say.doing("writing files"):
+            self._write(plan, program, machine, timeline, measured, say)
+        result = _json(timeline, path, program)
+        if measured is not None:
+            result |= {"measured_step_s": measured.step_interval_s, "measured_kind": measured.kind}
+        return result
 
-    return run_command(stated if recost else work, json)
+    def _write(
+        self, plan: Plan, program: Program, machine: Machine, timeline: Timeline, measured: Timeline | None,
+        say: Console,
+    ) -> None:  # fmt: skip
+        from reports import Report, write_rank_traces, write_report, write_trace
+
+        files = self.files
+        if files.trace is not None:
+            say.say(f"saved {write_trace(files.trace, [timeline], program=program)}")
+        if files.rank_traces is not None:
+            traces = write_rank_traces(files.rank_traces, timeline, backend=machine.library, program=program)
+            say.say(f"saved {len(traces)} in {files.rank_traces}")
+        if files.report is not None:
+            report = write_report(files.report, Report(
+                title=f"{plan.graph.name} on {machine.name}", plan=plan, program=program,
+                predicted=timeline, measured=measured, memory_limit_bytes=plan.memory_limit_bytes or machine.room_bytes,
+                command=f"twofold simulate {self.plan} --machine {self.target.machine}",
+            ))  # fmt: skip
+            say.say(f"saved {report}")
 
 
-def load_scheduled(path: str, schedule: str | None, steps: int) -> Plan:
-    """The plan of a file, with another schedule where one is given."""
-    import msgspec
+def _show(timeline: Timeline, path: CriticalPath, measured: Timeline | None, program: Program, say: Console) -> None:
+    from reports import comparison_table, composition_table, memory_table, timeline_table
+    from reports.figures import figures_of, figures_text
+    from reports.time_tables import critical_path_table
+    from reports.units import format_seconds
 
-    from plans.lower import schedule_of
-    from plans.plan import load_plan
-
-    if steps < 1:
-        raise TwofoldError(f"--steps {steps}: it is at least 1")
-    loaded = load_plan(path)
-    if schedule is None:
-        return loaded
-    text = schedule_argument(schedule)
-    try:
-        changed = msgspec.structs.replace(loaded, schedule=text)
-        schedule_of(changed)  # whether it is for these stages and micro-batches
-    except TwofoldError as error:
-        raise TwofoldError(f"--schedule {schedule}: {error}") from None
-    return changed
+    say.say(f"predicted: {figures_text(figures_of(timeline), low_s=timeline.low_s, high_s=timeline.high_s)}")
+    if timeline.step_s > timeline.step_interval_s:
+        span = format_seconds(timeline.step_s)
+        say.say(f"From its own first to its last instruction a step takes {span}: consecutive steps overlap.")
+    say.say(composition_table(timeline, program).text())
+    say.say(critical_path_table(path).text())
+    say.say(memory_table(timeline, program).text())
+    if measured is not None:
+        say.say(timeline_table([timeline, measured]).text())
+        say.say(composition_table(measured, program).text())
+        say.say(comparison_table(timeline, measured).text())
 
 
-def _run(path: str, program: Program) -> Timeline:
+def _json(timeline: Timeline, path: CriticalPath, program: Program) -> dict[str, Any]:
+    """A simulation as plain values."""
+    from plans.timeline import PS_PER_S
+    from reports.figures import figures_of
+    from simulator import composition, memory_peak
+
+    fullest = max(timeline.memory, key=lambda peak: (peak.peak_bytes, -peak.rank)).rank
+    ranks = [
+        {
+            "rank": part.rank,
+            "compute_s": part.compute_ps / PS_PER_S,
+            "exposed_comm_s": {call: exposed / PS_PER_S for call, exposed in part.exposed_ps.items()},
+            "host_s": part.host_ps / PS_PER_S,
+            "bubble_s": part.bubble_ps / PS_PER_S,
+            "straggler_wait_s": {str(last): waited / PS_PER_S for last, waited in part.straggler_ps.items()},
+            "peak_bytes": peak.peak_bytes,
+            "peak_bytes_by_role": dict(peak.by_role),
+        }
+        for part, peak in zip(composition(timeline, program), timeline.memory, strict=True)
+    ]
+    return {
+        **figures_of(timeline),
+        "step_span_s": timeline.step_s,
+        "step_low_s": timeline.low_s,
+        "step_high_s": timeline.high_s,
+        "critical_path_s": {kind: part / PS_PER_S for kind, part in path.by_kind_ps.items()},
+        "critical_rank": path.rank,
+        "ranks": ranks,
+        "peak_bytes_by_action": memory_peak(program, timeline, fullest).by_action,
+        "fullest_rank": fullest,
+    }
+
+
+def _measured(path: str, program: Program) -> Timeline:
     """The run in a trace file of ours, or in a folder with a trace per rank.
 
     Raises:
@@ -221,12 +209,39 @@ def _run(path: str, program: Program) -> Timeline:
     from reports import read_rank_traces, read_trace
 
     if Path(path).is_dir():
-        found = read_rank_traces(sorted(each for each in Path(path).iterdir() if ".json" in each.suffixes))
+        run = read_rank_traces(sorted(file for file in Path(path).iterdir() if ".json" in file.suffixes))
     else:
-        runs = [each for each in read_trace(path) if each.kind != "predicted"]
+        runs = [timeline for timeline in read_trace(path) if timeline.kind != "predicted"]
         if not runs:
             raise TwofoldError(f"{path} holds predictions only; give the trace of a run")
-        found = runs[-1]
-    if found.num_ranks != program.num_ranks:
-        raise TwofoldError(f"the run in {path} has {found.num_ranks} ranks, the plan {program.num_ranks}")
-    return found
+        run = runs[-1]
+    if run.num_ranks != program.num_ranks:
+        raise TwofoldError(f"the run in {path} has {run.num_ranks} ranks, the plan {program.num_ranks}")
+    return run
+
+
+def _recost(path: str, machine: Machine, options: RecostOptions, say: Console) -> dict[str, Any]:
+    """Forecast the degrees that a file states, or the file of degrees beside a plan file.
+
+    Raises:
+        TwofoldError: a file that states no degrees, or more ranks than the machine has devices.
+    """
+    from interop.plan_file import configuration
+    from interop.statement import read_statement
+    from plans.model.transformer import transformer_config
+    from simulator.forecast import stack_named
+    from twofold.commands.forecasts import show_forecast
+
+    beside = Path(f"{path.removesuffix('.json')}.degrees.json")
+    statement = read_statement(beside if path.endswith(".json") and beside.is_file() else path)
+    config, degrees = configuration(
+        statement, path, model=options.model, global_batch=options.global_batch, seq=options.seq
+    )
+    if options.model is not None and transformer_config(options.model).num_layers != config.num_layers:
+        say.say(f"{config.num_layers} layers, as {path} states, instead of those of {options.model}")
+    for each in statement.assumed:
+        say.say(f"assumed: {each}")
+    if statement.unread:
+        say.say(f"ignored: {', '.join(statement.unread)}")
+    stack = stack_named(options.stack or statement.stack or "twofold")
+    return show_forecast(config, degrees, machine, stack, say)

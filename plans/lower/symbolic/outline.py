@@ -14,11 +14,12 @@ from functools import lru_cache
 import msgspec
 
 from plans.degrees import Degrees
+from plans.degrees.groups import mesh_axes
 from plans.layout import Layout, TensorLayout
 from plans.lower.boundaries import parameter_layouts
 from plans.lower.chunk import completed_parameters
 from plans.model.graph import Graph, Operator, Tensor
-from plans.model.transformer import TransformerConfig, block_strategies, mesh_axes, parts_of
+from plans.model.transformer import TransformerConfig, block_strategies, parts_of
 from plans.model.transformer.builder import build_graph
 from plans.plan import Plan, Stage
 
@@ -34,7 +35,8 @@ class PieceOutline:
     Args:
         operators: those that read parameters, and the first one, in the order of the forward; their inputs are the
             parameters.
-        completed: (parameter, operator whose gradient completes the parameter's gradient), in the order of the backward.
+        completed: (parameter, operator whose gradient completes the parameter's gradient), in the order of the
+        backward.
         tensors: its parameters in the order of the graph.
     """
 
@@ -93,7 +95,7 @@ def _outline(
     experts = config.experts and replace(config.experts, num_dense_layers=num_dense)
     graph = build_graph(replace(config, num_layers=1 + num_dense, experts=experts), dp, config.seq)
     axes = mesh_axes(dp=dp, cp=cp, tp=tp, num_kv_heads=config.kv_heads, ep=ep)
-    mesh = axes.mesh(ranks)
+    mesh = axes.mesh()
     plan = Plan(
         graph=graph,
         stages=(Stage(mesh=mesh, operators=tuple(operator.name for operator in graph.operators)),),
@@ -103,17 +105,24 @@ def _outline(
         },
     )  # fmt: skip
     homes, reduced = parameter_layouts(plan, graph, [0])
+    own = axes.mesh(ranks)
     parts = parts_of(graph)
     names = ["embedding", *(["dense_block"] if num_dense else []), "block", "head"]
     loss = graph.producers()[graph.loss]
     layout = graph.spec(loss).output_layout(0, mesh, plan.strategy(loss).dims)
     return ModelOutline(
-        mesh=mesh, homes=homes, reduced=reduced, loss_axes=layout.partial, loss_dtype=graph.tensors[graph.loss].dtype,
+        mesh=own, homes=_on(own, homes), reduced=_on(own, reduced), loss_axes=layout.partial,
+        loss_dtype=graph.tensors[graph.loss].dtype,
         pieces={
             name: _piece(graph, operators)
             for name, operators in zip(names, (parts.embedding, *parts.blocks, parts.head), strict=True)
         },
     )  # fmt: skip
+
+
+def _on(mesh: Layout, layouts: Mapping[str, TensorLayout]) -> dict[str, TensorLayout]:
+    """The same layouts on other ranks."""
+    return {name: replace(layout, mesh=mesh) for name, layout in layouts.items()}
 
 
 def _piece(graph: Graph, names: Sequence[str]) -> PieceOutline:

@@ -65,7 +65,8 @@ class SymbolicRank:
 
     Args:
         begin, end: what opens and closes the step, without the waits for what was sent.
-        bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order, each with the number of
+        bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order, each with the
+        number of
             the block that it stands in. An instruction whose call is "cell" has been done by the cell before it: it
             says only which values of the step are alive.
         values: every value that an instruction names.
@@ -205,9 +206,16 @@ class _RankLowering:
         outputs = (cell.writes,) if cell.writes else ()
         return Instruction(
             name=f"{use.piece}{use.block}#{at}", kind=Kind.COMPUTE, call="cell", part=cell.part, outputs=outputs,
-            operator=renamed(self.outline.pieces[use.kind].operators[0].name, use.block) if cell.operator else "",
+            operator=renamed(self._known(use, cell.operator), use.block) if cell.operator else "",
             inputs=tuple([self._named(name, use) for name in cell.reads]),
         )  # fmt: skip
+
+    def _known(self, use: PieceUse, operator: str) -> str:
+        """An operator of the outline that is in the block of a template's operator."""
+        operators = self.outline.pieces[use.kind].operators
+        if use.block is None:
+            return next((each.name for each in operators if operator.startswith(each.module)), operators[0].name)
+        return operators[0].name
 
     def _backward(self, chunk: Sequence[PieceUse], reduction: Reduction, split: bool) -> list[_Skeleton]:
         uses: dict[str, int] = {}
@@ -323,7 +331,8 @@ class _Spelling:
         self.items: list[tuple[int, Item]] = []
 
     def run(self, skeleton: _Skeleton, body: Sequence[Instruction]) -> tuple[tuple[int, Item], ...]:
-        """What the optimizer added before a cell (gathers, arrivals) stands right before it, reductions right behind."""
+        """What the optimizer added before a cell (gathers, arrivals) stands right before it, reductions right
+        behind."""
         behind = {line.name for line in skeleton.lines}
         waiting: list[Instruction] = []
         for line in body:
@@ -366,7 +375,8 @@ class _Spelling:
             self._span(until)
 
     def _span(self, stop: int) -> None:
-        """Cells up to `stop`, with the boundary of the stage: the first piece waits for what arrives, the last sends."""
+        """Cells up to `stop`, with the boundary of the stage: the first piece waits for what arrives, the last
+        sends."""
         template = self._parts[self._number][self._part]
         for where in sorted({template.arrives_at, template.sends_at}):
             if self._at <= where <= stop:

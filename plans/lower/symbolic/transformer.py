@@ -13,6 +13,8 @@ from functools import lru_cache
 
 import msgspec
 
+from plans.degrees.groups import mesh_axes, tensor_axes
+from plans.degrees.rules import unpredicted
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower.boundaries import find_boundaries
@@ -26,9 +28,9 @@ from plans.model.transformer import (
     Latent,
     TransformerConfig,
     block_strategies,
-    mesh_axes,
     parts_of,
     recompute_set,
+    sizes_of,
 )
 from plans.model.transformer.builder import build_graph
 from plans.operators.experts import expert_capacity
@@ -69,23 +71,14 @@ def model_template(
         config: of a transformer.
         tp, cp, ep: degrees.
         sequence_parallel: see `plans.model.transformer.block_strategies`.
-        recompute: one of `plans.model.transformer.recompute.RECOMPUTE_MODES`.
+        recompute: one of `plans.degrees.RECOMPUTE_MODES`.
 
     Raises:
-        TwofoldError: a mixture of experts whose samples are split over cp; ep without experts; sequence parallelism
-            with more ranks than key-value heads.
+        TwofoldError: sequence parallelism with more ranks than key-value heads.
     """
-    experts = config.experts
-    if experts is not None and cp > 1:
-        raise TwofoldError(f"{config.name}: experts take whole samples, which cp {cp} splits; take cp 1")
-    if experts is None and ep > 1:
-        raise TwofoldError(f"{config.name} has no experts that ep {ep} could split")
-    grouping = _grouping(config, tp)
-    if grouping == "spread" and sequence_parallel:
-        raise TwofoldError(
-            f"{config.name}: sequence parallelism with tp({tp}) > {config.kv_heads} key-value heads is not predicted; "
-            f"give tp <= {config.kv_heads}, or no sequence parallelism"
-        )
+    if sentence := unpredicted(sizes_of(config), tp, sequence_parallel):
+        raise TwofoldError(sentence)
+    experts, grouping = config.experts, _grouping(config, tp)
     structure = replace(
         config,
         name="structure", num_layers=1, hidden=1, num_heads=1, num_kv_heads=1, ffn=1, vocab=1, seq=1,
@@ -107,17 +100,13 @@ def model_template(
 
 
 def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int, ep: int = 1) -> dict[str, int]:
-    """The sizes of a template's symbols.
+    """The sizes of a template's symbols; `plans.degrees.check` says which degrees divide them.
 
     Args:
         config: see `model_template`.
         micro_batch: samples of one micro-batch on one rank of the data-parallel group.
         tp, cp, ep: degrees.
-
-    Raises:
-        TwofoldError: sizes that the degrees do not divide.
     """
-    _check_sizes(config, tp, cp, ep)
     sizes = {
         "rows": config.seq, "seq": config.seq, "batch": micro_batch, "hidden": config.hidden,
         "kv_heads": config.kv_heads, "group": config.num_heads // config.kv_heads, "head_dim": config.head_size,
@@ -136,32 +125,7 @@ def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int
             ),
             "shared": max(1, experts.num_shared),
         }  # fmt: skip
-    if _grouping(config, tp) == "spread":
-        return sizes | {"tp_kv": config.kv_heads, "tp_q": tp // config.kv_heads}
-    return sizes | {"tp": tp}
-
-
-def _check_sizes(config: TransformerConfig, tp: int, cp: int, ep: int = 1) -> None:
-    """Refuse degrees that do not divide the model's sizes, with the next that do."""
-    if (experts := config.experts) is not None:
-        for what, number, degree, count in (
-            ("experts", experts.num_experts, "ep", ep), ("inner size of an expert", experts.ffn, "tp", tp),
-            ("hidden", config.hidden, "tp", tp),
-        ):  # fmt: skip
-            if number % count:
-                raise TwofoldError(f"{config.name}: {what} {number} does not divide by {degree}({count})")
-    for name, size, degree, ways in (
-        ("heads", config.num_heads, "tp", tp), ("ffn", config.inner, "tp", tp), ("vocab", config.vocab, "tp", tp),
-        ("seq", config.seq, "cp", cp),
-    ):  # fmt: skip
-        if size % ways:
-            larger = -(-size // ways) * ways
-            raise TwofoldError(
-                f"{config.name}: {name} {size} does not divide by {degree}({ways}); padded to {larger} it does"
-            )
-    kv = config.kv_heads
-    if kv > 1 and kv % tp and tp % kv:
-        raise TwofoldError(f"{config.name}: tp({tp}) neither divides nor is a multiple of the {kv} key-value heads")
+    return sizes | dict(tensor_axes(tp, config.kv_heads))
 
 
 def _grouping(config: TransformerConfig, tp: int) -> str:

@@ -1,4 +1,4 @@
-"""The operator graph of a transformer, written down operator by operator from its configuration."""
+"""The operator graph of a transformer, built operator by operator from its configuration."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class _Builder:
         return self._dropout(f"{module}.dropout", made, 2000 + layer)
 
     def _separate(self, module: str, x: str) -> list[str]:
-        """Queries, keys and values, each of a product of its own."""
+        """Queries, keys and values, each by a separate product."""
         config, parts = self.config, []
         wide, narrow = config.num_heads * config.head_size, config.kv_heads * config.head_size
         for name, width, num_heads in (
@@ -108,7 +108,7 @@ class _Builder:
         return parts
 
     def _latent(self, module: str, x: str, latent: Latent) -> list[str]:
-        """Queries, keys and values of multi-head latent attention; what bears the position comes first in a head.
+        """Queries, keys and values of multi-head latent attention; the rotated elements come first in a head.
 
         The published code makes the latent and the shared key in one product, and a head's key and value in another.
         Products of their own are the same rows, and nothing has to be cut apart afterwards.
@@ -197,7 +197,7 @@ class _Builder:
         return self._add(f"{module}.sum", "add", tokens, (y, shared), module)
 
     def _grouped(self, module: str, x: str, width: int) -> str:
-        """A product of its own for every expert: weights [experts, in, out]."""
+        """A batched product, one per expert: weights [experts, in, out]."""
         num_experts, rows, features = self.tensors[x].shape
         weight = self._parameter(f"{module}.weight", (num_experts, features, width))
         return self._add(module, "matmul", (num_experts, rows, width), (x, weight))

@@ -29,23 +29,11 @@ _MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088, table 1"
 
 
 def _gpt(
-    name: str, num_layers: int, hidden: int, num_heads: int, source: str, *, vocab: int = 51_200, seq: int = 2048,
-    head_dim: int | None = None, dropout: float = 0.0,
-) -> TransformerConfig:  # fmt: skip
+    name: str, num_layers: int, hidden: int, num_heads: int, source: str, *, vocab: int = 51_200, seq: int = 2048
+) -> TransformerConfig:
     return TransformerConfig(
-        name=name, num_layers=num_layers, hidden=hidden, num_heads=num_heads, head_dim=head_dim, vocab=vocab, seq=seq,
-        gated=False, norm="layer", qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, position="learned",
-        dropout=dropout, attention_dropout=dropout, source=source,
-    )  # fmt: skip
-
-
-def _llama(
-    name: str, num_layers: int, hidden: int, num_heads: int, num_kv_heads: int, ffn: int, source: str, *, vocab: int,
-    seq: int, base: float, experts: Experts | None = None,
-) -> TransformerConfig:  # fmt: skip
-    return TransformerConfig(
-        name=name, num_layers=num_layers, hidden=hidden, num_heads=num_heads, num_kv_heads=num_kv_heads, ffn=ffn,
-        vocab=vocab, seq=seq, rope=Rope(base=base), experts=experts, source=source,
+        name=name, num_layers=num_layers, hidden=hidden, num_heads=num_heads, vocab=vocab, seq=seq, gated=False,
+        norm="layer", qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, position="learned", source=source,
     )  # fmt: skip
 
 
@@ -77,39 +65,49 @@ _MODELS: dict[str, Callable[[], TransformerConfig]] = {
     "megatron-310.1b": lambda: _gpt("megatron-310.1b", 96, 16384, 128, _NARAYANAN),
     "megatron-530b": lambda: _gpt("megatron-530b", 105, 20480, 128, _MEGATRON),
     "megatron-1t": lambda: _gpt("megatron-1t", 128, 25600, 160, _MEGATRON),
-    "llama-2-7b": lambda: _llama(
-        "llama-2-7b", 32, 4096, 32, 32, 11008, _LLAMA2, vocab=32_000, seq=4096, base=10_000.0
+    "llama-2-7b": lambda: TransformerConfig(
+        name="llama-2-7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=32, ffn=11008, vocab=32_000,
+        seq=4096, rope=Rope(base=10_000.0), source=_LLAMA2,
     ),
-    "llama-2-13b": lambda: _llama(
-        "llama-2-13b", 40, 5120, 40, 40, 13824, _LLAMA2, vocab=32_000, seq=4096, base=10_000.0
+    "llama-2-13b": lambda: TransformerConfig(
+        name="llama-2-13b", num_layers=40, hidden=5120, num_heads=40, num_kv_heads=40, ffn=13824, vocab=32_000,
+        seq=4096, rope=Rope(base=10_000.0), source=_LLAMA2,
     ),
-    "llama-2-70b": lambda: _llama(
-        "llama-2-70b", 80, 8192, 64, 8, 28672, _LLAMA2, vocab=32_000, seq=4096, base=10_000.0
+    "llama-2-70b": lambda: TransformerConfig(
+        name="llama-2-70b", num_layers=80, hidden=8192, num_heads=64, num_kv_heads=8, ffn=28672, vocab=32_000,
+        seq=4096, rope=Rope(base=10_000.0), source=_LLAMA2,
     ),
-    "llama-3-8b": lambda: _llama(
-        "llama-3-8b", 32, 4096, 32, 8, 14336, _LLAMA3, vocab=128_256, seq=8192, base=500_000.0
+    "llama-3-8b": lambda: TransformerConfig(
+        name="llama-3-8b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=128_256,
+        seq=8192, rope=Rope(base=500_000.0), source=_LLAMA3,
     ),
-    "llama-3-70b": lambda: _llama(
-        "llama-3-70b", 80, 8192, 64, 8, 28672, _LLAMA3, vocab=128_256, seq=8192, base=500_000.0
+    "llama-3-70b": lambda: TransformerConfig(
+        name="llama-3-70b", num_layers=80, hidden=8192, num_heads=64, num_kv_heads=8, ffn=28672, vocab=128_256,
+        seq=8192, rope=Rope(base=500_000.0), source=_LLAMA3,
     ),
-    "llama-3-405b": lambda: _llama(
-        "llama-3-405b", 126, 16384, 128, 8, 53248, _LLAMA3, vocab=128_256, seq=8192, base=500_000.0
+    "llama-3-405b": lambda: TransformerConfig(
+        name="llama-3-405b", num_layers=126, hidden=16384, num_heads=128, num_kv_heads=8, ffn=53248, vocab=128_256,
+        seq=8192, rope=Rope(base=500_000.0), source=_LLAMA3,
     ),
-    "mistral-7b": lambda: _llama(
-        "mistral-7b", 32, 4096, 32, 8, 14336, "Jiang et al. 2023, arXiv 2310.06825, table 1 (window 4,096 = seq)",
-        vocab=32_000, seq=4096, base=10_000.0,
+    "mistral-7b": lambda: TransformerConfig(
+        name="mistral-7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=32_000,
+        seq=4096, rope=Rope(base=10_000.0),
+        source="Jiang et al. 2023, arXiv 2310.06825, table 1 (window 4,096 = seq)",
     ),
-    "mixtral-8x7b": lambda: _llama(
-        "mixtral-8x7b", 32, 4096, 32, 8, 14336, _MIXTRAL, vocab=32_000, seq=32_768, base=1_000_000.0,
-        experts=Experts(num_experts=8, top_k=2, ffn=14336),
+    "mixtral-8x7b": lambda: TransformerConfig(
+        name="mixtral-8x7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=32_000,
+        seq=32_768, rope=Rope(base=1_000_000.0), experts=Experts(num_experts=8, top_k=2, ffn=14336), source=_MIXTRAL,
     ),
-    "mixtral-8x22b": lambda: _llama(
-        "mixtral-8x22b", 56, 6144, 48, 8, 16384, _MIXTRAL_22B, vocab=32_768, seq=65_536, base=1_000_000.0,
-        experts=Experts(num_experts=8, top_k=2, ffn=16384),
+    "mixtral-8x22b": lambda: TransformerConfig(
+        name="mixtral-8x22b", num_layers=56, hidden=6144, num_heads=48, num_kv_heads=8, ffn=16384, vocab=32_768,
+        seq=65_536, rope=Rope(base=1_000_000.0), experts=Experts(num_experts=8, top_k=2, ffn=16384),
+        source=_MIXTRAL_22B,
     ),
-    "deepseek-moe-16b": lambda: _llama(
-        "deepseek-moe-16b", 28, 2048, 16, 16, 10944, _DEEPSEEK_MOE, vocab=102_400, seq=4096, base=10_000.0,
+    "deepseek-moe-16b": lambda: TransformerConfig(
+        name="deepseek-moe-16b", num_layers=28, hidden=2048, num_heads=16, num_kv_heads=16, ffn=10944, vocab=102_400,
+        seq=4096, rope=Rope(base=10_000.0),
         experts=Experts(num_experts=64, top_k=6, ffn=1408, num_shared=2, num_dense_layers=1, weights="all"),
+        source=_DEEPSEEK_MOE,
     ),
     "deepseek-v3": lambda: TransformerConfig(
         name="deepseek-v3", num_layers=61, hidden=7168, num_heads=128, ffn=18_432, vocab=129_280, seq=4096,

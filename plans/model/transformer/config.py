@@ -1,4 +1,4 @@
-"""What a decoder-only (or encoder-only) transformer consists of, in numbers."""
+"""Configurations of decoder-only (or encoder-only) transformers."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class TransformerConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of key and value heads."""
         assert self.num_kv_heads is not None
         return self.num_kv_heads
 
@@ -233,7 +233,7 @@ class TransformerConfig:
 
     @property
     def value_size(self) -> int:
-        """Elements of one head of values."""
+        """The number of elements of one value head."""
         return self.head_size if self.latent is None else self.latent.value_dim
 
     @property
@@ -249,13 +249,13 @@ class TransformerConfig:
 
     @property
     def inner(self) -> int:
-        """Inner size of the MLP."""
+        """The inner size of the MLP."""
         assert self.ffn is not None
         return self.ffn
 
     @property
     def rotary_dim(self) -> int:
-        """Elements of a head that rope turns."""
+        """The number of elements of a head that RoPE rotates."""
         if self.latent is not None:
             return self.latent.rope_dim
         return int(self.head_size * self.rope.fraction)
@@ -266,7 +266,7 @@ class TransformerConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Trained numbers of the whole model, a tied table counted once."""
+        """The number of parameters of the whole model; a tied table counts once."""
         layers = sum(self.block_parameters(layer) for layer in range(self.num_layers))
         tables = self.vocab * self.hidden * (1 if self.tied else 2)
         positions = self.seq * self.hidden if self.position == "learned" else 0
@@ -274,7 +274,7 @@ class TransformerConfig:
 
     @property
     def num_active_parameters(self) -> int:
-        """Those that one token meets: of the experts only the chosen and the shared ones."""
+        """The number of parameters used for one token: of the experts, only the chosen and the shared ones."""
         if self.experts is None:
             return self.num_parameters
         idle = self.experts.num_experts - self.experts.top_k
@@ -289,7 +289,7 @@ class TransformerConfig:
         return matrices + (((2 if self.gated else 1) * inner + self.hidden) if self.mlp_bias else 0)
 
     def block_parameters(self, layer: int = 0) -> int:
-        """Trained numbers of one block."""
+        """The number of parameters of one block."""
         q, kv = self.num_heads * self.head_size, self.kv_heads * self.head_size
         attention = self.attention_weights + 2 * self._norm_parameters(self.hidden)
         if self.latent is not None:

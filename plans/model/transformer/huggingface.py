@@ -110,7 +110,7 @@ def read_config(path: str | os.PathLike[str]) -> TransformerConfig:
 
 
 def ignored_keys(keys: Keys) -> dict[str, str]:
-    """Which keys of a configuration are not looked at, and why.
+    """The keys of a configuration that are ignored, with the reason.
 
     >>> ignored_keys({"model_type": "llama", "use_cache": True})
     {'use_cache': 'concerns the generation of text'}
@@ -119,7 +119,7 @@ def ignored_keys(keys: Keys) -> dict[str, str]:
 
 
 def config_from_dict(keys: Keys, name: str = "transformer") -> TransformerConfig:
-    """The configuration that the keys of a config.json say.
+    """The configuration described by the keys of a config.json.
 
     Raises:
         TwofoldError: as `read_config`.
@@ -147,7 +147,7 @@ def config_from_dict(keys: Keys, name: str = "transformer") -> TransformerConfig
 
 
 class _Reader:
-    """Takes keys, and remembers which."""
+    """Reads keys of a config.json and records which were read."""
 
     def __init__(self, family: str, keys: Keys) -> None:
         self.family, self.keys, self.read = family, keys, set[str]()
@@ -195,7 +195,7 @@ class _Reader:
 
 
 def _llama_like(reader: _Reader, name: str, **rest: Any) -> TransformerConfig:
-    """Llama and what follows it: RMS norm, rope, a gated MLP."""
+    """Llama and models derived from it: RMS norm, RoPE, a gated MLP."""
     reader.activation("hidden_act", gated=True)
     seq, num_heads = int(reader.need("max_position_embeddings")), int(reader.need("num_attention_heads"))
     window = reader.get("sliding_window")

@@ -21,7 +21,7 @@ Source = str | os.PathLike[str] | TransformerConfig
 def transformer_config(
     source: Source, *, seq: int | None = None, num_layers: int | None = None, tied: bool | None = None
 ) -> TransformerConfig:
-    """The configuration that `source` stands for: a name, a Hugging Face config.json (or its folder), or itself.
+    """The configuration of a name, of a Hugging Face config.json (or its folder), or `source` itself.
 
     Args:
         source: see `transformer`.

@@ -38,7 +38,7 @@ def parts_of(graph: Graph) -> Parts:
     """
     if not is_transformer(graph):
         raise TwofoldError(
-            f"graph {graph.name!r} is none of tf.transformer: it has no tok_embeddings, layers.0, output"
+            f"graph {graph.name!r} was not built by tf.transformer: it has no tok_embeddings, layers.0, output"
         )
     embedding: list[str] = []
     blocks: dict[str, list[str]] = {}

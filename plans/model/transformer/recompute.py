@@ -1,16 +1,15 @@
-"""Which operators of a transformer are made again in the backward."""
+"""The operators of a transformer that are recomputed in the backward."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from plans.degrees.rules import RECOMPUTE_MODES
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.model.transformer.parts import parts_of
 
-__all__ = ["RECOMPUTE_MODES", "recompute_set"]
-
-RECOMPUTE_MODES = ("none", "selective", "selective_op", "full")
+__all__ = ["recompute_set"]
 
 _KEPT_BY_OPERATOR = (
     "attention.wq", "attention.wv", "attention.wq_a", "attention.wkv_a", "attention.wv_b", "attention.core",

@@ -20,119 +20,16 @@ With more ranks of tp than heads of keys and values, tp is two axes: "tp_kv" spl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from plans.degrees.groups import MeshAxes
 from plans.errors import TwofoldError
-from plans.layout import DimAxes, Layout
+from plans.layout import DimAxes
 from plans.model.graph import Graph
 from plans.model.transformer.parts import is_transformer
 from plans.plan import Strategy
 
-__all__ = ["MeshAxes", "block_strategies", "check_degrees", "mesh_axes"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshAxes:
-    """What the axes of a stage's mesh are for; axes of size 1 are left out, so that they split nothing.
-
-    Args:
-        names: of all axes, the outermost first.
-        sizes: of them.
-        dp, cp, tp: data, context and tensor parallel.
-        kv: those of tp that split the heads of keys and values.
-        ep: those of dp that split the experts.
-    """
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    dp: DimAxes = ()
-    cp: DimAxes = ()
-    tp: DimAxes = ()
-    kv: DimAxes = ()
-    ep: DimAxes = ()
-
-    def mesh(self, ranks: Sequence[int] | None = None) -> Layout:
-        """The mesh of a stage on `ranks` (0, 1, 2, ... by default): dp outermost, tp innermost."""
-        return Layout(self.sizes, self.names, ranks)
-
-
-def mesh_axes(*, dp: int = 1, cp: int = 1, tp: int = 1, num_kv_heads: int | None = None, ep: int = 1) -> MeshAxes:
-    """The axes for these degrees, dp outermost, then ep (a part of dp), cp, and tp.
-
-    Raises:
-        TwofoldError: an ep that does not divide dp.
-
-    >>> axes = mesh_axes(dp=2, tp=4, num_kv_heads=2)
-    >>> axes.names, axes.sizes, axes.tp, axes.kv
-    (('dp', 'tp_kv', 'tp_q'), (2, 2, 2), ('tp_kv', 'tp_q'), ('tp_kv',))
-    """
-    if ep < 1 or dp % ep:
-        raise TwofoldError(f"experts are split over a part of the data-parallel ranks: ep {ep} must divide dp {dp}")
-    axes = [("dp", dp)] if ep == 1 else [("dp", dp // ep), ("ep", ep)]
-    samples: DimAxes = tuple(name for name, size in axes if size > 1)
-    if cp > 1:
-        axes.append(("cp", cp))
-    if num_kv_heads is not None and num_kv_heads > 1 and tp > num_kv_heads and tp % num_kv_heads == 0:
-        axes += [("tp_kv", num_kv_heads), ("tp_q", tp // num_kv_heads)]
-        tensor: DimAxes = ("tp_kv", "tp_q")
-        kv: DimAxes = ("tp_kv",)
-    else:
-        axes.append(("tp", tp))
-        tensor = ("tp",) if tp > 1 else ()
-        kv = () if num_kv_heads == 1 else tensor
-    return MeshAxes(
-        names=tuple(name for name, _ in axes), sizes=tuple(size for _, size in axes),
-        dp=samples, cp=("cp",) if cp > 1 else (), tp=tensor, kv=kv, ep=("ep",) if ep > 1 else (),
-    )  # fmt: skip
-
-
-def check_degrees(graph: Graph, *, cp: int, tp: int, sequence_parallel: bool, ep: int = 1) -> None:
-    """Refuse degrees that the transformer's sizes cannot be cut by.
-
-    Raises:
-        TwofoldError: heads, inner size, vocabulary or sequence that do not divide.
-    """
-    seq = graph.tensors["tokens"].shape[1]
-    core = graph.tensors["layers.0.attention.core.out"].shape
-    num_heads, kv_heads = core[2], graph.tensors["layers.0.attention.k_heads.out"].shape[2]
-    vocab = graph.tensors["tok_embeddings.weight"].shape[0]
-    for what, size, count in (
-        ("query heads", num_heads, tp), ("tokens of a sample", seq, cp * (tp if sequence_parallel else 1))
-    ):  # fmt: skip
-        if size % count:
-            degrees = f"cp {cp} x tp {tp}" if what.startswith("tokens") and sequence_parallel and cp > 1 else (
-                f"cp {cp}" if what.startswith("tokens") and not sequence_parallel else f"tp {tp}"
-            )  # fmt: skip
-            raise TwofoldError(f"{graph.name}: {size} {what} cannot be split over {degrees}: {size} % {count} != 0")
-    if kv_heads % tp and tp % kv_heads:
-        raise TwofoldError(
-            f"{graph.name}: {kv_heads} heads of keys and values and tp {tp}: one must be a multiple of the other"
-        )
-    if vocab % tp:
-        padded = -(-vocab // (128 * tp)) * 128 * tp
-        raise TwofoldError(
-            f"{graph.name}: a vocabulary of {vocab} cannot be split over tp {tp}: {vocab} % {tp} != 0; pad it, as "
-            f"Megatron-LM does: dataclasses.replace(config, vocab={padded})"
-        )
-    routers = [name for name in graph.tensors if name.endswith(".router.weight")]
-    if ep > 1 and not routers:
-        raise TwofoldError(f"{graph.name} has no experts that ep {ep} could split")
-    if routers and (num_experts := graph.tensors[routers[0]].shape[0]) % ep:
-        raise TwofoldError(
-            f"{graph.name}: {num_experts} experts cannot be split over ep {ep}: {num_experts} % {ep} != 0"
-        )
-    if routers and cp > 1:
-        raise TwofoldError(f"{graph.name}: experts take whole samples, which cp {cp} splits; take cp 1")
-    wide = [tensor for name, tensor in graph.tensors.items() if name.endswith(".experts.w1.weight")]
-    if wide and wide[0].shape[2] % tp:
-        size = wide[0].shape[2]
-        raise TwofoldError(f"{graph.name}: experts of {size} cannot be split over tp {tp}: {size} % {tp} != 0")
-    inner = graph.tensors.get("layers.0.feed_forward.w1.weight")
-    if inner is not None and inner.shape[0] % tp:
-        size = inner.shape[0]
-        raise TwofoldError(f"{graph.name}: an MLP of {size} cannot be split over tp {tp}: {size} % {tp} != 0")
+__all__ = ["block_strategies"]
 
 
 def block_strategies(graph: Graph, axes: MeshAxes, *, sequence_parallel: bool = False) -> dict[str, Strategy]:
@@ -141,15 +38,14 @@ def block_strategies(graph: Graph, axes: MeshAxes, *, sequence_parallel: bool = 
     Raises:
         TwofoldError: a graph that `transformer` did not build.
 
+    >>> from plans.degrees.groups import mesh_axes
     >>> from plans.model.transformer import transformer
     >>> found = block_strategies(transformer("llama-2-7b", num_layers=1), mesh_axes(dp=2, tp=4), sequence_parallel=True)
     >>> found["layers.0.attention.wo"].dims, found["layers.0.ffn_norm"].dims
     ({'b0': ('dp',), 'k': ('tp',)}, {'b0': ('dp',), 'b1': ('tp',)})
     """
     if not is_transformer(graph):
-        raise TwofoldError(
-            f"graph {graph.name!r} is none of tf.transformer: its strategies are found by search, not stated"
-        )
+        raise TwofoldError(f"graph {graph.name!r} was not built by tf.transformer; use search to find its strategies")
     found = {}
     for operator in graph.operators:
         name = operator.name
@@ -163,54 +59,67 @@ def block_strategies(graph: Graph, axes: MeshAxes, *, sequence_parallel: bool = 
 @lru_cache(maxsize=4096)
 def _strategy(role: str, kind: str, axes: MeshAxes, sequence_parallel: bool) -> Strategy:
     """The strategy of an operator by what it does in its block."""
-    dp, cp, tp, kv = axes.dp, axes.cp, axes.tp, axes.kv
-    between = (*cp, *tp) if sequence_parallel else cp
-    part = role.rpartition(".")[2]
-    dims: dict[str, DimAxes]
+    between = (*axes.cp, *axes.tp) if sequence_parallel else axes.cp
     if role.startswith("feed_forward.experts."):
-        rows = tuple(axis for axis in dp if axis not in axes.ep)
-        if kind == "matmul":
-            dims = {"b0": axes.ep, "m": rows, "k" if part == "w2" else "n": tp}
-        else:
-            dims = {"d0": axes.ep, "d1": rows, "d2": tp}
-    elif part in ("router", "dispatch"):
-        dims = {"b0" if part == "router" else "b": dp}
-    elif part == "combine":  # what the parts of w2 sum up to is made whole in parts of the features
-        dims = {"b": dp, "h": tp}
-    elif role == "tok_embeddings":
-        dims = {"b0": dp, "b1": cp, "v": tp}
-    elif role == "pos_embeddings.positions":
-        dims = {"d0": between}
-    elif role == "pos_embeddings":
-        dims = {"b0": between}
-    elif part in ("wq_a", "wkv_a", "wk_pos"):
-        dims = {"b0": dp, "b1": between}
-    elif part == "k_pos_heads":
-        dims = {"d0": dp, "d1": between}
-    elif part == "k_pos_rope":
-        dims = {"b0": dp, "s": between}
-    elif part in ("k_pos", "k_joined"):
-        dims = {"d0": dp, "d1": cp, "d2": tp}
-    elif kind == "linear":
-        split = {"wk": kv, "wv": kv}.get(part, tp)
-        dims = {"b0": dp, "b1": cp, "k" if part in ("wo", "w2") else "n": split}
-    elif kind == "reshape":
-        dims = {"d0": dp, "d1": cp, "d2": kv if part in ("k_heads", "v_heads") else tp}
-    elif kind == "rope":
-        dims = {"b0": dp, "s": cp, "h": kv if part == "k_rope" else tp}
-    elif kind == "attention":
-        dims = {"b0": dp, "s": cp, "h": kv}
-        if served := tuple(axis for axis in tp if axis not in kv):
-            dims["r"] = served
-    elif kind == "cross_entropy":
-        dims = {"b0": dp, "b1": cp, "c": tp}
-    elif kind in ("rms_norm", "layer_norm"):
-        dims = {"b0": dp, "b1": between}
-    elif part in ("act", "mul", "cast"):
-        dims = {"d0": dp, "d1": cp, "d2": tp}
+        dims = _expert_dims(role, kind, axes)
     else:
-        assert kind in ("add", "dropout"), (role, kind)
-        dims = {"d0": dp, "d1": between}
-    # what the table's shards sum up to is made whole in parts of the sequence, as all readers want it
-    out = (dp, between, ()) if role == "tok_embeddings" and sequence_parallel and tp else None
+        dims = _dims_by_role(role, axes, between) or _dims_by_kind(role, kind, axes, between)
+    # the sum of the table's shards is scattered over the sequence, the layout that all readers want
+    scattered = role == "tok_embeddings" and sequence_parallel and axes.tp
+    out = (axes.dp, between, ()) if scattered else None
     return Strategy(dims={dim: which for dim, which in dims.items() if which}, out=out)
+
+
+def _expert_dims(role: str, kind: str, axes: MeshAxes) -> dict[str, DimAxes]:
+    """The split dims of an operator inside an expert's MLP."""
+    rows = tuple(axis for axis in axes.dp if axis not in axes.ep)
+    if kind == "matmul":
+        return {"b0": axes.ep, "m": rows, "k" if role.endswith(".w2") else "n": axes.tp}
+    return {"d0": axes.ep, "d1": rows, "d2": axes.tp}
+
+
+def _dims_by_role(role: str, axes: MeshAxes, between: DimAxes) -> dict[str, DimAxes] | None:
+    """Of operators that stand once in a model or a block; None for others.
+
+    `between` are the axes that split the sequence between blocks.
+    """
+    dp, cp, tp = axes.dp, axes.cp, axes.tp
+    whole_role: dict[str, dict[str, DimAxes]] = {
+        "tok_embeddings": {"b0": dp, "b1": cp, "v": tp},
+        "pos_embeddings.positions": {"d0": between},
+        "pos_embeddings": {"b0": between},
+    }
+    by_part: dict[str, dict[str, DimAxes]] = {
+        "router": {"b0": dp},
+        "dispatch": {"b": dp},
+        "combine": {"b": dp, "h": tp},  # the sum of the parts of w2 is scattered over the features
+        **{key: {"b0": dp, "b1": between} for key in ("wq_a", "wkv_a", "wk_pos")},
+        "k_pos_heads": {"d0": dp, "d1": between},
+        "k_pos_rope": {"b0": dp, "s": between},
+        **{key: {"d0": dp, "d1": cp, "d2": tp} for key in ("k_pos", "k_joined")},
+    }
+    return by_part.get(role.rpartition(".")[2]) or whole_role.get(role)
+
+
+def _dims_by_kind(role: str, kind: str, axes: MeshAxes, between: DimAxes) -> dict[str, DimAxes]:
+    """Of all other operators; `between` are the axes that split the sequence between blocks."""
+    dp, cp, tp, kv = axes.dp, axes.cp, axes.tp, axes.kv
+    part = role.rpartition(".")[2]
+    if kind == "linear":
+        split = {"wk": kv, "wv": kv}.get(part, tp)
+        return {"b0": dp, "b1": cp, "k" if part in ("wo", "w2") else "n": split}
+    if kind == "reshape":
+        return {"d0": dp, "d1": cp, "d2": kv if part in ("k_heads", "v_heads") else tp}
+    if kind == "rope":
+        return {"b0": dp, "s": cp, "h": kv if part == "k_rope" else tp}
+    if kind == "attention":
+        served = tuple(axis for axis in tp if axis not in kv)
+        return {"b0": dp, "s": cp, "h": kv} | ({"r": served} if served else {})
+    if kind == "cross_entropy":
+        return {"b0": dp, "b1": cp, "c": tp}
+    if kind in ("rms_norm", "layer_norm"):
+        return {"b0": dp, "b1": between}
+    if part in ("act", "mul", "cast"):
+        return {"d0": dp, "d1": cp, "d2": tp}
+    assert kind in ("add", "dropout"), (role, kind)
+    return {"d0": dp, "d1": between}

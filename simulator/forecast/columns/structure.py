@@ -22,8 +22,8 @@ from plans.schedules.dependencies import rank_of_rows, remote_dependencies
 from plans.schedules.variants import VARIANTS, variant_of_rows
 
 __all__ = [
-    "ACTION", "CHANNEL", "CHANNELS", "COEFFICIENTS", "FINAL", "FROM_CHANNEL", "FROM_CONSTANT", "FROM_POST", "FROM_PREVIOUS",
-    "FROM_STREAM", "FROM_TENSOR", "TRANSFER", "Structure", "structure_of",
+    "ACTION", "CHANNEL", "CHANNELS", "COEFFICIENTS", "FINAL", "FROM_CHANNEL", "FROM_CONSTANT", "FROM_POST",
+    "FROM_PREVIOUS", "FROM_STREAM", "FROM_TENSOR", "TRANSFER", "Structure", "structure_of",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""What a search over degrees found, as tables and as an HTML report."""
+"""The result of a search over degrees, as tables and as an HTML report."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reports.figures import FIGURES, figures_of, figures_table
+from reports.html import Report, write_report
+from reports.search_pictures import Configuration, shares_picture, trade_picture
+from reports.tables import Table
+from reports.units import format_bytes, format_seconds
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from costmodels import Machine
-    from reports import Table
     from search.devices import Candidate, SearchResult
     from search.devices.operators import OperatorCost
 
-__all__ = ["Why", "explained", "tables", "write_search_report"]
-
-_GiB = 2**30
+__all__ = ["Reasons", "explained", "search_tables", "write_search_report"]
 
 _DRAWN = 5
 """Configurations with a bar in the report."""
 
 
-def tables(found: SearchResult[Candidate], top_k: int, why: Why | None = None) -> list[Table]:
+def search_tables(found: SearchResult[Candidate], top_k: int, reasons: Reasons | None = None) -> list[Table]:
     """Ranking, composition of the best, why it is the best, memory and time against each other, what was refused."""
-    return [_ranking(found, top_k), _composition(found), *_why(found, why), _pareto(found), *_refused(found)]
+    return [_ranking(found, top_k), _composition(found), *_why(found, reasons), _pareto(found), *_refused(found)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
+class Reasons:
     """What explains the best.
 
     Args:
@@ -51,58 +53,64 @@ class Why:
         }  # fmt: skip
 
 
-def explained(found: SearchResult[Candidate]) -> Why:
+def explained(found: SearchResult[Candidate]) -> Reasons:
     """The costs of operators and the critical path."""
     from search.devices.critical import critical_path_s
     from search.devices.operators import operator_costs
 
     beside = [each.candidate.degrees for each in found.alternatives if each.candidate is not None]
     beside += [each.degrees for each in found.plans[1:]]
-    return Why(
+    return Reasons(
         operators=operator_costs(found.problem, found.best.degrees, beside),
         critical_s=critical_path_s(found.problem, found.best),
     )
 
 
-def _why(found: SearchResult[Candidate], why: Why | None) -> list[Table]:
-    made = [_neighbours(found)] if found.alternatives else []
-    return made if why is None else [_critical(found, why.critical_s), *made, _operators(found, why.operators)]
+def _why(found: SearchResult[Candidate], reasons: Reasons | None) -> list[Table]:
+    tables = [_neighbours(found)] if found.alternatives else []
+    if reasons is None:
+        return tables
+    return [_critical(found, reasons.critical_s), *tables, _operators(found, reasons.operators)]
 
 
 def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
-    from reports import Table
     from search.devices import describe
 
     rows = tuple(
-        (
-            str(number), f"{each.forecast.step_s:.4g} s", f"{each.forecast.peak_bytes / _GiB:.2f} GiB",
-            f"{each.forecast.bubble_fraction:.1%}", f"{each.forecast.exposed_comm_s:.3g} s", describe(each.degrees),
-        )
+        (str(number), *_figure_cells(each), describe(each.degrees))
         for number, each in enumerate(found.plans[:top_k], 1)
-    )  # fmt: skip
-    columns = ("", "step", "peak", "idle", "exposed", "configuration")
+    )
+    columns = ("", *(figure.title for figure in FIGURES.values()), "configuration")
     problem, best = found.problem, found.best.forecast
     rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
-    notes = [f"The best: {rate:,.0f} tokens/s per device, 90 % interval {best.low_s:.4g} to {best.high_s:.4g} s."]
+    notes = [f"The best: {rate:,.0f} tokens/s per device, 90 % interval {_interval(found)}."]
     if found.method == "search" and len(rows) > max(1, found.num_proven):
         first = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
         proven = f"{first} proven to be the fastest; the" if found.num_proven else "The"
-        notes.append(
-            f"{proven} others are the fastest of what was forecast on the way, not proven to be the next best."
-        )
+        notes.append(f"{proven} others are the fastest that the search met; they are not proven to be the next best.")
     title = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
     return Table(title=title, columns=columns, rows=rows, right=frozenset(columns[:-1]), notes=tuple(notes))
 
 
+def _figure_cells(candidate: Candidate) -> list[str]:
+    figures = figures_of(candidate.forecast)
+    return [FIGURES[key].text(value) for key, value in figures.items()]
+
+
+def _interval(found: SearchResult[Candidate]) -> str:
+    best = found.best.forecast
+    return f"{format_seconds(best.low_s)} to {format_seconds(best.high_s)}"
+
+
 def _composition(found: SearchResult[Candidate]) -> Table:
-    from reports import Table
     from search.devices.explain import composition
 
     best = found.best.forecast
     rows = [
-        (name, f"{seconds:.4g} s", f"{seconds / best.step_s:.1%}") for name, seconds in composition(found.best).items()
+        (name, format_seconds(seconds), f"{seconds / best.step_s:.1%}")
+        for name, seconds in composition(found.best).items()
     ]
-    rows += [(f"memory: {role}", f"{size / _GiB:.2f} GiB", f"{size / best.peak_bytes:.1%}")
+    rows += [(f"memory: {role}", format_bytes(size), f"{size / best.peak_bytes:.1%}")
              for role, size in best.memory.items() if size]  # fmt: skip
     return Table(
         title="Composition of the best: the mean rank's step, the fullest rank's memory",
@@ -111,10 +119,8 @@ def _composition(found: SearchResult[Candidate]) -> Table:
 
 
 def _critical(found: SearchResult[Candidate], critical: Mapping[str, float]) -> Table:
-    from reports import Table
-
     step_s = found.best.forecast.step_s
-    rows = tuple((kind, f"{seconds:.4g} s", f"{seconds / step_s:.1%}") for kind, seconds in critical.items())
+    rows = tuple((kind, format_seconds(seconds), f"{seconds / step_s:.1%}") for kind, seconds in critical.items())
     return Table(
         title="Critical path of the step: what it consists of",
         columns=("kind", "time", "share"), rows=rows, right=frozenset({"time", "share"}),
@@ -127,12 +133,10 @@ _LAYOUTS = 5
 
 def _operators(found: SearchResult[Candidate], operators: Sequence[OperatorCost]) -> Table:
     """A column for the chosen layout and for those of the neighbours, the least loss first."""
-    from reports import Table
-    from search.devices.operators import layout_words
+    from plans.degrees.words import layout_words
 
-    lost = {
-        layout_words(each.candidate.degrees): each for each in found.alternatives[::-1] if each.candidate is not None
-    }
+    forecast = [each for each in found.alternatives[::-1] if each.candidate is not None]
+    lost = {layout_words(each.candidate.degrees): each for each in forecast if each.candidate is not None}
     chosen = layout_words(found.best.degrees)
     rest = {each.layout for each in operators} - {chosen, *lost}
     layouts = [chosen, *(each for each in reversed(lost) if each != chosen), *sorted(rest)][:_LAYOUTS]
@@ -166,8 +170,6 @@ _NEIGHBOURS = 20
 
 
 def _neighbours(found: SearchResult[Candidate]) -> Table:
-    from reports import Table
-
     slower = [each for each in found.alternatives if each.extra_s is not None]
     impossible = [each for each in found.alternatives if each.extra_s is None]
     shown = [*slower[:_NEIGHBOURS], *impossible[:_NEIGHBOURS]]
@@ -188,11 +190,10 @@ def _neighbours(found: SearchResult[Candidate]) -> Table:
 
 
 def _pareto(found: SearchResult[Candidate]) -> Table:
-    from reports import Table
     from search.devices import describe
 
     rows = tuple(
-        (f"{each.forecast.step_s:.4g} s", f"{each.forecast.peak_bytes / _GiB:.2f} GiB", describe(each.degrees))
+        (format_seconds(each.forecast.step_s), format_bytes(each.forecast.peak_bytes), describe(each.degrees))
         for each in found.pareto[:20]
     )
     return Table(
@@ -202,8 +203,6 @@ def _pareto(found: SearchResult[Candidate]) -> Table:
 
 
 def _refused(found: SearchResult[Candidate]) -> list[Table]:
-    from reports import Table
-
     if not found.rejected:
         return []
     reasons: dict[str, list[Any]] = {}
@@ -212,7 +211,7 @@ def _refused(found: SearchResult[Candidate]) -> list[Table]:
     rows = []
     for reason, own in sorted(reasons.items()):
         nearest = min(own, key=lambda each: (each.excess_bytes or 0, each.what))
-        excess = "" if nearest.excess_bytes is None else f"{nearest.excess_bytes / _GiB:.2f} GiB too much"
+        excess = "" if nearest.excess_bytes is None else f"{format_bytes(nearest.excess_bytes)} too much"
         rows.append((reason, str(sum(max(1, each.count) for each in own)), nearest.what, excess))
     return [
         Table(
@@ -223,12 +222,11 @@ def _refused(found: SearchResult[Candidate]) -> list[Table]:
 
 
 def write_search_report(
-    path: str, found: SearchResult[Candidate], *, top_k: int, why: Why, certificate: str, model: str, machine: Machine
+    path: str, found: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, model: str
 ) -> Path:
-    """The report as HTML: what was found, in pictures, why; the rest folded."""
+    """The report as HTML: the result, in pictures, and its reasons; the rest folded."""
     from datetime import UTC, datetime
 
-    from reports import Configuration, shares_picture, trade_picture, write_report
     from search.devices import describe
     from search.devices.explain import composition
 
@@ -245,19 +243,17 @@ def write_search_report(
         trade_picture(seen, title="Time against memory", limit_bytes=problem.limit_bytes),
     ]
     rate = problem.global_batch * problem.config.seq / best.step_s / problem.num_devices
-    interval = f"{best.low_s:.4g} to {best.high_s:.4g} s"
-    return write_report(
-        path, title=f"Search: {problem.config.name} on {problem.num_devices} devices of {machine.name}",
-        results=[_ranking(found, top_k), *pictures, *_why(found, why)],
-        tables=[_composition(found), _pareto(found), *_refused(found)],
+    figures = dict(zip((figure.title for figure in FIGURES.values()), _figure_cells(found.best), strict=True))
+    return write_report(path, Report(
+        title=f"Search: {problem.config.name} on {problem.num_devices} devices of {problem.machine.name}",
+        results=[_ranking(found, top_k), *pictures, *_why(found, reasons)],
+        tables=[_composition(found), _pareto(found), *_refused(found), figures_table()],
         summary={
-            "forecast step (90 % interval)": f"{best.step_s:.4g} s ({interval})",
-            "tokens/s per device": f"{rate:,.0f}", "peak memory": f"{best.peak_bytes / _GiB:.2f} GiB",
+            **figures, "90 % interval": _interval(found), "tokens/s per device": f"{rate:,.0f}",
             "at most above the fastest of the space": f"{100 * found.gap:.1f} %",
-            "idle": f"{100 * best.bubble_fraction:.1f} %",
         },
         notes=[certificate, "Every time is a forecast; nothing was run."],
         environment={"date": datetime.now(UTC).date().isoformat()},
-        command=f"twofold plan {model} --machine {machine.name} --devices {problem.num_devices} "
+        command=f"twofold plan {model} --machine {problem.machine.name} --devices {problem.num_devices} "
         f"--global-batch {problem.global_batch}",
-    )  # fmt: skip
+    ))  # fmt: skip

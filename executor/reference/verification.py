@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from executor.launch.run_plan import RunResult, run
+from executor.reference.check import Check
 from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.timeline import Timeline
-from reports.tables import Check
-from twofold.running import RunResult, run
 
 __all__ = ["Verification", "check_run", "verify"]
 

@@ -1,4 +1,4 @@
-"""Predictions of thousands of configurations: what they share is worked out once, schedules are run in batches."""
+"""Estimates of thousands of configurations: what they share is worked out once, schedules are run in batches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from costmodels import Machine
-from plans.degrees import Degrees
-from plans.model.transformer import TransformerConfig
+from plans.degrees import Degrees, check
+from plans.model.transformer import TransformerConfig, sizes_of
 from plans.plan import Optimizer
 from plans.schedules import Schedule
 from simulator.engine.garbage import without_collection
@@ -17,25 +17,25 @@ from simulator.forecast.action import Stretch
 from simulator.forecast.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
 from simulator.forecast.case import Case, Forecast, Pieces, RankKinds, beside_transfers_ps, is_split
 from simulator.forecast.chunks import Chunk
+from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of
 from simulator.forecast.memory import peak_activations
-from simulator.forecast.predict import check_machine, chunk_costs, chunks_of
 from simulator.stacks import Stack
 
-__all__ = ["forecast_grid"]
+__all__ = ["estimate_grid"]
 
 _ROWS_AT_ONCE = 200_000
 """Actions times configurations that are run together: their arrays stay in a processor's cache."""
 
 
 @without_collection()
-def forecast_grid(
+def estimate_grid(
     config: TransformerConfig,
     degrees: Iterable[Degrees],
     machine: Machine,
     *,
     stack: Stack | None = None,
 ) -> list[Forecast]:
-    """Predict many configurations of one model: what `forecast` says of each, to rounding.
+    """Predict many configurations of one model: what `estimate` says of each, to rounding.
 
     Args:
         config: of a dense transformer.
@@ -44,11 +44,11 @@ def forecast_grid(
         stack: the software that runs it; twofold's executor by default.
 
     Raises:
-        TwofoldError: what `forecast` refuses in any of them.
+        TwofoldError: what `estimate` refuses in any of them.
 
     >>> from plans.model.transformer import transformer_config
     >>> widths = [Degrees(dp=128 // tp, tp=tp, pp=8, global_batch=512) for tp in (1, 2, 4, 8)]
-    >>> found = forecast_grid(transformer_config("llama-3-70b"), widths, Machine.load("h100-sxm-x1024"))
+    >>> found = estimate_grid(transformer_config("llama-3-70b"), widths, Machine.load("h100-sxm-x1024"))
     >>> [each.step_s > 0 for each in found]
     [True, True, True, True]
     """
@@ -74,6 +74,7 @@ class _Grid:
 
     def __init__(self, config: TransformerConfig, machine: Machine, stack: Stack) -> None:
         self._config = config
+        self._sizes = sizes_of(config)
         self._machine = machine
         self._stack = stack
         self._optimizers: list[Optimizer] = []
@@ -86,6 +87,7 @@ class _Grid:
 
     def case(self, degrees: Degrees) -> Case:
         """One configuration."""
+        check(degrees, self._sizes, num_devices=self._machine.num_devices, machine=self._machine.name)
         schedule = degrees.pipeline
         split = is_split(schedule)
         shape = (
@@ -101,7 +103,7 @@ class _Grid:
                     lambda each: self._known.setdefault((*shape, each.recompute), {}),
                 )
             )  # fmt: skip
-        spread = (degrees.layers, schedule.placement, degrees.recompute_layers)
+        spread = (degrees.layers_of(self._sizes.num_layers), schedule.placement, degrees.recompute_layers)
         if spread not in self._spreads:
             chunks = chunks_of(self._config, degrees)
             self._spreads[spread] = chunks, RankKinds.of(chunks, schedule)

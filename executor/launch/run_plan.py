@@ -1,4 +1,4 @@
-"""Run a plan on launched ranks and read what they bring home."""
+"""Run a plan on launched ranks and read the results of all ranks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from costmodels import Machine, price
-from plans.errors import TwofoldError
+from plans.errors import TwofoldError, whole_number
 from plans.lower import lower
 from plans.plan import Plan, plan_digest, save_plan
 from plans.timeline import PS_PER_S, Timeline
-from twofold.context import positive
-
-if TYPE_CHECKING:
-    from executor.launch.job import Emulate
 
 __all__ = ["RunResult", "dilation", "read_result", "run"]
 
@@ -66,15 +62,6 @@ class RunResult:
     def plan_digest(self) -> str:
         """Which plan was run; the files of the ranks carry it too."""
         return plan_digest(self.plan)
-
-    @property
-    def peak_text(self) -> str:
-        """The peak memory of the rank that needs most, as measured too where a device says so."""
-        from reports.units import format_bytes
-
-        text = f"peak {format_bytes(max(self.peak_bytes))} per rank"
-        measured = max(self.device_peak_bytes)
-        return f"{text} (the device's allocator: {format_bytes(measured)})" if measured else text
 
     @property
     def step_s(self) -> float:
@@ -125,23 +112,31 @@ def run(
     Raises:
         TwofoldError: bad input; `executor.launch.launch.RankFailed` when a rank fails.
     """
-    from executor.launch.job import Emulate
+    from executor.launch.job import Emulate, Job, Task, save_job
+    from executor.launch.launch import Follow, Nodes, launch
 
-    positive("steps", steps)
-    positive("record_steps", record_steps)
+    whole_number("steps", steps)
+    whole_number("record_steps", record_steps)
+    emulation = None
+    if emulate is not None:
+        dilate = dilation(plan, Machine.load(emulate)) if dilate is None else dilate
+        emulation = Emulate(machine=emulate, dilate=dilate)
     with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
         folder = Path(temporary if out is None else out)
-        what = None
-        if emulate is not None:
-            what = Emulate(machine=emulate, dilate=dilation(plan, Machine.load(emulate)) if dilate is None else dilate)
-        return _run(
-            plan, folder, steps, data, data_folder, model, seed, log_dir, what, device, print_every, record_steps,
-            timeout_s, port, on_line,
+        task = Task(
+            plan=str(save_plan(plan, folder / "plan.json")), out=str(folder), steps=steps, model=model, data=data,
+            data_folder=data_folder, seed=seed, record_steps=record_steps, print_every=print_every, emulate=emulation,
         )  # fmt: skip
+        job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
+        ended = launch(
+            "executor.launch.job_main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir,
+            timeout_s=timeout_s, nodes=Nodes(port=port), follow=None if on_line is None else Follow(on_line),
+        )  # fmt: skip
+        return read_result(plan, folder, Path(log_dir), ended.elapsed_s)
 
 
 def dilation(plan: Plan, machine: Machine, shortest_s: float = 0.05) -> float:
-    """By how much a machine's times must be stretched for the plan's shortest instruction to last `shortest_s`."""
+    """The factor on a machine's times that makes the plan's shortest instruction last `shortest_s`."""
     shortest_ps = min(
         cost.dispatch_ps + cost.work_ps
         for group in lower(plan).groups
@@ -149,39 +144,6 @@ def dilation(plan: Plan, machine: Machine, shortest_s: float = 0.05) -> float:
         if (cost := price(instruction, group, machine, plan.num_ranks)).dispatch_ps + cost.work_ps > 0
     )
     return shortest_s * PS_PER_S / shortest_ps
-
-
-def _run(
-    plan: Plan,
-    folder: Path,
-    steps: int,
-    data: str,
-    data_folder: str | None,
-    model: str,
-    seed: int,
-    log_dir: str | os.PathLike[str],
-    emulate: Emulate | None,
-    device: str,
-    print_every: int,
-    record_steps: int,
-    timeout_s: float | None,
-    port: int | None,
-    on_line: Callable[[int, str], None] | None,
-) -> RunResult:
-    from executor.launch.job import Job, Task, save_job
-    from executor.launch.launch import launch
-
-    plan_file = save_plan(plan, folder / "plan.json")
-    task = Task(
-        plan=str(plan_file), out=str(folder), steps=steps, model=model, data=data, data_folder=data_folder, seed=seed,
-        record_steps=record_steps, print_every=print_every, emulate=emulate,
-    )  # fmt: skip
-    job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
-    ended = launch(
-        "executor.launch.job_main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir,
-        timeout_s=timeout_s, port=port, on_line=on_line,
-    )  # fmt: skip
-    return read_result(plan, folder, Path(log_dir), ended.elapsed_s)
 
 
 def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> RunResult:

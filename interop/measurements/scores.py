@@ -1,4 +1,4 @@
-"""The scoreboard: every row of a table of measurements predicted, and how far off.
+"""Predict every row of a table of measurements and score the predictions.
 
 Pair order: of all pairs of rows in a group (same source, model, sequence, precision, switches, devices and global
 batch) whose measured values differ by more than 2 %, the share that the predictions order alike, ties as half. Regret:
@@ -44,7 +44,7 @@ class Validation:
     skipped: tuple[dict[str, Any], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The fixed form: sources, rows, skipped."""
+        """The JSON object of `twofold validate`."""
         return {"sources": list(self.sources), "rows": list(self.rows), "skipped": list(self.skipped)}
 
 
@@ -141,7 +141,7 @@ def machine_of(case: Case) -> Machine:
 
 
 def _assumed_of(machine: Machine, case: Case) -> list[str]:
-    """What the machine's file assumes of the device, in the few words that a reader of scores needs."""
+    """What the machine file assumes of the device, in short."""
     notes = machine.provenance
     result = []
     if len(machine.links) > 1:

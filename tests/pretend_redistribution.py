@@ -36,7 +36,7 @@ def split(layout: TensorLayout, terms: Sequence[npt.NDArray[np.float64]]) -> dic
 
 
 def apply_steps(steps: Sequence[Step], parts: Parts, shape: Sequence[int]) -> Parts:
-    """Do one step after the other."""
+    """Apply the steps one after the other."""
     for step in steps:
         parts = apply_step(step, parts, shape)
     return parts

@@ -1,0 +1,226 @@
+"""A configuration's forecast, its lowered program and the event engine say the same.
+
+    python -m benchmarks.one_world [--count 2000] [--seed 1] [--save]
+
+Random degrees of random models on random machines. For every one that can be: the symbolic bodies of each pipeline rank
+against the priced bodies of the lowered program (calls, host time, picoseconds, channels, one by one), the peak of its
+memory against the program's (bytes), the forecast against the engine without contention (picoseconds) and with it
+(relative error). Nothing is left out; what cannot be is refused by both, and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from costmodels.machine.machine import Machine
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from plans.lower import lower
+from plans.lower.lower import schedule_of
+from plans.model.transformer import Experts, TransformerConfig, transformer
+from plans.plan import Optimizer, Plan
+from plans.schedules import chunks_per_rank, schedule_names
+from search.uniform import uniform_plan
+from simulator import simulate
+from simulator.forecast.body import ISSUE, WAIT, Op
+from simulator.forecast.columns import pipeline_times
+from simulator.forecast.predict import step_forecast
+from simulator.forecast.program import bodies_of_program
+from simulator.forecast.symbolic import bodies_of_rank
+from simulator.timeline.memory import peak_of_order
+
+RESULTS = Path(__file__).with_name("results") / "one_world.json"
+
+MODELS = (
+    TransformerConfig(
+        name="wide", num_layers=8, hidden=4096, num_heads=32, num_kv_heads=8, ffn=14336, vocab=32_000, seq=4096,
+        dtype="bfloat16",
+    ),
+    TransformerConfig(
+        name="small", num_layers=8, hidden=1024, num_heads=16, num_kv_heads=8, ffn=2816, vocab=32_000, seq=512,
+        dtype="bfloat16",
+    ),
+    TransformerConfig(
+        name="two-heads", num_layers=6, hidden=1024, num_heads=16, num_kv_heads=2, ffn=2816, vocab=8000, seq=512,
+        dtype="bfloat16",
+    ),
+    TransformerConfig(
+        name="gpt", num_layers=6, hidden=768, num_heads=12, ffn=3072, vocab=50_304, seq=1024, gated=False, norm="layer",
+        qkv_bias=True, out_bias=True, mlp_bias=True, position="learned", tied=True, dtype="bfloat16",
+    ),
+    TransformerConfig(
+        name="mixture", num_layers=4, hidden=1024, num_heads=16, num_kv_heads=8, ffn=2816, vocab=8000, seq=512,
+        dtype="bfloat16", experts=Experts(num_experts=8, top_k=2, ffn=1408, num_shared=1, num_dense_layers=1),
+    ),
+)  # fmt: skip
+MACHINES = ("h200-x8", "h100-sxm-x16", "a100-80gb-x16")
+
+
+@dataclass
+class Case:
+    """One configuration."""
+
+    config: TransformerConfig
+    degrees: Degrees
+    machine: Machine
+    plan: Plan
+
+
+@dataclass
+class Score:
+    """What was found."""
+
+    cases: int = 0
+    refused: int = 0
+    bodies_equal: int = 0
+    memory_equal: int = 0
+    time_equal: int = 0
+    not_forecast: Counter[str] = field(default_factory=Counter)
+    errors: list[float] = field(default_factory=list)
+    differ: list[str] = field(default_factory=list)
+
+    def row(self) -> dict[str, object]:
+        """As it is printed and saved."""
+        sizes = np.abs(self.errors) if self.errors else np.zeros(1)
+        return {
+            "cases": self.cases, "refused": self.refused, "not_forecast": dict(self.not_forecast),
+            "bodies_equal": self.bodies_equal, "peak_memory_equal": self.memory_equal,
+            "time_equal_without_contention": self.time_equal,
+            "contention": {
+                "median": float(np.median(sizes)), "p95": float(np.quantile(sizes, 0.95)),
+                "largest": float(sizes.max()), "within_2_percent": float((sizes <= 0.02).mean()),
+            },
+            "differ": self.differ[:20],
+        }  # fmt: skip
+
+
+def draw_case(draw: random.Random, num_ranks: int = 16) -> Case | None:
+    """A random configuration; None where it cannot be."""
+    config = draw.choice(MODELS)
+    config = replace(config, num_layers=draw.choice((config.num_layers, 5, 9, 12)))
+    machine = Machine.load(draw.choice(MACHINES))
+    dp, tp, pp, cp = (draw.choice((1, 2, 4)) for _ in range(4))
+    if dp * tp * pp * cp > min(num_ranks, machine.num_devices):
+        return None
+    name = draw.choice(schedule_names())
+    virtual = 2 if (chunks_per_rank(name) or 2) == 2 else 1
+    optimizer = Optimizer(
+        kind="adamw", settings={"lr": 1e-4}, parallel_level=draw.choice((0, 1, 2, 3)),
+        bucket_bytes=draw.choice((0, 2**20, 25 * 2**20)), master_dtype=draw.choice((None, "float32")),
+        gradient_dtype=draw.choice((None, "float32")), reduce_every=draw.choice(("micro_batch", "step")),
+    )  # fmt: skip
+    ep = draw.choice((1, 2)) if config.experts is not None and dp > 1 else 1
+    degrees_of = {
+        "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "micro_batch": draw.choice((1, 2)), "schedule": name,
+        "virtual": virtual, "optimizer": optimizer, "sequence_parallel": tp > 1 and draw.random() < 0.5,
+        "recompute": draw.choice(("none", "selective", "full")),
+    }  # fmt: skip
+    try:
+        degrees = Degrees(global_batch=16, **degrees_of)
+        layers = degrees.layers_of(config.num_layers)
+        plan = uniform_plan(transformer(config, batch_size=16), machine, layers_per_stage=layers, **degrees_of)
+        degrees = replace(degrees, layers=layers)
+    except TwofoldError:
+        return None
+    return Case(config=config, degrees=degrees, machine=machine, plan=plan)
+
+
+def check(case: Case, score: Score) -> None:
+    """Compare one configuration in every way."""
+    quiet = msgspec.structs.replace(case.machine, overlap=())
+    try:
+        program = lower(case.plan)
+        step = step_forecast(case.config, case.degrees, quiet)
+    except TwofoldError:
+        score.refused += 1
+        return
+    schedule = schedule_of(case.plan)
+    try:
+        ranks, _ = bodies_of_program(program, schedule, quiet)
+    except TwofoldError as error:
+        score.not_forecast[str(error).split(":")[-1].strip()[:60]] += 1
+        return
+    score.cases += 1
+    equal = all(
+        _normal(own.begin) == _normal(other.begin) and _normal(own.end) == _normal(other.end)
+        and all(_normal(ops) == _normal(other.actions.get(key, ())) for key, ops in own.actions.items())
+        for own, other in zip(ranks, (bodies_of_rank(step.costs, rank.lowered) for rank in step.ranks), strict=True)
+    )  # fmt: skip
+    peaks = [rank.peak(schedule, stages)[0] for rank, stages in zip(step.ranks, step.stages_of, strict=True)]
+    same_peaks = peaks == [peak_of_order(group).peak_bytes for group in program.groups]
+    times = int(pipeline_times(schedule, step.pipeline_costs()).step_ps), _engine_ps(program, quiet)
+    score.bodies_equal += equal
+    score.memory_equal += same_peaks
+    score.time_equal += times[0] == times[1]
+    if not (equal and same_peaks and times[0] == times[1]):
+        score.differ.append(f"{case.config.name} {case.degrees}: bodies {equal}, memory {same_peaks}, times {times}")
+    contended = step_forecast(case.config, case.degrees, case.machine).end_ps()
+    score.errors.append(contended / _engine_ps(program, case.machine) - 1)
+    if abs(score.errors[-1]) > 0.04:
+        score.differ.append(f"{case.config.name} {case.degrees} {case.machine.name}: {score.errors[-1]:+.2%}")
+
+
+def _engine_ps(program: object, machine: Machine) -> int:
+    timeline = simulate(program, machine, num_steps=1, with_memory=False)  # type: ignore[arg-type]
+    return int(timeline.step_end_ps[0])
+
+
+def _normal(ops: Sequence[Op]) -> list[tuple[object, ...]]:
+    """Operations with tokens by the number of what they wait for."""
+    numbers: dict[str, int] = {}
+    found: list[tuple[object, ...]] = []
+    for op in ops:
+        if op.kind == ISSUE:
+            numbers[op.token] = len(found)
+            found.append((*op[:5], len(found)))
+        elif op.kind == WAIT:
+            found.append((op.kind, op.dispatch_ps, numbers.get(op.token, -1)))
+        else:
+            found.append(tuple(op[:4]))
+    return found
+
+
+def run(count: int, seed: int) -> Score:
+    """Compare `count` configurations."""
+    draw, score = random.Random(seed), Score()
+    begun = time.monotonic()
+    while score.cases < count:
+        case = draw_case(draw)
+        if case is not None:
+            check(case, score)
+            if score.cases % 25 == 0:
+                print(f"{score.cases} of {count}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    return score
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    arguments = parser.parse_args()
+    found = {
+        "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
+        "command": f"python -m benchmarks.one_world {' '.join(sys.argv[1:])}".strip(),
+        **run(arguments.count, arguments.seed).row(),
+    }  # fmt: skip
+    print(json.dumps(found, indent=1))
+    if arguments.save:
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

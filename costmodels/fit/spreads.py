@@ -1,0 +1,115 @@
+"""How well the prices of a calibrated device are known: a spread by class of instructions, and 90 % intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from costmodels.fit.matrix import density_weights, weighted_quantile
+from costmodels.fit.points import Point
+from costmodels.fit.section import Draft, FitSection, SectionFit
+from costmodels.machine.sections import Interval
+
+__all__ = ["SPREADS", "SPREAD_OF"]
+
+SPREAD_OF = ("matrix", "attention", "memory", "collective", "transfer")
+"""Sections of predictions that are classes of instructions too, each with a spread and an interval of its own."""
+
+LEAST_POINTS = 6
+"""Points that a spread needs."""
+
+OTHER_HOST: Mapping[str, float] = {
+    "matrix": 0.02, "attention": 0.02, "memory": 0.02, "collective": 0.02, "transfer": 0.06, "dispatch": 0.3,
+}  # fmt: skip
+"""Class -> by how much all its instructions together are off on another host and chip of the same kind.
+
+Other H200 hosts measured the same points again (benchmarks/data/repeat-h200-*): the median of a run was off by 1.3 %
+for products and attention (root of the mean square over four runs), 0.1 % for memory-bound kernels, 0 % for
+collectives, 6 % for transfers and 11 % for dispatch. At least 2 % is taken: chips differ, and four are few. Of dispatch
+30 %: steps that hosts set the pace of took 1.0, 1.2, 1.6 and 1.9 times the prediction on four hosts.
+"""
+
+DIFFERENT: Mapping[str, float] = {"matrix": 8, "attention": 2, "memory": 8, "collective": 3, "transfer": 1}
+"""Class -> instructions of different sizes in a step, whose own errors average out (assumed: the linears of a block and
+the head, each in three forms of unequal length; attention forward and backward; what stands between them)."""
+
+
+def _judged(name: str, draft: Draft) -> list[Point]:
+    """The points of a section that were fitted and that a price predicts."""
+    own = [entry.point for entry in draft.predicted if entry.section == name and not entry.point.held_out]
+    return own if len(own) >= LEAST_POINTS else []
+
+
+def _fit_spread(name: str, points: Sequence[Point], draft: Draft) -> SectionFit:
+    """From the errors of single points to the spread of their class and the interval of one price."""
+    known = [entry for entry in draft.predicted if entry.section == name and not entry.point.held_out]
+    left_out_s = draft.left_out_s.get(name)
+    predicted_s = np.array(left_out_s or [entry.seconds for entry in known])
+    errors = np.log(np.array([entry.point.seconds for entry in known]) / predicted_s)
+    # the grid of products is dense where steps of transformers have their shapes
+    weights = density_weights(points) if name == "matrix" else np.ones(len(points))
+    subject = f"{len(points)} points, " + ("each by a fit to others" if left_out_s else "by the fit to them")
+    # robust: 1.4826 times the median of absolute errors is the deviation of a normal distribution
+    single = 1.4826 * float(np.median(np.abs(errors)))
+    spread = round(math.hypot(OTHER_HOST[name], single / math.sqrt(DIFFERENT[name])), 4)
+    low, high = (weighted_quantile(errors, weights, share) for share in (0.05, 0.95))
+    interval = Interval(low=round(min(1.0, math.exp(low)), 4), high=round(max(1.0, math.exp(high)), 4))
+    device = draft.device
+    return SectionFit(
+        values={
+            "spreads": {**device.spreads, name: spread},
+            "price_intervals": {**device.price_intervals, name: interval},
+        },
+        provenance={
+            f"spreads.{name}": draft.provenance_of(
+                f"1.4826 times the median size of the errors of {subject}: {single:.3f}, over the root of "
+                f"{DIFFERENT[name]:g} different ones in a step; beside {OTHER_HOST[name]} that other hosts differ by"
+            ),
+            f"price_intervals.{name}": draft.provenance_of(
+                f"5 % and 95 % quantiles of measured over predicted of {subject}"
+            ),
+        },
+    )
+
+
+def _updates(draft: Draft) -> list[Point]:
+    if "memory" not in draft.device.spreads:
+        return []
+    return [point for point in draft.fitted_points if point.kind == "rule" and point.call.startswith("adamw")]
+
+
+def _fit_update_spread(points: Sequence[Point], draft: Draft) -> SectionFit:
+    spreads = draft.device.spreads
+    what = "as memory-bound kernels: AdamW is one of the measured instructions"
+    return SectionFit(
+        values={"spreads": {**spreads, "update": spreads["memory"]}},
+        provenance={"spreads.update": draft.provenance_of(what, "interpolated")},
+    )
+
+
+def _host_times(draft: Draft) -> list[Point]:
+    """All host times, where the host times of a class come from this measurement."""
+    measured = any(
+        name.startswith("dispatch_s.") and entry.source.startswith(draft.source)
+        for name, entry in draft.provenance.items()
+    )
+    return [point for point in draft.fitted_points if point.kind == "dispatch"] if measured else []
+
+
+def _fit_dispatch_spread(points: Sequence[Point], draft: Draft) -> SectionFit:
+    what = "host-bound steps on four hosts took 1.0 to 1.9 times as long as one host's points say"
+    return SectionFit(
+        values={"spreads": {**draft.device.spreads, "dispatch": OTHER_HOST["dispatch"]}},
+        provenance={"spreads.dispatch": draft.provenance_of(what)},
+    )
+
+
+SPREADS = (
+    *(FitSection(name=name, points=partial(_judged, name), fit=partial(_fit_spread, name)) for name in SPREAD_OF),
+    FitSection(name="update", points=_updates, fit=_fit_update_spread),
+    FitSection(name="dispatch", points=_host_times, fit=_fit_dispatch_spread),
+)
+"""How well prices are known; fitted once every point is predicted (`Draft.predicted`)."""

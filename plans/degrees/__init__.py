@@ -1,0 +1,27 @@
+"""Parallel degrees: the value, and everything that is known of it, each in one place.
+
+* `value`: `Degrees`. Its fields declare every degree once: name, type, default, meaning, word, flag.
+* `rules`: which degrees are possible; each mistake has one sentence. `check` applies them.
+* `groups`: which ranks communicate with each other along which axis.
+* `words`: one line for tables and messages. `file`: JSON.
+* `plan`: the plan of these degrees; it needs models, so it is imported by its own name.
+"""
+
+from plans.degrees.check import check, check_stated
+from plans.degrees.groups import ORDER
+from plans.degrees.rules import RECOMPUTE_MODES, ModelSizes
+from plans.degrees.value import DEGREES, Degree, Degrees, even_layers
+from plans.degrees.words import describe
+
+__all__ = [
+    "DEGREES",
+    "ORDER",
+    "RECOMPUTE_MODES",
+    "Degree",
+    "Degrees",
+    "ModelSizes",
+    "check",
+    "check_stated",
+    "describe",
+    "even_layers",
+]

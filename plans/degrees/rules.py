@@ -1,0 +1,378 @@
+"""Which degrees are possible. Every mistake has one sentence, here: what is wrong, the arithmetic, what would do.
+
+A rule is a function of the values that it looks at, by name, and gives its sentence or None. A parameter without a
+default must be known for the rule to apply; so the same rules judge a whole `Degrees` and a few pinned values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plans.degrees.groups import ORDER
+from plans.errors import TwofoldError
+from plans.schedules import chunks_per_rank, make_schedule
+from plans.schedules.registry import is_written
+
+__all__ = [
+    "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "RECOMPUTE_MODES", "ModelSizes", "broken", "byte_count",
+    "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "schedule_virtual", "tied_head",
+    "unpredicted", "whole_number",
+]  # fmt: skip
+
+RECOMPUTE_MODES = ("none", "selective", "selective_op", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """The sizes of a transformer that degrees must divide.
+
+    Args:
+        name: for messages.
+        num_layers: blocks; 0 where the pipeline is not cut between blocks.
+        seq: tokens of a sample.
+        num_heads, kv_heads: heads of queries, and of keys and values.
+        inner: rows of a plain MLP; 0: no block has one.
+        hidden: features between blocks.
+        vocab: rows of the table of embeddings.
+        num_experts, expert_inner: of a mixture of experts; 0: there is none.
+        tied: whether the head's matrix is the table of embeddings.
+    """
+
+    name: str
+    num_layers: int
+    seq: int
+    num_heads: int
+    kv_heads: int
+    inner: int
+    hidden: int
+    vocab: int
+    num_experts: int = 0
+    expert_inner: int = 0
+    tied: bool = False
+
+
+# ------------------------------------------------------------------- single values
+
+
+def whole_number(name: str, value: object) -> str | None:
+    """A count of ranks, samples or chunks."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        return f"{name} is {value!r}; it is a whole number of at least 1"
+    return None
+
+
+def byte_count(name: str, value: object) -> str | None:
+    """A number of bytes."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return f"{name} is {value!r}; it is a whole number of bytes, 0 for none"
+    return None
+
+
+def level(name: str, value: object) -> str | None:
+    """An optimizer-parallel level."""
+    if isinstance(value, bool) or value not in (0, 1, 2, 3):
+        return f"{name} is {value!r}; optimizer-parallel levels are 0, 1, 2 and 3"
+    return None
+
+
+def mode(name: str, value: object) -> str | None:
+    """A way to recompute."""
+    return None if value in RECOMPUTE_MODES else f"{name} is {value!r}; it is one of {', '.join(RECOMPUTE_MODES)}"
+
+
+def flag(name: str, value: object) -> str | None:
+    """Yes or no."""
+    return None if isinstance(value, bool) else f"{name} is {value!r}; it is true or false"
+
+
+def name_of_schedule(name: str, value: object) -> str | None:
+    """A schedule that is known."""
+    if not isinstance(value, str):
+        return f"{name} is {value!r}; it is a name such as 1f1b"
+    return _refused(lambda: chunks_per_rank(value))
+
+
+def chunk_counts(name: str, value: object) -> str | None:
+    """Blocks of every chunk."""
+    if not isinstance(value, tuple) or not value or not all(type(count) is int and count >= 0 for count in value):
+        return f"{name} is {value!r}; it gives the blocks of every chunk of the pipeline, such as (8, 8, 8, 8)"
+    if empty := [chunk for chunk in range(1, len(value) - 1) if not value[chunk]]:
+        return (
+            f"{name} {value} leaves nothing for chunk {empty[0]}: only the first chunk, which has the embedding, and "
+            "the last, which has the head, may be without blocks"
+        )
+    return None
+
+
+def order(name: str, value: object) -> str | None:
+    """An order of the axes."""
+    if not isinstance(value, tuple) or sorted(map(str, value)) != sorted(ORDER):
+        return f"{name} is {value!r}; it names each of {', '.join(ORDER)} once, the innermost first, such as {ORDER}"
+    return None
+
+
+# ------------------------------------------------------------------- degrees with each other
+
+
+def _recompute_layers(recompute: str, recompute_layers: int | None) -> str | None:
+    if recompute == "none" and recompute_layers is not None:
+        return (
+            f"recompute_layers {recompute_layers} says how many blocks of a chunk recompute, but recompute is none; "
+            "give recompute full, say"
+        )
+    return None
+
+
+def _expert_ranks(dp: int, ep: int) -> str | None:
+    if dp % ep:
+        return (
+            f"dp {dp} cannot be shared out in parts of ep {ep}: {dp} % {ep} != 0, and experts are split over "
+            f"data-parallel ranks; {_next('ep', dp, ep)}"
+        )
+    return None
+
+
+def _batch(global_batch: int, dp: int = 1, micro_batch: int = 1) -> str | None:
+    at_once = dp * micro_batch
+    if global_batch % at_once:
+        return (
+            f"a global batch of {global_batch} does not divide by dp({dp}) * micro_batch({micro_batch}) = {at_once}: "
+            f"{global_batch} % {at_once} != 0; the next that does is {math.ceil(global_batch / at_once) * at_once}"
+        )
+    return None
+
+
+def _chunks(schedule: str, virtual: int) -> str | None:
+    fixed = chunks_per_rank(schedule)
+    if fixed is None or virtual in (1, fixed):
+        return None
+    return _refused(lambda: make_schedule(schedule, fixed, fixed, virtual=virtual))
+
+
+def _layers(layers: tuple[int, ...] | None, pp: int, schedule: str = "", virtual: int = 1) -> str | None:
+    if layers is None or is_written(schedule):
+        return None
+    if not schedule:  # which is searched
+        return None if len(layers) % pp == 0 else f"layers {layers} are {len(layers)} counts: no multiple of pp {pp}"
+    each = chunks_per_rank(schedule) or virtual
+    if len(layers) != pp * each:
+        return (
+            f"layers {layers} are {len(layers)} counts; pp {pp} with {each} chunk(s) per rank makes {pp * each} chunks"
+        )
+    return None
+
+
+def _schedule(
+    schedule: str, pp: int, global_batch: int, dp: int, micro_batch: int, virtual: int | None = None
+) -> str | None:
+    if chunks_per_rank(schedule) is None and virtual is None:
+        virtual = 2  # the fewest
+    count = global_batch // (dp * micro_batch)
+    return _refused(lambda: make_schedule(schedule, pp, count, virtual=schedule_virtual(schedule, virtual)))
+
+
+def schedule_virtual(schedule: str, virtual: int | None) -> int | None:
+    """The chunks per rank as `make_schedule` takes them: 1 leaves it to schedules that have a number of their own."""
+    return None if virtual == 1 and (is_written(schedule) or chunks_per_rank(schedule) is not None) else virtual
+
+
+# ------------------------------------------------------------------- degrees and a model
+
+
+def _heads(model: ModelSizes, tp: int) -> str | None:
+    return _split(model, "query heads", model.num_heads, "tp", tp)
+
+
+def _kv_heads(model: ModelSizes, tp: int) -> str | None:
+    heads = model.kv_heads
+    if heads % tp and tp % heads:
+        fits = _next("tp", heads, tp) if tp < heads else f"the next tp that can is {math.ceil(tp / heads) * heads}"
+        return (
+            f"{model.name}: {heads} heads of keys and values and tp {tp}: one must be a multiple of the other; {fits}"
+        )
+    return None
+
+
+def _mlp(model: ModelSizes, tp: int) -> str | None:
+    return _split(model, "rows of an MLP", model.inner, "tp", tp) if model.inner else None
+
+
+def _vocabulary(model: ModelSizes, tp: int) -> str | None:
+    if model.vocab % tp:
+        padded = -(-model.vocab // (128 * tp)) * 128 * tp
+        return (
+            f"{model.name}: a vocabulary of {model.vocab} cannot be split over tp {tp}: {model.vocab} % {tp} != 0; pad "
+            f"it, as Megatron-LM does: dataclasses.replace(config, vocab={padded})"
+        )
+    return None
+
+
+def _sequence(model: ModelSizes, cp: int = 1, tp: int = 1, sequence_parallel: bool = False) -> str | None:
+    parts = cp * (tp if sequence_parallel else 1)
+    if model.seq % parts == 0:
+        return None
+    ways = [f"{name} {count}" for name, count in (("cp", cp), ("tp", tp if sequence_parallel else 1)) if count > 1]
+    return (
+        f"{model.name}: {model.seq} tokens of a sample cannot be split over {' x '.join(ways)}: {model.seq} % {parts} "
+        f"!= 0; the next length that can is {math.ceil(model.seq / parts) * parts}"
+    )
+
+
+def _has_experts(model: ModelSizes, ep: int) -> str | None:
+    return f"{model.name} has no experts that ep {ep} could split" if ep > 1 and not model.num_experts else None
+
+
+def _experts(model: ModelSizes, ep: int) -> str | None:
+    return _split(model, "experts", model.num_experts, "ep", ep) if model.num_experts else None
+
+
+def _whole_samples(model: ModelSizes, cp: int) -> str | None:
+    if model.num_experts and cp > 1:
+        return f"{model.name}: experts take whole samples, which cp {cp} splits; take cp 1"
+    return None
+
+
+def _expert_rows(model: ModelSizes, tp: int) -> str | None:
+    return _split(model, "rows of an expert", model.expert_inner, "tp", tp) if model.num_experts else None
+
+
+def _expert_features(model: ModelSizes, tp: int) -> str | None:
+    return _split(model, "features of an expert's output", model.hidden, "tp", tp) if model.num_experts else None
+
+
+def _all_layers(model: ModelSizes, layers: tuple[int, ...] | None) -> str | None:
+    if layers is not None and model.num_layers and sum(layers) != model.num_layers:
+        return f"layers {layers} add up to {sum(layers)}; {model.name} has {model.num_layers} blocks"
+    return None
+
+
+def _enough_layers(
+    model: ModelSizes, pp: int, schedule: str, virtual: int, layers: tuple[int, ...] | None = None
+) -> str | None:
+    each = chunks_per_rank(schedule) or virtual
+    if layers is None and not is_written(schedule) and 0 < model.num_layers < pp * each:
+        return (
+            f"{model.name}: {model.num_layers} blocks cannot fill {pp * each} chunks (pp {pp} x {each} per rank); take "
+            "fewer chunks, or give layers with zeros for the first or the last chunk"
+        )
+    return None
+
+
+def unpredicted(model: ModelSizes, tp: int, sequence_parallel: bool) -> str | None:
+    """What plans can do, but forecasts cannot."""
+    if sequence_parallel and tp > model.kv_heads > 1:
+        return (
+            f"{model.name}: sequence parallelism with tp {tp} above the {model.kv_heads} heads of keys and values is "
+            f"not forecast; take tp {model.kv_heads}, or no sequence parallelism"
+        )
+    return None
+
+
+def tied_head(model: ModelSizes, pp: int, schedule: str, placement: tuple[int, ...]) -> str | None:
+    """What forecasts can do, but plans cannot: a tied head on another rank than the table of embeddings.
+
+    Args:
+        model, pp, schedule: as of the other rules.
+        placement: for each chunk of the model its pipeline rank.
+    """
+    if model.tied and placement[0] != placement[-1]:
+        return (
+            f"{model.name}: the head's matrix is the table of embeddings, but with pp {pp} and schedule {schedule!r} "
+            "they are on different ranks; take a V-shaped schedule such as zb_v, or a head of its own: "
+            "tf.transformer(..., tied=False)"
+        )
+    return None
+
+
+# ------------------------------------------------------------------- degrees and devices
+
+
+def _devices(num_devices: int, machine: str, dp: int = 1, cp: int = 1, tp: int = 1, pp: int = 1) -> str | None:
+    axes = {"dp": dp, "cp": cp, "tp": tp, "pp": pp}
+    if (num_ranks := math.prod(axes.values())) > num_devices:
+        shown = " * ".join(f"{name}({size})" for name, size in axes.items() if size > 1)
+        return (
+            f"{shown} = {num_ranks} ranks; machine {machine!r} has {num_devices} devices: lower a degree, or name a "
+            "larger machine"
+        )
+    return None
+
+
+# ------------------------------------------------------------------- how rules are applied
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule with the names of what it looks at; `needed` are those without a default."""
+
+    sentence: Callable[..., str | None]
+    names: tuple[str, ...]
+    needed: frozenset[str]
+    values: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+
+    def apply(self, known: Mapping[str, Any]) -> str | None:
+        """Its sentence about known values; None where they keep it, or where too little is known."""
+        try:
+            values = self.values(known)
+        except KeyError:
+            if not self.needed <= known.keys():
+                return None
+            return self.sentence(**{name: known[name] for name in self.names if name in known})
+        return self.sentence(*values)
+
+
+def _rules(*sentences: Callable[..., str | None]) -> tuple[Rule, ...]:
+    listed = []
+    for sentence in sentences:
+        parameters = inspect.signature(sentence).parameters.values()
+        needed = frozenset(each.name for each in parameters if each.default is inspect.Parameter.empty)
+        names = tuple(each.name for each in parameters)
+        listed.append(Rule(sentence, names, needed, operator.itemgetter(*names)))
+    return tuple(listed)
+
+
+OF_DEGREES = _rules(_recompute_layers, _expert_ranks, _batch, _chunks, _layers)
+OF_DEVICES = _rules(_devices)
+OF_MODELS = _rules(
+    _schedule, _heads, _kv_heads, _mlp, _vocabulary, _sequence, _has_experts, _experts, _whole_samples, _expert_rows,
+    _expert_features, _all_layers, _enough_layers,
+)  # fmt: skip
+
+
+def broken(rules: Iterable[Rule], known: Mapping[str, Any]) -> Iterator[str]:
+    """The sentences of the rules that known values break.
+
+    >>> next(broken(OF_DEGREES, {"global_batch": 24, "dp": 5}))
+    'a global batch of 24 does not divide by dp(5) * micro_batch(1) = 5: 24 % 5 != 0; the next that does is 25'
+    """
+    for rule in rules:
+        if sentence := rule.apply(known):
+            yield sentence
+
+
+def _split(model: ModelSizes, what: str, size: int, name: str, count: int) -> str | None:
+    if size % count == 0:
+        return None
+    return (
+        f"{model.name}: {size} {what} cannot be split over {name} {count}: {size} % {count} != 0; "
+        f"{_next(name, size, count)}"
+    )
+
+
+def _next(name: str, size: int, count: int) -> str:
+    """The next larger degree that divides a size, or the largest."""
+    larger = next((degree for degree in range(count + 1, size + 1) if size % degree == 0), size)
+    return f"the {'next' if larger > count else 'largest'} {name} that can is {larger}"
+
+
+def _refused(make: Callable[[], object]) -> str | None:
+    try:
+        make()
+    except TwofoldError as error:
+        return str(error)
+    return None

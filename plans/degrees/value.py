@@ -1,0 +1,271 @@
+"""The value: how a model is spread, in the usual degrees. Its fields are the one list of all degrees."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+from typing import Any, get_type_hints
+
+import msgspec
+
+from plans.degrees import groups, rules
+from plans.errors import TwofoldError
+from plans.plan import Optimizer
+from plans.schedules import Schedule, chunks_per_rank, make_schedule
+from plans.schedules.registry import is_written
+
+__all__ = ["DEGREES", "Degree", "Degrees", "even_layers"]
+
+Check = Callable[[str, Any], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degree:
+    """What is said of a degree once, and used wherever degrees are listed: files, command line, tables, search.
+
+    Args:
+        name: in Python, in files, and as a pin of the search.
+        type: of its values.
+        default: of `Degrees`.
+        meaning: what it is; the help of its flag.
+        check: gives the sentence about a value that cannot be.
+        word: before its value in tables and messages; "" where `plans.degrees.words` has more to say.
+        flag: on the command line of a search, without dashes.
+        setting: the field of the optimizer that it is; "": a field of `Degrees`.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    meaning: str
+    check: Check
+    word: str
+    flag: str
+    setting: str = ""
+
+    @property
+    def path(self) -> str:
+        """Where its value stands in `Degrees`."""
+        return f"optimizer.{self.setting}" if self.setting else self.name
+
+
+def _degree(default: Any, meaning: str, check: Check, *, word: str = "", flag: str = "") -> Any:
+    return field(default=default, metadata={"meaning": meaning, "check": check, "word": word, "flag": flag})
+
+
+_ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
+
+_SETTINGS = (
+    Degree(
+        name="zero", type=int, default=0, meaning="optimizer-parallel level, 0 to 3", check=rules.level,
+        word="optimizer level", flag="zero", setting="parallel_level",
+    ),
+    Degree(
+        name="bucket_bytes", type=int, default=_ADAMW.bucket_bytes, check=rules.byte_count, word="bucket bytes",
+        meaning="gradients and weights are reduced and gathered in buckets of so many bytes; 0: each by itself. Not "
+        "searched; other stacks have buckets of their own", flag="bucket_bytes", setting="bucket_bytes",
+    ),
+)  # fmt: skip
+"""Degrees that are settings of the optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """A parallel layout in degrees.
+
+    Every field is declared with its meaning; `DEGREES` lists them by name, those of the optimizer ("zero") included.
+    Fields stand in the order in which equally fast configurations are ranked, the smaller value first.
+
+    Raises:
+        TwofoldError: values that no model and no machine could have: see `plans.degrees.rules`.
+
+    >>> Degrees(dp=2, tp=4, pp=2, micro_batch=1, global_batch=16).num_micro_batches
+    8
+    >>> DEGREES["ep"].meaning
+    'expert-parallel degree: how many of the data-parallel ranks, neighbours along dp, share the experts out'
+    """
+
+    pp: int = _degree(1, "pipeline-parallel degree", rules.whole_number, word="pp")
+    tp: int = _degree(1, "tensor-parallel degree", rules.whole_number, word="tp")
+    cp: int = _degree(1, "context-parallel degree: how many ranks share a sequence", rules.whole_number, word="cp")
+    dp: int = _degree(1, "data-parallel degree", rules.whole_number, word="dp")
+    ep: int = _degree(
+        1, "expert-parallel degree: how many of the data-parallel ranks, neighbours along dp, share the experts out",
+        rules.whole_number, word="ep",
+    )  # fmt: skip
+    micro_batch: int = _degree(
+        1, "samples of a micro-batch on one data-parallel rank", rules.whole_number, word="micro-batch"
+    )
+    schedule: str = _degree("1f1b", "schedule of the pipeline", rules.name_of_schedule)
+    virtual: int = _degree(1, "chunks of the model per pipeline rank", rules.whole_number)
+    recompute: str = _degree(
+        "none", "what the backward makes again: none, selective (the attention core), selective_op (torchtitan's, by "
+        "operator) or full (a block but its input)", rules.mode, word="recompute",
+    )  # fmt: skip
+    recompute_layers: int | None = _degree(
+        None, "how many blocks of every chunk recompute, the first ones; the others keep everything. All when absent",
+        rules.whole_number,
+    )  # fmt: skip
+    optimizer: Optimizer = _ADAMW
+    sequence_parallel: bool = _degree(
+        False, "whether tp splits the sequence between the tensor-parallel products", rules.flag
+    )
+    layers: tuple[int, ...] | None = _degree(
+        None, "blocks of every chunk of the pipeline, in the order of the model; spread evenly when absent",
+        rules.chunk_counts, flag="stage_layers",
+    )  # fmt: skip
+    order: tuple[str, ...] = _degree(
+        groups.ORDER, "in which ranks count along the axes, the innermost first: neighbours along an inner axis are "
+        "neighbouring ranks", rules.order,
+    )  # fmt: skip
+    global_batch: int = 1
+
+    def __post_init__(self) -> None:
+        known = {**self.values, "global_batch": self.global_batch}
+        check_values(known)
+        for sentence in rules.broken(rules.OF_DEGREES, known):
+            raise TwofoldError(sentence)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, global_batch: int, optimizer: Optimizer = _ADAMW) -> Degrees:
+        """Degrees of plain values by name; those that are settings of the optimizer go into `optimizer`.
+
+        Raises:
+            TwofoldError: unknown names; what the class refuses.
+
+        >>> Degrees.of({"dp": 2, "zero": 1}, global_batch=2).optimizer.parallel_level
+        1
+        """
+        check_values(values)
+        settings = {DEGREES[name].setting: value for name, value in values.items() if DEGREES[name].setting}
+        if settings:
+            optimizer = msgspec.structs.replace(optimizer, **settings)
+        own = {name: value for name, value in values.items() if not DEGREES[name].setting}
+        return cls(**own, global_batch=global_batch, optimizer=optimizer)
+
+    @cached_property
+    def values(self) -> Mapping[str, Any]:
+        """Every degree by its name, those of the optimizer included; all but the global batch."""
+        return dict(zip(DEGREES, _ALL(self), strict=True))
+
+    @cached_property
+    def rank(self) -> tuple[tuple[bool, Any], ...]:
+        """Orders what is equally good: defaults first, then smaller values, in the order of the fields."""
+        usual = {name: degree.default for name, degree in DEGREES.items()}
+        if self.layers is not None:
+            usual["layers"] = even_layers(sum(self.layers), len(self.layers))
+        return tuple((value != usual[name], value or 0) for name, value in self.values.items())
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def width(self) -> int:
+        """Ranks of one pipeline rank's group."""
+        return self.dp * self.tp * self.cp
+
+    @cached_property
+    def strides(self) -> tuple[int, int, int, int]:
+        """Distance of neighbours along tp, cp, dp and pp.
+
+        >>> Degrees(dp=2, tp=4, pp=2, global_batch=2, order=("tp", "cp", "pp", "dp")).strides
+        (1, 4, 8, 4)
+        """
+        stride = groups.stride_of(self)
+        return stride["tp"], stride["cp"], stride["dp"], stride["pp"]
+
+    def stage_ranks(self, stage: int) -> list[int]:
+        """The ranks of a pipeline rank: along dp, then cp, then tp, tp fastest."""
+        return groups.stage_ranks(self, stage)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one step."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @cached_property
+    def pipeline(self) -> Schedule:
+        """The schedule.
+
+        Raises:
+            TwofoldError: it cannot be made for these ranks, micro-batches and chunks.
+        """
+        given = rules.schedule_virtual(self.schedule, self.virtual)
+        return make_schedule(self.schedule, self.pp, self.num_micro_batches, virtual=given)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the whole model."""
+        if is_written(self.schedule):
+            return self.pipeline.num_stages
+        return self.pp * (chunks_per_rank(self.schedule) or self.virtual)
+
+    def layers_of(self, num_layers: int) -> tuple[int, ...]:
+        """Blocks of every chunk: those given, or even ones (`even_layers`)."""
+        return even_layers(num_layers, self.num_chunks) if self.layers is None else self.layers
+
+    def spelled_out(self, num_layers: int) -> Degrees:
+        """The same with the blocks of every chunk stated, so that nothing is left to be read in two ways.
+
+        >>> Degrees(pp=4, global_batch=4).spelled_out(6).layers
+        (1, 2, 2, 1)
+        """
+        return self if self.layers is not None else replace(self, layers=self.layers_of(num_layers))
+
+
+@lru_cache(maxsize=4096)
+def even_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
+    """Blocks spread evenly over chunks; what does not divide goes to chunks in the middle.
+
+    The first chunk has the embedding beside its blocks, the last the head.
+
+    >>> even_layers(6, 4), even_layers(9, 4)
+    ((1, 2, 2, 1), (2, 3, 2, 2))
+    """
+    each, left = divmod(num_layers, num_chunks)
+    inner_first = sorted(range(num_chunks), key=lambda chunk: (-min(chunk, num_chunks - 1 - chunk), chunk))
+    more = set(inner_first[:left])
+    return tuple(each + (chunk in more) for chunk in range(num_chunks))
+
+
+def _declared() -> dict[str, Degree]:
+    types = get_type_hints(Degrees)
+    listed: dict[str, Degree] = {}
+    for each in fields(Degrees):
+        if each.name == "optimizer":
+            listed |= {setting.name: setting for setting in _SETTINGS}
+        elif each.metadata:
+            listed[each.name] = Degree(
+                name=each.name, type=types[each.name], default=each.default, meaning=each.metadata["meaning"],
+                check=each.metadata["check"], word=each.metadata["word"], flag=each.metadata["flag"] or each.name,
+            )  # fmt: skip
+    return listed
+
+
+DEGREES = _declared()
+"""Every degree by its name, in the order of the fields of `Degrees`."""
+
+_ALL = operator.attrgetter(*(degree.path for degree in DEGREES.values()))
+
+_CHECKS: dict[str, tuple[Check, bool]] = {
+    name: (degree.check, degree.default is None) for name, degree in DEGREES.items()
+} | {"global_batch": (rules.whole_number, False)}
+"""How a value is checked by itself, and whether it may be None."""
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Refuse values that a degree cannot have, each by itself.
+
+    Raises:
+        TwofoldError: such a value, or a name that is no degree's.
+    """
+    for name, value in values.items():
+        if name not in _CHECKS:
+            raise TwofoldError(f"{name} is no degree; degrees are {', '.join(DEGREES)}")
+        check, is_optional = _CHECKS[name]
+        if (value is not None or not is_optional) and (sentence := check(name, value)):
+            raise TwofoldError(sentence)

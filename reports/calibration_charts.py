@@ -1,0 +1,248 @@
+"""Pictures of a calibration: residuals, rates, bandwidths, times of messages, and how compute and messages slow each
+other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from costmodels.fit.device import DeviceFit
+from costmodels.fit.points import Point
+from costmodels.fit.predict import Predicted, library_of
+from costmodels.machine.catalogue import Device
+from costmodels.machine.sections import COLLECTIVES
+from costmodels.price.communication import route, wire_s
+from costmodels.price.compute import matrix_s
+from costmodels.price.traffic import Traffic, collective_traffic
+from plans.model.graph import itemsize
+from reports.calibration_picture import Series, log_picture, map_picture
+from reports.svg import Picture
+
+__all__ = [
+    "bandwidth_picture",
+    "collective_pictures",
+    "contention_picture",
+    "message_pictures",
+    "rate_picture",
+    "residual_picture",
+    "roofline_picture",
+]
+
+Drawing = tuple[Picture, str]
+"""A picture and its caption."""
+
+
+def predictions_of(fit: DeviceFit, *sections: str) -> list[Predicted]:
+    """The predicted points of some sections."""
+    return [entry for entry in fit.predicted if entry.section in sections]
+
+
+def _described(entry: Predicted) -> str:
+    point = entry.point
+    what = " x ".join(map(str, point.shape)) or f"{point.size_bytes:,} B"
+    ranks = f", {point.ranks} ranks" if point.ranks > 1 else ""
+    return f"{point.call} {what}{ranks}: {1e6 * point.seconds:.4g} us measured, {entry.error:+.1%} predicted"
+
+
+def residual_picture(fit: DeviceFit) -> Drawing | None:
+    """Errors of all points by how long they take; None without points."""
+    groups = {
+        "compute": ("matrix", "attention"), "memory-bound": ("memory",),
+        "communication": ("collective", "transfer"), "contention": ("overlap",),
+    }  # fmt: skip
+    series = []
+    for name, sections in groups.items():
+        own = predictions_of(fit, *sections)
+        points = [[(1e6 * e.point.seconds, e.error, _described(e)) for e in own if e.point.held_out is is_held_out]
+                  for is_held_out in (False, True)]  # fmt: skip
+        series.append(Series(name=name, points=points[0], held_out=points[1]))
+    if not fit.predicted:
+        return None
+    picture = log_picture(series, title="Residuals", x_name="measured time (us)", y_name="predicted / measured - 1",
+                          linear_y=True)  # fmt: skip
+    return picture, "Every measured point; hover over a point to read it."
+
+
+def _flops(point: Point) -> float:
+    if point.kind == "matrix":
+        m, n, k = point.shape
+        return 2.0 * point.batch * m * n * k
+    batch, heads, _, queries, keys, dim = point.shape
+    share = 0.5 if point.options.get("causal") else 1.0
+    return 4.0 * batch * heads * queries * keys * dim * share * (2.5 if point.call.endswith("backward") else 1.0)
+
+
+def _intensity(point: Point) -> float:
+    size = itemsize("float32" if point.dtype == "tf32" else point.dtype)
+    if point.kind == "matrix":
+        m, n, k = point.shape
+        return _flops(point) / (size * point.batch * (m * k + n * k + m * n))
+    batch, heads, kv_heads, queries, keys, dim = point.shape
+    return _flops(point) / (size * dim * batch * (2 * heads * queries + 2 * kv_heads * keys))
+
+
+def roofline_picture(fit: DeviceFit) -> Drawing | None:
+    """Measured rates of 16-bit products and attention under the peaks; None without points."""
+    own = [e for e in predictions_of(fit, "matrix", "attention") if e.point.dtype in ("bfloat16", "float16")]
+    if not own:
+        return None
+    compute = fit.device.compute
+    peak = max(compute.matrix_flops_per_s[e.point.dtype] for e in own)
+    xs = [_intensity(e.point) for e in own]
+    low, high = min(10.0, min(xs)), max(2000.0, max(xs))
+    grid = [low * (high / low) ** (at / 80) for at in range(81)]
+
+    def place(point: Point) -> tuple[float, float]:
+        return _intensity(point), _flops(point) / point.seconds / 1e12
+
+    series = [
+        _series("matrix products", [e for e in own if e.section == "matrix"], place),
+        _series("attention", [e for e in own if e.section == "attention"], place),
+        Series(name="vendor's roofline", curve=[(x, min(peak, x * compute.memory_Bps) / 1e12) for x in grid]),
+    ]
+    picture = log_picture(series, title="Roofline, 16-bit", x_name="floating-point operations per byte",
+                          y_name="TFLOP/s")  # fmt: skip
+    return picture, "Measured rates under the peaks of arithmetic and memory."
+
+
+def _series(
+    name: str, own: Sequence[Predicted], place: Callable[[Point], tuple[float, float]],
+    curve: Sequence[tuple[float, float]] = (),
+) -> Series:  # fmt: skip
+    fitted, held_out = (
+        [(*place(entry.point), _described(entry)) for entry in own if entry.point.held_out is is_held_out]
+        for is_held_out in (False, True)
+    )
+    return Series(name=name, points=fitted, held_out=held_out, curve=curve)
+
+
+def rate_picture(fit: DeviceFit) -> Drawing | None:
+    """The rate of products by the fitted form over their rows; None where products were not measured."""
+    compute = fit.device.compute
+    dtype = next((name for name in ("bfloat16", "float16") if name in compute.matrix_flops_per_s), None)
+    if dtype is None or "matrix" not in fit.forms:
+        return None
+    sizes = sorted({round(2 ** (at / 12)) for at in range(169)})
+    series = []
+    for name, fixed in (("k = 4096, n = 4096, over m", (4096, 4096)), ("k = 1024, n = 1024, over m", (1024, 1024))):
+        n, k = fixed
+        curve = []
+        for m in sizes:
+            seconds = matrix_s(compute, (m, n, k), compute.matrix_flops_per_s[dtype], 2 * (m * k + n * k + m * n))
+            curve.append((float(m), 2 * m * n * k / seconds / 1e12))
+        near = [e for e in predictions_of(fit, "matrix") if e.point.shape[1:] == fixed and e.point.dtype == dtype]
+        series.append(_series(name, near, lambda point: (point.shape[0], _flops(point) / point.seconds / 1e12), curve))
+    picture = log_picture(
+        series, title=f"Rate of {dtype} products by the fitted form", x_name="rows m", y_name="TFLOP/s"
+    )
+    return picture, "Teeth are waves: one more tile than the cores hold begins another wave."
+
+
+def bandwidth_picture(fit: DeviceFit) -> Drawing | None:
+    """Bandwidth of memory-bound kernels over their size; None without points."""
+    own = predictions_of(fit, "memory")
+    if not own:
+        return None
+    compute = fit.device.compute
+    low, high = min(e.point.size_bytes for e in own), max(e.point.size_bytes for e in own)
+    grid = [low * (high / low) ** (at / 60) for at in range(61)] if high > low else [float(low), 2.0 * low]
+    reached = compute.memory_Bps * compute.memory_efficiency
+    curve = [(x, x / (compute.kernel_s + x / reached) / 1e9) for x in grid]
+    series = [
+        _series("measured", own, lambda point: (point.size_bytes, point.size_bytes / point.seconds / 1e9)),
+        Series(name="fitted, at the least bytes", curve=curve),
+        Series(name="vendor's peak", curve=[(x, compute.memory_Bps / 1e9) for x in (grid[0], grid[-1])], dashed=True),
+    ]
+    picture = log_picture(series, title="Memory-bound kernels", x_name="bytes read and written", y_name="GB/s")
+    return picture, "Bandwidth against size: small kernels are bound by their launch."
+
+
+def collective_pictures(fit: DeviceFit) -> list[Drawing]:
+    """Bandwidth of each kind of communication over its size, one series for each number of ranks."""
+    device = fit.device
+    drawn: list[Drawing] = []
+    library = library_of(device)
+    for call in COLLECTIVES:
+        own = [e for e in predictions_of(fit, "collective", "transfer") if e.point.call == call]
+        if not own:
+            continue
+        series = []
+        for ranks in sorted({e.point.ranks for e in own})[-4:]:
+            these = [e for e in own if e.point.ranks == ranks]
+            low, high = min(1e4, *(e.point.size_bytes for e in these)), max(e.point.size_bytes for e in these)
+            curve = []
+            for at in range(81):
+                size = int(low * (high / low) ** (at / 80))
+                moved = _moved(call, ranks, size, library)
+                seconds = wire_s(device.collectives[call], moved, ranks, route(device.node, 0, 1, ranks, ranks - 1))
+                curve.append((float(size), moved.moved_bytes / seconds / 1e9))
+            name = f"{ranks} ranks" if call != "transfer" else "one way"
+            series.append(_series(name, these, partial(_sent, call, ranks, library), curve))
+        picture = log_picture(series, title=call, x_name="message (bytes)", y_name="GB/s sent by a rank")
+        caption = "Curves are the fitted form with its protocols; bends are where one takes over."
+        if call == "transfer":
+            caption += (
+                " The curve is of one pattern, points are of all (recorded launches, there and back, back to back) and "
+                "lie up to two times above or below it."
+            )
+        else:
+            caption += " Small messages below were issued back to back and waited for their host."
+        drawn.append((picture, caption))
+    return drawn
+
+
+def _sent(call: str, ranks: int, library: str, point: Point) -> tuple[float, float]:
+    """Bytes of the message, and gigabytes a second that a rank sends."""
+    return point.size_bytes, _moved(call, ranks, point.size_bytes, library).moved_bytes / point.seconds / 1e9
+
+
+def _moved(call: str, ranks: int, size: int, library: str) -> Traffic:
+    if call == "transfer":
+        return Traffic(messages=1, hops=1, moved_bytes=size, size_bytes=size)
+    return collective_traffic(call, ranks, size, 2, library)
+
+
+def contention_picture(device: Device) -> Drawing | None:
+    """Rates of compute and communication while both run; None where they are not known."""
+    if not device.overlap:
+        return None
+    pairs: Mapping[tuple[str, str], tuple[float, float]] = {
+        (entry.compute, entry.collective): (entry.compute_rate, entry.comm_rate) for entry in device.overlap
+    }
+    rows = ("matrix", "attention", "memory")
+    values = [[pairs.get((row, column)) for column in COLLECTIVES] for row in rows]
+    picture = map_picture(rows, COLLECTIVES, values, title="Speed while both run, as a share of that alone")
+    known = device.provenance.get("overlap")
+    distinct = len(set(pairs.values()))
+    shared = "" if distinct == len(pairs) else (
+        f"The fit found {distinct} pairs of rates for these {len(pairs)} cells: cells that share one are not told "
+        "apart by what was measured. "
+    )  # fmt: skip
+    source = known.source if known else ""
+    return picture, f"Upper bar: the compute of the row; lower bar: the communication. {shared}{source}"
+
+
+def message_pictures(points: Sequence[Point]) -> list[Drawing]:
+    """Time against size of every kind of communication, one series for each number of ranks in a group."""
+    drawn = []
+    for call in sorted({point.call for point in points if point.kind in ("collective", "transfer")}):
+        own = [point for point in points if point.call == call and point.kind in ("collective", "transfer")]
+        busiest = max(point.active_ranks for point in own)
+        series = [
+            Series(
+                name=f"groups of {ranks}",
+                points=[
+                    (float(point.size_bytes), 1e6 * point.seconds, _size_and_time(point))
+                    for point in sorted(own, key=lambda point: point.size_bytes)
+                    if point.ranks == ranks and point.active_ranks == busiest
+                ],
+            )
+            for ranks in sorted({point.ranks for point in own if point.active_ranks == busiest})[:4]
+        ]  # fmt: skip
+        picture = log_picture(series, title=call, x_name="size (bytes)", y_name="time (us)")
+        drawn.append((picture, f"{call} while all {busiest} ranks are at work."))
+    return drawn
+
+
+def _size_and_time(point: Point) -> str:
+    return f"{point.size_bytes:,} B: {1e6 * point.seconds:.4g} us"

@@ -1,0 +1,132 @@
+"""The four figures of a step that every command, report and file gives, each defined here and nowhere else.
+
+`step_s`, `exposed_comm_s`, `bubble_fraction` and `peak_bytes` are keys of JSON objects and of files; texts and tables
+show them with `figures_text`, under the titles of `FIGURES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from plans.timeline import Timeline
+from reports.tables import Table
+from reports.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from executor.launch.run_plan import RunResult
+
+__all__ = ["FIGURES", "Figure", "Step", "figures_of", "figures_of_run", "figures_table", "figures_text"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure of a training step.
+
+    Args:
+        key: in JSON objects and files.
+        title: in texts and tables.
+        unit: of the value in JSON objects and files.
+        definition: what it is.
+        text: how a value is shown to people.
+    """
+
+    key: str
+    title: str
+    unit: str
+    definition: str
+    text: Callable[[float], str]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+FIGURES: Mapping[str, Figure] = {
+    each.key: each
+    for each in (
+        Figure(
+            key="step_s", title="step", unit="s", text=format_seconds,
+            definition="Time from the end of one training step to the end of the next, when steps follow each other.",
+        ),
+        Figure(
+            key="exposed_comm_s", title="exposed communication", unit="s", text=format_seconds,
+            definition="Time of a step in which a rank communicates and does not compute, averaged over ranks.",
+        ),
+        Figure(
+            key="bubble_fraction", title="bubble", unit="1", text=_percent,
+            definition="Share of a step in which a rank's compute streams are idle, averaged over ranks: the wait for "
+            "other pipeline stages, exposed communication, and the wait for the host.",
+        ),
+        Figure(
+            key="peak_bytes", title="peak memory", unit="B", text=format_bytes,
+            definition="The most memory that any rank needs at one time. Predictions include communication buffers, "
+            "fragmentation and the communication library; runs count the program's own values.",
+        ),
+    )
+}  # fmt: skip
+"""Key -> the figure, in the order in which they are shown."""
+
+
+class Step(Protocol):
+    """What has the figures of a step: a forecast, the prediction of a plan, the outcome of a what-if."""
+
+    @property
+    def step_s(self) -> float:
+        """See `FIGURES`."""
+
+    @property
+    def exposed_comm_s(self) -> float | None:
+        """See `FIGURES`; None in files of an earlier version."""
+
+    @property
+    def bubble_fraction(self) -> float | None:
+        """See `FIGURES`; None in files of an earlier version."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """See `FIGURES`."""
+
+
+def figures_of(step: Timeline | Step) -> dict[str, Any]:
+    """The figures of a step by key; `step_s` of a timeline is the interval between steps, its pace.
+
+    >>> from types import SimpleNamespace
+    >>> figures_of(SimpleNamespace(step_s=0.5, exposed_comm_s=0.1, bubble_fraction=0.25, peak_bytes=8))
+    {'step_s': 0.5, 'exposed_comm_s': 0.1, 'bubble_fraction': 0.25, 'peak_bytes': 8}
+    """
+    values = {key: getattr(step, key) for key in FIGURES}
+    return values | ({"step_s": step.step_interval_s} if isinstance(step, Timeline) else {})
+
+
+def figures_of_run(run: RunResult) -> dict[str, Any]:
+    """The figures of a run: the median step after the warm-up, the program's peak on the fullest rank, and of the
+    recorded steps the rest."""
+    return figures_of(run.timeline) | {"step_s": run.step_s, "peak_bytes": max(run.peak_bytes)}
+
+
+def figures_text(values: Mapping[str, Any], *, low_s: float | None = None, high_s: float | None = None) -> str:
+    """The figures in one line, the step with its 90 % interval where that is given.
+
+    >>> figures_text({"step_s": 0.5, "exposed_comm_s": 0.1, "bubble_fraction": 0.25, "peak_bytes": 8e9}, low_s=0.4,
+    ...              high_s=0.6)
+    'step 500 ms (90 %: 400 ms to 600 ms), exposed communication 100 ms, bubble 25.0 %, peak memory 8.00 GB'
+    """
+    parts = []
+    for key, figure in FIGURES.items():
+        if values[key] is None:
+            continue
+        part = f"{figure.title} {figure.text(values[key])}"
+        if key == "step_s" and low_s is not None and high_s is not None:
+            part += f" (90 %: {figure.text(low_s)} to {figure.text(high_s)})"
+        parts.append(part)
+    return ", ".join(parts)
+
+
+def figures_table() -> Table:
+    """The definitions, for reports and docs."""
+    return Table(
+        title="The figures of a step", columns=("figure", "key", "unit", "definition"),
+        rows=tuple((each.title, each.key, each.unit, each.definition) for each in FIGURES.values()),
+    )  # fmt: skip

@@ -1,0 +1,54 @@
+"""The flags of every command, as scripts spell them: one that goes breaks somebody's script."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+
+import pytest
+
+from twofold.cli import commands
+
+_DEGREES = "dp tp pp cp ep micro-batch schedule virtual recompute recompute-layers zero sequence-parallel order "
+_DEGREES += "bucket-bytes"
+_FACTORS = "bandwidth latency compute memory dispatch"
+_LAUNCH = "steps data emulate dilate out log-dir seed port"
+
+FLAGS = {
+    "demo": "case steps epochs data machine out log-dir seed port json",
+    "plan": f"machine devices global-batch seq layers method {_DEGREES} stage-layers stack stages micro-batches widths "
+    "lr memory time-limit top-k out report export simulate explain json",
+    "simulate": "machine schedule trace rank-traces report measured steps recost model global-batch seq stack json",
+    "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
+    "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps json",
+    "run": f"devices model random-data machine timeout {_LAUNCH} json",
+    "verify": f"model machine {_LAUNCH} json",
+    "calibrate": "devices out name device points base minutes quick report json",
+    "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack json",
+    "validate": "stack machine json",
+}
+POSITIONAL = {"plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "run": {"target", "script-args"},
+              "verify": {"plan"}, "validate": {"table"}}  # fmt: skip
+
+
+def flags_of(options: type) -> Iterator[str]:
+    for name, kind in typing.get_type_hints(options).items():
+        if dataclasses.is_dataclass(kind):
+            yield from flags_of(typing.cast("type", kind))
+        elif name in {field.name for field in dataclasses.fields(options)}:
+            yield name.replace("_", "-")
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags_are_spelled_as_they_were(command: str) -> None:
+    spelled = list(flags_of(commands()[command]))
+    assert len(spelled) == len(set(spelled))
+    assert set(spelled) - POSITIONAL.get(command, set()) == set(FLAGS[command].split())
+
+
+def test_every_command_has_its_flags_listed() -> None:
+    assert list(commands()) == [
+        "demo", "plan", "simulate", "whatif", "run", "verify", "calibrate", "predict", "validate",
+    ]  # fmt: skip
+    assert set(FLAGS) == set(commands())

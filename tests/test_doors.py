@@ -1,0 +1,146 @@
+"""One plan through every door: the figures of a step have the same keys and units everywhere, and doors that compute
+the same thing print the same number."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plans.plan import load_plan
+from reports.figures import FIGURES, figures_of, figures_table, figures_text
+from twofold.cli import main
+
+MACHINE = ["--machine", "h200-x8"]
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "intermediate_size": 512, "vocab_size": 512, "max_position_embeddings": 128,
+    "torch_dtype": "float32", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+DEGREES = ["--dp", "2", "--tp", "2", "--pp", "2", "--micro-batch", "1", "--schedule", "1f1b", "--virtual", "1",
+           "--recompute", "none", "--zero", "1"]  # fmt: skip
+
+
+def figures(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: found[key] for key in FIGURES}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("doors")
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    return path
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    code = main([*arguments, "--json"])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    found: dict[str, Any] = json.loads(shown.out)
+    return found
+
+
+@pytest.fixture
+def planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    arguments = ["plan", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
+    arguments += ["--sequence-parallel", "False", "--out", str(folder / "plan.json")]
+    return said([*arguments, "--report", str(folder / "search.html")], capsys)
+
+
+def test_every_figure_is_defined_once() -> None:
+    assert list(FIGURES) == ["step_s", "exposed_comm_s", "bubble_fraction", "peak_bytes"]
+    assert [row[1] for row in figures_table().rows] == list(FIGURES)
+    assert all(figure.definition.endswith(".") for figure in FIGURES.values())
+    text = figures_text({"step_s": 1e-3, "exposed_comm_s": 0.0, "bubble_fraction": 0.5, "peak_bytes": 2_000_000})
+    assert text == "step 1.00 ms, exposed communication 0 s, bubble 50.0 %, peak memory 2.00 MB"
+
+
+def test_the_docs_have_the_definitions() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "what-if.md").read_text()
+    for title, key, unit, definition in figures_table().rows:
+        assert f"| {title} | `{key}` | {unit} | {definition} |" in text
+
+
+def test_forecasts_say_the_same_figures(
+    planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`plan`, its two files, `predict` and `simulate --recost` forecast one configuration."""
+    best = figures(planned["best"])
+    assert figures(planned["plans"][0]) == best
+    assert figures(json.loads((folder / "plan.degrees.json").read_text())) == best
+    prediction = load_plan(folder / "plan.json").prediction
+    assert prediction is not None and figures_of(prediction) == best
+    for file in ("plan.json", "plan.degrees.json"):
+        assert figures(said(["simulate", str(folder / file), *MACHINE, "--recost"], capsys)) == best
+    predicted = said(
+        ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES], capsys
+    )
+    assert figures(predicted) == best
+    assert predicted["step_low_s"] < predicted["step_s"] < predicted["step_high_s"]
+
+
+def test_simulations_say_the_same_figures(
+    planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`simulate` of the plan and of its degrees, `whatif` without changes, and the data inside both reports."""
+    plan, degrees = str(folder / "plan.json"), str(folder / "plan.degrees.json")
+    report, other = folder / "step.html", folder / "what_if.html"
+    simulated = said(["simulate", plan, *MACHINE, "--report", str(report)], capsys)
+    expected = figures(simulated)
+    assert figures(said(["simulate", degrees, *MACHINE], capsys)) == expected
+    for file in (plan, degrees):
+        found = said(["whatif", file, *MACHINE, "--dispatch", "1", "2", "--report", str(other)], capsys)
+        assert figures(found["base"]) == figures(found["changed"][0]) == expected
+        assert found["changed"][1]["step_s"] > expected["step_s"]
+    for page in (report, other):
+        assert figures(report_data(page)["timelines"][0]) == expected
+    assert main(["simulate", plan, *MACHINE]) == 0
+    assert figures_text(expected, low_s=simulated["step_low_s"], high_s=simulated["step_high_s"]) in (
+        capsys.readouterr().out
+    )
+
+
+def report_data(page: Path) -> dict[str, Any]:
+    (text,) = re.findall(r'<script[^>]*id="twofold-data"[^>]*>(.*?)</script>', page.read_text(), flags=re.DOTALL)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_factors_of_predict_and_whatif_are_the_same_machine(
+    planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
+    slow = said([*command, "--bandwidth", "0.25", "--compute", "0.5"], capsys)
+    assert slow["step_s"] > planned["best"]["step_s"] and slow["peak_bytes"] == planned["best"]["peak_bytes"]
+    assert main([*command, "--bandwidth", "0.25", "1"]) == 2
+    assert "--bandwidth has several values; predict takes one" in capsys.readouterr().err
+
+
+def test_a_searched_plan_carries_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Operators searched one by one: `plan`, the prediction in the plan file, and `simulate`."""
+    out = tmp_path / "plan.json"
+    arguments = ["plan", "executor.networks:multiple_mix", *MACHINE, "--devices", "4", "--stages", "2"]
+    best = figures(said([*arguments, "--micro-batches", "2", "--out", str(out)], capsys)["best"])
+    prediction = load_plan(out).prediction
+    assert prediction is not None
+    assert figures_of(prediction) == best
+    assert figures(said(["simulate", str(out), *MACHINE], capsys)) == best
+
+
+@pytest.mark.ranks
+def test_runs_have_the_same_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`run` and `verify` of a plan for two CPU ranks."""
+    out, model = str(tmp_path / "plan.json"), "executor.networks:multiple_mix"
+    machine, logs = ["--machine", "cpu-2core-x8"], ["--log-dir", str(tmp_path / "log"), "--steps", "3"]
+    best = said(["plan", model, *machine, "--devices", "2", "--out", out], capsys)["best"]
+    run = said(["run", out, "--random-data", *logs], capsys)
+    assert set(FIGURES) < set(run) and run["step_s"] > 0 and run["peak_bytes"] > 0
+    verified = said(["verify", out, "--model", model, *machine, *logs], capsys)
+    assert set(verified["measured"]) == set(FIGURES)
+    assert verified["predicted"] == figures(best)
+    assert verified["predicted"]["step_s"] == verified["predicted_step_s"]
+    assert verified["measured"]["step_s"] == verified["measured_step_s"]

@@ -1,0 +1,80 @@
+"""`twofold calibrate`: this machine measured, and its machine file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twofold.commands.options import Output
+
+if TYPE_CHECKING:
+    from twofold.console import Console
+
+__all__ = ["Calibrate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrate:
+    """Measure this machine (CPU ranks, or its accelerators), fit its model and write a machine file.
+
+    It takes under 5 minutes, under one with --quick. Under torchrun it measures the devices of all its ranks. A second
+    run with the same points continues where the first one ended; delete them, or name others, to measure anew.
+
+    Args:
+        devices: to measure together; all accelerators of this host, or 8 ranks of a CPU, unless stated.
+        out: machine file; replaced only when all went well.
+        name: of the machine.
+        device: auto, cpu, cuda or npu.
+        points: file of measured points, appended to; OUT with the ending .points.jsonl unless stated.
+        base: accelerators: device of the catalogue to start from, where the driver's name does not tell.
+        minutes: of measuring.
+        quick: measure only the points that matter most.
+        report: write the calibration report to this HTML file.
+    """
+
+    devices: int | None = None
+    out: str = "machine.json"
+    name: str | None = None
+    device: str = "auto"
+    points: str | None = None
+    base: str | None = None
+    minutes: float | None = None
+    quick: bool = False
+    report: str | None = None
+    output: Output = field(default_factory=Output)
+
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Measure, fit and save."""
+        from plans.files import check_writable
+        from twofold.calibration import calibrate, write_report
+
+        if self.report is not None:
+            check_writable(self.report)  # before the machine file is replaced
+        with say.doing("measuring"):
+            result = calibrate(
+                self.devices, device=self.device, name=self.name, out=self.out, points=self.points, base=self.base,
+                minutes=self.minutes, quick=self.quick, on_progress=say.say,
+            )  # fmt: skip
+        if result is None:  # rank 0 speaks for all
+            return {}, True
+        for line in result.residuals:
+            say.say(line)
+        for probe in result.probes:
+            say.say(
+                f"{probe.name}: predicted {probe.predicted_s * 1e3:.2f} ms, measured {probe.measured_s * 1e3:.2f} ms"
+            )
+        if self.report is not None:
+            say.say(f"saved {write_report(result, self.report)}")
+        interval = result.machine.interval
+        spread = f"{interval.low - 1:+.0%} to {interval.high - 1:+.0%}"
+        say.say(f"saved {Path(self.out)}; 90 % interval of a step time {spread}")
+        return {
+            "file": self.out,
+            "host_scale": result.machine.host_scale,
+            "interval_low": interval.low,
+            "interval_high": interval.high,
+            "residuals": list(result.residuals),
+            "probes": [asdict(probe) for probe in result.probes],
+            "points": None if result.points is None else str(result.points),
+        }, True

@@ -1,0 +1,50 @@
+"""A forecast of stated degrees, shown: what `twofold predict` and `twofold simulate --recost` have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from costmodels import Machine
+    from plans.degrees import Degrees
+    from plans.model.transformer import TransformerConfig
+    from simulator.stacks import Stack
+    from twofold.console import Console
+
+__all__ = ["show_forecast"]
+
+
+def show_forecast(
+    config: TransformerConfig, degrees: Degrees, machine: Machine, stack: Stack, say: Console
+) -> dict[str, Any]:
+    """Forecast, print, and return the JSON object."""
+    from reports.figures import figures_of, figures_text
+    from reports.units import format_bytes
+    from search.devices import describe
+    from search.devices.result_json import degrees_json
+    from simulator.forecast import forecast
+
+    seen = forecast(config, degrees, machine, stack=stack)
+    figures, fits = figures_of(seen), seen.peak_bytes <= machine.room_bytes
+    tokens = degrees.global_batch * config.seq / seen.step_s / degrees.num_ranks
+    say.say(
+        f"{config.name} on {degrees.num_ranks} devices of {machine.name}, as {stack.name} runs it: {describe(degrees)}"
+    )
+    say.say(f"{figures_text(figures, low_s=seen.low_s, high_s=seen.high_s)}, {tokens:,.0f} tokens/s per device")
+    parts = ", ".join(f"{role} {format_bytes(size)}" for role, size in seen.memory.items() if size)
+    say.say(f"memory: {parts}; a device has {format_bytes(machine.room_bytes)}")
+    if not fits:
+        say.say("It does not fit.")
+    return {
+        **degrees_json(degrees),
+        **figures,
+        "step_low_s": seen.low_s,
+        "step_high_s": seen.high_s,
+        "memory_bytes": dict(seen.memory),
+        "fits": fits,
+        "tokens_per_s_per_device": tokens,
+        "num_ranks": degrees.num_ranks,
+        "model": config.name,
+        "machine": machine.name,
+        "stack": stack.name,
+    }

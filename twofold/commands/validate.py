@@ -1,0 +1,59 @@
+"""`twofold validate`: a table of measurements predicted row by row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from plans.errors import TwofoldError
+from twofold.commands.options import Output, Word
+
+if TYPE_CHECKING:
+    from twofold.console import Console
+
+__all__ = ["Validate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validate:
+    """Predict every row of a table of measurements and say how far off the predictions are.
+
+    Args:
+        table: CSV file with the columns source, model, layers, hidden, heads, kv_heads, ffn, vocab, seq, global_batch,
+            micro_batch, tp, pp, dp, vpp, cp, ep, schedule, sequence_parallel, recompute, zero_level, gpu_type,
+            gpu_count, interconnect, precision, compile, metric, value and so on, in the usual spellings. What a row
+            does not state and has to be assumed stands beside its prediction (--json); rows that are not modelled are
+            listed with the reason.
+        stack: the software that ran all rows; found from each row by default.
+        machine: the machine of all rows; found from each row by default.
+    """
+
+    table: Word
+    stack: str | None = None
+    machine: str | None = None
+    output: Output = field(default_factory=Output)
+
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Predict all rows and print the scores by source."""
+        from interop.measurements.scores import validate
+
+        with say.doing("predicting the rows"):
+            result = validate(self.table, stack=self.stack, machine=self.machine)
+        skipped = Counter(each["reason"] for each in result.skipped).most_common()
+        if not result.rows:
+            reasons = "; ".join(f"{reason} ({count})" for reason, count in skipped[:3])
+            raise TwofoldError(f"no row of {self.table!r} can be predicted: {reasons}")
+        for score in result.sources:
+            order = "" if score["pair_order"] is None else f", pair order {score['pair_order']:.0%}"
+            say.say(
+                f"{score['metric']}: {score['rows']} rows, mean error {score['mape']:.1%}, median "
+                f"{score['median_ape']:.1%}, bias {score['bias']:+.1%}, {score['within_interval']:.0%} inside the "
+                f"interval{order}  [{score['source'][:60]}]"
+            )
+        if large := [row["row"] for row in result.rows if not row["fits"]]:
+            shown = ", ".join(map(str, large[:10])) + (", ..." if len(large) > 10 else "")
+            say.say(f"{len(large)} rows are predicted to need more memory than their device has, yet they ran: {shown}")
+        for reason, count in skipped:
+            say.say(f"skipped {count}: {reason}")
+        return result.to_json(), True

@@ -1,0 +1,62 @@
+"""`twofold verify`: a plan run and compared with single-process training and with its prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from twofold.commands.options import LaunchOptions, Output, PlanFile
+
+if TYPE_CHECKING:
+    from twofold.console import Console
+
+__all__ = ["Verify"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Run a plan on the digits and compare it with single-process training, its planned communication, its prediction.
+
+    Args:
+        plan: plan file.
+        model: package.module:function or file.py:function that the plan was made for.
+        machine: machine file to predict with; no prediction otherwise.
+    """
+
+    plan: PlanFile
+    model: str
+    machine: str | None = None
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    output: Output = field(default_factory=Output)
+
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Run and compare; it passes if loss, weights, communication and memory are as they must be."""
+        from costmodels import Machine
+        from executor.launch.launch import check_port
+        from executor.reference.verification import verify
+        from plans.plan import load_plan
+        from reports import verification_table
+        from reports.figures import figures_of, figures_of_run, figures_text
+        from simulator import simulate
+
+        launch = self.launch
+        check_port(launch.port)
+        plan, source = load_plan(self.plan), self.machine or launch.emulate
+        predicted = None
+        if source is not None:
+            with say.doing(f"simulating {plan.num_ranks} ranks"):
+                predicted = simulate(plan, Machine.load(source))
+        with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
+            result = verify(
+                plan, model=self.model, predicted=predicted, steps=launch.steps, data_folder=launch.data,
+                seed=launch.seed, out=launch.out, log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate,
+                port=launch.port, print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
+            )  # fmt: skip
+        measured = figures_of_run(result.run)
+        figures = {"measured": measured}
+        if predicted is not None:
+            figures["predicted"] = figures_of(predicted)
+            say.say(f"predicted: {figures_text(figures['predicted'])}")
+        say.say(f"{result.run.timeline.kind}: {figures_text(measured)}")
+        say.say(verification_table(result.checks()).text())
+        return result.to_json() | figures, result.passed
