@@ -55,7 +55,7 @@ class _Rough:
     """Meshes with a rough estimate of their time."""
 
     def __init__(self, problem: Problem, costs: Costs, peak_memory: PeakMemory) -> None:
-        self._problem, self._costs, self._footing = problem, costs, peak_memory
+        self._problem, self._costs, self._peak_memory = problem, costs, peak_memory
 
     def meshes(self, mode: str, most: int) -> Iterator[tuple[float, Mesh]]:
         """Estimate in seconds and mesh: per split of a block the fewest stages that may fit."""
@@ -82,11 +82,11 @@ class _Rough:
         count = problem.global_batch // (mesh.dp * sizes[0])
         counts = self._costs.all_counts[list(self._costs.blocks)]
         # the first rank keeps a micro-batch for every stage
-        more = float(counts @ np.array(self._footing.kept_bytes(stage))) * (min(mesh.pp, count) - 1) / mesh.pp
+        more = float(counts @ np.array(self._peak_memory.kept_bytes(stage))) * (min(mesh.pp, count) - 1) / mesh.pp
         for level in levels(problem, mesh):
             if level > most:
                 return None
-            least = self._footing.least_bytes(stage, pp=mesh.pp, dp=mesh.dp, level=level)
+            least = self._peak_memory.least_bytes(stage, pp=mesh.pp, dp=mesh.dp, level=level)
             if least + more <= problem.limit_bytes:
                 whole = sum(self._costs.model_seconds(stage)) * count / mesh.pp
                 return whole * (1 + (mesh.pp - 1) / (2 * count)), mesh
