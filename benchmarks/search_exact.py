@@ -26,7 +26,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +111,17 @@ def against_every_strategy(seed: int) -> tuple[float, float, int]:
             found.append(best_assignment(costs.sizes, costs.tables())[0])
             combinations = list(itertools.product(*costs.choices))
             count += len(combinations)
-            least.append(min(_priced(costs, picked) for picked in combinations))
+            own_s = {
+                (operator.name, strategy): sum(costs.own.seconds(operator, strategy)[:2])
+                for operator, choices in zip(costs.operators, costs.choices, strict=True) for strategy in choices
+            }  # fmt: skip
+            least.append(min(_priced(costs, picked, own_s) for picked in combinations))
         found_s += min(found)
         least_s += min(least)
     return found_s, least_s, count
 
 
-def _priced(costs: StageCosts, picked: Sequence[Strategy]) -> float:
+def _priced(costs: StageCosts, picked: Sequence[Strategy], own_s: Mapping[tuple[str, Strategy], float]) -> float:
     """The additive cost of one combination: its operators, and each tensor's moves to every layout asked for, once."""
     strategy = {operator.name: each for operator, each in zip(costs.operators, picked, strict=True)}
     total = 0.0
@@ -127,8 +131,7 @@ def _priced(costs: StageCosts, picked: Sequence[Strategy]) -> float:
     for operator in costs.operators:
         spec, mine = costs.micro.spec(operator), strategy[operator.name]
         mesh = mine.mesh or costs.mesh
-        total += costs.num_micro_batches * costs.own.compute_s(operator, mine)
-        total += costs.own.step_s(operator, mine) + costs.own.hand_on_s(operator, mine)
+        total += own_s[operator.name, mine]
         for index, name in enumerate(operator.inputs):
             tensor = costs.micro.tensors[name]
             wanted = spec.input_layout(index, mesh, mine.dims)
@@ -143,7 +146,11 @@ def _priced(costs: StageCosts, picked: Sequence[Strategy]) -> float:
                 moves.add((back, source.without_partial(), name, "back"))
         for index, name in enumerate(operator.outputs):
             arrived[name] = mine.output_layout(spec, index, mesh)
-    return total + costs.num_micro_batches * sum(costs.own.move_s(*move) for *move, _ in moves)
+    assert costs.moves is not None
+    for source, target, name, _ in moves:
+        tensor = costs.micro.tensors[name]
+        total += costs.num_micro_batches * costs.moves.seconds(source, target, tensor.shape, tensor.dtype)
+    return total
 
 
 def _is_shared(costs: StageCosts, name: str) -> bool:

@@ -31,8 +31,8 @@ from plans.model.graph import Graph, Operator, Tensor
 from plans.model.mlp import mlp_graph
 from plans.model.transformer import TransformerConfig, transformer, transformer_config
 from plans.plan import Plan, Strategy
-from search import PlanSet, search
-from search.devices import Answer, NothingFits, Pins, Problem, describe, solve
+from search import search
+from search.devices import Candidate, NothingFits, Pins, Problem, SearchResult, describe, solve
 
 __all__ = ["CASES", "Outcome", "checked", "text"]
 
@@ -98,7 +98,7 @@ def _told(plan: Plan) -> str:
     return stages + (split or "nothing split")
 
 
-def _step_s(found: PlanSet) -> float:
+def _step_s(found: SearchResult[Plan]) -> float:
     assert found.best.prediction is not None
     return found.best.prediction.step_s
 
@@ -210,7 +210,7 @@ def order_of_operators(width: int = 4096) -> Outcome:
     both = [_step_s(search(graph, machine, pinned=_pinned(graph, each, 8))) for each in cuts]
     ours = search(graph, machine)
     mine = _step_s(ours)
-    told = {each.operator for each in ours.alternatives} == {each.name for each in graph.operators}
+    told = {each.subject for each in ours.alternatives} == {each.name for each in graph.operators}
     ranked = len(ours.plans) > 1 and 0.0 < ours.lower_bound_s <= mine
     return Outcome(
         case=f"three layers of {width} x {width}, operators forwards and backwards",
@@ -305,7 +305,7 @@ def foreign_names(width: int = 16_384) -> Outcome:
 # ------------------------------------------------------------------- transformers
 
 
-def _by_rule(problem: Problem, stages: int = 1) -> Answer | None:
+def _by_rule(problem: Problem, stages: int = 1) -> SearchResult[Candidate] | None:
     """What the rule comes to for a transformer: its cuts as degrees, the last ones dropped for stages that are given.
 
     Micro-batch, recomputing and optimizer level are searched for it; layers are even and in 1F1B. None: nothing fits.
@@ -329,16 +329,16 @@ def _even(num_layers: int, count: int) -> tuple[int, ...]:
     return tuple(whole + (stage < rest) for stage in range(count))
 
 
-def _degrees(answer: Answer | None) -> str:
+def _degrees(answer: SearchResult[Candidate] | None) -> str:
     return "nothing fits" if answer is None else describe(answer.best.degrees)
 
 
-def _beaten(weak: Answer | None, ours: Answer, least: float) -> bool:
+def _beaten(weak: SearchResult[Candidate] | None, ours: SearchResult[Candidate], least: float) -> bool:
     """Whether ours is so many times as fast, or the other does not fit at all."""
     return weak is None or _seconds(weak) >= least * _seconds(ours)
 
 
-def _seconds(answer: Answer) -> float:
+def _seconds(answer: SearchResult[Candidate]) -> float:
     return answer.best.forecast.step_s
 
 
@@ -411,7 +411,7 @@ def bubbles(asked: Problem, stages: int, least: float) -> Outcome:
 
 
 def attention(asked: Problem, least: float) -> Outcome:
-    """Rows cut by every device, keys and values gathered, against heads that are split."""
+    """LayerSplits cut by every device, keys and values gathered, against heads that are split."""
     weak, ours = _by_rule(asked), solve(asked)
     slow = None if weak is None else _seconds(weak)
     return Outcome(

@@ -53,7 +53,7 @@ class Layout:
     (2, 4)
     """
 
-    __slots__ = ("_hash", "alias_name", "device_matrix", "rank_list")
+    __slots__ = ("_hash", "_sizes", "alias_name", "device_matrix", "rank_list")
 
     device_matrix: tuple[int, ...]
     alias_name: tuple[str, ...]
@@ -87,6 +87,7 @@ class Layout:
         self.device_matrix = tuple(device_matrix)
         self.alias_name = tuple(alias_name)
         self.rank_list = ranks
+        self._sizes = dict(zip(self.alias_name, _of_devices(device_matrix, alias_name), strict=True))
         self._hash = hash((self.device_matrix, self.alias_name, self.rank_list))
 
     def __call__(self, *dims: str | Sequence[str] | None) -> TensorLayout:
@@ -140,8 +141,11 @@ class Layout:
 
     def size(self, axes: Iterable[str]) -> int:
         """The product of the sizes of `axes` in ranks; the virtual axis counts as 1."""
-        matrix = _of_devices(self.device_matrix, self.alias_name)
-        return math.prod(matrix[self.axis_index(axis)] for axis in axes)
+        axes = tuple(axes)
+        try:
+            return math.prod([self._sizes[axis] for axis in axes])
+        except KeyError as error:
+            raise TwofoldError(f"The axis {error.args[0]!r} is not found in {self.alias_name}") from None
 
     def axis_index(self, axis: str) -> int:
         """The position of `axis` in the device matrix."""

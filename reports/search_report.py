@@ -15,8 +15,7 @@ from reports.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from search.devices import Answer
-    from search.devices.candidate import Found
+    from search.devices import Candidate, SearchResult
     from search.devices.operators import OperatorCost
 
 __all__ = ["Reasons", "explained", "search_tables", "write_search_report"]
@@ -25,7 +24,7 @@ _DRAWN = 5
 """Configurations with a bar in the report."""
 
 
-def search_tables(found: Answer, top_k: int, reasons: Reasons | None = None) -> list[Table]:
+def search_tables(found: SearchResult[Candidate], top_k: int, reasons: Reasons | None = None) -> list[Table]:
     """Ranking, composition of the best, why it is the best, memory and time against each other, what was refused."""
     return [_ranking(found, top_k), _composition(found), *_why(found, reasons), _pareto(found), *_refused(found)]
 
@@ -54,32 +53,32 @@ class Reasons:
         }  # fmt: skip
 
 
-def explained(found: Answer) -> Reasons:
+def explained(found: SearchResult[Candidate]) -> Reasons:
     """The costs of operators and the critical path."""
     from search.devices.critical import critical_path_s
     from search.devices.operators import operator_costs
 
-    beside = [each.found.degrees for each in found.neighbours if each.found is not None]
-    beside += [each.degrees for each in found.found[1:]]
+    beside = [each.candidate.degrees for each in found.alternatives if each.candidate is not None]
+    beside += [each.degrees for each in found.plans[1:]]
     return Reasons(
         operators=operator_costs(found.problem, found.best.degrees, beside),
         critical_s=critical_path_s(found.problem, found.best),
     )
 
 
-def _why(found: Answer, reasons: Reasons | None) -> list[Table]:
-    tables = [_neighbours(found)] if found.neighbours else []
+def _why(found: SearchResult[Candidate], reasons: Reasons | None) -> list[Table]:
+    tables = [_neighbours(found)] if found.alternatives else []
     if reasons is None:
         return tables
     return [_critical(found, reasons.critical_s), *tables, _operators(found, reasons.operators)]
 
 
-def _ranking(found: Answer, top_k: int) -> Table:
+def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     from search.devices import describe
 
     rows = tuple(
         (str(number), *_figure_cells(each), describe(each.degrees))
-        for number, each in enumerate(found.found[:top_k], 1)
+        for number, each in enumerate(found.plans[:top_k], 1)
     )
     columns = ("", *(figure.title for figure in FIGURES.values()), "configuration")
     problem, best = found.problem, found.best.forecast
@@ -93,17 +92,17 @@ def _ranking(found: Answer, top_k: int) -> Table:
     return Table(title=title, columns=columns, rows=rows, right=frozenset(columns[:-1]), notes=tuple(notes))
 
 
-def _figure_cells(candidate: Found) -> list[str]:
+def _figure_cells(candidate: Candidate) -> list[str]:
     figures = figures_of(candidate.forecast)
     return [FIGURES[key].text(value) for key, value in figures.items()]
 
 
-def _interval(found: Answer) -> str:
+def _interval(found: SearchResult[Candidate]) -> str:
     best = found.best.forecast
     return f"{format_seconds(best.low_s)} to {format_seconds(best.high_s)}"
 
 
-def _composition(found: Answer) -> Table:
+def _composition(found: SearchResult[Candidate]) -> Table:
     from search.devices.explain import composition
 
     best = found.best.forecast
@@ -119,7 +118,7 @@ def _composition(found: Answer) -> Table:
     )  # fmt: skip
 
 
-def _critical(found: Answer, critical: Mapping[str, float]) -> Table:
+def _critical(found: SearchResult[Candidate], critical: Mapping[str, float]) -> Table:
     step_s = found.best.forecast.step_s
     rows = tuple((kind, format_seconds(seconds), f"{seconds / step_s:.1%}") for kind, seconds in critical.items())
     return Table(
@@ -132,11 +131,12 @@ _LAYOUTS = 5
 """Layouts of the operators that are laid side by side; the JSON has all."""
 
 
-def _operators(found: Answer, operators: Sequence[OperatorCost]) -> Table:
+def _operators(found: SearchResult[Candidate], operators: Sequence[OperatorCost]) -> Table:
     """A column for the chosen layout and for those of the neighbours, the least loss first."""
     from plans.degrees.words import layout_words
 
-    lost = {layout_words(each.found.degrees): each for each in found.neighbours[::-1] if each.found is not None}
+    forecast = [each for each in found.alternatives[::-1] if each.candidate is not None]
+    lost = {layout_words(each.candidate.degrees): each for each in forecast if each.candidate is not None}
     chosen = layout_words(found.best.degrees)
     rest = {each.layout for each in operators} - {chosen, *lost}
     layouts = [chosen, *(each for each in reversed(lost) if each != chosen), *sorted(rest)][:_LAYOUTS]
@@ -169,9 +169,9 @@ _NEIGHBOURS = 20
 """Neighbours that are forecast and printed, and as many that cannot be; the JSON has all."""
 
 
-def _neighbours(found: Answer) -> Table:
-    slower = [each for each in found.neighbours if each.extra_s is not None]
-    impossible = [each for each in found.neighbours if each.extra_s is None]
+def _neighbours(found: SearchResult[Candidate]) -> Table:
+    slower = [each for each in found.alternatives if each.extra_s is not None]
+    impossible = [each for each in found.alternatives if each.extra_s is None]
     shown = [*slower[:_NEIGHBOURS], *impossible[:_NEIGHBOURS]]
     rows = tuple(
         (
@@ -182,14 +182,14 @@ def _neighbours(found: Answer) -> Table:
         )
         for each in shown
     )
-    left = len(found.neighbours) - len(shown)
+    left = len(found.alternatives) - len(shown)
     return Table(
         title="One degree changed at a time, the layers spread anew", columns=("change", "longer", "share", "why"),
         rows=rows, right=frozenset({"longer", "share"}), notes=(f"And {left} more.",) if left else (),
     )  # fmt: skip
 
 
-def _pareto(found: Answer) -> Table:
+def _pareto(found: SearchResult[Candidate]) -> Table:
     from search.devices import describe
 
     rows = tuple(
@@ -202,11 +202,11 @@ def _pareto(found: Answer) -> Table:
     )  # fmt: skip
 
 
-def _refused(found: Answer) -> list[Table]:
-    if not found.refused:
+def _refused(found: SearchResult[Candidate]) -> list[Table]:
+    if not found.rejected:
         return []
     reasons: dict[str, list[Any]] = {}
-    for each in found.refused:
+    for each in found.rejected:
         reasons.setdefault(each.reason, []).append(each)
     rows = []
     for reason, own in sorted(reasons.items()):
@@ -222,7 +222,7 @@ def _refused(found: Answer) -> list[Table]:
 
 
 def write_search_report(
-    path: str, found: Answer, *, top_k: int, reasons: Reasons, certificate: str, model: str
+    path: str, found: SearchResult[Candidate], *, top_k: int, reasons: Reasons, certificate: str, model: str
 ) -> Path:
     """The report as HTML: the result, in pictures, and its reasons; the rest folded."""
     from datetime import UTC, datetime
@@ -236,7 +236,7 @@ def write_search_report(
             name=describe(each.degrees), step_s=each.forecast.step_s, peak_bytes=each.forecast.peak_bytes,
             parts=composition(each),
         )
-        for each in found.found
+        for each in found.plans
     ]  # fmt: skip
     pictures = [
         shares_picture(seen[:_DRAWN], title="Where the forecast step of the mean rank goes"),

@@ -5,15 +5,15 @@
   write. `cost_keys`: which of them are equal. `tensor_costs`, `handed`: what is handed on. `moves`: between layouts.
 * `eliminate`: the exact minimum of a sum of tables. `refine`: with few redistributions priced. `pricing`: seconds.
 * `shapes`: stages, widths, micro-batches. `shape_costs`, `ranking`: which are worth a simulation. `stages`: balanced
-  boundaries. `whole`: plans simulated and ranked.
-* `planset`: the answer, its bounds and its explanation. `physics`: what nothing can beat. `question`: what is refused.
+  boundaries. `plan_search`: plans simulated and ranked.
+* `result`: what a search returns. `physics`: what nothing can beat. `request`: what is refused.
   `search`: all of it together.
 * `pinned`: strategies given by the user, and what they suggest for the operators around them.
 * `uniform`: a plan stated in data-, tensor- and pipeline-parallel degrees.
 """
 
-from search.planset import Alternative, PlanSet, Rejected
+from search.result import Alternative, NothingFits, Rejected, SearchResult
 from search.search import search
 from search.uniform import uniform_plan
 
-__all__ = ["Alternative", "PlanSet", "Rejected", "search", "uniform_plan"]
+__all__ = ["Alternative", "NothingFits", "Rejected", "SearchResult", "search", "uniform_plan"]

@@ -4,39 +4,64 @@ from __future__ import annotations
 
 from costmodels import Machine
 from costmodels.price.compute import rate
-from plans.model.graph import Graph
+from plans.model.graph import Graph, itemsize
+from plans.plan import Optimizer
 
-__all__ = ["graph_flops", "physics_s"]
+__all__ = ["necessary_flops", "physics_s"]
+
+_RECOMPUTES = frozenset({"attention"})
+"""Operators whose gradient call makes the forward again. That is a choice of the kernel, no work that has to be done:
+the backward of an attention whose weights are kept takes twice its forward."""
 
 
-def graph_flops(graph: Graph) -> dict[str, int]:
-    """dtype -> floating-point operations of one step: every operator's forward and the gradients that are wanted.
+def necessary_flops(graph: Graph) -> dict[str, int]:
+    """dtype -> floating-point operations that every step of the graph needs.
+
+    These are every operator's forward and the gradients that are wanted, without anything made again.
 
     >>> from plans.model.mlp import mlp_graph
-    >>> graph_flops(mlp_graph([64, 32], 16))["float32"] >= 2 * 2 * 16 * 64 * 32
+    >>> necessary_flops(mlp_graph([64, 32], 16))["float32"] >= 2 * 2 * 16 * 64 * 32
     True
     """
-    found: dict[str, int] = {}
+    flops: dict[str, int] = {}
     for operator in graph.operators:
-        spec = graph.spec(operator)
-        gradients = sum(spec.gradients[index].flops for index in graph.trained_inputs(operator))
+        spec, trained = graph.spec(operator), graph.trained_inputs(operator)
+        gradients = sum(spec.gradients[index].flops for index in trained)
+        if operator.kind in _RECOMPUTES and 0 in trained:
+            gradients -= spec.flops
         dtype = graph.tensors[operator.outputs[0]].dtype
-        found[dtype] = found.get(dtype, 0) + spec.flops + gradients
-    return found
+        flops[dtype] = flops.get(dtype, 0) + spec.flops + gradients
+    return flops
 
 
-def physics_s(graph: Graph, machine: Machine, num_devices: int) -> float:
-    """All arithmetic at the peak rates, or every parameter read and written once at the bandwidth of the memory.
+def physics_s(graph: Graph, machine: Machine, num_devices: int, optimizer: Optimizer) -> float:
+    """Seconds of one step that no plan of `graph` can beat: the slower of its arithmetic and its memory traffic.
 
-    Nothing is counted for communication, dispatch, activations or a rank that waits.
+    The arithmetic runs at the peak rates of all devices. Every weight, gradient, master weight and optimizer state
+    passes through memory once, at the memories' full bandwidth. Nothing is counted for communication, dispatch,
+    activations or a rank that waits.
+
+    Args:
+        graph: of the whole batch.
+        machine: its device, and cores if ranks share them.
+        num_devices: that work together.
+        optimizer: what it keeps for every parameter.
+
+    >>> from plans.model.mlp import mlp_graph
+    >>> graph, machine = mlp_graph([64, 32], 16), Machine.load("h200-x8")
+    >>> physics_s(graph, machine, 8, Optimizer()) == physics_s(graph, machine, 1, Optimizer()) / 8
+    True
     """
     compute, workers = machine.compute, num_devices
-    if machine.cores_per_node is not None:  # what a core does
+    if machine.cores_per_node is not None:  # ranks of a node share its cores
         workers = min(num_devices, machine.cores_per_node * -(-num_devices // machine.devices_per_node))
     faster = max(1.0, *(1.0 / cost for cost in compute.form_cost.values())) if compute.form_cost else 1.0
     arithmetic_s = 0.0
-    for dtype, flops in graph_flops(graph).items():
+    for dtype, flops in necessary_flops(graph).items():
         peaks = [rate(compute, name, dtype, machine.name) for name in ("matrix_flops_per_s", "vector_flops_per_s")]
         arithmetic_s += flops / (max(peaks) * faster)
-    memory_s = 2 * sum(tensor.size_bytes for tensor in graph.parameters) / compute.memory_Bps
-    return max(arithmetic_s, memory_s) / workers
+    moved_bytes = sum(
+        tensor.size_bytes // itemsize(tensor.dtype) * optimizer.bytes_per_element(tensor.dtype)
+        for tensor in graph.parameters
+    )
+    return max(arithmetic_s, moved_bytes / compute.memory_Bps) / workers

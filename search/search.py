@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Strategy
-from search.operators.whole import Whole
-from search.planset import PlanSet
+from plans.plan import Optimizer, Plan, Strategy
+from search.operators.plan_search import PlanSearch
 from search.request import check_devices, check_graph, check_stages
+from search.result import SearchResult
 
 __all__ = ["search"]
 
@@ -49,7 +49,7 @@ def search(
     top_k: int = 5,
     time_limit_s: float | None = None,
     on_progress: Callable[[str], None] | None = None,
-) -> PlanSet:
+) -> SearchResult[Plan]:
     """The best plans for one training step of `graph` on `machine`.
 
     Args:
@@ -93,11 +93,11 @@ def search(
         raise TwofoldError(f"time_limit_s is {time_limit_s}: seconds above 0")
     if memory_limit_bytes is not None and memory_limit_bytes < 1:
         raise TwofoldError(f"memory_limit_bytes is {memory_limit_bytes}: bytes per device, at least 1")
-    whole = Whole(
+    plan_search = PlanSearch(
         graph=graph, machine=machine, num_devices=num_devices, interleave=interleave, schedule=schedule,
         recompute=tuple(recompute), optimizer=optimizer or Optimizer(), full_batch=full_batch,
         output_broadcast=output_broadcast, limit_bytes=memory_limit_bytes or machine.room_bytes,
         pinned=dict(pinned or {}), say=on_progress or (lambda line: None), started=started,
         deadline=None if time_limit_s is None else started + time_limit_s,
     )  # fmt: skip
-    return whole.run(stages, num_stages, widths, num_micro_batches, top_k)
+    return plan_search.run(stages, num_stages, widths, num_micro_batches, top_k)

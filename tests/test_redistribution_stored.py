@@ -18,7 +18,7 @@ from plans.model.mlp import mlp_graph
 from plans.plan import Plan, load_plan, plan_from_json, plan_to_json, save_plan
 from search.attach_prediction import predicted
 from search.operators.pricing import redistribution_choice
-from search.planset import PlanSet
+from search.result import SearchResult
 from simulator import simulate
 from tests.random_plans import random_plan
 from tests.test_lowering import OneDevice, check_training, plan_of, random_values
@@ -69,7 +69,9 @@ def test_the_faster_sequences_are_stored(plan: Plan) -> None:
 
 
 def test_they_are_explained(plan: Plan) -> None:
-    text = PlanSet(plans=[plan], lower_bound_s=1e-6, search_s=0.1, num_candidates=1, num_combinations=1).explain()
+    text = SearchResult(
+        plans=[plan], lower_bound_s=1e-6, relaxed_bound_s=1e-6, physics_bound_s=1e-6, search_s=0.1
+    ).explain()
     for each in plan.redistributions:
         source, target = each.key[:2]
         line = next(line for line in text.splitlines() if line.startswith(f"{source} to {target} of "))

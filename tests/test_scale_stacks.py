@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from plans.plan import Optimizer
 from search.devices import Pins, Problem
 from search.devices.space import recomputes
 from simulator.forecast import forecast_grid, stack_named, stack_names
+from simulator.stacks import Stack
 
 CONFIG = transformer_config("llama-3-8b", seq=8192)
 MACHINE = Machine.load("h100-sxm-x16")
@@ -138,3 +141,26 @@ def test_messages_are_as_the_stack_cuts_them():
     assert stack_named("torch").message_bytes(level, 8, 4, 100) == 0  # a whole block
     assert stack_named("torch").message_bytes(OPTIMIZER, 8, 4, 2**30) == 2**30  # no tensor is cut
     assert stack_named("torch").message_bytes(OPTIMIZER, 8, 4, 100) == OPTIMIZER.bucket_bytes == 25 * 2**20
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_flags_of_a_stack_say_what_its_methods_do(name: str) -> None:
+    """A flag is the only thing that others ask, so it must not lag behind the method that it speaks of."""
+    stack = stack_named(name)
+    assert stack.rearranges == (type(stack).arranged is not Stack.arranged)
+    assert stack.adds_memory == (type(stack).memory is not Stack.memory)
+    assert stack.runs_programs == (type(stack) is Stack)
+    assert set(stack.recomputes_some) <= set(stack.recompute_modes) - {"none"}
+
+
+def test_nothing_asks_for_the_name_or_class_of_a_stack() -> None:
+    names, classes = r"(stack|self)\.name\s*(==|!=|in\b|\.startswith)", r"isinstance\([^)]*(Megatron|TorchNative)"
+    asked = re.compile(rf"{names}|{classes}|type\([\w.]*stack\)")
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for room in ("search", "simulator", "twofold", "interop")
+        for path in sorted(Path(room).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if asked.search(line)
+    ]
+    assert not found, found

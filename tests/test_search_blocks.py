@@ -9,9 +9,10 @@ from benchmarks.search_exact import tangled_problem
 from costmodels import Machine
 from plans.layout import Layout
 from plans.model.transformer import transformer
-from plans.plan import Optimizer
+from plans.plan import Optimizer, Plan, Stage, Strategy
 from search.operators.additive import StageCosts
 from search.operators.eliminate import Memory, Table, best_assignment
+from search.operators.equal_blocks import alike_plans
 from search.operators.pricing import instruction_cost, redistribution_choice
 
 
@@ -99,3 +100,20 @@ def test_queries_keys_and_values_are_tied() -> None:
     names = [f"layers.0.attention.{name}" for name in ("wq", "wk", "wv")]
     assert len({variable[name] for name in names}) == 1
     assert variable["layers.0.feed_forward.w1"] == variable["layers.0.feed_forward.w3"] != variable[names[0]]
+
+
+def test_plans_that_split_equal_blocks_alike_are_tried() -> None:
+    """Two layers split in two ways: each of the two for both; operators outside of them keep theirs."""
+    graph = transformer("llama-3-8b", batch_size=4, seq=256, num_layers=3)
+    mesh = Layout((2,), ("d0",))
+    split = Strategy(dims={"n": ("d0",)})
+    plan = Plan(
+        graph=graph, stages=(Stage(mesh=mesh, operators=tuple(each.name for each in graph.operators)),),
+        strategies={"layers.1.attention.wq": split, "output": split},
+    )  # fmt: skip
+    whole, alike = alike_plans(plan)
+    assert whole.strategies == {"output": split}
+    assert alike.strategies == {**{f"layers.{layer}.attention.wq": split for layer in range(3)}, "output": split}
+    assert not list(alike_plans(alike))
+    pinned = [f"layers.{layer}.attention.wq" for layer in range(3)]
+    assert all(each.strategies == plan.strategies for each in alike_plans(plan, pinned))

@@ -14,7 +14,7 @@ from plans.degrees.words import layout_words
 from plans.model.transformer import Experts, TransformerConfig
 from reports.search_report import explained
 from reports.search_report import search_tables as tables
-from search.devices import Answer, Pins, Problem, solve
+from search.devices import Candidate, Pins, Problem, SearchResult, solve
 from search.devices.critical import critical_path_s
 from search.devices.operators import OperatorCost, operator_costs
 from simulator.forecast.chunks import Chunks
@@ -30,14 +30,14 @@ MIXTURE = TransformerConfig(
 
 
 @cache
-def best(config: TransformerConfig = CONFIG, **pins: Any) -> Answer:
+def best(config: TransformerConfig = CONFIG, **pins: Any) -> SearchResult[Candidate]:
     asked = Problem(
         config=config, machine=Machine.load("h100-sxm-x8"), num_devices=8, global_batch=16, pins=Pins(**pins)
     )  # fmt: skip
     return solve(asked)
 
 
-def costs(found: Answer) -> list[OperatorCost]:
+def costs(found: SearchResult[Candidate]) -> list[OperatorCost]:
     return operator_costs(found.problem, found.best.degrees, [])
 
 
@@ -88,9 +88,9 @@ def test_blocks_that_recompute_and_others_are_mixed() -> None:
     assert none < some < every and some == pytest.approx((none + every) / 2)
 
 
-def _with(found: Answer, mode: str, some: int | None) -> Answer:
+def _with(found: SearchResult[Candidate], mode: str, some: int | None) -> SearchResult[Candidate]:
     degrees = replace(found.best.degrees, recompute=mode, recompute_layers=some)
-    return replace(found, found=(replace(found.best, degrees=degrees),))
+    return replace(found, plans=(replace(found.best, degrees=degrees),))
 
 
 def test_the_critical_path_of_one_stage_is_what_its_rank_does() -> None:
@@ -136,7 +136,7 @@ def test_neighbours_are_what_they_say() -> None:
         memory_limit_bytes=6_500_000_000,
     )  # fmt: skip
     found = solve(asked, explain=True)
-    told = {each.change: each.found.degrees for each in found.neighbours if each.found is not None}
+    told = {each.change: each.candidate.degrees for each in found.alternatives if each.candidate is not None}
     mode, some = found.best.degrees.recompute, found.best.degrees.recompute_layers
     for change, degrees in told.items():
         assert degrees != found.best.degrees

@@ -9,7 +9,7 @@ import pytest
 
 from plans.errors import TwofoldError
 from plans.schedules import chunks_per_rank, make_schedule, schedule_names
-from search.devices.bounds import Frame
+from search.devices.bounds import ScheduleSpace
 from search.devices.costs import WAYS, Table
 from search.devices.linear import Linear
 from search.devices.space import layer_choices
@@ -36,7 +36,7 @@ def test_they_are_the_bounds_of_all_terms(name):
         except TwofoldError:
             continue
         dense = draw.choice((0, 2))
-        frame = Frame(schedule=schedule, layers=layer_choices(32, schedule.num_stages, 4), num_dense=dense)
+        frame = ScheduleSpace(schedule=schedule, layers=layer_choices(32, schedule.num_stages, 4), num_dense=dense)
         transfers = tuple((numbers.random(pp) * draw.choice((0.0, 0.1, 1.0))).tolist())
         quick = Linear(frame)
         for together in (True, False):

@@ -17,14 +17,23 @@ from costmodels import Machine
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import Experts, TransformerConfig
-from search.devices import Answer, Found, NothingFits, Pins, Problem, baseline, solve
+from search.candidate import identity
+from search.devices import Candidate, NothingFits, Pins, Problem, SearchResult, baseline, solve
 from search.devices.baselines import usual_candidates
 from search.devices.branch import Branching
-from search.devices.candidate import identity
-from search.devices.costs import Inner
 from search.devices.explain import relaxations
 from search.devices.seeds import seeds
-from search.devices.space import Mesh, Shape, enumerate_degrees, layer_choices, meshes, schedule_of, shapes, values_of
+from search.devices.space import (
+    Mesh,
+    ScheduleChoice,
+    enumerate_degrees,
+    layer_choices,
+    meshes,
+    schedule_of,
+    shapes,
+    values_of,
+)
+from search.devices.stage_config import StageConfig
 from simulator.forecast import estimate, estimate_grid, stack_named
 
 
@@ -48,7 +57,7 @@ def problem(config: TransformerConfig = SMALL, machine: str = "h100-sxm-x8", **v
 
 
 @cache
-def usual() -> Answer:
+def usual() -> SearchResult[Candidate]:
     return solve(problem(), explain=True)
 
 
@@ -85,7 +94,7 @@ def test_the_best_is_that_of_all_configurations_forecast_one_by_one(name: str) -
     found = solve(asked)
     assert found.best.forecast.step_s == pytest.approx(min(fitting), rel=1e-9)
     assert found.complete and found.gap == 0.0
-    assert found.physics_s <= found.relaxed_s <= min(fitting)
+    assert found.physics_bound_s <= found.relaxed_bound_s <= min(fitting)
     if name == "experts":
         assert {each.ep for each in enumerate_degrees(asked)} == {1, 2, 4}
     if name == "tight memory":
@@ -144,7 +153,7 @@ def test_the_fastest_few_with_some_blocks_that_recompute_are_those_of_plain_loop
         each.step_s for each, degrees in zip(seen, every, strict=True) if each.peak_bytes <= limit and degrees.pp == 1
     )
     found = solve(asked.changed(memory_limit_bytes=limit, pins=Pins(micro_batch=1, cp=1, pp=1)), keep=keep)
-    assert [each.forecast.step_s for each in found.found[:keep]] == pytest.approx(fitting[:keep], rel=1e-9)
+    assert [each.forecast.step_s for each in found.plans[:keep]] == pytest.approx(fitting[:keep], rel=1e-9)
 
 
 def test_a_number_of_blocks_that_recompute_is_kept() -> None:
@@ -162,17 +171,18 @@ def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
     for mesh in (Mesh(2, 1, 2, 2), Mesh(2, 1, 1, 4), Mesh(1, 2, 1, 4)):
         for shape in shapes(asked, mesh.pp):
             count = 16 // mesh.dp
-            frame = branching.frame(shape, mesh.pp, count)
+            frame = branching.space(shape, mesh.pp, count)
             if frame is None:
                 continue
             for recompute, level in (("none", 1), ("full", 3)):
-                inner = Inner(mesh.tp, mesh.cp, mesh.tp > 1, 1, recompute, frame.split)
+                inner = StageConfig(mesh.tp, mesh.cp, mesh.tp > 1, 1, recompute, frame.split)
                 transfers = branching.costs.transfer_s(inner, mesh.dp, mesh.pp)
                 early, settled = (
-                    branching.costs.early(inner, mesh.dp, level), branching.costs.settled(inner, mesh.dp, level)
+                    branching.costs.relaxed_table(inner, mesh.dp, level),
+                    branching.costs.exact_table(inner, mesh.dp, level),
                 )  # fmt: skip
                 quick = frame.quick_bound_s(early, transfers)
-                peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level)
+                peaks = branching.peak_memory.peaks_bytes(inner, frame, dp=mesh.dp, level=level)
                 layers = frame.layers[len(frame.layers) // 2]
                 at = frame.layers.index(layers)
                 degrees = Degrees(
@@ -181,7 +191,7 @@ def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
                     sequence_parallel=mesh.tp > 1, optimizer=asked.at_level(level),
                 )  # fmt: skip
                 seen = estimate(asked.config, degrees, asked.machine, stack=asked.stack)
-                together = branching.frames.together(shape)
+                together = branching.spaces.together(shape)
                 bounds = [
                     quick,
                     frame.bounds_s(early, transfers, together=together)[at],
@@ -192,7 +202,7 @@ def test_every_bound_is_below_every_forecast_it_stands_for(stack: str) -> None:
                 assert peaks[at] <= seen.peak_bytes
                 if stack == "twofold" and shape.schedule in ("1f1b", "interleaved_1f1b"):
                     assert peaks[at] == seen.peak_bytes
-                assert branching.footing.least_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level) <= seen.peak_bytes
+                assert branching.peak_memory.least_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level) <= seen.peak_bytes
                 checked += 1
     assert checked > 40
 
@@ -203,18 +213,23 @@ def test_every_bound_holds_for_some_blocks_that_recompute(stack: str, num_dense:
     asked = problem(config, num_devices=8, global_batch=16, stack=stack_named(stack))
     branching, checked = Branching(problem=asked), 0
     for mesh, level in ((Mesh(4, 1, 2, 1), 3), (Mesh(2, 1, 2, 2), 1), (Mesh(2, 1, 2, 2), 2)):
-        for shape in (Shape("1f1b", 1), Shape("zb_h1", 1), Shape("zb_v", 2), Shape("interleaved_1f1b", 2)):
-            frame = branching.frame(shape, mesh.pp, 16 // mesh.dp)
+        for shape in (
+            ScheduleChoice("1f1b", 1),
+            ScheduleChoice("zb_h1", 1),
+            ScheduleChoice("zb_v", 2),
+            ScheduleChoice("interleaved_1f1b", 2),
+        ):
+            frame = branching.space(shape, mesh.pp, 16 // mesh.dp)
             if frame is None or shape not in shapes(asked, mesh.pp):
                 continue
-            inner = Inner(mesh.tp, mesh.cp, True, 1, "full", frame.split)
+            inner = StageConfig(mesh.tp, mesh.cp, True, 1, "full", frame.split)
             rows, transfers = branching.rows(frame, "full"), branching.costs.transfer_s(inner, mesh.dp, mesh.pp)
-            tables = [branching.costs.some(inner, mesh.dp, level, settled=each) for each in (False, True)]
-            floor = branching.costs.floor(inner, mesh.dp, level, partial=True)
-            together = branching.frames.together(shape)
+            tables = [branching.costs.mixed_table(inner, mesh.dp, level, exact=each) for each in (False, True)]
+            floor = branching.costs.floor_table(inner, mesh.dp, level, partial=True)
+            together = branching.spaces.together(shape)
             bounds = [frame.bounds_s(table, transfers, rows=rows, together=together) for table in tables]
-            peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
-            most = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows, most=True)
+            peaks = branching.peak_memory.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
+            most = branching.peak_memory.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows, most=True)
             for number in range(0, len(rows), 3):
                 layers, some = frame.choice(rows, number)
                 degrees = asked.degrees(values_of(mesh, 1, True, "full", shape, level, layers, some))
@@ -232,7 +247,7 @@ def test_what_is_forecast_first_is_of_the_space_and_fits() -> None:
     asked = problem(num_devices=8, global_batch=8)
     branching = Branching(problem=asked)
     every = {identity(each) for each in enumerate_degrees(asked)}
-    first = list(seeds(asked, branching.costs, branching.frames, branching.footing))
+    first = list(seeds(asked, branching.costs, branching.spaces, branching.peak_memory))
     assert {each.tp > 1 for each in first} == {False, True}
     for degrees in first:
         assert identity(degrees) in every
@@ -243,8 +258,8 @@ def test_a_backward_in_two_parts_takes_no_less_than_a_whole_one() -> None:
     branching = Branching(problem=problem(num_devices=8, global_batch=8))
     for tp, cp, sp in ((1, 1, False), (2, 1, True), (4, 1, False), (2, 2, True), (1, 4, False)):
         for recompute in ("none", "selective_op", "full"):
-            whole = branching.costs.whole(Inner(tp, cp, sp, 2, recompute, False))
-            split = branching.costs.whole(Inner(tp, cp, sp, 2, recompute, True))
+            whole = branching.costs.model_seconds(StageConfig(tp, cp, sp, 2, recompute, False))
+            split = branching.costs.model_seconds(StageConfig(tp, cp, sp, 2, recompute, True))
             assert whole[0] <= split[0] * (1 + 1e-9) and whole[1] <= sum(split[1:]) * (1 + 1e-9)
 
 
@@ -252,9 +267,9 @@ def test_the_bound_of_1f1b_is_its_closed_form() -> None:
     """Equal stages without communication: (m + p - 1)(F + B), here with the pieces at the ends left out."""
     asked = problem(num_devices=4, global_batch=8, pins=Pins(pp=4, recompute="none", schedule="1f1b", zero=0))
     branching = Branching(problem=asked)
-    frame = branching.frame(shapes(asked, 4)[0], 4, 8)
+    frame = branching.space(shapes(asked, 4)[0], 4, 8)
     assert frame is not None
-    table = branching.costs.early(Inner(1, 1, False, 1, "none", False), 1, 0)
+    table = branching.costs.relaxed_table(StageConfig(1, 1, False, 1, "none", False), 1, 0)
     work = table.work.copy()
     work[[0, 2]] = 0.0
     even = frame.layers.index((1, 1, 1, 1))
@@ -287,17 +302,17 @@ def test_more_of_the_fastest_are_ranked_when_asked_for() -> None:
     asked = CASES["levels"]
     every = sorted(found.step_s for found in estimate_grid(asked.config, list(enumerate_degrees(asked)), asked.machine))
     found = solve(asked, keep=4)
-    assert [each.forecast.step_s for each in found.found[:4]] == pytest.approx(every[:4], rel=1e-9)
+    assert [each.forecast.step_s for each in found.plans[:4]] == pytest.approx(every[:4], rel=1e-9)
     assert found.num_proven == 4 and "the first 4 proven" in found.summary() and solve(asked).num_proven == 1
 
 
 def test_neighbours_lose_and_are_what_they_say() -> None:
     found = usual()
-    assert len(found.neighbours) > 5
-    for each in found.neighbours:
+    assert len(found.alternatives) > 5
+    for each in found.alternatives:
         assert each.extra_s is None or each.extra_s >= 0.0
-        if each.found is not None:
-            assert each.found.degrees != found.best.degrees
+        if each.candidate is not None:
+            assert each.candidate.degrees != found.best.degrees
         else:
             assert each.reason
 
@@ -345,9 +360,9 @@ def test_the_search_is_no_worse_than_a_baseline(name: str) -> None:
 @pytest.mark.parametrize("after", [1, 2])
 def test_an_interrupt_gives_the_best_so_far_and_its_gap(after: int) -> None:
     asked = problem(pins=Pins(pp=4, recompute="none"))
-    seen: list[Found] = []
+    seen: list[Candidate] = []
 
-    def stop(each: Found) -> None:
+    def stop(each: Candidate) -> None:
         seen.append(each)
         if len(seen) == after:
             raise KeyboardInterrupt
@@ -356,7 +371,7 @@ def test_an_interrupt_gives_the_best_so_far_and_its_gap(after: int) -> None:
     found = solve(asked, on_better=stop)
     assert len(seen) == after and not found.complete
     assert found.best is seen[-1] and found.best.forecast.step_s >= best
-    assert found.physics_s <= found.bound_s <= best * (1 + 1e-9)
+    assert found.physics_bound_s <= found.lower_bound_s <= best * (1 + 1e-9)
 
 
 def test_a_time_limit_ends_the_search() -> None:
@@ -369,7 +384,7 @@ def test_the_answer_does_not_hang_on_the_hash_seed() -> None:
     code = (
         "from tests.test_search_scale import problem\nfrom search.devices import Pins, describe, solve\n"
         "found = solve(problem(num_devices=4, pins=Pins(cp=1, recompute='none')))\n"
-        "print([(describe(each.degrees), each.forecast.step_s) for each in found.found], found.num_opened)"
+        "print([(describe(each.degrees), each.forecast.step_s) for each in found.plans], found.num_nodes)"
     )
     told = {
         subprocess.run(

@@ -11,12 +11,12 @@ from benchmarks.search_exact import against_every_shape, random_problem
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.mlp import mlp_graph
-from plans.model.transformer import transformer
-from plans.plan import Strategy, plan_from_json, plan_to_json
+from plans.model.transformer import transformer, transformer_config
+from plans.plan import Optimizer, Strategy, plan_from_json, plan_to_json
 from search import search
+from search.operators.plan_search import PlanSearch
 from search.operators.shape_costs import ShapeCosts
-from search.operators.whole import Whole
-from search.physics import graph_flops, physics_s
+from search.physics import necessary_flops, physics_s
 from simulator import simulate
 
 
@@ -85,8 +85,8 @@ def test_bounds_are_below_every_plan_and_stand_in_the_json(machine: Machine) -> 
 
 def test_flops_of_a_chain_are_those_counted_by_hand(machine: Machine) -> None:
     graph = mlp_graph([64, 32], 16)  # the first layer has no gradient of its input
-    assert graph_flops(graph)["float32"] == pytest.approx(2 * 2 * 16 * 64 * 32, rel=0.05)
-    assert physics_s(graph, machine, 4) == pytest.approx(physics_s(graph, machine, 1) / 4)
+    assert necessary_flops(graph)["float32"] == pytest.approx(2 * 2 * 16 * 64 * 32, rel=0.05)
+    assert physics_s(graph, machine, 4, Optimizer()) == pytest.approx(physics_s(graph, machine, 1, Optimizer()) / 4)
 
 
 def test_the_time_limit_gives_the_best_so_far(machine: Machine) -> None:
@@ -106,7 +106,7 @@ def test_no_shape_is_priced_any_more_when_time_is_over(machine: Machine, monkeyp
 
     def search_until(count: float) -> int:
         priced.clear()
-        monkeypatch.setattr(Whole, "is_over", lambda _: len(priced) >= count)
+        monkeypatch.setattr(PlanSearch, "is_over", lambda _: len(priced) >= count)
         assert search(mlp_graph([4096] * 3, 32), machine, num_stages=None, num_micro_batches=None).plans
         return len(priced)
 
@@ -161,6 +161,23 @@ def test_a_batch_below_the_devices_is_split_otherwise(machine: Machine) -> None:
     for operator, strategy in found.best.strategies.items():
         mesh = found.best.stages[0].mesh
         assert mesh.size(strategy.dims.get("b0", ())) <= 2, operator
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
+def test_flops_of_a_transformer_are_those_of_the_published_formula(name: str) -> None:
+    """6 per weight and token, and for attention 12 x hidden x tokens x sequence, half of it where that is causal.
+
+    Narayanan et al. 2021, arXiv 2104.04473, section 5.1, without recomputing and without what is not a product.
+    """
+    config = transformer_config(name)
+    tokens = 4 * config.seq
+    kv_share = config.num_kv_heads / config.num_heads if config.num_kv_heads else 1.0
+    attention = 2 * config.hidden**2 * (1 + kv_share)
+    weights = config.num_layers * (attention + (3 if config.gated else 2) * config.hidden * config.inner)
+    weights += config.vocab * config.hidden
+    pairs = 6 * config.num_layers * config.hidden * tokens * config.seq
+    found = sum(necessary_flops(transformer(config, batch_size=4)).values())
+    assert found == pytest.approx(6 * weights * tokens + pairs, rel=2e-3)
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_k", 0), ("time_limit_s", -1), ("memory_limit_bytes", 0)])

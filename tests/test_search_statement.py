@@ -353,7 +353,7 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
     found = json.loads(capsys.readouterr().out)
     assert found["complete"] and found["gap"] == 0 and found["best"]["tp"] == 2
     assert found["physics_bound_s"] <= found["lower_bound_s"] <= found["best"]["step_s"]
-    assert load_plan(out).num_ranks == 4 and found["neighbours"]
+    assert load_plan(out).num_ranks == 4 and found["alternatives"]
     assert "not proven to be the next best" in report.read_text()
     assert "One degree changed at a time" in report.read_text()
     for export in ("megatron", "torchtitan"):

@@ -14,9 +14,9 @@ from executor.reference.verification import Verification, check_run
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Strategy, save_plan
+from plans.plan import Optimizer, Plan, Strategy, save_plan
 from plans.timeline import Timeline
-from search import PlanSet, search
+from search import SearchResult, search
 from simulator import simulate
 from twofold.calibration import CalibrationResult, calibrate
 from twofold.console import Console
@@ -77,7 +77,7 @@ CASES = {
 class DemoResult:
     """The results of a demo."""
 
-    plans: PlanSet
+    plans: SearchResult[Plan]
     machine: Machine
     predicted: Timeline
     verification: Verification
@@ -194,7 +194,7 @@ def _search(
     recomputed: tuple[str, ...],
     machine: Machine,
     say: Console,
-) -> PlanSet:
+) -> SearchResult[Plan]:
     from reports import plan_table
 
     say.step(f"search over {NUM_RANKS} devices")
@@ -333,16 +333,16 @@ def _facts(machine: Machine) -> dict[str, str]:
     return facts
 
 
-def _search_table(plans: PlanSet) -> Table:
+def _search_table(plans: SearchResult[Plan]) -> Table:
     from reports import Table
 
-    nearest = sorted(plans.alternatives, key=lambda entry: (entry.operator, entry.extra_s))
+    nearest = sorted(plans.alternatives, key=lambda entry: (entry.subject, entry.extra_s or 0.0))
     return Table(
         title="Search: strategies of every operator, and what the best plan with each costs more",
         columns=("operator", "strategy", "extra per step (additive cost)", "chosen"),
         rows=tuple(
-            (each.operator, each.strategy, f"{each.extra_s * 1e3:+.3f} ms", "yes" if each.chosen else "")
-            for each in nearest
+            (each.subject, each.change, f"{each.extra_s * 1e3:+.3f} ms", "yes" if each.chosen else "")
+            for each in nearest if each.extra_s is not None
         ),
     )  # fmt: skip
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
-from plans.lower.chunk import Border
+from plans.lower.chunk_plan import ChunkPlan, StageBoundary
 from plans.model.graph import Graph, Operator
 from plans.plan import Plan
 
-__all__ = ["find_borders", "parameter_layouts"]
+__all__ = ["find_boundaries", "parameter_layouts"]
 
 
-def find_borders(plan: Plan, micro: Graph) -> list[Border]:
+def find_boundaries(plan: Plan, micro: Graph) -> list[StageBoundary]:
     """The tensors of `micro` that cross from one stage to a later one, in the order of their readers."""
-    stage_of, found = plan.stage_of(), dict[tuple[str, int], Border]()
+    stage_of, found = plan.stage_of(), dict[tuple[str, int], StageBoundary]()
     trained = {
         (operator.inputs[index], stage_of[operator.name])
         for operator in micro.operators
@@ -35,7 +35,7 @@ def find_borders(plan: Plan, micro: Graph) -> list[Border]:
             target = micro.spec(operator).input_layout(
                 index, _mesh(plan, operator, stage_of), plan.strategy(operator).dims
             )
-            found[name, here] = Border(
+            found[name, here] = StageBoundary(
                 tensor=name, from_stage=there, to_stage=here, source=source.without_partial(), target=target,
                 trained=(name, here) in trained,
             )  # fmt: skip
@@ -43,7 +43,7 @@ def find_borders(plan: Plan, micro: Graph) -> list[Border]:
 
 
 def parameter_layouts(
-    plan: Plan, micro: Graph, stages: Sequence[int]
+    plan: ChunkPlan, micro: Graph, stages: Sequence[int]
 ) -> tuple[dict[str, TensorLayout], dict[str, TensorLayout]]:
     """Where each parameter of these stages lives (as its first reader wants it), and the layout of its gradient.
 
@@ -79,5 +79,5 @@ def parameter_layouts(
     return homes, reduced
 
 
-def _mesh(plan: Plan, operator: Operator, stage_of: Mapping[str, int]) -> Layout:
+def _mesh(plan: ChunkPlan, operator: Operator, stage_of: Mapping[str, int]) -> Layout:
     return plan.strategy(operator).mesh or plan.stages[stage_of[operator.name]].mesh

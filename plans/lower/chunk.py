@@ -13,36 +13,20 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from plans.layout import Layout, TensorLayout
+from plans.lower.chunk_plan import ChunkPlan, StageBoundary
 from plans.lower.emit import Emitter, ValueTable, value_name
 from plans.lower.reduction import Reduction
 from plans.lower.statistic import gather_statistic
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
-from plans.plan import Plan
 from plans.program import ConstantPlacement, Instruction, Kind, Scope, Value
 
-__all__ = ["LOSSES", "Border", "ChunkLowering", "completed_parameters", "fed_layout"]
+__all__ = ["LOSSES", "ChunkLowering", "completed_parameters", "fed_layout"]
 
 LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy"})
 
 Placed = tuple[TensorLayout, str]
 """A layout and the value that holds a tensor in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Border:
-    """A tensor that crosses from one stage to a later one.
-
-    `source` is the (summed) layout on the making stage, `target` the layout in which the reading stage wants it;
-    `trained` says whether a gradient comes back.
-    """
-
-    tensor: str
-    from_stage: int
-    to_stage: int
-    source: TensorLayout
-    target: TensorLayout
-    trained: bool
 
 
 @dataclass(slots=True)
@@ -51,15 +35,15 @@ class ChunkLowering:
 
     `arriving` and `leaving` are the borders whose reading and making stage this is; `homes` gives each parameter's
     layout, `reduced` the partial axes that its gradient keeps until it is reduced, `accumulators` the value that it is
-    accumulated in.
+    accumulated in. `returned` gives gradients that are there when the backward begins.
     """
 
-    plan: Plan
+    plan: ChunkPlan
     micro: Graph
     number: int
     table: ValueTable
-    arriving: tuple[Border, ...]
-    leaving: tuple[Border, ...]
+    arriving: tuple[StageBoundary, ...]
+    leaving: tuple[StageBoundary, ...]
     homes: Mapping[str, TensorLayout]
     reduced: Mapping[str, TensorLayout]
     accumulators: Mapping[str, Value]
@@ -68,6 +52,7 @@ class ChunkLowering:
     senders: dict[str, Instruction] = field(default_factory=dict)
     statistics: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
+    returned: dict[str, Placed] = field(default_factory=dict)
     shared: frozenset[str] | None = None
     mine: list[Operator] | None = None
 
@@ -110,7 +95,7 @@ class ChunkLowering:
 
     # ------------------------------------------------------------------ forward
 
-    def forward(self, send: Callable[[Emitter, Border, str], None]) -> list[Instruction]:
+    def forward(self, send: Callable[[Emitter, StageBoundary, str], None]) -> list[Instruction]:
         """The forward body; `send` writes the SEND of a border tensor as soon as it is made."""
         emitter = Emitter(mesh=self.mesh, table=self.table)
         for border in self.arriving:
@@ -246,7 +231,7 @@ class ChunkLowering:
 
     def backward(
         self,
-        send: Callable[[Emitter, Border, str], None],
+        send: Callable[[Emitter, StageBoundary, str], None],
         reduction: Reduction,
         *,
         split: bool = False,
@@ -255,7 +240,8 @@ class ChunkLowering:
 
         `send` writes the SEND of a border tensor's gradient; `reduction` is told when a parameter's gradient is whole.
         """
-        return _Backward(chunk=self, send=send, reduction=reduction, split=split).run()
+        given = {name: [placed] for name, placed in self.returned.items()}
+        return _Backward(chunk=self, send=send, reduction=reduction, split=split, contributions=given).run()
 
     def completed(self) -> list[tuple[str, str]]:
         """See `completed_parameters`."""
@@ -264,7 +250,7 @@ class ChunkLowering:
     def _is_parameter(self, name: str) -> bool:
         return self.micro.tensors[name].kind == "parameter"
 
-    def crossing(self, border: Border, gradient: bool = False) -> str:
+    def crossing(self, border: StageBoundary, gradient: bool = False) -> str:
         """The name of a border's transfer."""
         ends = (border.to_stage, border.from_stage) if gradient else (border.from_stage, border.to_stage)
         return f"{'d:' if gradient else ''}{border.tensor}:{ends[0]}>{ends[1]}"
@@ -273,7 +259,7 @@ class ChunkLowering:
 @dataclass(slots=True)
 class _Backward:
     chunk: ChunkLowering
-    send: Callable[[Emitter, Border, str], None]
+    send: Callable[[Emitter, StageBoundary, str], None]
     reduction: Reduction
     split: bool
     contributions: dict[str, list[Placed]] = field(default_factory=dict)
@@ -408,7 +394,10 @@ class _Backward:
             handed_on = strategy.output_layout(spec, index, mesh).without_partial()
             target = spec.output_layout(index, mesh, strategy.dims).without_partial()
         else:
-            handed_on = target = next(border.target for border in chunk.arriving if border.tensor == name)
+            arriving = [border.target for border in chunk.arriving if border.tensor == name]
+            if not arriving:  # the operator is lowered by itself, its maker takes the gradient from here
+                return
+            handed_on = target = arriving[0]
         value = self._sum(emitter, name, self.contributions[name], handed_on)
         shape, about = chunk.micro.tensors[name].shape, f"d:{chunk.label(name)}.handed on"
         value = emitter.move(value, about, handed_on, target, shape)

@@ -133,6 +133,8 @@ class Emitter:
 
         `tensor` names it in instruction and value names.
         """
+        if source == target:
+            return value
         dtype = self.table[value].dtype
         for step in self.table.ways(source, target, shape, dtype):
             name = value_name(tensor, step.after, self.mesh)

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 from plans.errors import TwofoldError
 from plans.layout import Layout, TensorLayout
-from plans.lower.boundaries import find_borders, parameter_layouts
-from plans.lower.chunk import Border, ChunkLowering
+from plans.lower.boundaries import find_boundaries, parameter_layouts
+from plans.lower.chunk import ChunkLowering
+from plans.lower.chunk_plan import StageBoundary
 from plans.lower.emit import Emitter, ValueTable, Ways, channel_of, transfer_pair
 from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.liveness import with_frees
@@ -96,7 +97,7 @@ class _Lowering:
     plan: Plan
     ways: Ways
     micro: Graph = field(init=False)
-    borders: list[Border] = field(init=False)
+    borders: list[StageBoundary] = field(init=False)
     group_of_stage: list[int] = field(init=False)
     stage_of: Mapping[str, int] = field(init=False)
     loss: Operator = field(init=False)
@@ -108,7 +109,7 @@ class _Lowering:
         schedule = schedule_of(plan)
         groups = _groups(plan)
         self.group_of_stage = [schedule.placement[number] for number in range(len(plan.stages))]
-        self.borders = find_borders(plan, self.micro)
+        self.borders = find_boundaries(plan, self.micro)
         self._check_parameters()
         self.loss = loss_operator(self.micro)
         programs = tuple(self._group(number, mesh, schedule.order[number]) for number, mesh in enumerate(groups))
@@ -138,7 +139,7 @@ class _Lowering:
             optimizer=self.plan.optimizer, mesh=mesh, table=table, parameters=tensors, homes=homes, reduced=reduced,
             num_ranks=self.plan.num_ranks,
         )  # fmt: skip
-        places, accumulators = optimizer.places(), optimizer.accumulators()
+        places, accumulators = optimizer.allocate_parameters(), optimizer.accumulators()
         chunks = {
             stage: ChunkLowering(
                 plan=self.plan, micro=self.micro, number=stage, table=table, homes=homes, reduced=reduced,
@@ -184,7 +185,7 @@ class _Lowering:
         stage, table, arriving, leaving = chunk.number, chunk.table, chunk.arriving, chunk.leaving
 
         def crossing(
-            border: Border, gradient: bool, value: str = "", result: str = ""
+            border: StageBoundary, gradient: bool, value: str = "", result: str = ""
         ) -> tuple[Instruction, Instruction]:
             name, tensor = chunk.crossing(border, gradient), self.micro.tensors[border.tensor]
             ends = (border.target, border.source) if gradient else (border.source, border.target)
@@ -194,10 +195,10 @@ class _Lowering:
             table.add(Value(name=str(pair[0 if value else 1].token), shape=(), role="token"))
             return pair
 
-        def send(emitter: Emitter, border: Border, value: str, gradient: bool) -> None:
+        def send(emitter: Emitter, border: StageBoundary, value: str, gradient: bool) -> None:
             emitter.add(crossing(border, gradient, value=value)[0])
 
-        def receive(border: Border, gradient: bool) -> Instruction:
+        def receive(border: StageBoundary, gradient: bool) -> Instruction:
             name, tensor = chunk.crossing(border, gradient), self.micro.tensors[border.tensor]
             layout = border.source if gradient else border.target
             result = table.add(
@@ -214,7 +215,7 @@ class _Lowering:
         if self._is_last(stage):
             forward += accumulate_loss(self.plan, self.micro, table, stage)
 
-        def back(emitter: Emitter, border: Border, value: str) -> None:
+        def back(emitter: Emitter, border: StageBoundary, value: str) -> None:
             send(emitter, border, value, True)
 
         def spread(*backward: list[Instruction]) -> list[list[Instruction]]:

@@ -53,7 +53,8 @@ class OptimizerLowering:
     """Gathers, reductions and updates of the parameters of one group.
 
     `homes` gives each parameter's layout, `reduced` the layout of its accumulated gradient, `num_ranks` the ranks of
-    the program, over which the norm of all gradients is summed. Call `places` and, for each chunk, `arrange` first.
+    the program, over which the norm of all gradients is summed. Call `allocate_parameters` and, for each chunk,
+    `arrange` first.
     """
 
     optimizer: Optimizer
@@ -77,7 +78,7 @@ class OptimizerLowering:
 
     # ------------------------------------------------------------------- places
 
-    def places(self) -> tuple[ParameterPlacement, ...]:
+    def allocate_parameters(self) -> tuple[ParameterPlacement, ...]:
         """Enter the weights, shards, master weights and states, and say where they are."""
         return tuple(self._place(parameter) for parameter in self.local.values())
 
@@ -131,20 +132,28 @@ class OptimizerLowering:
         blocks = {operator.name: block_of(operator) for operator in operators}
         readers = {name: operator.name for operator in reversed(operators) for name in operator.inputs}
         read = [name for operator in operators for name in operator.inputs if name in self.local]
-        mine = [self.local[name] for name in dict.fromkeys(read) if self.local[name].axes]
-        once = [each for each in mine if not each.is_fleeting and each.name not in others]
-        fleeting = [each for each in mine if each.is_fleeting]
-        makers = dict(completed)
-        due = [self.local[name] for name, _ in completed if name not in others or self.local[name].reduces_each]
-        due = [each for each in due if each.needs_reduction]
-        gathers = self._filled(once, set(), False, limit)
-        reductions = self._filled([each for each in due if not each.is_fleeting], others, True, limit)
-        reductions += self._filled([each for each in due if each.is_fleeting], others, True, limit, makers, blocks)
+        sharded = [self.local[name] for name in dict.fromkeys(read) if self.local[name].axes]
+        once = [each for each in sharded if not each.is_fleeting and each.name not in others]
         in_blocks: dict[str, list[Bucket]] = {}
+        fleeting = [each for each in sharded if each.is_fleeting]
         for bucket in self._filled(fleeting, others, False, limit, readers, blocks):
             in_blocks.setdefault(blocks[readers[bucket.first.name]], []).append(bucket)
-        of = {name: bucket for bucket in reductions for name in bucket.names}
-        self.chunks[chunk] = ChunkParameters(gathers=gathers, blocks=in_blocks, reductions=of, block_of=blocks)
+        reductions = self._reductions(completed, others, blocks)
+        self.chunks[chunk] = ChunkParameters(
+            gathers=self._filled(once, set(), False, limit), blocks=in_blocks, block_of=blocks,
+            reductions={name: bucket for bucket in reductions for name in bucket.names},
+        )  # fmt: skip
+
+    def _reductions(
+        self, completed: Sequence[tuple[str, str]], others: set[str], blocks: Mapping[str, str]
+    ) -> list[Bucket]:
+        """The buckets in which the gradients of a chunk are reduced within its bodies."""
+        limit = self.optimizer.bucket_bytes
+        due = [self.local[name] for name, _ in completed if name not in others or self.local[name].reduces_each]
+        due = [each for each in due if each.needs_reduction]
+        whole = self._filled([each for each in due if not each.is_fleeting], others, True, limit)
+        fleeting = [each for each in due if each.is_fleeting]
+        return whole + self._filled(fleeting, others, True, limit, dict(completed), blocks)
 
     def _filled(
         self,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plans.lower.boundaries import find_borders, parameter_layouts
-from plans.lower.chunk import Border, ChunkLowering
+from plans.lower.boundaries import find_boundaries, parameter_layouts
+from plans.lower.chunk import ChunkLowering
+from plans.lower.chunk_plan import StageBoundary
 from plans.lower.emit import Emitter, ValueTable, Ways
 from plans.lower.liveness import with_frees
 from plans.lower.loss import accumulate_loss, loss_operator
@@ -40,7 +41,7 @@ class StageBodies:
     constants: tuple[str, ...] = ()
 
 
-def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[Border] | None = None) -> StageBodies:
+def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoundary] | None = None) -> StageBodies:
     """The bodies of stage `number`, with no other stage on its ranks and micro-batches in one piece.
 
     Args:
@@ -53,14 +54,14 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[Border] |
         TwofoldError: a layout that does not divide a shape.
     """
     micro, mesh, table = plan.slice_graph, plan.stages[number].mesh, ValueTable(ways=ways)
-    borders = find_borders(plan, micro) if borders is None else borders
+    borders = find_boundaries(plan, micro) if borders is None else borders
     homes, reduced = parameter_layouts(plan, micro, [number])
     tensors = {tensor.name: tensor for tensor in micro.parameters if tensor.name in homes}
     optimizer = OptimizerLowering(
         optimizer=plan.optimizer, mesh=mesh, table=table, parameters=tensors, homes=homes, reduced=reduced,
         num_ranks=plan.num_ranks,
     )  # fmt: skip
-    places = optimizer.places()
+    places = optimizer.allocate_parameters()
     chunk = ChunkLowering(
         plan=plan, micro=micro, number=number, table=table, homes=homes, reduced=reduced,
         arriving=tuple(border for border in borders if border.to_stage == number),
@@ -70,18 +71,18 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[Border] |
     optimizer.arrange(number, chunk.operators(), chunk.completed(), ())
     left: list[str] = []
 
-    def crossing(border: Border, value: str, gradient: bool) -> Instruction:
+    def crossing(border: StageBoundary, value: str, gradient: bool) -> Instruction:
         name = chunk.crossing(border, gradient)
         return Instruction(
             name=name, kind=Kind.SEND, call="transfer", part="C", inputs=(value,), channel=name,
             dtype=micro.tensors[border.tensor].dtype,
         )  # fmt: skip
 
-    def send(emitter: Emitter, border: Border, value: str) -> None:
+    def send(emitter: Emitter, border: StageBoundary, value: str) -> None:
         left.append(value)
         emitter.add(crossing(border, value, False))
 
-    def back(emitter: Emitter, border: Border, value: str) -> None:
+    def back(emitter: Emitter, border: StageBoundary, value: str) -> None:
         emitter.add(crossing(border, value, True))
 
     arriving = [_arrival(chunk, border, False) for border in chunk.arriving]
@@ -105,7 +106,7 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[Border] |
     )  # fmt: skip
 
 
-def _arrival(chunk: ChunkLowering, border: Border, gradient: bool) -> Instruction:
+def _arrival(chunk: ChunkLowering, border: StageBoundary, gradient: bool) -> Instruction:
     """What brings a tensor, or its gradient, from another stage."""
     tensor, layout = chunk.micro.tensors[border.tensor], border.source if gradient else border.target
     crossing = chunk.crossing(border, gradient)

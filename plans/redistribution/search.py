@@ -37,7 +37,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import cast
 
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
@@ -135,15 +134,15 @@ def _on_one_mesh(
     if space.is_alike(start, goal):
         return (), 0.0
     seconds: float | None = None
-    if hasattr(price, "local_s") and is_small(space, start, goal):
-        moves, seconds = fastest(space, start, goal, itemsize, cast(LocalPrice, price), even)
+    local = price if isinstance(price, LocalPrice) else None
+    if local is not None and is_small(space, start, goal):
+        moves, seconds = fastest(space, start, goal, itemsize, local, even)
     else:
         moves = AStar(space, start, goal, itemsize, price, even).run()
     steps = [space.step(move) for move in moves]
-    if hasattr(price, "local_s") and cast(LocalPrice, price).domains(source.mesh.rank_list) is not None:
-        assert price is not None
-        seconds = sum(price(step, shape, itemsize) for step in steps) if seconds is None else seconds
-        tiered = _by_factors(source, target, shape, itemsize, cast(LocalPrice, price), seconds)
+    if local is not None and local.domains(source.mesh.rank_list) is not None:
+        seconds = sum(local(step, shape, itemsize) for step in steps) if seconds is None else seconds
+        tiered = _by_factors(source, target, shape, itemsize, local, seconds)
         if tiered is not None:
             return tiered
     first, last = steps[0], steps[-1]
@@ -156,15 +155,14 @@ def least_s(
     source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], itemsize: int, price: StepPrice
 ) -> float:
     """Seconds of the steps of least time through even layouts, without the steps where they are not needed for it."""
-    if source.mesh == target.mesh and hasattr(price, "local_s"):
+    if source.mesh == target.mesh and isinstance(price, LocalPrice):
         space = Space(source.mesh, target, shape)
         start, goal = space.state(source), space.state(target)
-        local = cast(LocalPrice, price)
-        is_exact = len(space.axes) <= EXACT_AXES and local.domains(source.mesh.rank_list) is None
+        is_exact = len(space.axes) <= EXACT_AXES and price.domains(source.mesh.rank_list) is None
         if is_exact and set(goal[1]) <= set(start[1]):
             if space.is_alike(start, goal):
                 return 0.0
-            return fastest_s(space, start, goal, itemsize, local, True)
+            return fastest_s(space, start, goal, itemsize, price, True)
     steps, seconds = _cached(source, target, shape, itemsize, price, True)
     return sum(price(step, shape, itemsize) for step in steps) if seconds is None else seconds
 

@@ -1,26 +1,28 @@
 """The search of large models on large clusters (part of floor 4): degrees instead of single operators.
 
-* `problem`: what is asked, and what is fixed. `space`: every configuration that sizes allow.
-* `costs`, `bounds`, `footing`: what pieces cost; lower bounds on time; memory of many spreads of the layers at once.
-* `branch`: branch and bound, best first. `solve`: all of it as one call. `answer`: what it returns.
-* `explain`: neighbours of the best; what would have to give where nothing fits. `baselines`: what one would do without.
-* `statement`, `megatron`, `torchtitan`, `placements`: configurations as files, also in other programs' words.
+* `problem`: the question and its pins. `space`: every configuration that the sizes allow.
+* `stage_config`, `costs`: what the pieces of a model cost. `bounds`, `linear`: lower bounds on the step.
+* `peak_memory`: peak bytes of many layer splits at once. `schedule_space`, `axis_orders`: schedules and orders of axes.
+* `branch`, `nodes`, `estimates`, `seeds`: branch and bound. `solve`: all of it as one call.
+* `explain`: alternatives to the best; what would have to change where nothing fits. `baselines`: rules of thumb.
+* `result_json`: results as plain values. `confirm`: the best in the event engine.
 """
 
-from search.devices.answer import Answer, NothingFits
+from search.candidate import Candidate, describe
 from search.devices.baselines import BASELINES, baseline
-from search.devices.candidate import Found, Refused, describe
 from search.devices.problem import Pins, Problem
 from search.devices.solve import solve
+from search.result import Alternative, NothingFits, Rejected, SearchResult
 
 __all__ = [
     "BASELINES",
-    "Answer",
-    "Found",
+    "Alternative",
+    "Candidate",
     "NothingFits",
     "Pins",
     "Problem",
-    "Refused",
+    "Rejected",
+    "SearchResult",
     "baseline",
     "describe",
     "solve",

@@ -15,15 +15,16 @@ from typing import Any
 
 from costmodels import Group
 from plans.degrees import ORDER
-from search.devices.costs import Costs, Inner
+from search.devices.costs import Costs
 from search.devices.problem import Problem
 from search.devices.space import Mesh, Placement, orders, placement
+from search.devices.stage_config import StageConfig
 
-__all__ = ["Places"]
+__all__ = ["AxisOrders"]
 
 
 @dataclass(kw_only=True)
-class Places:
+class AxisOrders:
     """Where meshes may lie.
 
     Args:
@@ -36,7 +37,7 @@ class Places:
     costs: Costs
     only_best: bool
     _orders: dict[Mesh, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    _spots: dict[Mesh, tuple[tuple[str, Group], ...]] = field(default_factory=dict)
+    _tiers_of: dict[Mesh, tuple[tuple[str, Group], ...]] = field(default_factory=dict)
     _nearest: dict[Mesh, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     _where: dict[Mesh, dict[str, Group]] = field(default_factory=dict)
     _placed: dict[Mesh, list[Mesh]] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Places:
                 self._nearest[place] = tuple(
                     order for order, _ in _undominated([(each, Placement((), outer[each])) for each in same])
                 )
-                self._spots[place] = () if inner == usual else inner
+                self._tiers_of[place] = () if inner == usual else inner
                 self._where[place] = dict(inner)
             self._placed[mesh] = places
         return self._placed[mesh]
@@ -74,9 +75,9 @@ class Places:
         """Those of them in which nothing the optimizer communicates takes longer than in another one."""
         return self._nearest[place] if self.slower_outside else self._orders[place]
 
-    def inner(self, place: Mesh, sp: bool, size: int, recompute: str, split: bool) -> Inner:
+    def stage_config(self, place: Mesh, sp: bool, size: int, recompute: str, split: bool) -> StageConfig:
         """What happens inside a stage."""
-        return Inner(place.tp, place.cp, sp, size, recompute, split, place.ep, self._spots.get(place, ()))
+        return StageConfig(place.tp, place.cp, sp, size, recompute, split, place.ep, self._tiers_of.get(place, ()))
 
     def is_farther(self, place: Mesh, mesh: Mesh) -> bool:
         """Whether every group inside a stage lies on links that are no faster than where another mesh has it."""

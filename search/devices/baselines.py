@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Iterator
 from plans.degrees import Degrees, check
 from plans.degrees.rules import unpredicted
 from plans.errors import TwofoldError
-from plans.model.transformer import sizes_of
-from search.devices.answer import Answer, NothingFits
+from plans.model.transformer import sizes_of, transformer
+from search.candidate import Candidate, identity
 from search.devices.branch import Branching
-from search.devices.candidate import Found, identity
-from search.devices.physics import physics_s
 from search.devices.problem import Pins, Problem
+from search.physics import physics_s
+from search.result import NothingFits, SearchResult
 from simulator.forecast import estimate_grid
 
-__all__ = ["BASELINES", "baseline", "usual_candidates"]
+__all__ = ["BASELINES", "baseline", "physical_bound_s", "usual_candidates"]
 
 
-def baseline(problem: Problem, name: str) -> Answer:
+def baseline(problem: Problem, name: str) -> SearchResult[Candidate]:
     """The best that a baseline finds.
 
     Args:
@@ -52,11 +52,17 @@ def baseline(problem: Problem, name: str) -> Answer:
             f"{name}: {problem.config.name} does not fit {problem.limit_bytes / 2**30:.2f} GiB on "
             f"{problem.num_devices} devices of {problem.machine.name}: {what}"
         )
-    physics = physics_s(problem)
-    return Answer(
-        problem=problem, found=tuple(fitting), bound_s=physics, relaxed_s=physics, physics_s=physics, complete=True,
-        search_s=time.monotonic() - began, num_forecasts=len(tried), num_opened=0, method=name,
+    physics = physical_bound_s(problem)
+    return SearchResult(
+        problem=problem, plans=tuple(fitting), lower_bound_s=physics, relaxed_bound_s=physics, physics_bound_s=physics,
+        search_s=time.monotonic() - began, num_evaluated=len(tried), method=name,
     )  # fmt: skip
+
+
+def physical_bound_s(problem: Problem) -> float:
+    """`search.physics.physics_s` of the problem's model, batch and devices."""
+    graph = transformer(problem.config, batch_size=problem.global_batch)
+    return physics_s(graph, problem.machine, problem.num_devices, problem.at_level(0))
 
 
 def usual_candidates(problem: Problem, deadline_s: float | None = None) -> list[Degrees]:
@@ -71,33 +77,33 @@ _AT_ONCE = 50
 """Configurations that are forecast between two looks at the clock."""
 
 
-def _forecasts(problem: Problem, candidates: Iterable[Degrees], until_s: float = float("inf")) -> list[Found]:
+def _forecasts(problem: Problem, candidates: Iterable[Degrees], until_s: float = float("inf")) -> list[Candidate]:
     chosen = list({identity(each): each for each in candidates}.values())
     at_once = len(chosen) if until_s == float("inf") else _AT_ONCE
-    found: list[Found] = []
+    found: list[Candidate] = []
     for first in range(0, len(chosen), max(1, at_once)):
         if time.monotonic() > until_s:
             break
         part = chosen[first : first + at_once]
         seen = estimate_grid(problem.config, part, problem.machine, stack=problem.stack)
-        found += [Found(degrees=degrees, forecast=each) for degrees, each in zip(part, seen, strict=True)]
+        found += [Candidate(degrees=degrees, forecast=each) for degrees, each in zip(part, seen, strict=True)]
     return found
 
 
-def _data_parallel(problem: Problem) -> list[Found]:
+def _data_parallel(problem: Problem) -> list[Candidate]:
     count = problem.num_devices
     try:
         part = Branching(problem=problem.changed(pins=Pins(dp=count, tp=1, pp=1, cp=1, ep=1)))
     except TwofoldError:
         return []
     part.run()
-    if part.found:
-        return part.found
+    if part.candidates:
+        return part.candidates
     values = {"dp": count, "micro_batch": 1, "recompute": "full", "zero": 3 if count > 1 else 0}
     return _forecasts(problem, _possible(problem, [values]))
 
 
-def _grid(problem: Problem, until_s: float = float("inf")) -> list[Found]:
+def _grid(problem: Problem, until_s: float = float("inf")) -> list[Candidate]:
     return _forecasts(problem, _possible(problem, _grid_values(problem)), until_s)
 
 
@@ -129,7 +135,7 @@ def _powers(most: int) -> list[int]:
     return found
 
 
-def _greedy(problem: Problem, until_s: float = float("inf")) -> list[Found]:
+def _greedy(problem: Problem, until_s: float = float("inf")) -> list[Candidate]:
     now = {"dp": 1, "cp": 1, "tp": 1, "pp": 1}
     for factor in _prime_factors(problem.num_devices):
         ahead = [now | {name: now[name] * factor} for name in now]
@@ -178,7 +184,7 @@ def _possible(problem: Problem, candidates: Iterable[dict[str, object]]) -> Iter
             yield made
 
 
-BASELINES: dict[str, Callable[[Problem], list[Found]]] = {
+BASELINES: dict[str, Callable[[Problem], list[Candidate]]] = {
     "data-parallel": _data_parallel,
     "grid": _grid,
     "greedy": _greedy,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from plans.schedules import Schedule
 from search.devices.costs import WAYS, Table, piece_counts
 
-__all__ = ["Frame", "Rows", "mesh_bound_s", "physics_bound_s"]
+__all__ = ["LayerSplits", "ScheduleSpace", "mesh_bound_s"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,8 +31,8 @@ _FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS = range(len(WAYS))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """Spreads of a frame, each with a number of blocks of every chunk that recompute; the others keep everything.
+class LayerSplits:
+    """Spreads of a space, each with a number of blocks of every chunk that recompute; the others keep everything.
 
     Args:
         spread: (row) its number.
@@ -46,15 +46,15 @@ class Rows:
     recomputed: Ints
     pieces: Floats
     order: Ints
-    whole: Rows | None = None
+    whole: LayerSplits | None = None
     chosen: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.spread)
 
-    def take(self, chosen: Ints) -> Rows:
+    def take(self, chosen: Ints) -> LayerSplits:
         """Some of them."""
-        return Rows(
+        return LayerSplits(
             spread=self.spread[chosen], recomputed=self.recomputed[chosen], pieces=self.pieces[chosen],
             order=self.order[chosen], whole=self.whole or self,
             chosen=chosen if self.chosen is None else self.chosen[chosen],
@@ -73,7 +73,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Frame:
+class ScheduleSpace:
     """A schedule and several spreads of the layers over its chunks, ready to be priced.
 
     Args:
@@ -103,7 +103,7 @@ class Frame:
     rest: Ints = field(init=False)
     split: bool = field(init=False)
     _one_each: bool = field(init=False)
-    _known: dict[str, Rows] = field(init=False, default_factory=dict)
+    _known: dict[str, LayerSplits] = field(init=False, default_factory=dict)
     _hops: dict[tuple[float, ...], Floats] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,17 +133,17 @@ class Frame:
             object.__setattr__(self, name, value)
 
     @cached_property
-    def all(self) -> Rows:
+    def all(self) -> LayerSplits:
         """All spreads; every block recomputes, or none does."""
         every = np.full(len(self.layers), self.most)
-        return Rows(spread=np.arange(len(self.layers)), recomputed=every, pieces=self.pieces, order=self.order)
+        return LayerSplits(spread=np.arange(len(self.layers)), recomputed=every, pieces=self.pieces, order=self.order)
 
     @cached_property
     def most(self) -> int:
         """The blocks of the largest chunk of any spread."""
         return max(max(layers) for layers in self.layers)
 
-    def some(self, counts: Callable[[int], Sequence[int | None]]) -> Rows:
+    def some(self, counts: Callable[[int], Sequence[int | None]]) -> LayerSplits:
         """All spreads with all numbers of blocks that recompute, `counts` of the largest chunk's; kept by its name."""
         if "some" not in self._known:
             numbers = [
@@ -166,10 +166,10 @@ class Frame:
                     own = order[:, :, way]
                     own[(own == 1) & (kept_blocks > 0)] = width
                     own[(own == 3) & (kept > kept_blocks)] = width + 1
-            self._known["some"] = Rows(spread=spread, recomputed=recomputed, pieces=pieces, order=order)
+            self._known["some"] = LayerSplits(spread=spread, recomputed=recomputed, pieces=pieces, order=order)
         return self._known["some"]
 
-    def choice(self, rows: Rows, number: int) -> tuple[tuple[int, ...], int | None]:
+    def choice(self, rows: LayerSplits, number: int) -> tuple[tuple[int, ...], int | None]:
         """The layers of a row, and how many blocks of a chunk recompute, None for all."""
         layers, some = self.layers[int(rows.spread[number])], int(rows.recomputed[number])
         return layers, None if some >= max(layers) else some
@@ -211,7 +211,7 @@ class Frame:
         trailing_s: Floats | None = None,
         *,
         together: bool = True,
-        rows: Rows | None = None,
+        rows: LayerSplits | None = None,
     ) -> Floats:
         """A bound for each spread, or each of `rows`.
 
@@ -287,14 +287,3 @@ def mesh_bound_s(forward_s: float, backward_s: float, way_s: float, pp: int, cou
     if looped or pp == 1:
         return max(total * count / pp, way_s)
     return float(total / (1.0 - (1.0 - 1.0 / count) ** pp))
-
-
-def physics_bound_s(
-    flops: float, peak_flops_per_s: float, moved_bytes: float, peak_Bps: float, num_devices: int
-) -> float:
-    """What no plan can beat: all arithmetic at the peak, or all necessary memory traffic at the peak.
-
-    >>> physics_bound_s(4e15, 1e15, 1e12, 1e12, 2)
-    2.0
-    """
-    return max(flops / peak_flops_per_s, moved_bytes / peak_Bps) / num_devices

@@ -15,17 +15,18 @@ from typing import Any
 
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
-from search.devices.axis_orders import Places
-from search.devices.bounds import Frame, Rows
-from search.devices.candidate import Found, Refused, describe, identity
+from search.candidate import Candidate, describe, identity
+from search.devices.axis_orders import AxisOrders
+from search.devices.bounds import LayerSplits, ScheduleSpace
 from search.devices.costs import Costs
 from search.devices.estimates import Estimates
 from search.devices.nodes import Child, Kind, Nodes, after_leaf, leaf_values
-from search.devices.peak_memory import Footing
+from search.devices.peak_memory import PeakMemory
 from search.devices.problem import Pins, Problem
-from search.devices.schedule_space import Frames
+from search.devices.schedule_space import ScheduleSpaces
 from search.devices.seeds import seeds
-from search.devices.space import Shape, meshes
+from search.devices.space import ScheduleChoice, meshes
+from search.result import Rejected
 from simulator.forecast import estimate
 from simulator.forecast.estimate import rates_of
 
@@ -59,11 +60,11 @@ class Branching:
     problem: Problem
     keep: int = 1
     deadline_s: float | None = None
-    on_better: Callable[[Found], None] | None = None
+    on_better: Callable[[Candidate], None] | None = None
     midway: Callable[[], None] | None = None
-    found: list[Found] = field(default_factory=list)
-    rejected: list[Found] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+    too_large: list[Candidate] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
     relaxed_s: float = float("inf")
     bound_s: float = 0.0
     complete: bool = False
@@ -74,14 +75,14 @@ class Branching:
 
     def __post_init__(self) -> None:
         self.costs = Costs(problem=self.problem, rates=rates_of(self.problem.machine))
-        self.footing = Footing(costs=self.costs)
-        self.frames = Frames(problem=self.problem)
+        self.peak_memory = PeakMemory(costs=self.costs)
+        self.spaces = ScheduleSpaces(problem=self.problem)
         self._heap: list[tuple[float, int, Kind, tuple[Any, ...]]] = []
         self._number = 0
         self._rooted = False
         self._now_s = float("inf")
         self._too_large: set[tuple[Any, ...]] = set()
-        self._seen: dict[tuple[Any, ...], Found] = {}
+        self._seen: dict[tuple[Any, ...], Candidate] = {}
 
     # ------------------------------------------------------------------- the loop
 
@@ -126,7 +127,7 @@ class Branching:
         left_s = self._heap[0][0] if self._heap else float("inf")
         if self._rooted:  # of several plans, those that nothing left can come before
             ahead = sum(each.forecast.step_s * _SAFE <= min(left_s, self._now_s if self.interrupted else left_s)
-                        for each in self.found)  # fmt: skip
+                        for each in self.candidates)  # fmt: skip
             self.num_proven = min(self.keep, ahead)
         if self.complete:
             self.bound_s = self._best_s
@@ -134,10 +135,10 @@ class Branching:
             self.bound_s = min(left_s, self._now_s, self._best_s)
 
     def _nodes(self) -> Nodes:
-        places = Places(problem=self.problem, costs=self.costs, only_best=self.keep == 1)
+        axis_orders = AxisOrders(problem=self.problem, costs=self.costs, only_best=self.keep == 1)
         estimates = Estimates(
-            problem=self.problem, keep=self.keep, costs=self.costs, footing=self.footing, frames=self.frames,
-            places=places, refused=self.refused,
+            problem=self.problem, keep=self.keep, costs=self.costs, peak_memory=self.peak_memory, spaces=self.spaces,
+            axis_orders=axis_orders, rejected=self.rejected,
         )  # fmt: skip
         return Nodes(estimates=estimates)
 
@@ -147,11 +148,13 @@ class Branching:
 
     @property
     def _best_s(self) -> float:
-        return self.found[0].forecast.step_s if self.found else float("inf")
+        return self.candidates[0].forecast.step_s if self.candidates else float("inf")
 
     @property
     def _enough_s(self) -> float:
-        return self.found[self.keep - 1].forecast.step_s * _SAFE if len(self.found) >= self.keep else float("inf")
+        if len(self.candidates) < self.keep:
+            return float("inf")
+        return self.candidates[self.keep - 1].forecast.step_s * _SAFE
 
     def _push(self, child: Child) -> None:
         bound, kind, node = child
@@ -162,8 +165,8 @@ class Branching:
     def _roots(self, nodes: Nodes) -> bool:
         """Bound all meshes; False: there was no time for all."""
         found, refused = meshes(self.problem)
-        self.refused += [
-            Refused(what="meshes", reason=reason, count=count) for reason, count in sorted(refused.items())
+        self.rejected += [
+            Rejected(what="meshes", reason=reason, count=count) for reason, count in sorted(refused.items())
         ]
         for mesh in found:
             if self._is_late and self._heap:
@@ -176,9 +179,9 @@ class Branching:
 
     def _seed(self) -> None:
         """Forecast a few usual configurations."""
-        for degrees in seeds(self.problem, self.costs, self.frames, self.footing):
+        for degrees in seeds(self.problem, self.costs, self.spaces, self.peak_memory):
             self.consider(degrees)
-            if self._is_late and self.found:
+            if self._is_late and self.candidates:
                 return
 
     def _look_around(self) -> None:
@@ -186,7 +189,7 @@ class Branching:
         if len(meshes(self.problem)[0]) < _FEW:
             return
         around: dict[tuple[int, ...], Pins] = {}
-        for own in (each.degrees for each in self.found):
+        for own in (each.degrees for each in self.candidates):
             pins = self.problem.pins.changed(
                 dp=own.dp, cp=own.cp, tp=own.tp, pp=own.pp, ep=own.ep, micro_batch=own.micro_batch,
                 order=own.order,
@@ -196,8 +199,8 @@ class Branching:
             part = self.narrowed(pins)
             part.run(most=_MOST_AROUND)
             self.num_forecasts += part.num_forecasts
-            for found in part.found:
-                self.consider(found.degrees)
+            for candidate in part.candidates:
+                self.consider(candidate.degrees)
 
     def _open_leaf(self, node: tuple[Any, ...]) -> None:
         values = leaf_values(self.problem, node)
@@ -209,15 +212,15 @@ class Branching:
 
     # ------------------------------------------------------------------- what is asked of it from outside
 
-    def frame(self, shape: Shape, pp: int, count: int) -> Frame | None:
+    def space(self, shape: ScheduleChoice, pp: int, count: int) -> ScheduleSpace | None:
         """A schedule of so many ranks and micro-batches with all spreads; None where there is none."""
-        return self.frames.of(shape, pp, count)
+        return self.spaces.of(shape, pp, count)
 
-    def rows(self, frame: Frame, mode: str) -> Rows:
-        """What may be chosen in a frame for a recompute mode."""
-        return self.frames.rows(frame, mode)
+    def rows(self, space: ScheduleSpace, mode: str) -> LayerSplits:
+        """What may be chosen in a space for a recompute mode."""
+        return self.spaces.rows(space, mode)
 
-    def evaluate(self, degrees: Degrees) -> Found:
+    def evaluate(self, degrees: Degrees) -> Candidate:
         """The forecast of a configuration, made once.
 
         Raises:
@@ -228,33 +231,33 @@ class Branching:
         if known is None:
             problem = self.problem
             self.num_forecasts += 1
-            known = Found(
+            known = Candidate(
                 degrees=degrees,
                 forecast=estimate(problem.config, degrees, problem.machine, stack=problem.stack),
             )
             self._seen[key] = known
         return known
 
-    def consider(self, degrees: Degrees) -> Found | None:
+    def consider(self, degrees: Degrees) -> Candidate | None:
         """Forecast, and keep it if it fits and is good."""
         try:
             known = self.evaluate(degrees)
         except TwofoldError as error:
-            self.refused.append(Refused(what=str(degrees), reason=str(error), count=1))
+            self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
             return None
         limit = self.problem.limit_bytes
         if known.forecast.peak_bytes > limit:
-            self.rejected.append(known)
-            self.refused.append(
-                Refused(
+            self.too_large.append(known)
+            self.rejected.append(
+                Rejected(
                     what=describe(degrees), reason="memory", count=1, excess_bytes=known.forecast.peak_bytes - limit
                 )
             )
             return None
-        if known not in self.found:
-            better = known.key < self.found[0].key if self.found else True
-            self.found.append(known)
-            self.found.sort(key=lambda each: each.key)
+        if known not in self.candidates:
+            better = known.key < self.candidates[0].key if self.candidates else True
+            self.candidates.append(known)
+            self.candidates.sort(key=lambda each: each.key)
             if better and self.on_better is not None:
                 self.on_better(known)
         return known
@@ -263,6 +266,6 @@ class Branching:
         """A search of a part of the space, with what is known already."""
         other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
         other._seen = self._seen
-        other.costs, other.footing = self.costs, self.footing
-        other.frames = self.frames.narrowed(other.problem)
+        other.costs, other.peak_memory = self.costs, self.peak_memory
+        other.spaces = self.spaces.narrowed(other.problem)
         return other

@@ -10,7 +10,7 @@ from plans.degrees.plan import plan_of as plan_of_degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer
 from plans.plan import Plan
-from search.devices.candidate import Found
+from search.candidate import Candidate
 from search.devices.problem import Problem
 from simulator import simulate
 
@@ -22,17 +22,17 @@ class Confirmed:
     """A configuration and one step of it in the event engine.
 
     Args:
-        found: the configuration and its forecast.
+        candidate: the configuration and its forecast.
         simulated_s: seconds of the step, the first of a run; None where no plan can be made of it.
         reason: why there is none.
     """
 
-    found: Found
+    candidate: Candidate
     simulated_s: float | None
     reason: str = ""
 
 
-def plan_of(problem: Problem, found: Found) -> Plan:
+def plan_of(problem: Problem, found: Candidate) -> Plan:
     """The plan that can be simulated and run: the configuration that was forecast, layer by layer.
 
     Raises:
@@ -43,7 +43,7 @@ def plan_of(problem: Problem, found: Found) -> Plan:
 
 
 def confirmed(
-    problem: Problem, found: Sequence[Found], count: int, *, deadline_s: float | None = None
+    problem: Problem, found: Sequence[Candidate], count: int, *, deadline_s: float | None = None
 ) -> list[Confirmed]:
     """The first `count` of `found`, simulated and ordered by that; equal ranks are simulated once.
 
@@ -52,14 +52,14 @@ def confirmed(
     results: list[Confirmed] = []
     for each in found[:count]:
         if results and deadline_s is not None and time.monotonic() > deadline_s:
-            results.append(Confirmed(found=each, simulated_s=None, reason="no time was left"))
+            results.append(Confirmed(candidate=each, simulated_s=None, reason="no time was left"))
             continue
         try:
             timeline = simulate(
                 plan_of(problem, each), problem.machine, num_steps=1, with_memory=False, fold_ranks=True
             )  # fmt: skip
         except TwofoldError as error:
-            results.append(Confirmed(found=each, simulated_s=None, reason=str(error)))
+            results.append(Confirmed(candidate=each, simulated_s=None, reason=str(error)))
         else:
-            results.append(Confirmed(found=each, simulated_s=timeline.step_s))
-    return sorted(results, key=lambda each: (each.simulated_s is None, each.simulated_s or 0.0, each.found.key))
+            results.append(Confirmed(candidate=each, simulated_s=timeline.step_s))
+    return sorted(results, key=lambda each: (each.simulated_s is None, each.simulated_s or 0.0, each.candidate.key))

@@ -8,73 +8,29 @@ also knows the data-parallel width and the optimizer's level: its numbers are th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.price.group import Group
 from costmodels.price.instruction import price_transfer
 from plans.degrees import ORDER, Degrees
 from plans.degrees.groups import strides
 from plans.model.transformer import TransformerConfig
 from plans.timeline import PS_PER_S
 from search.devices.problem import Problem
+from search.devices.stage_config import StageConfig, in_any_order, without_recompute
 from simulator.forecast.action import Rates, Stretch
 from simulator.forecast.chunks import Chunk, Chunks
 
-__all__ = [
-    "WAYS",
-    "Costs",
-    "Inner",
-    "Table",
-    "anywhere",
-    "kept",
-    "num_dense",
-    "only",
-    "ordered",
-    "piece_counts",
-    "pieces_of",
-]
+__all__ = ["WAYS", "Costs", "Table", "num_dense", "one_piece", "piece_counts", "pieces_of"]
 
 _PIECES = ("embedding", "block", "head")
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Inner:
-    """What happens inside a stage.
-
-    Args:
-        tp, cp, sequence_parallel, micro_batch, recompute, split, ep: as of a configuration; `split`: the backward is.
-        spot: the tiers of the groups inside a stage, where they are others than in the usual order of the axes.
-        order: of the axes; only what the optimizer communicates, and transfers, need it, unless it is the usual one.
-    """
-
-    tp: int
-    cp: int
-    sequence_parallel: bool
-    micro_batch: int
-    recompute: str
-    split: bool
-    ep: int = 1
-    spot: tuple[tuple[str, Group], ...] = ()
-    order: tuple[str, ...] = ()
-    _hash: int = field(init=False, repr=False, compare=False, default=0)
-
-    def __post_init__(self) -> None:
-        values = (
-            self.tp, self.cp, self.sequence_parallel, self.micro_batch, self.recompute, self.split, self.ep, self.spot,
-            self.order,
-        )  # fmt: skip
-        object.__setattr__(self, "_hash", hash(values))  # a key of many dictionaries
-
-    def __hash__(self) -> int:
-        return self._hash
 
 
 WAYS = ("F.first", "F", "closing", "closing.last", "I")
@@ -133,18 +89,14 @@ class Costs:
     problem: Problem
     rates: Rates | None
     num_tables: int = 0
-    _known: dict[tuple[Inner, bool], dict[tuple[object, ...], Any]] = field(default_factory=dict)
-    _early: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
-    _settled: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
-    _chunks: dict[tuple[Inner, int, int, bool], Chunks] = field(default_factory=dict)
-    _first: dict[Inner, Chunks] = field(default_factory=dict)
-    _whole: dict[Inner, Floats] = field(default_factory=dict)
-    _some_early: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
-    _some_settled: dict[tuple[Inner, int, int], Table] = field(default_factory=dict)
-    _gathered: dict[tuple[object, ...], Floats] = field(default_factory=dict)
-    _longer: dict[tuple[Inner, int, int], bool] = field(default_factory=dict)
-    _trailing: dict[tuple[Inner, int, int, Chunk], float] = field(default_factory=dict)
-    _transfer: dict[tuple[Inner, int, int], tuple[float, ...]] = field(default_factory=dict)
+    _known: dict[tuple[StageConfig, bool], dict[tuple[object, ...], Any]] = field(default_factory=dict)
+    _relaxed: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
+    _exact: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
+    _chunks: dict[tuple[StageConfig, int, int, bool], Chunks] = field(default_factory=dict)
+    _piece_seconds: dict[StageConfig, Floats] = field(default_factory=dict)
+    _longer: dict[tuple[StageConfig, int, int], bool] = field(default_factory=dict)
+    _trailing: dict[tuple[StageConfig, int, int, Chunk], float] = field(default_factory=dict)
+    _transfer: dict[tuple[StageConfig, int, int], tuple[float, ...]] = field(default_factory=dict)
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
@@ -162,96 +114,94 @@ class Costs:
         config = self.problem.config
         return np.asarray(piece_counts([(config.num_layers,)], num_dense(config))[0, 0])
 
-    def chunks(self, inner: Inner, dp: int, level: int, *, contention: bool) -> Chunks:
+    def chunks(self, stage: StageConfig, dp: int, level: int, *, contention: bool) -> Chunks:
         """The costs of pieces as the forecast takes them."""
-        key = (inner, dp, level, contention)
+        key = (stage, dp, level, contention)
         if key not in self._chunks:
-            problem, bare = self.problem, unordered(inner)
+            problem, bare = self.problem, in_any_order(stage)
             degrees = Degrees(
-                dp=dp, tp=inner.tp, cp=inner.cp, ep=inner.ep, pp=problem.num_devices // (dp * inner.tp * inner.cp),
-                micro_batch=inner.micro_batch, global_batch=dp * inner.micro_batch, recompute=inner.recompute,
-                sequence_parallel=inner.sequence_parallel, optimizer=problem.at_level(level),
-                order=inner.order or ORDER,
+                dp=dp, tp=stage.tp, cp=stage.cp, ep=stage.ep, pp=problem.num_devices // (dp * stage.tp * stage.cp),
+                micro_batch=stage.micro_batch, global_batch=dp * stage.micro_batch, recompute=stage.recompute,
+                sequence_parallel=stage.sequence_parallel, optimizer=problem.at_level(level),
+                order=stage.order or ORDER,
             )  # fmt: skip
-            self._chunks[key] = made = Chunks(
+            self._chunks[key] = Chunks(
                 config=problem.config, degrees=degrees, machine=problem.machine, stack=problem.stack,
-                rates=self.rates if contention else None, split_backward=inner.split,
+                rates=self.rates if contention else None, split_backward=stage.split,
                 known=self._known.setdefault((bare, contention), {}),
+                tier_override=() if stage.order else stage.tier_override,
             )  # fmt: skip
-            if inner.spot and not inner.order:
-                groups = dict(made.groups)
-                vars(made)["groups"] = groups | dict(inner.spot)
-                vars(made)["groups"]["tp_kv+tp_q"] = vars(made)["groups"]["tp"]
-            first = self._first.setdefault(bare, made)
-            if first is not made:  # cached properties that no width and no level changes
-                vars(made).update(template=first.template, numbers=first.numbers)
         return self._chunks[key]
 
-    def plain(self, inner: Inner) -> Chunks:
+    def widest_chunks(self, stage: StageConfig) -> Chunks:
         """Chunks of the widest data parallelism that is possible, where only what is inside a stage matters.
 
         Sharded gradients (level 2) are not summed over micro-batches while they are whole: the least of all levels.
         """
-        dp = self.problem.num_devices // (inner.tp * inner.cp)
-        return self.chunks(unordered(inner), dp, 2 if self.problem.pins.zero in (None, 2, 3) else 0, contention=False)
+        dp = self.problem.num_devices // (stage.tp * stage.cp)
+        return self.chunks(
+            in_any_order(stage), dp, 2 if self.problem.pins.zero in (None, 2, 3) else 0, contention=False
+        )
 
-    def whole(self, inner: Inner) -> tuple[float, ...]:
+    def model_seconds(self, stage: StageConfig) -> tuple[float, ...]:
         """Seconds of the whole model and one micro-batch, forward and backward (in one part or two).
 
         Without contention and without the optimizer: the cheapest thing there is to know of a layout.
         """
-        return tuple((self.all_counts @ self.alone(inner)).tolist())
+        return tuple((self.all_counts @ self.piece_seconds(stage)).tolist())
 
-    def alone(self, inner: Inner) -> Floats:
+    def piece_seconds(self, stage: StageConfig) -> Floats:
         """(piece, part) seconds of one micro-batch: what `whole` adds up."""
-        inner = unordered(inner)
-        if inner not in self._whole:
-            chunks, parts = self.plain(inner), (("F", "I", "W") if inner.split else ("F", "B"))
-            ends = None if inner.recompute == "none" else self.alone(kept(inner))  # they recompute in no mode
-            self._whole[inner] = np.array([
+        stage = in_any_order(stage)
+        if stage not in self._piece_seconds:
+            chunks, parts = self.widest_chunks(stage), (("F", "I", "W") if stage.split else ("F", "B"))
+            # the embedding and the head recompute in no mode
+            ends = None if stage.recompute == "none" else self.piece_seconds(without_recompute(stage))
+            self._piece_seconds[stage] = np.array([
                 [chunks.stretch(piece, part).work_ps / PS_PER_S for part in parts]
                 if ends is None or number in self.blocks else ends[number]
                 for number, piece in enumerate(self.pieces)
             ])  # fmt: skip
             self.num_tables += 1
-        return self._whole[inner]
+        return self._piece_seconds[stage]
 
-    def early(self, inner: Inner, dp: int, level: int) -> Table:
+    def relaxed_table(self, stage: StageConfig, dp: int, level: int) -> Table:
         """A table that is quickly made: first and last actions are as all others, the update takes nothing."""
         if level < 2:
-            inner = unordered(inner)
-        key = (inner, dp if level >= 2 else 0, level if level >= 2 else 0)
-        if key not in self._early:
-            chunks = self.chunks(inner, dp, level, contention=True)
+            stage = in_any_order(stage)
+        key = (stage, dp if level >= 2 else 0, level if level >= 2 else 0)
+        if key not in self._relaxed:
+            chunks = self.chunks(stage, dp, level, contention=True)
             gathers, reduces = level >= 3, chunks.degrees.optimizer.reduces_each
             zero, nothing = np.zeros((len(self.pieces), len(WAYS))), np.zeros(len(self.pieces))
             work = zero.copy()
-            if inner.recompute != "none":
-                work[:] = PS_PER_S * self.early(kept(inner), dp, level).work  # embedding and head recompute in no mode
+            if stage.recompute != "none":
+                # the embedding and the head recompute in no mode
+                work[:] = PS_PER_S * self.relaxed_table(without_recompute(stage), dp, level).work
             for number, piece in enumerate(self.pieces):
-                if inner.recompute != "none" and number not in self.blocks:
+                if stage.recompute != "none" and number not in self.blocks:
                     continue
                 beside = piece.endswith("block")  # what runs beside the others is left out
                 first = chunks.stretch(piece, "F", gathers=gathers and beside).work_ps
-                part = "W" if inner.split else "B"
+                part = "W" if stage.split else "B"
                 closing = chunks.stretch(piece, part, gathers=gathers and beside, reduces=reduces and beside).work_ps
-                between = chunks.stretch(piece, "I", gathers=gathers and beside).work_ps if inner.split else 0.0
+                between = chunks.stretch(piece, "I", gathers=gathers and beside).work_ps if stage.split else 0.0
                 work[number] = first, first, closing, closing, between
-            self._early[key] = Table(
+            self._relaxed[key] = Table(
                 work=work / PS_PER_S, first_gather=zero, dispatch=zero, update=nothing, update_dispatch=nothing
             )
-        return self._early[key]
+        return self._relaxed[key]
 
-    def settled(self, inner: Inner, dp: int, level: int) -> Table:
+    def exact_table(self, stage: StageConfig, dp: int, level: int) -> Table:
         """With everything that the forecast takes into account inside an action."""
-        key = (inner, dp, level)
-        if key not in self._settled:
-            self._settled[key] = self._table(inner, self.chunks(inner, dp, level, contention=True), level)
+        key = (stage, dp, level)
+        if key not in self._exact:
+            self._exact[key] = self._table(stage, self.chunks(stage, dp, level, contention=True), level)
             self.num_tables += 1
-        return self._settled[key]
+        return self._exact[key]
 
-    def _table(self, inner: Inner, chunks: Chunks, level: int) -> Table:
-        closing, each = ("W" if inner.split else "B"), chunks.degrees.optimizer.reduces_each
+    def _table(self, stage: StageConfig, chunks: Chunks, level: int) -> Table:
+        closing, each = ("W" if stage.split else "B"), chunks.degrees.optimizer.reduces_each
         again = level >= 3
         ways = (
             ("F", level >= 1, False),
@@ -262,64 +212,56 @@ class Costs:
         )
         work, dispatch, first = np.zeros((3, len(self.pieces), len(WAYS)))
         for way, (part, gathers, reduces) in enumerate(ways):
-            if part == "I" and not inner.split:
+            if part == "I" and not stage.split:
                 continue
             for number, piece in enumerate(self.pieces):
                 stretch = chunks.stretch(piece, part, gathers=gathers, reduces=reduces)
                 work[number, way], dispatch[number, way] = stretch.work_ps, stretch.dispatch_ps
                 if gathers:
-                    action = chunks.action(only(piece), part, gathers=True, reduces=reduces)
+                    action = chunks.action(one_piece(piece), part, gathers=True, reduces=reduces)
                     first[number, way] = action.work_ps - stretch.work_ps
-        updates = [chunks.update(only(piece)) for piece in self.pieces]
+        updates = [chunks.update(one_piece(piece)) for piece in self.pieces]
         return Table(
             work=work / PS_PER_S, first_gather=first / PS_PER_S, dispatch=dispatch / PS_PER_S,
             update=_seconds([each.work_ps for each in updates]),
             update_dispatch=_seconds([each.dispatch_ps for each in updates]),
         )  # fmt: skip
 
-    def some(self, inner: Inner, dp: int, level: int, *, settled: bool) -> Table:
+    def mixed_table(self, stage: StageConfig, dp: int, level: int, *, exact: bool) -> Table:
         """A table with blocks that keep everything as further pieces."""
-        key = (inner, dp, level) if settled or level >= 2 else (inner, 0, 0)
-        known = self._some_settled if settled else self._some_early
-        if key not in known:
-            of = self.settled if settled else self.early
-            known[key] = of(inner, dp, level).beside(of(kept(inner), dp, level), self.blocks)
-        return known[key]
+        of = self.exact_table if exact else self.relaxed_table
+        return of(stage, dp, level).beside(of(without_recompute(stage), dp, level), self.blocks)
 
-    def gathered_s(self, inner: Inner, dp: int, level: int) -> Floats:
+    def gathered_s(self, stage: StageConfig, dp: int, level: int) -> Floats:
         """(piece) seconds that the gather of a block's weights keeps its channel busy; blocks wait for it.
 
         Neither the micro-batch nor what is recomputed or split changes it.
         """
-        key = (inner.tp, inner.cp, inner.ep, dp, level, inner.order)
-        if key not in self._gathered:
-            chunks = self.chunks(inner, dp, level, contention=True)
-            self._gathered[key] = _seconds([
-                chunks.gather_busy_ps(piece) if number in self.blocks else 0.0
-                for number, piece in enumerate(self.pieces)
-            ])  # fmt: skip
-        return self._gathered[key]
+        chunks = self.chunks(stage, dp, level, contention=True)
+        return _seconds([
+            chunks.gather_busy_ps(piece) if number in self.blocks else 0.0 for number, piece in enumerate(self.pieces)
+        ])  # fmt: skip
 
-    def quick_floor(self, inner: Inner, dp: int, level: int) -> Floats:
+    def quick_floor(self, stage: StageConfig, dp: int, level: int) -> Floats:
         """(piece, way) less than any early table of `floor`: that of level 0, and no block faster than its gathers."""
-        work = self.early(kept(inner), dp, 0).work
+        work = self.relaxed_table(without_recompute(stage), dp, 0).work
         if level < 3:
             return work
-        busy, work = self.gathered_s(inner, dp, level), work.copy()
-        for way in (_F_FIRST, _F, _I if inner.split else _CLOSING):
+        busy, work = self.gathered_s(stage, dp, level), work.copy()
+        for way in (_F_FIRST, _F, _I if stage.split else _CLOSING):
             np.maximum(work[:, way], busy, out=work[:, way])
         return work
 
-    def floor(self, inner: Inner, dp: int, level: int, *, partial: bool) -> Table:
+    def floor_table(self, stage: StageConfig, dp: int, level: int, *, partial: bool) -> Table:
         """An early table no entry of which is above that of any blocks that may be there, with any of them kept whole.
 
         `partial`: whether blocks may keep everything, too. Recomputing adds work to a body; beside communication it
         may spare other work its share of the slowing down, but no more than it takes itself (`recompute_only_adds`).
         """
         if not partial:
-            return self.early(inner, dp, level)
-        once = self.early(kept(inner), dp, level)
-        return once if self.recompute_only_adds else once.least(self.early(inner, dp, level))
+            return self.relaxed_table(stage, dp, level)
+        once = self.relaxed_table(without_recompute(stage), dp, level)
+        return once if self.recompute_only_adds else once.least(self.relaxed_table(stage, dp, level))
 
     @cached_property
     def recompute_only_adds(self) -> bool:
@@ -334,88 +276,64 @@ class Costs:
         most = max(theirs for _, theirs in pairs)
         return all(most * (1.0 - mine) <= theirs for mine, theirs in pairs)
 
-    def some_are_longer(self, inner: Inner, dp: int, level: int) -> bool:
+    def some_are_longer(self, stage: StageConfig, dp: int, level: int) -> bool:
         """Whether blocks that recompute take no less in the early table than those that keep everything."""
-        again, once = self.early(inner, dp, level), self.early(kept(inner), dp, level)
+        again, once = self.relaxed_table(stage, dp, level), self.relaxed_table(without_recompute(stage), dp, level)
         return bool((again.work >= once.work).all() and (again.first_gather >= once.first_gather).all())
 
-    def longer_with_recompute(self, inner: Inner, dp: int, level: int) -> bool:
+    def longer_with_recompute(self, stage: StageConfig, dp: int, level: int) -> bool:
         """Whether a chunk surely takes no less time, in each of its actions, with every further block that recomputes.
 
         So it is where each action of such a block is no shorter than one of a block that keeps everything, in all that
         maps of clocks consist of, and no channel lags behind: such maps compose monotonically.
         """
-        key = (inner, dp, level)
+        key = (stage, dp, level)
         if key not in self._longer:
-            again, once = (self.chunks(each, dp, level, contention=True) for each in (inner, kept(inner)))
+            again, once = (self.chunks(each, dp, level, contention=True) for each in (stage, without_recompute(stage)))
             self._longer[key] = all(
                 _no_shorter(*(
                     chunks.stretch(self.pieces[number], part, gathers=gathers, reduces=reduces)
                     for chunks in (again, once)
                 ))
-                for number in self.blocks for part, gathers, reduces in self._variants(inner, again, level)
+                for number in self.blocks for part, gathers, reduces in self._variants(stage, again, level)
             )  # fmt: skip
         return self._longer[key]
 
     @staticmethod
-    def _variants(inner: Inner, chunks: Chunks, level: int) -> list[tuple[str, bool, bool]]:
+    def _variants(stage: StageConfig, chunks: Chunks, level: int) -> list[tuple[str, bool, bool]]:
         """(part, gathers, reduces) of all bodies that a step has, those of first pieces included."""
-        each, closing = chunks.degrees.optimizer.reduces_each, "W" if inner.split else "B"
+        each, closing = chunks.degrees.optimizer.reduces_each, "W" if stage.split else "B"
         found = [("F", level >= chunks.stack.gathers_each, False), ("F", level >= 1, False)]
         found += [(closing, level >= 3, each), (closing, level >= 3, True)]
-        found += [("I", level >= 3, False)] if inner.split else []
+        found += [("I", level >= 3, False)] if stage.split else []
         return list(dict.fromkeys([*found, *((part, False, reduces) for part, _, reduces in found)]))
 
-    def trailing_s(self, inner: Inner, dp: int, level: int, chunk: Chunk) -> float:
+    def trailing_s(self, stage: StageConfig, dp: int, level: int, chunk: Chunk) -> float:
         """How long after a chunk's last action its reductions still run."""
-        key = (inner, dp, level, chunk)
+        key = (stage, dp, level, chunk)
         if key not in self._trailing:
-            chunks = self.chunks(inner, dp, level, contention=True)
+            chunks = self.chunks(stage, dp, level, contention=True)
             if chunk.num_kept and chunks.kept is None:
-                chunks.kept = self.chunks(kept(inner), dp, level, contention=True)
-            part = "W" if inner.split else "B"
+                chunks.kept = self.chunks(without_recompute(stage), dp, level, contention=True)
+            part = "W" if stage.split else "B"
             found = chunks.action(chunk, part, gathers=level >= 3, reduces=True)
             self._trailing[key] = found.trailing_ps / PS_PER_S
         return self._trailing[key]
 
-    def transfer_s(self, inner: Inner, dp: int, pp: int) -> tuple[float, ...]:
+    def transfer_s(self, stage: StageConfig, dp: int, pp: int) -> tuple[float, ...]:
         """Seconds of what passes from pipeline rank i to i + 1, for every i; the last entry is from the last to 0."""
-        key = (inner, dp, pp)
+        key = (stage, dp, pp)
         if key not in self._transfer:
-            chunks = self.plain(inner)
+            chunks = self.widest_chunks(stage)
             size = chunks.numbers[chunks.template.pieces["block"].leaves]
-            sizes = {"dp": dp, "tp": inner.tp, "cp": inner.cp, "pp": pp}
-            stride = strides(sizes, inner.order or ORDER)["pp"]
+            sizes = {"dp": dp, "tp": stage.tp, "cp": stage.cp, "pp": pp}
+            stride = strides(sizes, stage.order or ORDER)["pp"]
             machine = self.problem.machine
             self._transfer[key] = tuple(
                 price_transfer(machine, rank * stride, (rank + 1) % pp * stride, size, stride).together_ps / PS_PER_S
                 for rank in range(pp)
             ) if pp > 1 else (0.0,)  # fmt: skip
         return self._transfer[key]
-
-
-@lru_cache(maxsize=65_536)
-def ordered(inner: Inner, order: tuple[str, ...]) -> Inner:
-    """The same in an order of the axes."""
-    return replace(inner, order=order)
-
-
-@lru_cache(maxsize=65_536)
-def unordered(inner: Inner) -> Inner:
-    """The same for any order of the axes with the same tiers inside a stage."""
-    return replace(inner, order=()) if inner.order else inner
-
-
-@lru_cache(maxsize=65_536)
-def anywhere(inner: Inner) -> Inner:
-    """The same wherever it lies: memory does not depend on that."""
-    return replace(inner, order=(), spot=()) if inner.order or inner.spot else inner
-
-
-@lru_cache(maxsize=65_536)
-def kept(inner: Inner) -> Inner:
-    """The same where nothing is recomputed."""
-    return replace(inner, recompute="none")
 
 
 def _no_shorter(one: Stretch, other: Stretch) -> bool:
@@ -432,7 +350,7 @@ def _seconds(picoseconds: list[float]) -> Floats:
     return np.array(picoseconds, dtype=np.float64) / PS_PER_S
 
 
-def only(piece: str) -> Chunk:
+def one_piece(piece: str) -> Chunk:
     """A chunk of one piece."""
     dense = int(piece == "dense_block")
     return Chunk(

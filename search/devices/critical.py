@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from search.devices.candidate import Found
+from search.candidate import Candidate
 from search.devices.problem import Problem
 from simulator.forecast.action import Stretch
 from simulator.forecast.case import Case, Pieces, RankKinds, is_split
@@ -30,7 +30,7 @@ _FORWARD, _BACKWARD, _TRANSFERS, _UPDATE = (
 )  # fmt: skip
 
 
-def critical_path_s(problem: Problem, found: Found) -> dict[str, float]:
+def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
     """Seconds of the step of a configuration by kind, the largest first; together they are the step.
 
     Raises:

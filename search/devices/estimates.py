@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.model.graph import itemsize
-from search.devices.axis_orders import Places
+from search.devices.axis_orders import AxisOrders
 from search.devices.bounds import mesh_bound_s
-from search.devices.candidate import Refused
-from search.devices.costs import Costs, Inner, Table, anywhere, kept, num_dense, ordered
-from search.devices.peak_memory import Footing
+from search.devices.costs import Costs, Table, num_dense
+from search.devices.peak_memory import PeakMemory
 from search.devices.problem import Problem
-from search.devices.schedule_space import Frames
+from search.devices.schedule_space import ScheduleSpaces
 from search.devices.space import Mesh, levels, recomputes, schedule_of, shapes
+from search.devices.stage_config import StageConfig, in_any_place, in_order, without_recompute
+from search.result import Rejected
 from simulator.forecast.case import is_split
 
 __all__ = ["Estimates"]
@@ -33,17 +34,17 @@ class Estimates:
     Args:
         problem: what is asked.
         keep: how many of the fastest are searched for.
-        costs, footing, frames, places: of the problem.
-        refused: filled with what cannot fit.
+        costs, peak_memory, spaces, places: of the problem.
+        rejected: filled with what cannot fit.
     """
 
     problem: Problem
     keep: int
     costs: Costs
-    footing: Footing
-    frames: Frames
-    places: Places
-    refused: list[Refused]
+    peak_memory: PeakMemory
+    spaces: ScheduleSpaces
+    axis_orders: AxisOrders
+    rejected: list[Rejected]
 
     def may_hold(self, mesh: Mesh, size: int, sp: bool) -> bool:
         """Whether the inputs of the blocks alone, kept in every recompute mode, leave room for sharded weights."""
@@ -60,7 +61,7 @@ class Estimates:
         least = (kept * config.num_layers + weights) / mesh.pp
         if least > problem.limit_bytes:
             what = f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {size}"
-            self.refused.append(Refused(what=what, reason="memory", excess_bytes=int(least) - problem.limit_bytes))
+            self.rejected.append(Rejected(what=what, reason="memory", excess_bytes=int(least) - problem.limit_bytes))
         return least <= problem.limit_bytes
 
     def splits(self, mesh: Mesh) -> tuple[bool, ...]:
@@ -79,8 +80,8 @@ class Estimates:
 
         A backward in two parts takes no less than a whole one: nothing of one is hidden behind the other.
         """
-        inner = self.places.inner(mesh, sp, size, recomputes(self.problem)[0], False)
-        forward, backward, *_ = self.costs.whole(inner)
+        stage = self.axis_orders.stage_config(mesh, sp, size, recomputes(self.problem)[0], False)
+        forward, backward, *_ = self.costs.model_seconds(stage)
         return self._spread_bound_s(mesh, size, any(self.splits(mesh)), forward, backward, 0.0)
 
     def _spread_bound_s(
@@ -93,88 +94,90 @@ class Estimates:
         way = forward_s + (backward_s if weights_s or not split else 0.0)
         return mesh_bound_s(forward_s, backward_s + weights_s, way, mesh.pp, count, looped=looped)
 
-    def fitting_levels(self, mesh: Mesh, inner: Inner, chosen: Sequence[int]) -> tuple[int, ...]:
+    def fitting_levels(self, mesh: Mesh, stage: StageConfig, chosen: Sequence[int]) -> tuple[int, ...]:
         """The optimizer levels among `chosen` with which it may fit."""
         limit = self.problem.limit_bytes
         found, least = [], float("inf")
         for level in chosen:
-            needed = self.footing.least_bytes(anywhere(inner), pp=mesh.pp, dp=mesh.dp, level=level)
+            needed = self.peak_memory.least_bytes(in_any_place(stage), pp=mesh.pp, dp=mesh.dp, level=level)
             least = min(least, needed)
             if needed <= limit:
                 found.append(level)
         if not found:
             what = (
-                f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {inner.micro_batch} recompute "
-                f"{inner.recompute}"
+                f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {stage.micro_batch} recompute "
+                f"{stage.recompute}"
             )
-            self.refused.append(Refused(what=what, reason="memory", excess_bytes=int(least) - limit))
+            self.rejected.append(Rejected(what=what, reason="memory", excess_bytes=int(least) - limit))
         return tuple(found)
 
-    def saves_nothing(self, inner: Inner) -> bool:
+    def saves_nothing(self, stage: StageConfig) -> bool:
         """Whether a mode keeps no less than none at all, which takes no longer."""
-        if self.keep > 1 or inner.recompute == "none" or "none" not in recomputes(self.problem):
+        if self.keep > 1 or stage.recompute == "none" or "none" not in recomputes(self.problem):
             return False
-        own, whole = self.footing.kept_bytes(inner), self.footing.kept_bytes(kept(inner))
+        own, whole = self.peak_memory.kept_bytes(stage), self.peak_memory.kept_bytes(without_recompute(stage))
         return self.costs.recompute_only_adds and all(map(operator.ge, own, whole))
 
-    def excess_bytes(self, mesh: Mesh, inner: Inner, level: int) -> float:
+    def excess_bytes(self, mesh: Mesh, stage: StageConfig, level: int) -> float:
         """What recomputing must save in the whole model, where not all blocks must recompute."""
-        if not self.frames.is_partial(inner.recompute):
+        if not self.spaces.is_partial(stage.recompute):
             return 0.0
-        return self.footing.excess_bytes(
-            anywhere(inner), pp=mesh.pp, dp=mesh.dp, level=level, limit=self.problem.limit_bytes
+        return self.peak_memory.excess_bytes(
+            in_any_place(stage), pp=mesh.pp, dp=mesh.dp, level=level, limit=self.problem.limit_bytes
         )
 
-    def inner_bound_s(self, mesh: Mesh, size: int, inner: Inner, excess_bytes: float) -> float:
+    def inner_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, excess_bytes: float) -> float:
         """Of everything with one way of working inside a stage, where recomputing must save so many bytes."""
-        forward, *backward = self._least_s(inner, excess_bytes)
-        return self._spread_bound_s(mesh, size, inner.split, forward, backward[0], sum(backward[1:]))
+        forward, *backward = self._least_s(stage, excess_bytes)
+        return self._spread_bound_s(mesh, size, stage.split, forward, backward[0], sum(backward[1:]))
 
-    def quick_bound_s(self, mesh: Mesh, size: int, inner: Inner, level: int) -> float:
+    def quick_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, level: int) -> float:
         """Of a level of the optimizer, from what is quickly known: no more than `level_bound_s`."""
-        quick = [self.costs.quick_floor(each, mesh.dp, level) for each in self.in_orders(mesh, inner, level)]
-        return self._work_bound_s(mesh, size, inner, functools.reduce(np.minimum, quick))
+        quick = [self.costs.quick_floor(each, mesh.dp, level) for each in self.in_orders(mesh, stage, level)]
+        return self._work_bound_s(mesh, size, stage, functools.reduce(np.minimum, quick))
 
-    def level_bound_s(self, mesh: Mesh, size: int, inner: Inner, level: int) -> float:
+    def level_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, level: int) -> float:
         """Of a level of the optimizer."""
-        return self._work_bound_s(mesh, size, inner, self.floor(mesh, inner, level).work)
+        return self._work_bound_s(mesh, size, stage, self.floor(mesh, stage, level).work)
 
-    def _least_s(self, inner: Inner, excess_bytes: float) -> list[float]:
+    def _least_s(self, stage: StageConfig, excess_bytes: float) -> list[float]:
         """The parts of the whole model and one micro-batch at least, the first of them the forward.
 
         Where some blocks may keep everything: each piece as the shorter of its two kinds, and what recomputing adds to
         save so many bytes, where it adds least per byte; that counts with the last part.
         """
         costs = self.costs
-        if not self.frames.is_partial(inner.recompute):
-            return [float(each) for each in costs.all_counts @ costs.alone(inner)]
+        if not self.spaces.is_partial(stage.recompute):
+            return [float(each) for each in costs.all_counts @ costs.piece_seconds(stage)]
         if not excess_bytes and costs.recompute_only_adds:
-            return [float(each) for each in costs.all_counts @ costs.alone(kept(inner))]
-        again = costs.alone(inner)
-        least = np.minimum(again, costs.alone(kept(inner)))
+            return [float(each) for each in costs.all_counts @ costs.piece_seconds(without_recompute(stage))]
+        again = costs.piece_seconds(stage)
+        least = np.minimum(again, costs.piece_seconds(without_recompute(stage)))
         parts = [float(each) for each in costs.all_counts @ least]
-        again_bytes, once_bytes = (self.footing.kept_bytes(anywhere(each)) for each in (inner, kept(inner)))
+        again_bytes, once_bytes = (
+            self.peak_memory.kept_bytes(in_any_place(each)) for each in (stage, without_recompute(stage))
+        )
         saved = np.array(once_bytes) - np.array(again_bytes)
         longer = (again - least)[list(costs.blocks)].sum(axis=1)
         if excess_bytes > 0 and (saved > 0).any():
             parts[-1] += excess_bytes * float((longer[saved > 0] / saved[saved > 0]).min())
         return parts
 
-    def _work_bound_s(self, mesh: Mesh, size: int, inner: Inner, work: Floats) -> float:
+    def _work_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, work: Floats) -> float:
         """Of an early table."""
         _, forward, closing, _, inputs = (float(each) for each in self.costs.all_counts @ work)
-        parts = (inputs, closing) if inner.split else (closing, 0.0)
-        return self._spread_bound_s(mesh, size, inner.split, forward, *parts)
+        parts = (inputs, closing) if stage.split else (closing, 0.0)
+        return self._spread_bound_s(mesh, size, stage.split, forward, *parts)
 
-    def floor(self, mesh: Mesh, inner: Inner, level: int) -> Table:
+    def floor(self, mesh: Mesh, stage: StageConfig, level: int) -> Table:
         """An early table that no configuration of a node is below, in whichever order of the axes."""
-        partial = self.frames.is_partial(inner.recompute)
+        partial = self.spaces.is_partial(stage.recompute)
         tables = [
-            self.costs.floor(each, mesh.dp, level, partial=partial) for each in self.in_orders(mesh, inner, level)
+            self.costs.floor_table(each, mesh.dp, level, partial=partial) for each in self.in_orders(mesh, stage, level)
         ]
         return functools.reduce(Table.least, tables)
 
-    def in_orders(self, mesh: Mesh, inner: Inner, level: int) -> list[Inner]:
+    def in_orders(self, mesh: Mesh, stage: StageConfig, level: int) -> list[StageConfig]:
         """The orders of the axes that an early table may be least in: it knows of the optimizer from level 2 on."""
-        every = self.places.nearest(mesh)
-        return [ordered(inner, order) for order in (every if level >= 2 else every[:1])]
+        every = self.axis_orders.nearest(mesh)
+        return [in_order(stage, order) for order in (every if level >= 2 else every[:1])]

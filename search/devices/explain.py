@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterator
@@ -13,13 +14,12 @@ import numpy as np
 from costmodels import Machine
 from plans.degrees import Degrees, even_layers
 from plans.errors import TwofoldError
+from search.candidate import Candidate, describe
 from search.devices.branch import Branching
-from search.devices.candidate import Found, describe
-from search.devices.costs import Inner
 from search.devices.problem import Pins, Problem
 from search.devices.space import (
     Mesh,
-    Shape,
+    ScheduleChoice,
     divisors,
     levels,
     meshes,
@@ -30,8 +30,10 @@ from search.devices.space import (
     shapes,
     values_of,
 )
+from search.devices.stage_config import StageConfig
+from search.result import Alternative
 
-__all__ = ["Neighbour", "Relaxation", "least_memory", "neighbours", "relaxations"]
+__all__ = ["Relaxation", "least_memory", "neighbours", "relaxations"]
 
 _LEAN = ("1f1b", "v_half", "v_min")
 """Schedules that keep the fewest activations."""
@@ -40,23 +42,6 @@ _MOST_LEAN = 40
 """Lean configurations that are forecast at most."""
 
 _EQUAL_S = 1e-9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
-    """The best with one degree changed; the layers are spread anew.
-
-    Args:
-        change: what is different, in words.
-        found: its forecast; None where it cannot be.
-        reason: why it lost.
-        extra_s: seconds that it takes longer; None where it cannot be or does not fit.
-    """
-
-    change: str
-    found: Found | None
-    reason: str
-    extra_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,61 +56,87 @@ class Relaxation:
 # ------------------------------------------------------------------- neighbours
 
 
-def neighbours(branching: Branching, best: Found) -> tuple[Neighbour, ...]:
+def neighbours(branching: Branching, best: Candidate) -> tuple[Alternative, ...]:
     """One degree of the best changed at a time, the least loss first; then what cannot be."""
     results = [_neighbour(branching, best, change, pins) for change, pins in _changes(branching.problem, best)]
     return tuple(sorted(results, key=lambda each: (each.extra_s is None, each.extra_s or 0.0, each.change)))
 
 
-def _changes(problem: Problem, best: Found) -> Iterator[tuple[str, Pins]]:
-    degrees, count = best.degrees, problem.num_devices
+def _changes(problem: Problem, best: Candidate) -> Iterator[tuple[str, Pins]]:
+    """What is changed, in words, and the pins of the part of the space with this change."""
+    degrees = best.degrees
     base = Pins(**degrees.values).changed(layers=None, recompute_layers=problem.pins.recompute_layers)
+    yield from _mesh_changes(problem, degrees, base)
+    yield from _placement_changes(problem, degrees, base)
+    yield from _micro_batch_changes(problem, degrees, base)
+    yield from _schedule_changes(problem, degrees, base)
+    yield from _recompute_changes(problem, degrees, base)
+    yield from _optimizer_changes(problem, degrees, base)
+    yield from _layer_changes(problem, degrees, base)
+
+
+def _mesh_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    """tp, cp or pp one divisor up or down; what it takes or gives comes from another degree."""
     fixed = problem.pins.given
     for name in ("tp", "cp", "pp"):
         now = getattr(degrees, name)
-        for value in _beside(now, divisors(count)):
-            for other in ("dp", "tp", "pp", "cp"):
-                # what the changed degree takes or gives comes from another one
-                have = getattr(degrees, other)
-                if other == name or {name, other} & set(fixed) or have * now % value:
-                    continue
-                if other != "dp" and value < now:
-                    continue  # told from the other side
-                given: dict[str, Any] = {name: value, other: have * now // value}
-                split = fixed.get("sequence_parallel") if degrees.tp == 1 else degrees.sequence_parallel
-                given["sequence_parallel"] = split if given.get("tp", degrees.tp) > 1 else False
-                if name == "pp" or other == "pp":
-                    given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
-                anew = ", schedule anew" if "pp" in given else ""
-                yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", base.changed(**given)
+        for value, other in itertools.product(_beside(now, divisors(problem.num_devices)), ("dp", "tp", "pp", "cp")):
+            have = getattr(degrees, other)
+            if other == name or {name, other} & set(fixed) or have * now % value:
+                continue
+            if other != "dp" and value < now:
+                continue  # the same pair of degrees is changed from the other side
+            given: dict[str, Any] = {name: value, other: have * now // value}
+            split = fixed.get("sequence_parallel") if degrees.tp == 1 else degrees.sequence_parallel
+            given["sequence_parallel"] = split if given.get("tp", degrees.tp) > 1 else False
+            anew = ""
+            if "pp" in given:
+                given |= {"schedule": fixed.get("schedule"), "virtual": fixed.get("virtual")}
+                anew = ", schedule anew"
+            yield f"{name} {now} -> {value}, {other} {have} -> {have * now // value}{anew}", base.changed(**given)
+
+
+def _placement_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    """Another order of the axes; experts spread over more or fewer ranks."""
     mesh = Mesh(degrees.dp, degrees.cp, degrees.tp, degrees.pp, degrees.ep, degrees.order)
     for order, _ in orders(problem, mesh) if problem.pins.order is None else ():
         if order != degrees.order:
-            told = (tuple(axis for axis in each if getattr(degrees, axis) > 1) for each in (degrees.order, order))
-            yield f"order {' -> '.join('-'.join(each) for each in told)}", base.changed(order=order)
+            shown = (tuple(axis for axis in axes if getattr(degrees, axis) > 1) for axes in (degrees.order, order))
+            yield f"order {' -> '.join('-'.join(axes) for axes in shown)}", base.changed(order=order)
     experts = problem.config.experts
-    if experts is not None and "ep" not in fixed:
+    if experts is not None and "ep" not in problem.pins.given:
         for value in _beside(degrees.ep, divisors(math.gcd(degrees.dp, experts.num_experts))):
             yield f"ep {degrees.ep} -> {value}", base.changed(ep=value)
-    each = problem.global_batch // degrees.dp
-    for value in _beside(degrees.micro_batch, divisors(each)):
-        if "micro_batch" not in fixed:
-            yield f"micro-batch {degrees.micro_batch} -> {value}", base.changed(micro_batch=value)
-    for shape in shapes(problem, degrees.pp):
-        if (shape.schedule, shape.virtual) != (degrees.schedule, degrees.virtual):
-            yield (
-                f"{Shape(degrees.schedule, degrees.virtual)} -> {shape}",
-                base.changed(schedule=shape.schedule, virtual=shape.virtual),
-            )
-    yield from _recompute_changes(problem, degrees, base)
+
+
+def _micro_batch_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    if "micro_batch" in problem.pins.given:
+        return
+    for value in _beside(degrees.micro_batch, divisors(problem.global_batch // degrees.dp)):
+        yield f"micro-batch {degrees.micro_batch} -> {value}", base.changed(micro_batch=value)
+
+
+def _schedule_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    now = ScheduleChoice(degrees.schedule, degrees.virtual)
+    for choice in shapes(problem, degrees.pp):
+        if choice != now:
+            yield f"{now} -> {choice}", base.changed(schedule=choice.schedule, virtual=choice.virtual)
+
+
+def _optimizer_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
+    """Another optimizer level; sequence parallelism on or off."""
+    now = degrees.optimizer.parallel_level
     for level in (0, 1, 2, 3) if problem.pins.zero is None else ():
-        if level != degrees.optimizer.parallel_level:
-            yield f"optimizer level {degrees.optimizer.parallel_level} -> {level}", base.changed(zero=level)
+        if level != now:
+            yield f"optimizer level {now} -> {level}", base.changed(zero=level)
     if degrees.tp > 1 and problem.pins.sequence_parallel is None:
         yield (
             "without sequence parallel" if degrees.sequence_parallel else "with sequence parallel",
             base.changed(sequence_parallel=not degrees.sequence_parallel),
         )
+
+
+def _layer_changes(problem: Problem, degrees: Degrees, base: Pins) -> Iterator[tuple[str, Pins]]:
     even = even_layers(problem.config.num_layers, degrees.num_chunks)
     if degrees.layers != even and min(even) and problem.pins.layers is None:
         yield "layers spread evenly", base.changed(layers=even)
@@ -155,28 +166,30 @@ def _beside(now: int, values: tuple[int, ...]) -> list[int]:
     return smaller[-1:] + larger[:1]
 
 
-def _neighbour(branching: Branching, best: Found, change: str, pins: Pins) -> Neighbour:
+def _neighbour(branching: Branching, best: Candidate, change: str, pins: Pins) -> Alternative:
     try:
         part = branching.narrowed(pins)
         part.run()
     except TwofoldError as error:
-        return Neighbour(change=change, found=None, reason=str(error), extra_s=None)
-    if part.found:
-        found = part.found[0]
+        return Alternative(subject="degrees", change=change, reason=str(error), extra_s=None)
+    if part.candidates:
+        found = part.candidates[0]
         extra = found.forecast.step_s - best.forecast.step_s
         some = found.degrees.recompute_layers
         if some not in (None, best.degrees.recompute_layers) and "blocks" not in change:
             change += f", recompute in {some} of a chunk's blocks"
-        return Neighbour(change=change, found=found, reason=_difference(best, found), extra_s=extra)
-    memory = [each.excess_bytes or 0 for each in part.refused if each.reason == "memory"]
+        return Alternative(
+            subject="degrees", change=change, candidate=found, reason=_difference(best, found), extra_s=extra
+        )
+    memory = [each.excess_bytes or 0 for each in part.rejected if each.reason == "memory"]
     if memory:
         reason = f"does not fit: {min(memory) / 2**30:.2f} GiB too much"
     else:
-        reason = "; ".join(dict.fromkeys(each.reason for each in part.refused)) or "cannot be made"
-    return Neighbour(change=change, found=None, reason=reason, extra_s=None)
+        reason = "; ".join(dict.fromkeys(each.reason for each in part.rejected)) or "cannot be made"
+    return Alternative(subject="degrees", change=change, reason=reason, extra_s=None)
 
 
-def _difference(best: Found, other: Found) -> str:
+def _difference(best: Candidate, other: Candidate) -> str:
     """Which part of the step grew most."""
     parts = {
         name: composition(other)[name] - seconds for name, seconds in composition(best).items()
@@ -185,7 +198,7 @@ def _difference(best: Found, other: Found) -> str:
     return f"{name} {parts[name]:+.3g} s" if parts[name] > _EQUAL_S else "equal"
 
 
-def composition(found: Found) -> dict[str, float]:
+def composition(found: Candidate) -> dict[str, float]:
     """Seconds of the mean rank: compute, communication that is not hidden, and waiting for other stages."""
     seen = found.forecast
     compute = seen.step_s * (1.0 - seen.bubble_fraction)
@@ -199,7 +212,7 @@ def composition(found: Found) -> dict[str, float]:
 # ------------------------------------------------------------------- nothing fits
 
 
-def least_memory(problem: Problem, *, enough_bytes: int = 0) -> Found | None:
+def least_memory(problem: Problem, *, enough_bytes: int = 0) -> Candidate | None:
     """The configuration with the least forecast peak of those looked at; None where there is none at all.
 
     Only what keeps least is looked at: the smallest micro-batch, most recomputing, the leanest schedules. The leanest
@@ -207,7 +220,7 @@ def least_memory(problem: Problem, *, enough_bytes: int = 0) -> Found | None:
     cannot be better.
     """
     branching = Branching(problem=problem)
-    best: Found | None = None
+    best: Candidate | None = None
     for least, _, values in sorted(_lean(branching), key=operator.itemgetter(0, 1))[:_MOST_LEAN]:
         if best is not None and best.forecast.peak_bytes <= max(least, enough_bytes):
             break
@@ -231,17 +244,17 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
             continue
         tried = shapes(problem, mesh.pp)
         for shape in [each for each in tried if each.schedule in _LEAN] or tried:
-            frame = branching.frame(shape, mesh.pp, problem.global_batch // (mesh.dp * sizes[0]))
-            if frame is None:
+            space = branching.space(shape, mesh.pp, problem.global_batch // (mesh.dp * sizes[0]))
+            if space is None:
                 continue
             mode = recomputes(problem)[-1]
-            inner, rows = (
-                Inner(mesh.tp, mesh.cp, sps[0], sizes[0], mode, frame.split, mesh.ep),
-                branching.rows(frame, mode),
+            stage, rows = (
+                StageConfig(mesh.tp, mesh.cp, sps[0], sizes[0], mode, space.split, mesh.ep),
+                branching.rows(space, mode),
             )
             for level in levels(problem, mesh)[-2:]:
-                peaks = branching.footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
-                layers, some = frame.choice(rows, int(np.argmin(peaks)))
+                peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
+                layers, some = space.choice(rows, int(np.argmin(peaks)))
                 values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, some)
                 number += 1
                 yield int(np.min(peaks)), number, values
@@ -274,7 +287,7 @@ def relaxations(problem: Problem) -> list[Relaxation]:
     return found
 
 
-def _told(found: Found) -> str:
+def _told(found: Candidate) -> str:
     return f"{_GiB(found.forecast.peak_bytes)}: {describe(found.degrees)}"
 
 
@@ -290,7 +303,7 @@ def _batches(batch: int) -> list[int]:
     return sorted({*smaller, *larger}, key=lambda each: (abs(each - batch), each))
 
 
-def _fitting(problem: Problem, **values: Any) -> Found | None:
+def _fitting(problem: Problem, **values: Any) -> Candidate | None:
     """What fits the changed question."""
     try:
         changed = problem.changed(**values)

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search.devices.bounds import Frame, Rows
-from search.devices.candidate import Refused
-from search.devices.costs import Inner, Table, anywhere, kept, ordered, piece_counts
+from search.devices.bounds import LayerSplits, ScheduleSpace
+from search.devices.costs import Table, piece_counts
 from search.devices.estimates import Estimates
 from search.devices.problem import Problem
 from search.devices.space import (
     Mesh,
-    Shape,
+    ScheduleChoice,
     levels,
     micro_batches,
     recomputes,
     sequence_parallels,
     values_of,
 )
-from simulator.forecast import Stack
+from search.devices.stage_config import StageConfig, in_any_place, in_order, without_recompute
+from search.result import Rejected
 from simulator.forecast.chunks import Chunk
 
 __all__ = ["Child", "Kind", "Nodes", "after_leaf", "leaf_values"]
@@ -67,8 +67,8 @@ class Nodes:
 
     def __post_init__(self) -> None:
         known = self.estimates
-        self.problem, self.costs, self.footing = known.problem, known.costs, known.footing
-        self.frames, self.places = known.frames, known.places
+        self.problem, self.costs, self.peak_memory = known.problem, known.costs, known.peak_memory
+        self.spaces, self.axis_orders = known.spaces, known.axis_orders
         self._open: dict[Kind, Callable[..., Iterator[Child]]] = {
             Kind.MESH: self._open_mesh, Kind.INNER: self._open_inner, Kind.LEVEL: self._open_level,
             Kind.MEMORY: self._open_memory, Kind.SHAPE: self._open_shape, Kind.SPREADS: self._open_spreads,
@@ -80,7 +80,7 @@ class Nodes:
 
     def roots(self, mesh: Mesh) -> Iterator[Child]:
         """A mesh with the samples of a micro-batch."""
-        places = self.places.of(mesh)
+        places = self.axis_orders.of(mesh)
         for size in micro_batches(self.problem, mesh):
             sps = sequence_parallels(self.problem, mesh)
             if not sps or not self.estimates.may_hold(mesh, size, max(sps)):
@@ -89,7 +89,7 @@ class Nodes:
             yield bound, Kind.MESH, (mesh, size, True)
             for place in places[1:]:
                 # where no group inside a stage lies on nearer links, the bound is no less: priced when it comes up
-                is_farther = self.places.is_farther(place, mesh)
+                is_farther = self.axis_orders.is_farther(place, mesh)
                 if not is_farther:
                     bound = min(self.estimates.mesh_bound_s(place, size, sp) for sp in sps)
                 yield bound, Kind.MESH, (place, size, not is_farther)
@@ -105,49 +105,49 @@ class Nodes:
                 continue
             for split in self.estimates.splits(mesh):
                 for recompute in recomputes(self.problem):
-                    inner = self.places.inner(mesh, sp, size, recompute, split)
-                    chosen = self.estimates.fitting_levels(mesh, inner, levels(self.problem, mesh))
+                    stage = self.axis_orders.stage_config(mesh, sp, size, recompute, split)
+                    chosen = self.estimates.fitting_levels(mesh, stage, levels(self.problem, mesh))
                     if not chosen:
                         continue
-                    if self.estimates.saves_nothing(anywhere(inner)):
+                    if self.estimates.saves_nothing(in_any_place(stage)):
                         continue
-                    needed = min(self.estimates.excess_bytes(mesh, inner, level) for level in chosen)
-                    own = self.estimates.inner_bound_s(mesh, size, inner, needed)
-                    yield max(bound, own), Kind.INNER, (mesh, size, inner, chosen)
+                    needed = min(self.estimates.excess_bytes(mesh, stage, level) for level in chosen)
+                    own = self.estimates.inner_bound_s(mesh, size, stage, needed)
+                    yield max(bound, own), Kind.INNER, (mesh, size, stage, chosen)
 
     def _open_inner(
-        self, bound: float, enough_s: float, mesh: Mesh, size: int, inner: Inner, chosen: tuple[int, ...]
+        self, bound: float, enough_s: float, mesh: Mesh, size: int, stage: StageConfig, chosen: tuple[int, ...]
     ) -> Iterator[Child]:
         for level in chosen:
             own = bound
-            if len(chosen) > 1 and (excess := self.estimates.excess_bytes(mesh, inner, level)):
-                own = self.estimates.inner_bound_s(mesh, size, inner, excess)
+            if len(chosen) > 1 and (excess := self.estimates.excess_bytes(mesh, stage, level)):
+                own = self.estimates.inner_bound_s(mesh, size, stage, excess)
             if level >= 3 and self.costs.recompute_only_adds:
-                own = max(own, self.estimates.quick_bound_s(mesh, size, inner, level))
+                own = max(own, self.estimates.quick_bound_s(mesh, size, stage, level))
             if max(bound, own) < enough_s:
-                own = max(own, self.estimates.level_bound_s(mesh, size, inner, level))
-                yield max(bound, own), Kind.LEVEL, (mesh, size, inner, level)
+                own = max(own, self.estimates.level_bound_s(mesh, size, stage, level))
+                yield max(bound, own), Kind.LEVEL, (mesh, size, stage, level)
 
     def _open_level(
-        self, bound: float, enough_s: float, mesh: Mesh, size: int, inner: Inner, level: int
+        self, bound: float, enough_s: float, mesh: Mesh, size: int, stage: StageConfig, level: int
     ) -> Iterator[Child]:
-        partial = self.frames.is_partial(inner.recompute)
+        partial = self.spaces.is_partial(stage.recompute)
         count = self.problem.global_batch // (mesh.dp * size)
-        table = self.estimates.floor(mesh, inner, level)
-        transfers, step_s = self._transfers(mesh, inner), self.problem.stack.step_s
-        for shape, frame in self.frames.all_of(mesh.pp, count, split=inner.split):
-            bounds = self.frames.linear(frame).bounds_s(table, transfers, together=self.frames.together(shape)) + step_s
+        table = self.estimates.floor(mesh, stage, level)
+        transfers, step_s = self._transfers(mesh, stage), self.problem.stack.step_s
+        for shape, space in self.spaces.all_of(mesh.pp, count, split=stage.split):
+            bounds = self.spaces.linear(space).bounds_s(table, transfers, together=self.spaces.together(shape)) + step_s
             if (least := max(bound, float(bounds.min()))) < enough_s:
                 if partial:
-                    yield least, Kind.MEMORY, (mesh, size, inner, level, shape, np.flatnonzero(bounds < enough_s))
+                    yield least, Kind.MEMORY, (mesh, size, stage, level, shape, np.flatnonzero(bounds < enough_s))
                 else:
-                    yield least, Kind.SHAPE, (mesh, size, inner, level, shape, None)
+                    yield least, Kind.SHAPE, (mesh, size, stage, level, shape, None)
 
-    def _table(self, inner: Inner, dp: int, level: int) -> Table:
+    def _table(self, stage: StageConfig, dp: int, level: int) -> Table:
         """With what pieces of rows of a mode cost."""
-        if self.frames.is_partial(inner.recompute):
-            return self.costs.some(inner, dp, level, settled=True)
-        return self.costs.settled(inner, dp, level)
+        if self.spaces.is_partial(stage.recompute):
+            return self.costs.mixed_table(stage, dp, level, exact=True)
+        return self.costs.exact_table(stage, dp, level)
 
     def _open_memory(
         self,
@@ -155,36 +155,38 @@ class Nodes:
         enough_s: float,
         mesh: Mesh,
         size: int,
-        inner: Inner,
+        stage: StageConfig,
         level: int,
-        shape: Shape,
+        shape: ScheduleChoice,
         spreads: Ints,
     ) -> Iterator[Child]:
         """Which numbers of blocks that recompute may fit."""
-        frame = self._frame(mesh, size, shape)
-        rows = self.frames.rows(frame, inner.recompute)
+        space = self._space_of(mesh, size, shape)
+        rows = self.spaces.rows(space, stage.recompute)
         chosen = np.flatnonzero(np.isin(rows.spread, spreads))
-        fit = chosen[self._fitting(mesh, inner, level, shape, frame, rows.take(chosen))]
+        fit = chosen[self._fitting(mesh, stage, level, shape, space, rows.take(chosen))]
         if not len(fit):
             return
-        placed = self.estimates.in_orders(mesh, inner, level)
+        placed = self.estimates.in_orders(mesh, stage, level)
         first = fit
         if all(
             self.costs.some_are_longer(each, mesh.dp, level) for each in placed
         ):  # the fewest that fit are the least
             first = fit[np.unique(rows.spread[fit], return_index=True)[1]]
         table = functools.reduce(
-            Table.least, [self.costs.some(each, mesh.dp, level, settled=False) for each in placed]
+            Table.least, [self.costs.mixed_table(each, mesh.dp, level, exact=False) for each in placed]
         )  # fmt: skip
-        bounds = self._bounds_s(mesh, inner, shape, frame, table, rows.take(first))
-        yield max(bound, float(bounds.min())), Kind.SHAPE, (mesh, size, inner, level, shape, fit)
+        bounds = self._bounds_s(mesh, stage, shape, space, table, rows.take(first))
+        yield max(bound, float(bounds.min())), Kind.SHAPE, (mesh, size, stage, level, shape, fit)
 
-    def _fitting(self, mesh: Mesh, inner: Inner, level: int, shape: Shape, frame: Frame, rows: Rows) -> Ints:
+    def _fitting(
+        self, mesh: Mesh, stage: StageConfig, level: int, shape: ScheduleChoice, space: ScheduleSpace, rows: LayerSplits
+    ) -> Ints:
         """The rows that may fit the memory."""
         limit = self.problem.limit_bytes
-        peaks = self.footing.peaks_bytes(anywhere(inner), frame, dp=mesh.dp, level=level, rows=rows)
+        peaks = self.peak_memory.peaks_bytes(in_any_place(stage), space, dp=mesh.dp, level=level, rows=rows)
         if not (peaks <= limit).all():
-            self._refuse_memory(mesh, inner, shape, level, peaks, limit)
+            self._refuse_memory(mesh, stage, shape, level, peaks, limit)
         return np.flatnonzero(peaks <= limit)
 
     def _open_shape(
@@ -193,50 +195,51 @@ class Nodes:
         enough_s: float,
         mesh: Mesh,
         size: int,
-        inner: Inner,
+        stage: StageConfig,
         level: int,
-        shape: Shape,
+        shape: ScheduleChoice,
         fit: Ints | None,
     ) -> Iterator[Child]:
-        frame = self._frame(mesh, size, shape)
-        rows = self.frames.rows(frame, inner.recompute)
+        space = self._space_of(mesh, size, shape)
+        rows = self.spaces.rows(space, stage.recompute)
         if fit is None:
-            fit = self._fitting(mesh, inner, level, shape, frame, rows)
+            fit = self._fitting(mesh, stage, level, shape, space, rows)
         if not len(fit):
             return
-        for order in self.places.orders(mesh):
-            place, own = replace(mesh, order=order), ordered(inner, order)
-            left = self._not_beaten(place, own, level, shape, frame, fit)
+        for order in self.axis_orders.orders(mesh):
+            place, own = replace(mesh, order=order), in_order(stage, order)
+            left = self._not_beaten(place, own, level, shape, space, fit)
             if not len(left):
                 continue
-            bounds = self._bounds_s(place, own, shape, frame, self._table(own, mesh.dp, level), rows.take(left))
+            bounds = self._bounds_s(place, own, shape, space, self._table(own, mesh.dp, level), rows.take(left))
             yield max(bound, float(bounds.min())), Kind.SPREADS, (place, size, own, level, shape, left)
 
-    def _not_beaten(self, mesh: Mesh, inner: Inner, level: int, shape: Shape, frame: Frame, fit: Ints) -> Ints:
+    def _not_beaten(
+        self, mesh: Mesh, stage: StageConfig, level: int, shape: ScheduleChoice, space: ScheduleSpace, fit: Ints
+    ) -> Ints:
         """Without the rows of which another one surely fits, and surely takes no longer, with fewer blocks made again.
 
         Only where one plan is asked for, where all ranks begin together, so that no action that takes longer can make a
         step shorter, and where the stack adds nothing to the memory that is known here.
         """
         problem, limit = self.problem, self.problem.limit_bytes
-        exact = type(problem.stack).memory is Stack.memory
         if (
             self.estimates.keep > 1
-            or not exact
-            or not self.frames.together(shape)
-            or not self.frames.is_partial(inner.recompute)
+            or problem.stack.adds_memory
+            or not self.spaces.together(shape)
+            or not self.spaces.is_partial(stage.recompute)
         ):
             return fit
-        if not self.costs.longer_with_recompute(inner, mesh.dp, level):
+        if not self.costs.longer_with_recompute(stage, mesh.dp, level):
             return fit
-        rows = self.frames.rows(frame, inner.recompute)
-        bare = anywhere(inner)
-        most = self.footing.peaks_bytes(bare, frame, dp=mesh.dp, level=level, rows=rows, most=True)
-        fewest = np.full(len(frame.layers), np.iinfo(np.int64).max)
+        rows = self.spaces.rows(space, stage.recompute)
+        bare = in_any_place(stage)
+        most = self.peak_memory.peaks_bytes(bare, space, dp=mesh.dp, level=level, rows=rows, most=True)
+        fewest = np.full(len(space.layers), np.iinfo(np.int64).max)
         sure = np.flatnonzero(most <= limit)
         np.minimum.at(fewest, rows.spread[sure], rows.recomputed[sure])
         if "none" in recomputes(problem):
-            once = self.footing.peaks_bytes(kept(bare), frame, dp=mesh.dp, level=level, most=True)
+            once = self.peak_memory.peaks_bytes(without_recompute(bare), space, dp=mesh.dp, level=level, most=True)
             fewest[once <= limit] = 0
         return np.asarray(fit[rows.recomputed[fit] <= fewest[rows.spread[fit]]])
 
@@ -246,64 +249,68 @@ class Nodes:
         enough_s: float,
         mesh: Mesh,
         size: int,
-        inner: Inner,
+        stage: StageConfig,
         level: int,
-        shape: Shape,
+        shape: ScheduleChoice,
         fit: Ints,
     ) -> Iterator[Child]:
-        frame = self._frame(mesh, size, shape)
-        rows = self.frames.rows(frame, inner.recompute).take(fit)
-        some = rows.kept if self.frames.is_partial(inner.recompute) else np.zeros_like(frame.layers)[rows.spread]
+        space = self._space_of(mesh, size, shape)
+        rows = self.spaces.rows(space, stage.recompute).take(fit)
+        some = rows.kept if self.spaces.is_partial(stage.recompute) else np.zeros_like(space.layers)[rows.spread]
         trailing = np.array(
             [
                 [
-                    self.costs.trailing_s(inner, mesh.dp, level, chunk)
-                    for chunk in _chunks(frame.layers[spread], frame.num_dense, whole)
+                    self.costs.trailing_s(stage, mesh.dp, level, chunk)
+                    for chunk in _chunks(space.layers[spread], space.num_dense, whole)
                 ]
                 for spread, whole in zip(rows.spread.tolist(), some.tolist(), strict=True)
             ]
         )  # fmt: skip
-        bounds = self._bounds_s(mesh, inner, shape, frame, self._table(inner, mesh.dp, level), rows, trailing)
+        bounds = self._bounds_s(mesh, stage, shape, space, self._table(stage, mesh.dp, level), rows, trailing)
         order = sorted(range(len(fit)), key=lambda number: (float(bounds[number]), number))
-        ranked = tuple((max(bound, float(bounds[number])), frame.choice(rows, number)) for number in order)
-        yield ranked[0][0], Kind.LEAF, (mesh, size, inner, level, shape, ranked, 0)
+        ranked = tuple((max(bound, float(bounds[number])), space.choice(rows, number)) for number in order)
+        yield ranked[0][0], Kind.LEAF, (mesh, size, stage, level, shape, ranked, 0)
 
     def _bounds_s(
-        self, mesh: Mesh, inner: Inner, shape: Shape, frame: Frame, table: Table, rows: Rows,
-        trailing_s: Floats | None = None,
+        self, mesh: Mesh, stage: StageConfig, shape: ScheduleChoice, space: ScheduleSpace, table: Table,
+        rows: LayerSplits, trailing_s: Floats | None = None,
     ) -> Floats:  # fmt: skip
         """For each of `rows`."""
-        transfers_s, together = self._transfers(mesh, inner), self.frames.together(shape)
-        return frame.bounds_s(table, transfers_s, trailing_s, together=together, rows=rows) + self.problem.stack.step_s
+        transfers_s, together = self._transfers(mesh, stage), self.spaces.together(shape)
+        return space.bounds_s(table, transfers_s, trailing_s, together=together, rows=rows) + self.problem.stack.step_s
 
-    def _frame(self, mesh: Mesh, size: int, shape: Shape) -> Frame:
-        found = self.frames.of(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
+    def _space_of(self, mesh: Mesh, size: int, shape: ScheduleChoice) -> ScheduleSpace:
+        found = self.spaces.of(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
         assert found is not None
         return found
 
-    def _transfers(self, mesh: Mesh, inner: Inner) -> tuple[float, ...]:
+    def _transfers(self, mesh: Mesh, stage: StageConfig) -> tuple[float, ...]:
         """Between stages; the least of all orders where none is chosen yet."""
-        if inner.order:
-            return self.costs.transfer_s(inner, mesh.dp, mesh.pp)
-        every = [self.costs.transfer_s(ordered(inner, each), mesh.dp, mesh.pp) for each in self.places.orders(mesh)]
+        if stage.order:
+            return self.costs.transfer_s(stage, mesh.dp, mesh.pp)
+        every = [
+            self.costs.transfer_s(in_order(stage, each), mesh.dp, mesh.pp) for each in self.axis_orders.orders(mesh)
+        ]
         return tuple(map(min, *every)) if len(every) > 1 else every[0]
 
-    def _refuse_memory(self, mesh: Mesh, inner: Inner, shape: Shape, level: int, peaks: Any, limit: int) -> None:
+    def _refuse_memory(
+        self, mesh: Mesh, stage: StageConfig, shape: ScheduleChoice, level: int, peaks: Any, limit: int
+    ) -> None:
         over = peaks[peaks > limit]
         what = (
-            f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {inner.micro_batch} {shape.schedule} x "
-            f"{shape.virtual} recompute {inner.recompute} optimizer level {level}"
+            f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {stage.micro_batch} {shape.schedule} x "
+            f"{shape.virtual} recompute {stage.recompute} optimizer level {level}"
         )
-        self.estimates.refused.append(
-            Refused(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit)
+        self.estimates.rejected.append(
+            Rejected(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit)
         )
 
 
 def leaf_values(problem: Problem, node: tuple[Any, ...]) -> dict[str, Any]:
     """The plain values of the configuration that a leaf stands for."""
-    mesh, size, inner, level, shape, ranked, at = node
+    mesh, size, stage, level, shape, ranked, at = node
     layers, some = ranked[at][1]
-    return values_of(mesh, size, inner.sequence_parallel, inner.recompute, shape, level, layers, some)
+    return values_of(mesh, size, stage.sequence_parallel, stage.recompute, shape, level, layers, some)
 
 
 def after_leaf(node: tuple[Any, ...]) -> Iterator[Child]:

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.schedules import Schedule
-from search.devices.bounds import Frame, Rows
-from search.devices.costs import Costs, Inner, kept, only
+from search.devices.bounds import LayerSplits, ScheduleSpace
+from search.devices.costs import Costs, one_piece
+from search.devices.stage_config import StageConfig, without_recompute
 from simulator.forecast.memory import Footprint
 
-__all__ = ["Footing"]
+__all__ = ["PeakMemory"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -22,109 +23,105 @@ _GRADIENT = 1
 """Among weights, gradients and states."""
 
 _MOST_KNOWN = 2000
-"""Layouts and frames whose activations are remembered at a time."""
+"""Layouts and spaces whose activations are remembered at a time."""
 
 _KINDS = 4
 """Forward, whole backward, input gradient, weight gradient."""
 
 
 @dataclass(kw_only=True)
-class Footing:
+class PeakMemory:
     """Peaks of memory by layout, made once each.
 
     Left out is only what a software stack may add to a rank.
     """
 
     costs: Costs
-    _activations: dict[tuple[Inner, Frame, int], Floats] = field(default_factory=dict)
-    _static: dict[tuple[int, int, int, int], Ints] = field(default_factory=dict)
-    _whole: dict[tuple[int, int], Ints] = field(default_factory=dict)
-    _kept: dict[Inner, tuple[int, ...]] = field(default_factory=dict)
-    _prints: dict[Inner, tuple[Footprint, ...]] = field(default_factory=dict)
+    _activations: dict[tuple[StageConfig, ScheduleSpace, int], Floats] = field(default_factory=dict)
+    _prints: dict[StageConfig, tuple[Footprint, ...]] = field(default_factory=dict)
 
     def peaks_bytes(
-        self, inner: Inner, frame: Frame, *, dp: int, level: int, rows: Rows | None = None, most: bool = False
+        self,
+        stage: StageConfig,
+        space: ScheduleSpace,
+        *,
+        dp: int,
+        level: int,
+        rows: LayerSplits | None = None,
+        most: bool = False,
     ) -> Ints:
-        """The peak of the fullest rank, per spread or for each of the frame's rows of some blocks that recompute.
+        """The peak of the fullest rank, per spread or for each of the space's rows of some blocks that recompute.
 
         `most`: no less than the forecast will find, instead of no more.
         """
-        rows = frame.all if rows is None else rows
-        owners, held = frame.owners, self.static_bytes(inner, dp, level)
-        total = frame.pieces @ held.sum(axis=1).astype(np.float64) @ owners
-        if level >= 3 and dp * inner.cp > 1:
-            total = total + self._gathered(inner, (frame.pieces.transpose(0, 2, 1) @ owners) > 0)
-        total = total[rows.spread] + self._alive_at_once(inner, frame, rows)
-        if not most and _forwards_first(frame.schedule):  # gradients may come where activations were
-            gradient = (frame.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread] @ owners
-            own = np.array([each.kept for each in self._prints_of(inner, rows)], dtype=np.float64)
+        rows = space.all if rows is None else rows
+        owners, held = space.owners, self.static_bytes(stage, dp, level)
+        total = space.pieces @ held.sum(axis=1).astype(np.float64) @ owners
+        if level >= 3 and dp * stage.cp > 1:
+            total = total + self._gathered(stage, (space.pieces.transpose(0, 2, 1) @ owners) > 0)
+        total = total[rows.spread] + self._alive_at_once(stage, space, rows)
+        if not most and _forwards_first(space.schedule):  # gradients may come where activations were
+            gradient = (space.pieces @ held[:, _GRADIENT].astype(np.float64))[rows.spread] @ owners
+            own = np.array([each.kept for each in self._prints_of(stage, rows)], dtype=np.float64)
             total = total - np.minimum(gradient, rows.pieces @ own @ owners)
         return np.asarray(total.max(axis=1), dtype=np.int64)
 
-    def least_bytes(self, inner: Inner, *, pp: int, dp: int, level: int) -> float:
+    def least_bytes(self, stage: StageConfig, *, pp: int, dp: int, level: int) -> float:
         """What the fullest rank of any schedule and spread holds at least.
 
         Every rank once holds the activations of one micro-batch on all of its blocks, and the fullest holds no less
         than the mean.
         """
-        rest, gradient = self._least(inner, dp, level)
+        rest, gradient = self._least(stage, dp, level)
         counts = self.costs.all_counts[list(self.costs.blocks)]
-        return (rest + max(float(counts @ np.array(self.kept_bytes(inner))), gradient)) / pp
+        return (rest + max(float(counts @ np.array(self.kept_bytes(stage))), gradient)) / pp
 
-    def excess_bytes(self, inner: Inner, *, pp: int, dp: int, level: int, limit: int) -> float:
+    def excess_bytes(self, stage: StageConfig, *, pp: int, dp: int, level: int, limit: int) -> float:
         """How many bytes recomputing must at least save, in the whole model, for any schedule and spread to fit."""
-        rest, _ = self._least(inner, dp, level)
+        rest, _ = self._least(stage, dp, level)
         counts = self.costs.all_counts[list(self.costs.blocks)]
-        return max(0.0, float(counts @ np.array(self.kept_bytes(kept(inner)))) + rest - pp * limit)
+        return max(0.0, float(counts @ np.array(self.kept_bytes(without_recompute(stage)))) + rest - pp * limit)
 
-    def _least(self, inner: Inner, dp: int, level: int) -> tuple[float, float]:
+    def _least(self, stage: StageConfig, dp: int, level: int) -> tuple[float, float]:
         """Static bytes of all blocks without their gradients, and the gradients."""
         numbers = list(self.costs.blocks)
-        held = self.costs.all_counts[numbers] @ self.static_bytes(inner, dp, level)[numbers]
+        held = self.costs.all_counts[numbers] @ self.static_bytes(stage, dp, level)[numbers]
         return float(held.sum() - held[_GRADIENT]), float(held[_GRADIENT])
 
-    def kept_bytes(self, inner: Inner) -> tuple[int, ...]:
+    def kept_bytes(self, stage: StageConfig) -> tuple[int, ...]:
         """What one micro-batch leaves behind in one block, for each kind of block."""
-        if inner not in self._kept:
-            prints = self._footprints(inner)
-            self._kept[inner] = tuple(prints[number].kept for number in self.costs.blocks)
-        return self._kept[inner]
+        prints = self._footprints(stage)
+        return tuple(prints[number].kept for number in self.costs.blocks)
 
-    def _footprints(self, inner: Inner) -> tuple[Footprint, ...]:
-        if inner not in self._prints:
-            chunks = self.costs.plain(inner)
-            self._prints[inner] = tuple(chunks.footprint(piece) for piece in self.costs.pieces)
-        return self._prints[inner]
+    def _footprints(self, stage: StageConfig) -> tuple[Footprint, ...]:
+        if stage not in self._prints:
+            chunks = self.costs.widest_chunks(stage)
+            self._prints[stage] = tuple(chunks.footprint(piece) for piece in self.costs.pieces)
+        return self._prints[stage]
 
-    def _prints_of(self, inner: Inner, rows: Rows) -> tuple[Footprint, ...]:
+    def _prints_of(self, stage: StageConfig, rows: LayerSplits) -> tuple[Footprint, ...]:
         """Of the pieces that rows have."""
-        own = self._footprints(inner)
+        own = self._footprints(stage)
         if rows.pieces.shape[2] == len(own):
             return own
-        other = self._footprints(kept(inner))
+        other = self._footprints(without_recompute(stage))
         return (*own, *(other[number] for number in self.costs.blocks))
 
-    def static_bytes(self, inner: Inner, dp: int, level: int) -> Ints:
+    def static_bytes(self, stage: StageConfig, dp: int, level: int) -> Ints:
         """(piece, role) weights, gradients and states on one rank."""
-        key = (inner.tp, inner.ep, dp * inner.cp, level)
-        if key not in self._static:
-            chunks = self.costs.chunks(inner, dp, level, contention=True)
-            self._static[key] = np.array(
-                [list(chunks.static_bytes(only(piece)).values()) for piece in self.costs.pieces], dtype=np.int64
-            )
-        return self._static[key]
+        chunks = self.costs.chunks(stage, dp, level, contention=True)
+        return np.array(
+            [list(chunks.static_bytes(one_piece(piece)).values()) for piece in self.costs.pieces], dtype=np.int64
+        )
 
-    def _whole_weights(self, inner: Inner) -> Ints:
-        key = (inner.tp, inner.ep)
-        if key not in self._whole:
-            chunks = self.costs.plain(inner)
-            self._whole[key] = np.array([chunks.weight_bytes(piece) for piece in self.costs.pieces], dtype=np.int64)
-        return self._whole[key]
+    def _whole_weights(self, stage: StageConfig) -> Ints:
+        chunks = self.costs.widest_chunks(stage)
+        return np.array([chunks.weight_bytes(piece) for piece in self.costs.pieces], dtype=np.int64)
 
-    def _gathered(self, inner: Inner, has: NDArray[np.bool_]) -> Ints:
+    def _gathered(self, stage: StageConfig, has: NDArray[np.bool_]) -> Ints:
         """Per spread and rank the whole weights that are there at a time, given (spread, piece, rank) what it has."""
         names = self.costs.pieces
-        weights = dict(zip(names, self._whole_weights(inner).tolist(), strict=True))
+        weights = dict(zip(names, self._whole_weights(stage).tolist(), strict=True))
         codes = np.tensordot(2 ** np.arange(len(names)), has, axes=(0, 1))  # spread, rank
         sizes = np.zeros(2 ** len(names), dtype=np.int64)
         for code in set(codes.ravel().tolist()):
@@ -132,20 +129,20 @@ class Footing:
             sizes[code] = self.costs.problem.stack.whole_bytes(own)
         return np.asarray(sizes[codes])
 
-    def _alive_at_once(self, inner: Inner, frame: Frame, rows: Rows) -> Floats:
-        """`activations`, worked out once for all levels, orders of the axes and parts of a frame's rows."""
+    def _alive_at_once(self, stage: StageConfig, space: ScheduleSpace, rows: LayerSplits) -> Floats:
+        """`activations`, worked out once for all levels, orders of the axes and parts of a space's rows."""
         every = rows if rows.whole is None else rows.whole
-        key = (inner, frame, every.pieces.shape[2])
+        key = (stage, space, every.pieces.shape[2])
         if key not in self._activations:
             if len(self._activations) >= _MOST_KNOWN:
                 self._activations.clear()
-            self._activations[key] = self.activations(inner, frame, every)
+            self._activations[key] = self.activations(stage, space, every)
         found = self._activations[key]
         return found if rows.chosen is None else found[rows.chosen]
 
-    def activations(self, inner: Inner, frame: Frame, rows: Rows) -> Floats:
+    def activations(self, stage: StageConfig, space: ScheduleSpace, rows: LayerSplits) -> Floats:
         """Per row and pipeline rank the most bytes of activations alive at once."""
-        prints = self._prints_of(inner, rows)
+        prints = self._prints_of(stage, rows)
         pieces, has, width = rows.pieces, rows.has, len(self.costs.pieces)
         whole = np.array([own.kept for own in prints], dtype=np.float64)
         part = np.array([own.kept_for_weights for own in prints], dtype=np.float64)
@@ -160,10 +157,10 @@ class Footing:
             if freed is not None and number in self.costs.blocks:
                 back -= there * freed
             np.maximum(during[1], back, out=during[1])
-            if frame.split:
+            if space.split:
                 np.maximum(during[3], there * float(own.weights), out=during[3])
         during[2] = during[1]
-        return _alive(frame.schedule).peaks(pieces @ whole, pieces @ part, during)
+        return _alive(space.schedule).peaks(pieces @ whole, pieces @ part, during)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

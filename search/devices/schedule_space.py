@@ -5,67 +5,65 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plans.degrees import Degrees
-from search.devices.bounds import Frame, Rows
+from search.devices.bounds import LayerSplits, ScheduleSpace
 from search.devices.costs import num_dense
 from search.devices.linear import Linear
 from search.devices.problem import Problem
-from search.devices.space import Shape, recompute_counts, recomputes_some, schedule_of, shapes, spreads
+from search.devices.space import ScheduleChoice, recompute_counts, recomputes_some, schedule_of, shapes, spreads
 
-__all__ = ["Frames"]
+__all__ = ["ScheduleSpaces"]
 
 
 @dataclass(kw_only=True)
-class Frames:
-    """The frames of a problem, and what may be chosen in them."""
+class ScheduleSpaces:
+    """The spaces of a problem, and what may be chosen in them."""
 
     problem: Problem
-    _frames: dict[tuple[Shape, int, int], Frame | None] = field(default_factory=dict)
-    _all: dict[tuple[int, int, bool], list[tuple[Shape, Frame]]] = field(default_factory=dict)
-    _linears: dict[Frame, Linear] = field(default_factory=dict)
+    _spaces: dict[tuple[ScheduleChoice, int, int], ScheduleSpace | None] = field(default_factory=dict)
+    _linears: dict[ScheduleSpace, Linear] = field(default_factory=dict)
 
-    def of(self, shape: Shape, pp: int, count: int) -> Frame | None:
+    def of(self, shape: ScheduleChoice, pp: int, count: int) -> ScheduleSpace | None:
         """A schedule of so many ranks and micro-batches; None where there is none, or no layers for its chunks."""
         key = (shape, pp, count)
-        if key not in self._frames:
+        if key not in self._spaces:
             schedule = schedule_of(shape, pp, count)
             choices = () if schedule is None else spreads(self.problem, schedule.num_stages)
             dense = num_dense(self.problem.config)
-            self._frames[key] = (
-                Frame(schedule=schedule, layers=choices, num_dense=dense) if schedule is not None and choices else None
+            self._spaces[key] = (
+                ScheduleSpace(schedule=schedule, layers=choices, num_dense=dense)
+                if schedule is not None and choices
+                else None
             )
-        return self._frames[key]
+        return self._spaces[key]
 
-    def all_of(self, pp: int, count: int, *, split: bool) -> list[tuple[Shape, Frame]]:
+    def all_of(self, pp: int, count: int, *, split: bool) -> list[tuple[ScheduleChoice, ScheduleSpace]]:
         """All schedules that there are for so many ranks and micro-batches, with a backward in two parts or in one."""
-        key = (pp, count, split)
-        if key not in self._all:
-            found = ((shape, self.of(shape, pp, count)) for shape in shapes(self.problem, pp))
-            self._all[key] = [(shape, frame) for shape, frame in found if frame is not None and frame.split is split]
-        return self._all[key]
+        spaces = ((shape, self.of(shape, pp, count)) for shape in shapes(self.problem, pp))
+        return [(shape, space) for shape, space in spaces if space is not None and space.split is split]
 
-    def linear(self, frame: Frame) -> Linear:
-        """The quick bounds of a frame."""
-        if frame not in self._linears:
-            self._linears[frame] = Linear(frame)
-        return self._linears[frame]
+    def linear(self, space: ScheduleSpace) -> Linear:
+        """The quick bounds of a space."""
+        if space not in self._linears:
+            self._linears[space] = Linear(space)
+        return self._linears[space]
 
     def is_partial(self, mode: str) -> bool:
         """Whether some blocks may recompute in a mode while the others keep everything."""
         return recomputes_some(self.problem, mode) or self.problem.pins.recompute_layers is not None
 
-    def rows(self, frame: Frame, mode: str) -> Rows:
-        """What may be chosen in a frame for a recompute mode."""
+    def rows(self, space: ScheduleSpace, mode: str) -> LayerSplits:
+        """What may be chosen in a space for a recompute mode."""
         if not self.is_partial(mode):
-            return frame.all
-        return frame.some(lambda most: recompute_counts(self.problem, mode, most))
+            return space.all
+        return space.some(lambda most: recompute_counts(self.problem, mode, most))
 
-    def together(self, shape: Shape) -> bool:
+    def together(self, shape: ScheduleChoice) -> bool:
         """Whether the stack begins every step on all ranks together."""
         return self.problem.stack.steps_together(Degrees(schedule=shape.schedule, virtual=shape.virtual))
 
-    def narrowed(self, problem: Problem) -> Frames:
+    def narrowed(self, problem: Problem) -> ScheduleSpaces:
         """Of a part of the space, with what is known already."""
         own, its = self.problem.pins, problem.pins
         if own.layers is None and its.layers is None and its.recompute_layers == own.recompute_layers:
-            return Frames(problem=problem, _frames=self._frames, _linears=self._linears)
-        return Frames(problem=problem)
+            return ScheduleSpaces(problem=problem, _spaces=self._spaces, _linears=self._linears)
+        return ScheduleSpaces(problem=problem)

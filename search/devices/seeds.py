@@ -13,13 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from plans.degrees import Degrees
-from search.devices.costs import Costs, Inner
-from search.devices.peak_memory import Footing
+from search.devices.costs import Costs
+from search.devices.peak_memory import PeakMemory
 from search.devices.problem import Problem
-from search.devices.schedule_space import Frames
+from search.devices.schedule_space import ScheduleSpaces
 from search.devices.space import (
     Mesh,
-    Shape,
+    ScheduleChoice,
     levels,
     meshes,
     micro_batches,
@@ -28,6 +28,7 @@ from search.devices.space import (
     shapes,
     values_of,
 )
+from search.devices.stage_config import StageConfig
 
 __all__ = ["seeds"]
 
@@ -35,9 +36,9 @@ _SEEDS = 12
 """Of each way to make it fit."""
 
 
-def seeds(problem: Problem, costs: Costs, frames: Frames, footing: Footing) -> Iterator[Degrees]:
+def seeds(problem: Problem, costs: Costs, spaces: ScheduleSpaces, peak_memory: PeakMemory) -> Iterator[Degrees]:
     """What the rule of thumb leads to: with and without recomputing, with and without sharded weights and gradients."""
-    rough, tried = _Rough(problem, costs, footing), set()
+    rough, tried = _Rough(problem, costs, peak_memory), set()
     modes = recomputes(problem)
     for most, mode in itertools.product((1, 3), dict.fromkeys((modes[0], modes[-1]))):
         ranked = sorted(rough.meshes(mode, most), key=operator.itemgetter(0))
@@ -45,7 +46,7 @@ def seeds(problem: Problem, costs: Costs, frames: Frames, footing: Footing) -> I
             if (mesh, most) not in tried:
                 tried.add((mesh, most))
                 for shape in _usual(problem, mesh):
-                    found = _first_fitting(problem, frames, footing, mesh, shape, most)
+                    found = _first_fitting(problem, spaces, peak_memory, mesh, shape, most)
                     if found is not None:
                         yield found
 
@@ -53,8 +54,8 @@ def seeds(problem: Problem, costs: Costs, frames: Frames, footing: Footing) -> I
 class _Rough:
     """Meshes with a rough estimate of their time."""
 
-    def __init__(self, problem: Problem, costs: Costs, footing: Footing) -> None:
-        self._problem, self._costs, self._footing = problem, costs, footing
+    def __init__(self, problem: Problem, costs: Costs, peak_memory: PeakMemory) -> None:
+        self._problem, self._costs, self._peak_memory = problem, costs, peak_memory
 
     def meshes(self, mode: str, most: int) -> Iterator[tuple[float, Mesh]]:
         """Estimate in seconds and mesh: per split of a block the fewest stages that may fit."""
@@ -77,22 +78,22 @@ class _Rough:
         sizes, sps = micro_batches(problem, mesh), sequence_parallels(problem, mesh)
         if not sizes or not sps:
             return None
-        inner = Inner(mesh.tp, mesh.cp, sps[0], sizes[0], mode, False, mesh.ep)
+        stage = StageConfig(mesh.tp, mesh.cp, sps[0], sizes[0], mode, False, mesh.ep)
         count = problem.global_batch // (mesh.dp * sizes[0])
         counts = self._costs.all_counts[list(self._costs.blocks)]
         # the first rank keeps a micro-batch for every stage
-        more = float(counts @ np.array(self._footing.kept_bytes(inner))) * (min(mesh.pp, count) - 1) / mesh.pp
+        more = float(counts @ np.array(self._peak_memory.kept_bytes(stage))) * (min(mesh.pp, count) - 1) / mesh.pp
         for level in levels(problem, mesh):
             if level > most:
                 return None
-            least = self._footing.least_bytes(inner, pp=mesh.pp, dp=mesh.dp, level=level)
+            least = self._peak_memory.least_bytes(stage, pp=mesh.pp, dp=mesh.dp, level=level)
             if least + more <= problem.limit_bytes:
-                whole = sum(self._costs.whole(inner)) * count / mesh.pp
+                whole = sum(self._costs.model_seconds(stage)) * count / mesh.pp
                 return whole * (1 + (mesh.pp - 1) / (2 * count)), mesh
         return None
 
 
-def _usual(problem: Problem, mesh: Mesh) -> tuple[Shape, ...]:
+def _usual(problem: Problem, mesh: Mesh) -> tuple[ScheduleChoice, ...]:
     """1F1B, and its interleaved form with as many chunks as there may be."""
     every = shapes(problem, mesh.pp)
     plain = [shape for shape in every if shape.schedule == "1f1b"]
@@ -101,21 +102,21 @@ def _usual(problem: Problem, mesh: Mesh) -> tuple[Shape, ...]:
 
 
 def _first_fitting(
-    problem: Problem, frames: Frames, footing: Footing, mesh: Mesh, shape: Shape, most: int
+    problem: Problem, spaces: ScheduleSpaces, peak_memory: PeakMemory, mesh: Mesh, shape: ScheduleChoice, most: int
 ) -> Degrees | None:
     """With the least recomputing, and among that the least sharding, up to a level of the optimizer."""
     sp, size = sequence_parallels(problem, mesh)[0], micro_batches(problem, mesh)[0]
-    frame = frames.of(shape, mesh.pp, problem.global_batch // (mesh.dp * size))
-    if frame is None:
+    space = spaces.of(shape, mesh.pp, problem.global_batch // (mesh.dp * size))
+    if space is None:
         return None
     for recompute in recomputes(problem):
-        rows = frames.rows(frame, recompute)
-        inner = Inner(mesh.tp, mesh.cp, sp, size, recompute, frame.split, mesh.ep)
+        rows = spaces.rows(space, recompute)
+        stage = StageConfig(mesh.tp, mesh.cp, sp, size, recompute, space.split, mesh.ep)
         for level in levels(problem, mesh):
             if level > most:
                 break
-            peaks = footing.peaks_bytes(inner, frame, dp=mesh.dp, level=level, rows=rows)
+            peaks = peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
             if peaks.min() <= problem.limit_bytes:
-                layers, some = frame.choice(rows, int(np.argmax(peaks <= problem.limit_bytes)))
+                layers, some = space.choice(rows, int(np.argmax(peaks <= problem.limit_bytes)))
                 return problem.degrees(values_of(mesh, size, sp, recompute, shape, level, layers, some))
     return None

@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable
 
 from plans.errors import TwofoldError
-from search.devices.answer import Answer, NothingFits
-from search.devices.baselines import usual_candidates
+from search.candidate import Candidate
+from search.devices.baselines import physical_bound_s, usual_candidates
 from search.devices.branch import Branching
-from search.devices.candidate import Found
 from search.devices.explain import neighbours, relaxations
-from search.devices.physics import physics_s
 from search.devices.problem import Problem
+from search.result import NothingFits, SearchResult
 
 __all__ = ["solve"]
 
@@ -23,8 +22,8 @@ def solve(
     time_limit_s: float | None = None,
     keep: int = 1,
     explain: bool = False,
-    on_better: Callable[[Found], None] | None = None,
-) -> Answer:
+    on_better: Callable[[Candidate], None] | None = None,
+) -> SearchResult[Candidate]:
     """Search the space of a problem.
 
     Args:
@@ -58,16 +57,16 @@ def solve(
 
         branching.midway = usual
     branching.run()
-    if not branching.found:
+    if not branching.candidates:
         raise _nothing(branching)
-    least = physics_s(problem)
-    bound = min(max(branching.bound_s, least), branching.found[0].forecast.step_s)
-    return Answer(
-        problem=problem, found=tuple(branching.found), bound_s=bound, relaxed_s=min(branching.relaxed_s, bound),
-        physics_s=least, complete=branching.complete, num_proven=branching.num_proven,
-        search_s=time.monotonic() - began, num_forecasts=branching.num_forecasts,
-        num_opened=branching.num_opened, refused=tuple(branching.refused),
-        neighbours=neighbours(branching, branching.found[0]) if explain else (),
+    physics = physical_bound_s(problem)
+    bound_s = min(max(branching.bound_s, physics), branching.candidates[0].forecast.step_s)
+    return SearchResult(
+        problem=problem, plans=tuple(branching.candidates), lower_bound_s=bound_s,
+        relaxed_bound_s=min(branching.relaxed_s, bound_s), physics_bound_s=physics, complete=branching.complete,
+        num_proven=branching.num_proven, search_s=time.monotonic() - began, num_evaluated=branching.num_forecasts,
+        num_nodes=branching.num_opened, rejected=tuple(branching.rejected),
+        alternatives=neighbours(branching, branching.candidates[0]) if explain else (),
     )  # fmt: skip
 
 
@@ -76,8 +75,8 @@ def _nothing(branching: Branching) -> TwofoldError:
     asked = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
     if branching.interrupted:
         return NothingFits(f"{asked}: the search was stopped before anything that fits was found; give it more time")
-    if any(each.reason == "memory" for each in branching.refused):
+    if any(each.reason == "memory" for each in branching.rejected):
         ways = "; ".join(each.text for each in relaxations(problem)) or "no larger machine of this kind is known"
         return NothingFits(f"{asked}: nothing fits {problem.limit_bytes / 2**30:.2f} GiB per device. {ways}")
-    reasons = "; ".join(dict.fromkeys(each.reason for each in branching.refused)) or "the pins leave nothing"
+    reasons = "; ".join(dict.fromkeys(each.reason for each in branching.rejected)) or "the pins leave nothing"
     return TwofoldError(f"{asked}, global batch {problem.global_batch}: there is no way to spread it: {reasons}")

@@ -26,7 +26,6 @@ from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from plans.schedules import Schedule, chunks_per_rank, make_schedule, schedule_names
 from search.devices.problem import Problem
-from simulator.stacks import Megatron
 
 __all__ = [
     "LEAST_TOKENS",
@@ -35,7 +34,7 @@ __all__ = [
     "MOST_FEWER",
     "Mesh",
     "Placement",
-    "Shape",
+    "ScheduleChoice",
     "divisors",
     "enumerate_degrees",
     "layer_choices",
@@ -77,7 +76,7 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class ScheduleChoice:
     """A schedule and its chunks per rank."""
 
     schedule: str
@@ -237,13 +236,8 @@ def recomputes(problem: Problem) -> tuple[str, ...]:
 
 
 def recomputes_some(problem: Problem, mode: str) -> bool:
-    """Whether some blocks of a chunk may recompute while the others keep everything.
-
-    Megatron-LM has this for whole blocks (--recompute-method block), torchtitan only for every k-th block of a rank.
-    """
-    if mode == "none" or problem.stack.name.startswith("torchtitan"):
-        return False
-    return mode == "full" or not isinstance(problem.stack, Megatron)
+    """Whether some blocks of a chunk may recompute while the others keep everything."""
+    return mode in problem.stack.recomputes_some
 
 
 def recompute_counts(problem: Problem, mode: str, most: int) -> tuple[int | None, ...]:
@@ -277,13 +271,13 @@ def _possible(schedule: str, pp: int, count: int, virtual: int | None) -> Schedu
         return None
 
 
-def schedule_of(shape: Shape, pp: int, count: int) -> Schedule | None:
+def schedule_of(shape: ScheduleChoice, pp: int, count: int) -> Schedule | None:
     """The schedule of a shape, or None if there is none for so many ranks and micro-batches."""
     free = chunks_per_rank(shape.schedule) is None
     return _possible(shape.schedule, pp, count, shape.virtual if free else None)
 
 
-def shapes(problem: Problem, pp: int) -> tuple[Shape, ...]:
+def shapes(problem: Problem, pp: int) -> tuple[ScheduleChoice, ...]:
     """The schedules and chunks per rank to try with `pp` pipeline ranks.
 
     With one pipeline rank every order does the same work, so only 1F1B, which keeps the least, is tried, unless pinned.
@@ -292,10 +286,10 @@ def shapes(problem: Problem, pp: int) -> tuple[Shape, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _shapes(pinned: str | None, pinned_virtual: int | None, num_layers: int, pp: int) -> tuple[Shape, ...]:
+def _shapes(pinned: str | None, pinned_virtual: int | None, num_layers: int, pp: int) -> tuple[ScheduleChoice, ...]:
     names = schedule_names() if pinned is None else (pinned,)
     if pp == 1 and pinned is None and pinned_virtual in (None, 1):
-        return (Shape("1f1b", 1),)
+        return (ScheduleChoice("1f1b", 1),)
     found = []
     for name in names:
         fixed = chunks_per_rank(name)
@@ -303,9 +297,9 @@ def _shapes(pinned: str | None, pinned_virtual: int | None, num_layers: int, pp:
             own = pinned is not None and fixed is not None and pinned_virtual == 1  # leaves it to the schedule
             if (pinned_virtual not in (None, virtual) and not own) or (fixed is None and pp * virtual > num_layers + 2):
                 continue
-            found.append(Shape(name, virtual))
+            found.append(ScheduleChoice(name, virtual))
         if fixed is None and pinned_virtual is not None and not 2 <= pinned_virtual <= MAX_VIRTUAL:
-            found.append(Shape(name, pinned_virtual))
+            found.append(ScheduleChoice(name, pinned_virtual))
     return tuple(found)
 
 
@@ -379,7 +373,7 @@ def values_of(
     size: int,
     sp: bool,
     recompute: str,
-    shape: Shape,
+    shape: ScheduleChoice,
     zero: int,
     layers: tuple[int, ...],
     recompute_layers: int | None = None,

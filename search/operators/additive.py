@@ -12,13 +12,14 @@ import numpy as np
 
 from plans.layout import Layout
 from plans.lower import Choice
+from plans.lower.emit import least_bytes
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Strategy
 from search.operators.cost_keys import CostKeys
 from search.operators.eliminate import Memory, Table, widest
 from search.operators.moves import Moves
-from search.operators.operator_costs import InstructionCost, OperatorCosts, OwnSeconds, seconds_of_least_bytes
+from search.operators.operator_costs import InstructionCost, OperatorCosts, OperatorSeconds, seconds_of_least_bytes
 from search.operators.space import strategies
 from search.operators.tensor_costs import TensorCosts
 
@@ -60,7 +61,7 @@ class StageCosts:
     suggested: Mapping[str, Sequence[Strategy]] = field(default_factory=dict)
     choice: Choice | None = None
     moves: Moves | None = None
-    known: dict[object, OwnSeconds] = field(default_factory=dict)
+    known: dict[object, OperatorSeconds] = field(default_factory=dict)
     choices: list[list[Strategy]] = field(init=False)
     variable_of: list[int] = field(init=False)
     memory: Memory = field(init=False, default_factory=Memory)
@@ -80,13 +81,13 @@ class StageCosts:
         self.variable_of = list(range(len(self.operators)))
         self.own = OperatorCosts(
             micro=self.micro, mesh=self.mesh, num_micro_batches=self.num_micro_batches, optimizer=self.optimizer,
-            cost=self.cost, moves=self.moves,
+            cost=self.cost, ways=self.choice or least_bytes,
         )  # fmt: skip
         self.tensors = TensorCosts(
             micro=self.micro, operators=self.operators, choices=self.choices, variable_of=self.variable_of,
             mesh=self.mesh, num_micro_batches=self.num_micro_batches, full_batch=self.full_batch, moves=self.moves,
         )  # fmt: skip
-        self._keys = CostKeys(self.micro, self.mesh, self.num_micro_batches, getattr(self.cost, "group_key", None))
+        self._keys = CostKeys(self.micro, self.mesh, self.num_micro_batches, self.cost.group_key)
 
     def _choices(self, operator: Operator) -> list[Strategy]:
         if operator.name in self.pinned:
@@ -172,17 +173,17 @@ class StageCosts:
         return Table((self.variable_of[position],), summed)
 
     def _own_parts(self, position: int) -> np.ndarray:
-        """[4, strategies]: the `OwnSeconds` of an operator with each strategy."""
+        """[4, strategies]: the `OperatorSeconds` of an operator with each strategy."""
         key = self._column_key(position)
         if key not in self._parts:
             operator = self.operators[position]
             self._parts[key] = np.array([self._own_s(operator, each) for each in self.choices[position]]).T
         return self._parts[key]
 
-    def _own_s(self, operator: Operator, strategy: Strategy) -> OwnSeconds:
+    def _own_s(self, operator: Operator, strategy: Strategy) -> OperatorSeconds:
         key = self._keys.of(operator, self.micro.spec(operator), strategy)
         if key not in self.known:
-            self.known[key] = self.own.own_s(operator, strategy)
+            self.known[key] = self.own.seconds(operator, strategy)
         return self.known[key]
 
     def _column_key(self, position: int) -> object:

@@ -26,14 +26,13 @@ class CostKeys:
         micro: the graph of one micro-batch.
         mesh: the stage's mesh.
         num_micro_batches: of a step.
-        group_key: (mesh, axes) -> a key; collectives over sets of axes with equal keys cost the same. None: only those
-            over the very same axes do.
+        group_key: (mesh, axes) -> a key; collectives over sets of axes with equal keys cost the same.
     """
 
     micro: Graph
     mesh: Layout
     num_micro_batches: int
-    group_key: Callable[[Layout, tuple[str, ...]], object] | None
+    group_key: Callable[[Layout, tuple[str, ...]], object]
     _axis_sizes: dict[str, int] = field(init=False)
     _signatures: dict[str, object] = field(init=False, default_factory=dict)
     _summed_dims: dict[str, list[tuple[str, ...]]] = field(init=False, default_factory=dict)
@@ -72,8 +71,6 @@ class CostKeys:
         return parts, tuple(groups)
 
     def _group(self, axes: frozenset[str]) -> object:
-        if self.group_key is None:
-            return self.mesh, axes
         if axes not in self._groups:
             self._groups[axes] = self.group_key(self.mesh, tuple(sorted(axes)))
         return self._groups[axes]

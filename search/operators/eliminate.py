@@ -157,35 +157,46 @@ class MinMarginals:
         self.sizes, self.order = sizes, _order(sizes, tables)
         self.scopes: dict[int, tuple[int, ...]] = {}
         self.beliefs: dict[int, npt.NDArray[np.float64]] = {}
-        messages: dict[int, npt.NDArray[np.float64]] = {}
-        remaining = list(tables)
-        for variable in self.order:
-            joined, scope = _join(variable, sizes, [table for table in remaining if variable in table.variables])
-            remaining = [table for table in remaining if variable not in table.variables]
-            self.scopes[variable], self.beliefs[variable] = scope, joined
-            messages[variable] = joined.min(axis=-1)
-            if scope:
-                remaining.append(Table(scope, messages[variable]))
+        messages = self._pass_up(tables)
         turn = {variable: at for at, variable in enumerate(self.order)}
-        self.parent = {each: min(scope, key=lambda v: turn[v]) for each, scope in self.scopes.items() if scope}
+        self.parent = {variable: min(scope, key=turn.__getitem__) for variable, scope in self.scopes.items() if scope}
         for variable in reversed(self.order):
-            if (scope := self.scopes[variable]) and (parent := self.parent[variable]) is not None:
-                around = (*self.scopes[parent], parent)
-                own = messages[variable].reshape([sizes[other] if other in scope else 1 for other in sorted(around)])
-                own = np.transpose(own, [sorted(around).index(other) for other in around])
-                with np.errstate(invalid="ignore"):
-                    rest = self.beliefs[parent] - own
-                rest = np.where(np.isnan(rest), np.inf, rest)
-                down = rest.min(axis=tuple(at for at, other in enumerate(around) if other not in scope))
-                kept = [other for other in around if other in scope]
-                down = np.transpose(down, [kept.index(other) for other in scope])
-                self.beliefs[variable] = self.beliefs[variable] + down[..., None]
+            if variable in self.parent:
+                self._pass_down(variable, messages[variable])
         roots = [variable for variable in self.order if not self.scopes[variable]]
         self.least = {root: float(self.beliefs[root].min()) for root in roots}
         self.total = sum(self.least.values())
         self.children: dict[int, list[int]] = {variable: [] for variable in self.order}
         for child, parent in self.parent.items():
             self.children[parent].append(child)
+
+    def _pass_up(self, tables: Sequence[Table]) -> dict[int, npt.NDArray[np.float64]]:
+        """Eliminate in order; fills `scopes` and `beliefs`, returns what every variable tells its parent."""
+        messages: dict[int, npt.NDArray[np.float64]] = {}
+        remaining = list(tables)
+        for variable in self.order:
+            joined, scope = _join(variable, self.sizes, [table for table in remaining if variable in table.variables])
+            remaining = [table for table in remaining if variable not in table.variables]
+            self.scopes[variable], self.beliefs[variable] = scope, joined
+            messages[variable] = joined.min(axis=-1)
+            if scope:
+                remaining.append(Table(scope, messages[variable]))
+        return messages
+
+    def _pass_down(self, variable: int, message: npt.NDArray[np.float64]) -> None:
+        """Add to a variable's table what its parent knows beyond what the variable told it."""
+        scope, parent = self.scopes[variable], self.parent[variable]
+        around = (*self.scopes[parent], parent)
+        in_order = sorted(around)
+        told = message.reshape([self.sizes[other] if other in scope else 1 for other in in_order])
+        told = np.transpose(told, [in_order.index(other) for other in around])
+        with np.errstate(invalid="ignore"):
+            rest = self.beliefs[parent] - told
+        rest = np.where(np.isnan(rest), np.inf, rest)
+        down = rest.min(axis=tuple(at for at, other in enumerate(around) if other not in scope))
+        shared = [other for other in around if other in scope]
+        down = np.transpose(down, [shared.index(other) for other in scope])
+        self.beliefs[variable] = self.beliefs[variable] + down[..., None]
 
     def marginal(self, variable: int) -> npt.NDArray[np.float64]:
         """The least total for every value of a variable."""

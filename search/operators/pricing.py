@@ -6,7 +6,7 @@ included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -27,8 +27,9 @@ from costmodels import (
 from plans.layout import Layout
 from plans.lower import Choice
 from plans.lower.emit import step_instructions
-from plans.program import GroupProgram, Instruction, Kind
+from plans.program import GroupProgram, Instruction, Kind, Value
 from plans.redistribution import Step, StepKind
+from plans.redistribution.price import LocalPrice
 from plans.timeline import PS_PER_S
 from search.operators.operator_costs import InstructionCost
 
@@ -53,17 +54,19 @@ class _InstructionSeconds:
 
     def __init__(self, machine: Machine, mesh: Layout, num_ranks: int) -> None:
         self.machine, self.num_ranks = machine, num_ranks
-        self.group = GroupProgram(mesh=mesh, values={}, blocks=())
-        self.shared = ranks_per_core(machine, num_ranks)
+        self.mesh, self.shared = mesh, ranks_per_core(machine, num_ranks)
 
-    def __call__(self, instruction: Instruction) -> float:
+    def __call__(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> float:
         """Seconds, as the search counts them."""
-        cost = price(instruction, self.group, self.machine, self.num_ranks)
-        return _counted_s(self.machine, self.shared, instruction.kind, cost)
+        return _counted_s(self.machine, self.shared, instruction.kind, self._price(instruction, values))
 
-    def parts(self, instruction: Instruction) -> tuple[float, float]:
+    def _price(self, instruction: Instruction, values: Mapping[str, Value] | None) -> Cost:
+        group = GroupProgram(mesh=self.mesh, values=values or {}, blocks=())
+        return price(instruction, group, self.machine, self.num_ranks)
+
+    def parts(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> tuple[float, float]:
         """Seconds on the host and on the device, as if no other rank had anything to do."""
-        cost = price(instruction, self.group, self.machine, self.num_ranks)
+        cost = self._price(instruction, values)
         work_ps = 0 if instruction.call in _PASSED_ON else cost.together_ps
         if self.machine.host_async:
             return cost.dispatch_ps / PS_PER_S, work_ps / PS_PER_S
@@ -103,7 +106,7 @@ def known_moves(machine: Machine, num_ranks: int) -> dict[object, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSeconds:
+class StepSeconds(LocalPrice):
     """The price of a step of a redistribution, for `plans.redistribution.redistribute`.
 
     Args:

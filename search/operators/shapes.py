@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from plans.model.graph import Graph
 from search.operators.stages import balanced_cuts
 
-__all__ = ["Option", "Shape", "ShapeSpace", "ranks_of"]
+__all__ = ["Option", "PipelineShape", "ShapeSpace", "ranks_of"]
 
 _MAX_CUTS, _MAX_WIDTHS, _MAX_STAGES, _MAX_MICRO_BATCHES = 12, 12, 4, 32
 _MAX_COMBINATIONS = 200_000
@@ -23,7 +23,7 @@ Option = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class PipelineShape:
     """Stages with their operators and numbers of devices, and the number of micro-batches."""
 
     names: tuple[tuple[str, ...], ...]
@@ -98,11 +98,11 @@ class ShapeSpace:
             found += [(count, inside, each) for count in counts for inside in inner for each in offered]
         return found
 
-    def shape(self, option: Option) -> Shape:
+    def shape(self, option: Option) -> PipelineShape:
         """Of one of the options."""
         count, _, widths = option
         names = tuple(self.segment(*self.ends(option, stage)) for stage in range(len(widths)))
-        return Shape(names=names, widths=widths, num_micro_batches=count)
+        return PipelineShape(names=names, widths=widths, num_micro_batches=count)
 
     def ends(self, option: Option, stage: int) -> tuple[int, int]:
         """The first operator of a stage and the one behind its last; twice its number where stages are given."""

@@ -17,7 +17,7 @@ from plans.plan import Optimizer, Strategy
 from search.operators.additive import StageCosts
 from search.operators.eliminate import MinMarginals, Table, best_assignment
 from search.operators.moves import Floors, Moves
-from search.operators.operator_costs import OwnSeconds
+from search.operators.operator_costs import OperatorSeconds
 from search.operators.pinned import on_ranks, suggestions
 from search.operators.pricing import instruction_cost, known_moves, redistribution_choice
 from search.operators.refine import cheapest
@@ -74,7 +74,7 @@ class StageSearch:
     _choice: Choice = field(init=False)
     _known_moves: dict[object, float] = field(init=False)
     _moves: dict[Layout, Moves] = field(init=False, default_factory=dict)
-    _known: dict[object, OwnSeconds] = field(init=False, default_factory=dict)
+    _known: dict[object, OperatorSeconds] = field(init=False, default_factory=dict)
     _costs: dict[tuple[tuple[str, ...], Layout], StageCosts] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from plans.model.graph import Graph, Operator
 from plans.plan import Strategy
 from search.operators.eliminate import Table
 from search.operators.moves import Moves
-from search.operators.tensor_edges import Handed, Layouts
+from search.operators.tensor_edges import Layouts, TensorEdge
 
 __all__ = ["TensorCosts"]
 
@@ -47,7 +47,7 @@ class TensorCosts:
     full_batch: bool
     moves: Moves
     _position: dict[str, int] = field(init=False)
-    _handed: list[Handed] | None = field(init=False, default=None)
+    _edges: list[TensorEdge] | None = field(init=False, default=None)
     _kinds: dict[object, tuple[list[Layouts], np.ndarray]] = field(init=False, default_factory=dict)
     _tables: dict[object, np.ndarray] = field(init=False, default_factory=dict)
     _version: dict[tuple[tuple[int, ...], str], int] = field(init=False, default_factory=dict)
@@ -57,22 +57,22 @@ class TensorCosts:
 
     def forget(self) -> None:
         """Look at the strategies and variables anew: they have changed."""
-        self._handed = None
+        self._edges = None
 
     def scopes(self) -> list[tuple[int, ...]]:
         """The variables of every table."""
-        return [tuple(dict.fromkeys(handed.variables)) for handed in self._tensors()]
+        return [tuple(dict.fromkeys(edge.variables)) for edge in self._tensors()]
 
     def tables(self) -> list[Table]:
         """One per tensor; where `moves` has bounds, cells are bounds too until `price` has been asked for them."""
-        return [self.table(handed) for handed in self._tensors()]
+        return [self.table(edge) for edge in self._tensors()]
 
     def price(self, values: Sequence[int]) -> bool:
         """Make the tables exact for one value of every variable; whether anything of it was a bound."""
         changed = set()
-        for handed in self._tensors():
-            tensor = self.micro.tensors[handed.tensor]
-            for source, target in self._moves_of(handed, values):
+        for edge in self._tensors():
+            tensor = self.micro.tensors[edge.tensor]
+            for source, target in self._moves_of(edge, values):
                 if not self.moves.is_exact(source, target, tensor.shape, tensor.dtype):
                     self.moves.price(source, target, tensor.shape, tensor.dtype)
                     changed.add((tensor.shape, tensor.dtype))
@@ -80,52 +80,50 @@ class TensorCosts:
             self._version[each] = self._version.get(each, 0) + 1
         return bool(changed)
 
-    def _moves_of(self, handed: Handed, values: Sequence[int]) -> set[tuple[TensorLayout, TensorLayout]]:
+    def _moves_of(self, edge: TensorEdge, values: Sequence[int]) -> set[tuple[TensorLayout, TensorLayout]]:
         """The pairs of layouts that a choice of strategies moves the tensor, and its gradient, between."""
-        tensor = self.micro.tensors[handed.tensor]
+        tensor = self.micro.tensors[edge.tensor]
         layouts = self.moves.layouts(tensor.shape, tensor.dtype)
-        kinds = [
-            int(kind_of[values[variable]]) for kind_of, variable in zip(handed.kind_of, handed.variables, strict=True)
-        ]
-        source, arrives = layouts[handed.source[kinds[0]]], layouts[handed.arrives[kinds[0]]]
+        kinds = [int(kind_of[values[variable]]) for kind_of, variable in zip(edge.kind_of, edge.variables, strict=True)]
+        source, arrives = layouts[edge.source[kinds[0]]], layouts[edge.arrives[kinds[0]]]
         found = set()
-        for variable, read, back in handed.slots:
+        for variable, read, back in edge.slots:
             found.add((source, layouts[read[kinds[variable]]]))
-            if handed.wanted:
+            if edge.wanted:
                 found.add((layouts[back[kinds[variable]]], arrives))
         return found
 
     # ------------------------------------------------------------------- tables
 
-    def table(self, handed: Handed) -> Table:
+    def table(self, edge: TensorEdge) -> Table:
         """[values of every variable of the tensor]: seconds per step."""
-        tensor = self.micro.tensors[handed.tensor]
+        tensor = self.micro.tensors[edge.tensor]
         version = self._version.get((tensor.shape, tensor.dtype), 0)
-        key = (tensor.shape, tensor.dtype), version, handed.key
+        key = (tensor.shape, tensor.dtype), version, edge.key
         if key not in self._tables:
             if self.moves.floors is None:
-                self._price_all(handed)
-            costs = handed.costs(self.moves.table(tensor.shape, tensor.dtype)) * self.num_micro_batches
-            for at, kinds in enumerate(handed.kind_of):
+                self._price_all(edge)
+            costs = edge.costs(self.moves.table(tensor.shape, tensor.dtype)) * self.num_micro_batches
+            for at, kinds in enumerate(edge.kind_of):
                 costs = costs.take(kinds, axis=at)
             self._tables.pop((key[0], version - 1, key[2]), None)
             self._tables[key] = costs
-        return Table(handed.variables, self._tables[key])
+        return Table(edge.variables, self._tables[key])
 
-    def _price_all(self, handed: Handed) -> None:
+    def _price_all(self, edge: TensorEdge) -> None:
         """Take the prices of all moves that any strategies make."""
-        tensor = self.micro.tensors[handed.tensor]
-        pairs = {pair for _, read, _ in handed.slots for pair in product(handed.source.tolist(), read.tolist())}
-        if handed.wanted:
-            pairs |= {pair for _, _, back in handed.slots for pair in product(back.tolist(), handed.arrives.tolist())}
+        tensor = self.micro.tensors[edge.tensor]
+        pairs = {pair for _, read, _ in edge.slots for pair in product(edge.source.tolist(), read.tolist())}
+        if edge.wanted:
+            pairs |= {pair for _, _, back in edge.slots for pair in product(back.tolist(), edge.arrives.tolist())}
         self.moves.price_all(tensor.shape, tensor.dtype, sorted(pairs))
 
     # ------------------------------------------------------------------ tensors
 
-    def _tensors(self) -> list[Handed]:
+    def _tensors(self) -> list[TensorEdge]:
         """The tensors whose layouts make a difference, announced to `moves`."""
-        if self._handed is None:
-            self._handed = []
+        if self._edges is None:
+            self._edges = []
             producers, consumers = self.micro.producers(), self.micro.consumers()
             wanted = self.micro.needs_gradient()
             names = (name for operator in self.operators for name in (*operator.inputs, *operator.outputs))
@@ -138,10 +136,10 @@ class TensorCosts:
                 inside = maker if maker is not None and maker.name in self._position else None
                 if inside is None and len(readers) < 2:
                     continue  # arrives in its reader's layout
-                self._handed.append(self.handed_on(name, inside, readers, name in wanted))
-        return self._handed
+                self._edges.append(self.edge_of(name, inside, readers, name in wanted))
+        return self._edges
 
-    def handed_on(self, name: str, maker: Operator | None, readers: Sequence[Operator], wanted: bool) -> Handed:
+    def edge_of(self, name: str, maker: Operator | None, readers: Sequence[Operator], wanted: bool) -> TensorEdge:
         """A tensor with its maker, if that is in the stage, and its readers in it; `wanted`: has it a gradient?"""
         tensor = self.micro.tensors[name]
         around = [*([] if maker is None else [maker]), *readers]
@@ -166,12 +164,12 @@ class TensorCosts:
                 read = numbers([pairs[slot][0] for pairs in kinds[number]])
                 back = numbers([pairs[slot][1] for pairs in kinds[number]])
                 slots.append((number, read, back))
-        handed = Handed(
+        edge = TensorEdge(
             tensor=name, variables=tuple(self.variable_of[position] for position in positions), source=numbers(first),
             arrives=numbers([layout.without_partial() for layout in first]), slots=slots, kind_of=kind_of,
             sizes=tuple(len(known) for known in kinds), wanted=wanted and tensor.kind != "parameter",
         )  # fmt: skip
-        return handed.joined()
+        return edge.joined()
 
     def _kinds_of(self, name: str, operator: Operator, position: int, made: bool) -> tuple[list[Layouts], np.ndarray]:
         """The different layouts of a tensor at one operator, and which of them each strategy has."""

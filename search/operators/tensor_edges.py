@@ -9,14 +9,14 @@ import numpy as np
 
 from plans.layout import TensorLayout
 
-__all__ = ["Handed", "Layouts"]
+__all__ = ["Layouts", "TensorEdge"]
 
 Layouts = tuple[tuple[TensorLayout, TensorLayout], ...]
 """Of a tensor where an operator reads it, and of the gradient that this makes."""
 
 
 @dataclass(slots=True)
-class Handed:
+class TensorEdge:
     """A tensor with its maker, where that is in the stage, and its readers.
 
     Args:
@@ -39,7 +39,7 @@ class Handed:
     wanted: bool
     key: object = None
 
-    def joined(self) -> Handed:
+    def joined(self) -> TensorEdge:
         """The same with one dim for operators that are tied, and with the key that equal ones share."""
         unique = list(dict.fromkeys(self.variables))
         if len(unique) < len(self.variables):

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from costmodels import Machine
-from costmodels.price.group import axes_group
+from costmodels.price.group import Group, axes_group
 from costmodels.price.instruction import price_collective, price_compute, price_wait
 from plans.degrees import Degrees
 from plans.degrees.groups import rank_groups
@@ -107,7 +107,8 @@ class Chunks:
     """The costs of a transformer's chunks in one layout on one machine, as a stack runs it.
 
     Layouts that differ in data-parallel degree, pipeline and optimizer only may have one `known`: what they share is
-    then worked out once. `kept` is the same layout without recomputing, of blocks that keep everything where others
+    then worked out once. `tier_override` gives the tiers of groups that lie elsewhere than the degrees' order says.
+    `kept` is the same layout without recomputing, of blocks that keep everything where others
     recompute.
     """
 
@@ -118,49 +119,61 @@ class Chunks:
     rates: Rates | None
     split_backward: bool
     known: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    tier_override: tuple[tuple[str, Group], ...] = ()
     kept: Chunks | None = None
     _held: dict[str, dict[str, int]] = field(default_factory=dict)
     _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
     _depends: dict[tuple[str, str, bool, bool], _Depends] = field(default_factory=dict)
     _updates: dict[str, Stretch] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.config.position == "learned":  # how many copies sum the gradients of positions is in the bodies
+            self.known = self.known.setdefault(("copies", self.degrees.dp), {})
+
     @cached_property
     def template(self) -> ModelTemplate:
         """The pieces with symbolic sizes."""
-        degrees = self.degrees
+        degrees, key = self.degrees, ("template",)
         if self.config.experts is not None and not self.stack.runs_experts:
             raise TwofoldError(
                 f"{self.config.name}: how the stack {self.stack.name!r} runs a mixture of experts is not known; "
                 "twofold's own and megatron's is"
             )
-        return model_template(
-            self.config, dp=degrees.dp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep,
-            sequence_parallel=degrees.sequence_parallel,
-            recompute=degrees.recompute,
-        )  # fmt: skip
+        if key not in self.known:
+            self.known[key] = model_template(
+                self.config, dp=degrees.dp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep,
+                sequence_parallel=degrees.sequence_parallel, recompute=degrees.recompute,
+            )  # fmt: skip
+        template: ModelTemplate = self.known[key]
+        return template
 
     @cached_property
     def numbers(self) -> list[int]:
         """The values of the template's monomials."""
-        degrees = self.degrees
-        return self.template.monomials.values(
-            model_sizes(self.config, micro_batch=degrees.micro_batch, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
-        )
+        degrees, key = self.degrees, ("numbers",)
+        if key not in self.known:  # neither the data-parallel degree nor the optimizer changes them
+            self.known[key] = self.template.monomials.values(
+                model_sizes(self.config, micro_batch=degrees.micro_batch, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
+            )
+        numbers: list[int] = self.known[key]
+        return numbers
 
     @cached_property
     def groups(self) -> Groups:
         """Members and tiers of the groups inside a stage, of the stage where they are slowest."""
         degrees = self.degrees
         stages = degrees.pp, degrees.strides[-1]
-        return {
+        found = {
             name: axes_group(self.machine, axes, degrees.num_ranks, stages)
             for name, axes in rank_groups(degrees, self.config.kv_heads).items()
         }
+        found |= dict(self.tier_override)
+        return found | {"tp_kv+tp_q": found["tp"]}
 
     @cached_property
     def lowered(self) -> Lowered | None:
         """Of twofold's own programs; None for other stacks."""
-        if self.stack.name != "twofold":
+        if not self.stack.runs_programs:
             return None
         return Lowered(machine=self.machine, degrees=self.degrees, numbers=self.numbers)
 

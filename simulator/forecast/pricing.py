@@ -125,7 +125,7 @@ class _Prices:
         return lines
 
     def _body(self, template: _Template, numbers: Sequence[int], groups: Groups, ways: int) -> list[Line]:
-        if type(self._stack).arranged is Stack.arranged:
+        if not self._stack.rearranges:
             return [line for cell in template.cells for line in self.lines(cell, numbers, groups)]
         steps = [step for cell in template.cells for step in self.steps(cell, numbers)]
         return [self.line(step, groups) for step in self._stack.arranged(steps, ways)]
@@ -187,7 +187,7 @@ def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
         dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", step.part)
         return Line(COLLECTIVE, dispatch, cost.together_ps, plain_call(step.call), ".".join(step.axes), step.token)
     flops = attention_flops(step.call, step.shapes, causal=step.causal)
-    own = stack.name == "twofold"
+    own = stack.runs_programs
     cost = price_compute(machine, step.call, step.shapes, step.dtype, step.touched_bytes, flops, own)
     dispatch = stack.dispatch_ps(cost.dispatch_ps, step.call, step.part)
     return Line(COMPUTE, dispatch, round(cost.work_ps * step.times), overlap_class(step.call))

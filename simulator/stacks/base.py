@@ -94,10 +94,11 @@ class PieceSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """The habits of a software stack: which kernels it runs for an instruction, what its host spends on them.
+    """A software stack: which kernels it runs for an instruction, what its host spends on them, what it can do.
 
-    A stack is made from what is known of its code and from micro-benchmarks, never from a row that is reported on.
-    One rule of memory (DistributedDataParallel's copy of gradients) was seen in our own measured steps of small models.
+    Whoever works with a stack asks its fields and methods, never its name or class. A stack is made from what is known
+    of its code and from micro-benchmarks, never from a row that is reported on. One rule of memory
+    (DistributedDataParallel's copy of gradients) was seen in our own measured steps of small models.
 
     Args:
         name: what the user calls it.
@@ -113,6 +114,11 @@ class Stack:
         runs_experts: whether it is known how it runs a mixture of experts.
         reserved: whether memory is what the allocator has reserved rather than what is allocated.
         copies_shards: whether gathered weights are copied out of a flat buffer and gradients into one.
+        runs_programs: whether it is twofold's executor, which runs lowered programs as they are: the machine's rules
+            for its calls hold (`Compute.rules`).
+        rearranges: whether `arranged` changes anything.
+        adds_memory: whether `memory` adds anything to a rank's tensors.
+        recomputes_some: recompute modes that some blocks of a chunk may have while its other blocks keep everything.
     """
 
     name: str = "twofold"
@@ -127,6 +133,9 @@ class Stack:
     runs_experts: bool = True
     chip_spread: float = 0.0
     runs_programs: bool = True
+    rearranges: bool = False
+    adds_memory: bool = False
+    recomputes_some: tuple[str, ...] = tuple(mode for mode in RECOMPUTE_MODES if mode != "none")
 
     def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """What is taken of the software and was not said by the run, in words, for lists of assumptions."""
@@ -214,7 +223,7 @@ class Stack:
         for elements, count in Counter(-(-size // num_shards) for size in sizes).items():
             cost = price_compute(
                 machine, f"{optimizer.kind}.update", ((elements,),), optimizer.updates_in(dtype),
-                elements * update_bytes(dtype, optimizer), 0, self.name == "twofold",
+                elements * update_bytes(dtype, optimizer), 0, self.runs_programs,
             )  # fmt: skip
             lines += count * [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
         return lines

@@ -58,8 +58,10 @@ class Megatron(Stack):
 
     name: str = "megatron"
     chip_spread: float = CHIP_SPREAD
-    gathers_again: bool = True
     runs_programs: bool = False
+    adds_memory: bool = True
+    recomputes_some: tuple[str, ...] = ("full",)  # --recompute-method block is for whole blocks
+    gathers_again: bool = True
     flash_attention: bool = True
     overlaps_interleaved: bool = True
     overlaps_split: bool = True

@@ -16,10 +16,12 @@ __all__ = ["stack_named", "stack_names"]
 _TORCHTITAN: dict[str, Any] = {
     "fused_norm": False, "update": "foreach", "flash_2": True, "complex_rotary": True, "loss_parallel": True,
     "holds_logits": False, "one_input": True, "reserved": True, "clips": True,
+    "recomputes_some": (),
 }  # fmt: skip
 """torchtitan of 2024 and 2025 (torchtitan/parallelisms/parallelize_llama.py, models/llama/model.py, train.py): logits
 are dropped before the backward, PrepareModuleInput makes one input of what products share, norms are torch.nn.RMSNorm
-before torch had a kernel for it, gradients are clipped by their norm, memory is reported as reserved."""
+before torch had a kernel for it, gradients are clipped by their norm, memory is reported as reserved. Only every k-th
+block of a rank can recompute, not a number of them."""
 
 _TORCH_2024: dict[str, Any] = {"fused_norm": False, "update": "foreach", "flash_2": True}
 """torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm

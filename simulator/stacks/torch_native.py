@@ -116,8 +116,10 @@ class TorchNative(Stack):
 
     name: str = "torch"
     chip_spread: float = CHIP_SPREAD
-    runs_experts: bool = False
     runs_programs: bool = False
+    rearranges: bool = True
+    adds_memory: bool = True
+    runs_experts: bool = False
     compiled: bool = False
     fused_norm: bool = True
     update: str = "fused"

@@ -21,7 +21,7 @@ def show_forecast(
     from reports.figures import figures_of, figures_text
     from reports.units import format_bytes
     from search.devices import describe
-    from search.devices.answer import degrees_json
+    from search.devices.result_json import degrees_json
     from simulator.forecast import forecast
 
     seen = forecast(config, degrees, machine, stack=stack)

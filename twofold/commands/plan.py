@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from costmodels import Machine
     from plans.model.graph import Graph
     from plans.plan import Plan
-    from search.devices import Answer, Problem
+    from search.devices import Candidate, Problem, SearchResult
     from twofold.console import Console
 
 __all__ = ["PlanCommand"]
@@ -149,6 +149,7 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
     """
     from plans.files import check_writable
     from reports.search_report import explained, search_tables, write_search_report
+    from search.devices.result_json import result_json
 
     result = options.result
     if result.export not in (None, "megatron", "torchtitan"):
@@ -181,7 +182,7 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
     if exported is not None:
         say.say(exported)
     more = {"files": files, "export": exported, "simulated": simulated}
-    return answer.to_json(shown) | more | (reasons.to_json() if reasons else {})
+    return result_json(answer, shown) | more | (reasons.to_json() if reasons else {})
 
 
 def _problem(options: PlanCommand, machine: Machine) -> Problem:
@@ -199,7 +200,7 @@ def _problem(options: PlanCommand, machine: Machine) -> Problem:
     )  # fmt: skip
 
 
-def _search(problem: Problem, options: PlanCommand, say: Console) -> Answer:
+def _search(problem: Problem, options: PlanCommand, say: Console) -> SearchResult[Candidate]:
     from reports.units import format_seconds
     from search.devices import baseline, describe, solve
 
@@ -213,7 +214,9 @@ def _search(problem: Problem, options: PlanCommand, say: Console) -> Answer:
     )  # fmt: skip
 
 
-def _confirm(problem: Problem, answer: Answer, count: int, say: Console) -> tuple[Answer, list[dict[str, Any]]]:
+def _confirm(
+    problem: Problem, answer: SearchResult[Candidate], count: int, say: Console
+) -> tuple[SearchResult[Candidate], list[dict[str, Any]]]:
     """The answer with its first `count` ordered by the event engine, and what the engine says of them."""
     if not count:
         return answer, []
@@ -221,19 +224,19 @@ def _confirm(problem: Problem, answer: Answer, count: int, say: Console) -> tupl
     from search.devices import describe
     from search.devices.confirm import confirmed
 
-    checked = confirmed(problem, answer.found, count)
+    checked = confirmed(problem, answer.plans, count)
     simulated: list[dict[str, Any]] = []
     for each in checked:
-        forecast_s = each.found.forecast.step_s
+        forecast_s = each.candidate.forecast.step_s
         result = each.reason if each.simulated_s is None else f"{format_seconds(each.simulated_s)} in the event engine"
-        say.say(f"{format_seconds(forecast_s)} forecast, {result}: {describe(each.found.degrees)}")
-        place = next(number for number, found in enumerate(answer.found) if found is each.found)
+        say.say(f"{format_seconds(forecast_s)} forecast, {result}: {describe(each.candidate.degrees)}")
+        place = next(number for number, found in enumerate(answer.plans) if found is each.candidate)
         simulated.append({"forecast_s": forecast_s, "simulated_s": each.simulated_s, "rank_of_forecast": place})
-    first = [each.found for each in checked]
-    return replace(answer, found=(*first, *(each for each in answer.found if each not in first))), simulated
+    first = [each.candidate for each in checked]
+    return replace(answer, plans=(*first, *(each for each in answer.plans if each not in first))), simulated
 
 
-def _exported(answer: Answer, program: str | None) -> str | None:
+def _exported(answer: SearchResult[Candidate], program: str | None) -> str | None:
     from interop.statement import megatron_text, torchtitan_toml
 
     if program is None:
@@ -247,7 +250,7 @@ def _degrees_file(out: str) -> Path:
     return Path(f"{out.removesuffix('.json')}.degrees.json")
 
 
-def _save(answer: Answer, machine: Machine, out: str, say: Console) -> list[str]:
+def _save(answer: SearchResult[Candidate], machine: Machine, out: str, say: Console) -> list[str]:
     """The plan, which can be simulated and run, and its degrees, which can be forecast again."""
     import msgspec
 

@@ -126,7 +126,7 @@ class _RankLowering:
             optimizer=self.degrees.optimizer, mesh=self.outline.mesh, table=self.table, parameters=tensors,
             homes=homes, reduced=reduced, num_ranks=self.degrees.num_ranks,
         )  # fmt: skip
-        places = optimizer.places()
+        places = optimizer.allocate_parameters()
         self.accumulators = optimizer.accumulators()
         read = [self._parameters(chunk) for chunk in self.chunks]
         for number, chunk in enumerate(self.chunks):

@@ -17,7 +17,7 @@ from plans.degrees.groups import mesh_axes, tensor_axes
 from plans.degrees.rules import unpredicted
 from plans.errors import TwofoldError
 from plans.layout import Layout
-from plans.lower.boundaries import find_borders
+from plans.lower.boundaries import find_boundaries
 from plans.lower.collectives import collective_ways, ways_at_sizes
 from plans.lower.emit import Ways, least_bytes
 from plans.lower.stage_bodies import lower_stage
@@ -160,7 +160,7 @@ class _Structure:
         self._names = names
         self._monomials = Monomials(symbols)
         self._ways = ways
-        self._borders = find_borders(plan, plan.graph)
+        self._borders = find_boundaries(plan, plan.graph)
         self._pieces: dict[tuple[str, str], PieceTemplate] = {}
 
     def template(self, recompute: str) -> ModelTemplate:

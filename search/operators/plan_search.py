@@ -8,19 +8,21 @@ from dataclasses import dataclass, field
 
 from costmodels import Machine
 from plans.errors import TwofoldError
+from plans.layout import TensorLayout
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from search.attach_prediction import predicted
+from search.operators.equal_blocks import alike_plans
 from search.operators.fitting import leaner_plan, peaks, picks_that_may_fit
 from search.operators.ranking import NUM_NEAR, Ranking
 from search.operators.refine import cheapest
 from search.operators.shape_costs import ShapeCosts
-from search.operators.shapes import Option, Shape, ShapeSpace, ranks_of
+from search.operators.shapes import Option, PipelineShape, ShapeSpace, ranks_of
 from search.operators.stage import StageAnswer, StageSearch
 from search.physics import physics_s
-from search.planset import Alternative, Later, PlanSet, Rejected, describe
+from search.result import Alternative, LazyAlternatives, Rejected, SearchResult
 
-__all__ = ["Whole"]
+__all__ = ["PlanSearch", "describe_strategy"]
 
 NUM_NEIGHBOURS = 6
 """How many of the cheapest answers of a stage are simulated."""
@@ -29,7 +31,7 @@ _EVERY = 1 << 30
 
 
 @dataclass(slots=True)
-class Whole:
+class PlanSearch:
     """The search of whole plans; see `search.search` for the arguments."""
 
     graph: Graph
@@ -74,7 +76,7 @@ class Whole:
         widths: str | Sequence[int] | None,
         num_micro_batches: int | None,
         top_k: int,
-    ) -> PlanSet:
+    ) -> SearchResult[Plan]:
         """Search the shapes, then the strategies of the best; what is found when time is up counts."""
         given = None if stages is None else tuple(tuple(stage) for stage in stages)
         if widths is None:
@@ -89,7 +91,7 @@ class Whole:
                 f"no number of micro-batches up to 32 times {self.interleave} slices divides the batch of "
                 f"{self.graph.batch_size}"
             )
-        asked: list[Shape] = []
+        asked: list[PipelineShape] = []
         try:
             self._shapes(costs, options, asked)
             for shape in asked[:1]:
@@ -109,21 +111,23 @@ class Whole:
             )
         plans = sorted(fitting, key=_rank)
         best = plans[0]
-        return PlanSet(
+        relaxed_s = costs.relaxed_s(options)
+        return SearchResult(
             plans=plans[:top_k],
-            lower_bound_s=costs.relaxed_s(options),
-            physics_bound_s=physics_s(self.graph, self.machine, self.num_devices),
+            lower_bound_s=relaxed_s,
+            relaxed_bound_s=relaxed_s,
+            physics_bound_s=physics_s(self.graph, self.machine, self.num_devices, self.optimizer),
             complete=self.complete,
             search_s=time.perf_counter() - self.started,
-            num_candidates=len(self._tried),
+            num_evaluated=len(self._tried),
             num_combinations=sum(each.num_combinations for each in self._stages.values()),
-            alternatives=Later(lambda: self._alternatives(best)),
+            alternatives=LazyAlternatives(lambda: self._alternatives(best)),
             rejected=self.rejected,
         )
 
     # --------------------------------------------------------------- simulation
 
-    def _shapes(self, costs: ShapeCosts, options: Sequence[Option], asked: list[Shape]) -> None:
+    def _shapes(self, costs: ShapeCosts, options: Sequence[Option], asked: list[PipelineShape]) -> None:
         """Simulate the best answer of the most promising shapes, and fill `asked`: the fastest that fits first."""
         if len(options) == 1:
             asked.append(costs.space.shape(options[0]))
@@ -163,7 +167,7 @@ class Whole:
         """Everything on all devices at once: what one would do without a search of shapes."""
         return option[0] == 1 and option[2] == (self.num_devices,)
 
-    def _neighbours(self, shape: Shape) -> None:
+    def _neighbours(self, shape: PipelineShape) -> None:
         """Simulate the best answers of all stages of a shape, and their nearest neighbours."""
         answers = self._answers(shape, NUM_NEIGHBOURS)
         for number, (stage, found) in enumerate(zip(shape.names, answers, strict=True)):
@@ -175,19 +179,24 @@ class Whole:
             if self._tried and self.is_over():
                 break
             self._simulated(self._plan(shape, [found[at] for found, at in zip(answers, pick, strict=True)]))
+        fitting = self._fitting()
+        for plan in alike_plans(min(fitting, key=_rank), self.pinned) if fitting else ():
+            if self.is_over():
+                break
+            self._simulated(plan)
 
-    def _answers(self, shape: Shape, count: int) -> list[list[StageAnswer]]:
+    def _answers(self, shape: PipelineShape, count: int) -> list[list[StageAnswer]]:
         search = self._search_of(shape)
         return [
             search.answers(names, ranks, count)
             for names, ranks in zip(shape.names, ranks_of(shape.widths), strict=True)
         ]
 
-    def _search_of(self, shape: Shape) -> StageSearch:
+    def _search_of(self, shape: PipelineShape) -> StageSearch:
         num_ranks = self.num_devices if self.machine.host_async else sum(shape.widths)
         return self.stage_search(shape.num_micro_batches, num_ranks)
 
-    def _plan(self, shape: Shape, answers: Sequence[StageAnswer]) -> Plan:
+    def _plan(self, shape: PipelineShape, answers: Sequence[StageAnswer]) -> Plan:
         strategies: dict[str, Strategy] = {}
         for answer in answers:
             strategies.update(answer.strategies)
@@ -222,7 +231,7 @@ class Whole:
 
     # ------------------------------------------------------------------- memory
 
-    def _leaner(self, asked: Sequence[Shape], limit_bytes: int, smallest: int) -> tuple[list[Plan], int]:
+    def _leaner(self, asked: Sequence[PipelineShape], limit_bytes: int, smallest: int) -> tuple[list[Plan], int]:
         """The fastest answers do not fit: ask the others for their memory, then go down from the leanest of all."""
         self.say("the fastest plans do not fit into the memory limit; looking for leaner ones")
         for shape in asked:
@@ -232,7 +241,7 @@ class Whole:
             ]
 
             def plan_of(
-                pick: Sequence[int], shape: Shape = shape, per_stage: Sequence[list[StageAnswer]] = per_stage
+                pick: Sequence[int], shape: PipelineShape = shape, per_stage: Sequence[list[StageAnswer]] = per_stage
             ) -> Plan:
                 return self._plan(shape, [answers[at] for answers, at in zip(per_stage, pick, strict=True)])
 
@@ -276,11 +285,27 @@ class Whole:
                     strategy = costs.choices[position][value]
                     found.append(
                         Alternative(
-                            operator=operator.name, strategy=describe(strategy), extra_s=cost_s - every[0].cost_s,
+                            subject=operator.name, change=describe_strategy(strategy), extra_s=cost_s - every[0].cost_s,
                             chosen=strategy == kept,
                         )
                     )  # fmt: skip
         return found
+
+
+def describe_strategy(strategy: Strategy) -> str:
+    """A strategy in one line.
+
+    >>> describe_strategy(Strategy(dims={"b0": ("d0",), "n": ("d1",)}))
+    'b0 over d0, n over d1'
+    """
+    parts = [f"{dim} over {'.'.join(axes)}" for dim, axes in strategy.dims.items() if axes]
+    text = ", ".join(parts) or "replicated"
+    if strategy.mesh is not None:
+        text += f" of {strategy.mesh!r}"
+    if strategy.out is not None:
+        out = strategy.out if strategy.mesh is None else TensorLayout(mesh=strategy.mesh, dims=strategy.out)
+        text += f", handed on as {out}"
+    return text
 
 
 def _peak_bytes(plan: Plan) -> int:

@@ -1,0 +1,59 @@
+"""What the lowering of a chunk starts from: its plan, and the tensors that cross to and from other stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from plans.layout import TensorLayout
+from plans.model.graph import Operator
+from plans.plan import Stage, Strategy
+
+__all__ = ["ChunkPlan", "StageBoundary"]
+
+
+class ChunkPlan(Protocol):
+    """What the lowering of a chunk asks of its plan; see `plans.plan.Plan`."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The chunks in pipeline order."""
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        """The operators that are recomputed in the backward."""
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether every rank is fed the whole batch."""
+
+    @property
+    def interleave(self) -> int:
+        """Slices of a micro-batch."""
+
+    @property
+    def num_slices(self) -> int:
+        """Slices of a step."""
+
+    def strategy(self, operator: Operator) -> Strategy:
+        """The strategy of an operator."""
+
+    def stage_of(self) -> Mapping[str, int]:
+        """Operator name -> number of its stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBoundary:
+    """A tensor that crosses from one stage to a later one.
+
+    `source` is the (summed) layout on the making stage, `target` the layout in which the reading stage wants it;
+    `trained` says whether a gradient comes back.
+    """
+
+    tensor: str
+    from_stage: int
+    to_stage: int
+    source: TensorLayout
+    target: TensorLayout
+    trained: bool

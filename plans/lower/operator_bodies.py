@@ -1,0 +1,161 @@
+"""One operator lowered by itself: what a search prices single strategies by.
+
+The instructions are those that the lowering of a whole plan writes for the operator: its kernels, bringing its output
+to the layout that its strategy asks for, and gathering, reducing and updating its parameters. What it reads is there in
+the layouts that it reads; its output's gradient is there in the layout in which readers return it; the gradients of
+what it reads stay as they are made. Those redistributions depend on the neighbours' strategies too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from plans.layout import Layout
+from plans.lower.boundaries import parameter_layouts
+from plans.lower.chunk import ChunkLowering
+from plans.lower.emit import Emitter, ValueTable, Ways, least_bytes
+from plans.lower.optimizer import OptimizerLowering
+from plans.model.graph import Graph, Operator
+from plans.plan import Optimizer, Stage, Strategy
+from plans.program import Instruction, Value
+
+__all__ = ["OperatorBodies", "lower_operator"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorBodies:
+    """The instructions of one operator in one step.
+
+    Args:
+        begin: once, at the start of the step: weights that are gathered for the whole step.
+        forward: of every micro-batch.
+        backward: of every micro-batch but the last.
+        last_backward: of the last micro-batch, with the reductions that are done once a step.
+        end: once, at the end of the step: remaining reductions, updates.
+        values: every value by name.
+    """
+
+    begin: tuple[Instruction, ...]
+    forward: tuple[Instruction, ...]
+    backward: tuple[Instruction, ...]
+    last_backward: tuple[Instruction, ...]
+    end: tuple[Instruction, ...]
+    values: Mapping[str, Value]
+
+    def counted(self, num_micro_batches: int) -> Iterator[tuple[int, Instruction]]:
+        """Every instruction, and how often a step of so many micro-batches runs it."""
+        bodies = (
+            (1, self.begin), (num_micro_batches, self.forward), (num_micro_batches - 1, self.backward),
+            (1, self.last_backward), (1, self.end),
+        )  # fmt: skip
+        return ((times, instruction) for times, body in bodies if times for instruction in body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OperatorPlan:
+    """The plan of a stage that holds one operator (`plans.lower.chunk.ChunkPlan`)."""
+
+    stages: tuple[Stage, ...]
+    chosen: Strategy
+    num_slices: int
+    recompute: tuple[str, ...] = ()
+    full_batch: bool = True
+    interleave: int = 1
+
+    def strategy(self, operator: Operator) -> Strategy:
+        """That of the operator."""
+        return self.chosen
+
+    def stage_of(self) -> Mapping[str, int]:
+        """The operator's name -> 0."""
+        return dict.fromkeys(self.stages[0].operators, 0)
+
+
+def lower_operator(
+    micro: Graph,
+    operator: Operator,
+    strategy: Strategy,
+    mesh: Layout,
+    *,
+    optimizer: Optimizer,
+    num_micro_batches: int = 1,
+    ways: Ways = least_bytes,
+) -> OperatorBodies:
+    """The instructions of one operator under one strategy.
+
+    Args:
+        micro: the graph of one micro-batch.
+        operator: of the graph.
+        strategy: how it is split.
+        mesh: the mesh of its stage.
+        optimizer: of its parameters. Clipping is left out: the norm is one of all parameters.
+        num_micro_batches: of a step.
+        ways: by which steps tensors are redistributed.
+
+    Raises:
+        TwofoldError: a layout that does not divide a shape, a parameter that does not reach the loss.
+
+    >>> from plans.model.mlp import mlp_graph
+    >>> graph, mesh = mlp_graph([8, 4], 16), Layout((2,), ("dp",))
+    >>> bodies = lower_operator(graph, graph.operators[0], Strategy(dims={"b0": ("dp",)}), mesh, optimizer=Optimizer())
+    >>> [each.call for each in (*bodies.forward, *bodies.last_backward)]
+    ['linear.forward', 'linear.grad1', 'accumulate', 'linear.grad2', 'accumulate', 'flat_pack', 'all_reduce']
+    """
+    if optimizer.clip_norm is not None:
+        optimizer = msgspec.structs.replace(optimizer, clip_norm=None)
+    table = ValueTable(ways=ways)
+    plan = _OperatorPlan(
+        stages=(Stage(mesh=mesh, operators=(operator.name,)),), chosen=strategy, num_slices=num_micro_batches
+    )
+    homes, reduced = parameter_layouts(plan, micro, [0])
+    parameters = OptimizerLowering(
+        optimizer=optimizer, mesh=mesh, table=table, parameters={name: micro.tensors[name] for name in homes},
+        homes=homes, reduced=reduced, num_ranks=mesh.num_ranks,
+    )  # fmt: skip
+    places = parameters.allocate_parameters()
+    chunk = ChunkLowering(
+        plan=plan, micro=micro, number=0, table=table, arriving=(), leaving=(), homes=homes, reduced=reduced,
+        accumulators=parameters.accumulators(), shared=frozenset(), mine=[operator],
+    )  # fmt: skip
+    _place_tensors(chunk, operator)
+    parameters.arrange(0, [operator], chunk.completed(), ())
+    gathers, arrivals = parameters.gathers()
+    begin = [*gathers, *(line for each in dict.fromkeys(arrivals.values()) for line in each.instructions)]
+
+    def backward(is_last: bool) -> tuple[Instruction, ...]:
+        body, _ = chunk.backward(_keep, parameters.reduction(0, is_last=is_last))
+        return tuple(parameters.with_gathers(0, body))
+
+    forward = parameters.with_gathers(0, chunk.forward(_keep))
+    reduced_once = any(not parameter.reduces_each for parameter in parameters.local.values())
+    earlier = backward(False) if num_micro_batches > 1 and reduced_once else ()
+    last = backward(True)
+    end = Emitter(mesh=mesh, table=table)
+    parameters.reduce_rest(end)
+    return OperatorBodies(
+        begin=tuple(begin), forward=tuple(forward), backward=earlier or last, last_backward=last,
+        end=(*end.instructions, *parameters.updates(places)), values=table.values,
+    )  # fmt: skip
+
+
+def _place_tensors(chunk: ChunkLowering, operator: Operator) -> None:
+    """Enter what the operator reads, in the layouts that it reads, and the gradient of its output."""
+    micro, table, strategy = chunk.micro, chunk.table, chunk.plan.strategy(operator)
+    spec, mesh = micro.spec(operator), chunk.mesh_of(operator)
+    for index, name in enumerate(operator.inputs):
+        tensor = micro.tensors[name]
+        if tensor.kind != "parameter":
+            layout = spec.input_layout(index, mesh, strategy.dims)
+            value = Value(name=chunk.name_of(name, layout), shape=layout.local_shape(tensor.shape), dtype=tensor.dtype)
+            chunk.placed.setdefault(name, []).append((layout, table.add(value)))
+    name = operator.outputs[0]
+    tensor, layout = micro.tensors[name], strategy.output_layout(spec, 0, mesh).without_partial()
+    value = Value(name=f"d:{name}@{layout}", shape=layout.local_shape(tensor.shape), dtype=tensor.dtype)
+    chunk.returned[name] = layout, table.add(value)
+
+
+def _keep(emitter: Emitter, border: object, value: str) -> None:
+    """Nothing is sent: the operator has no neighbours."""

@@ -1,0 +1,56 @@
+"""Candidates and results of the search over degrees as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plans.degrees import Degrees
+from plans.degrees.file import degrees_to_json
+from search.candidate import Candidate
+from search.result import SearchResult
+
+__all__ = ["candidate_json", "degrees_json", "result_json"]
+
+
+def result_json(result: SearchResult[Candidate], top_k: int = 5) -> dict[str, Any]:
+    """What was asked, the best configurations, what its neighbours cost, and the certificate."""
+    problem = result.problem
+    return {
+        "model": problem.config.name,
+        "machine": problem.machine.name,
+        "devices": problem.num_devices,
+        "global_batch": problem.global_batch,
+        "seq": problem.config.seq,
+        "pins": problem.pins.given,
+        "best": candidate_json(result.best),
+        "plans": [candidate_json(candidate) for candidate in result.plans[:top_k]],
+        "pareto": [candidate_json(candidate) for candidate in result.pareto],
+        "alternatives": [
+            {
+                "change": entry.change,
+                "extra_s": entry.extra_s,
+                "reason": entry.reason,
+                "best": None if entry.candidate is None else candidate_json(entry.candidate),
+            }
+            for entry in result.alternatives
+        ],
+        **result.to_json(),
+    }
+
+
+def degrees_json(degrees: Degrees) -> dict[str, Any]:
+    """Degrees as plain values."""
+    return {**degrees_to_json(degrees), "micro_batches": degrees.num_micro_batches}
+
+
+def candidate_json(candidate: Candidate) -> Mapping[str, Any]:
+    """A configuration and its forecast as plain values."""
+    forecast = candidate.forecast
+    return {
+        **degrees_json(candidate.degrees),
+        "step_s": forecast.step_s, "step_low_s": forecast.low_s, "step_high_s": forecast.high_s,
+        "peak_bytes": forecast.peak_bytes,
+        "memory_bytes": dict(forecast.memory), "bubble_fraction": forecast.bubble_fraction,
+        "exposed_comm_s": forecast.exposed_comm_s,
+    }  # fmt: skip

@@ -1,0 +1,57 @@
+"""Plans that split equal blocks alike.
+
+The additive cost of two blocks is a sum, so ties and near ties are broken for each block by itself, and the layers of
+a model may end up split in two ways. Its simulated step decides whether one way for all of them is faster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from plans.model.blocks import block_of
+from plans.model.graph import Graph, Operator
+from plans.plan import Plan, Stage, Strategy
+
+__all__ = ["alike_plans"]
+
+_MOST_WAYS = 3
+"""Ways of splitting a kind of block that are tried, the most frequent ones."""
+
+
+def alike_plans(plan: Plan, pinned: Collection[str] = ()) -> Iterator[Plan]:
+    """For every stage and kind of block that is split in several ways: the plan with one of these ways for all.
+
+    Args:
+        plan: any plan.
+        pinned: operators whose strategies stay.
+    """
+    for stage in plan.stages:
+        for blocks in _kinds(plan.graph, stage):
+            ways = Counter(tuple(plan.strategy(operator) for operator in block) for block in blocks)
+            if len(ways) == 1:
+                continue
+            for way, _ in ways.most_common(_MOST_WAYS):
+                changed = {
+                    operator.name: strategy
+                    for block in blocks
+                    for operator, strategy in zip(block, way, strict=True)
+                    if operator.name not in pinned
+                }
+                every = {name: each for name, each in {**plan.strategies, **changed}.items() if each != Strategy()}
+                yield msgspec.structs.replace(plan, strategies=every, redistributions=(), prediction=None)
+
+
+def _kinds(graph: Graph, stage: Stage) -> list[list[list[Operator]]]:
+    """The blocks of a stage, those with equal operators together; kinds of which there is one are left out."""
+    blocks: dict[str, list[Operator]] = {}
+    for name in stage.operators:
+        operator = graph.by_name[name]
+        blocks.setdefault(block_of(operator), []).append(operator)
+    kinds: dict[object, list[list[Operator]]] = {}
+    for block in blocks.values():
+        signature = tuple((each.kind, tuple(graph.spec(each).sizes.items()), len(each.inputs)) for each in block)
+        kinds.setdefault(signature, []).append(block)
+    return [same for same in kinds.values() if len(same) > 1]

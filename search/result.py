@@ -1,0 +1,264 @@
+"""What a search returns: ranked plans, how far from the best they may be, and why others were not taken.
+
+Both searches return a `SearchResult`: the one over operators ranks plans, the one over degrees ranks candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from plans.errors import TwofoldError
+from plans.plan import Plan
+from plans.redistribution import Step, redistribute
+from search.candidate import Candidate, describe
+
+__all__ = ["Alternative", "LazyAlternatives", "NothingFits", "Rejected", "SearchResult"]
+
+PlanT = TypeVar("PlanT", Plan, Candidate)
+
+_NEAREST = 3
+"""Alternatives that `SearchResult.explain` shows of one subject."""
+
+_LISTED = 200
+"""Rejected parts of the space in the JSON."""
+
+
+class NothingFits(TwofoldError):
+    """Nothing in the searched space fits the memory; the message names the smallest relaxation that would."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A change of the best plan and what it costs.
+
+    Args:
+        subject: what is changed: an operator, or "degrees".
+        change: the other choice, in words.
+        extra_s: seconds that a step takes longer; None where the change cannot be made or does not fit.
+        chosen: whether this is the best plan's own choice.
+        reason: why it lost.
+        candidate: the best configuration with this change, where it was forecast.
+    """
+
+    subject: str
+    change: str
+    extra_s: float | None
+    chosen: bool = False
+    reason: str = ""
+    candidate: Candidate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A part of the searched space that was not taken, and the reason.
+
+    Args:
+        what: the part.
+        reason: why.
+        count: how many configurations it has; 0 where they were not counted.
+        excess_bytes: by how much the leanest of them exceeds the memory.
+    """
+
+    what: str
+    reason: str
+    count: int = 0
+    excess_bytes: int | None = None
+
+
+class LazyAlternatives(Sequence[Alternative]):
+    """Alternatives that are worked out when they are first read."""
+
+    def __init__(self, work_out: Callable[[], Sequence[Alternative]]) -> None:
+        self._work_out = work_out
+        self._all: Sequence[Alternative] | None = None
+
+    def _read(self) -> Sequence[Alternative]:
+        if self._all is None:
+            self._all = self._work_out()
+        return self._all
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self._read()[index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult(Generic[PlanT]):
+    """Plans that fit, the fastest first.
+
+    Three bounds stand below the best: the proven one is the highest, the physical one the lowest.
+
+    Args:
+        plans: each with its predicted step.
+        lower_bound_s: no plan of the searched space is predicted faster; the best's own step where that is proven.
+        relaxed_bound_s: the optimistic relaxation of the whole space, without contention or waiting.
+        physics_bound_s: all arithmetic at the peak rate, or all parameters through memory once (`search.physics`).
+        search_s: how long the search took.
+        complete: whether it ended by itself rather than by its time limit or an interrupt.
+        num_proven: so many of `plans`, from the first on, are proven to be the fastest of the space in this order.
+        num_evaluated: plans simulated, or configurations forecast.
+        num_combinations: combinations of strategies that the exact search covers.
+        num_nodes: nodes that branch and bound opened.
+        alternatives: changes of the best plan, and what they cost.
+        rejected: what was not taken, and why.
+        method: "search", or the name of a baseline.
+        problem: the `search.devices.Problem` that was solved; None for a search over operators.
+    """
+
+    plans: Sequence[PlanT]
+    lower_bound_s: float
+    relaxed_bound_s: float
+    physics_bound_s: float
+    search_s: float
+    complete: bool = True
+    num_proven: int = 0
+    num_evaluated: int = 0
+    num_combinations: int = 0
+    num_nodes: int = 0
+    alternatives: Sequence[Alternative] = ()
+    rejected: Sequence[Rejected] = ()
+    method: str = "search"
+    problem: Any = None
+
+    @property
+    def best(self) -> PlanT:
+        """The fastest plan."""
+        return self.plans[0]
+
+    @property
+    def gap(self) -> float:
+        """By what share the best may exceed the fastest plan of the space; 0 where it is proven to be that."""
+        return self._above(self.lower_bound_s)
+
+    @property
+    def gap_to_relaxation(self) -> float:
+        """By what share the best exceeds the optimistic relaxation."""
+        return self._above(self.relaxed_bound_s)
+
+    @property
+    def gap_to_physics(self) -> float:
+        """By what share the best exceeds the physical bound."""
+        return self._above(self.physics_bound_s)
+
+    @property
+    def pareto(self) -> list[PlanT]:
+        """Of `plans` those that no other one beats in both time and memory."""
+        leanest: list[PlanT] = []
+        for plan in self.plans:
+            if not leanest or _predicted(plan)[1] < _predicted(leanest[-1])[1]:
+                leanest.append(plan)
+        return leanest
+
+    def _above(self, bound_s: float) -> float:
+        return _predicted(self.best)[0] / bound_s - 1.0 if bound_s else float("inf")
+
+    def summary(self) -> str:
+        """The certificate in words."""
+        parts = []
+        if not self.complete:
+            parts.append("stopped before its end, the best so far")
+        if self.num_proven > 1:
+            parts.append(f"the first {self.num_proven} proven the fastest of the space under this forecast")
+        elif self.num_proven:
+            parts.append("proven the fastest of the space under this forecast")
+        elif not self.complete or self.lower_bound_s > self.relaxed_bound_s:
+            parts.append(f"at most {_above(self.gap)} the fastest of the space")
+        if self.method == "search":
+            parts.append(f"{_above(self.gap_to_relaxation)} the optimistic relaxation ({self.relaxed_bound_s:.4g} s)")
+        else:
+            parts.append(self.method)
+        parts.append(f"{_above(self.gap_to_physics)} the physical bound ({self.physics_bound_s:.4g} s)")
+        counts = f"{self.num_evaluated} plans evaluated" + (f", {self.num_nodes} nodes" if self.num_nodes else "")
+        return f"{'; '.join(parts)}; {counts}, {self.search_s:.2f} s"
+
+    def table(self) -> str:
+        """One line per plan: rank, predicted step, peak memory, configuration."""
+        lines = [f"{'':>2} {'step':>10} {'peak':>10}  configuration"]
+        for number, plan in enumerate(self.plans, 1):
+            step_s, peak_bytes = _predicted(plan)
+            lines.append(f"{number:>2} {step_s * 1e3:>7.2f} ms {peak_bytes / 2**20:>6.1f} MiB  {_configuration(plan)}")
+        return "\n".join(lines)
+
+    def explain(self) -> str:
+        """What the search covered, the nearest alternatives and what they cost, and what was not taken.
+
+        Redistributions that the machine does faster by other steps than those of least bytes are listed too.
+        """
+        covered = f"{self.num_combinations:,} combinations of strategies searched exactly; "
+        lines = [(covered if self.num_combinations else "") + self.summary()]
+        for subject in dict.fromkeys(entry.subject for entry in self.alternatives):
+            entries = [entry for entry in self.alternatives if entry.subject == subject]
+            chosen = next((entry.change for entry in entries if entry.chosen), _configuration(self.best))
+            lines.append(f"{subject}: {chosen}")
+            others = [(entry.extra_s, entry) for entry in entries if not entry.chosen and entry.extra_s is not None]
+            lines += [
+                f"    {entry.change}: {extra_s * 1e3:+.3f} ms"
+                for extra_s, entry in sorted(others, key=lambda each: each[0])[:_NEAREST]
+            ]
+        if isinstance(self.best, Plan):
+            lines += _stored_redistributions(self.best)
+        lines += [f"not taken: {entry.what}: {entry.reason}" for entry in self.rejected[:_LISTED]]
+        return "\n".join(lines)
+
+    def to_json(self) -> Mapping[str, Any]:
+        """The certificate as plain values."""
+        return {
+            "method": self.method,
+            "lower_bound_s": self.lower_bound_s,
+            "relaxed_bound_s": self.relaxed_bound_s,
+            "physics_bound_s": self.physics_bound_s,
+            "gap": self.gap,
+            "gap_to_relaxation": self.gap_to_relaxation,
+            "gap_to_physics": self.gap_to_physics,
+            "complete": self.complete,
+            "num_proven": self.num_proven,
+            "evaluated": self.num_evaluated,
+            "nodes": self.num_nodes,
+            "search_s": self.search_s,
+            "rejected": [
+                {"what": entry.what, "reason": entry.reason, "excess_bytes": entry.excess_bytes}
+                for entry in self.rejected[:_LISTED]
+            ],
+        }
+
+
+def _predicted(plan: Plan | Candidate) -> tuple[float, int]:
+    """Seconds of a step and peak bytes of a rank."""
+    prediction = plan.prediction if isinstance(plan, Plan) else plan.forecast
+    assert prediction is not None
+    return prediction.step_s, prediction.peak_bytes
+
+
+def _configuration(plan: Plan | Candidate) -> str:
+    """A plan in one line."""
+    if isinstance(plan, Candidate):
+        return describe(plan.degrees)
+    meshes = [stage.mesh for stage in plan.stages]
+    return "; ".join(
+        f"ranks {mesh.rank_list[0]}-{mesh.rank_list[-1]} as {' x '.join(map(str, mesh.device_matrix))}"
+        for mesh in meshes
+    )
+
+
+def _stored_redistributions(plan: Plan) -> list[str]:
+    lines = []
+    for stored in plan.redistributions:
+        source, target, shape, itemsize = stored.key
+        plain = redistribute(source, target, shape, itemsize=itemsize, even=True)
+        lines.append(
+            f"{source} to {target} of {' x '.join(map(str, shape))}: {_steps(stored.sequence)}, "
+            f"faster here, instead of {_steps(plain)}, which moves least bytes"
+        )
+    return lines
+
+
+def _above(gap: float) -> str:
+    return f"{gap:.1%} above" if gap < 10 else f"{gap + 1:.3g} times"
+
+
+def _steps(steps: Sequence[Step]) -> str:
+    return ", ".join(f"{step.kind} over {'.'.join(step.axes)}" if step.axes else str(step.kind) for step in steps)
