@@ -13,10 +13,23 @@ __all__ = ["Candidate", "describe", "identity"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A configuration and its forecast."""
+    """A configuration and its forecast.
+
+    Args:
+        degrees: the configuration.
+        forecast: the estimate that the search ranks and bounds by, or (`search.devices.confirm.predicted`) the forecast
+            of the lowered program.
+        estimate_s: seconds of a step by the estimate, where `forecast` is that of the program.
+    """
 
     degrees: Degrees
     forecast: Forecast
+    estimate_s: float | None = None
+
+    @property
+    def ranked_s(self) -> float:
+        """Seconds of a step that the search ranked it by."""
+        return self.forecast.step_s if self.estimate_s is None else self.estimate_s
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -131,7 +131,10 @@ class SearchResult(Generic[PlanT]):
 
     @property
     def gap(self) -> float:
-        """By what share the best may exceed the fastest plan of the space; 0 where it is proven to be that."""
+        """By what share the best may exceed the fastest plan of the space; 0 where it is proven to be that.
+
+        A search over degrees proves this of its estimate, which `Candidate.ranked_s` keeps.
+        """
         return self._above(self.lower_bound_s)
 
     @property
@@ -154,7 +157,9 @@ class SearchResult(Generic[PlanT]):
         return leanest
 
     def _above(self, bound_s: float) -> float:
-        return _predicted(self.best)[0] / bound_s - 1.0 if bound_s else float("inf")
+        best = self.best
+        step_s = best.ranked_s if isinstance(best, Candidate) else _predicted(best)[0]
+        return step_s / bound_s - 1.0 if bound_s else float("inf")
 
     def summary(self) -> str:
         """The certificate in words."""

@@ -1,20 +1,22 @@
-"""The final few in the event engine: what was forecast from columns is simulated instruction by instruction."""
+"""The final few: forecast as the programs that they lower to, and simulated in the event engine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plans.degrees.plan import plan_of as plan_of_degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import transformer
 from plans.plan import Plan
-from search.candidate import Candidate
+from search.candidate import Candidate, describe
 from search.devices.problem import Problem
+from search.result import NothingFits, Rejected, SearchResult
 from simulator import simulate
+from simulator.forecast import forecast
 
-__all__ = ["Confirmed", "confirmed", "plan_of"]
+__all__ = ["Confirmed", "confirmed", "plan_of", "predicted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,40 @@ def plan_of(problem: Problem, found: Candidate) -> Plan:
     """
     degrees = found.degrees
     return plan_of_degrees(degrees, transformer(problem.config, batch_size=degrees.global_batch))
+
+
+def predicted(result: SearchResult[Candidate], count: int) -> SearchResult[Candidate]:
+    """The result with the forecasts of the programs that its first plans lower to, in place of their estimates.
+
+    Plans whose programs need more memory than a device has are taken out; the next ones are forecast in their place.
+
+    Args:
+        result: of a search over degrees.
+        count: of plans.
+
+    Raises:
+        NothingFits: none of the plans that the search found does.
+    """
+    problem = result.problem
+    if not problem.stack.runs_programs:
+        return result
+    plans, rejected = list[Candidate](), list(result.rejected)
+    found = list(result.plans)
+    while found and len(plans) < count:
+        each = found.pop(0)
+        own = forecast(problem.config, each.degrees, problem.machine)
+        if (excess := own.peak_bytes - problem.limit_bytes) > 0:
+            reason = "memory of the lowered program"
+            rejected.append(Rejected(what=describe(each.degrees), reason=reason, count=1, excess_bytes=excess))
+            continue
+        plans.append(replace(each, forecast=own, estimate_s=each.forecast.step_s))
+    if not plans:
+        least = min(each.excess_bytes or 0 for each in rejected[len(result.rejected) :])
+        raise NothingFits(
+            f"{problem.config.name}: once they are lowered, the plans that were found need at least "
+            f"{least / 1e9:.2f} GB more than a device has; give --memory a lower limit, so that leaner plans are searched"
+        )
+    return replace(result, plans=tuple(plans), rejected=tuple(rejected))
 
 
 def confirmed(

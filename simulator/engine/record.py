@@ -120,8 +120,8 @@ class Recorder:
         order = np.lexsort((name, stream, end, start, rank))
         starts = np.full(num_steps, LONGEST_PS)
         ends = np.zeros(num_steps, dtype=np.int64)
-        # a rank that is done early waits for its next step, or issues it, while others are still in this one
-        works = stream != HOST if np.any(stream != HOST) else stream == HOST
+        # a step begins when its first work is issued; the next ones are issued while others are still in this one
+        works = (stream != HOST) | (step == 0) if np.any(stream != HOST) else stream == HOST
         np.minimum.at(starts, step[works], start[works])
         np.maximum.at(ends, step, end)
         starts = np.minimum(starts, ends)  # of a program without instructions

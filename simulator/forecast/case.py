@@ -42,9 +42,12 @@ class Forecast:
         low_s, high_s: its 90 % interval.
         peak_bytes: the largest peak of any rank.
         memory: role -> bytes on the pipeline rank of the peak; they add up to it.
-        bubble_fraction: share of the step in which the compute streams stand idle, averaged over ranks.
+        bubble_fraction: share of the step in which a rank waits for other ranks, averaged over ranks: what compute,
+            exposed communication and the wait for its own host leave (`plans.timeline.StepParts`).
         exposed_comm_s: seconds in which a rank waits for communication inside its actions and for reductions behind the
             last of them, averaged over ranks.
+        host_wait_s: seconds in which a rank waits for its own host, averaged over ranks; an estimate does not tell it
+            from the bubble.
         rank_s: per pipeline rank seconds of compute and of exposed communication by call.
     """
 
@@ -56,6 +59,7 @@ class Forecast:
     bubble_fraction: float
     exposed_comm_s: float
     rank_s: tuple[Mapping[str, float], ...]
+    host_wait_s: float = 0.0
 
 
 class Activations(NamedTuple):
@@ -364,7 +368,7 @@ class Case:
         low_s, high_s = step_interval(costs.machine, step_s, parts)
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,
-            bubble_fraction=max(0.0, 1 - compute / step_s) if step_s else 0.0, exposed_comm_s=exposed,
+            bubble_fraction=max(0.0, 1 - (compute + exposed) / step_s) if step_s else 0.0, exposed_comm_s=exposed,
             rank_s=tuple(share_of[kind] for kind in of_rank),
         )  # fmt: skip
 

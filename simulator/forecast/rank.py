@@ -174,6 +174,11 @@ class RankMaps:
             found[clock] = max(found.get(clock, NEVER), constant)
         return found
 
+    def stream(self, number: int, name: str) -> Row:
+        """When the stream ends an action, by what it waits for."""
+        rows = self._rows.get((number, name)) or self._rows.get((number, name[0])) or {}
+        return rows.get("stream", {})
+
     def action(self, number: int, name: str, clock_of: Mapping[str, str]) -> MaxPlus:
         """The map of an action; the same as its kind's where the variant has no body of its own."""
         rows = self._rows.get((number, name)) or self._rows.get((number, name[0]))

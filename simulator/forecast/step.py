@@ -22,7 +22,7 @@ from simulator.forecast.body import COMPUTE, ISSUE, WAIT, Op
 from simulator.forecast.case import Forecast
 from simulator.forecast.chunks import Chunk, Chunks
 from simulator.forecast.classes import class_seconds
-from simulator.forecast.columns import PipelineCosts, pipeline_times
+from simulator.forecast.columns import PipelineCosts, action_times, pipeline_times
 from simulator.forecast.held import RankMemory
 from simulator.forecast.overlap import pair_rates
 from simulator.forecast.rank import Transfers, pipeline_costs
@@ -109,6 +109,7 @@ class StepForecast:
         busiest = max(figures, key=lambda own: own.compute_s + sum(own.exposed_s.values()))
         compute_s = sum(own.compute_s for own in figures) / len(figures)
         exposed_s = sum(sum(own.exposed_s.values()) for own in figures) / len(figures)
+        host_wait_s = sum(self._host_waits_s()) / len(figures)
         longest_s = max((each.work_ps for each in self._transfers().values()), default=0) / PS_PER_S
         parts = class_seconds(
             self.machine, step_s, busiest.kernels_s, sum(busiest.exposed_s.values()),
@@ -117,9 +118,30 @@ class StepForecast:
         low_s, high_s = step_interval(self.machine, step_s, parts)
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak_bytes, memory=memory,
-            bubble_fraction=max(0.0, 1 - compute_s / step_s) if step_s else 0.0, exposed_comm_s=exposed_s,
+            bubble_fraction=max(0.0, 1 - (compute_s + exposed_s + host_wait_s) / step_s) if step_s else 0.0,
+            exposed_comm_s=exposed_s, host_wait_s=host_wait_s,
             rank_s=tuple({"compute": own.compute_s, **own.exposed_s} for own in figures),
         )  # fmt: skip
+
+    def _host_waits_s(self) -> list[float]:
+        """Per pipeline rank the seconds by which its host makes its actions end later than all else would."""
+        costs, table = self.pipeline_costs(), self.schedule.table
+        times, variants = action_times(self.schedule, costs), variant_of_rows(self.schedule)
+        found = []
+        for rank, stages in enumerate(self.stages_of):
+            number = {stage: place for place, stage in enumerate(stages)}
+            waits = before = 0
+            for row in range(int(table.rank_start[rank]), int(table.rank_start[rank + 1])):
+                name = VARIANTS[int(variants[row])]
+                own = self.ranks[rank].bodies.maps.stream(number[int(table.stage[row])], name)
+                end, received = int(times.end_ps[row]), int(times.received_ps[row])
+                others = [before + own.get("stream", 0), own.get("start", 0)]
+                if received >= 0 and "arrival" in own:
+                    others.append(received + own["arrival"])
+                waits += max(0, end - max(others))
+                before = end
+            found.append(waits / PS_PER_S)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
