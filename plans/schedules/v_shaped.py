@@ -82,9 +82,9 @@ def v_min(num_ranks: int, num_micro_batches: int) -> Schedule:
 def dualpipe_v(num_ranks: int, num_micro_batches: int) -> Schedule:
     """DualPipe-V, the V-shaped half of DualPipe (DeepSeek-AI, arXiv 2412.19437 and github.com/deepseek-ai/DualPipe).
 
-    Forwards of one chunk overlap backwards of the other. The pairs that overlap (OVERLAP_F_B in
-    torch.distributed.pipelining) are adjacent actions here, the forward first: an order of actions cannot say that two
-    run at once.
+    Forwards of one chunk overlap backwards of the other. The pairs (OVERLAP_F_B in torch.distributed.pipelining) are
+    adjacent actions here, the forward first; `plans.schedules.pairs` finds them, and a plan with `overlap_pairs` runs
+    the two of a pair at once.
 
     Raises:
         ScheduleError: fewer micro-batches than stages (2p).
