@@ -218,6 +218,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         output_broadcast: whether every stage learns the loss, or only the last.
         interleave: slices of a micro-batch whose communication hides behind each other's compute; 1 is none.
         interleave_order: "interleaved", or "sequential": one slice after the other (to compare with).
+        overlap_pairs: whether a forward and the backward of another chunk that comes next on its rank run at once, the
+            communication of one beside the compute of the other (`plans.schedules.pairs`): what dualpipe_v is made
+            for. False runs one after the other, which is also what forecasts assume.
         memory_limit_bytes: per rank, or None.
         redistributions: steps chosen under a machine's price, where they are not those of least bytes.
         prediction: of the simulator, for information.
@@ -238,6 +241,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     output_broadcast: bool = False
     interleave: int = 1
     interleave_order: str = "interleaved"
+    overlap_pairs: bool = False
     memory_limit_bytes: int | None = None
     redistributions: tuple[Redistribution, ...] = ()
     prediction: Prediction | None = None

@@ -155,7 +155,11 @@ class Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One run of a body: `label` is the action's text ("0F2"), "begin", "end" or e.g. "0F2.recv"."""
+    """One run of a body: `label` is the action's text ("0F2"), "begin", "end" or e.g. "0F2.recv".
+
+    Where two actions run at once, their blocks are cut into parts that take turns: several blocks have one label, and
+    what lives within a body lives until the last of them has run.
+    """
 
     label: str
     micro_batch: int

@@ -5,7 +5,7 @@ simulator. It is stricter than either, and an AssertionError says where:
 
 * a value is made once (a step's accumulator: changed in place), has the declared shape, is there when it is read and
   freed once; nothing but kept values and the loss is left when a step has ended; what lives within a body is freed in
-  the block that made it, before the next block begins;
+  the block that made it, before the next block begins (of two actions at once: in the blocks of the same label);
 * what shares memory does not outlive the memory;
 * a token is issued before it is waited for, and waited for before the step ends; what an operation under way reads or
   writes is neither freed nor changed before its WAIT (a SEND keeps a copy of its own: its buffer may go);
@@ -70,6 +70,10 @@ class Rank:
     freed: Counter[Key] = field(default_factory=Counter)
     blocked: UnderWay | None = None
     num_on_channel: Counter[tuple[str, Kind]] = field(default_factory=Counter)
+    maker: dict[Key, str] = field(default_factory=dict)
+    """The label of the blocks that made a value that lives within a body."""
+    last_of: dict[str, int] = field(default_factory=dict)
+    """The last place of a label's blocks: two actions that run at once have several blocks each."""
 
     @property
     def done(self) -> bool:
@@ -119,6 +123,7 @@ class Pretend:
         self.issued: dict[tuple[str, tuple[int, ...]], dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         for rank in self.ranks.values():
             rank.todo, rank.at = list(self.program.walk(rank.number)), 0
+            rank.last_of = {block.label: place for place, (block, _) in enumerate(rank.todo)}
             rank.tokens, rank.made, rank.freed, rank.num_on_channel = {}, Counter(), Counter(), Counter()
         fed = {rank: feed(rank) for rank in self.ranks}
         while not all(rank.done for rank in self.ranks.values()):
@@ -190,7 +195,8 @@ class Pretend:
         rank.at += 1
         if rank.done or rank.todo[rank.at][0] is not block:
             left = [key for key in rank.env if rank.group.values[key[0]].scope is Scope.BODY]
-            assert not left, f"rank {rank.number} keeps {left} after {block.label}"
+            late = [key for key in left if rank.last_of[rank.maker[key]] < rank.at]  # by parts of a label that are over
+            assert not late, f"rank {rank.number} keeps {late} after {block.label}"
         return True
 
     def _wait(self, rank: Rank, block: Block, instruction: Instruction) -> bool:
@@ -226,6 +232,8 @@ class Pretend:
             if value.scope is not Scope.KEPT and (not rank.made[key] or rank.freed[key]):
                 rank.made[key] += 1
             assert rank.freed[key] == 0, f"{rank.place} makes {key} after it was freed"
+            if value.scope is Scope.BODY:
+                rank.maker[key] = block.label
         return keys
 
     def _free(self, rank: Rank, key: Key, instruction: Instruction) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from on_ranks import run_on_ranks
@@ -37,6 +38,10 @@ CASES = {
         replace(LLAMA, num_layers=4),
         {"recompute": "full", "recompute_layers": 1, "order": ("pp", "tp", "cp", "dp"), "zero": 1},
     ),
+    "pairs of dualpipe_v at once": (
+        replace(LLAMA, num_layers=4),
+        {"schedule": "dualpipe_v", "virtual": 2, "micro_batch": 1, "sequence_parallel": True, "zero": 1},
+    ),
     "tensor parallel outermost": (LLAMA, {"sequence_parallel": True, "order": ("dp", "cp", "pp", "tp")}),
     "dropping": (DROPPING, {"sequence_parallel": True, "recompute": "full"}),
 }  # fmt: skip
@@ -44,9 +49,9 @@ CASES = {
 
 def plan_of(name):
     config, options = CASES[name]
-    return uniform_plan(
-        transformer(config, batch_size=8), MACHINE, dp=2, tp=2, pp=2, micro_batch=2, optimizer=OPTIMIZER, **options
-    )
+    degrees = {"dp": 2, "tp": 2, "pp": 2, "micro_batch": 2, "optimizer": OPTIMIZER} | options
+    plan = uniform_plan(transformer(config, batch_size=8), MACHINE, **degrees)
+    return msgspec.structs.replace(plan, overlap_pairs=name.startswith("pairs"))
 
 
 def material(plan):

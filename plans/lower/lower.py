@@ -16,12 +16,14 @@ from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.liveness import with_frees
 from plans.lower.loss import accumulate_loss, loss_operator
 from plans.lower.optimizer import OptimizerLowering
+from plans.lower.pairs import Pairing, units_of
 from plans.lower.redistribution_policy import stored_ways
 from plans.lower.slices import Slices
 from plans.model.graph import Graph, Operator
 from plans.plan import Plan
 from plans.program import BEGIN, END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from plans.schedules import Action, Schedule, make_schedule
+from plans.schedules.pairs import overlapped_pairs
 
 __all__ = ["lower", "lower_by", "schedule_of"]
 
@@ -112,7 +114,10 @@ class _Lowering:
         self.borders = find_boundaries(plan, self.micro)
         self._check_parameters()
         self.loss = loss_operator(self.micro)
-        programs = tuple(self._group(number, mesh, schedule.order[number]) for number, mesh in enumerate(groups))
+        pairs = overlapped_pairs(schedule) if plan.overlap_pairs else (frozenset[int](),) * len(groups)
+        programs = tuple(
+            self._group(number, mesh, schedule.order[number], pairs[number]) for number, mesh in enumerate(groups)
+        )
         return Program(groups=programs, num_micro_batches=plan.num_micro_batches, name=plan.graph.name)
 
     def _mesh(self, operator: Operator) -> Layout:
@@ -130,7 +135,7 @@ class _Lowering:
                         "put its readers into one stage"
                     )
 
-    def _group(self, number: int, mesh: Layout, order: Sequence[Action]) -> GroupProgram:
+    def _group(self, number: int, mesh: Layout, order: Sequence[Action], pairs: Collection[int]) -> GroupProgram:
         table = ValueTable(ways=self.ways)
         stages = [stage for stage, group in enumerate(self.group_of_stage) if group == number]
         homes, reduced = parameter_layouts(self.plan, self.micro, stages)
@@ -162,7 +167,8 @@ class _Lowering:
             stage: self._chunk(chunk, optimizer, gathered, slices, wanted[stage]) for stage, chunk in chunks.items()
         }
         loss = self._loss_value(table, stages)
-        blocks = self._order(order, closing, bodies, gathers)
+        blocks = [Block(label="begin", micro_batch=BEGIN, body=Body(name="begin", instructions=tuple(gathers)))]
+        blocks += self._order(order, closing, bodies, units_of(len(order), pairs), Pairing(slices.values()))
         blocks.append(
             Block(label="end", micro_batch=END, body=self._end(mesh, table, optimizer, places, blocks, bodies, loss))
         )
@@ -262,29 +268,37 @@ class _Lowering:
         order: Sequence[Action],
         closing: Sequence[bool],
         bodies: Mapping[int, _Bodies],
-        gathers: list[Instruction],
+        units: Sequence[tuple[int, ...]],
+        pairing: Pairing,
     ) -> list[Block]:
-        """The blocks of one group: each action's receives are posted one action ahead."""
-        blocks = [Block(label="begin", micro_batch=BEGIN, body=Body(name="begin", instructions=tuple(gathers)))]
+        """The blocks of one group's actions; the receives of a unit (an action or a pair) are posted one unit ahead."""
+        blocks: list[Block] = []
         seen: set[int] = set()
 
-        def receives(action: Action) -> list[Block]:
-            chunk = bodies[action.stage]
-            body = {"F": chunk.receive_forward, "W": None}.get(str(action.kind), chunk.receive_backward)
-            return [] if body is None else [Block(label=f"{action}.recv", micro_batch=action.micro_batch, body=body)]
+        def receives(unit: Sequence[int]) -> list[Block]:
+            posted = []
+            for action in (order[place] for place in unit):
+                chunk = bodies[action.stage]
+                body = {"F": chunk.receive_forward, "W": None}.get(str(action.kind), chunk.receive_backward)
+                if body is not None:
+                    posted.append(Block(label=f"{action}.recv", micro_batch=action.micro_batch, body=body))
+            return posted
 
-        for position, action in enumerate(order):
-            if position == 0:
-                blocks += receives(action)
-            if position + 1 < len(order):
-                blocks += receives(order[position + 1])
-            chunk, kind = bodies[action.stage], str(action.kind)
-            if kind == "F":
-                body = chunk.forward if action.stage in seen else chunk.first
-                seen.add(action.stage)
-            else:
-                body = chunk.backward[kind, closing[position]]
-            blocks.append(Block(label=str(action), micro_batch=action.micro_batch, body=body))
+        for unit, following in zip(units, (*units[1:], ()), strict=True):
+            if unit is units[0]:
+                blocks += receives(unit)
+            blocks += receives(following)
+            own = []
+            for place in unit:
+                action = order[place]
+                chunk, kind = bodies[action.stage], str(action.kind)
+                if kind == "F":
+                    body = chunk.forward if action.stage in seen else chunk.first
+                    seen.add(action.stage)
+                else:
+                    body = chunk.backward[kind, closing[place]]
+                own.append(Block(label=str(action), micro_batch=action.micro_batch, body=body))
+            blocks += own if len(own) == 1 else pairing.blocks(*own)
         return blocks
 
     def _end(

@@ -2,7 +2,7 @@
 
 * `Action`: one forward or (part of a) backward, written as in torch.distributed.pipelining: `2F0`, `1B3`, `1I3`, `1W3`;
 * `Schedule`: the actions of every rank, which rank owns which virtual stage, and the text or CSV form;
-* one file per generator (`gpipe`, `one_f_one_b`, ..., `dualpipe_v`), which `make_schedule` finds by name;
+* three families of generators (`looped`, `zero_bubble`, `v_shaped`), which `make_schedule` finds by name;
 * `validate` shows where a schedule cannot run, `peak_in_flight` counts the activations that it keeps alive.
 
 A schedule is an order without times and without communication: both follow from it.

@@ -7,21 +7,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from plans.schedules.dualpipe_v import dualpipe_v
 from plans.schedules.errors import ScheduleError
-from plans.schedules.gpipe import gpipe
-from plans.schedules.interleaved_1f1b import interleaved_1f1b
-from plans.schedules.interleaved_zb import interleaved_zb
-from plans.schedules.looped_bfs import looped_bfs
-from plans.schedules.one_f_one_b import one_f_one_b
+from plans.schedules.looped import gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
 from plans.schedules.phases import MAX_CHUNKS
 from plans.schedules.schedule import Schedule
-from plans.schedules.v_half import v_half
-from plans.schedules.v_min import v_min
+from plans.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
 from plans.schedules.validate import validate
-from plans.schedules.zb_h1 import zb_h1
-from plans.schedules.zb_h2 import zb_h2
-from plans.schedules.zb_v import zb_v
+from plans.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 __all__ = ["chunks_per_rank", "is_written", "make_schedule", "schedule_names"]
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plans.schedules import Schedule, ScheduleError, make_schedule, schedule_names
-from plans.schedules.interleaved_1f1b import micro_batches_per_round
+from plans.schedules.looped import micro_batches_per_round
 from plans.schedules.variants import VARIANTS
 from simulator.forecast.columns.structure import (
     ACTION,
