@@ -73,7 +73,7 @@ def predicted(result: SearchResult[Candidate], count: int) -> SearchResult[Candi
         least = min(each.excess_bytes or 0 for each in rejected[len(result.rejected) :])
         raise NothingFits(
             f"{problem.config.name}: once they are lowered, the plans that were found need at least "
-            f"{least / 1e9:.2f} GB more than a device has; give --memory a lower limit, so that leaner plans are searched"
+            f"{least / 1e9:.2f} GB more than a device has; lower --memory, so that leaner plans are searched"
         )
     return replace(result, plans=tuple(plans), rejected=tuple(rejected))
 
