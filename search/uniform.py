@@ -110,7 +110,7 @@ def uniform_plan(
     if is_transformer(graph):
         return plan_of(degrees, graph, recompute=names, stages=stages, full_batch=full_batch)
     for name, degree in DEGREES.items():
-        if name not in (*_ANY_GRAPH, "recompute") and values[name] != degree.default:
+        if name not in (*_ANY_GRAPH, "recompute") and values.get(name, degree.default) != degree.default:
             raise TwofoldError(f"{name}: for graphs of tf.transformer only; graph {graph.name!r} is searched")
     return predicted(_searched_plan(degrees, graph, machine, names, stages, full_batch), machine)
 

@@ -158,7 +158,7 @@ def test_what_is_proven_is_what_is_saved(layers: tuple[int, ...] | None, tmp_pat
 def test_a_searched_configuration_always_states_its_layers() -> None:
     config = transformer_config("gpt2", tied=False, num_layers=6, seq=128)
     answer = solve(Problem(config=config, machine=MACHINE, num_devices=8, global_batch=8, pins=Pins(pp=4)), keep=5)
-    for each in answer.found:
+    for each in answer.plans:
         assert each.degrees.layers is not None
         plan = plan_of(each.degrees, transformer(config, batch_size=8))
         assert blocks_per_stage(plan) == each.degrees.layers

@@ -40,8 +40,12 @@ def test_more_layers_take_more_of_every_role(name, split):
         )
         for one, other in zip(few, many, strict=True):
             assert other.peak_bytes > one.peak_bytes
-            assert all(other.memory[role] >= size >= 0 for role, size in one.memory.items()), mode
-            assert other.memory["activation"] > one.memory["activation"] > 0, mode
+            roles = one.memory.keys()
+            if stack.runs_programs:  # what a program holds at its peak may be the update's rather than the backward's
+                roles &= {"weight", "optimizer", "gradient"}
+            else:
+                assert other.memory["activation"] > one.memory["activation"] > 0, mode
+            assert all(other.memory[role] >= one.memory[role] >= 0 for role in roles), mode
 
 
 def test_megatron_does_not_recompute_by_operator():
@@ -114,7 +118,7 @@ def test_without_a_pipeline_all_idle_time_is_exposed_communication(name, level):
     degrees = Degrees(dp=64, global_batch=64, optimizer=msgspec.structs.replace(OPTIMIZER, parallel_level=level))
     stack = replace(stack_named(name), chip_spread=0.0, step_s=0.0)
     found = forecast_grid(replace(CONFIG, num_layers=8), [degrees], Machine.load("a100-80gb-x64"), stack=stack)[0]
-    idle_s = found.bubble_fraction * found.step_s
+    idle_s = found.step_s - found.rank_s[0]["compute"]
     assert found.exposed_comm_s == pytest.approx(idle_s, rel=0.06) and idle_s > 0.01 * found.step_s
     assert found.rank_s[0]["reduce_scatter" if level else "all_reduce"] > 0
 

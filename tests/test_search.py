@@ -297,5 +297,5 @@ def test_uniform_plan_follows_the_degrees(machine: Machine) -> None:
             assert strategy.dims["b0"] == ("dp",)
             assert ("tp",) in (strategy.dims.get("n"), strategy.dims.get("k"))
     assert plan_to_json(plan)
-    with pytest.raises(TwofoldError, match=r"dp\(4\) \* tp\(4\) \* pp\(1\) = 16 ranks"):
+    with pytest.raises(TwofoldError, match=r"dp\(4\) \* tp\(4\) = 16 ranks"):
         uniform_plan(graph, machine, dp=4, tp=4)

@@ -105,7 +105,8 @@ def _alike(problem: Problem, degrees: Degrees, words: str, chosen: bool) -> dict
     compute: dict[str, float] = {}
     moved: dict[str, float] = {}
     exposed: dict[str, float] = {}
-    for part in pieces.template.pieces["block"].parts.values():
+    for letter in "FB":
+        part = pieces.template.pieces["block"].parts[letter]
         cells = priced_cells(part, pieces.numbers, pieces.groups, machine, problem.stack)
         lines = [line for _, own in cells for line in own]
         owners = [
