@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -33,15 +33,7 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
     rows = []
     for name, values, form in quantities:
         cells = ["not known" if value is None else form(value) for value in values]
-        if compared:
-            first, second = values
-            if not first or second is None:
-                cells.append("")
-            elif form is FIGURES["bubble_fraction"].text:
-                cells.append(f"{100 * (second - first):+.1f} points")
-            else:
-                cells.append(_percent(second / first - 1, sign=True))
-        rows.append((name, *cells))
+        rows.append((name, *cells, *([_difference(values[0], values[1], form)] if compared else [])))
     if any(each.low_s is not None for each in timelines):
         spans = [
             ""
@@ -56,6 +48,15 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
         columns = ("quantity", *numbered, *columns[1 + len(timelines) :])
     notes = (f"difference: {columns[2]} against {columns[1]}.",) if compared else ()
     return Table(title="Step", columns=columns, rows=tuple(rows), right=frozenset(columns[1:]), notes=notes)
+
+
+def _difference(first: float | None, second: float | None, form: Callable[[float], str]) -> str:
+    """The second value against the first, in per cent; of shares in percentage points."""
+    if not first or second is None:
+        return ""
+    if form is FIGURES["bubble_fraction"].text:
+        return f"{100 * (second - first):+.1f} points"
+    return _percent(second / first - 1, sign=True)
 
 
 def composition_table(timeline: Timeline, program: Program | None = None) -> Table:

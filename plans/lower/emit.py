@@ -176,9 +176,8 @@ class Emitter:
         operator: str = "",
     ) -> None:
         """A point-to-point move inside the group: every rank sends and receives."""
-        send, recv = transfer_pair(
-            name, value, result, source, target, shape, self.table[value].dtype, channel, operator
-        )
+        pair = transfer_pair(name, value, result, source, target, shape, self.table[value].dtype, channel)
+        send, recv = (replace(line, operator=operator) for line in pair)
         self.table.add(Value(name=str(send.token), shape=(), role="token"))
         self.table.add(Value(name=str(recv.token), shape=(), role="token"))
         self.add(recv)
@@ -219,7 +218,6 @@ def transfer_pair(
     shape: tuple[int, ...],
     dtype: str,
     channel: str,
-    operator: str = "",
 ) -> tuple[Instruction, Instruction]:
     """The SEND and the RECV that bring a tensor from one layout to another, meshes may differ."""
     parts = pieces(source, target, shape)
@@ -229,7 +227,7 @@ def transfer_pair(
             size = math.prod(stop - start for start, stop in piece.region) * itemsize(dtype)
             per_rank[piece.dst_rank] = per_rank.get(piece.dst_rank, 0) + size
     common = Instruction(
-        name=name, kind=Kind.SEND, call="transfer", part="C", operator=operator, channel=channel,
+        name=name, kind=Kind.SEND, call="transfer", part="C", channel=channel,
         message_bytes=max(per_rank.values(), default=0), dtype=dtype, pieces=parts, transfer=(source, target, shape),
         attrs={"transfer": name},
     )  # fmt: skip

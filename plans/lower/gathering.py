@@ -59,7 +59,7 @@ def gather(emitter: Emitter, bucket: Bucket, scope: Scope, *, channel_end: str =
         temporary = True
     frees = (source,) if temporary and scope is Scope.STEP else ()
     line = collective(
-        emitter, "all_gather_flat", source, result, mesh, axes, None if blocking else scope, channel_end=channel_end,
+        emitter, "all_gather_flat", source, result, (mesh, axes), None if blocking else scope, channel_end=channel_end,
         frees=frees if blocking else (),
     )  # fmt: skip
     arrival = Emitter(mesh=emitter.mesh, table=table)
@@ -84,15 +84,17 @@ def collective(
     call: str,
     value: str,
     result: str,
-    mesh: Layout,
-    axes: tuple[str, ...],
+    along: tuple[Layout, tuple[str, ...]],
     scope: Scope | None,
     *,
     channel_end: str = "",
     frees: tuple[str, ...] = (),
 ) -> Instruction:
-    """Append a collective of one value; `scope` is that of its token, None blocks."""
-    table, name = emitter.table, f"{result}.{call}"
+    """Append a collective of one value, over the groups of a mesh along axes.
+
+    `scope` is that of its token, None blocks; `channel_end` is added to the name of its channel.
+    """
+    (mesh, axes), table, name = along, emitter.table, f"{result}.{call}"
     before, after = table[value], table[result]
     line = Instruction(
         name=name, kind=Kind.COLLECTIVE, call=call, part="C", inputs=(value,), outputs=(result,), mesh=mesh, axes=axes,

@@ -292,7 +292,7 @@ class OptimizerLowering:
             emitter.compute(f"{total}.make", "sum", "U", tuple(parts), (total,), frees=tuple(parts))
         if self.num_ranks > 1:
             everyone = Layout((self.num_ranks,), ("rank",))
-            line = collective(emitter, "all_reduce", total, total, everyone, everyone.alias_name, Scope.STEP)
+            line = collective(emitter, "all_reduce", total, total, (everyone, everyone.alias_name), Scope.STEP)
             emitter.pending.pop(total)
             wait(emitter, total, str(line.token))
         scale = scalar("gradients.scale")

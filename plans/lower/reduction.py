@@ -131,7 +131,7 @@ class Reduction:
             size = sum(bucket.sizes) * (1 if packed else mesh.size(first.same))
             result, call = f"g:{bucket.name}#sum", "reduce_scatter_flat"
             table.add(Value(name=result, shape=(size,), dtype=dtype, scope=scope, role="gradient"))
-        line = collective(emitter, call, source, result, mesh, summed, scope)
+        line = collective(emitter, call, source, result, (mesh, summed), scope)
         emitter.pending.pop(result)  # waited for here or at the end of the step, not by a reader
         if is_plain and not packed:
             return Reduced(bucket=bucket, value=result, token=line.token, is_flat=False)

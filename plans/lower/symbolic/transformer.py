@@ -103,7 +103,7 @@ def model_template(
         real = ("tp_kv", config.kv_heads), ("tp_q", tp // config.kv_heads)
     if copies:
         real = *(real or (("tp", tp),)), ("dp", dp // ep), ("cp", cp)
-    return _template(structure, grouping, real, tp > 1, cp > 1, sp, recompute, ep > 1, copies)
+    return _structure(structure, grouping, real, tp > 1, cp > 1, sp, ep > 1, copies).template(recompute)
 
 
 def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int, ep: int = 1) -> dict[str, int]:
@@ -144,14 +144,6 @@ def _grouping(config: TransformerConfig, tp: int) -> str:
     return "each" if config.kv_heads == config.num_heads else "grouped"
 
 
-@lru_cache(maxsize=512)
-def _template(
-    structure: TransformerConfig, grouping: str, real: tuple[tuple[str, int], ...], tp: bool, cp: bool, sp: bool,
-    recompute: str, ep: bool, copies: bool,
-) -> ModelTemplate:  # fmt: skip
-    return _structure(structure, grouping, real, tp, cp, sp, ep, copies).template(recompute)
-
-
 class _Structure:
     """What the templates of all recompute modes have in common."""
 
@@ -162,9 +154,15 @@ class _Structure:
         self._ways = ways
         self._borders = find_boundaries(plan, plan.graph)
         self._pieces: dict[tuple[str, str], PieceTemplate] = {}
+        self._templates: dict[str, ModelTemplate] = {}
 
     def template(self, recompute: str) -> ModelTemplate:
         """Of one recompute mode; only blocks differ between them."""
+        if recompute not in self._templates:
+            self._templates[recompute] = self._template(recompute)
+        return self._templates[recompute]
+
+    def _template(self, recompute: str) -> ModelTemplate:
         plan, pieces = None, {}
         for number, name in enumerate(self._names):
             mode = recompute if name.endswith("block") else "none"
@@ -178,7 +176,7 @@ class _Structure:
         return ModelTemplate(monomials=self._monomials, pieces=pieces)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _structure(
     structure: TransformerConfig, grouping: str, real: tuple[tuple[str, int], ...], tp: bool, cp: bool, sp: bool,
     ep: bool, copies: bool,
