@@ -160,7 +160,7 @@ def check(case: Case, score: Score) -> None:
     )  # fmt: skip
     peaks = [rank.peak(schedule, stages)[0] for rank, stages in zip(step.ranks, step.stages_of, strict=True)]
     same_peaks = peaks == [peak_of_order(group).peak_bytes for group in program.groups]
-    times = int(pipeline_times(schedule, step.pipeline_costs()).step_ps), _engine_ps(program, quiet)
+    times = int(pipeline_times(schedule, step.pipeline_costs).step_ps), _engine_ps(program, quiet)
     score.bodies_equal += equal
     score.memory_equal += same_peaks
     score.time_equal += times[0] == times[1]

@@ -15,6 +15,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 from random import Random
 
 from benchmarks.one_world import Score, check, draw_case
+from costmodels import Machine
+from plans.degrees import Degrees
+from plans.model.transformer import transformer_config
+from plans.plan import Optimizer
+from simulator.forecast import estimate, forecast
 
 SEEDS = (1, 2, 3)
 """Between them: all levels, tied tables, experts, heads of keys that several ranks share."""
@@ -30,3 +35,16 @@ def test_forecast_program_and_engine_agree(seed: int) -> None:
     assert score.differ == []
     assert score.bodies_equal == score.memory_equal == score.time_equal == score.cases
     assert max(map(abs, score.errors)) <= 0.04
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h2"])
+def test_an_estimate_is_near_the_forecast(schedule: str, recompute: str) -> None:
+    config = transformer_config("llama-3-70b", num_layers=12)
+    optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1, master_dtype="float32")
+    degrees = Degrees(
+        tp=8, pp=2, global_batch=8, schedule=schedule, recompute=recompute, optimizer=optimizer, sequence_parallel=True
+    )
+    found = [ask(config, degrees, Machine.load("h100-sxm-x16")) for ask in (estimate, forecast)]
+    assert found[0].step_s == pytest.approx(found[1].step_s, rel=0.05)
+    assert found[0].peak_bytes == pytest.approx(found[1].peak_bytes, rel=0.05)

@@ -201,7 +201,7 @@ class Chunks:
         key = ("footprint", piece)
         if key not in self.known:
             arrives = 0 if piece == "embedding" else self.sizes.arrival_bytes
-            alone = footprint(self.template.pieces[piece], self.numbers, arrives)
+            alone = footprint(self.template.pieces[piece], self.numbers, arrives, split=self.split_backward)
             self.known[key] = self.stack.footprint(piece, alone, self.sizes)
         found: Footprint = self.known[key]
         return found

@@ -37,16 +37,17 @@ class Footprint:
     weights: int = 0
 
 
-def footprint(piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0) -> Footprint:
+def footprint(piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0, *, split: bool = False) -> Footprint:
     """The activations of a piece.
 
     Args:
         piece: its template.
         numbers: the values of the template's monomials.
         arrives: bytes of the tensor that the piece before hands over, which its backward needs again.
+        split: whether the gradients of inputs and of weights are parts of their own.
     """
     kept, forward = (arrives + bytes_ for bytes_ in _net(piece.parts["F"], numbers))
-    if "B" in piece.parts:
+    if not split:
         _, backward = _net(piece.parts["B"], numbers)
         return Footprint(kept=kept, forward=forward, backward=backward)
     change, backward = _net(piece.parts["I"], numbers)

@@ -129,7 +129,7 @@ def pipeline_costs(
             ]) for way in "FB"
         },
         begin=MaxPlus.stack([own.begin(clock_of) for own in maps]),
-        end=MaxPlus.stack([own.end() for own in maps]),
+        end=MaxPlus.stack([own.end for own in maps]),
         wait_dispatch_ps=np.full(
             schedule.num_ranks, max((each.wait_dispatch_ps for each in transfers.values()), default=0), dtype=np.int64
         ),
@@ -141,6 +141,7 @@ class RankMaps:
 
     def __init__(self, bodies: RankBodies) -> None:
         self._bodies = bodies
+        self._actions: dict[tuple[object, ...], MaxPlus] = {}
         self._begun = {op.token: _latest(row(bodies.begin, ends={op.token: 0})) for op in bodies.begin
                        if op.kind == ISSUE}  # fmt: skip
         self._rests = rests(bodies.end)
@@ -181,6 +182,12 @@ class RankMaps:
 
     def action(self, number: int, name: str, clock_of: Mapping[str, str]) -> MaxPlus:
         """The map of an action; the same as its kind's where the variant has no body of its own."""
+        key = number, name, *clock_of.items()
+        if key not in self._actions:
+            self._actions[key] = self._action(number, name, clock_of)
+        return self._actions[key]
+
+    def _action(self, number: int, name: str, clock_of: Mapping[str, str]) -> MaxPlus:
         rows = self._rows.get((number, name)) or self._rows.get((number, name[0]))
         if rows is None:
             return MaxPlus.identity()
@@ -196,6 +203,7 @@ class RankMaps:
             rows[clock] = {"start": later}
         return MaxPlus(rows=rows)
 
+    @cached_property
     def end(self) -> MaxPlus:
         """From the end of the last action; what the last backwards leave is in their "final"."""
         ops = self._bodies.end

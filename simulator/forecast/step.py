@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from costmodels.interval import step_interval
 from costmodels.machine.machine import Machine
@@ -81,6 +81,7 @@ class StepForecast:
             for stages in self.stages_of
         ]  # fmt: skip
 
+    @cached_property
     def pipeline_costs(self) -> PipelineCosts:
         """What the column evaluator needs."""
         return pipeline_costs(self.schedule, [rank.bodies for rank in self.ranks], self._transfers())
@@ -98,7 +99,7 @@ class StepForecast:
 
     def end_ps(self) -> int:
         """Picoseconds from the start of a step, which all ranks begin together, to its last end."""
-        return int(pipeline_times(self.schedule, self.pipeline_costs()).step_ps)
+        return int(pipeline_times(self.schedule, self.pipeline_costs).step_ps)
 
     def forecast(self, end_ps: int | None = None) -> Forecast:
         """The whole prediction; `end_ps` where it is known already."""
@@ -125,7 +126,7 @@ class StepForecast:
 
     def _host_waits_s(self) -> list[float]:
         """Per pipeline rank the seconds by which its host makes its actions end later than all else would."""
-        costs, table = self.pipeline_costs(), self.schedule.table
+        costs, table = self.pipeline_costs, self.schedule.table
         times, variants = action_times(self.schedule, costs), variant_of_rows(self.schedule)
         found = []
         for rank, stages in enumerate(self.stages_of):
