@@ -172,7 +172,7 @@ class Costs:
         key = (stage, dp if level >= 2 else 0, level if level >= 2 else 0)
         if key not in self._relaxed:
             chunks = self.chunks(stage, dp, level, contention=True)
-            gathers, reduces = level >= 3, chunks.degrees.optimizer.reduces_each
+            gathers, reduces = level >= 3, chunks.degrees.optimizer.reduced_per_micro_batch
             zero, nothing = np.zeros((len(self.pieces), len(WAYS))), np.zeros(len(self.pieces))
             work = zero.copy()
             if stage.recompute != "none":
@@ -201,7 +201,7 @@ class Costs:
         return self._exact[key]
 
     def _table(self, stage: StageConfig, chunks: Chunks, level: int) -> Table:
-        closing, each = ("W" if stage.split else "B"), chunks.degrees.optimizer.reduces_each
+        closing, each = ("W" if stage.split else "B"), chunks.degrees.optimizer.reduced_per_micro_batch
         again = level >= 3
         ways = (
             ("F", level >= 1, False),
@@ -302,7 +302,7 @@ class Costs:
     @staticmethod
     def _variants(stage: StageConfig, chunks: Chunks, level: int) -> list[tuple[str, bool, bool]]:
         """(part, gathers, reduces) of all bodies that a step has, those of first pieces included."""
-        each, closing = chunks.degrees.optimizer.reduces_each, "W" if stage.split else "B"
+        each, closing = chunks.degrees.optimizer.reduced_per_micro_batch, "W" if stage.split else "B"
         found = [("F", level >= chunks.stack.gathers_each, False), ("F", level >= 1, False)]
         found += [(closing, level >= 3, each), (closing, level >= 3, True)]
         found += [("I", level >= 3, False)] if stage.split else []

@@ -103,7 +103,7 @@ class Pieces:
             backward = ("I", "W") if costs.split_backward else ("B",)
             for part in backward:
                 reduces = part == backward[-1]
-                each = reduces and optimizer.reduces_each
+                each = reduces and optimizer.reduced_per_micro_batch
                 actions[part] = costs.action(chunk, part, gathers=level >= 3, reduces=each)
                 if reduces:
                     actions[f"{part}.last"] = costs.action(chunk, part, gathers=level >= 3, reduces=True)

@@ -367,7 +367,7 @@ class Chunks:
                 order = _gradients(self.template.pieces[piece].parts[part])
                 due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
                 reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
-                given = frozenset(each.name for each in due if self.lowered.reduces_each(each))
+                given = frozenset(each.name for each in due if self.lowered.reduced_per_micro_batch(each))
             found = _Depends((piece, part, given, gather, reduce))
             self._depends[key] = self.known.setdefault(("same", found), found)
         return self._depends[key]
