@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from search.candidate import Candidate
 from search.devices.problem import Problem
-from simulator.forecast.action import Stretch
+from simulator.forecast.action import ClockMap
 from simulator.forecast.case import Case, Pieces, RankKinds, is_split
 from simulator.forecast.chunks import Chunk
 from simulator.forecast.estimate import chunk_costs, chunks_of
@@ -78,22 +78,26 @@ class _Longer:
     def __getattr__(self, name: str) -> object:
         return getattr(self.pieces, name)
 
-    def actions(self, chunk: Chunk) -> Mapping[str, Stretch]:
+    def actions(self, chunk: Chunk) -> Mapping[str, ClockMap]:
         return {name: self._longer(name, each) for name, each in self.pieces.actions(chunk).items()}
 
-    def update(self, chunks: tuple[Chunk, ...]) -> Stretch:
+    def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
         found = self.pieces.update(chunks)
         return _grown(found, found.work_ps * self.factor) if self.kind == _UPDATE else found
 
-    def _longer(self, name: str, each: Stretch) -> Stretch:
+    def _longer(self, name: str, each: ClockMap) -> ClockMap:
         if self.kind in (_FORWARD, _BACKWARD):
             mine = name.startswith("F") is (self.kind == _FORWARD)
             return _grown(each, each.compute_ps * self.factor) if mine else each
         return _grown(each, each.exposed_ps.get(self.kind.removeprefix("exposed "), 0.0) * self.factor)
 
 
-def _grown(stretch: Stretch, by_ps: float) -> Stretch:
-    return stretch._replace(work_ps=stretch.work_ps + by_ps, lead_ps=stretch.lead_ps + by_ps) if by_ps else stretch
+def _grown(clock_map: ClockMap, by_ps: float) -> ClockMap:
+    return (
+        clock_map._replace(work_ps=clock_map.work_ps + by_ps, cold_start_ps=clock_map.cold_start_ps + by_ps)
+        if by_ps
+        else clock_map
+    )
 
 
 class _LongerCase(Case):

@@ -18,7 +18,7 @@ from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from plans.schedules.variants import VARIANTS, variant_of_rows
-from simulator.forecast.action import Stretch
+from simulator.forecast.action import ClockMap
 from simulator.forecast.pipeline import at_ends
 
 __all__ = ["ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
@@ -32,17 +32,18 @@ _WEIGHTS = 3
 _IS_WEIGHTS = np.array([name[0] == "W" for name in VARIANTS])
 
 ActionColumns = npt.NDArray[np.float64]
-"""(7, variants) work, lead, dispatch, trailing, last, ahead and busy times in ps of its actions (see `Stretch`)."""
+"""(7, variants) work, cold start, dispatch, tail, tail if host-bound, prefetch and channel time in ps of its actions (see
+`ClockMap`)."""
 
 
-def action_columns(actions: Mapping[str, Stretch]) -> ActionColumns:
+def action_columns(actions: Mapping[str, ClockMap]) -> ActionColumns:
     """The actions of a chunk; variants that it does not have are those of their kind, or nothing."""
-    none = Stretch()
+    none = ClockMap()
     own = [actions.get(name, actions.get(name[0], none)) for name in VARIANTS]
     return np.array([
         (
-            each.work_ps, each.lead_ps, each.dispatch_ps, each.trailing_ps, min(each.trailing_ps, each.last_ps),
-            each.ahead_ps, each.busy_ps,
+            each.work_ps, each.cold_start_ps, each.dispatch_ps, each.tail_ps,
+            min(each.tail_ps, each.tail_if_host_bound_ps), each.prefetch_ps, each.channel_busy_ps,
         )
         for each in own
     ]).T  # fmt: skip

@@ -23,7 +23,7 @@ from costmodels.price.instruction import price_transfer
 from plans.degrees import Degrees
 from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
-from simulator.forecast.action import Stretch
+from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import action_columns, pipeline_ends_ps
 from simulator.forecast.chunks import Chunk, Chunks, plain
 from simulator.forecast.classes import beside_share, class_seconds, device_classes, slowest_of
@@ -80,17 +80,17 @@ class Pieces:
 
     def __init__(self, costs: Chunks) -> None:
         self.costs = costs
-        self._actions: dict[Chunk, Mapping[str, Stretch]] = {}
-        self._updates: dict[tuple[Chunk, ...], Stretch] = {}
+        self._actions: dict[Chunk, Mapping[str, ClockMap]] = {}
+        self._updates: dict[tuple[Chunk, ...], ClockMap] = {}
         self._activations: dict[Chunk, Activations] = {}
-        self._update_of: dict[Chunk, Stretch] = {}
+        self._update_of: dict[Chunk, ClockMap] = {}
         self._static_of: dict[Chunk, Mapping[str, int]] = {}
         self._held: dict[tuple[Chunk, ...], Mapping[str, int]] = {}
         self._seconds: dict[tuple[Chunk, ...], list[tuple[str, float, float]]] = {}
         self._hosts: dict[tuple[Chunk, ...], tuple[float, float]] = {}
         self._kernels: dict[tuple[Chunk, ...], tuple[dict[str, float], float]] = {}
 
-    def actions(self, chunk: Chunk) -> Mapping[str, Stretch]:
+    def actions(self, chunk: Chunk) -> Mapping[str, ClockMap]:
         """Its actions by kind; "F.first" is the first of a step, "B.last" or "W.last" the last."""
         if chunk not in self._actions:
             costs, optimizer = self.costs, self.costs.degrees.optimizer
@@ -98,7 +98,7 @@ class Pieces:
             actions = {"F": costs.action(chunk, "F", gathers=level >= costs.stack.gathers_each)}
             first = costs.action(chunk, "F", gathers=level >= 1)
             if level < costs.stack.gathers_each:  # all gathers begin with the step, whenever the tensor arrives
-                first = first._replace(ahead_ps=max(0.0, first.work_ps - actions["F"].work_ps))
+                first = first._replace(prefetch_ps=max(0.0, first.work_ps - actions["F"].work_ps))
             actions["F.first"] = first
             backward = ("I", "W") if costs.split_backward else ("B",)
             for part in backward:
@@ -113,14 +113,14 @@ class Pieces:
             self._actions[chunk] = actions
         return self._actions[chunk]
 
-    def update(self, chunks: tuple[Chunk, ...]) -> Stretch:
+    def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
         """The optimizer's work of a rank with these chunks."""
         if chunks not in self._updates:
             parts = [self._update(chunk).times(len(list(equal))) for chunk, equal in groupby(chunks)]
-            self._updates[chunks] = functools.reduce(Stretch.then, parts, Stretch())
+            self._updates[chunks] = functools.reduce(ClockMap.then, parts, ClockMap())
         return self._updates[chunks]
 
-    def _update(self, chunk: Chunk) -> Stretch:
+    def _update(self, chunk: Chunk) -> ClockMap:
         if chunk not in self._update_of:
             self._update_of[chunk] = self.costs.update(chunk)
         return self._update_of[chunk]
@@ -175,15 +175,15 @@ class Pieces:
             once.add(self.update(chunks), 1)
             for chunk, count in Counter(chunks).items():
                 actions = self.actions(chunk)
-                for name, stretch in actions.items():
+                for name, clock_map in actions.items():
                     if name[0] == "B" and "W" in actions:  # counted as what it consists of
                         continue
                     if name.endswith((".first", ".last")):
-                        if stretch is not actions[name[0]]:
-                            once.add(stretch, count)
+                        if clock_map is not actions[name[0]]:
+                            once.add(clock_map, count)
                             once.add(actions[name[0]], -count)  # one of them is the first, or the last
                     else:
-                        each.add(stretch, count)
+                        each.add(clock_map, count)
             self._hosts[chunks] = once.host_s, each.host_s
             calls = sorted({*once.seconds, *each.seconds} - {"compute"})
             self._seconds[chunks] = [
@@ -199,10 +199,10 @@ class Pieces:
         """Seconds in which a rank waits for reductions behind its last backward, that of its first chunk."""
         actions = self.actions(chunks[0])
         last = actions["W.last"] if "W.last" in actions else actions["B.last"]
-        if not last.trailing_ps:
+        if not last.tail_ps:
             return 0.0
         late = self.host_s(chunks, num_micro_batches) > sum(found.values())  # the channel catches up meanwhile
-        return (min(last.trailing_ps, last.last_ps) if late else last.trailing_ps) / PS_PER_S
+        return (min(last.tail_ps, last.tail_if_host_bound_ps) if late else last.tail_ps) / PS_PER_S
 
     @cached_property
     def slowed_share(self) -> float:
@@ -260,11 +260,11 @@ class _Shares:
         self.seconds = {"compute": 0.0}
         self.host_s = 0.0
 
-    def add(self, stretch: Stretch, times: int) -> None:
+    def add(self, clock_map: ClockMap, times: int) -> None:
         seconds = self.seconds
-        seconds["compute"] += times * stretch.compute_ps / PS_PER_S
-        self.host_s += times * stretch.dispatch_ps / PS_PER_S
-        for name, time in stretch.exposed_ps.items():
+        seconds["compute"] += times * clock_map.compute_ps / PS_PER_S
+        self.host_s += times * clock_map.dispatch_ps / PS_PER_S
+        for name, time in clock_map.exposed_ps.items():
             seconds[name] = seconds.get(name, 0.0) + times * time / PS_PER_S
 
 
@@ -306,7 +306,7 @@ class Case:
         """Of the pipeline."""
         return self.degrees.pipeline
 
-    def updates(self) -> list[Stretch]:
+    def updates(self) -> list[ClockMap]:
         """Per pipeline rank what follows its last action."""
         return [self.pieces.update(self.ranks.kinds[kind]) for kind in self.ranks.of_rank]
 
@@ -335,7 +335,7 @@ class Case:
             columns = {chunk: action_columns(self.pieces.actions(chunk)) for chunk in kinds}
             ends = pipeline_ends_ps(
                 self.schedule, np.stack([columns[chunk] for chunk in self.chunks], axis=-1)[..., None],
-                np.array([(each.work_ps, each.lead_ps) for each in self.updates()]).T[..., None],
+                np.array([(each.work_ps, each.cold_start_ps) for each in self.updates()]).T[..., None],
                 column[:, None], np.array([float(send_ps)]), blocking=stack.waits_for_sends(degrees),
                 blocking_ends=stack.waits_at_ends(degrees),
                 beside_ps=beside_ps[:, None] if self.schedule.num_ranks > 1 else None,

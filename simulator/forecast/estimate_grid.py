@@ -13,7 +13,7 @@ from plans.model.transformer import TransformerConfig, sizes_of
 from plans.plan import Optimizer
 from plans.schedules import Schedule
 from simulator.engine.garbage import without_collection
-from simulator.forecast.action import Stretch
+from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
 from simulator.forecast.case import Case, Forecast, Pieces, RankKinds, beside_transfers_ps, is_split
 from simulator.forecast.chunks import Chunk
@@ -177,8 +177,8 @@ class _Grid:
         return self._transfers[key]
 
 
-def _ends(update: Stretch) -> tuple[float, float]:
-    return update.work_ps, update.lead_ps
+def _ends(update: ClockMap) -> tuple[float, float]:
+    return update.work_ps, update.cold_start_ps
 
 
 def _flat(pieces: Pieces, chunk: Chunk) -> tuple[int, ...]:
