@@ -182,7 +182,7 @@ def test_every_instruction_is_done_once_in_every_step():
     )
 
 
-def test_stretch_acts_on_dispatch_and_compute_of_a_rank_and_step():
+def test_slowdown_acts_on_dispatch_and_compute_of_a_rank_and_step():
     script = Script(0)
     script.compute("a", 10, 2)
     script.compute("b", 20, 2)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from search.candidate import Candidate
 from search.devices.problem import Problem
 from simulator.forecast.action import ClockMap
-from simulator.forecast.case import Case, Pieces, RankKinds, is_split
+from simulator.forecast.case import LayoutCosts, PipelineForecast, RankKinds, is_split
 from simulator.forecast.chunks import Chunk
 from simulator.forecast.estimate import chunk_costs, chunks_of
 
@@ -48,13 +48,13 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
     split = is_split(degrees.pipeline)
     costs = chunk_costs(problem.config, degrees, problem.machine, problem.stack, split, lambda each: {})
     chunks = chunks_of(problem.config, degrees)
-    pieces, ranks = Pieces(costs), RankKinds.of(chunks, degrees.pipeline)
+    layout, ranks = LayoutCosts(costs), RankKinds.of(chunks, degrees.pipeline)
 
     def end_s(kind: str = "", share: float = 0.0) -> float:
-        longer = _Longer(kind=kind, factor=share, pieces=pieces)
-        return _LongerCase(pieces=longer, degrees=degrees, chunks=chunks, ranks=ranks).end_ps() / _PS_PER_S  # type: ignore[arg-type]
+        longer = _Longer(kind=kind, factor=share, layout=layout)
+        return _LongerForecast(layout=longer, degrees=degrees, chunks=chunks, ranks=ranks).end_ps() / _PS_PER_S  # type: ignore[arg-type]
 
-    calls = {call for chunk in chunks for each in pieces.actions(chunk).values() for call in each.exposed_ps}
+    calls = {call for chunk in chunks for each in layout.actions(chunk).values() for call in each.exposed_ps}
     kinds = (_FORWARD, _BACKWARD, *(f"exposed {call}" for call in sorted(calls)), _TRANSFERS, _UPDATE)
     spent = {kind: (end_s(kind, _SHARE) - end_s(kind, -_SHARE)) / (2 * _SHARE) for kind in kinds}
     whole, told = end_s(), sum(spent.values())
@@ -69,20 +69,20 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Longer:
-    """Pieces whose times of one kind are longer by a factor."""
+    """Costs of a layout whose times of one kind are longer by a factor."""
 
     kind: str
     factor: float
-    pieces: Pieces
+    layout: LayoutCosts
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self.pieces, name)
+        return getattr(self.layout, name)
 
     def actions(self, chunk: Chunk) -> Mapping[str, ClockMap]:
-        return {name: self._longer(name, each) for name, each in self.pieces.actions(chunk).items()}
+        return {name: self._longer(name, each) for name, each in self.layout.actions(chunk).items()}
 
     def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
-        found = self.pieces.update(chunks)
+        found = self.layout.update(chunks)
         return _grown(found, found.work_ps * self.factor) if self.kind == _UPDATE else found
 
     def _longer(self, name: str, each: ClockMap) -> ClockMap:
@@ -100,12 +100,12 @@ def _grown(clock_map: ClockMap, by_ps: float) -> ClockMap:
     )
 
 
-class _LongerCase(Case):
+class _LongerForecast(PipelineForecast):
     """With transfers that are longer by a factor, where those are the kind."""
 
     def transfers(self) -> tuple[Mapping[tuple[int, int], float], int]:
         times, dispatch = super().transfers()
-        longer = self.pieces
+        longer = self.layout
         assert isinstance(longer, _Longer)
         if longer.kind == _TRANSFERS:
             times = {pair: time * (1.0 + longer.factor) for pair, time in times.items()}

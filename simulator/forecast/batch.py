@@ -32,8 +32,8 @@ _WEIGHTS = 3
 _IS_WEIGHTS = np.array([name[0] == "W" for name in VARIANTS])
 
 ActionColumns = npt.NDArray[np.float64]
-"""(7, variants) work, cold start, dispatch, tail, tail if host-bound, prefetch and channel time in ps of its actions (see
-`ClockMap`)."""
+"""(7, variants) times of its actions in ps (see `ClockMap`): work, cold start, dispatch, tail, tail if host-bound,
+prefetch, channel busy."""
 
 
 def action_columns(actions: Mapping[str, ClockMap]) -> ActionColumns:
@@ -112,7 +112,7 @@ def pipeline_ends_ps(
     *,
     blocking: bool = False,
     blocking_ends: bool = False,
-    beside_ps: Floats | None = None,
+    overlap_penalty_ps: Floats | None = None,
 ) -> Floats:
     """(batch) when the last rank has ended its step, as `pipeline_end_ps` says of each.
 
@@ -123,7 +123,7 @@ def pipeline_ends_ps(
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
         blocking, blocking_ends: as of `pipeline_end_ps`.
-        beside_ps: (stages, batch) as there.
+        overlap_penalty_ps: (stages, batch) as there.
 
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
@@ -134,12 +134,12 @@ def pipeline_ends_ps(
     of_row = levels.variant * num_stages + table.stage
     trails = bool(actions[3].any())
     work, lead, dispatch = actions[:3]
-    if beside_ps is not None and not (blocking or blocking_ends):
-        slowed = np.where(_IS_WEIGHTS[:, None, None], 0.0, beside_ps)
+    if overlap_penalty_ps is not None and not (blocking or blocking_ends):
+        slowed = np.where(_IS_WEIGHTS[:, None, None], 0.0, overlap_penalty_ps)
         work, lead = work + slowed, lead + slowed
     work, lead, dispatch = (column.reshape(-1, column.shape[-1])[of_row] for column in (work, lead, dispatch))
-    if beside_ps is not None and blocking_ends and not blocking:
-        slowed = np.where((table.kind == _WEIGHTS)[:, None], 0.0, beside_ps[table.stage])
+    if overlap_penalty_ps is not None and blocking_ends and not blocking:
+        slowed = np.where((table.kind == _WEIGHTS)[:, None], 0.0, overlap_penalty_ps[table.stage])
         slowed[at_ends(schedule)] = 0.0
         work += slowed
         lead += slowed

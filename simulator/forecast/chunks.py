@@ -67,8 +67,9 @@ def _pieces(chunk: Chunk) -> tuple[tuple[str, int], ...]:
     kept = min(chunk.num_kept, blocks)
     dense = chunk.num_kept - kept
     counts = (
-        ("embedding", int(chunk.has_embedding)), ("dense_block", chunk.num_dense - dense), ("kept_dense_block", dense),
-        ("block", blocks - kept), ("kept_block", kept), ("head", int(chunk.has_head)),
+        ("embedding", int(chunk.has_embedding)), ("dense_block", chunk.num_dense - dense),
+        (_KEPT + "dense_block", dense), ("block", blocks - kept),
+        (_KEPT + "block", kept), ("head", int(chunk.has_head)),
     )  # fmt: skip
     return tuple((name, count) for name, count in counts if count)
 

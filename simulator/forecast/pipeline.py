@@ -30,7 +30,7 @@ def pipeline_end_ps(
     synchronises: bool = False,
     together: bool = True,
     fetch_ps: float = 0.0,
-    beside_ps: Sequence[float] = (),
+    overlap_penalty_ps: Sequence[float] = (),
 ) -> float:
     """When the last rank has ended its step; where ranks do not begin together, the longest time of a rank.
 
@@ -45,7 +45,8 @@ def pipeline_end_ps(
         blocking_ends: it does so before its first backward and after its last forward only.
         synchronises: the host waits for the device whenever something was received or sent.
         fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
-        beside_ps: per stage by how much its compute is slowed by the transfers beside an action; nothing where absent.
+        overlap_penalty_ps: per stage by how much its compute is slowed by the transfers beside an action; nothing where
+            absent.
         together: all ranks begin a step together; else each begins its next one when it has ended this one.
 
     Raises:
@@ -74,8 +75,8 @@ def pipeline_end_ps(
         if synchronises and arrival:
             free = max(free, begun)
         work, lead, dispatch, trailing, last, _, busy = clock_maps[stage][variant]
-        if beside_ps and not waits[at] and VARIANTS[variant][0] != "W":
-            work, lead = work + beside_ps[stage], lead + beside_ps[stage]
+        if overlap_penalty_ps and not waits[at] and VARIANTS[variant][0] != "W":
+            work, lead = work + overlap_penalty_ps[stage], lead + overlap_penalty_ps[stage]
         end, late = begun + work, free + lead
         if late > end:
             end = late
