@@ -156,7 +156,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return {"sgd": 0, "momentum": 1, "adamw": 2}[self.kind]
 
     @property
-    def reduces_each(self) -> bool:
+    def reduced_per_micro_batch(self) -> bool:
         """Whether sharded gradients are reduced after each backward."""
         return self.parallel_level >= 2 and self.reduce_every == "micro_batch"
 

@@ -19,7 +19,7 @@ from plans.timeline import Timeline
 from simulator.engine.check import check_program
 from simulator.engine.network import Network
 from simulator.engine.prices import CostOf
-from simulator.engine.run import Overlap, Stretch, run_program
+from simulator.engine.run import Overlap, Slowdown, run_program
 from simulator.study.goodput import Goodput, goodput
 from simulator.study.whatif import WhatIf
 from simulator.timeline.memory import with_allowance
@@ -88,7 +88,7 @@ def simulate(
         overlap=_overlap(machine) if machine.host_async else None,
         wires=network if network.is_needed else None,
         cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),
-        stretch=_stretch(what_if),
+        slowdown=_slowdown(what_if),
         with_memory=with_memory,
         fold_ranks=fold_ranks is not False,
     )
@@ -200,17 +200,17 @@ def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[i
     return result
 
 
-def _stretch(what_if: WhatIf) -> Stretch | None:
+def _slowdown(what_if: WhatIf) -> Slowdown | None:
     if not what_if.jitter:
         return what_if.slowdown or None
 
-    def stretch(rank: int, step: int, size: int) -> npt.NDArray[np.float64] | float | None:
+    def slowdown(rank: int, step: int, size: int) -> npt.NDArray[np.float64] | float | None:
         factor = what_if.slowdown.get(rank, 1.0)
         assert what_if.seed is not None
         draw = np.random.default_rng((what_if.seed, rank, step))
         return factor * np.exp(what_if.jitter * draw.standard_normal(size))
 
-    return stretch
+    return slowdown
 
 
 def _lowered(plan: Plan) -> Program:

@@ -102,10 +102,10 @@ def predicted(num_steps: int = 1) -> Timeline:
 def measured(num_steps: int = 5, seed: int = 3) -> Timeline:
     """The same with all work up to 40 % off, called measured."""
 
-    def stretch(rank: int, step: int, size: int) -> np.ndarray:
+    def slowdown(rank: int, step: int, size: int) -> np.ndarray:
         return np.random.default_rng((seed, rank, step)).uniform(0.9, 1.4, size)
 
-    timeline = run_program(small_program(), cost, num_steps=num_steps, stretch=stretch)
+    timeline = run_program(small_program(), cost, num_steps=num_steps, slowdown=slowdown)
     return replace(timeline, kind="measured", memory_curve={}, meta={"command": "made up"})
 
 

@@ -25,7 +25,7 @@ from plans.schedules import make_schedule
 from search import uniform_plan
 from simulator import simulate
 from simulator.forecast import Stack, forecast, stack_named, stack_names
-from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Line, Stretch, measure
+from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, ClockMap, Line, measure
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.memory import peak_activations
 from simulator.forecast.pipeline import pipeline_end_ps
@@ -130,8 +130,8 @@ def test_maps_of_clocks_compose_as_the_walk_does():
     once, thrice = measure(lines), measure(3 * [])
     assert (once.work_ps, once.exposed_ps) == (40, {"all_reduce": 18})
     assert once.times(3).work_ps == once.then(once).then(once).work_ps == 120
-    assert once.times(3).lead_ps == once.then(once).then(once).lead_ps
-    assert thrice == Stretch()
+    assert once.times(3).cold_start_ps == once.then(once).then(once).cold_start_ps
+    assert thrice == ClockMap()
 
 
 def test_compute_beside_a_collective_goes_at_the_rates_of_the_pair():
@@ -139,16 +139,16 @@ def test_compute_beside_a_collective_goes_at_the_rates_of_the_pair():
     # both at half speed for 20 ps; then nothing is left of either
     found = measure(lines, lambda compute, collective: (0.5, 0.5))
     assert found.work_ps == pytest.approx(20, abs=1)
-    assert found.trailing_ps == pytest.approx(0, abs=1)
+    assert found.tail_ps == pytest.approx(0, abs=1)
 
 
 @pytest.mark.parametrize(("name", "virtual"), [("1f1b", 1), ("gpipe", 1), ("zb_h1", 1), ("interleaved_1f1b", 2)])
 def test_pipeline_of_equal_stages_follows_the_closed_form(name, virtual):
     ranks, count = 4, 8
     schedule = make_schedule(name, ranks, count, virtual=None if virtual == 1 else virtual)
-    forward, back, weight = (Stretch(work_ps=time / virtual) for time in (12, 12, 12))
-    actions = {"F": forward, "B": Stretch(work_ps=24 / virtual), "I": back, "W": weight}
-    end = pipeline_end_ps(schedule, [actions] * schedule.num_stages, [Stretch()] * ranks, {}, 0)
+    forward, back, weight = (ClockMap(work_ps=time / virtual) for time in (12, 12, 12))
+    actions = {"F": forward, "B": ClockMap(work_ps=24 / virtual), "I": back, "W": weight}
+    end = pipeline_end_ps(schedule, [actions] * schedule.num_stages, [ClockMap()] * ranks, {}, 0)
     bubble = {"1f1b": 3 * 36, "gpipe": 3 * 36, "zb_h1": 3 * 12, "interleaved_1f1b": 3 * 36 / 2}[name]
     assert end == count * 36 + bubble
 
@@ -298,29 +298,29 @@ def test_fsdp2_gathers_weights_in_every_forward_also_at_level_2():
 
 def test_a_host_that_waits_for_every_transfer_is_late_for_the_next_action():
     schedule = make_schedule("1f1b", 2, 4)
-    action = Stretch(work_ps=10, lead_ps=13, dispatch_ps=5)  # 3 late where the device is idle at first
+    action = ClockMap(work_ps=10, cold_start_ps=13, dispatch_ps=5)  # 3 late where the device is idle at first
     actions = [{"F": action, "B": action}] * 2
     travel = {(0, 1): 0.0, (1, 0): 0.0}
-    ahead = pipeline_end_ps(schedule, actions, [Stretch()] * 2, travel, 0)
-    late = pipeline_end_ps(schedule, actions, [Stretch()] * 2, travel, 0, synchronises=True)
+    ahead = pipeline_end_ps(schedule, actions, [ClockMap()] * 2, travel, 0)
+    late = pipeline_end_ps(schedule, actions, [ClockMap()] * 2, travel, 0, synchronises=True)
     # the last rank is late for each forward, which arrives, and ahead of the backward that follows at once
     assert (ahead, late) == (13 + 9 * 10, 13 + 4 * (13 + 10) + 13)
 
 
 def test_a_host_that_fetches_data_waits_for_the_device_before_every_forward():
-    action = Stretch(work_ps=10, lead_ps=13, dispatch_ps=5)
+    action = ClockMap(work_ps=10, cold_start_ps=13, dispatch_ps=5)
     end = pipeline_end_ps(
-        make_schedule("1f1b", 1, 4), [{"F": action, "B": action}], [Stretch()], {}, 0, fetch_ps=2
+        make_schedule("1f1b", 1, 4), [{"F": action, "B": action}], [ClockMap()], {}, 0, fetch_ps=2
     )  # fmt: skip
     assert end == 4 * (2 + 13 + 10)  # the backward's kernels are there before the forward has ended
 
 
 def test_ranks_that_do_not_begin_together_take_as_long_as_the_longest():
     schedule = make_schedule("zb_h2", 4, 12)
-    one = Stretch(work_ps=10)
+    one = ClockMap(work_ps=10)
     actions = [{"F": one, "I": one, "W": one}] * 4
-    end = pipeline_end_ps(schedule, actions, [Stretch()] * 4, {}, 0, together=False)
-    assert end == 12 * 30 < pipeline_end_ps(schedule, actions, [Stretch()] * 4, {}, 0)
+    end = pipeline_end_ps(schedule, actions, [ClockMap()] * 4, {}, 0, together=False)
+    assert end == 12 * 30 < pipeline_end_ps(schedule, actions, [ClockMap()] * 4, {}, 0)
 
 
 def test_a_tied_table_is_held_once_on_one_stage():

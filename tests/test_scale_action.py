@@ -32,13 +32,13 @@ def test_a_steady_body_takes_what_one_more_takes_in_a_long_row(seed: int) -> Non
     body, gather, wait, reduce = drawn(random.Random(seed))
     own = Body(body, rates)
     for before, after in (([], reduce), (gather, wait), (gather, [*wait, *reduce])):
-        found = own.stretch(before, after, steady=True)
+        found = own.clock_map(before, after, steady=True)
         lines = [*before, *body, *after]
         four, three = measure(4 * lines, rates), measure(3 * lines, rates)
         assert found.work_ps == pytest.approx(four.work_ps - three.work_ps, abs=2)
         assert found.compute_ps == pytest.approx(four.compute_ps - three.compute_ps, abs=2)
-        assert found.trailing_ps == pytest.approx(four.trailing_ps, abs=4)
-        assert found.lead_ps == measure(lines, rates).lead_ps
+        assert found.tail_ps == pytest.approx(four.tail_ps, abs=4)
+        assert found.cold_start_ps == measure(lines, rates).cold_start_ps
         assert found.dispatch_ps == sum(line.dispatch_ps for line in lines)
 
 
@@ -48,12 +48,14 @@ def test_what_a_body_was_beside_before_does_not_matter(seed: int) -> None:
     used = Body(body, rates)
     for steady in (False, True):
         for before, after in ((gather, wait), ([], reduce), ([], []), (gather, [*wait, *reduce]), ([], reduce)):
-            assert used.stretch(before, after, steady=steady) == Body(body, rates).stretch(before, after, steady=steady)
+            assert used.clock_map(before, after, steady=steady) == Body(body, rates).clock_map(
+                before, after, steady=steady
+            )
 
 
 def test_a_slow_channel_falls_behind_with_every_repetition() -> None:
     body = [Line(COMPUTE, 1, 100, "matrix")]
     slow = [Line(COLLECTIVE, 1, 1000, "all_reduce", "dp", 2)]
-    found = Body(body).stretch((), slow, steady=True)
+    found = Body(body).clock_map((), slow, steady=True)
     assert found.work_ps == 100
-    assert found.lag_ps == 900
+    assert found.drift_per_repeat_ps == 900

@@ -13,7 +13,7 @@ from plans.model.transformer import transformer_config
 from plans.plan import Optimizer
 from plans.schedules import make_schedule, schedule_names
 from simulator.forecast import estimate, estimate_grid, stack_named
-from simulator.forecast.action import Stretch
+from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import action_columns, peak_bytes, pipeline_ends_ps
 from simulator.forecast.memory import peak_activations
 from simulator.forecast.pipeline import pipeline_end_ps
@@ -57,11 +57,12 @@ def test_a_grid_is_its_configurations_one_by_one(stack):
         assert own.rank_s == alone.rank_s
 
 
-def random_stretch(draw: random.Random) -> Stretch:
+def random_clock_map(draw: random.Random) -> ClockMap:
     work, trailing = draw.randint(1, 40), draw.choice((0, 0, 30))
-    return Stretch(
-        work_ps=work, lead_ps=draw.randint(0, 60), dispatch_ps=draw.choice((0, 5, 50)), trailing_ps=trailing,
-        ahead_ps=draw.choice((0, 0, draw.randint(0, work))), busy_ps=draw.choice((0, draw.randint(0, work + trailing))),
+    return ClockMap(
+        work_ps=work, cold_start_ps=draw.randint(0, 60), dispatch_ps=draw.choice((0, 5, 50)), tail_ps=trailing,
+        prefetch_ps=draw.choice((0, 0, draw.randint(0, work))),
+        channel_busy_ps=draw.choice((0, draw.randint(0, work + trailing))),
     )  # fmt: skip
 
 
@@ -75,15 +76,15 @@ def test_batches_of_pipelines_end_as_each_alone(name):
         kinds = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
         cases, columns = [], []
         for _ in range(3):
-            actions = [{kind: random_stretch(draw) for kind in kinds} for _ in range(schedule.num_stages)]
-            updates = [random_stretch(draw) for _ in range(num_ranks)]
+            actions = [{kind: random_clock_map(draw) for kind in kinds} for _ in range(schedule.num_stages)]
+            updates = [random_clock_map(draw) for _ in range(num_ranks)]
             travel, send = [draw.choice((0, 7, 25)) for _ in range(schedule.num_stages)], draw.choice((0, 3))
             times = {}
             for stage in range(schedule.num_stages - 1):
                 if schedule.placement[stage] != schedule.placement[stage + 1]:
                     times[stage, stage + 1] = times[stage + 1, stage] = travel[stage]
             cases.append(pipeline_end_ps(schedule, actions, updates, times, send, blocking=blocking))
-            ends = [(own.work_ps, own.lead_ps) for own in updates]
+            ends = [(own.work_ps, own.cold_start_ps) for own in updates]
             columns.append((np.stack([action_columns(own) for own in actions], -1), np.array(ends).T, travel, send))
         work, update, travelled, sends = (np.stack(part, -1).astype(float) for part in zip(*columns, strict=True))
         assert pipeline_ends_ps(schedule, work, update, travelled, sends, blocking=blocking).tolist() == cases

@@ -49,7 +49,7 @@ def test_operators_add_up_to_the_block(tp: int) -> None:
         config=CONFIG, degrees=degrees, machine=problem.machine, stack=problem.stack, rates=rates_of(problem.machine),
         split_backward=False,
     )  # fmt: skip
-    body = [pieces.stretch("block", part) for part in ("F", "B")]
+    body = [pieces.clock_map("block", part) for part in ("F", "B")]
     runs = degrees.num_micro_batches * CONFIG.num_layers / degrees.pp / 1e12
     alone = sum(each.compute_s for each in costs(found))
     assert alone <= sum(each.compute_ps for each in body) * runs * (1 + 1e-9)  # what overlaps takes longer

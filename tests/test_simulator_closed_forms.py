@@ -82,7 +82,7 @@ def test_a_slower_stage_adds_its_delay_per_micro_batch():
     schedule = make_schedule("1f1b", num_ranks, num_micro)
     program = pipeline(schedule.order, schedule.placement, WORK)
     slow = run_program(
-        program, written_price, stretch=lambda rank, step, size: factor if rank == num_ranks - 1 else None
+        program, written_price, slowdown=lambda rank, step, size: factor if rank == num_ranks - 1 else None
     )
     # the last stage has no slack: all of it is on the longest path, once
     assert length_ps(slow) == (num_micro + num_ranks - 1) * WHOLE + num_micro * WHOLE

@@ -182,13 +182,13 @@ def test_every_instruction_is_done_once_in_every_step():
     )
 
 
-def test_stretch_acts_on_dispatch_and_compute_of_a_rank_and_step():
+def test_slowdown_acts_on_dispatch_and_compute_of_a_rank_and_step():
     script = Script(0)
     script.compute("a", 10, 2)
     script.compute("b", 20, 2)
     timeline = run_program(
         program_of([script]), written_price, num_steps=2,
-        stretch=lambda rank, step, size: np.array([3.0, 0.5]) if step else None,
+        slowdown=lambda rank, step, size: np.array([3.0, 0.5]) if step else None,
     )  # fmt: skip
     assert spans(timeline, 0, "compute") == [("a", 2, 12), ("b", 12, 32), ("a", 38, 68), ("b", 68, 78)]
 
@@ -215,8 +215,8 @@ def test_numpy_integers_are_prices():
         ({"cores_per_node": 2, "host_async": True}, "cores_per_node"),
         ({"cores_per_node": 0, "host_async": False}, "cores_per_node"),
         ({"overlap": lambda *_: (1.0, 1.0), "host_async": False}, "overlap"),
-        ({"stretch": lambda *_: -1.0}, "stretch"),
-        ({"stretch": lambda *_: math.nan}, "stretch"),
+        ({"slowdown": lambda *_: -1.0}, "slowdown"),
+        ({"slowdown": lambda *_: math.nan}, "slowdown"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

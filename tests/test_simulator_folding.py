@@ -179,7 +179,7 @@ def test_slow_ranks_and_shared_ports_on_random_programs():
         options = options_of(draw)
         folded, whole = (
             run_program(
-                program, cost_of, num_steps=2, fold_ranks=fold_ranks, with_memory=False, stretch=slow, **options()
+                program, cost_of, num_steps=2, fold_ranks=fold_ranks, with_memory=False, slowdown=slow, **options()
             )
             for fold_ranks in (True, False)
         )

@@ -165,7 +165,7 @@ class PointLog:
 
 
 def save_points(path: str | os.PathLike[str], points: Iterable[Point], environment: Mapping[str, str]) -> None:
-    """Write points with the versions, date and machine they were taken on, whole or not at all.
+    """Write points with the versions, date and machine they were taken on, atomically.
 
     The name decides the form: .jsonl or .jsonl.gz for JSON lines, else one JSON object.
     """

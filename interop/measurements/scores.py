@@ -90,7 +90,7 @@ def _row(case: Case, machine: str | None) -> dict[str, Any]:
     found = forecast(case.config, case.degrees, target, stack=stack)
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)
-    assumed = [*case.assumed, *stack.habits(case.config, case.degrees), *_assumed_of(target, case)]
+    assumed = [*case.assumed, *stack.assumptions(case.config, case.degrees), *_assumed_of(target, case)]
     if case.metric.startswith("peak_memory"):
         unit = predicted / found.peak_bytes
         unknown = stack.unknown_bytes(case.config, case.degrees)

@@ -86,14 +86,14 @@ class LocalParameter:
         return tuple(axis for axis in self.home.replicated if axis not in self.axes)
 
     @cached_property
-    def is_fleeting(self) -> bool:
+    def gathered_per_use(self) -> bool:
         """Whether its weight is gathered for each use."""
         return self.optimizer.parallel_level == 3 and bool(self.axes)
 
     @cached_property
-    def reduces_each(self) -> bool:
+    def reduced_per_micro_batch(self) -> bool:
         """Whether its gradient is reduced after each backward, into shards that are accumulated."""
-        return self.optimizer.reduces_each and bool(self.axes)
+        return self.optimizer.reduced_per_micro_batch and bool(self.axes)
 
     @cached_property
     def needs_reduction(self) -> bool:

@@ -391,16 +391,16 @@ class _Backward:
         if maker is not None and maker.name in chunk.plan.stages[chunk.number].operators:
             spec, mesh, strategy = chunk.micro.spec(maker), chunk.mesh_of(maker), chunk.plan.strategy(maker)
             index = maker.outputs.index(name)
-            handed_on = strategy.output_layout(spec, index, mesh).without_partial()
+            summed_layout = strategy.output_layout(spec, index, mesh).without_partial()
             target = spec.output_layout(index, mesh, strategy.dims).without_partial()
         else:
             arriving = [border.target for border in chunk.arriving if border.tensor == name]
             if not arriving:  # the operator is lowered by itself, its maker takes the gradient from here
                 return
-            handed_on = target = arriving[0]
-        value = self._sum(emitter, name, self.contributions[name], handed_on)
+            summed_layout = target = arriving[0]
+        value = self._sum(emitter, name, self.contributions[name], summed_layout)
         shape, about = chunk.micro.tensors[name].shape, f"d:{chunk.label(name)}.handed on"
-        value = emitter.move(value, about, handed_on, target, shape)
+        value = emitter.move(value, about, summed_layout, target, shape)
         self.final[name] = [(target, value)]
         for border in chunk.arriving:
             if border.tensor == name:

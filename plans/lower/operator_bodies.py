@@ -130,7 +130,7 @@ def lower_operator(
         return tuple(parameters.with_gathers(0, body))
 
     forward = parameters.with_gathers(0, chunk.forward(_keep))
-    reduced_once = any(not parameter.reduces_each for parameter in parameters.local.values())
+    reduced_once = any(not parameter.reduced_per_micro_batch for parameter in parameters.local.values())
     earlier = backward(False) if num_micro_batches > 1 and reduced_once else ()
     last = backward(True)
     end = Emitter(mesh=mesh, table=table)

@@ -88,7 +88,7 @@ class OptimizerLowering:
         shard = master = None
         if axes:
             shard = self._keep(f"{name}#shard", kept_shape, optimizer.updates_in(dtype), "weight")
-        scope = Scope.KEPT if not axes else Scope.BODY if parameter.is_fleeting else Scope.STEP
+        scope = Scope.KEPT if not axes else Scope.BODY if parameter.gathered_per_use else Scope.STEP
         self.table.add(Value(name=name, shape=parameter.shape, dtype=dtype, scope=scope, role="weight"))
         if optimizer.has_master(dtype) and not axes:
             master = self._keep(f"{name}#master", kept_shape, optimizer.updates_in(dtype), "optimizer")
@@ -110,7 +110,7 @@ class OptimizerLowering:
             name: Value(
                 name=f"g:{name}", shape=self.reduced[name].local_shape(parameter.tensor.shape), role="gradient",
                 dtype=self.optimizer.accumulates_in(parameter.tensor.dtype),
-                scope=Scope.BODY if parameter.reduces_each else Scope.STEP,
+                scope=Scope.BODY if parameter.reduced_per_micro_batch else Scope.STEP,
             )
             for name, parameter in self.local.items()
         }  # fmt: skip
@@ -133,10 +133,10 @@ class OptimizerLowering:
         readers = {name: operator.name for operator in reversed(operators) for name in operator.inputs}
         read = [name for operator in operators for name in operator.inputs if name in self.local]
         sharded = [self.local[name] for name in dict.fromkeys(read) if self.local[name].axes]
-        once = [each for each in sharded if not each.is_fleeting and each.name not in others]
+        once = [each for each in sharded if not each.gathered_per_use and each.name not in others]
         in_blocks: dict[str, list[Bucket]] = {}
-        fleeting = [each for each in sharded if each.is_fleeting]
-        for bucket in self._filled(fleeting, others, False, limit, readers, blocks):
+        per_use = [each for each in sharded if each.gathered_per_use]
+        for bucket in self._filled(per_use, others, False, limit, readers, blocks):
             in_blocks.setdefault(blocks[readers[bucket.first.name]], []).append(bucket)
         reductions = self._reductions(completed, others, blocks)
         self.chunks[chunk] = ChunkParameters(
@@ -149,11 +149,13 @@ class OptimizerLowering:
     ) -> list[Bucket]:
         """The buckets in which the gradients of a chunk are reduced within its bodies."""
         limit = self.optimizer.bucket_bytes
-        due = [self.local[name] for name, _ in completed if name not in others or self.local[name].reduces_each]
+        due = [
+            self.local[name] for name, _ in completed if name not in others or self.local[name].reduced_per_micro_batch
+        ]
         due = [each for each in due if each.needs_reduction]
-        whole = self._filled([each for each in due if not each.is_fleeting], others, True, limit)
-        fleeting = [each for each in due if each.is_fleeting]
-        return whole + self._filled(fleeting, others, True, limit, dict(completed), blocks)
+        whole = self._filled([each for each in due if not each.gathered_per_use], others, True, limit)
+        per_use = [each for each in due if each.gathered_per_use]
+        return whole + self._filled(per_use, others, True, limit, dict(completed), blocks)
 
     def _filled(
         self,
@@ -186,7 +188,7 @@ class OptimizerLowering:
         buckets = {name: bucket for chunk in self.chunks.values() for bucket in chunk.gathers for name in bucket.names}
         arrivals: dict[str, Arrival] = {}
         for name, parameter in self.local.items():
-            if not parameter.axes or parameter.is_fleeting or name in arrivals:
+            if not parameter.axes or parameter.gathered_per_use or name in arrivals:
                 continue
             alone = name not in buckets  # several chunks wait for it: none can free what it was rounded into
             bucket = buckets.get(name, Bucket(parameters=(parameter,)))
@@ -212,7 +214,7 @@ class OptimizerLowering:
         """Reduce, at the end of the step, what no backward has reduced."""
         rest = [each for name, each in self.local.items() if name not in self.found and each.needs_reduction]
         buckets = self._filled(
-            [each for each in rest if not each.reduces_each], set(), True, self.optimizer.bucket_bytes
+            [each for each in rest if not each.reduced_per_micro_batch], set(), True, self.optimizer.bucket_bytes
         )
         late = Reduction({}, self.table, self.found, True)
         for bucket in buckets:
@@ -257,7 +259,7 @@ class OptimizerLowering:
                 f"{cast}.make", "cast.forward", "U", (gradient,), (cast,), frees=tuple(dict.fromkeys(freed))
             )
             gradient, freed = cast, [cast]
-        if home.shard is not None and not self.local[home.name].is_fleeting:
+        if home.shard is not None and not self.local[home.name].gathered_per_use:
             freed = [*freed, home.weight]
         outputs = (home.kept, *home.states)
         emitter.compute(

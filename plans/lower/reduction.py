@@ -64,7 +64,7 @@ class Reduction:
         """The gradient of parameter `name` is whole for this body, in `value`."""
         self.whole[name] = value
         bucket = self.buckets.get(name)
-        if bucket is None or not (bucket.first.reduces_each or self.is_last):
+        if bucket is None or not (bucket.first.reduced_per_micro_batch or self.is_last):
             return
         if all(each in self.whole for each in bucket.names):
             self.start(emitter, bucket, self.whole)
@@ -90,7 +90,7 @@ class Reduction:
                 wait(emitter, reduced.value, reduced.token, reduced.frees)
                 reduced.token = None
             bucket = reduced.bucket
-            if bucket.first.reduces_each:
+            if bucket.first.reduced_per_micro_batch:
                 like, dtype = self.table[reduced.value], bucket.first.tensor.dtype
                 total = self.table.add(
                     Value(
@@ -104,7 +104,7 @@ class Reduction:
     def _issue(self, emitter: Emitter, bucket: Bucket, values: list[str]) -> Reduced:
         table, first = self.table, bucket.first
         mesh, summed, is_plain = first.mesh, first.summed, first.optimizer.parallel_level < 2
-        scope = Scope.BODY if first.reduces_each else Scope.STEP
+        scope = Scope.BODY if first.reduced_per_micro_batch else Scope.STEP
         rows = mesh.size(summed) if first.axes else 1
         dtype = table[values[0]].dtype
         if mesh.size(summed) > 1:

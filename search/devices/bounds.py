@@ -154,18 +154,18 @@ class ScheduleSpace:
             plain = self.pieces[spread]
             dense = plain[:, :, 3] if self.num_dense else np.zeros(plain.shape[:2])
             kept = np.maximum(plain[:, :, 1] + dense - recomputed[:, None], 0)
-            kept_blocks = np.minimum(kept, plain[:, :, 1])
-            further = [kept_blocks, kept - kept_blocks] if self.num_dense else [kept_blocks]
+            full_memory_blocks = np.minimum(kept, plain[:, :, 1])
+            further = [full_memory_blocks, kept - full_memory_blocks] if self.num_dense else [full_memory_blocks]
             pieces = np.concatenate([plain, np.stack(further, axis=2)], axis=2)
-            pieces[:, :, 1] -= kept_blocks
+            pieces[:, :, 1] -= full_memory_blocks
             if self.num_dense:
-                pieces[:, :, 3] -= kept - kept_blocks
+                pieces[:, :, 3] -= kept - full_memory_blocks
             order, width = self.order[spread].copy(), plain.shape[2]
             for way, name in enumerate(WAYS):
                 if not name.startswith("F"):  # a backward meets the last blocks first
                     own = order[:, :, way]
-                    own[(own == 1) & (kept_blocks > 0)] = width
-                    own[(own == 3) & (kept > kept_blocks)] = width + 1
+                    own[(own == 1) & (full_memory_blocks > 0)] = width
+                    own[(own == 3) & (kept > full_memory_blocks)] = width + 1
             self._known["some"] = LayerSplits(spread=spread, recomputed=recomputed, pieces=pieces, order=order)
         return self._known["some"]
 

@@ -22,7 +22,7 @@ from plans.model.transformer import TransformerConfig
 from plans.timeline import PS_PER_S
 from search.devices.problem import Problem
 from search.devices.stage_config import StageConfig, in_any_order, without_recompute
-from simulator.forecast.action import Rates, Stretch
+from simulator.forecast.action import ClockMap, Rates
 from simulator.forecast.chunks import Chunk, Chunks
 
 __all__ = ["WAYS", "Costs", "Table", "num_dense", "one_piece", "piece_counts", "pieces_of"]
@@ -158,7 +158,7 @@ class Costs:
             # the embedding and the head recompute in no mode
             ends = None if stage.recompute == "none" else self.piece_seconds(without_recompute(stage))
             self._piece_seconds[stage] = np.array([
-                [chunks.stretch(piece, part).work_ps / PS_PER_S for part in parts]
+                [chunks.clock_map(piece, part).work_ps / PS_PER_S for part in parts]
                 if ends is None or number in self.blocks else ends[number]
                 for number, piece in enumerate(self.pieces)
             ])  # fmt: skip
@@ -172,7 +172,7 @@ class Costs:
         key = (stage, dp if level >= 2 else 0, level if level >= 2 else 0)
         if key not in self._relaxed:
             chunks = self.chunks(stage, dp, level, contention=True)
-            gathers, reduces = level >= 3, chunks.degrees.optimizer.reduces_each
+            gathers, reduces = level >= 3, chunks.degrees.optimizer.reduced_per_micro_batch
             zero, nothing = np.zeros((len(self.pieces), len(WAYS))), np.zeros(len(self.pieces))
             work = zero.copy()
             if stage.recompute != "none":
@@ -182,10 +182,10 @@ class Costs:
                 if stage.recompute != "none" and number not in self.blocks:
                     continue
                 beside = piece.endswith("block")  # what runs beside the others is left out
-                first = chunks.stretch(piece, "F", gathers=gathers and beside).work_ps
+                first = chunks.clock_map(piece, "F", gathers=gathers and beside).work_ps
                 part = "W" if stage.split else "B"
-                closing = chunks.stretch(piece, part, gathers=gathers and beside, reduces=reduces and beside).work_ps
-                between = chunks.stretch(piece, "I", gathers=gathers and beside).work_ps if stage.split else 0.0
+                closing = chunks.clock_map(piece, part, gathers=gathers and beside, reduces=reduces and beside).work_ps
+                between = chunks.clock_map(piece, "I", gathers=gathers and beside).work_ps if stage.split else 0.0
                 work[number] = first, first, closing, closing, between
             self._relaxed[key] = Table(
                 work=work / PS_PER_S, first_gather=zero, dispatch=zero, update=nothing, update_dispatch=nothing
@@ -201,7 +201,7 @@ class Costs:
         return self._exact[key]
 
     def _table(self, stage: StageConfig, chunks: Chunks, level: int) -> Table:
-        closing, each = ("W" if stage.split else "B"), chunks.degrees.optimizer.reduces_each
+        closing, each = ("W" if stage.split else "B"), chunks.degrees.optimizer.reduced_per_micro_batch
         again = level >= 3
         ways = (
             ("F", level >= 1, False),
@@ -215,11 +215,11 @@ class Costs:
             if part == "I" and not stage.split:
                 continue
             for number, piece in enumerate(self.pieces):
-                stretch = chunks.stretch(piece, part, gathers=gathers, reduces=reduces)
-                work[number, way], dispatch[number, way] = stretch.work_ps, stretch.dispatch_ps
+                clock_map = chunks.clock_map(piece, part, gathers=gathers, reduces=reduces)
+                work[number, way], dispatch[number, way] = clock_map.work_ps, clock_map.dispatch_ps
                 if gathers:
                     action = chunks.action(one_piece(piece), part, gathers=True, reduces=reduces)
-                    first[number, way] = action.work_ps - stretch.work_ps
+                    first[number, way] = action.work_ps - clock_map.work_ps
         updates = [chunks.update(one_piece(piece)) for piece in self.pieces]
         return Table(
             work=work / PS_PER_S, first_gather=first / PS_PER_S, dispatch=dispatch / PS_PER_S,
@@ -292,7 +292,7 @@ class Costs:
             again, once = (self.chunks(each, dp, level, contention=True) for each in (stage, without_recompute(stage)))
             self._longer[key] = all(
                 _no_shorter(*(
-                    chunks.stretch(self.pieces[number], part, gathers=gathers, reduces=reduces)
+                    chunks.clock_map(self.pieces[number], part, gathers=gathers, reduces=reduces)
                     for chunks in (again, once)
                 ))
                 for number in self.blocks for part, gathers, reduces in self._variants(stage, again, level)
@@ -302,7 +302,7 @@ class Costs:
     @staticmethod
     def _variants(stage: StageConfig, chunks: Chunks, level: int) -> list[tuple[str, bool, bool]]:
         """(part, gathers, reduces) of all bodies that a step has, those of first pieces included."""
-        each, closing = chunks.degrees.optimizer.reduces_each, "W" if stage.split else "B"
+        each, closing = chunks.degrees.optimizer.reduced_per_micro_batch, "W" if stage.split else "B"
         found = [("F", level >= chunks.stack.gathers_each, False), ("F", level >= 1, False)]
         found += [(closing, level >= 3, each), (closing, level >= 3, True)]
         found += [("I", level >= 3, False)] if stage.split else []
@@ -317,7 +317,7 @@ class Costs:
                 chunks.kept = self.chunks(without_recompute(stage), dp, level, contention=True)
             part = "W" if stage.split else "B"
             found = chunks.action(chunk, part, gathers=level >= 3, reduces=True)
-            self._trailing[key] = found.trailing_ps / PS_PER_S
+            self._trailing[key] = found.tail_ps / PS_PER_S
         return self._trailing[key]
 
     def transfer_s(self, stage: StageConfig, dp: int, pp: int) -> tuple[float, ...]:
@@ -336,13 +336,15 @@ class Costs:
         return self._transfer[key]
 
 
-def _no_shorter(one: Stretch, other: Stretch) -> bool:
+def _no_shorter(one: ClockMap, other: ClockMap) -> bool:
     """Whether an action takes no less time than another, whatever comes before and after."""
     return (
-        not one.lag_ps and not other.lag_ps and one.work_ps >= other.work_ps and one.lead_ps >= other.lead_ps
-        and one.dispatch_ps >= other.dispatch_ps and one.busy_ps >= other.busy_ps
-        and one.work_ps + one.trailing_ps >= other.work_ps + other.trailing_ps
-        and one.lead_ps + min(one.trailing_ps, one.last_ps) >= other.lead_ps + min(other.trailing_ps, other.last_ps)
+        not one.drift_per_repeat_ps and not other.drift_per_repeat_ps
+        and one.work_ps >= other.work_ps and one.cold_start_ps >= other.cold_start_ps
+        and one.dispatch_ps >= other.dispatch_ps and one.channel_busy_ps >= other.channel_busy_ps
+        and one.work_ps + one.tail_ps >= other.work_ps + other.tail_ps
+        and one.cold_start_ps + min(one.tail_ps, one.tail_if_host_bound_ps)
+        >= other.cold_start_ps + min(other.tail_ps, other.tail_if_host_bound_ps)
     )  # fmt: skip
 
 

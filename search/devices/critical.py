@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from search.candidate import Candidate
 from search.devices.problem import Problem
-from simulator.forecast.action import Stretch
-from simulator.forecast.case import Case, Pieces, RankKinds, is_split
+from simulator.forecast.action import ClockMap
+from simulator.forecast.case import LayoutCosts, PipelineForecast, RankKinds, is_split
 from simulator.forecast.chunks import Chunk
 from simulator.forecast.estimate import chunk_costs, chunks_of
 
@@ -48,13 +48,13 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
     split = is_split(degrees.pipeline)
     costs = chunk_costs(problem.config, degrees, problem.machine, problem.stack, split, lambda each: {})
     chunks = chunks_of(problem.config, degrees)
-    pieces, ranks = Pieces(costs), RankKinds.of(chunks, degrees.pipeline)
+    layout, ranks = LayoutCosts(costs), RankKinds.of(chunks, degrees.pipeline)
 
     def end_s(kind: str = "", share: float = 0.0) -> float:
-        longer = _Longer(kind=kind, factor=share, pieces=pieces)
-        return _LongerCase(pieces=longer, degrees=degrees, chunks=chunks, ranks=ranks).end_ps() / _PS_PER_S  # type: ignore[arg-type]
+        longer = _Longer(kind=kind, factor=share, layout=layout)
+        return _LongerForecast(layout=longer, degrees=degrees, chunks=chunks, ranks=ranks).end_ps() / _PS_PER_S  # type: ignore[arg-type]
 
-    calls = {call for chunk in chunks for each in pieces.actions(chunk).values() for call in each.exposed_ps}
+    calls = {call for chunk in chunks for each in layout.actions(chunk).values() for call in each.exposed_ps}
     kinds = (_FORWARD, _BACKWARD, *(f"exposed {call}" for call in sorted(calls)), _TRANSFERS, _UPDATE)
     spent = {kind: (end_s(kind, _SHARE) - end_s(kind, -_SHARE)) / (2 * _SHARE) for kind in kinds}
     whole, told = end_s(), sum(spent.values())
@@ -69,39 +69,43 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Longer:
-    """Pieces whose times of one kind are longer by a factor."""
+    """Costs of a layout whose times of one kind are longer by a factor."""
 
     kind: str
     factor: float
-    pieces: Pieces
+    layout: LayoutCosts
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self.pieces, name)
+        return getattr(self.layout, name)
 
-    def actions(self, chunk: Chunk) -> Mapping[str, Stretch]:
-        return {name: self._longer(name, each) for name, each in self.pieces.actions(chunk).items()}
+    def actions(self, chunk: Chunk) -> Mapping[str, ClockMap]:
+        return {name: self._longer(name, each) for name, each in self.layout.actions(chunk).items()}
 
-    def update(self, chunks: tuple[Chunk, ...]) -> Stretch:
-        found = self.pieces.update(chunks)
+    def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
+        found = self.layout.update(chunks)
         return _grown(found, found.work_ps * self.factor) if self.kind == _UPDATE else found
 
-    def _longer(self, name: str, each: Stretch) -> Stretch:
+    def _longer(self, name: str, each: ClockMap) -> ClockMap:
         if self.kind in (_FORWARD, _BACKWARD):
             mine = name.startswith("F") is (self.kind == _FORWARD)
             return _grown(each, each.compute_ps * self.factor) if mine else each
         return _grown(each, each.exposed_ps.get(self.kind.removeprefix("exposed "), 0.0) * self.factor)
 
 
-def _grown(stretch: Stretch, by_ps: float) -> Stretch:
-    return stretch._replace(work_ps=stretch.work_ps + by_ps, lead_ps=stretch.lead_ps + by_ps) if by_ps else stretch
+def _grown(clock_map: ClockMap, by_ps: float) -> ClockMap:
+    return (
+        clock_map._replace(work_ps=clock_map.work_ps + by_ps, cold_start_ps=clock_map.cold_start_ps + by_ps)
+        if by_ps
+        else clock_map
+    )
 
 
-class _LongerCase(Case):
+class _LongerForecast(PipelineForecast):
     """With transfers that are longer by a factor, where those are the kind."""
 
     def transfers(self) -> tuple[Mapping[tuple[int, int], float], int]:
         times, dispatch = super().transfers()
-        longer = self.pieces
+        longer = self.layout
         assert isinstance(longer, _Longer)
         if longer.kind == _TRANSFERS:
             times = {pair: time * (1.0 + longer.factor) for pair, time in times.items()}

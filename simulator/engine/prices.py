@@ -99,7 +99,7 @@ class PriceTable:
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3)[order.line].T
         return cls(order, *columns.tolist())
 
-    def stretched(self, factor: npt.NDArray[np.float64]) -> PriceTable:
+    def slowed(self, factor: npt.NDArray[np.float64]) -> PriceTable:
         """The same prices, what the rank itself does times a factor per position and rounded; links stay."""
         computes = np.array([entry.kind is Kind.COMPUTE for entry in self.order.instructions], dtype=bool)
         factors = (factor, np.where(computes, factor, 1.0), factor)

@@ -33,13 +33,13 @@ from simulator.engine.record import Recorder
 from simulator.engine.walk import Walk
 from simulator.timeline.memory import memory_timeline
 
-__all__ = ["Overlap", "RunOptions", "Stretch", "run_program"]
+__all__ = ["Overlap", "RunOptions", "Slowdown", "run_program"]
 
 Overlap = Callable[[Instruction, Instruction, float, float], tuple[float, float]]
 """(compute, communication, seconds of the one alone, seconds of the other) -> (rate of the one, rate of the other)
 while both run on a device; 1 is alone."""
 
-Stretch = Mapping[int, float] | Callable[[int, int, int], "npt.NDArray[np.float64] | float | None"]
+Slowdown = Mapping[int, float] | Callable[[int, int, int], "npt.NDArray[np.float64] | float | None"]
 """rank -> a factor, or (rank, step, number of instructions) -> a factor for each instruction, one for all, or None.
 
 It acts on dispatch, compute and the processor time of communication, not on links.
@@ -63,7 +63,7 @@ class RunOptions(TypedDict, total=False):
         overlap: how compute and communication of a device slow each other; by default not. Only with host_async=True.
         wires: the links where they are shared or changed: `simulator.engine.network.Network`, or `Ports` alone.
         cost_of_rank: prices of ranks that are not like the others of their group.
-        stretch: slower or jittering ranks.
+        slowdown: slower or jittering ranks.
         with_memory: whether to follow the memory too; True.
         fold_ranks: simulate equal ranks once (`simulator.engine.folding`) where that changes nothing: not where
             cores are shared, or ranks jitter. The timeline has the spans and the memory of one of each kind of rank
@@ -77,7 +77,7 @@ class RunOptions(TypedDict, total=False):
     overlap: Overlap | None
     wires: Wires | None
     cost_of_rank: Mapping[int, CostOf]
-    stretch: Stretch | None
+    slowdown: Slowdown | None
     with_memory: bool
     fold_ranks: bool
 
@@ -93,7 +93,7 @@ class _Settings:
     overlap: Overlap | None = None
     wires: Wires | None = None
     cost_of_rank: Mapping[int, CostOf] = field(default_factory=dict)
-    stretch: Stretch | None = None
+    slowdown: Slowdown | None = None
     with_memory: bool = True
     fold_ranks: bool = False
 
@@ -113,12 +113,12 @@ class _Settings:
         return (
             self.fold_ranks
             and self.cores_per_node is None
-            and (self.stretch is None or isinstance(self.stretch, Mapping))
+            and (self.slowdown is None or isinstance(self.slowdown, Mapping))
         )
 
     def folded(self, folded: Folded) -> _Settings:
         """The settings for the program of representatives."""
-        slow = self.stretch if isinstance(self.stretch, Mapping) else {}
+        slow = self.slowdown if isinstance(self.slowdown, Mapping) else {}
         return replace(
             self,
             wires=None if self.wires is None else folded.wires(self.wires),
@@ -127,7 +127,7 @@ class _Settings:
                 for number, rank in enumerate(folded.ranks)
                 if rank in self.cost_of_rank
             },
-            stretch={number: slow[rank] for number, rank in enumerate(folded.ranks) if rank in slow},
+            slowdown={number: slow[rank] for number, rank in enumerate(folded.ranks) if rank in slow},
         )
 
 
@@ -168,7 +168,7 @@ def run_program(program: Program, cost_of: CostOf, **options: Unpack[RunOptions]
 
 
 def _folded(program: Program, cost_of: CostOf, settings: _Settings) -> Folded | None:
-    slow = settings.stretch if isinstance(settings.stretch, Mapping) else {}
+    slow = settings.slowdown if isinstance(settings.slowdown, Mapping) else {}
     special = {rank: id(own) for rank, own in settings.cost_of_rank.items()}
     kinds = {rank: (special.get(rank), slow.get(rank)) for rank in special.keys() | slow.keys()}
     return fold(program, cost_of, kinds=kinds, wires=settings.wires)
@@ -251,8 +251,8 @@ class _Prices:
     """(rank, step) -> the prices of that step."""
 
     def __init__(self, orders: Sequence[Order], tables: Sequence[PriceTable], settings: _Settings) -> None:
-        self._stretch = settings.stretch
-        self._stretched: dict[tuple[int, object], PriceTable] = {}  # of factors that do not change
+        self._slowdown = settings.slowdown
+        self._slowed: dict[tuple[int, object], PriceTable] = {}  # of factors that do not change
         self._table_of: dict[int, PriceTable] = {}
         special: dict[tuple[int, int], PriceTable] = {}
         for number, (order, table) in enumerate(zip(orders, tables, strict=True)):
@@ -266,22 +266,24 @@ class _Prices:
 
     def __call__(self, rank: int, step: int) -> PriceTable:
         table = self._table_of[rank]
-        if self._stretch is None:
+        if self._slowdown is None:
             return table
         size = len(table.work_ps)
-        is_fixed = isinstance(self._stretch, Mapping)
-        factor = self._stretch.get(rank) if isinstance(self._stretch, Mapping) else self._stretch(rank, step, size)
+        is_fixed = isinstance(self._slowdown, Mapping)
+        factor = self._slowdown.get(rank) if isinstance(self._slowdown, Mapping) else self._slowdown(rank, step, size)
         if factor is None:
             return table
-        if is_fixed and (id(table), factor) in self._stretched:
-            return self._stretched[id(table), factor]
+        if is_fixed and (id(table), factor) in self._slowed:
+            return self._slowed[id(table), factor]
         column = np.broadcast_to(np.asarray(factor, dtype=np.float64), (size,))
         if not np.all(np.isfinite(column)) or np.any(column < 0):
-            raise TwofoldError(f"the stretch of rank {rank} in step {step} must be finite and at least 0, got {factor}")
-        stretched = table.stretched(column)
+            raise TwofoldError(
+                f"the slowdown of rank {rank} in step {step} must be finite and at least 0, got {factor}"
+            )
+        slowed = table.slowed(column)
         if is_fixed:
-            self._stretched[id(table), factor] = stretched
-        return stretched
+            self._slowed[id(table), factor] = slowed
+        return slowed
 
 
 def _checked(overlap: Overlap) -> Rates:

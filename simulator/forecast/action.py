@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Body", "Line", "Stretch", "body_of", "measure"]
+__all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Body", "ClockMap", "Line", "body_of", "measure"]
 
 COMPUTE, COLLECTIVE, WAIT = range(3)
 
@@ -44,39 +44,42 @@ class Line(NamedTuple):
     token: int = -1
 
 
-class Stretch(NamedTuple):
+class ClockMap(NamedTuple):
     """A sequence of instructions as a map of clocks (see the module), and what its stream path consists of.
 
     Args:
         work_ps: the stream's time where it is never short of work.
-        lead_ps: from the host's start to the end on the stream where the stream is idle at first.
+        cold_start_ps: from the host's start to the end on the stream where the stream is idle at first.
         dispatch_ps: the host's time.
         compute_ps: the part of `work_ps` in which compute runs.
         exposed_ps: call of a collective -> the part of `work_ps` in which the stream waits for it.
-        trailing_ps: how long after the end its collectives that nothing waits for still run.
-        last_ps: the same where the host comes late, so that the channel has caught up with all but the last of them.
-        lag_ps: by how much `trailing_ps` grows with every repetition, where the channel is slower than the stream.
-        busy_ps: how long a channel works for its collectives that nothing waits for.
-        ahead_ps: the first part of `work_ps`, which waits for no tensor of another rank.
+        tail_ps: how long after the end its collectives that nothing waits for still run.
+        tail_if_host_bound_ps: the same where the host comes late, so that the channel has caught up with all but the
+            last of them.
+        drift_per_repeat_ps: by how much `tail_ps` grows with every repetition, where the channel is slower than the
+            stream.
+        channel_busy_ps: how long a channel works for its collectives that nothing waits for.
+        prefetch_ps: the first part of `work_ps`, which waits for no tensor of another rank.
     """
 
     work_ps: float = 0.0
-    lead_ps: float = 0.0
+    cold_start_ps: float = 0.0
     dispatch_ps: float = 0.0
     compute_ps: float = 0.0
     exposed_ps: Mapping[str, float] = MappingProxyType({})
-    trailing_ps: float = 0.0
-    last_ps: float = 0.0
-    lag_ps: float = 0.0
-    busy_ps: float = 0.0
-    ahead_ps: float = 0.0
+    tail_ps: float = 0.0
+    tail_if_host_bound_ps: float = 0.0
+    drift_per_repeat_ps: float = 0.0
+    channel_busy_ps: float = 0.0
+    prefetch_ps: float = 0.0
 
-    def then(self, other: Stretch) -> Stretch:
+    def then(self, other: ClockMap) -> ClockMap:
         """This sequence and `other` after it.
 
-        >>> first, second = Stretch(work_ps=5, lead_ps=6, dispatch_ps=2), Stretch(work_ps=1, lead_ps=9, dispatch_ps=8)
+        >>> first = ClockMap(work_ps=5, cold_start_ps=6, dispatch_ps=2)
+        >>> second = ClockMap(work_ps=1, cold_start_ps=9, dispatch_ps=8)
         >>> both = first.then(second)
-        >>> both.work_ps, both.lead_ps, both.dispatch_ps
+        >>> both.work_ps, both.cold_start_ps, both.dispatch_ps
         (6, 11, 10)
         """
         exposed = self.exposed_ps or other.exposed_ps
@@ -84,44 +87,47 @@ class Stretch(NamedTuple):
             exposed = dict(self.exposed_ps)
             for call, time in other.exposed_ps.items():
                 exposed[call] = exposed.get(call, 0) + time
-        return Stretch(
+        return ClockMap(
             work_ps=self.work_ps + other.work_ps,
-            lead_ps=max(self.lead_ps + other.work_ps, self.dispatch_ps + other.lead_ps),
+            cold_start_ps=max(self.cold_start_ps + other.work_ps, self.dispatch_ps + other.cold_start_ps),
             dispatch_ps=self.dispatch_ps + other.dispatch_ps,
             compute_ps=self.compute_ps + other.compute_ps,
             exposed_ps=exposed,
             # what is left on the channel goes before what `other` puts there (Lindley's recursion)
-            trailing_ps=max(self.trailing_ps + other.busy_ps - other.work_ps, other.trailing_ps, 0.0),
-            last_ps=max(other.last_ps, self.last_ps - max(other.work_ps, other.dispatch_ps)),
-            busy_ps=self.busy_ps + other.busy_ps,
-            ahead_ps=self.ahead_ps,
+            tail_ps=max(self.tail_ps + other.channel_busy_ps - other.work_ps, other.tail_ps, 0.0),
+            tail_if_host_bound_ps=max(
+                other.tail_if_host_bound_ps, self.tail_if_host_bound_ps - max(other.work_ps, other.dispatch_ps)
+            ),
+            channel_busy_ps=self.channel_busy_ps + other.channel_busy_ps,
+            prefetch_ps=self.prefetch_ps,
         )
 
-    def times(self, count: int) -> Stretch:
+    def times(self, count: int) -> ClockMap:
         """The sequence `count` times in a row.
 
         The late host: it is last late in some repetition j, and the others behind j are stream's work, those before it
         dispatch: h + (j - 1) dispatch + lead + (count - j) work, largest for the first or the last j.
 
-        >>> Stretch(work_ps=5, lead_ps=6, dispatch_ps=2).times(3).lead_ps
+        >>> ClockMap(work_ps=5, cold_start_ps=6, dispatch_ps=2).times(3).cold_start_ps
         16
         """
         if count == 0:
-            return Stretch()
-        if count == 1 and not self.lag_ps:
+            return ClockMap()
+        if count == 1 and not self.drift_per_repeat_ps:
             return self
-        return Stretch(
+        return ClockMap(
             work_ps=count * self.work_ps,
-            lead_ps=self.lead_ps + (count - 1) * max(self.work_ps, self.dispatch_ps),
+            cold_start_ps=self.cold_start_ps + (count - 1) * max(self.work_ps, self.dispatch_ps),
             dispatch_ps=count * self.dispatch_ps,
             compute_ps=count * self.compute_ps,
             exposed_ps={call: count * time for call, time in self.exposed_ps.items()},
-            trailing_ps=max(0.0, self.trailing_ps + (count - _SETTLED) * self.lag_ps)
-            if self.lag_ps
-            else self.trailing_ps,
-            last_ps=self.last_ps,
-            busy_ps=count * (self.work_ps + self.lag_ps if self.lag_ps else self.busy_ps),
-            ahead_ps=self.ahead_ps,
+            tail_ps=max(0.0, self.tail_ps + (count - _SETTLED) * self.drift_per_repeat_ps)
+            if self.drift_per_repeat_ps
+            else self.tail_ps,
+            tail_if_host_bound_ps=self.tail_if_host_bound_ps,
+            channel_busy_ps=count
+            * (self.work_ps + self.drift_per_repeat_ps if self.drift_per_repeat_ps else self.channel_busy_ps),
+            prefetch_ps=self.prefetch_ps,
         )
 
 
@@ -129,7 +135,7 @@ _SETTLED = 4
 """Repetitions after which a sequence beside the communication of its neighbours is taken as steady."""
 
 
-def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool = False) -> Stretch:
+def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool = False) -> ClockMap:
     """The map of a sequence.
 
     Args:
@@ -139,11 +145,11 @@ def measure(lines: Sequence[Line], rates: Rates | None = None, *, steady: bool =
             several times and take the last.
 
     >>> reduce = Line(COLLECTIVE, 1, 6, "all_reduce", "tp", 0)
-    >>> stretch = measure([Line(COMPUTE, 1, 10, "matrix"), reduce, Line(WAIT, 1, 0, token=0)])
-    >>> stretch.work_ps, stretch.lead_ps, stretch.dispatch_ps, dict(stretch.exposed_ps)
+    >>> clock_map = measure([Line(COMPUTE, 1, 10, "matrix"), reduce, Line(WAIT, 1, 0, token=0)])
+    >>> clock_map.work_ps, clock_map.cold_start_ps, clock_map.dispatch_ps, dict(clock_map.exposed_ps)
     (16.0, 17.0, 3.0, {'all_reduce': 6.0})
     """
-    return body_of(tuple(lines), rates).stretch(steady=steady)
+    return body_of(tuple(lines), rates).clock_map(steady=steady)
 
 
 @lru_cache(maxsize=16_384)
@@ -164,7 +170,7 @@ class Body:
         self._lines = lines
         self._rates = rates
         self._joined = _joined(lines)
-        self._stretches: dict[tuple[tuple[Line, ...], tuple[Line, ...], bool], Stretch] = {}
+        self._clock_maps: dict[tuple[tuple[Line, ...], tuple[Line, ...], bool], ClockMap] = {}
         self._dispatch = float(sum(line.dispatch_ps for line in lines))
         self._has_collectives = any(line.kind == COLLECTIVE for line in lines)
 
@@ -182,18 +188,18 @@ class Body:
         walk.run(self._lines, late=True)
         return walk
 
-    def stretch(self, before: Sequence[Line] = (), after: Sequence[Line] = (), *, steady: bool = False) -> Stretch:
+    def clock_map(self, before: Sequence[Line] = (), after: Sequence[Line] = (), *, steady: bool = False) -> ClockMap:
         """The map of `before`, the sequence and `after`.
 
         `steady` as of `measure`. Once a repetition leaves behind what the one before it did, all others are like it.
         """
         key = (tuple(before), tuple(after), steady)
-        found = self._stretches.get(key)
+        found = self._clock_maps.get(key)
         if found is None:
-            found = self._stretches[key] = self._stretch(*key)
+            found = self._clock_maps[key] = self._clock_map(*key)
         return found
 
-    def _stretch(self, before: tuple[Line, ...], after: tuple[Line, ...], steady: bool) -> Stretch:
+    def _clock_map(self, before: tuple[Line, ...], after: tuple[Line, ...], steady: bool) -> ClockMap:
         if not self._has_collectives and all(line.kind != COLLECTIVE for line in (*before, *after)):
             return _alone([*before, *self._lines, *after])
         joined = [*before, *self._joined, *after]
@@ -220,9 +226,9 @@ class Body:
             trailing = max(0.0, walk.last_end() - walk.stream)
         else:
             lag = max(0.0, trailing - earlier) if steady and walk.left() != left else 0.0
-        return Stretch(
+        return ClockMap(
             work_ps=_dyadic(walk.stream - begin),
-            lead_ps=_dyadic(late.stream),
+            cold_start_ps=_dyadic(late.stream),
             dispatch_ps=self._dispatch + sum(line.dispatch_ps for line in (*before, *after)),
             compute_ps=walk.compute - busy,
             exposed_ps={
@@ -230,10 +236,10 @@ class Body:
                 for call, time in walk.exposed.items()
                 if time > exposed.get(call, 0.0)
             },
-            trailing_ps=_dyadic(trailing),
-            last_ps=_dyadic(max(0.0, late_end - late.stream)),
-            lag_ps=_dyadic(lag),
-            busy_ps=_unwaited(joined),
+            tail_ps=_dyadic(trailing),
+            tail_if_host_bound_ps=_dyadic(max(0.0, late_end - late.stream)),
+            drift_per_repeat_ps=_dyadic(lag),
+            channel_busy_ps=_unwaited(joined),
         )
 
 
@@ -265,14 +271,14 @@ def _joined(lines: Sequence[Line]) -> list[Line]:
     return result
 
 
-def _alone(lines: Sequence[Line]) -> Stretch:
+def _alone(lines: Sequence[Line]) -> ClockMap:
     """The map of a sequence with nothing beside its compute."""
     dispatch, work, lead = 0, 0, 0
     for line in lines:
         dispatch += line.dispatch_ps
         work += line.work_ps
         lead = max(lead + line.work_ps, dispatch + line.work_ps)
-    return Stretch(work_ps=float(work), lead_ps=float(lead), dispatch_ps=float(dispatch), compute_ps=float(work))
+    return ClockMap(work_ps=float(work), cold_start_ps=float(lead), dispatch_ps=float(dispatch), compute_ps=float(work))
 
 
 _NEVER = float("inf")

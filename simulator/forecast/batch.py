@@ -18,7 +18,7 @@ from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from plans.schedules.variants import VARIANTS, variant_of_rows
-from simulator.forecast.action import Stretch
+from simulator.forecast.action import ClockMap
 from simulator.forecast.pipeline import at_ends
 
 __all__ = ["ActionColumns", "action_columns", "peak_bytes", "pipeline_ends_ps"]
@@ -32,17 +32,18 @@ _WEIGHTS = 3
 _IS_WEIGHTS = np.array([name[0] == "W" for name in VARIANTS])
 
 ActionColumns = npt.NDArray[np.float64]
-"""(7, variants) work, lead, dispatch, trailing, last, ahead and busy times in ps of its actions (see `Stretch`)."""
+"""(7, variants) times of its actions in ps (see `ClockMap`): work, cold start, dispatch, tail, tail if host-bound,
+prefetch, channel busy."""
 
 
-def action_columns(actions: Mapping[str, Stretch]) -> ActionColumns:
+def action_columns(actions: Mapping[str, ClockMap]) -> ActionColumns:
     """The actions of a chunk; variants that it does not have are those of their kind, or nothing."""
-    none = Stretch()
+    none = ClockMap()
     own = [actions.get(name, actions.get(name[0], none)) for name in VARIANTS]
     return np.array([
         (
-            each.work_ps, each.lead_ps, each.dispatch_ps, each.trailing_ps, min(each.trailing_ps, each.last_ps),
-            each.ahead_ps, each.busy_ps,
+            each.work_ps, each.cold_start_ps, each.dispatch_ps, each.tail_ps,
+            min(each.tail_ps, each.tail_if_host_bound_ps), each.prefetch_ps, each.channel_busy_ps,
         )
         for each in own
     ]).T  # fmt: skip
@@ -111,7 +112,7 @@ def pipeline_ends_ps(
     *,
     blocking: bool = False,
     blocking_ends: bool = False,
-    beside_ps: Floats | None = None,
+    overlap_penalty_ps: Floats | None = None,
 ) -> Floats:
     """(batch) when the last rank has ended its step, as `pipeline_end_ps` says of each.
 
@@ -122,7 +123,7 @@ def pipeline_ends_ps(
         transfer_ps: (stages, batch) between each stage and the next one; of no account within a rank.
         send_ps: (batch) host time of a send or a receive.
         blocking, blocking_ends: as of `pipeline_end_ps`.
-        beside_ps: (stages, batch) as there.
+        overlap_penalty_ps: (stages, batch) as there.
 
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
@@ -133,12 +134,12 @@ def pipeline_ends_ps(
     of_row = levels.variant * num_stages + table.stage
     trails = bool(actions[3].any())
     work, lead, dispatch = actions[:3]
-    if beside_ps is not None and not (blocking or blocking_ends):
-        slowed = np.where(_IS_WEIGHTS[:, None, None], 0.0, beside_ps)
+    if overlap_penalty_ps is not None and not (blocking or blocking_ends):
+        slowed = np.where(_IS_WEIGHTS[:, None, None], 0.0, overlap_penalty_ps)
         work, lead = work + slowed, lead + slowed
     work, lead, dispatch = (column.reshape(-1, column.shape[-1])[of_row] for column in (work, lead, dispatch))
-    if beside_ps is not None and blocking_ends and not blocking:
-        slowed = np.where((table.kind == _WEIGHTS)[:, None], 0.0, beside_ps[table.stage])
+    if overlap_penalty_ps is not None and blocking_ends and not blocking:
+        slowed = np.where((table.kind == _WEIGHTS)[:, None], 0.0, overlap_penalty_ps[table.stage])
         slowed[at_ends(schedule)] = 0.0
         work += slowed
         lead += slowed

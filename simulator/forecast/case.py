@@ -1,6 +1,7 @@
 """One configuration of a transformer: what its pipeline consists of, and what follows once the pipeline is timed.
 
-`Pieces` has everything that configurations of one layout share, each thing made once; a `Case` puts it on a pipeline.
+`LayoutCosts` has everything that configurations of one layout share, each thing made once; a `PipelineForecast` puts it
+on a pipeline.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from costmodels.price.instruction import price_transfer
 from plans.degrees import Degrees
 from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
-from simulator.forecast.action import Stretch
+from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import action_columns, pipeline_ends_ps
 from simulator.forecast.chunks import Chunk, Chunks, plain
-from simulator.forecast.classes import beside_share, class_seconds, device_classes, slowest_of
+from simulator.forecast.classes import class_seconds, device_classes, overlap_penalty_share, slowest_of
 from simulator.forecast.pipeline import pipeline_end_ps
 from simulator.stacks import Stack
 
-__all__ = ["Case", "Forecast", "Pieces", "RankKinds", "beside_transfers_ps", "is_split"]
+__all__ = ["Forecast", "LayoutCosts", "PipelineForecast", "RankKinds", "is_split", "transfer_overlap_penalty_ps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,22 +76,22 @@ def is_split(schedule: Schedule) -> bool:
     return bool((schedule.table.kind >= 2).any())
 
 
-class Pieces:
+class LayoutCosts:
     """What chunks of one layout cost and hold; `costs` prices them."""
 
     def __init__(self, costs: Chunks) -> None:
         self.costs = costs
-        self._actions: dict[Chunk, Mapping[str, Stretch]] = {}
-        self._updates: dict[tuple[Chunk, ...], Stretch] = {}
+        self._actions: dict[Chunk, Mapping[str, ClockMap]] = {}
+        self._updates: dict[tuple[Chunk, ...], ClockMap] = {}
         self._activations: dict[Chunk, Activations] = {}
-        self._update_of: dict[Chunk, Stretch] = {}
+        self._update_of: dict[Chunk, ClockMap] = {}
         self._static_of: dict[Chunk, Mapping[str, int]] = {}
         self._held: dict[tuple[Chunk, ...], Mapping[str, int]] = {}
         self._seconds: dict[tuple[Chunk, ...], list[tuple[str, float, float]]] = {}
         self._hosts: dict[tuple[Chunk, ...], tuple[float, float]] = {}
         self._kernels: dict[tuple[Chunk, ...], tuple[dict[str, float], float]] = {}
 
-    def actions(self, chunk: Chunk) -> Mapping[str, Stretch]:
+    def actions(self, chunk: Chunk) -> Mapping[str, ClockMap]:
         """Its actions by kind; "F.first" is the first of a step, "B.last" or "W.last" the last."""
         if chunk not in self._actions:
             costs, optimizer = self.costs, self.costs.degrees.optimizer
@@ -98,12 +99,12 @@ class Pieces:
             actions = {"F": costs.action(chunk, "F", gathers=level >= costs.stack.gathers_each)}
             first = costs.action(chunk, "F", gathers=level >= 1)
             if level < costs.stack.gathers_each:  # all gathers begin with the step, whenever the tensor arrives
-                first = first._replace(ahead_ps=max(0.0, first.work_ps - actions["F"].work_ps))
+                first = first._replace(prefetch_ps=max(0.0, first.work_ps - actions["F"].work_ps))
             actions["F.first"] = first
             backward = ("I", "W") if costs.split_backward else ("B",)
             for part in backward:
                 reduces = part == backward[-1]
-                each = reduces and optimizer.reduces_each
+                each = reduces and optimizer.reduced_per_micro_batch
                 actions[part] = costs.action(chunk, part, gathers=level >= 3, reduces=each)
                 if reduces:
                     actions[f"{part}.last"] = costs.action(chunk, part, gathers=level >= 3, reduces=True)
@@ -113,14 +114,14 @@ class Pieces:
             self._actions[chunk] = actions
         return self._actions[chunk]
 
-    def update(self, chunks: tuple[Chunk, ...]) -> Stretch:
+    def update(self, chunks: tuple[Chunk, ...]) -> ClockMap:
         """The optimizer's work of a rank with these chunks."""
         if chunks not in self._updates:
             parts = [self._update(chunk).times(len(list(equal))) for chunk, equal in groupby(chunks)]
-            self._updates[chunks] = functools.reduce(Stretch.then, parts, Stretch())
+            self._updates[chunks] = functools.reduce(ClockMap.then, parts, ClockMap())
         return self._updates[chunks]
 
-    def _update(self, chunk: Chunk) -> Stretch:
+    def _update(self, chunk: Chunk) -> ClockMap:
         if chunk not in self._update_of:
             self._update_of[chunk] = self.costs.update(chunk)
         return self._update_of[chunk]
@@ -175,15 +176,15 @@ class Pieces:
             once.add(self.update(chunks), 1)
             for chunk, count in Counter(chunks).items():
                 actions = self.actions(chunk)
-                for name, stretch in actions.items():
+                for name, clock_map in actions.items():
                     if name[0] == "B" and "W" in actions:  # counted as what it consists of
                         continue
                     if name.endswith((".first", ".last")):
-                        if stretch is not actions[name[0]]:
-                            once.add(stretch, count)
+                        if clock_map is not actions[name[0]]:
+                            once.add(clock_map, count)
                             once.add(actions[name[0]], -count)  # one of them is the first, or the last
                     else:
-                        each.add(stretch, count)
+                        each.add(clock_map, count)
             self._hosts[chunks] = once.host_s, each.host_s
             calls = sorted({*once.seconds, *each.seconds} - {"compute"})
             self._seconds[chunks] = [
@@ -199,16 +200,16 @@ class Pieces:
         """Seconds in which a rank waits for reductions behind its last backward, that of its first chunk."""
         actions = self.actions(chunks[0])
         last = actions["W.last"] if "W.last" in actions else actions["B.last"]
-        if not last.trailing_ps:
+        if not last.tail_ps:
             return 0.0
         late = self.host_s(chunks, num_micro_batches) > sum(found.values())  # the channel catches up meanwhile
-        return (min(last.trailing_ps, last.last_ps) if late else last.trailing_ps) / PS_PER_S
+        return (min(last.tail_ps, last.tail_if_host_bound_ps) if late else last.tail_ps) / PS_PER_S
 
     @cached_property
-    def slowed_share(self) -> float:
+    def overlap_penalty_share(self) -> float:
         """Seconds that a block's kernels lose beside one second of a transfer between stages."""
         seconds = device_classes(self.costs, (Chunk(num_blocks=1, has_embedding=False, has_head=False),))
-        return beside_share(self.costs.machine, seconds)
+        return overlap_penalty_share(self.costs.machine, seconds)
 
     def host_s(self, chunks: tuple[Chunk, ...], num_micro_batches: int) -> float:
         """Host seconds of a step of a rank with these chunks."""
@@ -244,12 +245,12 @@ def _transfers(
     return MappingProxyType(times), dispatch
 
 
-def beside_transfers_ps(transfer_ps: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
+def transfer_overlap_penalty_ps(transfer_ps: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
     """Per stage by how much an action is slowed by what its rank sends and receives meanwhile, both at once.
 
     Args:
         transfer_ps: between each stage and the next one; 0 within a rank and behind the last.
-        share: of a transfer's time that is lost (`Pieces.slowed_share`).
+        share: of a transfer's time that is lost (`LayoutCosts.overlap_penalty_share`).
     """
     longest = np.maximum(transfer_ps, np.concatenate([[0.0], transfer_ps[:-1]]))
     return np.round(64 * share * longest) / 64  # sums of such times are exact, in whatever order
@@ -260,11 +261,11 @@ class _Shares:
         self.seconds = {"compute": 0.0}
         self.host_s = 0.0
 
-    def add(self, stretch: Stretch, times: int) -> None:
+    def add(self, clock_map: ClockMap, times: int) -> None:
         seconds = self.seconds
-        seconds["compute"] += times * stretch.compute_ps / PS_PER_S
-        self.host_s += times * stretch.dispatch_ps / PS_PER_S
-        for name, time in stretch.exposed_ps.items():
+        seconds["compute"] += times * clock_map.compute_ps / PS_PER_S
+        self.host_s += times * clock_map.dispatch_ps / PS_PER_S
+        for name, time in clock_map.exposed_ps.items():
             seconds[name] = seconds.get(name, 0.0) + times * time / PS_PER_S
 
 
@@ -286,17 +287,17 @@ class RankKinds(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class PipelineForecast:
     """One configuration.
 
     Args:
-        pieces: of its layout.
+        layout: the costs of its layout.
         degrees: how it is spread.
         chunks: per stage of the pipeline.
         ranks: the same by pipeline rank.
     """
 
-    pieces: Pieces
+    layout: LayoutCosts
     degrees: Degrees
     chunks: tuple[Chunk, ...]
     ranks: RankKinds
@@ -306,16 +307,16 @@ class Case:
         """Of the pipeline."""
         return self.degrees.pipeline
 
-    def updates(self) -> list[Stretch]:
+    def updates(self) -> list[ClockMap]:
         """Per pipeline rank what follows its last action."""
-        return [self.pieces.update(self.ranks.kinds[kind]) for kind in self.ranks.of_rank]
+        return [self.layout.update(self.ranks.kinds[kind]) for kind in self.ranks.of_rank]
 
     def transfers(self) -> tuple[Mapping[tuple[int, int], float], int]:
         """(sending stage, receiving stage) -> picoseconds on the link, and the host time of each end.
 
         Priced between the first ranks of the two groups; stages of one rank hand over.
         """
-        costs = self.pieces.costs
+        costs = self.layout.costs
         size = costs.numbers[costs.template.pieces["block"].leaves]
         return _transfers(costs.machine, costs.stack, self.schedule.placement, self.degrees.strides[-1], size)
 
@@ -325,36 +326,36 @@ class Case:
         Raises:
             TwofoldError: a schedule whose ranks wait for each other.
         """
-        stack, degrees = self.pieces.costs.stack, self.degrees
+        stack, degrees = self.layout.costs.stack, self.degrees
         transfer_ps, send_ps = self.transfers()
         column = np.array([transfer_ps.get((stage, stage + 1), 0.0) for stage in range(self.schedule.num_stages)])
-        beside_ps = beside_transfers_ps(column, self.pieces.slowed_share)
+        overlap_penalty_ps = transfer_overlap_penalty_ps(column, self.layout.overlap_penalty_share)
         alone = stack.synchronises(degrees) or stack.fetch_s or not stack.steps_together(degrees)
         if not alone and len(self.schedule.table.stage) >= _MANY_ACTIONS:
             kinds = dict.fromkeys(self.chunks)
-            columns = {chunk: action_columns(self.pieces.actions(chunk)) for chunk in kinds}
+            columns = {chunk: action_columns(self.layout.actions(chunk)) for chunk in kinds}
             ends = pipeline_ends_ps(
                 self.schedule, np.stack([columns[chunk] for chunk in self.chunks], axis=-1)[..., None],
-                np.array([(each.work_ps, each.lead_ps) for each in self.updates()]).T[..., None],
+                np.array([(each.work_ps, each.cold_start_ps) for each in self.updates()]).T[..., None],
                 column[:, None], np.array([float(send_ps)]), blocking=stack.waits_for_sends(degrees),
                 blocking_ends=stack.waits_at_ends(degrees),
-                beside_ps=beside_ps[:, None] if self.schedule.num_ranks > 1 else None,
+                overlap_penalty_ps=overlap_penalty_ps[:, None] if self.schedule.num_ranks > 1 else None,
             )  # fmt: skip
             return float(ends[0])
         return pipeline_end_ps(
-            self.schedule, [self.pieces.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
+            self.schedule, [self.layout.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
             blocking=stack.waits_for_sends(degrees), blocking_ends=stack.waits_at_ends(degrees),
             synchronises=stack.synchronises(degrees), together=stack.steps_together(degrees),
-            fetch_ps=stack.fetch_s * PS_PER_S, beside_ps=beside_ps.tolist(),
+            fetch_ps=stack.fetch_s * PS_PER_S, overlap_penalty_ps=overlap_penalty_ps.tolist(),
         )  # fmt: skip
 
     def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:
         """What follows from the end of the pipeline and the peaks of its ranks' activations."""
-        costs = self.pieces.costs
+        costs = self.layout.costs
         step_s = (end_ps + costs.stack.step_s * PS_PER_S) / PS_PER_S
         count = self.degrees.num_micro_batches
         kinds, of_rank = self.ranks
-        share_of = [self.pieces.seconds(chunks, count) for chunks in kinds]
+        share_of = [self.layout.seconds(chunks, count) for chunks in kinds]
         total_of = [sum(share.values()) for share in share_of]
         compute = sum(share_of[kind]["compute"] for kind in of_rank) / len(of_rank)
         exposed = sum(total_of[kind] for kind in of_rank) / len(of_rank) - compute
@@ -374,15 +375,15 @@ class Case:
 
     def _parts(self, step_s: float, chunks: tuple[Chunk, ...]) -> dict[str, float]:
         """Seconds of the step by class of instructions, from what the busiest rank does."""
-        pieces, count = self.pieces, self.degrees.num_micro_batches
-        machine, stack, times = pieces.costs.machine, pieces.costs.stack, pieces.seconds(chunks, count)
+        layout, count = self.layout, self.degrees.num_micro_batches
+        machine, stack, times = layout.costs.machine, layout.costs.stack, layout.seconds(chunks, count)
         exposed_s = sum(times.values()) - times["compute"]
         transfer_s = 0.0
         if self.schedule.num_ranks > 1:
             hops = 2 * count * len(chunks) if stack.waits_for_sends(self.degrees) else 2 * (self.schedule.num_ranks - 1)
             transfer_s = hops * self.longest_transfer_ps / PS_PER_S
         return class_seconds(
-            machine, step_s, pieces.kernels(chunks, count), exposed_s, transfer_s, pieces.host_s(chunks, count)
+            machine, step_s, layout.kernels(chunks, count), exposed_s, transfer_s, layout.host_s(chunks, count)
         )
 
     @cached_property
@@ -402,17 +403,17 @@ class Case:
         for kind, size in zip(self.ranks.of_rank, activations, strict=True):
             largest[kind] = max(largest[kind], int(size))
         best: tuple[int, dict[str, int]] = (-1, {})
-        costs, forwards_first = self.pieces.costs, self._forwards_first
+        costs, forwards_first = self.layout.costs, self._forwards_first
         for chunks, size in zip(self.ranks.kinds, largest, strict=True):
             outputs = costs.outputs_bytes if any(chunk.has_head for chunk in chunks) else 0
             received = costs.sizes.arrival_bytes * sum(2 - chunk.has_embedding - chunk.has_head for chunk in chunks)
             roles = costs.stack.memory(
-                {"activation": size, **self.pieces.held(chunks)}, self.degrees, outputs,
+                {"activation": size, **self.layout.held(chunks)}, self.degrees, outputs,
                 received if self.degrees.pp > 1 else 0,
             )  # fmt: skip
             if forwards_first and "gradient" in roles:
                 # gradients come while the first backward frees what its forward kept
-                freed = sum(self.pieces.activations(chunk).kept for chunk in chunks)
+                freed = sum(self.layout.activations(chunk).kept for chunk in chunks)
                 gone = min(roles["gradient"], freed)
                 roles = {**roles, "gradient": roles["gradient"] - gone}
             total = sum(roles.values())

@@ -23,7 +23,7 @@ from plans.errors import TwofoldError
 from plans.lower.symbolic import ModelTemplate, ParameterTemplate, PartTemplate, model_sizes, model_template
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
-from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Body, Line, Rates, Stretch, body_of, measure
+from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Body, ClockMap, Line, Rates, body_of, measure
 from simulator.forecast.lowered import Lowered
 from simulator.forecast.memory import Footprint, footprint, parameter_bytes
 from simulator.forecast.pricing import Groups, priced_lines
@@ -67,14 +67,15 @@ def _pieces(chunk: Chunk) -> tuple[tuple[str, int], ...]:
     kept = min(chunk.num_kept, blocks)
     dense = chunk.num_kept - kept
     counts = (
-        ("embedding", int(chunk.has_embedding)), ("dense_block", chunk.num_dense - dense), ("kept_dense_block", dense),
-        ("block", blocks - kept), ("kept_block", kept), ("head", int(chunk.has_head)),
+        ("embedding", int(chunk.has_embedding)), ("dense_block", chunk.num_dense - dense),
+        (_KEPT + "dense_block", dense), ("block", blocks - kept),
+        (_KEPT + "block", kept), ("head", int(chunk.has_head)),
     )  # fmt: skip
     return tuple((name, count) for name, count in counts if count)
 
 
 class _Depends(tuple[Any, ...]):
-    """What a stretch depends on: piece, part, host time or gradients that stand alone, lines of the optimizer.
+    """What a clock map depends on: piece, part, host time or gradients that stand alone, lines of the optimizer.
 
     Its hash is taken once, as it goes over many lines.
     """
@@ -124,7 +125,7 @@ class Chunks:
     _held: dict[str, dict[str, int]] = field(default_factory=dict)
     _moved: dict[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
     _depends: dict[tuple[str, str, bool, bool], _Depends] = field(default_factory=dict)
-    _updates: dict[str, Stretch] = field(default_factory=dict)
+    _updates: dict[str, ClockMap] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.config.position == "learned":  # how many copies sum the gradients of positions is in the bodies
@@ -341,12 +342,12 @@ class Chunks:
 
     # ------------------------------------------------------------------- actions
 
-    def stretch(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> Stretch:
+    def clock_map(self, piece: str, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
         """One of many equal pieces in a row, steady; beside it the gather of the next and the reduction of its own."""
-        return self._stretch(self._beside(piece, part, gathers, reduces))
+        return self._clock_map(self._beside(piece, part, gathers, reduces))
 
     def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
-        """What a stretch depends on."""
+        """What a clock map depends on."""
         key = (piece, part, gathers, reduces)
         if key not in self._depends and piece.startswith(_KEPT):
             assert self.kept is not None
@@ -367,17 +368,17 @@ class Chunks:
                 order = _gradients(self.template.pieces[piece].parts[part])
                 due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
                 reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
-                given = frozenset(each.name for each in due if self.lowered.reduces_each(each))
+                given = frozenset(each.name for each in due if self.lowered.reduced_per_micro_batch(each))
             found = _Depends((piece, part, given, gather, reduce))
             self._depends[key] = self.known.setdefault(("same", found), found)
         return self._depends[key]
 
-    def _stretch(self, beside: _Depends) -> Stretch:
+    def _clock_map(self, beside: _Depends) -> ClockMap:
         if beside not in self.known:
             piece, part, given, gather, reduce = beside
             if piece.startswith(_KEPT):
                 assert self.kept is not None
-                self.known[beside] = self.kept._stretch(_Depends((plain(piece), part, given, gather, reduce)))
+                self.known[beside] = self.kept._clock_map(_Depends((plain(piece), part, given, gather, reduce)))
                 return self.known[beside]
             if self.lowered is not None:
                 self.known[beside] = self._as_lowered(piece, part, given, gather, dict(reduce))
@@ -387,8 +388,8 @@ class Chunks:
                 wait = self.stack.dispatch_ps(price_wait(self.machine).dispatch_ps, "wait", "C")
                 copied = self._copied(self.weight_bytes(piece), 0)
                 after = [Line(WAIT, wait, 0, token=_GATHER), *copied, *reduce]
-            self.known[beside] = self._body(piece, part, given).stretch(gather, after, steady=bool(after))
-        found: Stretch = self.known[beside]
+            self.known[beside] = self._body(piece, part, given).clock_map(gather, after, steady=bool(after))
+        found: ClockMap = self.known[beside]
         return found
 
     def _as_lowered(
@@ -398,10 +399,10 @@ class Chunks:
         alone: frozenset[str],
         gather: tuple[tuple[Line, ...], ...],
         reduce: Mapping[str, tuple[Line, ...]],
-    ) -> Stretch:
+    ) -> ClockMap:
         issue, arrive = gather or ((), ())
         if not reduce and not alone:
-            return self._body(piece, part, None).stretch(issue, arrive, steady=bool(gather))
+            return self._body(piece, part, None).clock_map(issue, arrive, steady=bool(gather))
         lines: list[Line] = []
         for cell, line in zip(self.template.pieces[piece].parts[part].cells, self.lines(piece, part), strict=True):
             if cell.gradient not in alone:  # reduced as it is, without a sum over micro-batches
@@ -411,7 +412,7 @@ class Chunks:
         last = reduce.get("", ())
         if piece != "embedding":  # waited for when the piece before has issued its own
             last = tuple(line._replace(token=_NO_TOKEN) if line.kind == WAIT else line for line in last)
-        return body_of((*lines, *last), self.rates).stretch(issue, arrive, steady=True)
+        return body_of((*lines, *last), self.rates).clock_map(issue, arrive, steady=True)
 
     def _body(self, piece: str, part: str, given: float | None) -> Body:
         key = ("body", piece, part, given)
@@ -429,23 +430,23 @@ class Chunks:
         factor = given * 1e12 / summed
         return [line._replace(dispatch_ps=round(line.dispatch_ps * factor)) for line in lines]
 
-    def action(self, chunk: Chunk, part: str, *, gathers: bool = False, reduces: bool = False) -> Stretch:
+    def action(self, chunk: Chunk, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
         """A chunk's whole action: its pieces in the order of the part."""
         pieces = chunk.pieces if part == "F" else chunk.pieces[::-1]
         own = tuple((self._beside(piece, part, gathers, reduces), count) for piece, count in pieces)
         if own not in self.known:
-            parts = [self._stretch(beside).times(count) for beside, count in own]
+            parts = [self._clock_map(beside).times(count) for beside, count in own]
             if gathers and pieces and self.lowered is not None:
                 beside, count = own[0]
                 if beside[3] and beside[3][0]:  # the last piece has nothing to gather beside it
-                    parts[0] = self._first(beside).then(self._stretch(beside).times(count - 1))
+                    parts[0] = self._first(beside).then(self._clock_map(beside).times(count - 1))
             elif gathers and pieces and (gather := self.gather(pieces[0][0])):
                 parts.insert(0, self._gathered(gather))
-            self.known[own] = functools.reduce(Stretch.then, parts) if parts else Stretch()
-        found: Stretch = self.known[own]
+            self.known[own] = functools.reduce(ClockMap.then, parts) if parts else ClockMap()
+        found: ClockMap = self.known[own]
         return found
 
-    def _first(self, beside: _Depends) -> Stretch:
+    def _first(self, beside: _Depends) -> ClockMap:
         """The first piece of an action, which begins when the first of its own weights are there.
 
         Programs issue their gathers before they wait for the tensor that arrives. It is taken to be no faster than
@@ -461,32 +462,32 @@ class Chunks:
             waits = [number for number, line in enumerate(arrive) if line.kind == WAIT]
             cut = waits[1] if len(waits) > 1 else len(arrive)
             gather = (*issue, *arrive[:cut]), arrive[cut:]
-            own, other = self._as_lowered(piece, part, given, gather, dict(reduce)), self._stretch(beside)
+            own, other = self._as_lowered(piece, part, given, gather, dict(reduce)), self._clock_map(beside)
             there = measure([*issue, arrive[0]], self.rates)
             work = max(own.work_ps, other.work_ps)
-            self.known[key] = own._replace(work_ps=work, ahead_ps=min(there.work_ps, work - other.work_ps))
-        found: Stretch = self.known[key]
+            self.known[key] = own._replace(work_ps=work, prefetch_ps=min(there.work_ps, work - other.work_ps))
+        found: ClockMap = self.known[key]
         return found
 
-    def _gathered(self, gather: tuple[Line, ...]) -> Stretch:
+    def _gathered(self, gather: tuple[Line, ...]) -> ClockMap:
         """Weights that nothing was computed beside."""
         key = ("gathered", gather)
         if key not in self.known:
             self.known[key] = measure([*gather, Line(WAIT, 0, 0, token=_GATHER)], self.rates)
-        found: Stretch = self.known[key]
+        found: ClockMap = self.known[key]
         return found
 
     # ------------------------------------------------------------------- the end of a step
 
-    def update(self, chunk: Chunk) -> Stretch:
+    def update(self, chunk: Chunk) -> ClockMap:
         """The optimizer's kernels on what a rank holds of a chunk."""
         for piece, _ in chunk.pieces:
             if piece not in self._updates:
                 self._updates[piece] = self._update(plain(piece))
         parts = [self._updates[piece].times(count) for piece, count in chunk.pieces]
-        return functools.reduce(Stretch.then, parts) if parts else Stretch()
+        return functools.reduce(ClockMap.then, parts) if parts else ClockMap()
 
-    def _update(self, piece: str) -> Stretch:
+    def _update(self, piece: str) -> ClockMap:
         optimizer = self.degrees.optimizer
         shards = self.shards if optimizer.parallel_level else 1
         dtype = self.config.dtype
@@ -502,5 +503,5 @@ class Chunks:
                 copies = self.groups[group].members if optimizer.parallel_level else 1
                 lines += self.stack.update_lines(sizes, dtype, optimizer, copies, self.machine)
             self.known[key] = measure([*ending, *lines], self.rates)
-        found: Stretch = self.known[key]
+        found: ClockMap = self.known[key]
         return found

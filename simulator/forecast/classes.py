@@ -18,7 +18,7 @@ from statistics import NormalDist
 from costmodels import Machine
 from simulator.forecast.chunks import Chunk, Chunks, plain
 
-__all__ = ["beside_share", "class_seconds", "device_classes", "slowest_of"]
+__all__ = ["class_seconds", "device_classes", "overlap_penalty_share", "slowest_of"]
 
 _NAMES = ("attention", "matrix", "memory")
 
@@ -54,14 +54,14 @@ def _of_piece(costs: Chunks, piece: str) -> Mapping[str, float]:
     return found
 
 
-def beside_share(machine: Machine, kernels: Mapping[str, float]) -> float:
+def overlap_penalty_share(machine: Machine, kernels: Mapping[str, float]) -> float:
     """Seconds that kernels lose beside one second of a transfer, which itself is slowed.
 
     With the rates c of compute and k of the transfer while both run a transfer of a second takes 1 / k and compute
     loses (1 - c) / k meanwhile. The rates are those of a machine's pairs, measured between devices of one node; for
     transfers between nodes they are assumed.
 
-    >>> 0 < beside_share(Machine.load("h200-x8"), {"matrix": 3.0, "memory": 1.0}) < 1
+    >>> 0 < overlap_penalty_share(Machine.load("h200-x8"), {"matrix": 3.0, "memory": 1.0}) < 1
     True
     """
     pairs = {entry.compute: entry for entry in machine.overlap if entry.collective == "transfer"}

@@ -17,7 +17,7 @@ from plans.degrees import Degrees, check
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from simulator.forecast.action import Rates
-from simulator.forecast.case import Case, Forecast, Pieces, RankKinds, is_split
+from simulator.forecast.case import Forecast, LayoutCosts, PipelineForecast, RankKinds, is_split
 from simulator.forecast.chunks import Chunk, Chunks
 from simulator.forecast.memory import peak_activations
 from simulator.stacks import Stack
@@ -62,8 +62,10 @@ def estimate(
 
     costs = chunk_costs(config, degrees, machine, stack, split, known)
     chunks = chunks_of(config, degrees)
-    case = Case(pieces=Pieces(costs), degrees=degrees, chunks=chunks, ranks=RankKinds.of(chunks, schedule))
-    kept, kept_for_weights, during = zip(*(case.pieces.activations(chunk) for chunk in case.chunks), strict=True)
+    case = PipelineForecast(
+        layout=LayoutCosts(costs), degrees=degrees, chunks=chunks, ranks=RankKinds.of(chunks, schedule)
+    )
+    kept, kept_for_weights, during = zip(*(case.layout.activations(chunk) for chunk in case.chunks), strict=True)
     return case.forecast(case.end_ps(), peak_activations(schedule, kept, kept_for_weights, during))
 
 

@@ -13,9 +13,16 @@ from plans.model.transformer import TransformerConfig, sizes_of
 from plans.plan import Optimizer
 from plans.schedules import Schedule
 from simulator.engine.garbage import without_collection
-from simulator.forecast.action import Stretch
+from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import ActionColumns, Floats, action_columns, peak_bytes, pipeline_ends_ps
-from simulator.forecast.case import Case, Forecast, Pieces, RankKinds, beside_transfers_ps, is_split
+from simulator.forecast.case import (
+    Forecast,
+    LayoutCosts,
+    PipelineForecast,
+    RankKinds,
+    is_split,
+    transfer_overlap_penalty_ps,
+)
 from simulator.forecast.chunks import Chunk
 from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of
 from simulator.forecast.memory import peak_activations
@@ -80,12 +87,12 @@ class _Grid:
         self._optimizers: list[Optimizer] = []
         self._optimizer_numbers: dict[int, int] = {}
         self._known: dict[tuple[object, ...], dict[tuple[object, ...], Any]] = {}
-        self._pieces: dict[tuple[object, ...], Pieces] = {}
+        self._pieces: dict[tuple[object, ...], LayoutCosts] = {}
         self._spreads: dict[tuple[object, ...], tuple[tuple[Chunk, ...], RankKinds]] = {}
         self._transfers: dict[tuple[object, ...], tuple[Floats, float]] = {}
-        self._columns: dict[tuple[Pieces, Chunk], ActionColumns] = {}
+        self._columns: dict[tuple[LayoutCosts, Chunk], ActionColumns] = {}
 
-    def case(self, degrees: Degrees) -> Case:
+    def case(self, degrees: Degrees) -> PipelineForecast:
         """One configuration."""
         check(degrees, self._sizes, num_devices=self._machine.num_devices, machine=self._machine.name)
         schedule = degrees.pipeline
@@ -97,7 +104,7 @@ class _Grid:
         mixed = degrees.recompute_layers is not None
         own = (*shape, degrees.dp, self._number(degrees.optimizer), degrees.recompute, mixed)
         if own not in self._pieces:
-            self._pieces[own] = Pieces(
+            self._pieces[own] = LayoutCosts(
                 chunk_costs(
                     self._config, degrees, self._machine, self._stack, split,
                     lambda each: self._known.setdefault((*shape, each.recompute), {}),
@@ -108,9 +115,9 @@ class _Grid:
             chunks = chunks_of(self._config, degrees)
             self._spreads[spread] = chunks, RankKinds.of(chunks, schedule)
         chunks, ranks = self._spreads[spread]
-        return Case(pieces=self._pieces[own], degrees=degrees, chunks=chunks, ranks=ranks)
+        return PipelineForecast(layout=self._pieces[own], degrees=degrees, chunks=chunks, ranks=ranks)
 
-    def forecasts(self, schedule: Schedule, cases: Sequence[Case]) -> list[Forecast]:
+    def forecasts(self, schedule: Schedule, cases: Sequence[PipelineForecast]) -> list[Forecast]:
         """Of cases with one schedule and the same chunks."""
         chunks = cases[0].chunks
         kinds = list(dict.fromkeys(chunks))
@@ -122,14 +129,14 @@ class _Grid:
         ):  # what the batch knows nothing of
             return [
                 case.forecast(case.end_ps(), peak_activations(schedule, *zip(
-                    *(case.pieces.activations(chunk) for chunk in chunks), strict=True
+                    *(case.layout.activations(chunk) for chunk in chunks), strict=True
                 ))) for case in cases
             ]  # fmt: skip
         actions = np.stack(
-            [np.stack([self._column(case.pieces, chunk) for chunk in kinds], axis=-1) for case in cases], axis=-1
+            [np.stack([self._column(case.layout, chunk) for chunk in kinds], axis=-1) for case in cases], axis=-1
         )
         updates = np.array(
-            [[_ends(case.pieces.update(own)) for own in rank_kinds] for case in cases], dtype=np.float64
+            [[_ends(case.layout.update(own)) for own in rank_kinds] for case in cases], dtype=np.float64
         ).T  # (2, kinds of rank, cases)
         transfers = [self._transfer(case) for case in cases]
         ends = pipeline_ends_ps(
@@ -137,12 +144,12 @@ class _Grid:
             np.stack([times for times, _ in transfers], -1),
             np.array([send for _, send in transfers], dtype=np.float64), blocking=stack.waits_for_sends(degrees),
             blocking_ends=stack.waits_at_ends(degrees),
-            beside_ps=np.stack([
-                beside_transfers_ps(times, case.pieces.slowed_share)
+            overlap_penalty_ps=np.stack([
+                transfer_overlap_penalty_ps(times, case.layout.overlap_penalty_share)
                 for (times, _), case in zip(transfers, cases, strict=True)
             ], -1) if schedule.num_ranks > 1 else None,
         )  # fmt: skip
-        memory = np.array([[_flat(case.pieces, chunk) for chunk in kinds] for case in cases], dtype=np.int64).T[
+        memory = np.array([[_flat(case.layout, chunk) for chunk in kinds] for case in cases], dtype=np.int64).T[
             :, stage_kind
         ]  # (6, stages, cases)
         peaks = peak_bytes(schedule, memory[0], memory[1], memory[2:])
@@ -161,14 +168,14 @@ class _Grid:
             self._optimizer_numbers[id(optimizer)] = number
         return number
 
-    def _column(self, pieces: Pieces, chunk: Chunk) -> ActionColumns:
-        key = (pieces, chunk)
+    def _column(self, layout: LayoutCosts, chunk: Chunk) -> ActionColumns:
+        key = (layout, chunk)
         if key not in self._columns:
-            self._columns[key] = action_columns(pieces.actions(chunk))
+            self._columns[key] = action_columns(layout.actions(chunk))
         return self._columns[key]
 
-    def _transfer(self, case: Case) -> tuple[Floats, float]:
-        costs, placement = case.pieces.costs, case.schedule.placement
+    def _transfer(self, case: PipelineForecast) -> tuple[Floats, float]:
+        costs, placement = case.layout.costs, case.schedule.placement
         key = (costs.numbers[costs.template.pieces["block"].leaves], case.degrees.strides[-1], placement)
         if key not in self._transfers:
             times, send_ps = case.transfers()
@@ -177,10 +184,10 @@ class _Grid:
         return self._transfers[key]
 
 
-def _ends(update: Stretch) -> tuple[float, float]:
-    return update.work_ps, update.lead_ps
+def _ends(update: ClockMap) -> tuple[float, float]:
+    return update.work_ps, update.cold_start_ps
 
 
-def _flat(pieces: Pieces, chunk: Chunk) -> tuple[int, ...]:
-    own = pieces.activations(chunk)
+def _flat(layout: LayoutCosts, chunk: Chunk) -> tuple[int, ...]:
+    own = layout.activations(chunk)
     return own.kept, own.kept_for_weights, *own.during

@@ -27,7 +27,7 @@ Roles = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a stretch of a program does to a rank's memory.
+    """What a part of a program does to a rank's memory.
 
     Args:
         net: role -> bytes that it leaves behind.

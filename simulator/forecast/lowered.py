@@ -73,9 +73,9 @@ class Lowered:
         """As `LocalParameter.axes`."""
         return self._lines.is_sharded(self._parameter(each))
 
-    def reduces_each(self, each: ParameterTemplate) -> bool:
-        """As `LocalParameter.reduces_each`."""
-        return self.degrees.optimizer.reduces_each and self.is_sharded(each)
+    def reduced_per_micro_batch(self, each: ParameterTemplate) -> bool:
+        """As `LocalParameter.reduced_per_micro_batch`."""
+        return self.degrees.optimizer.reduced_per_micro_batch and self.is_sharded(each)
 
     def gathers(self, parameters: Iterable[ParameterTemplate]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
         """What issues the gathers of a piece's weights, and what makes them usable."""
@@ -275,7 +275,7 @@ class _Lines:
 
     def _reductions(self, parameters: tuple[_Parameter, ...]) -> Mapping[str, tuple[Line, ...]]:
         optimizer = self.degrees.optimizer
-        each_body = optimizer.reduces_each
+        each_body = optimizer.reduced_per_micro_batch
         mine = [each for each in parameters if self._needs(each) and (self.is_sharded(each) or not each_body)]
         turn = {each.name: number for number, each in enumerate(parameters)}
         result: dict[str, tuple[Line, ...]] = {}
@@ -301,7 +301,7 @@ class _Lines:
         optimizer, first, share = self.degrees.optimizer, bucket.parameters[0], bucket.share
         sharded, rows = self.is_sharded(first), self._size(first.summed, True)
         axes = (*first.summed, *first.same) if sharded else ()
-        whole = first.dtype if optimizer.reduces_each and sharded else optimizer.accumulates_in(first.dtype)
+        whole = first.dtype if optimizer.reduced_per_micro_batch and sharded else optimizer.accumulates_in(first.dtype)
         made = itemsize(optimizer.reduces_in(first.dtype) if rows > 1 else whole)
         elements = sum(each.elements for each in bucket.parameters) * bucket.num_blocks
         shards = elements
@@ -322,7 +322,7 @@ class _Lines:
             size = flat if packed or not sharded else elements * made
             lines.append(self._collective(call, first.summed, size, made, token, share))
         after = [self._wait(token, share)] if rows > 1 else []
-        if optimizer.reduces_each and sharded:
+        if optimizer.reduced_per_micro_batch and sharded:
             total = itemsize(optimizer.accumulates_in(first.dtype))
             after.append(self._compute("accumulate", 2, shards * (made + total), first.dtype, share))
         return tuple(lines), tuple(after)
@@ -337,7 +337,7 @@ class _Lines:
     def _endings(self, parameters: tuple[_Parameter, ...]) -> tuple[Line, ...]:
         optimizer = self.degrees.optimizer
         lines: list[Line] = []
-        late = [each for each in parameters if optimizer.reduces_each and not self.is_sharded(each)]
+        late = [each for each in parameters if optimizer.reduced_per_micro_batch and not self.is_sharded(each)]
         late = [each for each in late if self._needs(each)]
         waits: list[Line] = []
         for number, bucket in enumerate(self._buckets(late, True)):

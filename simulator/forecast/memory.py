@@ -81,7 +81,7 @@ def parameter_bytes(
         states = optimizer.bytes_per_element(parameter.dtype) - weight - gradient
         own_shard = level >= 1 and not optimizer.has_master(parameter.dtype)  # with a master that is the shard
         result["weight"] += weight * ((shard if own_shard else 0) + (elements if level < 3 else 0))
-        result["gradient"] += gradient * (shard if level >= 2 and optimizer.reduces_each else elements)
+        result["gradient"] += gradient * (shard if level >= 2 and optimizer.reduced_per_micro_batch else elements)
         result["optimizer"] += states * (shard if level >= 1 else elements)
     return result
 

@@ -13,15 +13,15 @@ from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit_start_times
 from plans.schedules.variants import VARIANTS, variant_of_rows
-from simulator.forecast.action import Stretch
+from simulator.forecast.action import ClockMap
 
 __all__ = ["at_ends", "pipeline_end_ps"]
 
 
 def pipeline_end_ps(
     schedule: Schedule,
-    actions: Sequence[Mapping[str, Stretch]],
-    updates: Sequence[Stretch],
+    actions: Sequence[Mapping[str, ClockMap]],
+    updates: Sequence[ClockMap],
     transfer_ps: Mapping[tuple[int, int], float],
     send_ps: float,
     *,
@@ -30,7 +30,7 @@ def pipeline_end_ps(
     synchronises: bool = False,
     together: bool = True,
     fetch_ps: float = 0.0,
-    beside_ps: Sequence[float] = (),
+    overlap_penalty_ps: Sequence[float] = (),
 ) -> float:
     """When the last rank has ended its step; where ranks do not begin together, the longest time of a rank.
 
@@ -45,7 +45,8 @@ def pipeline_end_ps(
         blocking_ends: it does so before its first backward and after its last forward only.
         synchronises: the host waits for the device whenever something was received or sent.
         fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
-        beside_ps: per stage by how much its compute is slowed by the transfers beside an action; nothing where absent.
+        overlap_penalty_ps: per stage by how much its compute is slowed by the transfers beside an action; nothing where
+            absent.
         together: all ranks begin a step together; else each begins its next one when it has ended this one.
 
     Raises:
@@ -56,7 +57,7 @@ def pipeline_end_ps(
     begins: list[float | None] = [None] * num_ranks
     rows, pairs = _walk(schedule)
     travels = [transfer_ps.get(pair) for pair in pairs] + [None]
-    stretches = [[_clocks(own, name) for name in VARIANTS] for own in actions]
+    clock_maps = [[_clocks(own, name) for name in VARIANTS] for own in actions]
     sent = [0.0] * len(rows)
     waits = at_ends(schedule).tolist() if blocking_ends else [blocking] * len(rows)
     for at, rank, stage, variant, needed, arrives, leaves in rows:
@@ -66,16 +67,16 @@ def pipeline_end_ps(
             if (travel := travels[arrives]) is not None:
                 arrival += travel
                 free += send_ps
-            begun = max(begun, arrival - stretches[stage][variant][5])
+            begun = max(begun, arrival - clock_maps[stage][variant][5])
         if begins[rank] is None:
             begins[rank] = begun
         if fetch_ps and VARIANTS[variant][0] == "F":
             free = max(free, stream[rank]) + fetch_ps
         if synchronises and arrival:
             free = max(free, begun)
-        work, lead, dispatch, trailing, last, _, busy = stretches[stage][variant]
-        if beside_ps and not waits[at] and VARIANTS[variant][0] != "W":
-            work, lead = work + beside_ps[stage], lead + beside_ps[stage]
+        work, lead, dispatch, trailing, last, _, busy = clock_maps[stage][variant]
+        if overlap_penalty_ps and not waits[at] and VARIANTS[variant][0] != "W":
+            work, lead = work + overlap_penalty_ps[stage], lead + overlap_penalty_ps[stage]
         end, late = begun + work, free + lead
         if late > end:
             end = late
@@ -98,16 +99,16 @@ def pipeline_end_ps(
     ends = []
     for rank in range(num_ranks):
         begun = max(stream[rank], final[rank])
-        end = max(begun + updates[rank].work_ps, host[rank] + updates[rank].lead_ps)
+        end = max(begun + updates[rank].work_ps, host[rank] + updates[rank].cold_start_ps)
         ends.append(end if together else end - (begins[rank] or 0.0))
     return max(ends)
 
 
-def _clocks(actions: Mapping[str, Stretch], name: str) -> tuple[float, ...]:
+def _clocks(actions: Mapping[str, ClockMap], name: str) -> tuple[float, ...]:
     """Work, lead, dispatch, trailing, last, ahead and busy time of an action; zeros where no action of its kind is."""
-    own = actions.get(name) or actions.get(name[0]) or Stretch()
-    last_ps = min(own.trailing_ps, own.last_ps)
-    return own.work_ps, own.lead_ps, own.dispatch_ps, own.trailing_ps, last_ps, own.ahead_ps, own.busy_ps
+    own = actions.get(name) or actions.get(name[0]) or ClockMap()
+    last_ps = min(own.tail_ps, own.tail_if_host_bound_ps)
+    return own.work_ps, own.cold_start_ps, own.dispatch_ps, own.tail_ps, last_ps, own.prefetch_ps, own.channel_busy_ps
 
 
 @lru_cache(maxsize=64)

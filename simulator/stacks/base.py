@@ -137,11 +137,11 @@ class Stack:
     adds_memory: bool = False
     recomputes_some: tuple[str, ...] = tuple(mode for mode in RECOMPUTE_MODES if mode != "none")
 
-    def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
+    def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """What is taken of the software and was not said by the run, in words, for lists of assumptions."""
         return (f"software {self.name}",)
 
-    def _common_habits(self, degrees: Degrees) -> tuple[str, ...]:
+    def _common_assumptions(self, degrees: Degrees) -> tuple[str, ...]:
         own = f"software {self.name}:"
         told = [f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}"]
         if degrees.pp > 1 and not self.waits_for_sends(degrees):

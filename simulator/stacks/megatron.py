@@ -66,7 +66,7 @@ class Megatron(Stack):
     overlaps_interleaved: bool = True
     overlaps_split: bool = True
 
-    def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
+    def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """See `Stack`."""
         own = f"software {self.name}:"
         attention = "one fused kernel" if self.flash_attention else "written out (products, softmax, dropout)"
@@ -92,7 +92,7 @@ class Megatron(Stack):
             told.append(f"{own} a stage {waits} ({degrees.schedule})")
             if not self.steps_together(degrees):
                 told.append(f"{own} ranks begin a step before the last one is validated")
-        return *told, *self._common_habits(degrees)
+        return *told, *self._common_assumptions(degrees)
 
     @property
     def recompute_modes(self) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ class TorchNative(Stack):
     gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
     copies_shards: bool = True  # FSDP2's copy-in and copy-out (fsdp/_fully_shard/_fsdp_collectives.py)
 
-    def habits(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
+    def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """See `Stack`."""
         own = f"software {self.name}:"
         host = "Inductor's kernels at a machine's dispatch" if self.compiled else (
@@ -166,7 +166,7 @@ class TorchNative(Stack):
         told.append(f"{own} the loss makes float copies of the logits")
         if self.clips:
             told.append(f"{own} gradients are clipped by their norm")
-        return *told, *self._common_habits(degrees)
+        return *told, *self._common_assumptions(degrees)
 
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
