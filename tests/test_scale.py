@@ -28,7 +28,7 @@ from simulator.forecast import Stack, forecast, stack_named, stack_names
 from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, ClockMap, Line, measure
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.memory import peak_activations
-from simulator.forecast.pipeline import pipeline_end_ps
+from simulator.forecast.pipeline import Runtime, pipeline_end_ps
 from simulator.stacks import TorchNative
 
 LLAMA = TransformerConfig(
@@ -302,7 +302,7 @@ def test_a_host_that_waits_for_every_transfer_is_late_for_the_next_action():
     actions = [{"F": action, "B": action}] * 2
     travel = {(0, 1): 0.0, (1, 0): 0.0}
     ahead = pipeline_end_ps(schedule, actions, [ClockMap()] * 2, travel, 0)
-    late = pipeline_end_ps(schedule, actions, [ClockMap()] * 2, travel, 0, synchronises=True)
+    late = pipeline_end_ps(schedule, actions, [ClockMap()] * 2, travel, 0, Runtime(synchronises=True))
     # the last rank is late for each forward, which arrives, and ahead of the backward that follows at once
     assert (ahead, late) == (13 + 9 * 10, 13 + 4 * (13 + 10) + 13)
 
@@ -310,7 +310,7 @@ def test_a_host_that_waits_for_every_transfer_is_late_for_the_next_action():
 def test_a_host_that_fetches_data_waits_for_the_device_before_every_forward():
     action = ClockMap(work_ps=10, cold_start_ps=13, dispatch_ps=5)
     end = pipeline_end_ps(
-        make_schedule("1f1b", 1, 4), [{"F": action, "B": action}], [ClockMap()], {}, 0, fetch_ps=2
+        make_schedule("1f1b", 1, 4), [{"F": action, "B": action}], [ClockMap()], {}, 0, Runtime(fetch_ps=2)
     )  # fmt: skip
     assert end == 4 * (2 + 13 + 10)  # the backward's kernels are there before the forward has ended
 
@@ -319,7 +319,7 @@ def test_ranks_that_do_not_begin_together_take_as_long_as_the_longest():
     schedule = make_schedule("zb_h2", 4, 12)
     one = ClockMap(work_ps=10)
     actions = [{"F": one, "I": one, "W": one}] * 4
-    end = pipeline_end_ps(schedule, actions, [ClockMap()] * 4, {}, 0, together=False)
+    end = pipeline_end_ps(schedule, actions, [ClockMap()] * 4, {}, 0, Runtime(together=False))
     assert end == 12 * 30 < pipeline_end_ps(schedule, actions, [ClockMap()] * 4, {}, 0)
 
 

@@ -16,7 +16,7 @@ from simulator.forecast import estimate, estimate_grid, stack_named
 from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import action_columns, peak_bytes, pipeline_ends_ps
 from simulator.forecast.memory import peak_activations
-from simulator.forecast.pipeline import pipeline_end_ps
+from simulator.forecast.pipeline import Runtime, pipeline_end_ps
 
 MODEL = transformer_config("llama-3-8b", num_layers=16)
 VIRTUAL = {
@@ -83,7 +83,7 @@ def test_batches_of_pipelines_end_as_each_alone(name):
             for stage in range(schedule.num_stages - 1):
                 if schedule.placement[stage] != schedule.placement[stage + 1]:
                     times[stage, stage + 1] = times[stage + 1, stage] = travel[stage]
-            cases.append(pipeline_end_ps(schedule, actions, updates, times, send, blocking=blocking))
+            cases.append(pipeline_end_ps(schedule, actions, updates, times, send, Runtime(blocking=blocking)))
             ends = [(own.work_ps, own.cold_start_ps) for own in updates]
             columns.append((np.stack([action_columns(own) for own in actions], -1), np.array(ends).T, travel, send))
         work, update, travelled, sends = (np.stack(part, -1).astype(float) for part in zip(*columns, strict=True))

@@ -28,7 +28,7 @@ from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import action_columns, pipeline_ends_ps
 from simulator.forecast.chunks import Chunk, Chunks, plain
 from simulator.forecast.classes import class_seconds, device_classes, overlap_penalty_share, slowest_of
-from simulator.forecast.pipeline import pipeline_end_ps
+from simulator.forecast.pipeline import Runtime, pipeline_end_ps
 from simulator.stacks import Stack
 
 __all__ = ["Forecast", "LayoutCosts", "PipelineForecast", "RankKinds", "is_split", "transfer_overlap_penalty_ps"]
@@ -342,11 +342,14 @@ class PipelineForecast:
                 overlap_penalty_ps=overlap_penalty_ps[:, None] if self.schedule.num_ranks > 1 else None,
             )  # fmt: skip
             return float(ends[0])
-        return pipeline_end_ps(
-            self.schedule, [self.layout.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
+        runtime = Runtime(
             blocking=stack.waits_for_sends(degrees), blocking_ends=stack.waits_at_ends(degrees),
             synchronises=stack.synchronises(degrees), together=stack.steps_together(degrees),
             fetch_ps=stack.fetch_s * PS_PER_S, overlap_penalty_ps=overlap_penalty_ps.tolist(),
+        )  # fmt: skip
+        return pipeline_end_ps(
+            self.schedule, [self.layout.actions(chunk) for chunk in self.chunks], self.updates(), transfer_ps, send_ps,
+            runtime,
         )  # fmt: skip
 
     def forecast(self, end_ps: float, activations: Sequence[int]) -> Forecast:

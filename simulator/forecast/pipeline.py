@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +16,32 @@ from plans.schedules.dependencies import rank_of_rows, remote_dependencies, unit
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.action import ClockMap
 
-__all__ = ["at_ends", "pipeline_end_ps"]
+__all__ = ["Runtime", "at_ends", "pipeline_end_ps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """How a pipeline's software sends and starts, where it differs from twofold's executor.
+
+    Args:
+        blocking: a rank goes on only when what it sent has arrived.
+        blocking_ends: it does so before its first backward and after its last forward only.
+        synchronises: the host waits for the device whenever something was received or sent.
+        fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
+        together: all ranks begin a step together; else each begins its next one when it has ended this one.
+        overlap_penalty_ps: per stage by how much its compute is slowed by the transfers beside an action; nothing where
+            absent.
+    """
+
+    blocking: bool = False
+    blocking_ends: bool = False
+    synchronises: bool = False
+    fetch_ps: float = 0.0
+    together: bool = True
+    overlap_penalty_ps: Sequence[float] = ()
+
+
+_PLAIN = Runtime()
 
 
 def pipeline_end_ps(
@@ -24,13 +50,7 @@ def pipeline_end_ps(
     updates: Sequence[ClockMap],
     transfer_ps: Mapping[tuple[int, int], float],
     send_ps: float,
-    *,
-    blocking: bool = False,
-    blocking_ends: bool = False,
-    synchronises: bool = False,
-    together: bool = True,
-    fetch_ps: float = 0.0,
-    overlap_penalty_ps: Sequence[float] = (),
+    runtime: Runtime = _PLAIN,
 ) -> float:
     """When the last rank has ended its step; where ranks do not begin together, the longest time of a rank.
 
@@ -41,67 +61,61 @@ def pipeline_end_ps(
         updates: per pipeline rank what follows its last action.
         transfer_ps: (sending stage, receiving stage) -> time on the link; absent within a rank.
         send_ps: host time of a send or a receive.
-        blocking: a rank goes on only when what it sent has arrived.
-        blocking_ends: it does so before its first backward and after its last forward only.
-        synchronises: the host waits for the device whenever something was received or sent.
-        fetch_ps: host time before every forward for its data, after the device has ended what it was given; 0: none.
-        overlap_penalty_ps: per stage by how much its compute is slowed by the transfers beside an action; nothing where
-            absent.
-        together: all ranks begin a step together; else each begins its next one when it has ended this one.
+        runtime: of the software.
 
     Raises:
         TwofoldError: a schedule whose ranks wait for each other.
     """
-    num_ranks = schedule.num_ranks
+    num_ranks, penalty_ps = schedule.num_ranks, runtime.overlap_penalty_ps
     host, stream, final = [0.0] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
     begins: list[float | None] = [None] * num_ranks
     rows, pairs = _walk(schedule)
     travels = [transfer_ps.get(pair) for pair in pairs] + [None]
     clock_maps = [[_clocks(own, name) for name in VARIANTS] for own in actions]
     sent = [0.0] * len(rows)
-    waits = at_ends(schedule).tolist() if blocking_ends else [blocking] * len(rows)
+    waits = at_ends(schedule).tolist() if runtime.blocking_ends else [runtime.blocking] * len(rows)
     for at, rank, stage, variant, needed, arrives, leaves in rows:
         free, begun, arrival = host[rank], stream[rank], 0.0
+        work, lead, dispatch, trailing, last, ahead, busy = clock_maps[stage][variant]
         if needed >= 0:
             arrival = sent[needed]
             if (travel := travels[arrives]) is not None:
                 arrival += travel
                 free += send_ps
-            begun = max(begun, arrival - clock_maps[stage][variant][5])
+            begun = max(begun, arrival - ahead)
         if begins[rank] is None:
             begins[rank] = begun
-        if fetch_ps and VARIANTS[variant][0] == "F":
-            free = max(free, stream[rank]) + fetch_ps
-        if synchronises and arrival:
-            free = max(free, begun)
-        work, lead, dispatch, trailing, last, _, busy = clock_maps[stage][variant]
-        if overlap_penalty_ps and not waits[at] and VARIANTS[variant][0] != "W":
-            work, lead = work + overlap_penalty_ps[stage], lead + overlap_penalty_ps[stage]
-        end, late = begun + work, free + lead
-        if late > end:
-            end = late
+        free = _host_ready_ps(runtime, VARIANTS[variant], free, stream[rank], begun if arrival else 0.0)
+        if penalty_ps and not waits[at] and VARIANTS[variant][0] != "W":
+            work, lead = work + penalty_ps[stage], lead + penalty_ps[stage]
+        late = free + lead
+        end = max(begun + work, late)
         free += dispatch
-        still = max(begun + work + trailing, late + last)  # a channel catches up while the host is late
-        if busy:  # its collectives go behind those of the rank's other chunks
-            still = max(still, final[rank] + busy)
-        if still > final[rank]:
-            final[rank] = still
+        # a channel catches up while the host is late; its collectives go behind those of the rank's other chunks
+        still = max(begun + work + trailing, late + last, final[rank] + busy if busy else 0.0)
+        final[rank] = max(final[rank], still)
+        sent[at] = end
         if (travel := travels[leaves]) is not None:
             free += send_ps
-            sent[at] = end if end > free else free
+            sent[at] = max(end, free)
             if waits[at]:
                 end = sent[at] + travel
-            if synchronises:
+            if runtime.synchronises:
                 free = max(free, end)
-        else:
-            sent[at] = end
         host[rank], stream[rank] = free, end
     ends = []
     for rank in range(num_ranks):
         begun = max(stream[rank], final[rank])
         end = max(begun + updates[rank].work_ps, host[rank] + updates[rank].cold_start_ps)
-        ends.append(end if together else end - (begins[rank] or 0.0))
+        ends.append(end if runtime.together else end - (begins[rank] or 0.0))
     return max(ends)
+
+
+def _host_ready_ps(runtime: Runtime, variant: str, free: float, stream: float, received: float) -> float:
+    """When the host begins to issue an action: after its data are there, and where it waits for it, its tensor."""
+    if runtime.fetch_ps and variant[0] == "F":
+        free = max(free, stream) + runtime.fetch_ps
+    return max(free, received) if runtime.synchronises else free
 
 
 def _clocks(actions: Mapping[str, ClockMap], name: str) -> tuple[float, ...]:
