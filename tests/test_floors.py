@@ -266,20 +266,14 @@ def report(offenders: list[str]) -> None:
         pytest.fail("\n".join([f"{len(offenders)} offenders:", *offenders]), pytrace=False)
 
 
-being_mended = pytest.mark.xfail(strict=False, reason="the code is being brought into this shape")
-
-
-@being_mended
 def test_no_circle_of_imports() -> None:
     report([", ".join(group) for group in circles_of_imports(modules())])
 
 
-@being_mended
 def test_no_private_name_crosses_modules() -> None:
     report([line for module in modules().values() for line in private_names_imported(module, modules())])
 
 
-@being_mended
 def test_functions_take_few_parameters() -> None:
     report(
         [
@@ -291,7 +285,6 @@ def test_functions_take_few_parameters() -> None:
     )
 
 
-@being_mended
 def test_functions_are_simple() -> None:
     report(
         [
@@ -303,7 +296,6 @@ def test_functions_are_simple() -> None:
     )
 
 
-@being_mended
 def test_files_are_short() -> None:
     lengths = {module.path: len(module.source.splitlines()) for module in modules().values()}
     report([f"{path}: {length} lines; split it by concept" for path, length in lengths.items() if length > MAX_LINES])

@@ -23,7 +23,8 @@ from plans.timeline import PS_PER_S
 from search.devices.problem import Problem
 from search.devices.stage_config import StageConfig, in_any_order, without_recompute
 from simulator.forecast.action import ClockMap, Rates
-from simulator.forecast.chunks import Chunk, Chunks
+from simulator.forecast.chunk import Chunk
+from simulator.forecast.chunks import Chunks
 
 __all__ = ["WAYS", "Costs", "Table", "num_dense", "one_piece", "piece_counts", "pieces_of"]
 

@@ -14,7 +14,7 @@ from search.candidate import Candidate
 from search.devices.problem import Problem
 from simulator.forecast.action import ClockMap
 from simulator.forecast.case import LayoutCosts, PipelineForecast, RankKinds, is_split
-from simulator.forecast.chunks import Chunk
+from simulator.forecast.chunk import Chunk
 from simulator.forecast.estimate import chunk_costs, chunks_of
 
 __all__ = ["critical_path_s"]

@@ -31,7 +31,7 @@ from search.devices.space import (
 )
 from search.devices.stage_config import StageConfig, in_any_place, in_order, without_recompute
 from search.result import Rejected
-from simulator.forecast.chunks import Chunk
+from simulator.forecast.chunk import Chunk
 
 __all__ = ["Child", "Kind", "Nodes", "after_leaf", "leaf_values"]
 

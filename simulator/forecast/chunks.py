@@ -24,54 +24,20 @@ from plans.lower.symbolic import ModelTemplate, ParameterTemplate, PartTemplate,
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
 from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Body, ClockMap, Line, Rates, body_of, measure
+from simulator.forecast.chunk import KEPT, Chunk, plain
 from simulator.forecast.lowered import Lowered
 from simulator.forecast.memory import Footprint, footprint, parameter_bytes
 from simulator.forecast.pricing import Groups, priced_lines
 from simulator.stacks import PieceSizes, Stack
 
-__all__ = ["Chunk", "Chunks", "plain"]
+__all__ = ["Chunks"]
 
 _CHANNEL = "dp"
 _GATHER, _REDUCE = 2**20, 2**20 + 1
 """Tokens that no template has."""
 
-_KEPT = "kept_"
-
 _NO_TOKEN = -2
 """Of a wait for what was issued long ago."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """What one virtual stage consists of: the number of blocks, and whether the embedding and the head are there.
-
-    `num_dense` of the blocks, the first ones, have a plain MLP in a model whose other blocks have experts. `num_kept`
-    of them, the last ones, keep everything where the others recompute.
-    """
-
-    num_blocks: int
-    has_embedding: bool
-    has_head: bool
-    num_dense: int = 0
-    num_kept: int = 0
-
-    @property
-    def pieces(self) -> tuple[tuple[str, int], ...]:
-        """(piece, how often), in the order of the forward."""
-        return _pieces(self)
-
-
-@lru_cache(maxsize=1024)
-def _pieces(chunk: Chunk) -> tuple[tuple[str, int], ...]:
-    blocks = chunk.num_blocks - chunk.num_dense
-    kept = min(chunk.num_kept, blocks)
-    dense = chunk.num_kept - kept
-    counts = (
-        ("embedding", int(chunk.has_embedding)), ("dense_block", chunk.num_dense - dense),
-        (_KEPT + "dense_block", dense), ("block", blocks - kept),
-        (_KEPT + "block", kept), ("head", int(chunk.has_head)),
-    )  # fmt: skip
-    return tuple((name, count) for name, count in counts if count)
 
 
 class _Depends(tuple[Any, ...]):
@@ -96,11 +62,6 @@ def _gradients(part: PartTemplate) -> Mapping[str, int]:
         if cell.gradient:
             found.setdefault(cell.gradient, number)
     return found
-
-
-def plain(piece: str) -> str:
-    """A piece without regard to what it keeps."""
-    return piece.removeprefix(_KEPT)
 
 
 @dataclass(kw_only=True)
@@ -196,7 +157,7 @@ class Chunks:
 
     def footprint(self, piece: str) -> Footprint:
         """A piece's activations."""
-        if piece.startswith(_KEPT):
+        if piece.startswith(KEPT):
             assert self.kept is not None
             return self.kept.footprint(plain(piece))
         key = ("footprint", piece)
@@ -349,7 +310,7 @@ class Chunks:
     def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
         """What a clock map depends on."""
         key = (piece, part, gathers, reduces)
-        if key not in self._depends and piece.startswith(_KEPT):
+        if key not in self._depends and piece.startswith(KEPT):
             assert self.kept is not None
             self._depends[key] = _Depends((piece, *self.kept._beside(plain(piece), part, gathers, reduces)[1:]))
         if key not in self._depends:
@@ -376,7 +337,7 @@ class Chunks:
     def _clock_map(self, beside: _Depends) -> ClockMap:
         if beside not in self.known:
             piece, part, given, gather, reduce = beside
-            if piece.startswith(_KEPT):
+            if piece.startswith(KEPT):
                 assert self.kept is not None
                 self.known[beside] = self.kept._clock_map(_Depends((plain(piece), part, given, gather, reduce)))
                 return self.known[beside]
@@ -455,7 +416,7 @@ class Chunks:
         key = ("first", beside)
         if key not in self.known:
             piece, part, given, (issue, arrive), reduce = beside
-            if piece.startswith(_KEPT):
+            if piece.startswith(KEPT):
                 assert self.kept is not None
                 self.known[key] = self.kept._first(_Depends((plain(piece), *beside[1:])))
                 return self.known[key]

@@ -18,7 +18,8 @@ from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from simulator.forecast.action import Rates
 from simulator.forecast.case import Forecast, LayoutCosts, PipelineForecast, RankKinds, is_split
-from simulator.forecast.chunks import Chunk, Chunks
+from simulator.forecast.chunk import Chunk
+from simulator.forecast.chunks import Chunks
 from simulator.forecast.memory import peak_activations
 from simulator.stacks import Stack
 

@@ -23,7 +23,7 @@ from simulator.forecast.case import (
     is_split,
     transfer_overlap_penalty_ps,
 )
-from simulator.forecast.chunks import Chunk
+from simulator.forecast.chunk import Chunk
 from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of
 from simulator.forecast.memory import peak_activations
 from simulator.stacks import Stack

@@ -20,7 +20,8 @@ from plans.schedules.variants import VARIANTS, variant_of_rows
 from plans.timeline import PS_PER_S
 from simulator.forecast.body import COMPUTE, ISSUE, WAIT, Op
 from simulator.forecast.case import Forecast
-from simulator.forecast.chunks import Chunk, Chunks
+from simulator.forecast.chunk import Chunk
+from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds
 from simulator.forecast.columns import PipelineCosts, action_times, pipeline_times
 from simulator.forecast.held import RankMemory

@@ -22,7 +22,8 @@ from plans.program import GroupProgram, Instruction
 from simulator.forecast import body
 from simulator.forecast.action import COLLECTIVE, COMPUTE, Line
 from simulator.forecast.body import Op
-from simulator.forecast.chunks import Chunk, Chunks
+from simulator.forecast.chunk import Chunk
+from simulator.forecast.chunks import Chunks
 from simulator.forecast.program import ops_of
 from simulator.forecast.rank import RankBodies
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,40 +18,9 @@ from simulator.forecast.action import COMPUTE, Line
 from simulator.forecast.memory import Footprint
 from simulator.stacks.base import CHIP_SPREAD, Kernel, Message, PieceSizes, Shape, Stack, Step, update_bytes
 from simulator.stacks.kernels import elementwise
+from simulator.stacks.torch_hosts import host_s
 
 __all__ = ["TorchNative"]
-
-_KINDS = (
-    "plain", "ddp", "dtensor", "fsdp2", "fsdp2_accumulate", "fsdp2_reshard", "fsdp2_reshard_accumulate",
-)  # fmt: skip
-
-_HOSTS_US = {
-    "first": ((405, 674), (418, 682), (2868, 4008), (1269, 1260), (1280, 795), (1283, 1786), (1239, 1339)),
-    "second": ((426, 615), (466, 798), (2615, 3708), (1144, 1174), (1169, 774), (1209, 1702), (1294, 1507)),
-    "third": ((453, 610), (476, 760), (2482, 5638), (2110, 1674), (1439, 1947), (1468, 3074), (1425, 2484)),
-    "fourth": ((985, 765), (722, 1288), (3315, 5791), (1610, 1808), (1837, 800), (1518, 2300), (1499, 1769)),
-    "fifth": ((749, 759), (321, 1069), (3700, 6614), (2726, 1699), (2131, 1165), (2831, 2321), (1078, 1772)),
-}
-"""Host microseconds of one Llama block, forward and backward, with tiny sizes: torch 2.11.0, 2026-11-21, kinds of
-dispatch in benchmarks/data (stacks torch, ddp, dtensor, fsdp2) on five hosts of several H200: h200-x1 and h200-x2,
-h200-x4, repeat-h200-x2-quick (which took fewer repeats), h200-third-x2, h200-third-x4."""
-
-_PLAIN_HOSTS_US = ((410, 512), (371, 728), (452, 633))
-"""The plain block on hosts of one H200: h200-third-x1, repeat-h200-x1-full, repeat-h200-x1-quick."""
-
-
-def _host_s(host: str, kind: str) -> tuple[float, float]:
-    """Seconds of a kind on a host; "least": entry by entry the least of every host that was measured, whatever its
-    figures are, since other work on a host only ever adds time; "median": entry by entry. Assumed for hosts of other
-    devices."""
-    place = _KINDS.index(kind)
-    if host not in ("least", "median"):
-        forward, backward = _HOSTS_US[host][place]
-        return forward * 1e-6, backward * 1e-6
-    own = [each[place] for each in _HOSTS_US.values()] + (list(_PLAIN_HOSTS_US) if kind == "plain" else [])
-    of = min if host == "least" else statistics.median
-    return of(forward for forward, _ in own) * 1e-6, of(backward for _, backward in own) * 1e-6
-
 
 _ROTARY_HOST_S = (98e-6, 200e-6)
 """The part of it that is rotary positions of queries and keys: two each of a split, a negation, a concatenation, two
@@ -171,13 +139,13 @@ class TorchNative(Stack):
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
     ) -> float | None:
-        """Measured on one block of tiny sizes, so that the device idles (see `_HOSTS_US`)."""
+        """Measured on one block of tiny sizes, so that the device idles (see `torch_hosts.py`)."""
         if self.compiled or part not in ("F", "B"):
             return None
         kind = self._kind(degrees)
         if kind.startswith("fsdp2") and not reduces:
             kind += "_accumulate"
-        forward, backward = _host_s(self.host, kind)
+        forward, backward = host_s(self.host, kind)
         if config is not None and config.position != "rope":
             forward, backward = forward - _ROTARY_HOST_S[0], backward - _ROTARY_HOST_S[1]
         if part == "F":
