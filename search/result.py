@@ -166,12 +166,14 @@ class SearchResult(Generic[PlanT]):
         parts = []
         if not self.complete:
             parts.append("stopped before its end, the best so far")
+        estimate_s = self.best.estimate_s if isinstance(self.best, Candidate) else None
+        under = "this forecast" if estimate_s is None else f"the search's estimate, which is {estimate_s:.4g} s"
         if self.num_proven > 1:
-            parts.append(f"the first {self.num_proven} proven the fastest of the space under this forecast")
+            parts.append(f"the first {self.num_proven} proven the fastest of the space under {under}")
         elif self.num_proven:
-            parts.append("proven the fastest of the space under this forecast")
+            parts.append(f"proven the fastest of the space under {under}")
         elif not self.complete or self.lower_bound_s > self.relaxed_bound_s:
-            parts.append(f"at most {_above(self.gap)} the fastest of the space")
+            parts.append(f"at most {_above(self.gap)} the fastest of the space under {under}")
         if self.method == "search":
             parts.append(f"{_above(self.gap_to_relaxation)} the optimistic relaxation ({self.relaxed_bound_s:.4g} s)")
         else:

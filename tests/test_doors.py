@@ -114,7 +114,7 @@ def test_factors_of_predict_and_whatif_are_the_same_machine(
     planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
-    slow = said([*command, "--bandwidth", "0.25", "--compute", "0.5"], capsys)
+    slow = said([*command, "--bandwidth", "0.05", "--compute", "0.05"], capsys)
     assert slow["step_s"] > planned["best"]["step_s"] and slow["peak_bytes"] == planned["best"]["peak_bytes"]
     assert main([*command, "--bandwidth", "0.25", "1"]) == 2
     assert "--bandwidth has several values; predict takes one" in capsys.readouterr().err

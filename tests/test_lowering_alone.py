@@ -12,7 +12,7 @@ from plans.lower import lower
 from plans.lower.emit import least_bytes
 from plans.lower.stage_bodies import lower_stage
 from plans.lower.symbolic import model_sizes, model_template
-from plans.lower.symbolic.transformer import _structure, _template
+from plans.lower.symbolic.transformer import _structure
 from plans.model.transformer import (
     TransformerConfig,
     block_strategies,
@@ -76,7 +76,6 @@ def test_templates_do_not_depend_on_what_was_asked_before():
     sizes = model_sizes(config, micro_batch=2, tp=4, cp=1)
 
     def shapes(*modes: str) -> dict[str, list[object]]:
-        _template.cache_clear()
         _structure.cache_clear()
         found = {}
         for mode in modes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -17,8 +18,10 @@ from random import Random
 from benchmarks.one_world import Score, check, draw_case
 from costmodels import Machine
 from plans.degrees import Degrees
-from plans.model.transformer import transformer_config
+from plans.degrees.plan import plan_of
+from plans.model.transformer import transformer, transformer_config
 from plans.plan import Optimizer
+from simulator import simulate
 from simulator.forecast import estimate, forecast
 
 SEEDS = (1, 2, 3)
@@ -48,3 +51,14 @@ def test_an_estimate_is_near_the_forecast(schedule: str, recompute: str) -> None
     found = [ask(config, degrees, Machine.load("h100-sxm-x16")) for ask in (estimate, forecast)]
     assert found[0].step_s == pytest.approx(found[1].step_s, rel=0.05)
     assert found[0].peak_bytes == pytest.approx(found[1].peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zb_h1", 1), ("zb_h2", 1)])
+def test_a_step_is_the_pace_of_the_engine(schedule: str, virtual: int) -> None:
+    """Schedules whose ranks do not end together overlap one step with the next."""
+    quiet = msgspec.structs.replace(Machine.load("h200-x8"), overlap=())
+    config = transformer_config("llama-3-8b", num_layers=8)
+    optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1, master_dtype="float32")
+    degrees = Degrees(dp=2, pp=4, global_batch=16, schedule=schedule, virtual=virtual, optimizer=optimizer)
+    timeline = simulate(plan_of(degrees, transformer(config, batch_size=16)), quiet, num_steps=3, with_memory=False)
+    assert forecast(config, degrees, quiet).step_s == timeline.step_interval_s

@@ -72,12 +72,12 @@ def test_a_receiver_that_is_ready_waits_for_its_sender():
     scripts[1].compute("b", 40, dispatch=5)
     timeline = run_program(program_of(scripts), written_price)
     sender, receiver = composition(timeline)
-    # the step begins with the first compute, at 5; the receiver has issued by then
+    # the step begins with the hosts, 5 before the first compute can
     assert (sender.compute_ps, dict(sender.exposed_ps), sender.host_wait_ps, sender.bubble_ps) == (
-        100, {"transfer": 20}, 0, 40
+        100, {"transfer": 20}, 5, 40
     )  # fmt: skip
     assert (receiver.compute_ps, dict(receiver.exposed_ps), receiver.host_wait_ps, receiver.bubble_ps) == (
-        40, {"transfer": 20}, 0, 100
+        40, {"transfer": 20}, 5, 100
     )  # fmt: skip
 
 

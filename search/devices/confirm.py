@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +48,8 @@ def plan_of(problem: Problem, found: Candidate) -> Plan:
 def predicted(result: SearchResult[Candidate], count: int) -> SearchResult[Candidate]:
     """The result with the forecasts of the programs that its first plans lower to, in place of their estimates.
 
-    Plans whose programs need more memory than a device has are taken out; the next ones are forecast in their place.
+    Plans whose programs need more memory than the limit are taken out; the next ones are forecast in their place. The
+    plans are ordered by forecast. What was proven of the estimates stands for plans that keep their place.
 
     Args:
         result: of a search over degrees.
@@ -72,10 +74,16 @@ def predicted(result: SearchResult[Candidate], count: int) -> SearchResult[Candi
     if not plans:
         least = min(each.excess_bytes or 0 for each in rejected[len(result.rejected) :])
         raise NothingFits(
-            f"{problem.config.name}: once they are lowered, the plans that were found need at least "
-            f"{least / 1e9:.2f} GB more than a device has; lower --memory, so that leaner plans are searched"
+            f"{problem.config.name}: the programs of the {len(rejected) - len(result.rejected)} plans that the search "
+            f"found need at least {least / 1e9:.2f} GB more than the limit of {problem.limit_bytes / 1e9:.2f} GB; the "
+            f"search estimates memory, so raise --top-k to try more plans"
         )
-    return replace(result, plans=tuple(plans), rejected=tuple(rejected))
+    plans.sort(key=lambda each: each.forecast.step_s)
+    kept_places = (
+        now.degrees == before.degrees for now, before in zip(plans, result.plans[: result.num_proven], strict=False)
+    )
+    num_proven = sum(1 for _ in itertools.takewhile(bool, kept_places))
+    return replace(result, plans=tuple(plans), rejected=tuple(rejected), num_proven=num_proven)
 
 
 def confirmed(

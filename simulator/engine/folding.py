@@ -233,7 +233,8 @@ def _communication(group: GroupProgram) -> Iterable[Instruction]:
 def _key(instruction: Instruction, group: GroupProgram) -> Hashable:
     """What communications of one pattern have in common."""
     if instruction.kind is Kind.COLLECTIVE:
-        return instruction.mesh or group.mesh, instruction.axes, instruction.call
+        mesh = instruction.mesh or group.mesh
+        return mesh, instruction.axes, instruction.call, instruction.message_bytes  # the links depend on the length
     return id(instruction)
 
 
@@ -246,7 +247,7 @@ def _patterns(program: Program) -> dict[Hashable, _Pattern]:
             if instruction.kind is not Kind.COLLECTIVE:
                 pattern = found[_key(instruction, group)] = _Pattern(True, instruction)
                 pattern.add(dict.fromkeys((piece.src_rank, piece.dst_rank) for piece in instruction.pieces))
-            elif (quick := (id(mesh), instruction.axes, instruction.call)) not in added:
+            elif (quick := (id(mesh), instruction.axes, instruction.call, instruction.message_bytes)) not in added:
                 added.add(quick)
                 found.setdefault(_key(instruction, group), _Pattern(False, instruction)).add(
                     mesh.groups(instruction.axes)

@@ -102,9 +102,18 @@ class StepForecast:
         """Picoseconds from the start of a step, which all ranks begin together, to its last end."""
         return int(pipeline_times(self.schedule, self.pipeline_costs).step_ps)
 
-    def forecast(self, end_ps: int | None = None) -> Forecast:
-        """The whole prediction; `end_ps` where it is known already."""
-        step_s = (self.end_ps() if end_ps is None else end_ps) / PS_PER_S
+    def pace_ps(self) -> int:
+        """Picoseconds from the end of the first step to the end of the second, which every rank begins when its first
+        is over: in schedules whose ranks do not end together, steps overlap."""
+        first = pipeline_times(self.schedule, self.pipeline_costs)
+        if self.schedule.num_ranks == 1:
+            return int(first.step_ps)
+        second = pipeline_times(self.schedule, self.pipeline_costs, start_ps=first.end_ps)
+        return int(second.end_ps.max() - first.end_ps.max())
+
+    def forecast(self) -> Forecast:
+        """The whole prediction; its step is the pace of training (`pace_ps`)."""
+        step_s = self.pace_ps() / PS_PER_S
         figures = [rank.figures(self.schedule, stages) for rank, stages in zip(self.ranks, self.stages_of, strict=True)]
         peaks = [rank.peak(self.schedule, stages) for rank, stages in zip(self.ranks, self.stages_of, strict=True)]
         peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
