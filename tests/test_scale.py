@@ -29,6 +29,7 @@ from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, ClockMap, Line,
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.memory import peak_activations
 from simulator.forecast.pipeline import Runtime, pipeline_end_ps
+from simulator.forecast.predict import step_forecast
 from simulator.stacks import TorchNative
 
 LLAMA = TransformerConfig(
@@ -93,8 +94,8 @@ def test_forecast_is_close_to_the_engine_on_the_whole_program(tp, pp, schedule, 
         tp=tp, pp=pp, micro_batch=micro_batch, global_batch=16, schedule=schedule, virtual=virtual, optimizer=optimizer
     )
     # one step that all ranks begin together; of several in a row a rank that is ahead begins its next one earlier
-    expected, found = simulate(plan, machine, num_steps=1), forecast(config, degrees, machine)
-    assert found.step_s == pytest.approx(expected.step_s, rel=0.01)
+    expected, found = simulate(plan, machine, num_steps=3), forecast(config, degrees, machine)
+    assert found.step_s == pytest.approx(expected.step_interval_s, rel=0.01)
     # tensors on their way between stages and buffers of messages are not counted
     assert found.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
 
@@ -117,9 +118,10 @@ def test_on_slow_links_chunks_share_a_channel_and_gathers_begin_with_the_step(le
         graph, machine, optimizer=optimizer, zero=level, layers_per_stage=[4 // num_stages] * num_stages, **degrees
     )
     expected = simulate(plan, machine, num_steps=1)
-    found = forecast(config, Degrees(global_batch=16, optimizer=optimizer, **degrees), machine)
+    found = step_forecast(config, Degrees(global_batch=16, optimizer=optimizer, **degrees), machine)
+    # of the first step: in later ones transfers meet the gathers of other ranks on links so slow (up to 8 % longer)
     # chunks side by side would be 20 to 50 % less; gathers that wait for the tensor 40 % more
-    assert found.step_s == pytest.approx(expected.step_s, rel=0.03)
+    assert found.end_ps() / 1e12 == pytest.approx(expected.step_s, rel=0.03)
 
 
 def test_maps_of_clocks_compose_as_the_walk_does():
