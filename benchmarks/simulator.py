@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulator [part ...] [--save]
 
-Parts: exact (the fast evaluator against the SimPy engine on 500 random pipeline programs without contention),
+Parts: exact (`simulator.forecast.columns` against the SimPy engine on 500 random pipeline programs without contention),
 contention (predictions at scale against the engine with overlap rates), timelines, grid (whole predictions of a
 declared grid), engine, against_simpy (the engine against a plain SimPy model on the same actions), slow_ranks (one and
 two slow ranks of many), scale (a 405B-parameter model on 16,384 and 100,096 devices). All of them by default.

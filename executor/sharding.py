@@ -36,8 +36,7 @@ def shard(op_or_module: ModuleT, in_strategy: object, out_strategy: object = Non
     Raises:
         TwofoldError: no module, a form that `plans.user_strategy` refuses, or what no input can make right: another
             number of dims, parts that do not divide a parameter, an output that the operator cannot make. Whether a
-            strategy fits
-            the shapes of the inputs shows when the network is planned.
+            strategy fits the shapes of the inputs shows when the network is planned.
 
     >>> layer = shard(nn.Linear(8, 8), ((4, 1), (2, 1)))
     """

@@ -1,4 +1,4 @@
-"""Pipelines as programs, written the way plans.lower writes them, and the same as costs of the fast evaluator.
+"""Pipelines as programs, written the way plans.lower writes them, and the same as costs of forecast columns.
 
 Actions are drawn at random: compute with dispatch, collectives of one rank (beside the compute, waited for or not), the
 wait for what is received, the send. Receives are posted one action ahead; the closing block waits for every send.

@@ -32,12 +32,16 @@ CHAINED = 0.3
 HOST_BOUND_BYTES = 4_000_000
 """Smaller messages that a host issues back to back tell the time of the host, not of the links."""
 
+_NCCL_RINGS = (
+    Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37,
+             far_share=0.124),
+    Protocol(name="ring LL128", start_s=14.0 * MICRO, hop_s=1.9 * MICRO, cross_s=4.0 * MICRO, share=0.92),
+    Protocol(name="ring Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),
+)  # fmt: skip
+
 NCCL_PROTOCOLS = {
     "all_reduce": (
-        Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37,
-                 far_share=0.124),
-        Protocol(name="ring LL128", start_s=14.0 * MICRO, hop_s=1.9 * MICRO, cross_s=4.0 * MICRO, share=0.92),
-        Protocol(name="ring Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),
+        *_NCCL_RINGS,
         Protocol(name="tree LL", algorithm="tree", start_s=6.8 * MICRO, hop_s=0.6 * MICRO, cross_s=5.0 * MICRO,
                  share=0.24, far_share=0.124),
         Protocol(name="tree LL128", algorithm="tree", start_s=14.0 * MICRO, hop_s=1.25 * MICRO, cross_s=8.5 * MICRO,
@@ -46,10 +50,7 @@ NCCL_PROTOCOLS = {
                  share=0.92),
     ),
     "ring": (
-        Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37,
-                 far_share=0.124),
-        Protocol(name="ring LL128", start_s=14.0 * MICRO, hop_s=1.9 * MICRO, cross_s=4.0 * MICRO, share=0.92),
-        Protocol(name="ring Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),
+        *_NCCL_RINGS,
         Protocol(name="PAT Simple", algorithm="pat", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=4.0 * MICRO,
                  share=0.75),
     ),

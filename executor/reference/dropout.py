@@ -2,8 +2,7 @@
 
 A plan's dropout is a function of an element's position, of the step and of the number of the dropout in the forward
 (`executor.kernels.random`), torch's is drawn by a generator. Inside `Dropping` calls of torch's dropout, and of
-attention
-with dropout, take the former: autograd of the module is then the reference for every layout.
+attention with dropout, take the former: autograd of the module is then the reference for every layout.
 """
 
 from __future__ import annotations

@@ -34,20 +34,7 @@ def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
     0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2
     1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2
     """
-    check_counts("zb_h1", num_ranks, num_micro_batches)
-    forwards, weights = forward(0) * num_micro_batches, weight_gradient(0) * num_micro_batches
-    backwards = input_gradient(0) * num_micro_batches
-    phases = [
-        steady(
-            forwards,
-            backwards,
-            min(num_ranks - 1 - rank, num_micro_batches),
-            weights=weights,
-            weight_delay=rank,
-        )
-        for rank in range(num_ranks)
-    ]
-    return build("zb_h1", phases, num_micro_batches, looped_placement(num_ranks, 1))
+    return _one_chunk("zb_h1", num_ranks, num_micro_batches, steps=1)
 
 
 def zb_h2(num_ranks: int, num_micro_batches: int) -> Schedule:
@@ -62,20 +49,25 @@ def zb_h2(num_ranks: int, num_micro_batches: int) -> Schedule:
     0F0,0F1,0F2,0I0,0W0,0I1,0W1,0I2,0W2
     1F0,1I0,1F1,1I1,1F2,1I2,1W0,1W1,1W2
     """
-    check_counts("zb_h2", num_ranks, num_micro_batches)
+    return _one_chunk("zb_h2", num_ranks, num_micro_batches, steps=2)
+
+
+def _one_chunk(name: str, num_ranks: int, num_micro_batches: int, *, steps: int) -> Schedule:
+    """Rank i starts with `steps` forwards more than rank i + 1, and postpones its weight gradients by `steps` * i."""
+    check_counts(name, num_ranks, num_micro_batches)
     forwards, weights = forward(0) * num_micro_batches, weight_gradient(0) * num_micro_batches
     backwards = input_gradient(0) * num_micro_batches
     phases = [
         steady(
             forwards,
             backwards,
-            min(2 * (num_ranks - 1 - rank), num_micro_batches),
+            min(steps * (num_ranks - 1 - rank), num_micro_batches),
             weights=weights,
-            weight_delay=2 * rank,
+            weight_delay=steps * rank,
         )
         for rank in range(num_ranks)
     ]
-    return build("zb_h2", phases, num_micro_batches, looped_placement(num_ranks, 1))
+    return build(name, phases, num_micro_batches, looped_placement(num_ranks, 1))
 
 
 def interleaved_zb(num_ranks: int, num_micro_batches: int, virtual: int) -> Schedule:

@@ -1,8 +1,7 @@
 """Branch and bound, best first: the space is split one decision at a time, and what cannot win is never looked at.
 
 The node with the least bound is opened next (`search.devices.nodes` says what nodes are). A leaf is forecast whole.
-When
-the least bound left is no less than the best forecast, the best is proven to be the best.
+When the least bound left is no less than the best forecast, the best is proven to be the best.
 """
 
 from __future__ import annotations

@@ -62,9 +62,9 @@ def predicted(result: SearchResult[Candidate], count: int) -> SearchResult[Candi
     if not problem.stack.runs_programs:
         return result
     plans, rejected = list[Candidate](), list(result.rejected)
-    found = list(result.plans)
-    while found and len(plans) < count:
-        each = found.pop(0)
+    for each in result.plans:
+        if len(plans) == count:
+            break
         own = forecast(problem.config, each.degrees, problem.machine)
         if (excess := own.peak_bytes - problem.limit_bytes) > 0:
             reason = "memory of the lowered program"
@@ -79,10 +79,8 @@ def predicted(result: SearchResult[Candidate], count: int) -> SearchResult[Candi
             f"search estimates memory, so raise --top-k to try more plans"
         )
     plans.sort(key=lambda each: each.forecast.step_s)
-    kept_places = (
-        now.degrees == before.degrees for now, before in zip(plans, result.plans[: result.num_proven], strict=False)
-    )
-    num_proven = sum(1 for _ in itertools.takewhile(bool, kept_places))
+    proven = zip(plans, result.plans[: result.num_proven], strict=False)
+    num_proven = len(list(itertools.takewhile(lambda pair: pair[0].degrees == pair[1].degrees, proven)))
     return replace(result, plans=tuple(plans), rejected=tuple(rejected), num_proven=num_proven)
 
 

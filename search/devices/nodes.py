@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,15 @@ class Kind(IntEnum):
 
 Child = tuple[float, Kind, tuple[Any, ...]]
 """A bound, the kind of a node, and what it consists of."""
+
+
+class Scheduled(NamedTuple):
+    """What is decided once the schedule is: all but the layers of every chunk and the blocks that recompute."""
+
+    mesh: Mesh
+    stage: StageConfig
+    level: int
+    shape: ScheduleChoice
 
 
 @dataclass(kw_only=True)
@@ -138,10 +147,11 @@ class Nodes:
         for shape, space in self.spaces.all_of(mesh.pp, count, split=stage.split):
             bounds = self.spaces.linear(space).bounds_s(table, transfers, together=self.spaces.together(shape)) + step_s
             if (least := max(bound, float(bounds.min()))) < enough_s:
+                decided = Scheduled(mesh, stage, level, shape)
                 if partial:
-                    yield least, Kind.MEMORY, (mesh, size, stage, level, shape, np.flatnonzero(bounds < enough_s))
+                    yield least, Kind.MEMORY, (decided, np.flatnonzero(bounds < enough_s))
                 else:
-                    yield least, Kind.SHAPE, (mesh, size, stage, level, shape, None)
+                    yield least, Kind.SHAPE, (decided, None)
 
     def _table(self, stage: StageConfig, dp: int, level: int) -> Table:
         """With what pieces of rows of a mode cost."""
@@ -149,79 +159,59 @@ class Nodes:
             return self.costs.mixed_table(stage, dp, level, exact=True)
         return self.costs.exact_table(stage, dp, level)
 
-    def _open_memory(
-        self,
-        bound: float,
-        enough_s: float,
-        mesh: Mesh,
-        size: int,
-        stage: StageConfig,
-        level: int,
-        shape: ScheduleChoice,
-        spreads: Ints,
-    ) -> Iterator[Child]:
+    def _open_memory(self, bound: float, enough_s: float, decided: Scheduled, spreads: Ints) -> Iterator[Child]:
         """Which numbers of blocks that recompute may fit."""
-        space = self._space_of(mesh, size, shape)
+        mesh, stage, level, shape = decided
+        space = self._space_of(decided)
         rows = self.spaces.rows(space, stage.recompute)
         chosen = np.flatnonzero(np.isin(rows.spread, spreads))
-        fit = chosen[self._fitting(mesh, stage, level, shape, space, rows.take(chosen))]
+        fit = chosen[self._fitting(decided, space, rows.take(chosen))]
         if not len(fit):
             return
         placed = self.estimates.in_orders(mesh, stage, level)
         first = fit
-        if all(
-            self.costs.some_are_longer(each, mesh.dp, level) for each in placed
-        ):  # the fewest that fit are the least
+        # the fewest that fit are the least
+        if all(self.costs.some_are_longer(each, mesh.dp, level) for each in placed):
             first = fit[np.unique(rows.spread[fit], return_index=True)[1]]
         table = functools.reduce(
             Table.least, [self.costs.mixed_table(each, mesh.dp, level, exact=False) for each in placed]
         )  # fmt: skip
         bounds = self._bounds_s(mesh, stage, shape, space, table, rows.take(first))
-        yield max(bound, float(bounds.min())), Kind.SHAPE, (mesh, size, stage, level, shape, fit)
+        yield max(bound, float(bounds.min())), Kind.SHAPE, (decided, fit)
 
-    def _fitting(
-        self, mesh: Mesh, stage: StageConfig, level: int, shape: ScheduleChoice, space: ScheduleSpace, rows: LayerSplits
-    ) -> Ints:
+    def _fitting(self, decided: Scheduled, space: ScheduleSpace, rows: LayerSplits) -> Ints:
         """The rows that may fit the memory."""
+        mesh, stage, level, _ = decided
         limit = self.problem.limit_bytes
         peaks = self.peak_memory.peaks_bytes(in_any_place(stage), space, dp=mesh.dp, level=level, rows=rows)
         if not (peaks <= limit).all():
-            self._refuse_memory(mesh, stage, shape, level, peaks, limit)
+            self._refuse_memory(decided, peaks, limit)
         return np.flatnonzero(peaks <= limit)
 
-    def _open_shape(
-        self,
-        bound: float,
-        enough_s: float,
-        mesh: Mesh,
-        size: int,
-        stage: StageConfig,
-        level: int,
-        shape: ScheduleChoice,
-        fit: Ints | None,
-    ) -> Iterator[Child]:
-        space = self._space_of(mesh, size, shape)
+    def _open_shape(self, bound: float, enough_s: float, decided: Scheduled, fit: Ints | None) -> Iterator[Child]:
+        mesh, stage, level, shape = decided
+        space = self._space_of(decided)
         rows = self.spaces.rows(space, stage.recompute)
         if fit is None:
-            fit = self._fitting(mesh, stage, level, shape, space, rows)
+            fit = self._fitting(decided, space, rows)
         if not len(fit):
             return
         for order in self.axis_orders.orders(mesh):
             place, own = replace(mesh, order=order), in_order(stage, order)
-            left = self._not_beaten(place, own, level, shape, space, fit)
+            ordered = Scheduled(place, own, level, shape)
+            left = self._not_beaten(ordered, space, fit)
             if not len(left):
                 continue
             bounds = self._bounds_s(place, own, shape, space, self._table(own, mesh.dp, level), rows.take(left))
-            yield max(bound, float(bounds.min())), Kind.SPREADS, (place, size, own, level, shape, left)
+            yield max(bound, float(bounds.min())), Kind.SPREADS, (ordered, left)
 
-    def _not_beaten(
-        self, mesh: Mesh, stage: StageConfig, level: int, shape: ScheduleChoice, space: ScheduleSpace, fit: Ints
-    ) -> Ints:
+    def _not_beaten(self, decided: Scheduled, space: ScheduleSpace, fit: Ints) -> Ints:
         """Without the rows of which another one surely fits, and surely takes no longer, with fewer blocks made again.
 
         Only where one plan is asked for, where all ranks begin together, so that no action that takes longer can make a
         step shorter, and where the stack adds nothing to the memory that is known here.
         """
+        mesh, stage, level, shape = decided
         problem, limit = self.problem, self.problem.limit_bytes
         if (
             self.estimates.keep > 1
@@ -243,18 +233,9 @@ class Nodes:
             fewest[once <= limit] = 0
         return np.asarray(fit[rows.recomputed[fit] <= fewest[rows.spread[fit]]])
 
-    def _open_spreads(
-        self,
-        bound: float,
-        enough_s: float,
-        mesh: Mesh,
-        size: int,
-        stage: StageConfig,
-        level: int,
-        shape: ScheduleChoice,
-        fit: Ints,
-    ) -> Iterator[Child]:
-        space = self._space_of(mesh, size, shape)
+    def _open_spreads(self, bound: float, enough_s: float, decided: Scheduled, fit: Ints) -> Iterator[Child]:
+        mesh, stage, level, shape = decided
+        space = self._space_of(decided)
         rows = self.spaces.rows(space, stage.recompute).take(fit)
         some = rows.kept if self.spaces.is_partial(stage.recompute) else np.zeros_like(space.layers)[rows.spread]
         trailing = np.array(
@@ -269,7 +250,7 @@ class Nodes:
         bounds = self._bounds_s(mesh, stage, shape, space, self._table(stage, mesh.dp, level), rows, trailing)
         order = sorted(range(len(fit)), key=lambda number: (float(bounds[number]), number))
         ranked = tuple((max(bound, float(bounds[number])), space.choice(rows, number)) for number in order)
-        yield ranked[0][0], Kind.LEAF, (mesh, size, stage, level, shape, ranked, 0)
+        yield ranked[0][0], Kind.LEAF, (decided, ranked, 0)
 
     def _bounds_s(
         self, mesh: Mesh, stage: StageConfig, shape: ScheduleChoice, space: ScheduleSpace, table: Table,
@@ -279,8 +260,9 @@ class Nodes:
         transfers_s, together = self._transfers(mesh, stage), self.spaces.together(shape)
         return space.bounds_s(table, transfers_s, trailing_s, together=together, rows=rows) + self.problem.stack.step_s
 
-    def _space_of(self, mesh: Mesh, size: int, shape: ScheduleChoice) -> ScheduleSpace:
-        found = self.spaces.of(shape, mesh.pp, self.problem.global_batch // (mesh.dp * size))
+    def _space_of(self, decided: Scheduled) -> ScheduleSpace:
+        mesh, stage, _, shape = decided
+        found = self.spaces.of(shape, mesh.pp, self.problem.global_batch // (mesh.dp * stage.micro_batch))
         assert found is not None
         return found
 
@@ -293,9 +275,8 @@ class Nodes:
         ]
         return tuple(map(min, *every)) if len(every) > 1 else every[0]
 
-    def _refuse_memory(
-        self, mesh: Mesh, stage: StageConfig, shape: ScheduleChoice, level: int, peaks: Any, limit: int
-    ) -> None:
+    def _refuse_memory(self, decided: Scheduled, peaks: Any, limit: int) -> None:
+        mesh, stage, level, shape = decided
         over = peaks[peaks > limit]
         what = (
             f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {stage.micro_batch} {shape.schedule} x "
@@ -308,16 +289,16 @@ class Nodes:
 
 def leaf_values(problem: Problem, node: tuple[Any, ...]) -> dict[str, Any]:
     """The plain values of the configuration that a leaf stands for."""
-    mesh, size, stage, level, shape, ranked, at = node
+    (mesh, stage, level, shape), ranked, at = node
     layers, some = ranked[at][1]
-    return values_of(mesh, size, stage.sequence_parallel, stage.recompute, shape, level, layers, some)
+    return values_of(mesh, stage.micro_batch, stage.sequence_parallel, stage.recompute, shape, level, layers, some)
 
 
 def after_leaf(node: tuple[Any, ...]) -> Iterator[Child]:
     """The next best of the spreads that a leaf was the best of, if there is one."""
-    *rest, ranked, at = node
+    decided, ranked, at = node
     if at + 1 < len(ranked):
-        yield ranked[at + 1][0], Kind.LEAF, (*rest, ranked, at + 1)
+        yield ranked[at + 1][0], Kind.LEAF, (decided, ranked, at + 1)
 
 
 def _chunks(layers: Sequence[int], dense: int, whole: Sequence[int]) -> list[Chunk]:

@@ -22,11 +22,12 @@ from costmodels import Machine
 from costmodels.interval import step_interval
 from costmodels.price.instruction import price_transfer
 from plans.degrees import Degrees
+from plans.lower.symbolic import plain
 from plans.schedules import Schedule
 from plans.timeline import PS_PER_S
 from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import action_columns, pipeline_ends_ps
-from simulator.forecast.chunk import Chunk, plain
+from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds, device_classes, overlap_penalty_share, slowest_of
 from simulator.forecast.pipeline import Runtime, pipeline_end_ps

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["KEPT", "Chunk", "plain"]
+from plans.lower.symbolic import KEPT
 
-KEPT = "kept_"
-"""Before the name of a piece that keeps its activations where the others recompute."""
+__all__ = ["Chunk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,3 @@ def _pieces(chunk: Chunk) -> tuple[tuple[str, int], ...]:
         (KEPT + "block", kept), ("head", int(chunk.has_head)),
     )  # fmt: skip
     return tuple((name, count) for name, count in counts if count)
-
-
-def plain(piece: str) -> str:
-    """A piece without regard to what it keeps."""
-    return piece.removeprefix(KEPT)

@@ -20,11 +20,20 @@ from costmodels.price.instruction import price_collective, price_compute, price_
 from plans.degrees import Degrees
 from plans.degrees.groups import rank_groups
 from plans.errors import TwofoldError
-from plans.lower.symbolic import ModelTemplate, ParameterTemplate, PartTemplate, model_sizes, model_template
+from plans.lower.symbolic import (
+    KEPT,
+    ModelTemplate,
+    ParameterTemplate,
+    PartTemplate,
+    PieceTemplate,
+    model_sizes,
+    model_template,
+    plain,
+)
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
 from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Body, ClockMap, Line, Rates, body_of, measure
-from simulator.forecast.chunk import KEPT, Chunk, plain
+from simulator.forecast.chunk import Chunk
 from simulator.forecast.lowered import Lowered
 from simulator.forecast.memory import Footprint, footprint, parameter_bytes
 from simulator.forecast.pricing import Groups, priced_lines
@@ -146,6 +155,21 @@ class Chunks:
 
     # ------------------------------------------------------------------- pieces
 
+    def owner_of(self, piece: str) -> tuple[Chunks, str]:
+        """The costs that a piece belongs to, and its name there: what keeps everything has costs of its own."""
+        if not piece.startswith(KEPT):
+            return self, piece
+        assert self.kept is not None
+        return self.kept, plain(piece)
+
+    @cached_property
+    def pieces(self) -> dict[str, tuple[PieceTemplate, list[int]]]:
+        """Piece -> its template and the values of its monomials, pieces that keep everything included."""
+        found = {name: (piece, self.numbers) for name, piece in self.template.pieces.items()}
+        if self.kept is not None:
+            found |= {KEPT + name: own for name, own in self.kept.pieces.items()}
+        return found
+
     def lines(self, piece: str, part: str) -> list[Line]:
         """A body, priced."""
         key = ("lines", piece, part)
@@ -157,9 +181,9 @@ class Chunks:
 
     def footprint(self, piece: str) -> Footprint:
         """A piece's activations."""
-        if piece.startswith(KEPT):
-            assert self.kept is not None
-            return self.kept.footprint(plain(piece))
+        owner, name = self.owner_of(piece)
+        if owner is not self:
+            return owner.footprint(name)
         key = ("footprint", piece)
         if key not in self.known:
             arrives = 0 if piece == "embedding" else self.sizes.arrival_bytes
@@ -310,10 +334,12 @@ class Chunks:
     def _beside(self, piece: str, part: str, gathers: bool, reduces: bool) -> _Depends:
         """What a clock map depends on."""
         key = (piece, part, gathers, reduces)
-        if key not in self._depends and piece.startswith(KEPT):
-            assert self.kept is not None
-            self._depends[key] = _Depends((piece, *self.kept._beside(plain(piece), part, gathers, reduces)[1:]))
-        if key not in self._depends:
+        if key in self._depends:
+            return self._depends[key]
+        owner, name = self.owner_of(piece)
+        if owner is not self:
+            self._depends[key] = _Depends((piece, *owner._beside(name, part, gathers, reduces)[1:]))
+        else:
             if piece == "block":
                 given: object = self.stack.block_host_s(self.degrees, part, reduces=reduces, config=self.config)
             else:
@@ -337,9 +363,9 @@ class Chunks:
     def _clock_map(self, beside: _Depends) -> ClockMap:
         if beside not in self.known:
             piece, part, given, gather, reduce = beside
-            if piece.startswith(KEPT):
-                assert self.kept is not None
-                self.known[beside] = self.kept._clock_map(_Depends((plain(piece), part, given, gather, reduce)))
+            owner, name = self.owner_of(piece)
+            if owner is not self:
+                self.known[beside] = owner._clock_map(_Depends((name, part, given, gather, reduce)))
                 return self.known[beside]
             if self.lowered is not None:
                 self.known[beside] = self._as_lowered(piece, part, given, gather, dict(reduce))
@@ -416,9 +442,9 @@ class Chunks:
         key = ("first", beside)
         if key not in self.known:
             piece, part, given, (issue, arrive), reduce = beside
-            if piece.startswith(KEPT):
-                assert self.kept is not None
-                self.known[key] = self.kept._first(_Depends((plain(piece), *beside[1:])))
+            owner, name = self.owner_of(piece)
+            if owner is not self:
+                self.known[key] = owner._first(_Depends((name, *beside[1:])))
                 return self.known[key]
             waits = [number for number, line in enumerate(arrive) if line.kind == WAIT]
             cut = waits[1] if len(waits) > 1 else len(arrive)

@@ -16,7 +16,8 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from costmodels import Machine
-from simulator.forecast.chunk import Chunk, plain
+from plans.lower.symbolic import plain
+from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 
 __all__ = ["class_seconds", "device_classes", "overlap_penalty_share", "slowest_of"]

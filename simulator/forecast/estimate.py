@@ -23,7 +23,7 @@ from simulator.forecast.chunks import Chunks
 from simulator.forecast.memory import peak_activations
 from simulator.stacks import Stack
 
-__all__ = ["Forecast", "check_machine", "chunk_costs", "chunks_of", "estimate", "rates_of"]
+__all__ = ["Forecast", "check_machine", "chunk_costs", "chunks_of", "estimate", "known_layouts", "rates_of"]
 
 
 def estimate(
@@ -54,14 +54,7 @@ def estimate(
     check(degrees, sizes_of(config), num_devices=machine.num_devices, machine=machine.name)
     schedule, stack = degrees.pipeline, stack or Stack()
     split = is_split(schedule)
-
-    def known(each: Degrees) -> dict[tuple[object, ...], Any]:
-        return _known(
-            config, machine, stack, each.tp, each.cp, each.ep, each.micro_batch, each.sequence_parallel,
-            each.recompute, split, each.num_ranks, each.strides[:3],
-        )  # fmt: skip
-
-    costs = chunk_costs(config, degrees, machine, stack, split, known)
+    costs = chunk_costs(config, degrees, machine, stack, split, known_layouts(config, machine, stack, split))
     chunks = chunks_of(config, degrees)
     case = PipelineForecast(
         layout=LayoutCosts(costs), degrees=degrees, chunks=chunks, ranks=RankKinds.of(chunks, schedule)
@@ -97,9 +90,25 @@ def chunk_costs(
     return made(degrees, made(replace(degrees, recompute="none", recompute_layers=None), None))
 
 
+def known_layouts(
+    config: TransformerConfig, machine: Machine, stack: Stack, split: bool
+) -> Callable[[Degrees], dict[tuple[object, ...], Any]]:
+    """What layouts share (see `Chunks`) that differ in data-parallel degree, pipeline and optimizer only, by degrees.
+
+    It is kept from one configuration to the next.
+    """
+
+    def known(degrees: Degrees) -> dict[tuple[object, ...], Any]:
+        return _known(
+            config, machine, stack, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel,
+            degrees.recompute, split, degrees.num_ranks, degrees.strides[:3],
+        )  # fmt: skip
+
+    return known
+
+
 @lru_cache(maxsize=256)
 def _known(*shared: object) -> dict[tuple[object, ...], Any]:
-    """What layouts have in common that differ in data-parallel degree, pipeline and optimizer only (see `Chunks`)."""
     return {}
 
 

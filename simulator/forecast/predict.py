@@ -1,22 +1,19 @@
 """The forecast of a transformer in stated degrees, on any number of devices: that of its lowered program.
 
-For twofold's own executor it is exact: calls, host time, bytes and memory are those of the program, and the time is
-that
-of the event engine wherever nothing is contended between ranks (`simulator.forecast.step`). Other software is estimated
-(`simulator.forecast.estimate`).
+For twofold's own executor it is exact: calls, host time, bytes and memory are those of the program, and the time
+is that of the event engine wherever nothing is contended between ranks (`simulator.forecast.step`). Other software is
+estimated (`simulator.forecast.estimate`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
-from typing import Any
 
 from costmodels.machine.machine import Machine
 from plans.degrees import Degrees, check
 from plans.model.transformer import TransformerConfig, sizes_of
 from simulator.forecast.case import Forecast
-from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of, estimate
+from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of, estimate, known_layouts
 from simulator.forecast.step import StepForecast
 from simulator.stacks import Stack
 
@@ -65,18 +62,5 @@ def step_forecast(config: TransformerConfig, degrees: Degrees, machine: Machine)
     """
     check_machine(machine)
     check(degrees, sizes_of(config), num_devices=machine.num_devices, machine=machine.name)
-
-    def known(each: Degrees) -> dict[tuple[object, ...], Any]:
-        return _known(
-            config, machine, each.tp, each.cp, each.ep, each.micro_batch, each.sequence_parallel, each.recompute,
-            each.num_ranks, each.strides[:3],
-        )  # fmt: skip
-
-    costs = chunk_costs(config, degrees, machine, Stack(), False, known)
+    costs = chunk_costs(config, degrees, machine, Stack(), False, known_layouts(config, machine, Stack(), False))
     return StepForecast(config, degrees, machine, costs, chunks_of(config, degrees))
-
-
-@lru_cache(maxsize=256)
-def _known(*shared: object) -> dict[tuple[object, ...], Any]:
-    """What configurations have in common that differ in data-parallel degree, pipeline and optimizer only."""
-    return {}

@@ -64,15 +64,14 @@ class RankBodies:
         if rates is None:
             return self
         actions = {key: slowed(ops, rates) for key, ops in self.actions.items()}
-        begin, first = self._joined(self.begin, (0, "F.first"), rates)
-        if first:
-            actions[0, "F.first"] = first
-        end = self.end
+        begin, end = self.begin, self.end
+        if first := self.actions.get((0, "F.first")):
+            begin, actions[0, "F.first"] = _slowed_together(begin, first, rates)
+        else:
+            begin = slowed(begin, rates)
         for name in ("B.last", "W.last"):
             if (0, name) in self.actions:
-                ops = self.actions[0, name]
-                both = slowed((*ops, *self.end), rates)
-                actions[0, name], end = both[: len(ops)], both[len(ops) :]
+                actions[0, name], end = _slowed_together(self.actions[0, name], self.end, rates)
         return RankBodies(begin=begin, actions=actions, end=end)
 
     @cached_property
@@ -80,9 +79,11 @@ class RankBodies:
         """What the bodies do to the clocks."""
         return RankMaps(self)
 
-    def _joined(self, before: Ops, key: tuple[int, str], rates: PairRates) -> tuple[Ops, Ops]:
-        both = slowed((*before, *self.actions.get(key, ())), rates)
-        return both[: len(before)], both[len(before) :]
+
+def _slowed_together(first: Ops, then: Ops, rates: PairRates) -> tuple[Ops, Ops]:
+    """Two bodies that follow each other, slowed as one."""
+    both = slowed((*first, *then), rates)
+    return both[: len(first)], both[len(first) :]
 
 
 def pipeline_costs(
@@ -99,9 +100,9 @@ def pipeline_costs(
         TwofoldError: more channels that outlast an action than the evaluator has clocks for.
     """
     maps = [own.maps for own in ranks]
-    number_of: dict[int, int] = {}
-    for stage, rank in enumerate(schedule.placement):
-        number_of[stage] = sum(owner == rank for owner in schedule.placement[:stage])
+    number_of = {
+        stage: number for rank in range(schedule.num_ranks) for number, stage in enumerate(schedule.stages_of(rank))
+    }
     channels = sorted({name for own in maps for name in own.channels})
     if len(channels) > len(CHANNELS):
         raise TwofoldError(

@@ -23,7 +23,7 @@ from simulator.forecast.case import Forecast
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds
-from simulator.forecast.columns import PipelineCosts, action_times, pipeline_times
+from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.held import RankMemory
 from simulator.forecast.overlap import pair_rates
 from simulator.forecast.rank import Transfers, pipeline_costs
@@ -68,10 +68,7 @@ class StepForecast:
         assert costs.numbers  # sizes that the degrees do not divide are refused here
         self.chunks = tuple(chunks)
         self.schedule = degrees.pipeline
-        self.stages_of = [
-            tuple(stage for stage, owner in enumerate(self.schedule.placement) if owner == rank)
-            for rank in range(self.schedule.num_ranks)
-        ]
+        self.stages_of = [self.schedule.stages_of(rank) for rank in range(self.schedule.num_ranks)]
         kinds = backward_kinds(self.schedule)
         self.ranks = [
             _rank(
@@ -85,8 +82,9 @@ class StepForecast:
     @cached_property
     def pipeline_costs(self) -> PipelineCosts:
         """What the column evaluator needs."""
-        return pipeline_costs(self.schedule, [rank.bodies for rank in self.ranks], self._transfers())
+        return pipeline_costs(self.schedule, [rank.bodies for rank in self.ranks], self._transfers)
 
+    @cached_property
     def _transfers(self) -> dict[tuple[int, str], Transfers]:
         placement, stride = self.schedule.placement, self.degrees.strides[-1]
         size, wait_ps = self.costs.sizes.arrival_bytes, price_wait(self.machine).dispatch_ps
@@ -98,16 +96,20 @@ class StepForecast:
             found[stage, "F"] = found[stage + 1, "B"] = own
         return found
 
+    @cached_property
+    def _first_step(self) -> PipelineTimes:
+        return pipeline_times(self.schedule, self.pipeline_costs)
+
     def end_ps(self) -> int:
-        """Picoseconds from the start of a step, which all ranks begin together, to its last end."""
-        return int(pipeline_times(self.schedule, self.pipeline_costs).step_ps)
+        """Picoseconds from the start of the first step, which all ranks begin together, to its last end."""
+        return int(self._first_step.step_ps)
 
     def pace_ps(self) -> int:
         """Picoseconds from the end of the first step to the end of the second, which every rank begins when its first
         is over: in schedules whose ranks do not end together, steps overlap."""
-        first = pipeline_times(self.schedule, self.pipeline_costs)
         if self.schedule.num_ranks == 1:
-            return int(first.step_ps)
+            return self.end_ps()
+        first = self._first_step
         second = pipeline_times(self.schedule, self.pipeline_costs, start_ps=first.end_ps)
         return int(second.end_ps.max() - first.end_ps.max())
 
@@ -121,7 +123,7 @@ class StepForecast:
         compute_s = sum(own.compute_s for own in figures) / len(figures)
         exposed_s = sum(sum(own.exposed_s.values()) for own in figures) / len(figures)
         host_wait_s = sum(self._host_waits_s()) / len(figures)
-        longest_s = max((each.work_ps for each in self._transfers().values()), default=0) / PS_PER_S
+        longest_s = max((each.work_ps for each in self._transfers.values()), default=0) / PS_PER_S
         parts = class_seconds(
             self.machine, step_s, busiest.kernels_s, sum(busiest.exposed_s.values()),
             2 * (self.schedule.num_ranks - 1) * longest_s, busiest.host_s,
@@ -201,11 +203,7 @@ class _Rank:
         """The peak of its memory in bytes, and the bytes of each role then."""
         key = schedule, stages
         if key not in self._peaks:
-            costs = self._costs
-            pieces = {name: (piece, costs.numbers) for name, piece in costs.template.pieces.items()}
-            if (kept := costs.kept) is not None:
-                pieces |= {f"kept_{name}": (piece, kept.numbers) for name, piece in kept.template.pieces.items()}
-            memory = RankMemory(self.lowered, pieces, costs.sizes.arrival_bytes)
+            memory = RankMemory(self.lowered, self._costs.pieces, self._costs.sizes.arrival_bytes)
             self._peaks[key] = memory.peak(schedule, stages)
         return self._peaks[key]
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from costmodels.price.instruction import Cost, price, price_transfer, price_wait
 from plans.lower.buckets import LocalParameter
+from plans.lower.symbolic import plain
 from plans.lower.symbolic.outline import ModelOutline, model_outline
 from plans.lower.symbolic.rank import ARRIVE, Cells, PieceUse, SymbolicRank, lower_rank
 from plans.model.graph import itemsize
@@ -59,9 +60,7 @@ def lowered_rank(costs: Chunks, chunks: Sequence[Chunk], wanted: Sequence[Wanted
         wanted: for each the kinds of backward that its schedule has.
     """
     outline = model_outline(costs.config, costs.degrees)
-    pieces = dict(costs.template.pieces)
-    if costs.kept is not None:
-        pieces |= {f"kept_{name}": piece for name, piece in costs.kept.template.pieces.items()}
+    pieces = {name: template for name, (template, _) in costs.pieces.items()}
     uses, repeats = _uses(costs, outline, chunks)
     table = "tok_embeddings.weight" if costs.config.tied else "output.weight"
     symbolic = lower_rank(costs.degrees, outline, pieces, uses, wanted, table)
@@ -76,12 +75,11 @@ def _uses(
     number, found, repeats = 0, [], list[Repeat]()
     for chunk in chunks:
         uses: list[PieceUse] = []
-        names = [(name, count) for name, count in chunk.pieces]
-        for piece, count in names:
+        for piece, count in chunk.pieces:
             if not piece.endswith("block"):
                 uses.append(PieceUse(piece))
                 continue
-            lead, period = _period(costs, outline, [name for name, _ in names], piece)
+            lead, period = _period(costs, outline, [name for name, _ in chunk.pieces], piece)
             margin = 1 + costs.degrees.optimizer.prefetch
             kept = lead + margin + period + margin + lead
             more = max(0, (count - kept) // period)
@@ -108,7 +106,7 @@ def _period(costs: Chunks, outline: ModelOutline, names: Sequence[str], piece: s
     at = names.index(piece)
     lead, period = 1, 1
     for around, gradients in ((names[:at], False), (names[at + 1 :][::-1], True)):
-        sizes = [_sizes(costs, outline, name.removeprefix("kept_"), gradients) for name in (*around, piece)]
+        sizes = [_sizes(costs, outline, plain(name), gradients) for name in (*around, piece)]
         state: dict[object, int] = {}
         for before in sizes[:-1]:
             _fill(state, before, optimizer.bucket_bytes)
@@ -216,11 +214,8 @@ class _Pricing:
 
     def _part(self, piece: str, part: str) -> list[tuple[Op, ...]]:
         if (piece, part) not in self._cells:
-            costs = self._costs
-            if piece.startswith("kept_"):
-                assert costs.kept is not None
-                costs = costs.kept
-            self._cells[piece, part] = [_ops(line) for line in costs.lines(piece.removeprefix("kept_"), part)]
+            owner, name = self._costs.owner_of(piece)
+            self._cells[piece, part] = [_ops(line) for line in owner.lines(name, part)]
         return self._cells[piece, part]
 
     def _written_out(self, blocks: Sequence[tuple[int, list[Op]]]) -> tuple[Op, ...]:

@@ -21,7 +21,7 @@ from plans.lower.liveness import with_frees
 from plans.lower.optimizer import OptimizerLowering
 from plans.lower.reduction import Reduction
 from plans.lower.symbolic.outline import ModelOutline, renamed
-from plans.lower.symbolic.template import Cell, PartTemplate, PieceTemplate
+from plans.lower.symbolic.template import Cell, PartTemplate, PieceTemplate, plain
 from plans.model.graph import Operator, Tensor
 from plans.program import Instruction, Kind, Scope, Value
 
@@ -37,7 +37,7 @@ class PieceUse(NamedTuple):
     @property
     def kind(self) -> str:
         """The piece without regard to what it keeps for its backward."""
-        return self.piece.removeprefix("kept_")
+        return plain(self.piece)
 
 
 class Cells(NamedTuple):
@@ -66,9 +66,8 @@ class SymbolicRank:
     Args:
         begin, end: what opens and closes the step, without the waits for what was sent.
         bodies: (chunk of the rank, variant such as "F.first" or "B.last") -> its items in order, each with the
-        number of
-            the block that it stands in. An instruction whose call is "cell" has been done by the cell before it: it
-            says only which values of the step are alive.
+            number of the block that it stands in. An instruction whose call is "cell" has been done by the cell before
+            it: it says only which values of the step are alive.
         values: every value that an instruction names.
     """
 

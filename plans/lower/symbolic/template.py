@@ -18,7 +18,15 @@ from plans.lower.symbolic.symbols import Monomials
 from plans.operators.attention import heads_first
 from plans.program import Instruction, Kind, Scope, Value, moved_values
 
-__all__ = ["Cell", "ParameterTemplate", "PartTemplate", "PieceTemplate", "piece_template"]
+__all__ = ["KEPT", "Cell", "ParameterTemplate", "PartTemplate", "PieceTemplate", "piece_template", "plain"]
+
+KEPT = "kept_"
+"""Before the name of a piece that keeps its activations where the others recompute."""
+
+
+def plain(piece: str) -> str:
+    """The name of a piece without regard to what it keeps."""
+    return piece.removeprefix(KEPT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

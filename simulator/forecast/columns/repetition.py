@@ -30,9 +30,8 @@ class Period(NamedTuple):
     """The constants of one period at a cut, (.., events of a period, batch) or (events of a period, batch).
 
     `fixed`, `own` and `posted` are as in `simulator.forecast.columns.known`, of the period before the cut;
-    `own_step` and
-    `posted_step` say by how much each further period makes the hosts later. `least_step`: an event must become later
-    by so much per period, or the periods must not be repeated.
+    `own_step` and `posted_step` say by how much each further period makes the hosts later. `least_step`: an event must
+    become later by so much per period, or the periods must not be repeated.
     """
 
     weights: Ints

@@ -4,8 +4,7 @@ whole batches.
 Every event is the latest of a few earlier ones plus constants, so a level is a gather, a sum and a maximum. Where the
 schedule belongs to a family only a few micro-batches are evaluated: once the events of a whole period are each later by
 one and the same time than a period before, the others follow exactly (`simulator.forecast.columns.steady`). Where
-that never
-happens, everything is evaluated.
+that never happens, everything is evaluated.
 """
 
 from __future__ import annotations

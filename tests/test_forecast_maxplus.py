@@ -1,4 +1,4 @@
-"""Maps of clocks against the engine, and what the fast evaluator refuses."""
+"""Maps of clocks against the engine, and what the evaluator of pipelines refuses."""
 
 import random
 
