@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +15,7 @@ VARIANTS = ("F", "B", "I", "W", "F.first", "B.last", "W.last")
 """What an action may do: the four kinds, and those of the first forward and the last backward of a stage."""
 
 
+@lru_cache(maxsize=64)
 def variant_of_rows(schedule: Schedule) -> npt.NDArray[np.int64]:
     """The number in `VARIANTS` of each row of the schedule's table.
 
@@ -27,4 +30,5 @@ def variant_of_rows(schedule: Schedule) -> npt.NDArray[np.int64]:
     closing = np.flatnonzero((table.kind == 1) | (table.kind == 3))[::-1]
     last = closing[np.unique(table.stage[closing], return_index=True)[1]]
     variant[last] = np.where(table.kind[last] == 1, VARIANTS.index("B.last"), VARIANTS.index("W.last"))
+    variant.setflags(write=False)
     return variant

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from plans.lower.symbolic.rank import Cells, PieceUse
 from plans.lower.symbolic.template import PieceTemplate
@@ -23,6 +25,7 @@ from simulator.forecast.symbolic import LoweredRank, Repeat
 __all__ = ["Change", "RankMemory"]
 
 Roles = Mapping[str, int]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,16 @@ class Change:
             return Change(net, later, _sum(self.net, other.at_peak))
         return Change(net, self.peak_bytes, self.at_peak)
 
+    def repeated(self, count: int) -> Roles:
+        """Role -> bytes that `count` of them leave behind."""
+        return {role: count * size for role, size in self.net.items()}
+
     def times(self, count: int) -> Change:
         """`count` times in a row: the most in the first or in the last of them."""
         if count <= 1:
             return self if count else Change()
-        before = {role: (count - 1) * size for role, size in self.net.items()}
+        before, net = self.repeated(count - 1), self.repeated(count)
         last = sum(before.values()) + self.peak_bytes
-        net = {role: count * size for role, size in self.net.items()}
         if last > self.peak_bytes:
             return Change(net, last, _sum(before, self.at_peak))
         return Change(net, self.peak_bytes, self.at_peak)
@@ -92,12 +98,38 @@ class _Counter:
         if self._total > self._peak:
             self._peak, self._at_peak = self._total, dict(self._net)
 
+    def follow(self, change: Change) -> None:
+        """A whole change comes after those before it."""
+        if self._total + change.peak_bytes > self._peak:
+            self._peak, self._at_peak = self._total + change.peak_bytes, _sum(self._net, change.at_peak)
+        self._net = _sum(self._net, change.net)
+        self._total += change.net_bytes
+
     def change(self) -> Change:
         """All of it."""
         return Change({role: size for role, size in self._net.items() if size}, self._peak, self._at_peak)
 
 
 _BLOCK_NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
+
+BodyKey = tuple[int, str, bool]
+"""(chunk of the rank, variant of its action, whether the rank has done an action of this kind before)."""
+
+
+class _Alive:
+    """Which values are alive after some bodies; what a body changes depends on that.
+
+    `after` keeps what further bodies changed from here, so that ranks and schedules that begin alike share it.
+    """
+
+    def __init__(self, alive: set[str], sharers: dict[str, int]) -> None:
+        self.names = alive
+        self.sharers = sharers
+        self.after: dict[BodyKey | str, tuple[Change, _Alive]] = {}
+
+    def copy(self) -> _Alive:
+        """The same values, with nothing known of what follows."""
+        return _Alive(set(self.names), dict(self.sharers))
 
 
 class RankMemory:
@@ -115,10 +147,11 @@ class RankMemory:
         self._rank = rank
         self._pieces = pieces
         self._arrival_bytes = arrival_bytes
-        self._alive: set[str] = set()
-        self._sharers: dict[str, int] = {}
         self._values = rank.symbolic.values
+        self._spans: dict[Cells, Change] = {}
+        self._start = _Alive(set(), {})
 
+    @cached_property
     def kept(self) -> dict[str, int]:
         """Role -> bytes that are always there."""
         found: dict[str, int] = {}
@@ -151,64 +184,72 @@ class RankMemory:
             stages: of the rank's chunks.
         """
         table, rank = schedule.table, schedule.placement[stages[0]]
-        rows = range(int(table.rank_start[rank]), int(table.rank_start[rank + 1]))
-        number = {stage: place for place, stage in enumerate(stages)}
-        variants = variant_of_rows(schedule)
-        changes: dict[tuple[int, str, bool], Change] = {}
-        seen: set[tuple[int, str]] = set()
-        order: list[tuple[int, Change]] = []
-        opened = self._lines(self._rank.symbolic.begin)
-        for row in rows:
-            chunk, name = number[int(table.stage[row])], VARIANTS[int(variants[row])]
-            key = chunk, name, (chunk, name[0]) in seen
-            if key not in changes:
-                changes[key] = self._body(chunk, name)
-            seen.add((chunk, name[0]))
-            order.append((row, changes[key]))
-        closed = self._lines(self._rank.symbolic.end)
-        received = self._received(schedule, [row for row, _ in order])
-        return self._highest(opened, order, received, closed)
+        rows = slice(int(table.rank_start[rank]), int(table.rank_start[rank + 1]))
+        chunks = np.searchsorted(stages, table.stage[rows])
+        names, kinds = variant_of_rows(schedule)[rows], table.kind[rows]
+        is_later = np.ones(len(chunks), dtype=np.int64)
+        is_later[np.unique(4 * chunks + kinds, return_index=True)[1]] = 0
+        keys, firsts, number = np.unique(
+            2 * (len(VARIANTS) * chunks + names) + is_later, return_index=True, return_inverse=True
+        )
+        opened, state = self._after(self._start, "begin")
+        changes = [Change()] * len(keys)
+        for place in np.argsort(firsts).tolist():
+            at = firsts[place]
+            key = int(chunks[at]), VARIANTS[int(names[at])], bool(is_later[at])
+            changes[place], state = self._after(state, key)
+        closed, _ = self._after(state, "end")
+        return self._highest(opened, changes, number, self._received(schedule, rows), closed)
 
-    def _received(self, schedule: Schedule, rows: Sequence[int]) -> list[int]:
+    def _received(self, schedule: Schedule, rows: slice) -> Ints:
         """Per action the bytes whose receive is posted just before it: those of the action after it."""
         table, last = schedule.table, schedule.num_stages - 1
-        own = [
-            self._arrival_bytes
-            if (table.kind[row] == 0 and table.stage[row] > 0)
-            or (table.kind[row] in (1, 2) and table.stage[row] < last)
-            else 0
-            for row in rows
-        ]
-        return [*own[1:], 0] if len(own) == 1 else [own[0] + own[1], *own[2:], 0] if own else []
+        kind, stage = table.kind[rows], table.stage[rows]
+        receives = ((kind == 0) & (stage > 0)) | (((kind == 1) | (kind == 2)) & (stage < last))
+        own = np.where(receives, self._arrival_bytes, 0).astype(np.int64)
+        posted = np.append(own[1:], 0)
+        posted[0] += own[0]
+        return posted
 
     def _highest(
-        self, opened: Change, order: Sequence[tuple[int, Change]], received: Sequence[int], closed: Change
+        self, opened: Change, changes: Sequence[Change], number: Ints, posted: Ints, closed: Change
     ) -> tuple[int, dict[str, int]]:
-        kept = self.kept()
-        posted = np.array(received, dtype=np.int64)
-        nets = np.array([change.net_bytes for _, change in order], dtype=np.int64)
-        peaks = np.array([change.peak_bytes for _, change in order], dtype=np.int64)
+        """`number` says per action which of the changes it is."""
+        nets = np.array([change.net_bytes for change in changes], dtype=np.int64)[number]
+        peaks = np.array([change.peak_bytes for change in changes], dtype=np.int64)[number]
         before = opened.net_bytes + np.cumsum(posted) + np.cumsum(nets) - nets
         tops = before + peaks
-        after = int(before[-1] + nets[-1]) if len(order) else opened.net_bytes
-        best = int(np.argmax(tops)) if len(order) else -1
+        count = len(number)
+        after = int(before[-1] + nets[-1]) if count else opened.net_bytes
+        best = int(np.argmax(tops)) if count else -1
         highest = max(opened.peak_bytes, int(tops.max(initial=0)), after + closed.peak_bytes)
-        roles = dict(kept)
         if highest == opened.peak_bytes:
-            roles = _sum(roles, opened.at_peak)
+            roles = _sum(self.kept, opened.at_peak)
         else:
-            stop = len(order) if best < 0 or highest > int(tops[best]) else best
-            roles = _sum(roles, opened.net)
-            for _, change in order[:stop]:
-                roles = _sum(roles, change.net)
-            count = min(stop + 1, len(order))
-            roles = _sum(roles, {"activation": int(posted[:count].sum())})
-            roles = _sum(roles, closed.at_peak if stop == len(order) else order[stop][1].at_peak)
-        return sum(kept.values()) + highest, {role: size for role, size in sorted(roles.items()) if size}
+            stop = count if best < 0 or highest > int(tops[best]) else best
+            roles = _sum(self.kept, opened.net)
+            for own, times in zip(changes, np.bincount(number[:stop], minlength=len(changes)).tolist(), strict=True):
+                roles = _sum(roles, own.repeated(times))
+            roles = _sum(roles, {"activation": int(posted[: stop + 1].sum())})
+            roles = _sum(roles, closed.at_peak if stop == count else changes[number[stop]].at_peak)
+        return sum(self.kept.values()) + highest, {role: size for role, size in sorted(roles.items()) if size}
 
     # ------------------------------------------------------------------- changes
 
-    def _body(self, chunk: int, name: str) -> Change:
+    def _after(self, state: _Alive, key: BodyKey | str) -> tuple[Change, _Alive]:
+        """What a body, or what opens or closes a step, changes, and what is alive then."""
+        found = state.after.get(key)
+        if found is None:
+            alive = state.copy()
+            if key == "begin" or key == "end":
+                symbolic = self._rank.symbolic
+                change = self._lines(alive, symbolic.begin if key == "begin" else symbolic.end)
+            else:
+                change = self._body(alive, int(key[0]), str(key[1]))
+            found = state.after[key] = change, alive
+        return found
+
+    def _body(self, alive: _Alive, chunk: int, name: str) -> Change:
         items = self._rank.symbolic.bodies[chunk, name]
         blocks: list[tuple[int, _Counter]] = []
         uses = self._rank.uses[chunk] if name[0] == "F" else self._rank.uses[chunk][::-1]
@@ -223,22 +264,22 @@ class RankMemory:
                     # the piece before has given its output back when it was handed on
                     counter.add("activation", self._arrival_bytes)
                     arrived.add(use)
-                self._cells(counter, item)
+                counter.follow(self._span(item))
             elif isinstance(item, Instruction):
-                self._line(counter, item)
+                self._line(alive, counter, item)
         if name[0] == "I" and uses[-1] not in arrived and blocks:  # it waits for the weight gradients
             blocks.append((-1, _Counter()))
             blocks[-1][1].add("activation", self._arrival_bytes)
         return self._all(blocks)
 
-    def _lines(self, lines: Sequence[Instruction]) -> Change:
+    def _lines(self, alive: _Alive, lines: Sequence[Instruction]) -> Change:
         blocks: list[tuple[int, _Counter]] = []
         for line in lines:
             match = _BLOCK_NUMBER.search(line.name)
             block = int(match.group()) if match else -1
             if not blocks or blocks[-1][0] != block:
                 blocks.append((block, _Counter()))
-            self._line(blocks[-1][1], line)
+            self._line(alive, blocks[-1][1], line)
         return self._all(blocks)
 
     def _all(self, blocks: Iterable[tuple[int, _Counter]]) -> Change:
@@ -258,36 +299,40 @@ class RankMemory:
             found = found.then(held.times(1 + repeat.more))
         return found
 
-    def _cells(self, counter: _Counter, cells: Cells) -> None:
-        template, numbers = self._pieces[cells.piece]
-        for at, sign, size, role in template.parts[cells.part].memory:
-            if cells.first <= at < cells.stop or (at < 0 and cells.first == 0):
-                if cells.is_dropped and sign < 0:
-                    continue
-                counter.add(role, sign * numbers[size])
+    def _span(self, cells: Cells) -> Change:
+        found = self._spans.get(cells)
+        if found is None:
+            counter = _Counter()
+            template, numbers = self._pieces[cells.piece]
+            for at, sign, size, role in template.parts[cells.part].memory:
+                is_within = cells.first <= at < cells.stop or (at < 0 and cells.first == 0)
+                if is_within and not (cells.is_dropped and sign < 0):
+                    counter.add(role, sign * numbers[size])
+            found = self._spans[cells] = counter.change()
+        return found
 
-    def _line(self, counter: _Counter, line: Instruction) -> None:
+    def _line(self, alive: _Alive, counter: _Counter, line: Instruction) -> None:
         for name in line.outputs:
             value = self._values[name]
-            if value.scope is Scope.KEPT or name in self._alive:
+            if value.scope is Scope.KEPT or name in alive.names:
                 continue
-            self._alive.add(name)
+            alive.names.add(name)
             if line.call == "cell" and name.startswith("d:"):
                 continue  # its own cell took the memory
             base = self._base(value)
-            before = self._sharers.get(base.name, 0)
-            self._sharers[base.name] = before + 1
+            before = alive.sharers.get(base.name, 0)
+            alive.sharers[base.name] = before + 1
             if not before and base.scope is not Scope.KEPT:
                 counter.add(base.role, base.size_bytes)
         for name in line.frees:
             value = self._values[name]
-            self._alive.discard(name)
+            alive.names.discard(name)
             if name.startswith("d:"):
                 counter.add(value.role, -value.size_bytes)
                 continue
             base = self._base(value)
-            left = self._sharers.get(base.name, 0) - 1
-            self._sharers[base.name] = left
+            left = alive.sharers.get(base.name, 0) - 1
+            alive.sharers[base.name] = left
             if not left and base.scope is not Scope.KEPT:
                 counter.add(base.role, -base.size_bytes)
 

@@ -198,13 +198,13 @@ class _Rank:
         self.bodies = bodies_of_rank(key.costs, lowered).slowed(pair_rates(key.costs.machine))
         self._figures: dict[tuple[int, str], _Figures] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...]], tuple[int, dict[str, int]]] = {}
+        self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
 
     def peak(self, schedule: Schedule, stages: tuple[int, ...]) -> tuple[int, dict[str, int]]:
         """The peak of its memory in bytes, and the bytes of each role then."""
         key = schedule, stages
         if key not in self._peaks:
-            memory = RankMemory(self.lowered, self._costs.pieces, self._costs.sizes.arrival_bytes)
-            self._peaks[key] = memory.peak(schedule, stages)
+            self._peaks[key] = self._memory.peak(schedule, stages)
         return self._peaks[key]
 
     def figures(self, schedule: Schedule, stages: tuple[int, ...]) -> _Figures:
