@@ -87,13 +87,8 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     if found.method == "search" and len(rows) > max(1, found.num_proven):
         first = f"The first {found.num_proven} are" if found.num_proven > 1 else "The first is"
         if found.num_proven:
-            notes.append(f"{first} proven to have the shortest estimated step of the search space.")
+            notes.append(f"{first} proven to have the shortest forecast step of the search space.")
         notes.append("The others are the fastest plans that the search found. They are not proven to be the next best.")
-    if found.best.estimate_s is not None:
-        notes.append(
-            f"The search compares quick estimates ({format_seconds(found.best.estimate_s)} for the first plan). "
-            "The figures above are forecasts of the lowered programs."
-        )
     title = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
     return Table(title=title, columns=columns, rows=rows, right=frozenset(columns[:-1]), notes=tuple(notes))
 

@@ -17,19 +17,11 @@ class Candidate:
 
     Args:
         degrees: the configuration.
-        forecast: the estimate that the search ranks and bounds by, or (`search.devices.confirm.predicted`) the forecast
-            of the lowered program.
-        estimate_s: seconds of a step by the estimate, where `forecast` is that of the program.
+        forecast: that of the program it lowers to; the estimate, for other software than twofold's executor.
     """
 
     degrees: Degrees
     forecast: Forecast
-    estimate_s: float | None = None
-
-    @property
-    def ranked_s(self) -> float:
-        """Seconds of a step that the search ranked it by."""
-        return self.forecast.step_s if self.estimate_s is None else self.estimate_s
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -100,6 +100,7 @@ class SearchResult(Generic[PlanT]):
         search_s: how long the search took.
         complete: whether it ended by itself rather than by its time limit or an interrupt.
         num_proven: so many of `plans`, from the first on, are proven to be the fastest of the space in this order.
+        margin: by what share quick estimates are taken to exceed forecasts at most, in what is proven.
         num_evaluated: plans simulated, or configurations forecast.
         num_combinations: combinations of strategies that the exact search covers.
         num_nodes: nodes that branch and bound opened.
@@ -116,6 +117,7 @@ class SearchResult(Generic[PlanT]):
     search_s: float
     complete: bool = True
     num_proven: int = 0
+    margin: float = 0.0
     num_evaluated: int = 0
     num_combinations: int = 0
     num_nodes: int = 0
@@ -131,10 +133,7 @@ class SearchResult(Generic[PlanT]):
 
     @property
     def gap(self) -> float:
-        """By what share the best may exceed the fastest plan of the space; 0 where it is proven to be that.
-
-        A search over degrees proves this of its estimate, which `Candidate.ranked_s` keeps.
-        """
+        """By what share the best may exceed the fastest plan of the space; 0 where it is proven to be that."""
         return self._above(self.lower_bound_s)
 
     @property
@@ -157,23 +156,20 @@ class SearchResult(Generic[PlanT]):
         return leanest
 
     def _above(self, bound_s: float) -> float:
-        best = self.best
-        step_s = best.ranked_s if isinstance(best, Candidate) else _predicted(best)[0]
-        return step_s / bound_s - 1.0 if bound_s else float("inf")
+        return _predicted(self.best)[0] / bound_s - 1.0 if bound_s else float("inf")
 
     def summary(self) -> str:
         """The certificate in words."""
         parts = []
         if not self.complete:
             parts.append("stopped before its end, the best so far")
-        estimate_s = self.best.estimate_s if isinstance(self.best, Candidate) else None
-        under = "this forecast" if estimate_s is None else f"the search's estimate, which is {estimate_s:.4g} s"
+        under = f" if no estimate exceeds its forecast by over {self.margin:.1%}" if self.margin else ""
         if self.num_proven > 1:
-            parts.append(f"the first {self.num_proven} proven the fastest of the space under {under}")
+            parts.append(f"the first {self.num_proven} proven the fastest of the space under this forecast{under}")
         elif self.num_proven:
-            parts.append(f"proven the fastest of the space under {under}")
+            parts.append(f"proven the fastest of the space under this forecast{under}")
         elif not self.complete or self.lower_bound_s > self.relaxed_bound_s:
-            parts.append(f"at most {_above(self.gap)} the fastest of the space under {under}")
+            parts.append(f"at most {_above(self.gap)} the fastest of the space under this forecast{under}")
         if self.method == "search":
             parts.append(f"{_above(self.gap_to_relaxation)} the optimistic relaxation ({self.relaxed_bound_s:.4g} s)")
         else:
@@ -223,6 +219,7 @@ class SearchResult(Generic[PlanT]):
             "gap_to_physics": self.gap_to_physics,
             "complete": self.complete,
             "num_proven": self.num_proven,
+            "margin": self.margin,
             "evaluated": self.num_evaluated,
             "nodes": self.num_nodes,
             "search_s": self.search_s,

@@ -11,11 +11,11 @@ from plans.degrees.rules import unpredicted
 from plans.errors import TwofoldError
 from plans.model.transformer import sizes_of, transformer
 from search.candidate import Candidate, identity
-from search.devices.branch import Branching
+from search.devices.branch import ESTIMATE_MARGIN, Branching
 from search.devices.problem import Pins, Problem
 from search.physics import physics_s
 from search.result import NothingFits, SearchResult
-from simulator.forecast import estimate_grid
+from simulator.forecast import Forecast, estimate_grid, forecast
 
 __all__ = ["BASELINES", "baseline", "physical_bound_s", "usual_candidates"]
 
@@ -86,7 +86,23 @@ def _forecasts(problem: Problem, candidates: Iterable[Degrees], until_s: float =
             break
         part = chosen[first : first + at_once]
         seen = estimate_grid(problem.config, part, problem.machine, stack=problem.stack)
-        found += [Candidate(degrees=degrees, forecast=each) for degrees, each in zip(part, seen, strict=True)]
+        found += _promising(problem, list(zip(part, seen, strict=True)))
+    return found
+
+
+def _promising(problem: Problem, estimated: list[tuple[Degrees, Forecast]]) -> list[Candidate]:
+    """The forecasts of those that may be the fastest by their estimates; what does not fit keeps its estimate."""
+    if not problem.stack.runs_programs:
+        return [Candidate(degrees=degrees, forecast=seen) for degrees, seen in estimated]
+    found, best_s = list[Candidate](), float("inf")
+    for degrees, seen in sorted(estimated, key=lambda each: each[1].step_s):
+        if seen.peak_bytes <= problem.limit_bytes:
+            if seen.step_s * (1.0 - ESTIMATE_MARGIN) >= best_s:
+                break
+            seen = forecast(problem.config, degrees, problem.machine)
+            if seen.peak_bytes <= problem.limit_bytes:
+                best_s = min(best_s, seen.step_s)
+        found.append(Candidate(degrees=degrees, forecast=seen))
     return found
 
 

@@ -1,7 +1,10 @@
 """Branch and bound, best first: the space is split one decision at a time, and what cannot win is never looked at.
 
-The node with the least bound is opened next (`search.devices.nodes` says what nodes are). A leaf is forecast whole.
-When the least bound left is no less than the best forecast, the best is proven to be the best.
+The node with the least bound is opened next (`search.devices.nodes` says what nodes are). A leaf is estimated first, in
+a millisecond. It is forecast, as the program that it lowers to, when its estimate comes up as the least bound, less
+what estimates may be too long by: `ESTIMATE_MARGIN`, or the most that any forecast of this search was below its
+estimate. When the least bound left is no less than the best forecast, the best is proven to be the best under that
+margin. Other software than twofold's executor is only estimated: there the estimate is the forecast.
 """
 
 from __future__ import annotations
@@ -9,10 +12,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plans.degrees import Degrees
+from plans.degrees import ORDER, Degrees
 from plans.errors import TwofoldError
 from search.candidate import Candidate, describe, identity
 from search.devices.axis_orders import AxisOrders
@@ -26,10 +29,13 @@ from search.devices.schedule_space import ScheduleSpaces
 from search.devices.seeds import seeds
 from search.devices.space import ScheduleChoice, meshes
 from search.result import Rejected
-from simulator.forecast import estimate
+from simulator.forecast import Forecast, estimate, forecast
 from simulator.forecast.estimate import rates_of
 
-__all__ = ["Branching"]
+__all__ = ["ESTIMATE_MARGIN", "Branching"]
+
+ESTIMATE_MARGIN = 0.005
+"""By what share an estimate is taken to exceed its forecast at most, until a forecast shows more."""
 
 _AROUND = 2
 """Meshes of usual configurations that are searched first, with the order of their axes and their micro-batch."""
@@ -62,7 +68,6 @@ class Branching:
     on_better: Callable[[Candidate], None] | None = None
     midway: Callable[[], None] | None = None
     candidates: list[Candidate] = field(default_factory=list)
-    too_large: list[Candidate] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     relaxed_s: float = float("inf")
     bound_s: float = 0.0
@@ -82,6 +87,9 @@ class Branching:
         self._now_s = float("inf")
         self._too_large: set[tuple[Any, ...]] = set()
         self._seen: dict[tuple[Any, ...], Candidate] = {}
+        self._estimates: dict[tuple[Any, ...], Forecast] = {}
+        self._leaves: list[tuple[float, Degrees]] = []
+        self.margin = self._margin_seen = ESTIMATE_MARGIN * self.problem.stack.runs_programs
 
     # ------------------------------------------------------------------- the loop
 
@@ -100,9 +108,11 @@ class Branching:
             self._rooted = self._roots(nodes)
             if most is None and self._rooted:
                 self._look_around()
-            while self._heap:
+            while self._heap or self._widened():
                 bound, _, kind, node = self._heap[0]
                 if bound >= self._enough_s:
+                    if self._widened():
+                        continue
                     break
                 if self.midway is not None and time.monotonic() > half_s:
                     half_s = float("inf")
@@ -113,8 +123,10 @@ class Branching:
                 heapq.heappop(self._heap)
                 self._now_s = bound
                 self.num_opened += 1
-                if kind is Kind.LEAF:
-                    self._open_leaf(node)
+                if kind is Kind.FORECAST:
+                    self.consider(*node)
+                elif kind is Kind.LEAF:
+                    self._open_leaf(bound, node)
                 else:
                     for child in nodes.open(kind, bound, node, self._enough_s):
                         self._push(child)
@@ -201,13 +213,50 @@ class Branching:
             for candidate in part.candidates:
                 self.consider(candidate.degrees)
 
-    def _open_leaf(self, node: tuple[Any, ...]) -> None:
-        values = leaf_values(self.problem, node)
-        anyhow = tuple((name, value) for name, value in values.items() if name != "order")
-        if anyhow not in self._too_large and self.consider(self.problem.degrees(values)) is None:
-            self._too_large.add(anyhow)  # which no order of the axes changes
+    def _open_leaf(self, bound: float, node: tuple[Any, ...]) -> None:
+        """Estimate a configuration; what may be good enough is forecast when it comes up."""
+        degrees = self.problem.degrees(leaf_values(self.problem, node))
+        found = self._estimated(degrees)
+        if found is not None and self._fits(degrees, found):
+            self._leaves.append((bound, degrees))
+            self._push((max(bound, self._least_s(found)), Kind.FORECAST, (degrees,)))
         for child in after_leaf(node):
             self._push(child)
+
+    def _widened(self) -> bool:
+        """Take up again what may be good enough since forecasts were further below their estimates than was taken."""
+        if self._margin_seen <= self.margin:
+            return False
+        self.margin = self._margin_seen
+        for bound, degrees in self._leaves:
+            if identity(degrees) not in self._seen:
+                found = self._estimates[identity(degrees)]
+                self._push((max(bound, self._least_s(found)), Kind.FORECAST, (degrees,)))
+        return bool(self._heap)
+
+    def _estimated(self, degrees: Degrees) -> Forecast | None:
+        """The quick estimate of a configuration, made once; None, and a reason, where there is none."""
+        key, problem = identity(degrees), self.problem
+        if key not in self._estimates:
+            try:
+                self._estimates[key] = estimate(problem.config, degrees, problem.machine, stack=problem.stack)
+            except TwofoldError as error:
+                self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
+                return None
+        return self._estimates[key]
+
+    def _least_s(self, found: Forecast) -> float:
+        """What the forecast of an estimated configuration may be at least."""
+        return found.step_s * (1.0 - self.margin)
+
+    def _fits(self, degrees: Degrees, found: Forecast) -> bool:
+        """Whether a configuration fits, which the order of its axes does not change; if not, it is noted why."""
+        anyhow = identity(replace(degrees, order=ORDER))
+        excess_bytes = found.peak_bytes - self.problem.limit_bytes
+        if excess_bytes > 0 and anyhow not in self._too_large:
+            self._too_large.add(anyhow)
+            self.rejected.append(Rejected(what=describe(degrees), reason="memory", count=1, excess_bytes=excess_bytes))
+        return anyhow not in self._too_large
 
     # ------------------------------------------------------------------- what is asked of it from outside
 
@@ -225,46 +274,46 @@ class Branching:
         Raises:
             TwofoldError: a configuration that cannot be.
         """
-        key = identity(degrees)
+        key, problem = identity(degrees), self.problem
         known = self._seen.get(key)
         if known is None:
-            problem = self.problem
             self.num_forecasts += 1
-            known = Candidate(
-                degrees=degrees,
-                forecast=estimate(problem.config, degrees, problem.machine, stack=problem.stack),
-            )
-            self._seen[key] = known
+            found = forecast(problem.config, degrees, problem.machine, stack=problem.stack)
+            known = self._seen[key] = Candidate(degrees=degrees, forecast=found)
         return known
 
-    def consider(self, degrees: Degrees) -> Candidate | None:
-        """Forecast, and keep it if it fits and is good."""
+    def needed_bytes(self, degrees: Degrees) -> int:
+        """The memory with which a search takes a configuration: that of its forecast, and of its estimate.
+
+        Raises:
+            TwofoldError: a configuration that cannot be.
+        """
+        found, known = self._estimated(degrees), self.evaluate(degrees).forecast
+        return known.peak_bytes if found is None else max(known.peak_bytes, found.peak_bytes)
+
+    def consider(self, degrees: Degrees) -> None:
+        """Forecast what may be good enough by its estimate, and keep it if it fits."""
+        found = self._estimated(degrees)
+        if found is None or self._least_s(found) >= self._enough_s or not self._fits(degrees, found):
+            return
         try:
             known = self.evaluate(degrees)
         except TwofoldError as error:
             self.rejected.append(Rejected(what=str(degrees), reason=str(error), count=1))
-            return None
-        limit = self.problem.limit_bytes
-        if known.forecast.peak_bytes > limit:
-            self.too_large.append(known)
-            self.rejected.append(
-                Rejected(
-                    what=describe(degrees), reason="memory", count=1, excess_bytes=known.forecast.peak_bytes - limit
-                )
-            )
-            return None
-        if known not in self.candidates:
-            better = known.key < self.candidates[0].key if self.candidates else True
-            self.candidates.append(known)
-            self.candidates.sort(key=lambda each: each.key)
-            if better and self.on_better is not None:
-                self.on_better(known)
-        return known
+            return
+        self._margin_seen = max(self._margin_seen, 1.0 - known.forecast.step_s / found.step_s)
+        if known in self.candidates or not self._fits(degrees, known.forecast):
+            return
+        better = known.key < self.candidates[0].key if self.candidates else True
+        self.candidates.append(known)
+        self.candidates.sort(key=lambda each: each.key)
+        if better and self.on_better is not None:
+            self.on_better(known)
 
     def narrowed(self, pins: Pins) -> Branching:
         """A search of a part of the space, with what is known already."""
         other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
-        other._seen = self._seen
+        other._seen, other._estimates = self._seen, self._estimates
         other.costs, other.peak_memory = self.costs, self.peak_memory
         other.spaces = self.spaces.narrowed(other.problem)
         return other

@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plans.degrees import Degrees
 from search.candidate import Candidate
 from search.devices.problem import Problem
 from simulator.forecast.action import ClockMap
+from simulator.forecast.body import COMPUTE, ISSUE, Op
 from simulator.forecast.case import LayoutCosts, PipelineForecast, RankKinds, is_split
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.estimate import chunk_costs, chunks_of
+from simulator.forecast.predict import step_forecast
 
 __all__ = ["critical_path_s"]
 
 _SHARE = 1e-4
+
+_PROGRAM_SHARE = 1e-3
+"""Of operations of a program, whose times are whole picoseconds."""
 
 _NOTHING_S = 1e-9
 
@@ -44,7 +50,50 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
     >>> list(critical_path_s(asked, solve(asked).best))[0]
     'backward compute'
     """
-    degrees = found.degrees
+    if problem.stack.runs_programs:
+        spent, whole_s = _of_program(problem, found.degrees)
+    else:
+        spent, whole_s = _of_estimate(problem, found.degrees)
+    told = sum(spent.values())
+    if told > whole_s:
+        spent = {kind: seconds * whole_s / told for kind, seconds in spent.items()}
+    spent["host"] = max(0.0, whole_s - told) + problem.stack.step_s
+    spent["the slowest of many devices"] = found.forecast.step_s - whole_s - problem.stack.step_s
+    return dict(
+        sorted(((kind, s) for kind, s in spent.items() if s > _NOTHING_S), key=lambda each: (-each[1], each[0]))
+    )
+
+
+def _of_program(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], float]:
+    """Seconds by kind, and the pace, of the lowered program."""
+    step = step_forecast(problem.config, degrees, problem.machine)
+
+    def pace_s(kind: str, share: float) -> float:
+        def longer(body: str, op: Op) -> Op:
+            return op._replace(work_ps=round(op.work_ps * (1.0 + share))) if _kind_of(body, op) == kind else op
+
+        return step.changed_pace_ps(longer, 1.0 + share * (kind == _TRANSFERS)) / _PS_PER_S
+
+    bodies = [rank.bodies for rank in step.ranks]
+    seen = {_kind_of(name, op) for own in bodies for (_, name), ops in own.actions.items() for op in ops}
+    kinds = sorted((seen | {_UPDATE, _TRANSFERS}) - {""})
+    return (
+        {kind: (pace_s(kind, _PROGRAM_SHARE) - pace_s(kind, -_PROGRAM_SHARE)) / (2 * _PROGRAM_SHARE) for kind in kinds},
+        step.pace_ps() / _PS_PER_S,
+    )
+
+
+def _kind_of(body: str, op: Op) -> str:
+    """Of an operation of a body: "begin", "end", or an action by its variant."""
+    if op.kind == ISSUE:
+        return f"exposed {op.name}"
+    if op.kind != COMPUTE:
+        return ""
+    return _UPDATE if body == "end" else _FORWARD if body[0] in "bF" else _BACKWARD
+
+
+def _of_estimate(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], float]:
+    """Seconds by kind, and the end of the pipeline, of software whose programs are not known."""
     split = is_split(degrees.pipeline)
     costs = chunk_costs(problem.config, degrees, problem.machine, problem.stack, split, lambda each: {})
     chunks = chunks_of(problem.config, degrees)
@@ -57,14 +106,7 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
     calls = {call for chunk in chunks for each in layout.actions(chunk).values() for call in each.exposed_ps}
     kinds = (_FORWARD, _BACKWARD, *(f"exposed {call}" for call in sorted(calls)), _TRANSFERS, _UPDATE)
     spent = {kind: (end_s(kind, _SHARE) - end_s(kind, -_SHARE)) / (2 * _SHARE) for kind in kinds}
-    whole, told = end_s(), sum(spent.values())
-    if told > whole:
-        spent = {kind: seconds * whole / told for kind, seconds in spent.items()}
-    spent["host"] = max(0.0, whole - told) + problem.stack.step_s
-    spent["the slowest of many devices"] = found.forecast.step_s - whole - problem.stack.step_s
-    return dict(
-        sorted(((kind, s) for kind, s in spent.items() if s > _NOTHING_S), key=lambda each: (-each[1], each[0]))
-    )
+    return spent, end_s()
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ class Kind(IntEnum):
     SHAPE = 4
     SPREADS = 5
     LEAF = 6
+    FORECAST = 7
 
 
 Child = tuple[float, Kind, tuple[Any, ...]]

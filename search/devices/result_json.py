@@ -49,7 +49,6 @@ def candidate_json(candidate: Candidate) -> Mapping[str, Any]:
     forecast = candidate.forecast
     return {
         **degrees_json(candidate.degrees),
-        "estimate_s": candidate.ranked_s,
         "step_s": forecast.step_s, "step_low_s": forecast.low_s, "step_high_s": forecast.high_s,
         "peak_bytes": forecast.peak_bytes,
         "memory_bytes": dict(forecast.memory), "bubble_fraction": forecast.bubble_fraction,

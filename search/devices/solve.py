@@ -64,7 +64,8 @@ def solve(
     return SearchResult(
         problem=problem, plans=tuple(branching.candidates), lower_bound_s=bound_s,
         relaxed_bound_s=min(branching.relaxed_s, bound_s), physics_bound_s=physics, complete=branching.complete,
-        num_proven=branching.num_proven, search_s=time.monotonic() - began, num_evaluated=branching.num_forecasts,
+        num_proven=branching.num_proven, margin=branching.margin, search_s=time.monotonic() - began,
+        num_evaluated=branching.num_forecasts,
         num_nodes=branching.num_opened, rejected=tuple(branching.rejected),
         alternatives=neighbours(branching, branching.candidates[0]) if explain else (),
     )  # fmt: skip

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -73,6 +73,14 @@ class RankBodies:
             if (0, name) in self.actions:
                 actions[0, name], end = _slowed_together(self.actions[0, name], self.end, rates)
         return RankBodies(begin=begin, actions=actions, end=end)
+
+    def changed(self, change: Callable[[str, Op], Op]) -> RankBodies:
+        """The same with other operations: what `change` makes of each, given "begin", "end" or the action's variant."""
+        return RankBodies(
+            begin=tuple(change("begin", op) for op in self.begin),
+            actions={key: tuple(change(key[1], op) for op in ops) for key, ops in self.actions.items()},
+            end=tuple(change("end", op) for op in self.end),
+        )
 
     @cached_property
     def maps(self) -> RankMaps:

@@ -6,8 +6,8 @@ Everything is that of the lowered program, block by block and micro-batch by mic
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from costmodels.interval import step_interval
@@ -107,11 +107,20 @@ class StepForecast:
     def pace_ps(self) -> int:
         """Picoseconds from the end of the first step to the end of the second, which every rank begins when its first
         is over: in schedules whose ranks do not end together, steps overlap."""
+        return self._pace_ps(self.pipeline_costs, self._first_step)
+
+    def _pace_ps(self, costs: PipelineCosts, first: PipelineTimes) -> int:
         if self.schedule.num_ranks == 1:
-            return self.end_ps()
-        first = self._first_step
-        second = pipeline_times(self.schedule, self.pipeline_costs, start_ps=first.end_ps)
+            return int(first.step_ps)
+        second = pipeline_times(self.schedule, costs, start_ps=first.end_ps)
         return int(second.end_ps.max() - first.end_ps.max())
+
+    def changed_pace_ps(self, change: Callable[[str, Op], Op], transfers: float = 1.0) -> int:
+        """The pace if operations took other times (`RankBodies.changed`), and transfers between stages longer."""
+        bodies = {id(rank): rank.bodies.changed(change) for rank in self.ranks}
+        longer = {key: replace(each, work_ps=round(each.work_ps * transfers)) for key, each in self._transfers.items()}
+        costs = pipeline_costs(self.schedule, [bodies[id(rank)] for rank in self.ranks], longer)
+        return self._pace_ps(costs, pipeline_times(self.schedule, costs))
 
     def forecast(self) -> Forecast:
         """The whole prediction; its step is the pace of training (`pace_ps`)."""

@@ -149,7 +149,6 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
     """
     from plans.files import check_writable
     from reports.search_report import explained, search_tables, write_search_report
-    from search.devices.confirm import predicted
     from search.devices.result_json import result_json
 
     result = options.result
@@ -160,11 +159,10 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
             check_writable(file)
     problem, shown = _problem(options, machine), result.top_k or _SHOWN
     with say.doing("searching"):
-        estimated = _search(problem, options, say)
-        answer = predicted(estimated, max(shown, result.simulate))
-        answer, simulated = _confirm(problem, answer, result.simulate, say)
+        found = _search(problem, options, say)
+        answer, simulated = _confirm(problem, found, result.simulate, say)
         wants_reasons = result.explain or result.report is not None
-        reasons = explained(_with_first(estimated, answer.best)) if wants_reasons else None
+        reasons = explained(answer) if wants_reasons else None
     certificate = answer.summary()
     if simulated and simulated[0]["rank_of_forecast"]:
         certificate = f"the event engine puts another one first; the forecast's: {certificate}"
@@ -184,12 +182,6 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
         say.say(exported)
     more = {"files": files, "export": exported, "simulated": simulated}
     return result_json(answer, shown) | more | (reasons.to_json() if reasons else {})
-
-
-def _with_first(result: SearchResult[Candidate], best: Candidate) -> SearchResult[Candidate]:
-    """The result with the plan of `best` in front."""
-    first = next(each for each in result.plans if each.degrees == best.degrees)
-    return replace(result, plans=(first, *(each for each in result.plans if each is not first)))
 
 
 def _problem(options: PlanCommand, machine: Machine) -> Problem:
