@@ -63,15 +63,16 @@ class RankBodies:
         """
         if rates is None:
             return self
-        actions = {key: slowed(ops, rates) for key, ops in self.actions.items()}
-        begin, end = self.begin, self.end
-        if first := self.actions.get((0, "F.first")):
+        first, begin, end = self.actions.get((0, "F.first")), self.begin, self.end
+        closing = [key for key in ((0, "B.last"), (0, "W.last")) if key in self.actions]
+        together = {(0, "F.first"), *closing}
+        actions = {key: slowed(ops, rates) if key not in together else ops for key, ops in self.actions.items()}
+        if first is not None:
             begin, actions[0, "F.first"] = _slowed_together(begin, first, rates)
         else:
             begin = slowed(begin, rates)
-        for name in ("B.last", "W.last"):
-            if (0, name) in self.actions:
-                actions[0, name], end = _slowed_together(self.actions[0, name], self.end, rates)
+        for key in closing:
+            actions[key], end = _slowed_together(actions[key], self.end, rates)
         return RankBodies(begin=begin, actions=actions, end=end)
 
     @cached_property
