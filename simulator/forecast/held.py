@@ -7,7 +7,6 @@ peak is that of `simulator.timeline.memory.peak_of_order` of the lowered program
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from plans.lower.symbolic.rank import Cells, PieceUse
 from plans.lower.symbolic.template import PieceTemplate
+from plans.lower.symbolic.wide import block_number, is_wide
 from plans.program import Instruction, Scope, Value
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS, variant_of_rows
@@ -110,8 +110,6 @@ class _Counter:
         return Change({role: size for role, size in self._net.items() if size}, self._peak, self._at_peak)
 
 
-_BLOCK_NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
-
 BodyKey = tuple[int, str, bool]
 """(chunk of the rank, variant of its action, whether the rank has done an action of this kind before)."""
 
@@ -130,6 +128,10 @@ class _Alive:
     def copy(self) -> _Alive:
         """The same values, with nothing known of what follows."""
         return _Alive(set(self.names), dict(self.sharers))
+
+
+def _once(name: str) -> int:
+    return 1
 
 
 class RankMemory:
@@ -169,9 +171,8 @@ class RankMemory:
         return found
 
     def _copies(self, name: str) -> int:
-        match = _BLOCK_NUMBER.search(name)
-        own = None if match is None else self._repeat(int(match.group()))
-        return 1 if own is None else 1 + own.more
+        block = block_number(name)
+        return 1 if block is None else self._rank.copies.get(block, 1)
 
     def _repeat(self, block: int) -> Repeat | None:
         return next((each for each in self._rank.repeats if each.first <= block < each.stop), None)
@@ -275,8 +276,8 @@ class RankMemory:
     def _lines(self, alive: _Alive, lines: Sequence[Instruction]) -> Change:
         blocks: list[tuple[int, _Counter]] = []
         for line in lines:
-            match = _BLOCK_NUMBER.search(line.name)
-            block = int(match.group()) if match else -1
+            named = block_number(line.name)
+            block = -1 if named is None else named
             if not blocks or blocks[-1][0] != block:
                 blocks.append((block, _Counter()))
             self._line(alive, blocks[-1][1], line)
@@ -312,6 +313,7 @@ class RankMemory:
         return found
 
     def _line(self, alive: _Alive, counter: _Counter, line: Instruction) -> None:
+        copies = self._copies if is_wide(line) else _once
         for name in line.outputs:
             value = self._values[name]
             if value.scope is Scope.KEPT or name in alive.names:
@@ -323,18 +325,18 @@ class RankMemory:
             before = alive.sharers.get(base.name, 0)
             alive.sharers[base.name] = before + 1
             if not before and base.scope is not Scope.KEPT:
-                counter.add(base.role, base.size_bytes)
+                counter.add(base.role, copies(name) * base.size_bytes)
         for name in line.frees:
             value = self._values[name]
             alive.names.discard(name)
             if name.startswith("d:"):
-                counter.add(value.role, -value.size_bytes)
+                counter.add(value.role, -copies(name) * value.size_bytes)
                 continue
             base = self._base(value)
             left = alive.sharers.get(base.name, 0) - 1
             alive.sharers[base.name] = left
             if not left and base.scope is not Scope.KEPT:
-                counter.add(base.role, -base.size_bytes)
+                counter.add(base.role, -copies(name) * base.size_bytes)
 
     def _base(self, value: Value) -> Value:
         while value.shares is not None:

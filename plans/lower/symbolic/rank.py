@@ -22,6 +22,7 @@ from plans.lower.optimizer import OptimizerLowering
 from plans.lower.reduction import Reduction
 from plans.lower.symbolic.outline import ModelOutline, renamed
 from plans.lower.symbolic.template import Cell, PartTemplate, PieceTemplate, plain
+from plans.lower.symbolic.wide import with_wide_buckets
 from plans.model.graph import Operator, Tensor
 from plans.program import Instruction, Kind, Scope, Value
 
@@ -84,6 +85,7 @@ def lower_rank(
     chunks: Sequence[Sequence[PieceUse]],
     wanted: Sequence[Collection[tuple[str, bool]]],
     table_of_head: str,
+    copies: Mapping[int, int] | None = None,
 ) -> SymbolicRank:
     """The step of a rank.
 
@@ -94,10 +96,12 @@ def lower_rank(
         chunks: of the rank, in the order of the model, their pieces.
         wanted: for each chunk its kinds of backward: ("B", "I" or "W", whether none comes after it in the step).
         table_of_head: the parameter that the head reads: its own, or the embedding's.
+        copies: number of a block -> how many it stands for, of those that stand for more than themselves.
     """
     lowering = _RankLowering(
-        degrees=degrees, outline=outline, pieces=pieces, chunks=chunks, wanted=wanted, table_of_head=table_of_head
-    )
+        degrees=degrees, outline=outline, pieces=pieces, chunks=chunks, wanted=wanted, table_of_head=table_of_head,
+        copies=copies or {},
+    )  # fmt: skip
     return lowering.run()
 
 
@@ -109,6 +113,7 @@ class _RankLowering:
     chunks: Sequence[Sequence[PieceUse]]
     wanted: Sequence[Collection[tuple[str, bool]]]
     table_of_head: str
+    copies: Mapping[int, int]
     table: ValueTable = field(default_factory=ValueTable)
     optimizer: OptimizerLowering = field(init=False)
     accumulators: Mapping[str, Value] = field(init=False)
@@ -136,6 +141,8 @@ class _RankLowering:
                     completed.pop(own := renamed(name, use.block), None)
                     completed[own] = renamed(operator, use.block)
             optimizer.arrange(number, self._operators(chunk), list(completed.items()), elsewhere)
+            if self.copies:
+                optimizer.chunks[number] = with_wide_buckets(optimizer.chunks[number], self.copies)
         gathers, gathered = optimizer.gathers()
         bodies: dict[tuple[int, str], tuple[tuple[int, Item], ...]] = {}
         for number in range(len(self.chunks)):
