@@ -9,7 +9,7 @@ parameter or completes a gradient. The cells between stay references (`Cells`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -117,6 +117,7 @@ class _RankLowering:
     table: ValueTable = field(default_factory=ValueTable)
     optimizer: OptimizerLowering = field(init=False)
     accumulators: Mapping[str, Value] = field(init=False)
+    operators: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def run(self) -> SymbolicRank:
         tensors, homes, reduced = dict[str, Tensor](), {}, {}
@@ -178,24 +179,25 @@ class _RankLowering:
 
     def _chunk(self, number: int, gathered: Mapping[str, Arrival]) -> dict[str, tuple[tuple[int, Item], ...]]:
         chunk, found = self.chunks[number], dict[str, tuple[tuple[int, Item], ...]]()
+        forward = _Skeleton()
+        forward.edge("#begin", 0)
+        for use in chunk:
+            self._reads(forward, use, "F")
+        forward.edge("#end", forward.uses)
+        (body,) = self._complete(number, [forward])  # what it makes for the backward is inside of cells
+        found["F"] = self._items(chunk, "F", forward, body)
+        found["F.first"] = self._items(chunk, "F", forward, with_arrivals(body, gathered))
         kinds = self.wanted[number] or [("B", False)]
         for split, is_last in sorted({(kind != "B", is_last) for kind, is_last in kinds}):
-            forward = _Skeleton()
-            forward.edge("#begin", 0)
-            for use in chunk:
-                self._reads(forward, use, "F")
-            forward.edge("#end", forward.uses)
             parts = self._backward(chunk, self.optimizer.reduction(number, is_last=is_last), split)
-            skeletons = [forward, *parts]
-            lines = [self.optimizer.with_gathers(number, each.lines) for each in skeletons]
-            lines = with_frees(lines, self.table.values)
-            for name, skeleton, body in zip(("F", *("IW" if split else "B")), skeletons, lines, strict=True):
-                if name == "F":
-                    found["F"] = self._items(chunk, "F", skeleton, body)
-                    found["F.first"] = self._items(chunk, "F", skeleton, with_arrivals(body, gathered))
-                else:
-                    found[f"{name}{'.last' * is_last}"] = self._items(chunk[::-1], name, skeleton, body)
+            for name, skeleton, body in zip("IW" if split else "B", parts, self._complete(number, parts), strict=True):
+                found[f"{name}{'.last' * is_last}"] = self._items(chunk[::-1], name, skeleton, body)
         return found
+
+    def _complete(self, number: int, skeletons: Sequence[_Skeleton]) -> list[list[Instruction]]:
+        """The lines of bodies with the gathers of a chunk, and what they free."""
+        lines = [self.optimizer.with_gathers(number, each.lines) for each in skeletons]
+        return with_frees(lines, self.table.values)
 
     def _reads(self, skeleton: _Skeleton, use: PieceUse, part: str) -> None:
         """The cells of a piece that read parameters, its first operator, and what it writes for the step."""
@@ -209,8 +211,8 @@ class _RankLowering:
             if cell.writes:
                 self.table.add(Value(name=cell.writes, shape=(), dtype=cell.dtype, scope=Scope.STEP, role="buffer"))
 
-    def _line(self, use: PieceUse, cell: Cell, at: int) -> Instruction:
-        outputs = (cell.writes,) if cell.writes else ()
+    def _line(self, use: PieceUse, cell: Cell, at: int, made: tuple[str, ...] = ()) -> Instruction:
+        outputs = (*made, cell.writes) if cell.writes else made
         return Instruction(
             name=f"{use.piece}{use.block}#{at}", kind=Kind.COMPUTE, call="cell", part=cell.part, outputs=outputs,
             operator=renamed(self._known(use, cell.operator), use.block) if cell.operator else "",
@@ -219,10 +221,15 @@ class _RankLowering:
 
     def _known(self, use: PieceUse, operator: str) -> str:
         """An operator of the outline that is in the same module as a template's operator."""
-        operators = self.outline.pieces[use.kind].operators
-        if use.block is None and any(each.name == operator for each in operators):
+        if use.block is None and operator in self._names(use.kind):
             return operator
-        return operators[0].name
+        return self.outline.pieces[use.kind].operators[0].name
+
+    def _names(self, kind: str) -> frozenset[str]:
+        """Of the operators of a piece."""
+        if kind not in self.operators:
+            self.operators[kind] = frozenset(each.name for each in self.outline.pieces[kind].operators)
+        return self.operators[kind]
 
     def _backward(self, chunk: Sequence[PieceUse], reduction: Reduction, split: bool) -> list[_Skeleton]:
         uses: dict[str, int] = {}
@@ -272,7 +279,7 @@ class _RankLowering:
         value = self.table.add(
             Value(name=made, shape=like.shape, dtype=self.optimizer.local[name].tensor.dtype, role="gradient")
         )
-        skeleton.add(at, replace(self._line(use, cell, at), outputs=(value,)), drop=True)
+        skeleton.add(at, self._line(use, cell, at, made=(value,)), drop=True)
         if like.scope is not Scope.BODY or uses[name] > 1:
             total = self.table.add(like)  # the only gradient of a body is reduced as it is
             emitter.compute(f"{total}.use{left[name] + 1}", "accumulate", "W", (value,), (total,))
