@@ -86,28 +86,39 @@ class _Counter:
     """Adds changes up, one after the other."""
 
     def __init__(self) -> None:
-        self._net: dict[str, int] = {}
+        self._parts: list[tuple[str, int]] = []
         self._total = 0
         self._peak = 0
-        self._at_peak: dict[str, int] = {}
+        self._before_peak = 0
+        self._rest_of_peak: Roles = {}
 
     def add(self, role: str, size: int) -> None:
         """Bytes are taken, or given back where `size` is negative."""
-        self._net[role] = self._net.get(role, 0) + size
+        self._parts.append((role, size))
         self._total += size
         if self._total > self._peak:
-            self._peak, self._at_peak = self._total, dict(self._net)
+            self._peak, self._before_peak, self._rest_of_peak = self._total, len(self._parts), {}
 
     def follow(self, change: Change) -> None:
         """A whole change comes after those before it."""
-        if self._total + change.peak_bytes > self._peak:
-            self._peak, self._at_peak = self._total + change.peak_bytes, _sum(self._net, change.at_peak)
-        self._net = _sum(self._net, change.net)
+        highest = self._total + change.peak_bytes
+        if highest > self._peak:
+            self._peak, self._before_peak, self._rest_of_peak = highest, len(self._parts), change.at_peak
+        self._parts += change.net.items()
         self._total += change.net_bytes
 
     def change(self) -> Change:
         """All of it."""
-        return Change({role: size for role, size in self._net.items() if size}, self._peak, self._at_peak)
+        net = _added(self._parts)
+        at_peak = _sum(_added(self._parts[: self._before_peak]), self._rest_of_peak)
+        return Change({role: size for role, size in net.items() if size}, self._peak, at_peak)
+
+
+def _added(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for role, size in parts:
+        found[role] = found.get(role, 0) + size
+    return found
 
 
 BodyKey = tuple[int, str, bool]

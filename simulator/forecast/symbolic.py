@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from costmodels.price.instruction import Cost, price, price_transfer, price_wait
@@ -287,12 +288,21 @@ def _shifted(ops: Sequence[Op], by: int | Callable[[int], int]) -> Iterable[Op]:
     """The operations with the blocks' numbers in their tokens shifted, by as much or by what depends on the number."""
     if by == 0:
         return ops
+    found = []
+    for op in ops:
+        if "layers." in op.token:
+            kind, dispatch_ps, work_ps, name, channel, token = op
+            number = block_number(token)
+            if number is not None:
+                token = _renumbered(token, number + (by if isinstance(by, int) else by(number)))
+                op = Op(kind, dispatch_ps, work_ps, name, channel, token)
+        found.append(op)
+    return found
 
-    def shifted(match: re.Match[str]) -> str:
-        number = int(match.group())
-        return str(number + (by if isinstance(by, int) else by(number)))
 
-    return [op._replace(token=_BLOCK_NUMBER.sub(shifted, op.token)) if "layers." in op.token else op for op in ops]
+@lru_cache(maxsize=65_536)
+def _renumbered(token: str, number: int) -> str:
+    return _BLOCK_NUMBER.sub(str(number), token)
 
 
 def _ops(line: Line) -> tuple[Op, ...]:

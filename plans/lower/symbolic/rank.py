@@ -117,7 +117,8 @@ class _RankLowering:
     table: ValueTable = field(default_factory=ValueTable)
     optimizer: OptimizerLowering = field(init=False)
     accumulators: Mapping[str, Value] = field(init=False)
-    operators: dict[str, frozenset[str]] = field(default_factory=dict)
+    marked: dict[tuple[str, str, bool], list[tuple[int, Cell]]] = field(default_factory=dict)
+    lines: dict[tuple[PieceUse, str, int, tuple[str, ...]], Instruction] = field(default_factory=dict)
 
     def run(self) -> SymbolicRank:
         tensors, homes, reduced = dict[str, Tensor](), {}, {}
@@ -202,39 +203,50 @@ class _RankLowering:
     def _reads(self, skeleton: _Skeleton, use: PieceUse, part: str) -> None:
         """The cells of a piece that read parameters, its first operator, and what it writes for the step."""
         skeleton.begin()
-        module = ""  # of the cells before; the first cell of a module says where its gathers begin
-        for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
-            own = self._known(use, cell.operator) if cell.operator else module
-            if cell.reads or cell.writes or own != module:
-                skeleton.add(at, self._line(use, cell, at))
-            module = own
+        for at, cell in self._marked(use, part):
+            skeleton.add(at, self._line(use, cell, at))
             if cell.writes:
                 self.table.add(Value(name=cell.writes, shape=(), dtype=cell.dtype, scope=Scope.STEP, role="buffer"))
 
+    def _marked(self, use: PieceUse, part: str) -> list[tuple[int, Cell]]:
+        """The cells of a part that a line stands for, with their numbers: those that read parameters or make
+        gradients, what is written for the step, and the first of each module, which says where its gathers begin."""
+        key = use.piece, part, use.block is None
+        found = self.marked.get(key)
+        if found is None:
+            found, module = [], ""
+            for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
+                own = self._known(use, cell.operator) if cell.operator else module
+                if cell.reads or cell.gradient or cell.writes or own != module:
+                    found.append((at, cell))
+                module = own
+            self.marked[key] = found
+        return found
+
     def _line(self, use: PieceUse, cell: Cell, at: int, made: tuple[str, ...] = ()) -> Instruction:
-        outputs = (*made, cell.writes) if cell.writes else made
-        return Instruction(
-            name=f"{use.piece}{use.block}#{at}", kind=Kind.COMPUTE, call="cell", part=cell.part, outputs=outputs,
-            operator=renamed(self._known(use, cell.operator), use.block) if cell.operator else "",
-            inputs=tuple([self._named(name, use) for name in cell.reads]),
-        )  # fmt: skip
+        """The line of a cell; all kinds of backward have the same."""
+        key = use, cell.part, at, made
+        found = self.lines.get(key)
+        if found is None:
+            found = self.lines[key] = Instruction(
+                name=f"{use.piece}{use.block}#{at}", kind=Kind.COMPUTE, call="cell", part=cell.part,
+                outputs=(*made, cell.writes) if cell.writes else made,
+                operator=renamed(self._known(use, cell.operator), use.block) if cell.operator else "",
+                inputs=tuple([self._named(name, use) for name in cell.reads]),
+            )  # fmt: skip
+        return found
 
     def _known(self, use: PieceUse, operator: str) -> str:
         """An operator of the outline that is in the same module as a template's operator."""
-        if use.block is None and operator in self._names(use.kind):
+        operators = self.outline.pieces[use.kind].operators
+        if use.block is None and any(each.name == operator for each in operators):
             return operator
-        return self.outline.pieces[use.kind].operators[0].name
-
-    def _names(self, kind: str) -> frozenset[str]:
-        """Of the operators of a piece."""
-        if kind not in self.operators:
-            self.operators[kind] = frozenset(each.name for each in self.outline.pieces[kind].operators)
-        return self.operators[kind]
+        return operators[0].name
 
     def _backward(self, chunk: Sequence[PieceUse], reduction: Reduction, split: bool) -> list[_Skeleton]:
         uses: dict[str, int] = {}
         for use in chunk:
-            for cell in self.pieces[use.piece].parts["W" if split else "B"].cells:
+            for _, cell in self._marked(use, "W" if split else "B"):
                 if cell.gradient:
                     name = self._named(cell.gradient, use)
                     uses[name] = uses.get(name, 0) + 1
@@ -246,14 +258,11 @@ class _RankLowering:
             emitter = Emitter(mesh=self.outline.mesh, table=self.table, instructions=skeleton.lines)
             for use in reversed(chunk):
                 skeleton.begin()
-                module = ""
-                for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
-                    own = self._known(use, cell.operator) if cell.operator else module
+                for at, cell in self._marked(use, part):
                     if cell.gradient:
                         self._gradient(emitter, skeleton, use, cell, at, uses, left, reduction)
-                    elif cell.reads or own != module:
+                    else:
                         skeleton.add(at, self._line(use, cell, at))
-                    module = own
             skeleton.edge("#end", skeleton.uses)
             if part != "I":
                 reduction.finish(emitter)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from plans.lower.buckets import Bucket
 from plans.lower.optimizer import ChunkParameters
@@ -39,6 +39,7 @@ class WideBucket(Bucket):
         )
 
 
+@lru_cache(maxsize=65_536)
 def block_number(name: str) -> int | None:
     """The number of the block that a name is about, None for none.
 
