@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from plans.lower.symbolic.rank import Cells, PieceUse
 from plans.lower.symbolic.template import PieceTemplate
 from plans.lower.symbolic.wide import block_number, is_wide
-from plans.program import Instruction, Scope, Value
+from plans.program import Instruction, Scope
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.symbolic import LoweredRank, Repeat
@@ -141,6 +142,15 @@ class _Alive:
         return _Alive(set(self.names), dict(self.sharers))
 
 
+class _Held(NamedTuple):
+    """The memory of a value: that of the value whose memory it shares, 0 bytes where that is there all the time."""
+
+    base: str
+    role: str
+    size_bytes: int
+    is_always_there: bool
+
+
 def _once(name: str) -> int:
     return 1
 
@@ -162,6 +172,7 @@ class RankMemory:
         self._arrival_bytes = arrival_bytes
         self._values = rank.symbolic.values
         self._spans: dict[Cells, Change] = {}
+        self._memory_of: dict[str, _Held] = {}
         self._start = _Alive(set(), {})
 
     @cached_property
@@ -326,30 +337,36 @@ class RankMemory:
     def _line(self, alive: _Alive, counter: _Counter, line: Instruction) -> None:
         copies = self._copies if is_wide(line) else _once
         for name in line.outputs:
-            value = self._values[name]
-            if value.scope is Scope.KEPT or name in alive.names:
+            if name in alive.names:
+                continue
+            own = self._held(name)
+            if own.is_always_there:
                 continue
             alive.names.add(name)
             if line.call == "cell" and name.startswith("d:"):
                 continue  # its own cell took the memory
-            base = self._base(value)
-            before = alive.sharers.get(base.name, 0)
-            alive.sharers[base.name] = before + 1
-            if not before and base.scope is not Scope.KEPT:
-                counter.add(base.role, copies(name) * base.size_bytes)
+            before = alive.sharers.get(own.base, 0)
+            alive.sharers[own.base] = before + 1
+            if not before and own.size_bytes:
+                counter.add(own.role, copies(name) * own.size_bytes)
         for name in line.frees:
-            value = self._values[name]
+            own = self._held(name)
             alive.names.discard(name)
             if name.startswith("d:"):
-                counter.add(value.role, -copies(name) * value.size_bytes)
+                counter.add(own.role, -copies(name) * own.size_bytes)
                 continue
-            base = self._base(value)
-            left = alive.sharers.get(base.name, 0) - 1
-            alive.sharers[base.name] = left
-            if not left and base.scope is not Scope.KEPT:
-                counter.add(base.role, -copies(name) * base.size_bytes)
+            left = alive.sharers.get(own.base, 0) - 1
+            alive.sharers[own.base] = left
+            if not left and own.size_bytes:
+                counter.add(own.role, -copies(name) * own.size_bytes)
 
-    def _base(self, value: Value) -> Value:
-        while value.shares is not None:
-            value = self._values[value.shares]
-        return value
+    def _held(self, name: str) -> _Held:
+        """The memory that a value is in."""
+        found = self._memory_of.get(name)
+        if found is None:
+            value = base = self._values[name]
+            while base.shares is not None:
+                base = self._values[base.shares]
+            size = 0 if base.scope is Scope.KEPT else base.size_bytes
+            found = self._memory_of[name] = _Held(base.name, base.role, size, value.scope is Scope.KEPT)
+        return found

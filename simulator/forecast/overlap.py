@@ -51,9 +51,7 @@ def slowed(ops: Sequence[Op], rates: PairRates | None) -> tuple[Op, ...]:
     if rates is None or not any(op.kind == ISSUE for op in ops):
         return tuple(ops)
     walk = _Walk(rates, is_late=_host_sets_the_pace(ops))
-    for number, op in enumerate(ops):
-        walk.step(number, op)
-    walk.drain()
+    walk.run(ops)
     found = list(ops)
     for number, work_ps in walk.taken.items():
         kind, dispatch_ps, alone_ps, name, channel, token = ops[number]
@@ -94,46 +92,47 @@ class _Walk:
         self.taken: dict[int, int] = {}
         self._rates = rates
         self._is_late = is_late
-        self._host = 0.0
-        self._stream = 0.0
         self._clock = 0.0
         self._queues: dict[str, list[_Flow]] = {}
         self._flows: dict[str, _Flow] = {}
         self._num_flows = 0
 
-    def step(self, number: int, op: Op) -> None:
-        """Do one operation."""
-        kind, dispatch_ps, work_ps, _, channel, token = op
-        if self._is_late:
-            self._host += dispatch_ps
-        if kind == COMPUTE:
-            begin = self._stream if self._stream >= self._host else self._host
-            if not self._num_flows:
-                self._stream = begin + work_ps
-                return
-            self._follow(begin)
-            if work_ps and self._num_flows:
-                self._stream = self._compute(begin, op)
-                self.taken[number] = round(self._stream) - round(begin)
-            else:
-                self._stream = begin + work_ps
-                self._follow(self._stream)
-        elif kind == ISSUE:
-            flow = self._flows[token] = _Flow(number, op, max(self._stream, self._host))
-            self._queues.setdefault(channel, []).append(flow)
-            self._num_flows += 1
-        elif kind == WAIT:
-            flow_ = self._flows.get(token)
-            if flow_ is not None:
-                if flow_.end < 0:
-                    self._follow(self._stream)
-                if flow_.end < 0:
-                    self._idle_for(flow_)
-                self._stream = max(self._stream, flow_.end)
-        elif kind == ARRIVE:
-            self._stream = max(self._stream, self._host)
+    def run(self, ops: Sequence[Op]) -> None:
+        """Do all operations."""
+        stream, host, is_late = 0.0, 0.0, self._is_late
+        for number, op in enumerate(ops):
+            kind, dispatch_ps, work_ps, _, channel, token = op
+            if is_late:
+                host += dispatch_ps
+            if kind == COMPUTE:
+                begin = stream if stream >= host else host
+                if not self._num_flows:
+                    stream = begin + work_ps
+                    continue
+                self._follow(begin)
+                if work_ps and self._num_flows:
+                    stream = self._compute(begin, op)
+                    self.taken[number] = round(stream) - round(begin)
+                else:
+                    stream = begin + work_ps
+                    self._follow(stream)
+            elif kind == ISSUE:
+                flow = self._flows[token] = _Flow(number, op, max(stream, host))
+                self._queues.setdefault(channel, []).append(flow)
+                self._num_flows += 1
+            elif kind == WAIT:
+                flow_ = self._flows.get(token)
+                if flow_ is not None:
+                    if flow_.end < 0:
+                        self._follow(stream)
+                    if flow_.end < 0:
+                        self._idle_for(flow_)
+                    stream = max(stream, flow_.end)
+            elif kind == ARRIVE:
+                stream = max(stream, host)
+        self._drain()
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """All that is under way ends, with nothing beside it."""
         while self._num_flows:
             for queue in self._queues.values():

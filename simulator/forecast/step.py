@@ -117,7 +117,19 @@ class StepForecast:
         return int(second.end_ps.max() - first.end_ps.max())
 
     def forecast(self) -> Forecast:
-        """The whole prediction; its step is the pace of training (`pace_ps`)."""
+        """The whole prediction; its step is the pace of training (`pace_ps`).
+
+        It is kept for what does the same: equal ranks and transfers in an equal schedule.
+        """
+        key = self.schedule, self.machine, tuple(self.ranks), tuple(self._transfers.items())
+        found = _FORECASTS.get(key)
+        if found is None:
+            if len(_FORECASTS) >= _MOST:
+                _FORECASTS.clear()
+            found = _FORECASTS[key] = self._forecast()
+        return found
+
+    def _forecast(self) -> Forecast:
         step_s = self.pace_ps() / PS_PER_S
         figures = [
             rank.figures(counts) for rank, counts in zip(self.ranks, _counts(self.schedule), strict=True)
@@ -293,6 +305,7 @@ def _walked(ops: Sequence[Op]) -> dict[str, int]:
 
 _RANKS: dict[tuple[object, ...], _Rank] = {}
 _LOWERED: dict[tuple[object, ...], LoweredRank] = {}
+_FORECASTS: dict[tuple[object, ...], Forecast] = {}
 _MOST = 4096
 
 
