@@ -21,6 +21,7 @@ from plans.lower.symbolic.outline import ModelOutline, model_outline
 from plans.lower.symbolic.rank import ARRIVE, Cells, PieceUse, SymbolicRank, lower_rank
 from plans.lower.symbolic.wide import block_number, is_wide, with_all_blocks
 from plans.model.graph import itemsize
+from plans.plan import Optimizer
 from plans.program import GroupProgram, Instruction
 from simulator.forecast import body
 from simulator.forecast.action import COLLECTIVE, COMPUTE, Line
@@ -86,7 +87,7 @@ def _uses(
                 uses.append(PieceUse(piece))
                 continue
             lead, period = _period(costs, outline, chunk.pieces, piece)
-            margin = 1 + (optimizer.prefetch if optimizer.parallel_level == 3 else 0)
+            margin = _margin(optimizer, period)
             kept = lead + margin + period + margin + lead
             more = max(0, (count - kept) // period)
             uses += [PieceUse(piece, number + place) for place in range(count - more * period)]
@@ -99,6 +100,17 @@ def _uses(
 
 _LONGEST = 4
 """Blocks of a period; where what they leave in buckets repeats itself more slowly, all blocks are lowered."""
+
+
+def _margin(optimizer: Optimizer, period: int) -> int:
+    """How many blocks more differ from the repeated ones, on either side, than those in which buckets begin.
+
+    Where a reduction waits for the one before it (level 2), one must have been begun; where weights are gathered for
+    each use (level 3), some gathers are under way.
+    """
+    if optimizer.parallel_level < 2:
+        return 0
+    return period + (optimizer.prefetch if optimizer.parallel_level == 3 else 0)
 
 
 def _period(costs: Chunks, outline: ModelOutline, pieces: Sequence[tuple[str, int]], piece: str) -> tuple[int, int]:

@@ -377,8 +377,8 @@ class _Spelling:
             waiting.clear()
             if at >= 0:
                 self._add(at, at + 1, is_dropped=is_dropped)
-            if line.outputs or line.frees:
-                self._append(line)
+            if line.frees or any(not name.startswith("d:") for name in line.outputs):
+                self._append(line)  # the memory of a gradient is that of its cell
         for other in waiting:
             self._append(other)
         return tuple(self.items)
