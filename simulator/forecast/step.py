@@ -26,6 +26,7 @@ from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds
 from simulator.forecast.clock_map import NEVER
+from simulator.forecast.collector import without_collector
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.held import RankMemory
 from simulator.forecast.overlap import pair_rates
@@ -72,11 +73,15 @@ class StepForecast:
         self.chunks = tuple(chunks)
         self.schedule = degrees.pipeline
         self.stages_of = [self.schedule.stages_of(rank) for rank in range(self.schedule.num_ranks)]
+        with without_collector():
+            self.ranks = self._ranks()
+
+    def _ranks(self) -> list[_Rank]:
         kinds = backward_kinds(self.schedule)
-        self.ranks = [
+        return [
             _rank(
                 _RankKey(
-                    costs, tuple(self.chunks[stage] for stage in stages), tuple(kinds[stage] for stage in stages),
+                    self.costs, tuple(self.chunks[stage] for stage in stages), tuple(kinds[stage] for stage in stages),
                 )
             )
             for stages in self.stages_of
@@ -126,7 +131,8 @@ class StepForecast:
         if found is None:
             if len(_FORECASTS) >= _MOST:
                 _FORECASTS.clear()
-            found = _FORECASTS[key] = self._forecast()
+            with without_collector():
+                found = _FORECASTS[key] = self._forecast()
         return found
 
     def _forecast(self) -> Forecast:
