@@ -24,7 +24,7 @@ def lowered(degrees: Degrees) -> list[tuple[symbolic.LoweredRank, object, list[t
     """For each rank how it is lowered, its bodies, and its peak."""
     step = step_forecast(CONFIG, degrees, MACHINE)
     kinds = [frozenset({("B", False), ("B", True)})]
-    found = []
+    found: list[tuple[symbolic.LoweredRank, object, list[tuple[int, dict[str, int]]]]] = []
     for stages in step.stages_of:
         rank = symbolic.lowered_rank(step.costs, [step.chunks[stage] for stage in stages], kinds * len(stages))
         bodies = symbolic.bodies_of_rank(step.costs, rank)
