@@ -29,11 +29,12 @@ def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Val
         used = (*instruction.inputs, *instruction.outputs, *reads_of_token.get(instruction.waits or "", ()))
         for name in used:
             for owner in _owners(name, values):
-                last[owner, number_of[position] if values[owner].scope is Scope.BODY else None] = position
+                scope = values[owner].scope
+                if scope is Scope.MICRO or scope is Scope.BODY:
+                    last[owner, number_of[position] if scope is Scope.BODY else None] = position
     frees: dict[int, list[str]] = {}
     for (name, _), position in last.items():
-        if values[name].scope in (Scope.MICRO, Scope.BODY):
-            frees.setdefault(position, []).append(name)
+        frees.setdefault(position, []).append(name)
     result, position = [], 0
     for body in bodies:
         lines = []
@@ -45,7 +46,9 @@ def with_frees(bodies: Sequence[Sequence[Instruction]], values: Mapping[str, Val
     return result
 
 
-def _owners(name: str, values: Mapping[str, Value]) -> list[str]:
+def _owners(name: str, values: Mapping[str, Value]) -> Sequence[str]:
+    if values[name].shares is None:
+        return (name,)
     owners = [name]
     while (base := values[owners[-1]].shares) is not None:
         owners.append(base)

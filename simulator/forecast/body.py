@@ -10,12 +10,14 @@ the body once, backwards, as an adjoint: what is asked for is how long before th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from simulator.forecast.clock_map import NEVER
 
-__all__ = ["ARRIVE", "COMPUTE", "ISSUE", "SEND", "WAIT", "Op", "Row", "last_tokens", "rests", "row"]
+__all__ = [
+    "ARRIVE", "COMPUTE", "ISSUE", "SEND", "WAIT", "Op", "Opened", "Row", "Steps", "opened", "rests", "row", "steps_of",
+]  # fmt: skip
 
 COMPUTE, ISSUE, WAIT, ARRIVE, SEND = range(5)
 
@@ -48,21 +50,58 @@ Clocks before are "host", "stream", "arrival", "channel:NAME", and "token:NAME" 
 bodies."""
 
 
-def last_tokens(ops: Sequence[Op]) -> dict[str, str]:
-    """Channel -> token of the last collective that is issued on it."""
-    return {op.channel: op.token for op in ops if op.kind == ISSUE}
+class Steps(NamedTuple):
+    """A body made short, to be walked several times.
+
+    Args:
+        backwards: its steps, the last one first: (kind, dispatch_ps, work_ps, lead_ps, token, token of the collective
+            before it on its channel). A run of COMPUTE is one step: a host that begins to issue it leaves the stream
+            busy until `lead_ps` later at least.
+        last: channel -> token of the last collective that is issued on it.
+    """
+
+    backwards: tuple[tuple[int, int, int, int, str, str], ...]
+    last: Mapping[str, str]
 
 
-def row(ops: Sequence[Op], *, after: str = "", ends: Mapping[str, int] | None = None) -> Row:
+def steps_of(ops: Iterable[Op]) -> Steps:
+    """A body made short.
+
+    >>> steps_of([Op(COMPUTE, 2, 10), Op(COMPUTE, 30, 1)]).backwards
+    ((0, 32, 11, 33, '', ''),)
+    """
+    last: dict[str, str] = {}
+    found: list[tuple[int, int, int, int, str, str]] = []
+    host = work = lead = 0
+    for kind, dispatch_ps, work_ps, _, channel, token in ops:
+        if kind == COMPUTE:
+            host += dispatch_ps
+            work += work_ps
+            lead = (lead if lead > host else host) + work_ps
+            continue
+        if lead or host:
+            found.append((COMPUTE, host, work, lead, "", ""))
+            host = work = lead = 0
+        if kind == ISSUE:
+            found.append((ISSUE, dispatch_ps, work_ps, 0, token, last.get(channel, f"channel:{channel}")))
+            last[channel] = token
+        else:
+            found.append((kind, dispatch_ps, 0, 0, token, ""))
+    if lead or host:
+        found.append((COMPUTE, host, work, lead, "", ""))
+    return Steps(tuple(found[::-1]), last)
+
+
+def row(steps: Steps, *, after: str = "", ends: Mapping[str, int] | None = None) -> Row:
     """The coefficients of one clock after a body.
 
     Args:
-        ops: of the body, in program order.
+        steps: of the body.
         after: "stream", "host", "sent" (when what it sends is posted), or "" for none of them.
         ends: token -> constant: the clock waits for the end of these collectives plus the constant.
 
     >>> body = [Op(COMPUTE, 2, 10), Op(ISSUE, 1, 6, channel="tp", token="t"), Op(WAIT, 1, token="t")]
-    >>> row(body, after="stream")
+    >>> row(steps_of(body), after="stream")
     {'stream': 16, 'host': 18, 'channel:tp': 6}
     """
     stream = 0 if after == "stream" else NEVER
@@ -70,56 +109,63 @@ def row(ops: Sequence[Op], *, after: str = "", ends: Mapping[str, int] | None = 
     sent = 0 if after == "sent" else NEVER
     arrival = NEVER
     tokens = dict(ends or {})
-    previous = _previous(ops)
-    for op in reversed(ops):
-        kind, dispatch, work, _, _, token = op
+    for kind, dispatch, work, lead, token, before in steps.backwards:
+        host += dispatch
         if kind == COMPUTE:
             if stream > NEVER:
+                host = max(host, stream + lead)
                 stream += work
-                host = max(host, stream)
-            host += dispatch
         elif kind == ISSUE:
             end = tokens.pop(token, NEVER)
             if end > NEVER:
                 end += work
-                stream, host = max(stream, end), max(host, end)
-                before = previous.pop()
+                stream, host = max(stream, end), max(host, end + dispatch)
                 tokens[before] = max(tokens.get(before, NEVER), end)
-            else:
-                previous.pop()
-            host += dispatch
         elif kind == WAIT:
             if stream > NEVER:
                 tokens[token] = max(tokens.get(token, NEVER), stream)
-            host += dispatch
         elif kind == ARRIVE:
             arrival = max(arrival, stream)
-            host += dispatch
-        else:
-            if sent > NEVER:
-                stream, host, sent = max(stream, sent), max(host, sent), NEVER
-            host += dispatch
+        elif sent > NEVER:
+            stream, host, sent = max(stream, sent), max(host, sent + dispatch), NEVER
     found = {"stream": stream, "host": host, "arrival": arrival}
     for token, constant in tokens.items():
         found[token if token.startswith("channel:") else f"token:{token}"] = constant
     return {clock: constant for clock, constant in found.items() if constant > NEVER // 2}
 
 
-def rests(ops: Sequence[Op]) -> dict[str, int]:
+def rests(steps: Steps) -> dict[str, int]:
     """Token of a collective of another body -> how long before the end of these operations it must be over."""
     return {
         clock.removeprefix("token:"): constant
-        for clock, constant in row(ops, after="stream").items()
+        for clock, constant in row(steps, after="stream").items()
         if clock.startswith("token:")
     }
 
 
-def _previous(ops: Iterable[Op]) -> list[str]:
-    """For each collective the token of the one before it on its channel, "channel:NAME" for the first."""
-    last: dict[str, str] = {}
-    found: list[str] = []
-    for op in ops:
-        if op.kind == ISSUE:
-            found.append(last.get(op.channel, f"channel:{op.channel}"))
-            last[op.channel] = op.token
-    return found
+class Opened(NamedTuple):
+    """When stream and host are free after a body whose clocks all begin at zero, and when its collectives are over."""
+
+    stream_ps: int
+    host_ps: int
+    ends_ps: Mapping[str, int]
+
+
+def opened(ops: Iterable[Op]) -> Opened:
+    """What a body comes to that begins a step: it waits for nothing before it.
+
+    >>> opened([Op(ISSUE, 1, 6, channel="dp", token="t"), Op(COMPUTE, 2, 10)])
+    Opened(stream_ps=13, host_ps=3, ends_ps={'t': 7})
+    """
+    stream = host = 0
+    channels: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for kind, dispatch_ps, work_ps, _, channel, token in ops:
+        host += dispatch_ps
+        if kind == COMPUTE:
+            stream = max(stream, host) + work_ps
+        elif kind == ISSUE:
+            ends[token] = channels[channel] = max(stream, host, channels.get(channel, 0)) + work_ps
+        elif kind == WAIT:
+            stream = max(stream, ends.get(token, 0))
+    return Opened(stream, host, ends)

@@ -165,7 +165,7 @@ class MaxPlus:
         for clock in dict.fromkeys(clock for each in maps for clock in each.rows):
             own = [each.row(clock) if clock in each.rows or clock in read else {} for each in maps]
             rows[clock] = {
-                before: np.stack(np.broadcast_arrays(*(_array(row.get(before, NEVER)) for row in own)), axis)
+                before: _stacked([row.get(before, NEVER) for row in own], axis)
                 for before in dict.fromkeys(before for row in own for before in row)
             }
         return cls(rows=rows)
@@ -179,6 +179,12 @@ class MaxPlus:
 
 def _array(times: Times) -> npt.NDArray[np.int64]:
     return np.asarray(times, dtype=np.int64)
+
+
+def _stacked(times: Sequence[Times], axis: int) -> npt.NDArray[np.int64]:
+    if all(isinstance(each, int) for each in times):
+        return np.array(times, dtype=np.int64)
+    return np.stack(np.broadcast_arrays(*map(_array, times)), axis)
 
 
 def _later(row: Row, by: Times) -> Row:

@@ -7,17 +7,18 @@ peak is that of `simulator.timeline.memory.peak_of_order` of the lowered program
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from plans.lower.symbolic.rank import Cells, PieceUse
 from plans.lower.symbolic.template import PieceTemplate
-from plans.program import Instruction, Scope, Value
+from plans.lower.symbolic.wide import block_number, is_wide
+from plans.program import Instruction, Scope
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from simulator.forecast.symbolic import LoweredRank, Repeat
@@ -86,31 +87,40 @@ class _Counter:
     """Adds changes up, one after the other."""
 
     def __init__(self) -> None:
-        self._net: dict[str, int] = {}
+        self._parts: list[tuple[str, int]] = []
         self._total = 0
         self._peak = 0
-        self._at_peak: dict[str, int] = {}
+        self._before_peak = 0
+        self._rest_of_peak: Roles = {}
 
     def add(self, role: str, size: int) -> None:
         """Bytes are taken, or given back where `size` is negative."""
-        self._net[role] = self._net.get(role, 0) + size
+        self._parts.append((role, size))
         self._total += size
         if self._total > self._peak:
-            self._peak, self._at_peak = self._total, dict(self._net)
+            self._peak, self._before_peak, self._rest_of_peak = self._total, len(self._parts), {}
 
     def follow(self, change: Change) -> None:
         """A whole change comes after those before it."""
-        if self._total + change.peak_bytes > self._peak:
-            self._peak, self._at_peak = self._total + change.peak_bytes, _sum(self._net, change.at_peak)
-        self._net = _sum(self._net, change.net)
+        highest = self._total + change.peak_bytes
+        if highest > self._peak:
+            self._peak, self._before_peak, self._rest_of_peak = highest, len(self._parts), change.at_peak
+        self._parts += change.net.items()
         self._total += change.net_bytes
 
     def change(self) -> Change:
         """All of it."""
-        return Change({role: size for role, size in self._net.items() if size}, self._peak, self._at_peak)
+        net = _added(self._parts)
+        at_peak = _sum(_added(self._parts[: self._before_peak]), self._rest_of_peak)
+        return Change({role: size for role, size in net.items() if size}, self._peak, at_peak)
 
 
-_BLOCK_NUMBER = re.compile(r"(?<=layers\.)\d+(?=\.)")
+def _added(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for role, size in parts:
+        found[role] = found.get(role, 0) + size
+    return found
+
 
 BodyKey = tuple[int, str, bool]
 """(chunk of the rank, variant of its action, whether the rank has done an action of this kind before)."""
@@ -132,6 +142,19 @@ class _Alive:
         return _Alive(set(self.names), dict(self.sharers))
 
 
+class _Held(NamedTuple):
+    """The memory of a value: that of the value whose memory it shares, 0 bytes where that is there all the time."""
+
+    base: str
+    role: str
+    size_bytes: int
+    is_always_there: bool
+
+
+def _once(name: str) -> int:
+    return 1
+
+
 class RankMemory:
     """The memory of a pipeline rank.
 
@@ -149,6 +172,7 @@ class RankMemory:
         self._arrival_bytes = arrival_bytes
         self._values = rank.symbolic.values
         self._spans: dict[Cells, Change] = {}
+        self._memory_of: dict[str, _Held] = {}
         self._start = _Alive(set(), {})
 
     @cached_property
@@ -169,9 +193,8 @@ class RankMemory:
         return found
 
     def _copies(self, name: str) -> int:
-        match = _BLOCK_NUMBER.search(name)
-        own = None if match is None else self._repeat(int(match.group()))
-        return 1 if own is None else 1 + own.more
+        block = block_number(name)
+        return 1 if block is None else self._rank.copies.get(block, 1)
 
     def _repeat(self, block: int) -> Repeat | None:
         return next((each for each in self._rank.repeats if each.first <= block < each.stop), None)
@@ -275,8 +298,8 @@ class RankMemory:
     def _lines(self, alive: _Alive, lines: Sequence[Instruction]) -> Change:
         blocks: list[tuple[int, _Counter]] = []
         for line in lines:
-            match = _BLOCK_NUMBER.search(line.name)
-            block = int(match.group()) if match else -1
+            named = block_number(line.name)
+            block = -1 if named is None else named
             if not blocks or blocks[-1][0] != block:
                 blocks.append((block, _Counter()))
             self._line(alive, blocks[-1][1], line)
@@ -312,31 +335,38 @@ class RankMemory:
         return found
 
     def _line(self, alive: _Alive, counter: _Counter, line: Instruction) -> None:
+        copies = self._copies if is_wide(line) else _once
         for name in line.outputs:
-            value = self._values[name]
-            if value.scope is Scope.KEPT or name in alive.names:
+            if name in alive.names:
+                continue
+            own = self._held(name)
+            if own.is_always_there:
                 continue
             alive.names.add(name)
             if line.call == "cell" and name.startswith("d:"):
                 continue  # its own cell took the memory
-            base = self._base(value)
-            before = alive.sharers.get(base.name, 0)
-            alive.sharers[base.name] = before + 1
-            if not before and base.scope is not Scope.KEPT:
-                counter.add(base.role, base.size_bytes)
+            before = alive.sharers.get(own.base, 0)
+            alive.sharers[own.base] = before + 1
+            if not before and own.size_bytes:
+                counter.add(own.role, copies(name) * own.size_bytes)
         for name in line.frees:
-            value = self._values[name]
+            own = self._held(name)
             alive.names.discard(name)
             if name.startswith("d:"):
-                counter.add(value.role, -value.size_bytes)
+                counter.add(own.role, -copies(name) * own.size_bytes)
                 continue
-            base = self._base(value)
-            left = alive.sharers.get(base.name, 0) - 1
-            alive.sharers[base.name] = left
-            if not left and base.scope is not Scope.KEPT:
-                counter.add(base.role, -base.size_bytes)
+            left = alive.sharers.get(own.base, 0) - 1
+            alive.sharers[own.base] = left
+            if not left and own.size_bytes:
+                counter.add(own.role, -copies(name) * own.size_bytes)
 
-    def _base(self, value: Value) -> Value:
-        while value.shares is not None:
-            value = self._values[value.shares]
-        return value
+    def _held(self, name: str) -> _Held:
+        """The memory that a value is in."""
+        found = self._memory_of.get(name)
+        if found is None:
+            value = base = self._values[name]
+            while base.shares is not None:
+                base = self._values[base.shares]
+            size = 0 if base.scope is Scope.KEPT else base.size_bytes
+            found = self._memory_of[name] = _Held(base.name, base.role, size, value.scope is Scope.KEPT)
+        return found

@@ -51,13 +51,13 @@ def slowed(ops: Sequence[Op], rates: PairRates | None) -> tuple[Op, ...]:
     if rates is None or not any(op.kind == ISSUE for op in ops):
         return tuple(ops)
     walk = _Walk(rates, is_late=_host_sets_the_pace(ops))
-    for number, op in enumerate(ops):
-        walk.step(number, op)
-    walk.drain()
-    return tuple([
-        op._replace(work_ps=walk.taken[number]) if number in walk.taken and walk.taken[number] != op.work_ps else op
-        for number, op in enumerate(ops)
-    ])  # fmt: skip
+    walk.run(ops)
+    found = list(ops)
+    for number, work_ps in walk.taken.items():
+        kind, dispatch_ps, alone_ps, name, channel, token = ops[number]
+        if work_ps != alone_ps:
+            found[number] = Op(kind, dispatch_ps, work_ps, name, channel, token)
+    return tuple(found)
 
 
 def _host_sets_the_pace(ops: Sequence[Op]) -> bool:
@@ -82,6 +82,8 @@ class _Flow:
 _DONE_PS = 0.5
 """Less work than this is done."""
 
+_NEVER = float("inf")
+
 
 class _Walk:
     """One rank's stream, host and channels."""
@@ -90,45 +92,47 @@ class _Walk:
         self.taken: dict[int, int] = {}
         self._rates = rates
         self._is_late = is_late
-        self._host = 0.0
-        self._stream = 0.0
         self._clock = 0.0
         self._queues: dict[str, list[_Flow]] = {}
         self._flows: dict[str, _Flow] = {}
         self._num_flows = 0
 
-    def step(self, number: int, op: Op) -> None:
-        """Do one operation."""
-        if self._is_late:
-            self._host += op.dispatch_ps
-        if op.kind == COMPUTE:
-            begin = max(self._stream, self._host)
-            if not self._num_flows:
-                self._stream = begin + op.work_ps
-                return
-            self._run(begin, None, 0)
-            if op.work_ps and self._num_flows:
-                self._stream = self._run(begin, op, op.work_ps)
-                self.taken[number] = round(self._stream) - round(begin)
-            else:
-                self._stream = begin + op.work_ps
-                self._run(self._stream, None, 0)
-        elif op.kind == ISSUE:
-            flow = self._flows[op.token] = _Flow(number, op, max(self._stream, self._host))
-            self._queues.setdefault(op.channel, []).append(flow)
-            self._num_flows += 1
-        elif op.kind == WAIT:
-            flow_ = self._flows.get(op.token)
-            if flow_ is not None:
-                if flow_.end < 0:
-                    self._run(self._stream, None, 0)
-                if flow_.end < 0:
-                    self._idle_for(flow_)
-                self._stream = max(self._stream, flow_.end)
-        elif op.kind == ARRIVE:
-            self._stream = max(self._stream, self._host)
+    def run(self, ops: Sequence[Op]) -> None:
+        """Do all operations."""
+        stream, host, is_late = 0.0, 0.0, self._is_late
+        for number, op in enumerate(ops):
+            kind, dispatch_ps, work_ps, _, channel, token = op
+            if is_late:
+                host += dispatch_ps
+            if kind == COMPUTE:
+                begin = stream if stream >= host else host
+                if not self._num_flows:
+                    stream = begin + work_ps
+                    continue
+                self._follow(begin)
+                if work_ps and self._num_flows:
+                    stream = self._compute(begin, op)
+                    self.taken[number] = round(stream) - round(begin)
+                else:
+                    stream = begin + work_ps
+                    self._follow(stream)
+            elif kind == ISSUE:
+                flow = self._flows[token] = _Flow(number, op, max(stream, host))
+                self._queues.setdefault(channel, []).append(flow)
+                self._num_flows += 1
+            elif kind == WAIT:
+                flow_ = self._flows.get(token)
+                if flow_ is not None:
+                    if flow_.end < 0:
+                        self._follow(stream)
+                    if flow_.end < 0:
+                        self._idle_for(flow_)
+                    stream = max(stream, flow_.end)
+            elif kind == ARRIVE:
+                stream = max(stream, host)
+        self._drain()
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """All that is under way ends, with nothing beside it."""
         while self._num_flows:
             for queue in self._queues.values():
@@ -142,58 +146,82 @@ class _Walk:
                 while flow.end < 0:
                     first = queue[0]
                     begin = max(first.ready, self._clock) if first.begun < 0 else self._clock
-                    self._run(begin + first.left, None, 0)
+                    self._follow(begin + first.left)
                 return
 
-    def _run(self, until: float, compute: Op | None, work_ps: int) -> float:
-        """Follow the channels while `compute` takes its work from `until` on, or up to the time `until` without one."""
-        time, left = (until, float(work_ps)) if compute is not None else (self._clock, 0.0)
+    def _follow(self, until: float) -> None:
+        """Follow the channels up to a time, while nothing computes."""
+        time = self._clock
         while self._num_flows:
-            running, later = self._running(time)
-            speed, step = 1.0, float("inf")
+            step, later = until - time, _NEVER
             moving = []
-            for queue, flow in running:
-                mine, theirs = 1.0, 1.0
-                if compute is not None:
-                    mine, theirs = self._rates(compute.name, compute.work_ps, flow.call, flow.alone)
-                speed = min(speed, mine)
-                step = min(step, flow.left / theirs)
+            for queue in self._queues.values():
+                if not queue:
+                    continue
+                flow = queue[0]
+                if flow.ready > time:
+                    if flow.ready < later:
+                        later = flow.ready
+                    continue
+                if flow.begun < 0:
+                    flow.begun = time
+                if flow.left < step:
+                    step = flow.left
+                moving.append((queue, flow))
+            if later - time < step:
+                step = later - time
+            if step > 0:
+                time += step
+                for _, flow in moving:
+                    flow.left -= step
+            for queue, flow in moving:
+                if flow.left < _DONE_PS:
+                    self._finish(queue, flow, time)
+            if time >= until:
+                break
+        else:
+            time = until
+        if time > self._clock:
+            self._clock = time
+
+    def _compute(self, time: float, op: Op) -> float:
+        """Follow the channels while an operation takes its work, from a time on; returns when that is done."""
+        name, work_ps, rates = op.name, op.work_ps, self._rates
+        left = float(work_ps)
+        while self._num_flows:
+            speed, step, later = 1.0, _NEVER, _NEVER
+            moving = []
+            for queue in self._queues.values():
+                if not queue:
+                    continue
+                flow = queue[0]
+                if flow.ready > time:
+                    if flow.ready < later:
+                        later = flow.ready
+                    continue
+                if flow.begun < 0:
+                    flow.begun = time
+                mine, theirs = rates(name, work_ps, flow.call, flow.alone)
+                if mine < speed:
+                    speed = mine
+                ending = flow.left / theirs
+                if ending < step:
+                    step = ending
                 moving.append((queue, flow, theirs))
-            if compute is not None:
-                step = min(step, left / speed)
-            else:
-                step = min(step, until - time)
-            step = max(0.0, min(step, later - time))
+            step = max(0.0, min(step, left / speed, later - time))
             time += step
             for queue, flow, rate in moving:
                 flow.left -= step * rate
                 if flow.left < _DONE_PS:
                     self._finish(queue, flow, time)
-            if compute is not None:
-                left -= step * speed
-                if left < _DONE_PS:
-                    break
-            elif time >= until:
+            left -= step * speed
+            if left < _DONE_PS:
                 break
         else:
-            time = time + left if compute is not None else until
-        self._clock = max(self._clock, time)
+            time += left
+        if time > self._clock:
+            self._clock = time
         return time
-
-    def _running(self, time: float) -> tuple[list[tuple[list[_Flow], _Flow]], float]:
-        """The first collective of each channel that is ready, and when the next one will be."""
-        running, later = [], float("inf")
-        for queue in self._queues.values():
-            if not queue:
-                continue
-            flow = queue[0]
-            if flow.ready > time:
-                later = min(later, flow.ready)
-                continue
-            if flow.begun < 0:
-                flow.begun = max(flow.ready, time)
-            running.append((queue, flow))
-        return running, later
 
     def _finish(self, queue: list[_Flow], flow: _Flow, time: float) -> None:
         flow.end = time

@@ -15,7 +15,7 @@ import numpy as np
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS
-from simulator.forecast.body import ISSUE, SEND, Op, Row, last_tokens, rests, row
+from simulator.forecast.body import ISSUE, SEND, Op, Row, opened, rests, row, steps_of
 from simulator.forecast.clock_map import NEVER, MaxPlus
 from simulator.forecast.columns import PipelineCosts
 from simulator.forecast.columns.structure import CHANNELS
@@ -63,15 +63,16 @@ class RankBodies:
         """
         if rates is None:
             return self
-        actions = {key: slowed(ops, rates) for key, ops in self.actions.items()}
-        begin, end = self.begin, self.end
-        if first := self.actions.get((0, "F.first")):
+        first, begin, end = self.actions.get((0, "F.first")), self.begin, self.end
+        closing = [key for key in ((0, "B.last"), (0, "W.last")) if key in self.actions]
+        together = {(0, "F.first"), *closing}
+        actions = {key: slowed(ops, rates) if key not in together else ops for key, ops in self.actions.items()}
+        if first is not None:
             begin, actions[0, "F.first"] = _slowed_together(begin, first, rates)
         else:
             begin = slowed(begin, rates)
-        for name in ("B.last", "W.last"):
-            if (0, name) in self.actions:
-                actions[0, name], end = _slowed_together(self.actions[0, name], self.end, rates)
+        for key in closing:
+            actions[key], end = _slowed_together(actions[key], self.end, rates)
         return RankBodies(begin=begin, actions=actions, end=end)
 
     def changed(self, change: Callable[[str, Op], Op]) -> RankBodies:
@@ -149,11 +150,11 @@ class RankMaps:
     """The maps of one rank's bodies, and the channels on which communication outlasts an action."""
 
     def __init__(self, bodies: RankBodies) -> None:
-        self._bodies = bodies
         self._actions: dict[tuple[object, ...], MaxPlus] = {}
-        self._begun = {op.token: _latest(row(bodies.begin, ends={op.token: 0})) for op in bodies.begin
-                       if op.kind == ISSUE}  # fmt: skip
-        self._rests = rests(bodies.end)
+        self._opened = opened(bodies.begin)
+        self._last_opened = steps_of(bodies.begin).last
+        self._end = steps_of(bodies.end)
+        self._rests = rests(self._end)
         self._rows: dict[tuple[int, str], dict[str, Row]] = {
             key: self._of(ops, is_last=key[1].endswith(".last")) for key, ops in bodies.actions.items()
         }
@@ -165,14 +166,16 @@ class RankMaps:
         }
 
     def _of(self, ops: Ops, *, is_last: bool) -> dict[str, Row]:
-        rows = {"stream": row(ops, after="stream"), "host": row(ops, after="host")}
-        if any(op.kind == SEND for op in ops):
-            rows["sent"] = row(ops, after="sent")
-        for channel, token in last_tokens(ops).items():
-            rows[f"channel:{channel}"] = row(ops, ends={token: 0})
-        ends = {op.token: self._rests[op.token] for op in ops if op.kind == ISSUE and op.token in self._rests}
-        if is_last and ends:
-            rows["final"] = row(ops, ends=ends)
+        steps = steps_of(ops)
+        rows = {"stream": row(steps, after="stream"), "host": row(steps, after="host")}
+        if any(kind == SEND for kind, *_ in steps.backwards):
+            rows["sent"] = row(steps, after="sent")
+        for channel, token in steps.last.items():
+            rows[f"channel:{channel}"] = row(steps, ends={token: 0})
+        if is_last:
+            issued = {token for kind, _, _, _, token, _ in steps.backwards if kind == ISSUE}
+            if ends := {token: rest for token, rest in self._rests.items() if token in issued}:
+                rows["final"] = row(steps, ends=ends)
         return {clock: self._from_start(coefficients) for clock, coefficients in rows.items()}
 
     def _from_start(self, coefficients: Row) -> Row:
@@ -180,7 +183,7 @@ class RankMaps:
         found: dict[str, int] = {}
         for clock, constant in coefficients.items():
             if clock.startswith("token:"):
-                clock, constant = "start", constant + self._begun[clock.removeprefix("token:")]
+                clock, constant = "start", constant + self._opened.ends_ps[clock.removeprefix("token:")]
             found[clock] = max(found.get(clock, NEVER), constant)
         return found
 
@@ -204,29 +207,25 @@ class RankMaps:
 
     def begin(self, clock_of: Mapping[str, str]) -> MaxPlus:
         """From the start of the step."""
-        ops = self._bodies.begin
-        rows = {clock: {"start": max(0, _latest(row(ops, after=clock)))} for clock in ("stream", "host")}
-        last = last_tokens(ops)
+        own = self._opened
+        rows = {"stream": {"start": own.stream_ps}, "host": {"start": own.host_ps}}
         for channel, clock in clock_of.items():
-            later = _latest(row(ops, ends={last[channel]: 0})) if channel in last else 0
-            rows[clock] = {"start": later}
+            last = self._last_opened.get(channel)
+            rows[clock] = {"start": 0 if last is None else own.ends_ps[last]}
         return MaxPlus(rows=rows)
 
     @cached_property
     def end(self) -> MaxPlus:
         """From the end of the last action; what the last backwards leave is in their "final"."""
-        ops = self._bodies.end
         rows = {
             clock: {
-                before: constant for before, constant in row(ops, after=clock).items() if before in ("stream", "host")
+                before: constant
+                for before, constant in row(self._end, after=clock).items()
+                if before in ("stream", "host")
             }
             for clock in ("stream", "host")
         }
         return MaxPlus(rows=rows)
-
-
-def _latest(coefficients: Row) -> int:
-    return max(coefficients.values(), default=0)
 
 
 def _is_behind(coefficients: Row, stream: Row) -> bool:

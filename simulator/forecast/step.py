@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+import numpy as np
+
 from costmodels.interval import step_interval
 from costmodels.machine.machine import Machine
 from costmodels.price.instruction import price_transfer, price_wait
@@ -23,6 +25,8 @@ from simulator.forecast.case import Forecast
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds
+from simulator.forecast.clock_map import NEVER
+from simulator.forecast.collector import without_collector
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.held import RankMemory
 from simulator.forecast.overlap import pair_rates
@@ -69,11 +73,15 @@ class StepForecast:
         self.chunks = tuple(chunks)
         self.schedule = degrees.pipeline
         self.stages_of = [self.schedule.stages_of(rank) for rank in range(self.schedule.num_ranks)]
+        with without_collector():
+            self.ranks = self._ranks()
+
+    def _ranks(self) -> list[_Rank]:
         kinds = backward_kinds(self.schedule)
-        self.ranks = [
+        return [
             _rank(
                 _RankKey(
-                    costs, tuple(self.chunks[stage] for stage in stages), tuple(kinds[stage] for stage in stages),
+                    self.costs, tuple(self.chunks[stage] for stage in stages), tuple(kinds[stage] for stage in stages),
                 )
             )
             for stages in self.stages_of
@@ -123,9 +131,24 @@ class StepForecast:
         return self._pace_ps(costs, pipeline_times(self.schedule, costs))
 
     def forecast(self) -> Forecast:
-        """The whole prediction; its step is the pace of training (`pace_ps`)."""
+        """The whole prediction; its step is the pace of training (`pace_ps`).
+
+        It is kept for what does the same: equal ranks and transfers in an equal schedule.
+        """
+        key = self.schedule, self.machine, tuple(self.ranks), tuple(self._transfers.items())
+        found = _FORECASTS.get(key)
+        if found is None:
+            if len(_FORECASTS) >= _MOST:
+                _FORECASTS.clear()
+            with without_collector():
+                found = _FORECASTS[key] = self._forecast()
+        return found
+
+    def _forecast(self) -> Forecast:
         step_s = self.pace_ps() / PS_PER_S
-        figures = [rank.figures(self.schedule, stages) for rank, stages in zip(self.ranks, self.stages_of, strict=True)]
+        figures = [
+            rank.figures(counts) for rank, counts in zip(self.ranks, _counts(self.schedule), strict=True)
+        ]  # fmt: skip
         peaks = [rank.peak(self.schedule, stages) for rank, stages in zip(self.ranks, self.stages_of, strict=True)]
         peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
         busiest = max(figures, key=lambda own: own.compute_s + sum(own.exposed_s.values()))
@@ -147,23 +170,35 @@ class StepForecast:
 
     def _host_waits_s(self) -> list[float]:
         """Per pipeline rank the seconds by which its host makes its actions end later than all else would."""
-        costs, table = self.pipeline_costs, self.schedule.table
-        times, variants = action_times(self.schedule, costs), variant_of_rows(self.schedule)
-        found = []
-        for rank, stages in enumerate(self.stages_of):
-            number = {stage: place for place, stage in enumerate(stages)}
-            waits = before = 0
-            for row in range(int(table.rank_start[rank]), int(table.rank_start[rank + 1])):
-                name = VARIANTS[int(variants[row])]
-                own = self.ranks[rank].bodies.maps.stream(number[int(table.stage[row])], name)
-                end, received = int(times.end_ps[row]), int(times.received_ps[row])
-                others = [before + own.get("stream", 0), own.get("start", 0)]
-                if received >= 0 and "arrival" in own:
-                    others.append(received + own["arrival"])
-                waits += max(0, end - max(others))
-                before = end
-            found.append(waits / PS_PER_S)
-        return found
+        costs, table, num_stages = self.pipeline_costs, self.schedule.table, self.schedule.num_stages
+        times = action_times(self.schedule, costs)
+        # when an action ends at least: so long after its rank's stream, the step's start, its tensor's arrival
+        later = np.full((3, len(VARIANTS), num_stages), NEVER, dtype=np.int64)
+        for rank, stages in zip(self.ranks, self.stages_of, strict=True):
+            for place, stage in enumerate(stages):
+                for number, name in enumerate(VARIANTS):
+                    own = rank.bodies.maps.stream(place, name)
+                    later[:, number, stage] = own.get("stream", 0), own.get("start", 0), own.get("arrival", NEVER)
+        stream, start, arrival = later[:, variant_of_rows(self.schedule), table.stage]
+        before = np.append(0, times.end_ps[:-1])
+        before[table.rank_start[:-1][table.rank_start[:-1] < len(before)]] = 0
+        others = np.maximum(before + stream, start)
+        arrived = np.where(times.received_ps >= 0, times.received_ps + arrival, NEVER)
+        waits = np.append(0, np.cumsum(np.maximum(0, times.end_ps - np.maximum(others, arrived))))
+        return (np.diff(waits[table.rank_start]) / PS_PER_S).tolist()
+
+
+@lru_cache(maxsize=256)
+def _counts(schedule: Schedule) -> tuple[tuple[tuple[int, str, int], ...], ...]:
+    """Per pipeline rank (number of the chunk on the rank, variant, how many of its actions are of it)."""
+    table, variants = schedule.table, variant_of_rows(schedule)
+    found = []
+    for rank in range(schedule.num_ranks):
+        rows = slice(int(table.rank_start[rank]), int(table.rank_start[rank + 1]))
+        number = {stage: place for place, stage in enumerate(schedule.stages_of(rank))}
+        counts = Counter(zip(table.stage[rows].tolist(), variants[rows].tolist(), strict=True))
+        found.append(tuple((number[stage], VARIANTS[own], count) for (stage, own), count in counts.items()))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +241,7 @@ class _Rank:
         self.lowered = lowered
         self.bodies = bodies_of_rank(key.costs, lowered).slowed(pair_rates(key.costs.machine))
         self._figures: dict[tuple[int, str], _Figures] = {}
+        self._sums: dict[tuple[tuple[int, str, int], ...], _Figures] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...]], tuple[int, dict[str, int]]] = {}
         self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
 
@@ -216,17 +252,18 @@ class _Rank:
             self._peaks[key] = self._memory.peak(schedule, stages)
         return self._peaks[key]
 
-    def figures(self, schedule: Schedule, stages: tuple[int, ...]) -> _Figures:
-        """Of a step."""
-        number = {stage: place for place, stage in enumerate(stages)}
-        rank, variants = schedule.placement[stages[0]], variant_of_rows(schedule)
-        rows = slice(int(schedule.table.rank_start[rank]), int(schedule.table.rank_start[rank + 1]))
-        counts = Counter(zip(schedule.table.stage[rows].tolist(), variants[rows].tolist(), strict=True))
+    def figures(self, counts: tuple[tuple[int, str, int], ...]) -> _Figures:
+        """Of a step; `counts` as of `_counts`."""
+        if counts not in self._sums:
+            self._sums[counts] = self._sum(counts)
+        return self._sums[counts]
+
+    def _sum(self, counts: tuple[tuple[int, str, int], ...]) -> _Figures:
         compute = host = 0.0
         exposed: dict[str, float] = {}
         kernels: dict[str, float] = {}
         for key, count in (
-            *(((number[stage], VARIANTS[variant]), count) for (stage, variant), count in counts.items()),
+            *(((number, variant), count) for number, variant, count in counts),
             ((-1, "end"), 1),
         ):
             own = self._of(key)
@@ -283,6 +320,7 @@ def _walked(ops: Sequence[Op]) -> dict[str, int]:
 
 _RANKS: dict[tuple[object, ...], _Rank] = {}
 _LOWERED: dict[tuple[object, ...], LoweredRank] = {}
+_FORECASTS: dict[tuple[object, ...], Forecast] = {}
 _MOST = 4096
 
 

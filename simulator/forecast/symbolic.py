@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from costmodels.price.instruction import Cost, price, price_transfer, price_wait
@@ -18,7 +19,9 @@ from plans.lower.buckets import LocalParameter
 from plans.lower.symbolic import plain
 from plans.lower.symbolic.outline import ModelOutline, model_outline
 from plans.lower.symbolic.rank import ARRIVE, Cells, PieceUse, SymbolicRank, lower_rank
+from plans.lower.symbolic.wide import block_number, is_wide, with_all_blocks
 from plans.model.graph import itemsize
+from plans.plan import Optimizer
 from plans.program import GroupProgram, Instruction
 from simulator.forecast import body
 from simulator.forecast.action import COLLECTIVE, COMPUTE, Line
@@ -43,11 +46,12 @@ class Repeat(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoweredRank:
-    """A rank, lowered with few blocks, and what of them is repeated."""
+    """A rank, lowered with few blocks, and what of them is repeated; `copies` says it block by block."""
 
     symbolic: SymbolicRank
     uses: tuple[tuple[PieceUse, ...], ...]
     repeats: tuple[Repeat, ...]
+    copies: Mapping[int, int]
     group: GroupProgram
 
 
@@ -63,24 +67,27 @@ def lowered_rank(costs: Chunks, chunks: Sequence[Chunk], wanted: Sequence[Wanted
     pieces = {name: template for name, (template, _) in costs.pieces.items()}
     uses, repeats = _uses(costs, outline, chunks)
     table = "tok_embeddings.weight" if costs.config.tied else "output.weight"
-    symbolic = lower_rank(costs.degrees, outline, pieces, uses, wanted, table)
+    copies = {block: 1 + each.more for each in repeats for block in range(each.first, each.stop)}
+    symbolic = lower_rank(costs.degrees, outline, pieces, uses, wanted, table, copies)
     group = GroupProgram(mesh=outline.mesh, values=dict(symbolic.values), blocks=())
-    return LoweredRank(symbolic=symbolic, uses=tuple(map(tuple, uses)), repeats=repeats, group=group)
+    return LoweredRank(
+        symbolic=symbolic, uses=tuple(map(tuple, uses)), repeats=repeats, copies=copies, group=group
+    )  # fmt: skip
 
 
 def _uses(
     costs: Chunks, outline: ModelOutline, chunks: Sequence[Chunk]
 ) -> tuple[list[list[PieceUse]], tuple[Repeat, ...]]:
     """The pieces of each chunk, blocks numbered through, with as few blocks as show what all do."""
-    number, found, repeats = 0, [], list[Repeat]()
+    number, found, repeats, optimizer = 0, [], list[Repeat](), costs.degrees.optimizer
     for chunk in chunks:
         uses: list[PieceUse] = []
         for piece, count in chunk.pieces:
             if not piece.endswith("block"):
                 uses.append(PieceUse(piece))
                 continue
-            lead, period = _period(costs, outline, [name for name, _ in chunk.pieces], piece)
-            margin = 1 + costs.degrees.optimizer.prefetch
+            lead, period = _period(costs, outline, chunk.pieces, piece)
+            margin = _margin(optimizer, period)
             kept = lead + margin + period + margin + lead
             more = max(0, (count - kept) // period)
             uses += [PieceUse(piece, number + place) for place in range(count - more * period)]
@@ -95,24 +102,48 @@ _LONGEST = 4
 """Blocks of a period; where what they leave in buckets repeats itself more slowly, all blocks are lowered."""
 
 
-def _period(costs: Chunks, outline: ModelOutline, names: Sequence[str], piece: str) -> tuple[int, int]:
+def _margin(optimizer: Optimizer, period: int) -> int:
+    """How many blocks more differ from the repeated ones, on either side, than those in which buckets begin.
+
+    Where a reduction waits for the one before it (level 2), one must have been begun; where weights are gathered for
+    each use (level 3), some gathers are under way.
+    """
+    if optimizer.parallel_level < 2:
+        return 0
+    return period + (optimizer.prefetch if optimizer.parallel_level == 3 else 0)
+
+
+def _period(costs: Chunks, outline: ModelOutline, pieces: Sequence[tuple[str, int]], piece: str) -> tuple[int, int]:
     """After how many blocks of a kind buckets begin to be filled alike, and after how many more they are again.
 
-    Seen from the first block on (gathers) as from the last one (reductions).
+    Seen from the first block on (gathers) as from the last one (reductions). A bucket that all its parameters in the
+    chunk do not fill is closed when the chunk ends, so it does not tell blocks apart (`plans.lower.symbolic.wide`).
     """
     optimizer = costs.degrees.optimizer
+    if optimizer.clip_norm is not None:  # one instruction reads the gradients of all blocks
+        return 10**6, 1
     if not optimizer.bucket_bytes:
         return 1, 1
-    at = names.index(piece)
     lead, period = 1, 1
-    for around, gradients in ((names[:at], False), (names[at + 1 :][::-1], True)):
-        sizes = [_sizes(costs, outline, plain(name), gradients) for name in (*around, piece)]
+    for around, gradients in ((pieces, False), (pieces[::-1], True)):
+        sizes = {name: _sizes(costs, outline, plain(name), gradients) for name, _ in around}
+        totals: dict[object, int] = {}
+        for name, count in around:
+            for key, size in sizes[name]:
+                totals[key] = totals.get(key, 0) + count * size
+        sizes = {
+            name: [(key, size) for key, size in own if totals[key] >= optimizer.bucket_bytes]
+            for name, own in sizes.items()
+        }
         state: dict[object, int] = {}
-        for before in sizes[:-1]:
-            _fill(state, before, optimizer.bucket_bytes)
+        for name, count in around:
+            if name == piece:
+                break
+            for _ in range(count):
+                _fill(state, sizes[name], optimizer.bucket_bytes)
         seen = [dict(state)]
         while len(seen) < 3 * _LONGEST:
-            _fill(state, sizes[-1], optimizer.bucket_bytes)
+            _fill(state, sizes[piece], optimizer.bucket_bytes)
             if state in seen:
                 break
             seen.append(dict(state))
@@ -173,6 +204,8 @@ class _Pricing:
 
     def cost(self, line: Instruction) -> Cost:
         """Of an instruction that the optimizer's lowering wrote."""
+        if self._rank.copies and is_wide(line):
+            line = with_all_blocks(line, self._rank.copies)
         return price(line, self._rank.group, self._costs.machine, self._costs.degrees.num_ranks)
 
     def body(self, items: Sequence[tuple[int, object]]) -> tuple[Op, ...]:
@@ -195,8 +228,8 @@ class _Pricing:
         """The operations of what opens or closes a step."""
         blocks: list[tuple[int, list[Op]]] = []
         for line in lines:
-            named = _BLOCK_NUMBER.search(line.name)
-            block = int(named.group()) if named else -1
+            named = block_number(line.name)
+            block = -1 if named is None else named
             if not blocks or blocks[-1][0] != block:
                 blocks.append((block, []))
             blocks[-1][1].extend(ops_of([line], self.cost))
@@ -221,51 +254,67 @@ class _Pricing:
     def _written_out(self, blocks: Sequence[tuple[int, list[Op]]]) -> tuple[Op, ...]:
         """All blocks in order; a run of repeated ones as often as it says."""
         if not self._rank.repeats:
-            return tuple(op for _, ops in blocks for op in ops)
-        ascending = [block for block, _ in blocks if block >= 0]
-        is_backward = len(ascending) > 1 and ascending[0] > ascending[-1]
+            return tuple([op for _, ops in blocks for op in ops])
         found: list[Op] = []
-        held: list[tuple[int, list[Op]]] = []
-        repeat: Repeat | None = None
-
-        def flush() -> None:
-            nonlocal repeat
-            if repeat is not None:
-                period = repeat.stop - repeat.first
-                copies: Iterable[int] = range(repeat.more + 1)
-                for copy in reversed(list(copies)) if is_backward else copies:
-                    for block, ops in held:
-                        found.extend(_shifted(ops, self._shift(block) + copy * period))
-            held.clear()
-            repeat = None
-
-        for block, ops in blocks:
-            own = next((each for each in self._rank.repeats if each.first <= block < each.stop), None)
-            if own is not repeat:
-                flush()
-                repeat = own
-            if own is None:
-                found.extend(_shifted(ops, self._shift(block) if block >= 0 else self._shift))
-            else:
-                held.append((block, ops))
-        flush()
+        at = 0
+        while at < len(blocks):
+            block, ops = blocks[at]
+            repeat = self._repeat(block)
+            if repeat is None:
+                found.extend(self._outside(block, ops))
+                at += 1
+                continue
+            stop = at
+            while stop < len(blocks) and self._repeat(blocks[stop][0]) is repeat:
+                stop += 1
+            period, copies = repeat.stop - repeat.first, range(repeat.more + 1)
+            for copy in reversed(copies) if _is_backward(blocks, at, stop) else copies:
+                for own, ops in blocks[at:stop]:
+                    found.extend(_shifted(ops, self._shift(own) + copy * period))
+            at = stop
         return tuple(found)
+
+    def _repeat(self, block: int) -> Repeat | None:
+        return next((each for each in self._rank.repeats if each.first <= block < each.stop), None)
 
     def _shift(self, block: int) -> int:
         """By how much a block's number is larger than among the few."""
         return sum(each.more * (each.stop - each.first) for each in self._rank.repeats if each.stop <= block)
 
+    def _outside(self, block: int, ops: Sequence[Op]) -> Iterable[Op]:
+        """Operations outside of repeated blocks. A token of a repeated block is that of the copy that is next."""
+
+        def shift(number: int) -> int:
+            return self._shift(number if block < 0 or self._repeat(number) is None else block)
+
+        return _shifted(ops, shift)
+
+
+def _is_backward(blocks: Sequence[tuple[int, object]], first: int, stop: int) -> bool:
+    """Whether the numbers of blocks fall from `first` to before `stop`, with those right before and behind."""
+    around = [block for block, _ in blocks[max(0, first - 1) : stop + 1] if block >= 0]
+    return len(around) > 1 and around[0] > around[-1]
+
 
 def _shifted(ops: Sequence[Op], by: int | Callable[[int], int]) -> Iterable[Op]:
-    """The operations with the blocks' numbers in their tokens shifted; by what depends on the block outside of one."""
-    if not by:
+    """The operations with the blocks' numbers in their tokens shifted, by as much or by what depends on the number."""
+    if by == 0:
         return ops
+    found = []
+    for op in ops:
+        if "layers." in op.token:
+            kind, dispatch_ps, work_ps, name, channel, token = op
+            number = block_number(token)
+            if number is not None:
+                token = _renumbered(token, number + (by if isinstance(by, int) else by(number)))
+                op = Op(kind, dispatch_ps, work_ps, name, channel, token)
+        found.append(op)
+    return found
 
-    def shifted(match: re.Match[str]) -> str:
-        number = int(match.group())
-        return str(number + (by if isinstance(by, int) else by(number)))
 
-    return [op._replace(token=_BLOCK_NUMBER.sub(shifted, op.token)) if "layers." in op.token else op for op in ops]
+@lru_cache(maxsize=65_536)
+def _renumbered(token: str, number: int) -> str:
+    return _BLOCK_NUMBER.sub(str(number), token)
 
 
 def _ops(line: Line) -> tuple[Op, ...]:

@@ -66,6 +66,7 @@ class ModelOutline:
     loss_dtype: str
 
 
+@lru_cache(maxsize=65_536)
 def renamed(name: str, block: int | None) -> str:
     """A name of a block's parameter or operator, in block number `block`.
 

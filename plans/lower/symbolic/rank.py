@@ -9,7 +9,7 @@ parameter or completes a gradient. The cells between stay references (`Cells`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +22,7 @@ from plans.lower.optimizer import OptimizerLowering
 from plans.lower.reduction import Reduction
 from plans.lower.symbolic.outline import ModelOutline, renamed
 from plans.lower.symbolic.template import Cell, PartTemplate, PieceTemplate, plain
+from plans.lower.symbolic.wide import with_wide_buckets
 from plans.model.graph import Operator, Tensor
 from plans.program import Instruction, Kind, Scope, Value
 
@@ -84,6 +85,7 @@ def lower_rank(
     chunks: Sequence[Sequence[PieceUse]],
     wanted: Sequence[Collection[tuple[str, bool]]],
     table_of_head: str,
+    copies: Mapping[int, int] | None = None,
 ) -> SymbolicRank:
     """The step of a rank.
 
@@ -94,10 +96,12 @@ def lower_rank(
         chunks: of the rank, in the order of the model, their pieces.
         wanted: for each chunk its kinds of backward: ("B", "I" or "W", whether none comes after it in the step).
         table_of_head: the parameter that the head reads: its own, or the embedding's.
+        copies: number of a block -> how many it stands for, of those that stand for more than themselves.
     """
     lowering = _RankLowering(
-        degrees=degrees, outline=outline, pieces=pieces, chunks=chunks, wanted=wanted, table_of_head=table_of_head
-    )
+        degrees=degrees, outline=outline, pieces=pieces, chunks=chunks, wanted=wanted, table_of_head=table_of_head,
+        copies=copies or {},
+    )  # fmt: skip
     return lowering.run()
 
 
@@ -109,9 +113,12 @@ class _RankLowering:
     chunks: Sequence[Sequence[PieceUse]]
     wanted: Sequence[Collection[tuple[str, bool]]]
     table_of_head: str
+    copies: Mapping[int, int]
     table: ValueTable = field(default_factory=ValueTable)
     optimizer: OptimizerLowering = field(init=False)
     accumulators: Mapping[str, Value] = field(init=False)
+    marked: dict[tuple[str, str, bool], list[tuple[int, Cell]]] = field(default_factory=dict)
+    lines: dict[tuple[PieceUse, str, int, tuple[str, ...]], Instruction] = field(default_factory=dict)
 
     def run(self) -> SymbolicRank:
         tensors, homes, reduced = dict[str, Tensor](), {}, {}
@@ -136,6 +143,8 @@ class _RankLowering:
                     completed.pop(own := renamed(name, use.block), None)
                     completed[own] = renamed(operator, use.block)
             optimizer.arrange(number, self._operators(chunk), list(completed.items()), elsewhere)
+            if self.copies:
+                optimizer.chunks[number] = with_wide_buckets(optimizer.chunks[number], self.copies)
         gathers, gathered = optimizer.gathers()
         bodies: dict[tuple[int, str], tuple[tuple[int, Item], ...]] = {}
         for number in range(len(self.chunks)):
@@ -171,44 +180,61 @@ class _RankLowering:
 
     def _chunk(self, number: int, gathered: Mapping[str, Arrival]) -> dict[str, tuple[tuple[int, Item], ...]]:
         chunk, found = self.chunks[number], dict[str, tuple[tuple[int, Item], ...]]()
+        forward = _Skeleton()
+        forward.edge("#begin", 0)
+        for use in chunk:
+            self._reads(forward, use, "F")
+        forward.edge("#end", forward.uses)
+        (body,) = self._complete(number, [forward])  # what it makes for the backward is inside of cells
+        found["F"] = self._items(chunk, "F", forward, body)
+        found["F.first"] = self._items(chunk, "F", forward, with_arrivals(body, gathered))
         kinds = self.wanted[number] or [("B", False)]
         for split, is_last in sorted({(kind != "B", is_last) for kind, is_last in kinds}):
-            forward = _Skeleton()
-            forward.edge("#begin", 0)
-            for use in chunk:
-                self._reads(forward, use, "F")
-            forward.edge("#end", forward.uses)
             parts = self._backward(chunk, self.optimizer.reduction(number, is_last=is_last), split)
-            skeletons = [forward, *parts]
-            lines = [self.optimizer.with_gathers(number, each.lines) for each in skeletons]
-            lines = with_frees(lines, self.table.values)
-            for name, skeleton, body in zip(("F", *("IW" if split else "B")), skeletons, lines, strict=True):
-                if name == "F":
-                    found["F"] = self._items(chunk, "F", skeleton, body)
-                    found["F.first"] = self._items(chunk, "F", skeleton, with_arrivals(body, gathered))
-                else:
-                    found[f"{name}{'.last' * is_last}"] = self._items(chunk[::-1], name, skeleton, body)
+            for name, skeleton, body in zip("IW" if split else "B", parts, self._complete(number, parts), strict=True):
+                found[f"{name}{'.last' * is_last}"] = self._items(chunk[::-1], name, skeleton, body)
         return found
+
+    def _complete(self, number: int, skeletons: Sequence[_Skeleton]) -> list[list[Instruction]]:
+        """The lines of bodies with the gathers of a chunk, and what they free."""
+        lines = [self.optimizer.with_gathers(number, each.lines) for each in skeletons]
+        return with_frees(lines, self.table.values)
 
     def _reads(self, skeleton: _Skeleton, use: PieceUse, part: str) -> None:
         """The cells of a piece that read parameters, its first operator, and what it writes for the step."""
         skeleton.begin()
-        module = ""  # of the cells before; the first cell of a module says where its gathers begin
-        for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
-            own = self._known(use, cell.operator) if cell.operator else module
-            if cell.reads or cell.writes or own != module:
-                skeleton.add(at, self._line(use, cell, at))
-            module = own
+        for at, cell in self._marked(use, part):
+            skeleton.add(at, self._line(use, cell, at))
             if cell.writes:
                 self.table.add(Value(name=cell.writes, shape=(), dtype=cell.dtype, scope=Scope.STEP, role="buffer"))
 
-    def _line(self, use: PieceUse, cell: Cell, at: int) -> Instruction:
-        outputs = (cell.writes,) if cell.writes else ()
-        return Instruction(
-            name=f"{use.piece}{use.block}#{at}", kind=Kind.COMPUTE, call="cell", part=cell.part, outputs=outputs,
-            operator=renamed(self._known(use, cell.operator), use.block) if cell.operator else "",
-            inputs=tuple([self._named(name, use) for name in cell.reads]),
-        )  # fmt: skip
+    def _marked(self, use: PieceUse, part: str) -> list[tuple[int, Cell]]:
+        """The cells of a part that a line stands for, with their numbers: those that read parameters or make
+        gradients, what is written for the step, and the first of each module, which says where its gathers begin."""
+        key = use.piece, part, use.block is None
+        found = self.marked.get(key)
+        if found is None:
+            found, module = [], ""
+            for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
+                own = self._known(use, cell.operator) if cell.operator else module
+                if cell.reads or cell.gradient or cell.writes or own != module:
+                    found.append((at, cell))
+                module = own
+            self.marked[key] = found
+        return found
+
+    def _line(self, use: PieceUse, cell: Cell, at: int, made: tuple[str, ...] = ()) -> Instruction:
+        """The line of a cell; all kinds of backward have the same."""
+        key = use, cell.part, at, made
+        found = self.lines.get(key)
+        if found is None:
+            found = self.lines[key] = Instruction(
+                name=f"{use.piece}{use.block}#{at}", kind=Kind.COMPUTE, call="cell", part=cell.part,
+                outputs=(*made, cell.writes) if cell.writes else made,
+                operator=renamed(self._known(use, cell.operator), use.block) if cell.operator else "",
+                inputs=tuple([self._named(name, use) for name in cell.reads]),
+            )  # fmt: skip
+        return found
 
     def _known(self, use: PieceUse, operator: str) -> str:
         """An operator of the outline that is in the same module as a template's operator."""
@@ -220,7 +246,7 @@ class _RankLowering:
     def _backward(self, chunk: Sequence[PieceUse], reduction: Reduction, split: bool) -> list[_Skeleton]:
         uses: dict[str, int] = {}
         for use in chunk:
-            for cell in self.pieces[use.piece].parts["W" if split else "B"].cells:
+            for _, cell in self._marked(use, "W" if split else "B"):
                 if cell.gradient:
                     name = self._named(cell.gradient, use)
                     uses[name] = uses.get(name, 0) + 1
@@ -232,14 +258,11 @@ class _RankLowering:
             emitter = Emitter(mesh=self.outline.mesh, table=self.table, instructions=skeleton.lines)
             for use in reversed(chunk):
                 skeleton.begin()
-                module = ""
-                for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
-                    own = self._known(use, cell.operator) if cell.operator else module
+                for at, cell in self._marked(use, part):
                     if cell.gradient:
                         self._gradient(emitter, skeleton, use, cell, at, uses, left, reduction)
-                    elif cell.reads or own != module:
+                    else:
                         skeleton.add(at, self._line(use, cell, at))
-                    module = own
             skeleton.edge("#end", skeleton.uses)
             if part != "I":
                 reduction.finish(emitter)
@@ -265,7 +288,7 @@ class _RankLowering:
         value = self.table.add(
             Value(name=made, shape=like.shape, dtype=self.optimizer.local[name].tensor.dtype, role="gradient")
         )
-        skeleton.add(at, replace(self._line(use, cell, at), outputs=(value,)), drop=True)
+        skeleton.add(at, self._line(use, cell, at, made=(value,)), drop=True)
         if like.scope is not Scope.BODY or uses[name] > 1:
             total = self.table.add(like)  # the only gradient of a body is reduced as it is
             emitter.compute(f"{total}.use{left[name] + 1}", "accumulate", "W", (value,), (total,))
@@ -354,8 +377,8 @@ class _Spelling:
             waiting.clear()
             if at >= 0:
                 self._add(at, at + 1, is_dropped=is_dropped)
-            if line.outputs or line.frees:
-                self._append(line)
+            if line.frees or any(not name.startswith("d:") for name in line.outputs):
+                self._append(line)  # the memory of a gradient is that of its cell
         for other in waiting:
             self._append(other)
         return tuple(self.items)

@@ -96,40 +96,31 @@ class PipelineCosts:
         Raises:
             TwofoldError: the shapes do not go together.
         """
-        by_stage = [
-            constant for own in self.maps.values() for clock in own.clocks for constant in own.row(clock).values()
-        ]
-        by_stage += [*self.transfer_ps.values(), *self.receive_dispatch_ps.values()]
-        by_rank = [
-            constant
-            for own in (self.begin, self.end)
-            if own is not None
-            for clock in own.clocks
-            for constant in own.row(clock).values()
-        ]
-        by_rank += [self.wait_dispatch_ps, *others]
+        by_stage = {
+            np.shape(constant)
+            for own in self.maps.values() for row in own.rows.values() for constant in row.values()
+        }  # fmt: skip
+        by_stage |= {np.shape(times) for times in (*self.transfer_ps.values(), *self.receive_dispatch_ps.values())}
+        by_rank = {
+            np.shape(constant)
+            for own in (self.begin, self.end) if own is not None for row in own.rows.values()
+            for constant in row.values()
+        }  # fmt: skip
+        by_rank |= {np.shape(times) for times in (self.wait_dispatch_ps, *others)}
         try:
+            sizes = [num_stages] * len(by_stage) + [num_ranks] * len(by_rank)
             shapes = [
-                np.broadcast_shapes(np.shape(times), (size,))
-                for entries, size in ((by_stage, num_stages), (by_rank, num_ranks))
-                for times in entries
+                np.broadcast_shapes(shape, (size,)) for shape, size in zip((*by_stage, *by_rank), sizes, strict=True)
             ]
-            if any(
-                shape[-1] != size
-                for shape, size in zip(shapes, _sizes(by_stage, by_rank, num_stages, num_ranks), strict=True)
-            ):
+            if any(shape[-1] != size for shape, size in zip(shapes, sizes, strict=True)):
                 raise ValueError
             return np.broadcast_shapes((), *(shape[:-1] for shape in shapes))
         except ValueError:
-            found = sorted({np.shape(times) for times in (*by_stage, *by_rank)}, key=str)
+            found = sorted(by_stage | by_rank, key=str)
             raise TwofoldError(
                 f"the times of {num_stages} stages on {num_ranks} ranks have the shapes {found}; they must be "
                 "(*batch, stages), or (*batch, ranks) for begin, end, waits and start"
             ) from None
-
-
-def _sizes(by_stage: Sequence[Times], by_rank: Sequence[Times], num_stages: int, num_ranks: int) -> list[int]:
-    return [num_stages] * len(by_stage) + [num_ranks] * len(by_rank)
 
 
 class Columns:
