@@ -18,10 +18,12 @@ _HEADS = 32
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _turn(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel takes strides and sizes one by one
-    x, y, cos, sin, length, heads, half, dim, batch_stride, row_stride, head_stride, sign,
+def _turn(  # type: ignore[no-untyped-def]
+    tensors, sizes, strides, sign,
     INTERLEAVED: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
+    x, y, cos, sin = tensors[0], tensors[1], tensors[2], tensors[3]
+    length, heads, half, dim = sizes[0], sizes[1], sizes[2], sizes[3]
     place = tl.program_id(0).to(tl.int64)
     batch, row = place // length, place % length
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -35,7 +37,7 @@ def _turn(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel takes stri
     else:
         first = pair
         second = pair + half
-    source = x + batch * batch_stride + row * row_stride + (head.to(tl.int64) * head_stride)[:, None]
+    source = x + batch * strides[0] + row * strides[1] + (head.to(tl.int64) * strides[2])[:, None]
     target = y + (place * heads + head)[:, None] * dim
     a = tl.load(source + first[None, :], mask=mask, other=0.0).to(c.dtype)
     b = tl.load(source + second[None, :], mask=mask, other=0.0).to(c.dtype)
@@ -67,7 +69,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interleaved: bool)
     block_heads = min(_HEADS, triton.next_power_of_2(heads))
     rest = dim - 2 * pairs
     _turn[(flat.shape[0] * length, triton.cdiv(heads, block_heads))](
-        flat, y, cos, sin, length, heads, pairs, dim, *flat.stride()[:3], sign,
+        (flat, y, cos, sin), (length, heads, pairs, dim), flat.stride()[:3], sign,
         INTERLEAVED=interleaved, BLOCK_HEADS=block_heads, BLOCK_PAIRS=triton.next_power_of_2(pairs),
         BLOCK_REST=triton.next_power_of_2(rest) if rest else 0,
     )  # fmt: skip

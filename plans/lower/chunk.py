@@ -16,7 +16,7 @@ from plans.layout import Layout, TensorLayout
 from plans.lower.chunk_plan import ChunkPlan, StageBoundary
 from plans.lower.emit import Emitter, ValueTable, value_name
 from plans.lower.reduction import Reduction
-from plans.lower.statistic import gather_statistic
+from plans.lower.statistic import gather_statistic, kept_values
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
 from plans.program import ConstantPlacement, Instruction, Kind, Scope, Value
@@ -51,6 +51,7 @@ class ChunkLowering:
     makers: dict[str, Instruction] = field(default_factory=dict)
     senders: dict[str, Instruction] = field(default_factory=dict)
     statistics: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
     returned: dict[str, Placed] = field(default_factory=dict)
     shared: frozenset[str] | None = None
@@ -154,8 +155,10 @@ class ChunkLowering:
                 )
             )  # fmt: skip
             self.placed.setdefault(name, []).append((layout, outputs[-1]))
+        kept = kept_values(emitter, operator, spec, mesh, assignment, self.table[inputs[0]].dtype) if inputs else ()
+        self.kept[operator.name] = kept
         emitter.compute(
-            f"{operator.name}.F", f"{operator.kind}.forward", "F", inputs, tuple(outputs), operator=operator.name,
+            f"{operator.name}.F", f"{operator.kind}.forward", "F", inputs, (*outputs, *kept), operator=operator.name,
             flops=spec.flops // spec.local_fraction(mesh, assignment), mesh=mesh, attrs=self._attrs(operator, spec),
         )  # fmt: skip
         self._hand_on(emitter, operator, spec)
@@ -341,8 +344,14 @@ class _Backward:
                     self._complete(emitter, name)
 
     def _saved(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, need: str) -> str | None:
-        """The operand "x<i>" or "y<i>" of the forward, made again when it was dropped; None for no statistic."""
+        """The operand "x<i>", "y<i>", "s<i>" or "k<i>" of the forward, made again when it was dropped.
+
+        None for a statistic or a kept value that the operator's strategy leaves out.
+        """
         chunk, index = self.chunk, int(need[1:])
+        if need[0] == "k":
+            kept = chunk.kept[operator.name]
+            return self._ensure(emitter, kept[index]) if index < len(kept) else None
         if need[0] == "s":
             statistic = chunk.statistics.get(operator.name)
             return None if statistic is None else self._ensure(emitter, statistic)
