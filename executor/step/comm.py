@@ -73,7 +73,7 @@ def collective_launch(instruction: Instruction, team: Team, output: Value) -> La
         TwofoldError: a call that is no collective.
     """
     call, step = instruction.call, instruction.attrs.get("step")
-    in_place = instruction.inputs == instruction.outputs
+    in_place = instruction.inputs == instruction.outputs or output.shares is not None
     if call == "all_reduce":
         return _all_reduce(team, in_place)
     if call == "all_gather_flat":
@@ -282,17 +282,23 @@ def _scatter_flat(team: Team, size: int) -> Launch:
     return launch
 
 
+def _is_leading(shape: Sequence[int], dim: int) -> bool:
+    """Whether parts along `dim` lie one behind the other in the whole tensor: all dims before it have one element."""
+    return all(size == 1 for size in shape[:dim])
+
+
 def _joined(rows: Tensor, team: Team, dim: int) -> Tensor:
-    """Rows [position, ...] as one tensor, in the order of the members along `dim`."""
-    if dim == 0 and team.is_sorted:
-        return rows.flatten(0, 1)
+    """Rows [position, ...] as one tensor, in the order of the members along `dim`; a view where they lie so."""
+    part = rows.shape[1:]
+    if team.is_sorted and _is_leading(part, dim):
+        return rows.view(*part[:dim], team.size * part[dim], *part[dim + 1 :])
     return torch.cat([rows[position] for position in team.order], dim)
 
 
 def _cut(x: Tensor, team: Team, dim: int) -> Tensor:
     """The chunks of `x` along `dim` as rows [position, ...]: the chunk of member i lies where member i stands."""
-    if dim == 0 and team.is_sorted:
-        return x.contiguous().view(team.size, x.shape[0] // team.size, *x.shape[1:])
+    if team.is_sorted and _is_leading(x.shape, dim):
+        return x.contiguous().view(team.size, *x.shape[:dim], x.shape[dim] // team.size, *x.shape[dim + 1 :])
     chunks = x.chunk(team.size, dim)
     return torch.stack([chunks[member] for member in team.inverse])
 

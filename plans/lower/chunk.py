@@ -320,9 +320,11 @@ class _Backward:
         for index in group:
             name = operator.inputs[index]
             tensor, layout = chunk.micro.tensors[name], spec.gradient_layout(index, mesh, assignment)
+            passed = index in spec.passed and part == "B" and chunk.table[operands[0]].dtype == tensor.dtype
             value = Value(
                 name=f"d:{name}.{operator.name}.{index}", shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
-                role="gradient" if part == "W" else "activation", shares=operands[0] if spec.aliases else None,
+                role="gradient" if part == "W" else "activation",
+                shares=operands[0] if spec.aliases or passed else None,
             )  # fmt: skip
             made.append((name, layout, chunk.table.add(value)))
         attrs = chunk._attrs(operator, spec)

@@ -12,6 +12,7 @@ from plans.lower.boundaries import find_boundaries, parameter_layouts
 from plans.lower.chunk import ChunkLowering
 from plans.lower.chunk_plan import StageBoundary
 from plans.lower.emit import Emitter, ValueTable, Ways
+from plans.lower.in_place import sum_in_place
 from plans.lower.liveness import with_frees
 from plans.lower.loss import accumulate_loss, loss_operator
 from plans.lower.optimizer import OptimizerLowering
@@ -92,6 +93,7 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoun
     returning = [_arrival(chunk, border, True) for border in chunk.leaving if border.trained]
     whole, _ = chunk.backward(back, optimizer.reduction(number, is_last=False))
     inputs, weights = chunk.backward(back, optimizer.reduction(number, is_last=False), split=True)
+    sum_in_place([arriving, forward, returning, whole, inputs, weights], table)
 
     def freed(*backward: list[Instruction]) -> list[tuple[Instruction, ...]]:
         bodies = [optimizer.with_gathers(number, body) for body in (arriving, forward, returning, *backward)]

@@ -106,6 +106,8 @@ class OperatorSpec:
             that split them are handed to the call as attrs "split".
         statistic: see the module; its dim counts as summed within the operator, it leaves no partial sums.
         kept: see the module.
+        passed: inputs whose gradient is that of the output as it is (a sum's terms that are not repeated), so that both
+            can share one memory.
         joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
         blind: whether only the shape of its inputs matters, so that no gradient goes to them.
         discrete: inputs of which only a choice is read (which of them is the largest), so that no gradient goes to
@@ -128,6 +130,7 @@ class OperatorSpec:
     joint: tuple[int, ...] = ()
     blind: bool = False
     discrete: frozenset[int] = frozenset()
+    passed: frozenset[int] = frozenset()
 
     @property
     def contracted(self) -> tuple[str, ...]:

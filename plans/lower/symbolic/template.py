@@ -44,6 +44,7 @@ class Cell:
         gradient: the parameter whose gradient this cell accumulates, where it does.
         reads: the parameters whose weights it reads.
         writes: the value of the step that it writes, such as the loss; "" for none.
+        is_view: all that it makes shares the memory of what it reads, so that no kernel runs.
         whole: an attention's whole lengths of queries and keys (places), and whether it is causal.
     """
 
@@ -58,6 +59,7 @@ class Cell:
     axes: tuple[str, ...] = ()
     token: int = -1
     causal: bool = False
+    is_view: bool = False
     gradient: str = ""
     reads: tuple[str, ...] = ()
     writes: str = ""
@@ -226,6 +228,7 @@ def _cell(
         shapes=tuple(tuple(monomials.enter(size) for size in shape) for shape in shapes),
         touched=tuple(monomials.enter(size) for size in operands if size),
         causal=bool(line.attrs.get("causal", False)),
+        is_view=bool(line.outputs) and all(name in values and values[name].shares is not None for name in line.outputs),
         gradient=_accumulated(line),
         writes=line.outputs[0] if line.outputs and line.outputs[0] == "step_loss" else "",
         **common,
