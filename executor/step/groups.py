@@ -6,8 +6,8 @@ collective's members is that of `mesh.group_of(rank, axes)`; `Team` knows both.
 On gloo transfers run over the default group, one tag per channel. NCCL has no tags and runs the messages of one
 communicator in order, so there each direction between two ranks has a group of its own (one per channel where the two
 ends do not agree on the order), and opposite directions cannot block each other. An NCCL kernel that waits for its peer
-occupies multiprocessors, so a receive is started where its data is first needed and not where the program posts it: what
-computes in between has the whole device (`Lane`). On gloo, where waiting costs nothing, it is started at once.
+occupies multiprocessors, so a receive is started where its data is first needed and not where the program posts it:
+what computes in between has the whole device (`Lane`). On gloo, where waiting costs nothing, it is started at once.
 """
 
 from __future__ import annotations

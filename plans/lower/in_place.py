@@ -19,8 +19,8 @@ __all__ = ["sum_in_place"]
 def sum_in_place(bodies: Sequence[Sequence[Instruction]], table: ValueTable) -> None:
     """Let all-reduces share their input's memory where that is free.
 
-    The input, or another value in the same memory, must have been made here by a computation, and all that reads it must
-    be computations before: what a communication sends has to stay as it is until that is over.
+    The input, or another value in the same memory, must have been made here by a computation, and all that reads it
+    must be computations before: what a communication sends has to stay as it is until that is over.
 
     Args:
         bodies: all that follow each other for one micro-batch; of several variants of a backward each.
