@@ -177,9 +177,7 @@ def _steps(cell: Cell, numbers: Sequence[int], stack: Stack) -> list[Step]:
     touched = sum(numbers[size] for size in cell.touched)
     kernels = stack.kernels(cell.call, shapes, cell.dtype, touched, cell.part)
     times = 0.0 if cell.is_view else 1.0
-    return [
-        replace(kernel, causal=cell.causal, part=cell.part, times=kernel.times * times) for kernel in kernels
-    ]
+    return [replace(kernel, causal=cell.causal, part=cell.part, times=kernel.times * times) for kernel in kernels]
 
 
 def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
