@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["Product", "keeps_sums", "matrix_shape", "product"]
@@ -52,7 +53,7 @@ def product(call: str, shapes: Shapes) -> Product:
     return Product(m=m, n=n, k=k, form=_FORMS.get((kind, part), "nt"))
 
 
-def keeps_sums(shapes: Shapes) -> bool:
+def keeps_sums(shapes: Sequence[tuple[int, ...]]) -> bool:
     """Whether a gradient of attention reads the output and the logarithms of the sums that the forward kept.
 
     They stand behind the gradient of the output, q, k and v (`plans.operators.attention`).

@@ -86,7 +86,8 @@ def attention_grads(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor
         scale=attrs.get("scale"),
     )  # fmt: skip
     if keys < k.shape[2]:  # nothing comes back to the keys behind the last row
-        made = (made[0], *(F.pad(each, (0, 0, 0, k.shape[2] - keys)) for each in made[1:]))
+        hidden = (0, 0, 0, k.shape[2] - keys)
+        made = made[0], F.pad(made[1], hidden), F.pad(made[2], hidden)
     return tuple(_as_given(attrs, each, shape) for each, shape in zip(made, shapes, strict=True))
 
 

@@ -8,8 +8,8 @@ writes the gradient once. Nothing of the size of the logits is kept.
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 __all__ = ["label_gradient", "log_sum_and_logit"]
@@ -18,7 +18,7 @@ _BLOCK = 4096
 """Logits of a row that a program holds at once."""
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit
 def _read(x, label, sums, logit, num_classes, row_stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     start = x + row * row_stride
@@ -38,7 +38,7 @@ def _read(x, label, sums, logit, num_classes, row_stride, BLOCK: tl.constexpr): 
     tl.store(logit + row, tl.load(start + at, mask=inside, other=0.0).to(sums.dtype.element_ty))
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit
 def _write(tensors, y, num_classes, row_stride, HAS_IGNORED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     x, label, sums, factor, ignored = tensors[0], tensors[1], tensors[2], tensors[3], tensors[4]
     row = tl.program_id(0).to(tl.int64)

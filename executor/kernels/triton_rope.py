@@ -7,8 +7,8 @@ them. The arithmetic is that of the tables (single precision for half, double fo
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 __all__ = ["turned"]
@@ -17,7 +17,7 @@ _HEADS = 32
 """Most heads of one program: with 64 pairs each, 16 pairs a thread."""
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit
 def _turn(  # type: ignore[no-untyped-def]
     tensors, sizes, strides, sign,
     INTERLEAVED: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr,
