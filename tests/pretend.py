@@ -227,7 +227,7 @@ class Pretend:
         for key in keys:
             value = rank.group.values[key[0]]
             assert key not in busy, f"{rank.place} changes {key} while an operation under way uses it"
-            in_place = key[0] in instruction.inputs or instruction.call == "accumulate"
+            in_place = key[0] in instruction.inputs or instruction.call == "accumulate" or instruction.attrs.get("adds")
             assert in_place or not rank.made[key], f"{rank.place} makes {key} a second time"
             if value.scope is not Scope.KEPT and (not rank.made[key] or rank.freed[key]):
                 rank.made[key] += 1
@@ -312,6 +312,8 @@ class Pretend:
             attrs["part"] = {dim: mesh.index(rank.number, axes) for dim, axes in attrs.get("split", {}).items()}
             made = RULES[instruction.call](attrs, *inputs)
             outputs = list(made) if isinstance(made, tuple) else [made]
+            if instruction.attrs.get("adds"):
+                outputs = [rank.env.get(keys[0], 0.0) + outputs[0]]
         for key, array in zip(keys, outputs, strict=True):
             value, array = values[key[0]], np.asarray(array)
             assert array.shape == value.shape, f"{rank.place}: {key} comes as {array.shape}, not {value.shape}"

@@ -156,7 +156,8 @@ def _eights(x: Tensor) -> Tensor:
 def _no_random_state(device: torch.device) -> tuple[Tensor, Tensor]:
     """What flash attention's backward takes as the state of the random numbers and does not read without dropout."""
     with torch.inference_mode(False):
-        return torch.zeros(2, dtype=torch.uint64, device=device), torch.zeros((), dtype=torch.uint64, device=device)
+        state = torch.zeros(2, dtype=torch.int64, device=device).view(torch.uint64)
+    return state, state
 
 
 @cache

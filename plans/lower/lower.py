@@ -231,7 +231,7 @@ class _Lowering:
             parts = chunk.backward(back, optimizer.reduction(stage, is_last=is_last), split=split)
             own = [*parts] if split else [parts[0]]
             spread.append(slices.spread([incoming, forward, returning, *own]))
-        sum_in_place([*spread[0], *(body for others in spread[1:] for body in others[3:])], table)
+        sum_in_place(spread, table)
         ways_back: dict[tuple[str, bool], Body] = {}
         incoming_, forward_, returning_ = [list[Instruction]() for _ in range(3)]
         for (split, is_last), found in zip(variants, spread, strict=True):

@@ -262,7 +262,7 @@ class RankMemory:
         template, numbers = self._pieces[cells.piece]
         for at, sign, size, role in template.parts[cells.part].memory:
             if cells.first <= at < cells.stop or (at < 0 and cells.first == 0):
-                if cells.is_dropped and sign < 0:
+                if (cells.is_dropped and sign < 0) or (cells.is_joined and sign > 0 and at >= 0):
                     continue
                 counter.add(role, sign * numbers[size])
 

@@ -44,6 +44,7 @@ class Cells(NamedTuple):
     """The cells `first` to `stop` of a part of a piece.
 
     `is_dropped`: they are left out, as an instruction stands in their place, and what they would free stays alive.
+    `is_joined`: what they make is made in memory of the step, which an instruction before them names.
     """
 
     piece: str
@@ -51,6 +52,7 @@ class Cells(NamedTuple):
     first: int
     stop: int
     is_dropped: bool = False
+    is_joined: bool = False
 
 
 ARRIVE, SEND = "arrive", "send"
@@ -233,9 +235,13 @@ class _RankLowering:
             for use in reversed(chunk):
                 skeleton.begin()
                 module = ""
-                for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
+                cells = self.pieces[use.piece].parts[part].cells
+                for at, (cell, following) in enumerate(zip(cells, (*cells[1:], None), strict=False)):
                     own = self._known(use, cell.operator) if cell.operator else module
-                    if cell.gradient:
+                    if following is not None and self._adds(following, use, uses):
+                        total = self.table.add(self.accumulators[self._named(following.gradient, use)])
+                        skeleton.add(at, replace(self._line(use, cell, at), outputs=(total,)), join=True)
+                    elif cell.gradient:
                         self._gradient(emitter, skeleton, use, cell, at, uses, left, reduction)
                     elif cell.reads or own != module:
                         skeleton.add(at, self._line(use, cell, at))
@@ -257,10 +263,18 @@ class _RankLowering:
         left: dict[str, int],
         reduction: Reduction,
     ) -> None:
-        """A gradient is accumulated, or, where it is the only one of its body, reduced as it is (`ChunkLowering`)."""
+        """A gradient is accumulated, or, where it is the only one of its body, reduced as it is (`ChunkLowering`).
+
+        Where the cell before has added it already nothing is left to do.
+        """
         name = self._named(cell.gradient, use)
         like = self.accumulators[name]
         left[name] -= 1
+        if self._adds(cell, use, uses):
+            skeleton.add(at, self._line(use, cell, at), drop=True)
+            if not left[name]:
+                reduction.add(emitter, name, like.name)
+            return
         made = f"d:{name}" if uses[name] == 1 else f"d:{name}.{left[name]}"
         value = self.table.add(
             Value(name=made, shape=like.shape, dtype=self.optimizer.local[name].tensor.dtype, role="gradient")
@@ -272,6 +286,15 @@ class _RankLowering:
             value = total
         if not left[name]:
             reduction.add(emitter, name, value)
+
+    def _adds(self, cell: Cell, use: PieceUse, uses: Mapping[str, int]) -> bool:
+        """Whether what an accumulating cell does is done by the product before it."""
+        if not cell.joined:
+            return False
+        name = self._named(cell.gradient, use)
+        like = self.accumulators[name]
+        same = like.dtype == self.optimizer.local[name].tensor.dtype
+        return same and (like.scope is not Scope.BODY or uses[name] > 1)
 
     def _share_loss(self, emitter: Emitter) -> None:
         """Sum the loss over the ranks that hold parts of it."""
@@ -297,10 +320,10 @@ class _RankLowering:
 
 @dataclass(slots=True)
 class _Skeleton:
-    """The lines of a body that stand for cells, and where: number of the piece, cell, whether it is left out."""
+    """The lines of a body that stand for cells, and where: number of the piece, cell, whether it is dropped, joined."""
 
     lines: list[Instruction] = field(default_factory=list)
-    place: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
+    place: dict[str, tuple[int, int, bool, bool]] = field(default_factory=dict)
     uses: int = 0
 
     def begin(self) -> None:
@@ -311,12 +334,12 @@ class _Skeleton:
         """A line for the begin or the end of the body."""
         line = Instruction(name=name, kind=Kind.COMPUTE, call="cell", part="C")
         self.lines.append(line)
-        self.place[line.name] = (number, -1, False)
+        self.place[line.name] = (number, -1, False, False)
 
-    def add(self, at: int, line: Instruction, *, drop: bool = False) -> None:
+    def add(self, at: int, line: Instruction, *, drop: bool = False, join: bool = False) -> None:
         """A line for cell `at` of the piece."""
         self.lines.append(line)
-        self.place[line.name] = (self.uses - 1, at, drop)
+        self.place[line.name] = (self.uses - 1, at, drop, join)
 
 
 class _Spelling:
@@ -344,7 +367,7 @@ class _Spelling:
                 else:
                     waiting.append(line)
                 continue
-            number, at, is_dropped = place
+            number, at, is_dropped, is_joined = place
             if at >= 0:
                 self._cells_until(number, at)
             elif number:
@@ -352,9 +375,11 @@ class _Spelling:
             for other in waiting:
                 self._append(other)
             waiting.clear()
+            if is_joined:
+                self._append(line)
             if at >= 0:
-                self._add(at, at + 1, is_dropped=is_dropped)
-            if line.outputs or line.frees:
+                self._add(at, at + 1, is_dropped=is_dropped, is_joined=is_joined)
+            if (line.outputs or line.frees) and not is_joined:
                 self._append(line)
         for other in waiting:
             self._append(other)
@@ -434,7 +459,7 @@ class _Spelling:
         template = self._parts[self._number][self._part]
         return template.num_handed if self._part == "W" else template.num_issued
 
-    def _add(self, first: int, stop: int, *, is_dropped: bool = False) -> None:
+    def _add(self, first: int, stop: int, *, is_dropped: bool = False, is_joined: bool = False) -> None:
         """Cells; one item with those before them where they follow on."""
         if stop <= first:
             return
@@ -443,8 +468,8 @@ class _Spelling:
         before = self.items[-1][1] if self.items else None
         if (
             isinstance(before, Cells) and before[:2] == (piece, self._part) and before.stop == first and first
-            and not before.is_dropped and not is_dropped
+            and not (before.is_dropped or before.is_joined or is_dropped or is_joined)
         ):  # fmt: skip
             self.items[-1] = self.items[-1][0], before._replace(stop=stop)
         else:
-            self._append(Cells(piece, self._part, first, stop, is_dropped))
+            self._append(Cells(piece, self._part, first, stop, is_dropped, is_joined))
