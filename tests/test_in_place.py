@@ -25,8 +25,8 @@ from plans.redistribution import Step, StepKind
 ALONE = Layout((1,), ("dp",))
 
 
-def program_of(optimizer=None, **degrees):
-    config = TransformerConfig(num_layers=2, hidden=16, num_heads=2, vocab=32, seq=8, ffn=32)
+def program_of(optimizer=None, dtype="float32", **degrees):
+    config = TransformerConfig(num_layers=2, hidden=16, num_heads=2, vocab=32, seq=8, ffn=32, dtype=dtype)
     degrees = Degrees(global_batch=8, optimizer=optimizer or Optimizer(kind="adamw", settings={"lr": 0.1}), **degrees)
     return lower(plan_of(degrees, transformer(config, batch_size=8)))
 
@@ -108,6 +108,13 @@ def test_linear_gradients_are_accumulated_by_their_product():
     for each in instructions(program_of(micro_batch=2)):
         assert (each.call != "linear.grad1") or (each.attrs["adds"] and each.outputs[0].startswith("g:"))
         assert each.call != "accumulate" or "norm" in each.inputs[0] or "loss" in each.name or "embed" in each.name
+
+
+def test_half_precision_is_only_written_by_its_product():
+    """A sum in the product would be rounded once, where torch rounds the product and the sum."""
+    several, single = (instructions(program_of(dtype="bfloat16", micro_batch=size)) for size in (2, 8))
+    assert not any(each.attrs.get("adds") for each in several)
+    assert all(each.attrs.get("adds") for each in single if each.call == "linear.grad1")
 
 
 def test_gradients_of_another_dtype_and_those_reduced_at_once_are_not():

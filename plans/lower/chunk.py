@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from plans.layout import Layout, TensorLayout
 from plans.lower.chunk_plan import ChunkPlan, StageBoundary
-from plans.lower.completed import completed_parameters
+from plans.lower.completed import adds_alike, completed_parameters
 from plans.lower.emit import Emitter, ValueTable, value_name
 from plans.lower.reduction import Reduction
 from plans.lower.statistic import gather_statistic, kept_values
@@ -468,8 +468,9 @@ class _Backward:
             return False
         name = operator.inputs[index]
         layout = spec.gradient_layout(index, chunk.mesh_of(operator), chunk.plan.strategy(operator).dims)
-        same = chunk.accumulators[name].dtype == chunk.micro.tensors[name].dtype and layout == chunk.reduced[name]
-        return same and self._is_accumulated(name)
+        only = chunk.plan.num_slices == 1 and self.uses[name] == 1 and name not in self.added
+        same = adds_alike(chunk.accumulators[name].dtype, chunk.micro.tensors[name].dtype, is_only=only)
+        return same and layout == chunk.reduced[name] and self._is_accumulated(name)
 
     def _added(self, emitter: Emitter, name: str, value: str) -> None:
         """One gradient of a parameter less to come; `value` holds those that came."""

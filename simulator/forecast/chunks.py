@@ -360,7 +360,7 @@ class Chunks:
                 given = frozenset(
                     each.name for each in due
                     if self.lowered.reduced_per_micro_batch(each)
-                    or (each.name in joined and self.lowered.degrees.optimizer.accumulates_in(each.dtype) == each.dtype)
+                    or (each.name in joined and self.lowered.adds_alike(each.dtype))
                 )  # fmt: skip
             found = _Depends((piece, part, given, gather, reduce))
             self._depends[key] = self.known.setdefault(("same", found), found)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from plans.degrees import Degrees
+from plans.lower.completed import adds_alike
 from plans.lower.emit import Emitter, ValueTable, channel_of
 from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.liveness import with_frees
@@ -292,9 +293,9 @@ class _RankLowering:
         if not cell.joined:
             return False
         name = self._named(cell.gradient, use)
-        like = self.accumulators[name]
-        same = like.dtype == self.optimizer.local[name].tensor.dtype
-        return same and (like.scope is not Scope.BODY or uses[name] > 1)
+        like, made = self.accumulators[name], self.optimizer.local[name].tensor.dtype
+        only = self.degrees.num_micro_batches == 1 and uses[name] == 1
+        return adds_alike(like.dtype, made, is_only=only) and (like.scope is not Scope.BODY or uses[name] > 1)
 
     def _share_loss(self, emitter: Emitter) -> None:
         """Sum the loss over the ranks that hold parts of it."""
