@@ -2,8 +2,8 @@
 
 Each row is one rule at the size of a block of the 8 x 4096 model (micro-batch 4, 2048 positions, 32 heads of 128, a
 vocabulary of 32,000). "before" is the arithmetic that the executor ran before it had the kernel, in plain torch, and
-"after" is the rule. Times are medians of single calls between CUDA events, with operands that rotate so that no call finds its
-own in the cache. The bound is what the bytes of operands and results take at the memory bandwidth given.
+"after" is the rule. Times are medians of single calls between CUDA events, with operands that rotate so that no call
+finds its own in the cache. The bound is what the bytes of operands and results take at the memory bandwidth given.
 """
 
 from __future__ import annotations
@@ -130,6 +130,19 @@ def _loss(dtype: torch.dtype, part: str) -> Case:
     return Case(name=name, make=make, moved=passes * dtype.itemsize * count * VOCAB)
 
 
+def _update() -> Case:
+    shapes = [(HIDDEN, HIDDEN)] * 4 + [(FFN, HIDDEN)] * 3 + [(HIDDEN,)] * 2
+
+    def make() -> tuple[Call, Call]:
+        groups = [[_randn(*shape).abs_() for _ in range(4)] for shape in shapes]
+        rule, site, settings = rule_of("adamw.update"), _site(shapes[0]), {"lr": 1e-4}
+        flat = [each for group in groups for each in group]
+        return lambda: [rule(site, settings, *group) for group in groups], lambda: rule(site, settings, *flat)
+
+    elements = sum(torch.Size(shape).numel() for shape in shapes)
+    return Case(name="adamw.update of a block", make=make, moved=7 * 2 * elements)
+
+
 def _flat(call: str) -> Case:
     """The weights of a block packed for a reduce-scatter over 4 ranks, or unpacked after an all-gather."""
     shapes, rows = [(HIDDEN, HIDDEN)] * 4 + [(FFN, HIDDEN)] * 3, 4
@@ -159,7 +172,7 @@ def cases() -> list[Case]:
     losses = [_loss(dtype, part) for dtype in (torch.bfloat16, torch.float32) for part in ("forward", "grad0")]
     norms = [_norm(kind, which) for kind in ("rms_norm", "layer_norm") for which in (0, 1)]
     return [
-        _rope("rope.forward", 1), _rope("rope.grad0", -1), _attention(), *norms, *losses, _flat("flat_pack"),
+        _rope("rope.forward", 1), _rope("rope.grad0", -1), _attention(), *norms, *losses, _update(), _flat("flat_pack"),
         _flat("flat_unpack"),
     ]  # fmt: skip
 

@@ -164,3 +164,23 @@ def test_a_large_cross_entropy_is_made_some_rows_at_a_time(monkeypatch):
     again = rule_of("cross_entropy.forward")(site(), attrs, x, t)
     assert torch.equal(whole[0], again[0])
     assert torch.equal(gradient, rule_of("cross_entropy.grad0")(site(x.shape), attrs, x, t, again[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_adamw_of_many_is_adamw_of_each(dtype):
+    sizes, settings = (5, 130, 1), {"lr": 0.1, "weight_decay": 0.05}
+    leaves = [randn(at, size, dtype=dtype).requires_grad_() for at, size in enumerate(sizes)]
+    optimizer = torch.optim.AdamW(leaves, lr=0.1, weight_decay=0.05, foreach=False, fused=DEVICE.type == "cuda")
+    weights = [each.detach().clone() for each in leaves]
+    states = [[torch.zeros_like(each), torch.zeros_like(each)] for each in weights]
+    for step in range(1, 4):
+        gradients = [randn(10 * step + at, size, dtype=dtype) for at, size in enumerate(sizes)]
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient.clone()
+        optimizer.step()
+        operands = [x for w, g, (m, s) in zip(weights, gradients, states, strict=True) for x in (w, g, m, s)]
+        with torch.inference_mode():
+            made = rule_of("adamw.update")(site(step=step), settings, *operands)
+        assert [id(each) for each in made] == [id(each) for at, each in enumerate(operands) if at % 4 != 1]
+        for weight, leaf in zip(weights, leaves, strict=True):
+            torch.testing.assert_close(weight, leaf.detach(), rtol=1e-6, atol=1e-7)

@@ -272,15 +272,17 @@ def num_inputs(call: str, shapes: tuple[tuple[int, ...], ...]) -> int:
     return len(shapes) - 1
 
 
-def rule_s(compute: Compute, rule: Rule, touched: float) -> float:
+def rule_s(compute: Compute, rule: Rule, touched: float, times: int = 1) -> float:
     """Seconds of an instruction of twofold's executor whose operands and results have `touched` bytes.
+
+    One that does the same for several operands, one behind the other, does it so many `times`.
 
     >>> compute = Compute(matrix_flops_per_s={"float32": 1.0}, vector_flops_per_s={"float32": 1.0}, memory_Bps=100.0)
     >>> rule_s(compute, Rule(kernels=3.0, passes=2.5), 10.0)
     0.25
     """
     assert rule.passes is not None
-    return rule.kernels * compute.kernel_s + rule.passes * touched / compute.memory_Bps
+    return rule.kernels * times * compute.kernel_s + rule.passes * touched / compute.memory_Bps
 
 
 def attention_s(

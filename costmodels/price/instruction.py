@@ -222,14 +222,16 @@ def price_compute(
     kind, rates = compute_class(call), machine.compute
     rule = rates.rules.get(rule_name(call, num_inputs(call, shapes))) if own else None
     if rule is not None:
-        plain = price_compute(machine, call, shapes, dtype, touched_bytes, flops)
-        work_ps = plain.work_ps if rule.passes is None else _ps(machine, rule_s(rates, rule, touched_bytes))
-        dispatch_ps = plain.dispatch_ps if rule.dispatch_s is None else _ps(machine, rule.dispatch_s)
+        plain, times = price_compute(machine, call, shapes, dtype, touched_bytes, flops), _num_updated(call, shapes)
+        work_ps = plain.work_ps if rule.passes is None else _ps(machine, rule_s(rates, rule, touched_bytes, times))
+        issued = 1 if machine.host_async else times  # by one kernel, or one after the other
+        dispatch_ps = plain.dispatch_ps if rule.dispatch_s is None else _ps(machine, rule.dispatch_s * issued)
         return Cost(dispatch_ps, work_ps)
     if kind == "view":
         return Cost(_ps(machine, machine.dispatch_s[kind]), 0)
     if kind == "update":
         kernels, passes, operands = _update(call)
+        kernels *= _num_updated(call, shapes)
         moved = touched_bytes * passes // operands
         work_s = memory_s(rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels)
         return Cost(_ps(machine, kernels * machine.dispatch_s[kind]), _ps(machine, work_s))
@@ -280,6 +282,11 @@ def _vector_s(machine: Machine, touched: int, flops: int, dtype: str) -> float:
 
 def _matrix_rate(machine: Machine, dtype: str) -> float:
     return matrix_rate(machine.compute, dtype, machine.name)
+
+
+def _num_updated(call: str, shapes: Shapes) -> int:
+    """How many parameters an instruction of this executor updates: AdamW has 4 operands and 3 results of each."""
+    return max(1, len(shapes) // 7) if call == "adamw.update" else 1
 
 
 def _update(call: str) -> tuple[int, int, int]:

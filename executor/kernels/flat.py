@@ -62,9 +62,14 @@ def flat_unpack(context: OpContext, attrs: Attrs, flat: Tensor) -> tuple[Tensor,
     return tuple(part[: math.prod(shape)].view(shape) for part, shape in zip(parts, attrs["shapes"], strict=True))
 
 
-def store(context: OpContext, attrs: Attrs, master: Tensor, weight: Tensor) -> Tensor:
-    """Round a master weight into the weight, in place."""
-    return weight.copy_(master)
+def store(context: OpContext, attrs: Attrs, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """Round master weights, the first half of `tensors`, into the weights, the second half, in place."""
+    count = len(tensors) // 2
+    if count == 1:
+        return tensors[1].copy_(tensors[0])
+    masters, weights = tensors[:count], tensors[count:]
+    torch._foreach_copy_(weights, masters)
+    return weights
 
 
 def sum_squares(context: OpContext, attrs: Attrs, *gradients: Tensor) -> Tensor:
