@@ -120,7 +120,7 @@ class Instruction:
         shapes: the local shapes of the operands the price depends on (inputs, then outputs).
         pieces: SEND / RECV: who sends which part (global index ranges) to whom.
         transfer: SEND / RECV: source and target layout and the whole shape.
-        attrs: settings for the call.
+        attrs: settings for the call; with "adds" it adds what it makes to its output, where that is there already.
     """
 
     name: str

@@ -9,10 +9,6 @@ from plans.plan import Optimizer
 
 __all__ = ["necessary_flops", "physics_s"]
 
-_RECOMPUTES = frozenset({"attention"})
-"""Operators whose gradient call makes the forward again. That is a choice of the kernel, no work that has to be done:
-the backward of an attention whose weights are kept takes twice its forward."""
-
 
 def necessary_flops(graph: Graph) -> dict[str, int]:
     """dtype -> floating-point operations that every step of the graph needs.
@@ -27,8 +23,8 @@ def necessary_flops(graph: Graph) -> dict[str, int]:
     for operator in graph.operators:
         spec, trained = graph.spec(operator), graph.trained_inputs(operator)
         gradients = sum(spec.gradients[index].flops for index in trained)
-        if operator.kind in _RECOMPUTES and 0 in trained:
-            gradients -= spec.flops
+        if 0 in trained:
+            gradients -= spec.remade_flops
         dtype = graph.tensors[operator.outputs[0]].dtype
         flops[dtype] = flops.get(dtype, 0) + spec.flops + gradients
     return flops

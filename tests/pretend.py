@@ -227,7 +227,7 @@ class Pretend:
         for key in keys:
             value = rank.group.values[key[0]]
             assert key not in busy, f"{rank.place} changes {key} while an operation under way uses it"
-            in_place = key[0] in instruction.inputs or instruction.call == "accumulate"
+            in_place = key[0] in instruction.inputs or instruction.call == "accumulate" or instruction.attrs.get("adds")
             assert in_place or not rank.made[key], f"{rank.place} makes {key} a second time"
             if value.scope is not Scope.KEPT and (not rank.made[key] or rank.freed[key]):
                 rank.made[key] += 1
@@ -293,7 +293,7 @@ class Pretend:
         elif instruction.call == "flat_unpack":
             outputs = unpack(inputs[0], attrs["rows"], attrs["sizes"], [values[key[0]].shape for key in keys])
         elif instruction.call == "store":
-            outputs = [inputs[0].copy()]
+            outputs = [each.copy() for each in inputs]
         elif instruction.call == "sum_squares":
             counted = mesh.index(rank.number, attrs["axes"]) == 0
             outputs = [np.array(sum((float((array**2).sum()) for array in inputs), 0.0) if counted else 0.0)]
@@ -302,16 +302,23 @@ class Pretend:
         elif instruction.call == "scale":
             outputs = [inputs[0] * inputs[1]]
         elif instruction.call in UPDATES:
-            assert instruction.outputs == (instruction.inputs[0], *instruction.inputs[2:]), instruction
-            weight, gradient = (values[name].dtype for name in instruction.inputs[:2])
-            assert weight == gradient, f"{rank.place}: the gradient is {gradient}, the weight {weight}"
-            outputs = UPDATES[instruction.call](attrs, self.steps, *inputs)
+            count = {"sgd.update": 2, "momentum.update": 3, "adamw.update": 4}[instruction.call]
+            outputs = []
+            for first in range(0, len(inputs), count):  # of one parameter after the other
+                given = instruction.inputs[first : first + count]
+                made = instruction.outputs[len(outputs) : len(outputs) + count - 1]
+                assert made == (given[0], *given[2:]), instruction
+                weight, gradient = (values[name].dtype for name in given[:2])
+                assert weight == gradient, f"{rank.place}: the gradient is {gradient}, the weight {weight}"
+                outputs += UPDATES[instruction.call](attrs, self.steps, *inputs[first : first + count])
         else:
             attrs = dict(attrs, shape=values[keys[0][0]].shape, dtype=values[keys[0][0]].dtype)
             attrs["first"] = mesh.index(rank.number, attrs.get("bias_axes", ())) == 0
             attrs["part"] = {dim: mesh.index(rank.number, axes) for dim, axes in attrs.get("split", {}).items()}
             made = RULES[instruction.call](attrs, *inputs)
             outputs = list(made) if isinstance(made, tuple) else [made]
+            if instruction.attrs.get("adds"):
+                outputs = [rank.env.get(keys[0], 0.0) + outputs[0]]
         for key, array in zip(keys, outputs, strict=True):
             value, array = values[key[0]], np.asarray(array)
             assert array.shape == value.shape, f"{rank.place}: {key} comes as {array.shape}, not {value.shape}"

@@ -58,18 +58,23 @@ def cross_entropy_statistic(attrs: Attrs, x: Array, label: Array) -> Array:
     return np.stack([np.logaddexp.reduce(x, axis=-1), (x * is_label(attrs, x, label)).sum(axis=-1)])[None]
 
 
-def cross_entropy(attrs: Attrs, x: Array, label: Array, rows: Array | None = None) -> Array:
+def cross_entropy(attrs: Attrs, x: Array, label: Array, rows: Array | None = None) -> Array | tuple[Array, Array]:
+    """The loss; where the classes are whole, also the logarithm of every row's sum of exponentials."""
+    is_whole = rows is None
     rows = cross_entropy_statistic(attrs, x, label) if rows is None else rows
-    return (np.logaddexp.reduce(rows[:, 0], axis=0) - rows[:, 1].sum(axis=0)).sum() / attrs["count"]
+    sums = np.logaddexp.reduce(rows[:, 0], axis=0)
+    loss = (sums - rows[:, 1].sum(axis=0)).sum() / attrs["count"]
+    return (loss, sums) if is_whole else loss
 
 
-def cross_entropy_grad(attrs: Attrs, x: Array, label: Array, rows: Array | None = None) -> Array:
-    rows = cross_entropy_statistic(attrs, x, label) if rows is None else rows
-    softmax = np.exp(x - np.logaddexp.reduce(rows[:, 0], axis=0)[..., None])
+def cross_entropy_grad(attrs: Attrs, x: Array, label: Array, known: Array) -> Array:
+    """From the rows of all shards, or from the logarithms of the sums of exponentials."""
+    sums = np.logaddexp.reduce(known[:, 0], axis=0) if known.ndim > label.ndim else known
+    softmax = np.exp(x - sums[..., None])
     return (softmax - is_label(attrs, x, label)) * attrs["scale"] / attrs["count"]
 
 
-RULES: Mapping[str, Callable[..., Array]] = {
+RULES: Mapping[str, Callable[..., Array | tuple[Array, ...]]] = {
     "linear.forward": linear,
     "linear.grad0": lambda attrs, dy, weight: dy @ weight,
     "linear.grad1": linear_grad_weight,

@@ -133,10 +133,14 @@ def test_linear_over_a_split_sum_adds_the_bias_once():
 def test_parts_of_a_loss_add_up_to_its_mean(kind):
     x = randn(0, 6, 5)
     t = torch.tensor([0, 4, 2, 2, 1, 3]) if kind == "cross_entropy" else randn(1, 6, 5)
-    parts = [
-        LOSS_RULES[f"{kind}.forward"](site(), {"count": t.numel()}, x[rows], t[rows]) for rows in ([0, 1], [2, 3, 4, 5])
-    ]
+    parts = [loss_of(kind, t.numel(), x[rows], t[rows])[0] for rows in ([0, 1], [2, 3, 4, 5])]
     close(parts[0] + parts[1], LOSSES[kind](x, t))
+
+
+def loss_of(kind, count, x, t):
+    """The loss, and what it keeps for its gradient."""
+    made = LOSS_RULES[f"{kind}.forward"](site(), {"count": count}, x, t)
+    return made if isinstance(made, tuple) else (made,)
 
 
 @pytest.mark.parametrize("kind", sorted(LOSSES))
@@ -144,7 +148,8 @@ def test_gradient_of_a_loss_equals_autograd_and_takes_its_scale(kind):
     x = randn(0, 6, 5).requires_grad_()
     t = torch.tensor([0, 4, 2, 2, 1, 3]) if kind == "cross_entropy" else randn(1, 6, 5)
     LOSSES[kind](x, t).backward()
-    found = LOSS_RULES[f"{kind}.grad0"](site((6, 5)), {"count": t.numel(), "scale": 0.25}, x.detach(), t)
+    kept = loss_of(kind, t.numel(), x.detach(), t)[1:]
+    found = LOSS_RULES[f"{kind}.grad0"](site((6, 5)), {"count": t.numel(), "scale": 0.25}, x.detach(), t, *kept)
     close(found, x.grad / 4)
 
 
@@ -255,8 +260,9 @@ def test_causal_attention_of_a_split_sequence_is_that_of_the_whole(dtype, kv_hea
     for rank in range(3):
         rows = slice(4 * rank, 4 * rank + 4)
         site = OpContext(rank=rank, mesh=Layout((3,), ("cp",)), dtype=str(dtype).split(".")[-1])
-        outputs.append(rule_of("attention.forward")(site, attrs, q[..., rows, :], k, v))
-        mine = rule_of("attention.grad012")(site, attrs, g[..., rows, :], q[..., rows, :], k, v)
+        kept = rule_of("attention.forward")(site, attrs, q[..., rows, :], k, v)
+        outputs.append(kept[0])
+        mine = rule_of("attention.grad012")(site, attrs, g[..., rows, :], q[..., rows, :], k, v, *kept)
         gradients[0][..., rows, :] = mine[0]
         gradients[1] += mine[1]
         gradients[2] += mine[2]

@@ -132,7 +132,7 @@ def test_attention_counts_the_products_of_its_two_head_dims():
     assert spec.flops == 2 * scores * 6 + 2 * scores * 10
     assert spec.output_shape(0) == (2, 4, 8, 10)
     # the scores again, their gradient (10), those of q (6), k (6) and v (10)
-    assert sum(each.flops for each in spec.gradients.values()) == 2 * scores * (6 + 10 + 10 + 6 + 6 + 10)
+    assert sum(each.flops for each in spec.gradients.values()) == 2 * scores * (6 + 10 + 6 + 6 + 10)
 
 
 def test_deepseek_v3_has_the_published_number_of_parameters():

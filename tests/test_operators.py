@@ -379,6 +379,7 @@ class OnRanks:
         self.statistic = self.spec.statistic_layout(mesh, assignment)
         if self.statistic is not None:
             self.gather_statistic()
+        self.forward = self.run_forward()
 
     def cut(self, whole, layout):
         return {rank: cut(whole.detach(), layout, rank) for rank in self.mesh.rank_list}
@@ -407,11 +408,22 @@ class OnRanks:
             assert all(each.is_contiguous() and each.untyped_storage().data_ptr() not in own for each in made)
         return results
 
-    def check_forward(self):
+    def run_forward(self):
+        """The output's parts; what the forward keeps is saved for the gradients, in the shapes that the spec says."""
         operands = [self.saved[f"x{index}"] for index in range(len(self.inputs))]
         operands += [self.saved["s0"]] if "s0" in self.saved else []
         parts = self.call("forward", operands, self.out_layout.local_shape(self.output.shape))
-        close(joined(parts, self.out_layout, self.output.shape), self.output)
+        kept = self.spec.kept_layouts(self.mesh, self.assignment)
+        if not kept:
+            return parts
+        for index, (layout, shape) in enumerate(kept):
+            self.saved[f"k{index}"] = {rank: made[1 + index] for rank, made in parts.items()}
+            assert all(made[1 + index].shape == layout.local_shape(shape) for made in parts.values())
+        assert all(len(made) == 1 + len(kept) for made in parts.values())
+        return {rank: made[0] for rank, made in parts.items()}
+
+    def check_forward(self):
+        close(joined(self.forward, self.out_layout, self.output.shape), self.output)
 
     def check_gradients(self, together=True):
         if not self.spec.gradients:

@@ -37,15 +37,27 @@ def rope(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([made.real, made.imag, x[..., rotary:]], -1)
 
 
-def attention(attrs: Attrs, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Of [b, s, heads, d]."""
-    served, length = q.shape[2] // k.shape[2], q.shape[1]
-    k, v = k.repeat_interleave(served, 2), v.repeat_interleave(served, 2)
+def scores_of(attrs: Attrs, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Of [b, s, heads, d]: [b, heads, rows, columns]."""
+    k, length = k.repeat_interleave(q.shape[2] // k.shape[2], 2), q.shape[1]
     scores = torch.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
     if attrs.get("causal"):
         rows = torch.arange(length)[:, None] + attrs["part"].get("s", 0) * length
         scores = scores.masked_fill(torch.arange(k.shape[1]) > rows, -torch.inf)
-    return torch.einsum("bhst,bthd->bshd", scores.softmax(-1), v)
+    return scores
+
+
+def attention(attrs: Attrs, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Of [b, s, heads, d]."""
+    v = v.repeat_interleave(q.shape[2] // v.shape[2], 2)
+    return torch.einsum("bhst,bthd->bshd", scores_of(attrs, q, k).softmax(-1), v)
+
+
+def norm_figures(kind: str, attrs: Attrs, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What the forward of a norm keeps: the mean (of a layer norm) and the scale of every row."""
+    if kind == "layer_norm":
+        return x.mean(-1), (x.var(-1, correction=0) + attrs["eps"]).rsqrt()
+    return (((x * x).mean(-1) + attrs["eps"]).rsqrt(),)
 
 
 def made(formula: Formula) -> Callable[..., Array]:
@@ -63,8 +75,35 @@ def gradients(formula: Formula, *wanted: int) -> Callable[..., Array | tuple[Arr
     return rule
 
 
+def attention_with_sums(attrs: Attrs, *inputs: Array) -> tuple[Array, Array]:
+    q, k, v = map(torch.tensor, inputs)
+    return attention(attrs, q, k, v).numpy(), scores_of(attrs, q, k).logsumexp(-1).numpy()
+
+
+def attention_gradients(attrs: Attrs, dy: Array, *inputs: Array) -> tuple[Array, ...]:
+    """Of q, k, v, the output and the sums that the forward kept, which are checked."""
+    for found, made_again in zip(inputs[3:], attention_with_sums(attrs, *inputs[:3]), strict=True):
+        np.testing.assert_allclose(found, made_again, rtol=1e-9)
+    return gradients(attention, 0, 1, 2)(attrs, dy, *inputs[:3])  # type: ignore[return-value]
+
+
+def norm_forward(kind: str) -> Callable[..., tuple[Array, ...]]:
+    def rule(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+        x, *rest = map(torch.tensor, inputs)
+        figures = norm_figures(kind, attrs, x)
+        return norm(kind)(attrs, x, *rest).numpy(), *(each.numpy() for each in figures)
+
+    return rule
+
+
+def check_figures(kind: str, attrs: Attrs, x: Array, figures: tuple[Array, ...]) -> None:
+    for found, made_again in zip(figures, norm_figures(kind, attrs, torch.tensor(x)), strict=True):
+        np.testing.assert_allclose(found, made_again.numpy(), rtol=1e-9, atol=1e-12)
+
+
 def norm_weight_gradient(kind: str) -> Callable[..., Array]:
-    def rule(attrs: Attrs, dy: Array, x: Array) -> Array:
+    def rule(attrs: Attrs, dy: Array, x: Array, *figures: Array) -> Array:
+        check_figures(kind, attrs, x, figures)
         one = np.ones(x.shape[-1])
         rest = (one, one) if kind == "layer_norm" else (one,)
         return gradients(norm(kind), 1)(attrs, dy, x, *rest)  # type: ignore[return-value]
@@ -73,7 +112,8 @@ def norm_weight_gradient(kind: str) -> Callable[..., Array]:
 
 
 def norm_input_gradient(kind: str) -> Callable[..., Array]:
-    def rule(attrs: Attrs, dy: Array, x: Array, weight: Array) -> Array:
+    def rule(attrs: Attrs, dy: Array, x: Array, weight: Array, *figures: Array) -> Array:
+        check_figures(kind, attrs, x, figures)
         rest = (weight, np.zeros_like(weight)) if kind == "layer_norm" else (weight,)
         return gradients(norm(kind), 0)(attrs, dy, x, *rest)  # type: ignore[return-value]
 
@@ -107,8 +147,8 @@ RULES.update(  # type: ignore[attr-defined]
     {
         "rope.forward": made(rope),
         "rope.grad0": lambda attrs, dy: gradients(rope, 0)(attrs, dy, np.zeros_like(dy)),
-        "attention.forward": made(attention),
-        "attention.grad012": gradients(attention, 0, 1, 2),
+        "attention.forward": attention_with_sums,
+        "attention.grad012": attention_gradients,
         "embedding.forward": embedding,
         "embedding.grad1": embedding_gradient,
         "arange.forward": arange,
@@ -117,7 +157,7 @@ RULES.update(  # type: ignore[attr-defined]
 for _kind in ("rms_norm", "layer_norm"):
     RULES.update(  # type: ignore[attr-defined]
         {
-            f"{_kind}.forward": made(norm(_kind)),
+            f"{_kind}.forward": norm_forward(_kind),
             f"{_kind}.grad0": norm_input_gradient(_kind),
             f"{_kind}.grad1": norm_weight_gradient(_kind),
             f"{_kind}.grad2": RULES["linear.grad2"],

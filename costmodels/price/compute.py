@@ -12,8 +12,8 @@ from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_til
 from plans.errors import TwofoldError
 
 __all__ = [
-    "FORMS", "Attention", "Compute", "Rule", "attention_s", "matrix_rate", "matrix_s", "memory_s", "rate", "rule_name",
-    "rule_s",
+    "FORMS", "Attention", "Compute", "Rule", "attention_s", "matrix_rate", "matrix_s", "memory_s", "num_inputs", "rate",
+    "rule_name", "rule_s",
 ]  # fmt: skip
 
 FORMS = ("nt", "nn", "tn")
@@ -258,15 +258,31 @@ def rule_name(call: str, num_inputs: int) -> str:
     return f"{call}:{num_inputs}" if call in BY_INPUTS else call
 
 
-def rule_s(compute: Compute, rule: Rule, touched: float) -> float:
+def num_inputs(call: str, shapes: tuple[tuple[int, ...], ...]) -> int:
+    """How many operands a call has, by its local shapes, as far as `rule_name` asks.
+
+    A loss that keeps the logarithms of its sums, which come after the loss itself, was made from logits and labels;
+    one that keeps nothing was made from a statistic as well.
+
+    >>> num_inputs("sum", ((4,), (4,), (4,))), num_inputs("cross_entropy.forward", ((4, 8), (4,), (), (4,)))
+    (2, 2)
+    """
+    if call == "cross_entropy.forward":
+        return 3 if shapes and shapes[-1] == () else 2
+    return len(shapes) - 1
+
+
+def rule_s(compute: Compute, rule: Rule, touched: float, times: int = 1) -> float:
     """Seconds of an instruction of twofold's executor whose operands and results have `touched` bytes.
+
+    One that does the same for several operands, one behind the other, does it so many `times`.
 
     >>> compute = Compute(matrix_flops_per_s={"float32": 1.0}, vector_flops_per_s={"float32": 1.0}, memory_Bps=100.0)
     >>> rule_s(compute, Rule(kernels=3.0, passes=2.5), 10.0)
     0.25
     """
     assert rule.passes is not None
-    return rule.kernels * compute.kernel_s + rule.passes * touched / compute.memory_Bps
+    return rule.kernels * times * compute.kernel_s + rule.passes * touched / compute.memory_Bps
 
 
 def attention_s(

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from costmodels.machine.machine import Machine
-from costmodels.price.compute import attention_s, matrix_rate, matrix_s, memory_s, rate, rule_name, rule_s
+from costmodels.price.compute import (
+    attention_s,
+    matrix_rate,
+    matrix_s,
+    memory_s,
+    num_inputs,
+    rate,
+    rule_name,
+    rule_s,
+)
 from costmodels.price.free_calls import MAYBE_VIEWS, VIEWS
 from costmodels.price.group import Group, mesh_group, pair_group
 from costmodels.price.links import (
@@ -24,7 +33,7 @@ from costmodels.price.links import (
     transfer_links,
     transfer_on_graph,
 )
-from costmodels.price.products import matrix_shape, product
+from costmodels.price.products import keeps_sums, matrix_shape, product
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.operators.attention import heads_first
@@ -211,16 +220,18 @@ def price_compute(
         own: whether twofold's executor makes the call, so that its rules hold (`Compute.rules`).
     """
     kind, rates = compute_class(call), machine.compute
-    rule = rates.rules.get(rule_name(call, len(shapes) - 1)) if own else None
+    rule = rates.rules.get(rule_name(call, num_inputs(call, shapes))) if own else None
     if rule is not None:
-        plain = price_compute(machine, call, shapes, dtype, touched_bytes, flops)
-        work_ps = plain.work_ps if rule.passes is None else _ps(machine, rule_s(rates, rule, touched_bytes))
-        dispatch_ps = plain.dispatch_ps if rule.dispatch_s is None else _ps(machine, rule.dispatch_s)
+        plain, times = price_compute(machine, call, shapes, dtype, touched_bytes, flops), _num_updated(call, shapes)
+        work_ps = plain.work_ps if rule.passes is None else _ps(machine, rule_s(rates, rule, touched_bytes, times))
+        issued = 1 if machine.host_async else times  # by one kernel, or one after the other
+        dispatch_ps = plain.dispatch_ps if rule.dispatch_s is None else _ps(machine, rule.dispatch_s * issued)
         return Cost(dispatch_ps, work_ps)
     if kind == "view":
         return Cost(_ps(machine, machine.dispatch_s[kind]), 0)
     if kind == "update":
         kernels, passes, operands = _update(call)
+        kernels *= _num_updated(call, shapes)
         moved = touched_bytes * passes // operands
         work_s = memory_s(rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels)
         return Cost(_ps(machine, kernels * machine.dispatch_s[kind]), _ps(machine, work_s))
@@ -238,19 +249,27 @@ def price_compute(
 def _attention_s(machine: Machine, call: str, shapes: Shapes, dtype: str, touched: int, flops: int) -> float:
     part = call.partition(".")[2]
     queries, keys, values = shapes[:3] if part == "forward" else shapes[1:4]
-    heads = math.prod(queries[:-2])
-    full = 2 * heads * queries[-2] * keys[-2] * (queries[-1] + values[-1]) * (1 if part == "forward" else 3)
-    causal = bool(flops) and flops < 0.75 * full
+    heads, kept = math.prod(queries[:-2]), part != "forward" and keeps_sums(shapes)
+    sizes = queries[-1] + values[-1]
+    # a gradient from kept sums makes the scores again, one without makes the whole forward again
+    depth = sizes if part == "forward" else 2 * sizes + queries[-1] if kept else 3 * sizes
+    causal = bool(flops) and flops < 0.75 * 2 * heads * queries[-2] * keys[-2] * depth
     peak = _matrix_rate(machine, dtype)
     if machine.compute.attention is None:
-        share = 1.0 if part == "forward" else 2.5 if part == "backward" else 3.5
+        share = 1.0 if part == "forward" else 2.5 if part == "backward" or kept else 3.5
         depth = max(1, int((queries[-1] + values[-1]) * share * (0.5 if causal else 1.0)))
         return matrix_s(machine.compute, (heads * queries[-2], keys[-2], depth), peak, touched)
-    sizes = (heads, queries[-2], queries[-1])
-    parts = {"forward": (False,), "backward": (True,)}.get(part, (False, True))  # a gradient makes the forward again
+    parts = (False,) if part == "forward" else (True,) if part == "backward" or kept else (False, True)
     return sum(
         attention_s(
-            machine.compute, sizes, keys[-2], values[-1], peak, touched / len(parts), causal=causal, backward=backward
+            machine.compute,
+            (heads, queries[-2], queries[-1]),
+            keys[-2],
+            values[-1],
+            peak,
+            touched / len(parts),
+            causal=causal,
+            backward=backward,
         )
         for backward in parts
     )
@@ -263,6 +282,11 @@ def _vector_s(machine: Machine, touched: int, flops: int, dtype: str) -> float:
 
 def _matrix_rate(machine: Machine, dtype: str) -> float:
     return matrix_rate(machine.compute, dtype, machine.name)
+
+
+def _num_updated(call: str, shapes: Shapes) -> int:
+    """How many parameters an instruction of this executor updates: AdamW has 4 operands and 3 results of each."""
+    return max(1, len(shapes) // 7) if call == "adamw.update" else 1
 
 
 def _update(call: str) -> tuple[int, int, int]:

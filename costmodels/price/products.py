@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Product", "matrix_shape", "product"]
+__all__ = ["Product", "keeps_sums", "matrix_shape", "product"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -50,6 +51,21 @@ def product(call: str, shapes: Shapes) -> Product:
         assert len(other) == 2
         return Product(m=m, n=n, k=k, batch=batch, form=_FORMS[kind, part])
     return Product(m=m, n=n, k=k, form=_FORMS.get((kind, part), "nt"))
+
+
+def keeps_sums(shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a gradient of attention reads the output and the logarithms of the sums that the forward kept.
+
+    They stand behind the gradient of the output, q, k and v (`plans.operators.attention`).
+
+    Args:
+        shapes: local shapes of the gradient's call, inputs first.
+
+    >>> q, sums = (2, 4, 16, 8), (2, 4, 16)
+    >>> keeps_sums((q, q, q, q, q, sums, q, q, q)), keeps_sums((q, q, q, q, q, q, q))
+    (True, False)
+    """
+    return len(shapes) > 5 and len(shapes[5]) == len(shapes[0]) - 1
 
 
 def matrix_shape(call: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, int, int]:

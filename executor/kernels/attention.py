@@ -1,8 +1,12 @@
-"""Scaled-dot-product attention by torch's own kernel; its three gradients by autograd of it alone.
+"""Scaled-dot-product attention by torch's own kernels, forward and backward.
 
-torch picks the kernel (flash where it can). A rank with rows [first, first + rows) of a split causal query reads only
-keys up to its last row, so that its mask ends in the lower right corner, which flash attention knows. Weights that are
-dropped rule flash out: which ones is a function of their position, and torch's kernels draw their own.
+Without a mask and without dropout the forward keeps the logarithms of its sums, from which the backward goes on
+(`executor.kernels.fused_attention`). With one of them gradients come by autograd of the operator alone, which makes its
+forward again.
+
+A rank with rows [first, first + rows) of a split causal query reads only keys up to its last row, so that its mask ends
+in the lower right corner, which flash attention knows. Weights that are dropped rule flash out: which ones is a
+function of their position, and torch's kernels draw their own.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from executor.kernels.context import OpContext, Rule
+from executor.kernels.fused_attention import attend, attend_backward, lower_mask
 from executor.kernels.place import by_autograd, num_parts, offset
 from executor.kernels.random import kept_elements
 
@@ -23,49 +28,107 @@ __all__ = ["ATTENTION_RULES"]
 Attrs = Mapping[str, Any]
 
 
-def attention(context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T scale + mask) v; heads of k and v serve equal numbers of heads of q in a row."""
-    if attrs.get("layout") == "bshd":  # as views: torch's kernels take them so, and flash makes its output so
+def attention(
+    context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(q k^T scale + mask) v; heads of k and v serve equal numbers of heads of q in a row.
+
+    With it come the logarithms of the sums of exponentials [b.., heads, length], but for a mask or dropout.
+    """
+    if mask is not None or attrs.get("p", 0) > 0:
+        return _masked(context, attrs, q, k, v, mask)
+    shape, first = q.shape, _first(context, attrs, q)
+    q, k, v = (_heads_first(attrs, each) for each in (q, k, v))
+    keys = _num_keys(q, k, first)
+    out, sums = attend(q, k[:, :, :keys], v[:, :, :keys], _corner(first, q, keys), attrs.get("scale"))
+    made = (*shape[:-1], v.shape[-1])
+    heads = made if attrs.get("layout") != "bshd" else (*shape[:-3], shape[-2], shape[-3], shape[-1])
+    return _as_given(attrs, out, made), sums.reshape(heads[:-1]).contiguous()
+
+
+def _first(context: OpContext, attrs: Attrs, q: Tensor) -> int | None:
+    """The position of the first row where the attention is causal."""
+    if not attrs.get("causal", False):
+        return None
+    return offset(context, attrs, "s", q.shape[-3 if attrs.get("layout") == "bshd" else -2])
+
+
+def _num_keys(q: Tensor, k: Tensor, first: int | None) -> int:
+    """How many keys the rows read: in causal attention up to the last row."""
+    return k.shape[2] if first is None else min(k.shape[2], first + q.shape[2])
+
+
+def _corner(first: int | None, q: Tensor, keys: int) -> int | None:
+    """A mask that hides nothing is none."""
+    return None if first is not None and first >= keys - 1 else first
+
+
+def _heads_first(attrs: Attrs, x: Tensor) -> Tensor:
+    """[b, heads, length, size], as a view: torch's kernels take it so, and flash makes its output so."""
+    x = x.reshape(-1, *x.shape[-3:]) if x.dim() != 4 else x
+    return x.transpose(1, 2) if attrs.get("layout") == "bshd" else x
+
+
+def _as_given(attrs: Attrs, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    x = x.transpose(1, 2) if attrs.get("layout") == "bshd" else x
+    return x.contiguous().view(shape)
+
+
+def attention_grads(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v from q, k, v, the output and what the forward kept; or from q, k, v and the mask."""
+    if len(inputs) < 5:
+        return by_autograd(lambda *fresh: _masked(context, attrs, *fresh), inputs, (0, 1, 2), g)
+    shapes, first = [each.shape for each in inputs[:3]], _first(context, attrs, inputs[0])
+    g, q, k, v, out = (_heads_first(attrs, each) for each in (g, *inputs[:4]))
+    keys = _num_keys(q, k, first)
+    made = attend_backward(
+        g, q, k[:, :, :keys], v[:, :, :keys], out, inputs[4].reshape(q.shape[:3]), first=_corner(first, q, keys),
+        scale=attrs.get("scale"),
+    )  # fmt: skip
+    if keys < k.shape[2]:  # nothing comes back to the keys behind the last row
+        hidden = (0, 0, 0, k.shape[2] - keys)
+        made = made[0], F.pad(made[1], hidden), F.pad(made[2], hidden)
+    return tuple(_as_given(attrs, each, shape) for each, shape in zip(made, shapes, strict=True))
+
+
+def _attention_grad(which: int) -> Callable[..., Tensor]:
+    def one(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
+        if len(inputs) == 5:
+            return attention_grads(context, attrs, g, *inputs)[which]
+        return by_autograd(lambda *fresh: _masked(context, attrs, *fresh), inputs, (which,), g)[0]
+
+    return one
+
+
+# -- with a mask or dropout --------------------------------------------------------------------------------------------
+
+
+def _masked(context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    if attrs.get("layout") == "bshd":
         q, k, v = (each.transpose(-2, -3) for each in (q, k, v))
-        return _heads_first(context, attrs, q, k, v, mask).transpose(-2, -3).contiguous()
-    return _heads_first(context, attrs, q, k, v, mask).contiguous()
+        return _scaled_dot_product(context, attrs, q, k, v, mask).transpose(-2, -3).contiguous()
+    return _scaled_dot_product(context, attrs, q, k, v, mask).contiguous()
 
 
-def _heads_first(context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _scaled_dot_product(
+    context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> Tensor:
     causal, rows, keys = attrs.get("causal", False), q.shape[-2], k.shape[-2]
     kept = _kept_weights(context, attrs, q, keys) if attrs.get("p", 0) > 0 else None
     if causal and num_parts(context, attrs, "s") > 1:
         first = offset(context, attrs, "s", rows)
         keys, causal = min(keys, first + rows), False
         k, v = k[..., :keys, :], v[..., :keys, :]
-        if mask is None and kept is None and keys == first + rows:
-            return _at_the_end(attrs, q, k, v)
-        lower = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril_(first)
+        lower = lower_mask(rows, keys, first, q.device)
         mask = lower if mask is None else _both(lower, mask[..., :keys] if mask.shape[-1] > 1 else mask)
     elif causal and mask is not None:
-        lower = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril_()
-        mask, causal = _both(lower, mask), False
-    grouped = q.shape[-3] != k.shape[-3]
+        mask, causal = _both(lower_mask(rows, keys, 0, q.device), mask), False
     if kept is not None:
         return _dropped(attrs, q, k, v, mask, causal, kept[..., : k.shape[-2]])
+    grouped = q.shape[-3] != k.shape[-3]
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=attrs.get("scale"), enable_gqa=grouped
     )
-
-
-def _at_the_end(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention for the last rows of a square score matrix: keys beyond a row's position are masked."""
-    rows, keys, scale = q.shape[-2], k.shape[-2], attrs.get("scale")
-    grouped = q.shape[-3] != k.shape[-3]
-    if rows == keys:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-    from torch.nn.attention.bias import causal_lower_right  # it imports the compiler, which takes two seconds
-
-    mask = (
-        causal_lower_right(rows, keys) if q.dtype.itemsize == 2  # a mask by its kind leaves torch the choice of flash
-        else torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril_(keys - rows)
-    )  # fmt: skip
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
 
 
 def _both(lower: Tensor, mask: Tensor) -> Tensor:
@@ -78,7 +141,7 @@ def _dropped(attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     """Attention computed by its formula, with dropout of the softmax weights."""
     repeats = q.shape[-3] // k.shape[-3]
     if causal:
-        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril_()
+        mask = lower_mask(q.shape[-2], k.shape[-2], 0, q.device)
     scores = (q * attrs.get("scale", q.shape[-1] ** -0.5)) @ k.repeat_interleave(repeats, -3).transpose(-1, -2)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -101,18 +164,6 @@ def _kept_weights(context: OpContext, attrs: Attrs, q: Tensor, keys: int) -> Ten
     return kept_elements(
         region, shape, attrs["p"], attrs["seed"], context.counter.step, context.micro_batch, q.device
     )  # fmt: skip
-
-
-def attention_grads(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of q, k and v."""
-    return by_autograd(lambda *fresh: attention(context, attrs, *fresh), inputs, (0, 1, 2), g)
-
-
-def _attention_grad(which: int) -> Callable[..., Tensor]:
-    def one(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
-        return by_autograd(lambda *fresh: attention(context, attrs, *fresh), inputs, (which,), g)[0]
-
-    return one
 
 
 ATTENTION_RULES: Mapping[str, Rule] = {

@@ -21,7 +21,7 @@ Attrs = Mapping[str, Any]
 
 
 def flat_pack(context: OpContext, attrs: Attrs, *tensors: Tensor) -> Tensor:
-    """Tensors flattened, padded with zeros, cast and put into the columns of a flat buffer.
+    """Tensors flattened, padded with zeros, cast and put into the columns of a flat buffer, by one kernel on a GPU.
 
     attrs "axes": along them every rank has the same tensors; of every row it packs the piece that is its own.
     """
@@ -30,6 +30,9 @@ def flat_pack(context: OpContext, attrs: Attrs, *tensors: Tensor) -> Tensor:
     dtype = context.torch_dtype
     result = torch.empty(context.shape, dtype=dtype, device=tensors[0].device)
     matrix, start = result.view(rows, -1), 0
+    if count == 1:  # `size` is that of `rows` padded parts
+        torch._chunk_cat([tensor.reshape(-1) for tensor in tensors], 0, rows, out=matrix)
+        return result
     for tensor, size in zip(tensors, sizes, strict=True):
         flat, column = tensor.reshape(-1), matrix[:, start : start + size]
         start += size
@@ -45,19 +48,28 @@ def flat_pack(context: OpContext, attrs: Attrs, *tensors: Tensor) -> Tensor:
 
 
 def flat_unpack(context: OpContext, attrs: Attrs, flat: Tensor) -> tuple[Tensor, ...]:
-    """The tensors of attrs "shapes" out of a flat buffer; of one row they are views of it where the program says so."""
-    matrix, start, found = flat.view(attrs["rows"], -1), 0, []
-    for shape, size in zip(attrs["shapes"], attrs["sizes"], strict=True):
-        part = matrix[:, start : start + size].reshape(-1)[: math.prod(shape)].view(shape)
-        start += size
-        is_view = part.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
-        found.append(part.clone() if is_view and not context.shares else part)
-    return tuple(found)
+    """The tensors of attrs "shapes" out of a flat buffer; of one row they are views of it where the program says so.
+
+    All are copied by one kernel on a GPU.
+    """
+    rows, sizes = attrs["rows"], attrs["sizes"]
+    matrix = flat.view(rows, -1)
+    if context.shares:
+        parts = [part.view(-1) for part in matrix.split(sizes, 1)]
+    else:
+        parts = [flat.new_empty(rows * size) for size in sizes]
+        torch.split_with_sizes_copy(matrix, sizes, 1, out=[part.view(rows, -1) for part in parts])
+    return tuple(part[: math.prod(shape)].view(shape) for part, shape in zip(parts, attrs["shapes"], strict=True))
 
 
-def store(context: OpContext, attrs: Attrs, master: Tensor, weight: Tensor) -> Tensor:
-    """Round a master weight into the weight, in place."""
-    return weight.copy_(master)
+def store(context: OpContext, attrs: Attrs, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """Round master weights, the first half of `tensors`, into the weights, the second half, in place."""
+    count = len(tensors) // 2
+    if count == 1:
+        return tensors[1].copy_(tensors[0])
+    masters, weights = tensors[:count], tensors[count:]
+    torch._foreach_copy_(weights, masters)
+    return weights
 
 
 def sum_squares(context: OpContext, attrs: Attrs, *gradients: Tensor) -> Tensor:

@@ -6,22 +6,28 @@ the loss, which takes no incoming gradient; attrs "scale" stands for it (one ove
 
 A cross entropy with attrs "ignore_index" takes the number of labels that count from its third input instead: that
 depends on the data, and is summed over ranks before.
+
+A cross entropy reads its logits in their own dtype, once forward and once backward, and adds up in at least single
+precision: on a GPU by two Triton kernels, elsewhere in plain torch, some rows at a time. What its backward needs of the
+forward is one number a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor.kernels.chips import has_triton
 from executor.kernels.context import OpContext, Rule
 from executor.kernels.lookup import local_ids
 from plans.errors import TwofoldError
 
-__all__ = ["LOSS_RULES"]
+__all__ = ["LOSS_RULES", "gradient_plainly"]
 
 Attrs = Mapping[str, Any]
 
@@ -44,10 +50,6 @@ def mse_loss(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
 def mse_loss_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
     """Gradient of the squared error: 2 (x - t) scale / count."""
     return (x - t).mul_(2.0 * attrs.get("scale", 1.0) / attrs["count"])
-
-
-_NO_LABEL = -(2**63)
-"""What torch is told to ignore where nothing is: its default, -100, would be left out of the sum but be counted."""
 
 
 def count_labels(context: OpContext, attrs: Attrs, t: Tensor) -> Tensor:
@@ -75,47 +77,113 @@ def _operands(attrs: Attrs, rest: tuple[Tensor, ...]) -> tuple[Any, Tensor | Non
 def cross_entropy_statistic(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *_: Tensor) -> Tensor:
     """Of a part of the classes: [1, 2, b..], the log of the sum of exponentials and the label's logit (0 elsewhere)."""
     label, mine = _labels(context, attrs, t, x.shape[-1])
-    x = x.to(context.torch_dtype)
-    logit = x.gather(-1, label.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0)
-    return torch.stack([torch.logsumexp(x, -1), logit]).unsqueeze(0)
+    return torch.stack(_read(x, label, mine, context.torch_dtype)).unsqueeze(0)
 
 
-def cross_entropy(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor) -> Tensor:
-    """sum -log softmax(x[b.., c])[t[b..]] / count; the classes are the last dim.
+def cross_entropy(
+    context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor
+) -> Tensor | tuple[Tensor, Tensor]:
+    """sum -log softmax(x[b.., c])[t[b..]] / count, and the logarithms of the sums of exponentials [b..].
 
-    `rest` holds the number of labels, with attrs "ignore_index", and what `cross_entropy_statistic` made of every part
-    of split classes; that has all that is needed.
+    The classes are the last dim. `rest` holds the number of labels, with attrs "ignore_index", and what
+    `cross_entropy_statistic` made of every part of split classes; that has all that is needed, and the loss is all that
+    comes out.
     """
     count, shards = _operands(attrs, rest)
-    ignored = attrs.get("ignore_index", _NO_LABEL)
     if shards is not None:
-        total = torch.logsumexp(shards[:, 0], 0) - shards[:, 1].sum(0)
-        return (total.masked_fill_(t == ignored, 0).sum() / count).to(context.torch_dtype)
+        return _mean(context, attrs, torch.logsumexp(shards[:, 0], 0) - shards[:, 1].sum(0), t, count)
     try:
-        total = F.cross_entropy(x.reshape(-1, x.shape[-1]), t.reshape(-1), reduction="sum", ignore_index=ignored)
-    except IndexError as error:  # on an accelerator the device says it, later
+        label, mine = _labels(context, attrs, t, x.shape[-1])
+    except RuntimeError as error:  # on an accelerator the device says it, later
         raise TwofoldError(
             f"{error} in a cross_entropy of {x.shape[-1]} classes. Labels that are to be ignored need an ignore_index "
             f"that the loss is given and that is not torch's default of -100, such as CrossEntropyLoss(ignore_index=-1)"
         ) from None
-    return (total / count).to(context.torch_dtype)
+    sums, logit = _read(x, label, mine, _wide(x))
+    return _mean(context, attrs, sums - logit, t, count), sums
+
+
+def _mean(context: OpContext, attrs: Attrs, terms: Tensor, t: Tensor, count: Any) -> Tensor:
+    if "ignore_index" in attrs:
+        terms = terms.masked_fill(t == attrs["ignore_index"], 0)
+    return (terms.sum() / count).to(context.torch_dtype)
 
 
 def cross_entropy_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor, *rest: Tensor) -> Tensor:
-    """(softmax(x) - one at the label) scale / count, 0 where the label is ignored."""
-    count, shards = _operands(attrs, rest)
-    if shards is None:
-        probability, label = torch.softmax(x, -1), t.unsqueeze(-1)
-        one = x.new_full((), -1.0).expand(*t.shape, 1)
-        if "ignore_index" in attrs:
-            label = label.masked_fill(label == attrs["ignore_index"], 0)
-    else:
-        total = torch.logsumexp(shards[:, 0], 0).unsqueeze(-1)
-        probability = (x - total).exp_().to(x.dtype)
-        local, mine = _labels(context, attrs, t, x.shape[-1])
-        label, one = local.unsqueeze(-1), -mine.unsqueeze(-1).to(x.dtype)
-    g = probability.scatter_add_(-1, label, one).mul_(attrs.get("scale", 1.0) / count)
-    return g.masked_fill_((t == attrs["ignore_index"]).unsqueeze(-1), 0) if "ignore_index" in attrs else g
+    """(softmax(x) - one at the label) scale / count, 0 where the label is ignored.
+
+    The last of `rest` is what the forward kept, or the statistic of split classes.
+    """
+    count = rest[0] if "ignore_index" in attrs else attrs["count"]
+    known = rest[-1]
+    sums = torch.logsumexp(known[:, 0], 0) if known.dim() > t.dim() else known
+    label, mine = _labels(context, attrs, t, x.shape[-1])
+    ignored = t == attrs["ignore_index"] if "ignore_index" in attrs else None
+    scale = attrs.get("scale", 1.0)
+    if has_triton(x):
+        from executor.kernels.triton_loss import label_gradient
+
+        factor = scale / count if isinstance(count, Tensor) else _scalar(scale / count, sums.dtype, x.device)
+        return label_gradient(x, label.masked_fill(~mine, -1), sums, factor.to(sums.dtype), ignored)
+    return gradient_plainly(x, label, mine, sums, scale / count, ignored)
+
+
+def _read(x: Tensor, label: Tensor, mine: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The logarithms of the sums of exponentials of the rows of `x`, and the labels' logits, 0 where not `mine`."""
+    if has_triton(x):
+        from executor.kernels.triton_loss import log_sum_and_logit
+
+        return log_sum_and_logit(x, label.masked_fill(~mine, -1), dtype)
+    sums = torch.cat([torch.logsumexp(rows.to(dtype), -1) for rows in _chunks(x)]).view(x.shape[:-1])
+    logit = x.gather(-1, label.unsqueeze(-1)).squeeze(-1).to(dtype)
+    return sums, logit.masked_fill_(~mine, 0)
+
+
+def gradient_plainly(
+    x: Tensor, label: Tensor, mine: Tensor, sums: Tensor, factor: Tensor | float, ignored: Tensor | None
+) -> Tensor:
+    """(exp(x - sums) - one at the label) factor in the dtype of `x`, in plain torch.
+
+    Args:
+        x: logits [b.., classes].
+        label: [b..], a class of `x` wherever it is `mine`.
+        mine: [b..], where the label stands in `x`.
+        sums: [b..], logarithms of sums of exponentials.
+        factor: a number or a scalar tensor.
+        ignored: [b..], rows whose gradient is 0; None: none.
+    """
+    classes = x.shape[-1]
+    one = torch.where(mine, -1.0, 0.0).to(sums.dtype).view(-1, 1)
+    label, sums = label.view(-1, 1), sums.reshape(-1, 1)
+    made = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows, first = made.view(-1, classes), 0
+    for part in _chunks(x):
+        last = first + part.shape[0]
+        g = (part - sums[first:last]).exp_().scatter_add_(-1, label[first:last], one[first:last]).mul_(factor)
+        rows[first:last] = g
+        first = last
+    return made if ignored is None else made.masked_fill_(ignored.unsqueeze(-1), 0)
+
+
+_CHUNK = 2**24
+"""Logits whose exponentials are held at once in single precision: 64 MiB."""
+
+
+def _chunks(x: Tensor) -> tuple[Tensor, ...]:
+    """The rows of `x`, some at a time."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat.split(max(1, _CHUNK // max(1, x.shape[-1])))
+
+
+@lru_cache(maxsize=64)
+def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number on a device; kept, as a step that is replayed can copy nothing to it."""
+    with torch.inference_mode(False):
+        return torch.full((), value, dtype=dtype, device=device)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.dtype.itemsize == 2 else x.dtype
 
 
 LOSS_RULES: Mapping[str, Rule] = {

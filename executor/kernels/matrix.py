@@ -37,9 +37,10 @@ def linear_grad_x(context: OpContext, attrs: Attrs, g: Tensor, w: Tensor) -> Ten
     return g @ w
 
 
-def linear_grad_w(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """dL/dw[n, k] = sum_b g[b.., n] x[b.., k]."""
-    return g.reshape(-1, g.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+def linear_grad_w(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, old: Tensor | None = None) -> Tensor:
+    """dL/dw[n, k] = sum_b g[b.., n] x[b.., k]; added to `old` in place, in the precision of the product, if given."""
+    rows, columns = g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1])
+    return rows @ columns if old is None else old.addmm_(rows, columns)
 
 
 def linear_grad_bias(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Softmax, layer norm, RMS norm; the gradients recompute the statistics of a norm.
+"""Softmax, layer norm, RMS norm.
 
-On a GPU the gradients of norms are torch's fused kernels: one that makes the statistics again (with an output that is
-thrown away) and one that reads the input and the gradient once. In half precision those compute in float32.
+The forward of a norm keeps the scale (and the mean) of every row in at least single precision; the gradients read them.
+On a GPU both ways are torch's fused kernels, which compute half precision in single.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from executor.kernels.chips import is_gpu
 from executor.kernels.context import OpContext, Rule
 
 __all__ = ["NORMALISATION_RULES"]
@@ -42,95 +43,129 @@ def log_softmax_grad(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor) -> 
     return _aten._log_softmax_backward_data(g, y, attrs["dim"], y.dtype)
 
 
-def _last(x: Tensor, attrs: Attrs) -> tuple[int, ...]:
-    return tuple(range(-attrs.get("num_dims", 1), 0))
+def _num_dims(attrs: Attrs) -> int:
+    return int(attrs.get("num_dims", 1))
 
 
-def _over_rows(x: Tensor, attrs: Attrs) -> tuple[int, ...]:
-    return tuple(range(x.dim() - attrs.get("num_dims", 1)))
+def _last(attrs: Attrs) -> tuple[int, ...]:
+    return tuple(range(-_num_dims(attrs), 0))
 
 
-def _is_fused(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether torch has a fused kernel for it: on a GPU, with all operands of one dtype."""
-    return x.is_cuda and (weight is None or weight.dtype == x.dtype)
+def _rows(attrs: Attrs, x: Tensor) -> torch.Size:
+    """The shape of what there is one of for each row."""
+    return x.shape[: x.dim() - _num_dims(attrs)]
+
+
+def _beside(attrs: Attrs, x: Tensor, figure: Tensor) -> Tensor:
+    """A figure of every row, with the dims of `x`."""
+    return figure.view(*_rows(attrs, x), *(1,) * _num_dims(attrs))
+
+
+def _is_narrow(x: Tensor) -> bool:
+    return x.dtype.itemsize == 2
+
+
+# -- layer norm --------------------------------------------------------------------------------------------------------
 
 
 def layer_norm(
     context: OpContext, attrs: Attrs, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x - mean) / sqrt(variance + eps) weight + bias, and mean and 1 / sqrt(variance + eps) of every row."""
+    shape, rows = x.shape[-_num_dims(attrs) :], _rows(attrs, x)
+    if _is_narrow(x) and not is_gpu(x):  # a CPU would round what it keeps to the dtype of x
+        variance, mean = torch.var_mean(x.float(), _last(attrs), correction=0)
+        return F.layer_norm(x, shape, weight, bias, attrs["eps"]), mean, (variance + attrs["eps"]).rsqrt_()
+    y, mean, scale = torch.native_layer_norm(x, shape, weight, bias, attrs["eps"])
+    return y, mean.view(rows), scale.view(rows)
+
+
+def layer_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, *rest: Tensor) -> Tensor:
+    """With h = g weight and z = normalised x: scale (h - mean h - z mean(h z)); `rest`: a weight, mean and scale."""
+    weight, mean, scale = (None, *rest)[-3:]
+    assert mean is not None and scale is not None
+    if _has_layer_norm_backward(x, weight):
+        return _layer_norm_backward(attrs, g, x, mean, scale, weight, 0)
+    z = _normalised(attrs, x, mean, scale)
+    h, last = (g if weight is None else g * weight), _last(attrs)
+    h = h - h.mean(last, keepdim=True) - z * (h * z).mean(last, keepdim=True)
+    return h.mul_(_beside(attrs, x, scale)).to(x.dtype)
+
+
+def layer_norm_grad_weight(
+    context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, mean: Tensor, scale: Tensor
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) weight + bias."""
-    return F.layer_norm(x, x.shape[-attrs.get("num_dims", 1) :], weight, bias, attrs["eps"])
-
-
-def _normalised(attrs: Attrs, x: Tensor) -> tuple[Tensor, Tensor]:
-    variance, mean = torch.var_mean(x, _last(x, attrs), correction=0, keepdim=True)
-    scale = (variance + attrs["eps"]).rsqrt_()
-    return (x - mean).mul_(scale), scale
-
-
-def layer_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """With h = g weight and z = normalised x: scale (h - mean h - z mean(h z))."""
-    if _is_fused(x, weight):
-        return _fused_layer_norm(attrs, g, x, weight, (True, False, False))
-    z, scale = _normalised(attrs, x)
-    h, last = (g if weight is None else g * weight), _last(x, attrs)
-    return (h - h.mean(last, keepdim=True) - z * (h * z).mean(last, keepdim=True)).mul_(scale)
-
-
-def layer_norm_grad_weight(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
     """The sum of g times normalised x over all other dims."""
-    if x.is_cuda and context.torch_dtype == x.dtype:
-        return _fused_layer_norm(attrs, g, x, x.new_empty(context.shape), (False, True, False))
-    return (_normalised(attrs, x)[0].mul_(g)).sum_to_size(context.shape)
-
-
-def _fused_layer_norm(
-    attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None, wanted: tuple[bool, bool, bool]
-) -> Tensor:
-    """One gradient; that of the weight takes its shape and type from `weight`, no values."""
-    shape = x.shape[-attrs.get("num_dims", 1) :]
-    _, mean, scale = torch.native_layer_norm(x, shape, None, None, attrs["eps"])
-    found = _aten.native_layer_norm_backward(g.contiguous(), x, shape, mean, scale, weight, None, wanted)
-    return found[wanted.index(True)]
+    if context.torch_dtype == x.dtype and _has_layer_norm_backward(x, None):
+        return _layer_norm_backward(attrs, g, x, mean, scale, x.new_empty(context.shape), 1)
+    return _normalised(attrs, x, mean, scale).mul_(g).sum_to_size(context.shape).to(context.torch_dtype)
 
 
 def layer_norm_grad_bias(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
     """The sum of g over all other dims."""
-    rows = _over_rows(g, attrs)
+    rows = tuple(range(len(_rows(attrs, g))))
     return g.sum(rows) if rows else g.clone()
 
 
-def _inverse_root(attrs: Attrs, x: Tensor) -> Tensor:
-    return x.square().mean(_last(x, attrs), keepdim=True).add_(attrs["eps"]).rsqrt_()
+def _normalised(attrs: Attrs, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    return (x - _beside(attrs, x, mean)).mul_(_beside(attrs, x, scale))
 
 
-def rms_norm(context: OpContext, attrs: Attrs, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """RMS norm: x / sqrt(mean(x^2) + eps) * weight."""
-    return F.rms_norm(x, x.shape[-attrs.get("num_dims", 1) :], weight, attrs["eps"])
+def _has_layer_norm_backward(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether torch's kernel takes statistics in the precision in which they are kept, and operands of these dtypes."""
+    known = is_gpu(x) or (x.device.type == "cpu" and not _is_narrow(x))
+    return known and (weight is None or weight.dtype == x.dtype)
 
 
-def rms_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """With h = g weight and z = x scale: scale (h - z mean(h z))."""
-    if _is_fused(x, weight):
-        return _fused_rms_norm(attrs, g, x, weight, (True, False))
-    scale = _inverse_root(attrs, x)
-    z, h = x * scale, g if weight is None else g * weight
-    return (h - z * (h * z).mean(_last(x, attrs), keepdim=True)).mul_(scale)
-
-
-def rms_norm_grad_weight(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor) -> Tensor:
-    """The sum of g times normalised x over all other dims."""
-    if x.is_cuda and context.torch_dtype == x.dtype:
-        return _fused_rms_norm(attrs, g, x, x.new_empty(context.shape), (False, True))
-    product = (x * _inverse_root(attrs, x)).mul_(g)
-    return product.sum_to_size(context.shape)
-
-
-def _fused_rms_norm(attrs: Attrs, g: Tensor, x: Tensor, weight: Tensor | None, wanted: tuple[bool, bool]) -> Tensor:
+def _layer_norm_backward(
+    attrs: Attrs, g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, which: int
+) -> Tensor:
     """One gradient; that of the weight takes its shape and type from `weight`, no values."""
-    shape = x.shape[-attrs.get("num_dims", 1) :]
-    _, scale = _aten._fused_rms_norm(x, shape, None, attrs["eps"])
-    return _aten._fused_rms_norm_backward(g.contiguous(), x, shape, scale, weight, wanted)[wanted.index(True)]
+    shape = x.shape[-_num_dims(attrs) :]
+    figures = _beside(attrs, x, mean), _beside(attrs, x, scale)
+    wanted = [at == which for at in range(3)]
+    made: Tensor = _aten.native_layer_norm_backward(g.contiguous(), x, shape, *figures, weight, None, wanted)[which]
+    return made
+
+
+# -- RMS norm ----------------------------------------------------------------------------------------------------------
+
+
+def rms_norm(context: OpContext, attrs: Attrs, x: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """RMS norm: x / sqrt(mean(x^2) + eps) * weight, and 1 / sqrt(mean(x^2) + eps) of every row."""
+    shape = x.shape[-_num_dims(attrs) :]
+    if is_gpu(x) and weight is not None and weight.dtype != x.dtype:  # torch's kernel takes one dtype
+        wide = x.float() if _is_narrow(x) else x
+        scale = wide.square().mean(_last(attrs)).add_(attrs["eps"]).rsqrt_()
+        return F.rms_norm(x, shape, weight, attrs["eps"]), scale
+    y, scale = _aten._fused_rms_norm(x, shape, weight, attrs["eps"])
+    return y, scale.view(_rows(attrs, x))
+
+
+def rms_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, *rest: Tensor) -> Tensor:
+    """With h = g weight and z = x scale: scale (h - z mean(h z)); `rest`: a weight and the scale."""
+    weight, scale = (None, *rest)[-2:]
+    assert scale is not None
+    figure = _beside(attrs, x, scale)
+    if is_gpu(x) and (weight is None or weight.dtype == x.dtype):
+        return _rms_norm_backward(attrs, g, x, figure, weight, 0)
+    z, h = x * figure, g if weight is None else g * weight
+    return (h - z * (h * z).mean(_last(attrs), keepdim=True)).mul_(figure).to(x.dtype)
+
+
+def rms_norm_grad_weight(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+    """The sum of g times normalised x over all other dims."""
+    figure = _beside(attrs, x, scale)
+    if is_gpu(x) and context.torch_dtype == x.dtype:
+        return _rms_norm_backward(attrs, g, x, figure, x.new_empty(context.shape), 1)
+    return (x * figure).mul_(g).sum_to_size(context.shape).to(context.torch_dtype)
+
+
+def _rms_norm_backward(attrs: Attrs, g: Tensor, x: Tensor, scale: Tensor, weight: Tensor | None, which: int) -> Tensor:
+    """One gradient; that of the weight takes its shape and type from `weight`, no values."""
+    shape, wanted = x.shape[-_num_dims(attrs) :], [at == which for at in range(2)]
+    made: Tensor = _aten._fused_rms_norm_backward(g.contiguous(), x, shape, scale, weight, wanted)[which]
+    return made
 
 
 NORMALISATION_RULES: Mapping[str, Rule] = {

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from executor.kernels.chips import is_gpu
 from executor.kernels.context import OpContext, Rule
 
 __all__ = ["UPDATE_RULES"]
@@ -75,4 +76,23 @@ def _rounded(state: Tensor, own: Tensor) -> Tensor:
     return state if own is state else state.copy_(own)
 
 
-UPDATE_RULES: Mapping[str, Rule] = {"sgd.update": sgd, "momentum.update": momentum, "adamw.update": adamw}
+def adamw_of_many(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """`adamw` of several parameters, (weight, gradient, mean, square) of one behind those of the other.
+
+    On a GPU, where all are of one dtype, one kernel updates them all.
+    """
+    of_each = [tensors[at : at + 4] for at in range(0, len(tensors), 4)]
+    first = tensors[0]
+    if len(of_each) > 1 and is_gpu(first) and all(each.dtype == first.dtype for each in tensors):
+        weights, gradients, means, squares = (list(each) for each in zip(*of_each, strict=True))
+        step = context.counter.on(first.device)
+        _aten._fused_adamw_(
+            weights, gradients, means, squares, [], [step] * len(weights), lr=attrs.get("lr", 1e-3),
+            beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), eps=attrs.get("eps", 1e-8),
+            weight_decay=attrs.get("weight_decay", 1e-2), amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return tuple(each for one in of_each for each in (one[0], *one[2:]))
+    return tuple(made for each in of_each for made in adamw(context, attrs, *each))
+
+
+UPDATE_RULES: Mapping[str, Rule] = {"sgd.update": sgd, "momentum.update": momentum, "adamw.update": adamw_of_many}

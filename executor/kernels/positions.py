@@ -1,4 +1,7 @@
-"""Rotary position embedding: pairs of elements turned by an angle that grows with the position."""
+"""Rotary position embedding: pairs of elements turned by an angle that grows with the position.
+
+On a GPU with Triton one kernel reads and writes the tensor once; elsewhere plain torch does the same, in a few passes.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from executor.kernels.chips import has_triton
 from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import offset
 
-__all__ = ["POSITION_RULES"]
+__all__ = ["POSITION_RULES", "turned_plainly"]
 
 Attrs = Mapping[str, Any]
 
@@ -48,15 +52,30 @@ def _turned(context: OpContext, attrs: Attrs, x: Tensor, sign: int) -> Tensor:
     key = tuple(sorted((name, value) for name, value in attrs.items() if name != "split"))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is turned in single
     cos, sin = _turns(key, rotary, offset(context, attrs, "s", length), length, wide, x.device)
+    interleaved = attrs.get("interleaved", False)
+    if has_triton(x):
+        from executor.kernels.triton_rope import turned
+
+        return turned(x, cos, sin, sign, interleaved=interleaved)
+    return turned_plainly(x, cos, sin, sign, interleaved=interleaved)
+
+
+def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interleaved: bool) -> Tensor:
+    """The pairs of `x` [.., length, heads, dim] turned by the angles of cos and sin [length, 1, pairs], in plain torch.
+
+    `sign` -1 turns back; pairs are (2i, 2i + 1) where `interleaved`, else (i, i + pairs). What lies behind the pairs is
+    copied. Half precision is turned in single, which the tables are in, and rounded once.
+    """
+    rotary = 2 * cos.shape[-1]
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if rotary < x.shape[-1]:
         y[..., rotary:] = x[..., rotary:]
-    if attrs.get("interleaved", False):
+    if interleaved:
         first, second = slice(0, rotary, 2), slice(1, rotary, 2)
     else:
         first, second = slice(0, rotary // 2), slice(rotary // 2, rotary)
     a, b = x[..., first], x[..., second]
-    y[..., first] = (a * cos).addcmul_(b, sin, value=-sign)  # of half precision in single, which the tables are in
+    y[..., first] = (a * cos).addcmul_(b, sin, value=-sign)
     y[..., second] = (b * cos).addcmul_(a, sin, value=sign)
     return y
 

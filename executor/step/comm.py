@@ -15,6 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from executor.device import Device
 from executor.kernels.context import torch_dtype
-from executor.step.groups import Groups, Team
+from executor.step.groups import Groups, Lane, Team
 from plans.errors import TwofoldError
 from plans.layout import Region
 from plans.program import Instruction, Kind, Value
@@ -73,7 +74,7 @@ def collective_launch(instruction: Instruction, team: Team, output: Value) -> La
         TwofoldError: a call that is no collective.
     """
     call, step = instruction.call, instruction.attrs.get("step")
-    in_place = instruction.inputs == instruction.outputs
+    in_place = instruction.inputs == instruction.outputs or output.shares is not None
     if call == "all_reduce":
         return _all_reduce(team, in_place)
     if call == "all_gather_flat":
@@ -282,17 +283,23 @@ def _scatter_flat(team: Team, size: int) -> Launch:
     return launch
 
 
+def _is_leading(shape: Sequence[int], dim: int) -> bool:
+    """Whether parts along `dim` lie one behind the other in the whole tensor: all dims before it have one element."""
+    return all(size == 1 for size in shape[:dim])
+
+
 def _joined(rows: Tensor, team: Team, dim: int) -> Tensor:
-    """Rows [position, ...] as one tensor, in the order of the members along `dim`."""
-    if dim == 0 and team.is_sorted:
-        return rows.flatten(0, 1)
+    """Rows [position, ...] as one tensor, in the order of the members along `dim`; a view where they lie so."""
+    part = rows.shape[1:]
+    if team.is_sorted and _is_leading(part, dim):
+        return rows.view(*part[:dim], team.size * part[dim], *part[dim + 1 :])
     return torch.cat([rows[position] for position in team.order], dim)
 
 
 def _cut(x: Tensor, team: Team, dim: int) -> Tensor:
     """The chunks of `x` along `dim` as rows [position, ...]: the chunk of member i lies where member i stands."""
-    if dim == 0 and team.is_sorted:
-        return x.contiguous().view(team.size, x.shape[0] // team.size, *x.shape[1:])
+    if team.is_sorted and _is_leading(x.shape, dim):
+        return x.contiguous().view(team.size, *x.shape[:dim], x.shape[dim] // team.size, *x.shape[dim + 1 :])
     chunks = x.chunk(team.size, dim)
     return torch.stack([chunks[member] for member in team.inverse])
 
@@ -372,7 +379,8 @@ def transfer_launch(
     for peer, parts in per_peer.items():
         assert groups is not None
         ends = (rank, peer) if sending else (peer, rank)
-        ways.append((peer, parts, *groups.flow(instruction.channel, *ends)))
+        group, tag = groups.flow(instruction.channel, *ends)
+        ways.append((peer, parts, group, tag, groups.lane(group)))
     self_transfer = self_transfers[instruction.channel]
     if sending:
         return _send(ways, own, self_transfer)
@@ -380,8 +388,8 @@ def transfer_launch(
     return _recv(ways, own, self_transfer, local_shape, instruction, device)
 
 
-_Way = tuple[int, list[tuple[slice, ...]], Any, int]
-"""peer, the local boxes of its pieces, process group, tag."""
+_Way = tuple[int, list[tuple[slice, ...]], Any, int, Lane | None]
+"""peer, the local boxes of its pieces, process group, tag, where receives wait until they are needed."""
 
 
 def _send(ways: Sequence[_Way], own: list[tuple[slice, ...]] | None, self_transfer: SelfTransfer) -> Launch:
@@ -390,7 +398,7 @@ def _send(ways: Sequence[_Way], own: list[tuple[slice, ...]] | None, self_transf
             message = _packed(x, own)
             self_transfer.put(message.clone() if message.data_ptr() == x.data_ptr() else message)
         works, messages = [], []
-        for peer, parts, group, tag in ways:
+        for peer, parts, group, tag, _ in ways:
             messages.append(_packed(x, parts))
             works.append(dist.isend(messages[-1], peer, group=group, tag=tag))
         return Work(works, lambda: (*messages,)[:0])
@@ -407,28 +415,50 @@ def _recv(
     device: Device,
 ) -> Launch:
     dtype, where = torch_dtype(instruction.dtype), device.torch_device
-    sizes = [sum(_count(part) for part in parts) for _, parts, _, _ in ways]
+    sizes = [sum(_count(part) for part in parts) for _, parts, *_ in ways]
     direct = len(ways) == 1 and own is None and len(ways[0][1]) == 1  # one piece is the whole output
 
     def launch() -> Work:
         output = torch.empty(shape, dtype=dtype, device=where)
         sequence = self_transfer.next_sequence() if own is not None else -1
-        works, arrived = [], []
-        for (peer, _, group, tag), size in zip(ways, sizes, strict=True):
+        receives, arrived = [], []
+        for (peer, _, group, tag, lane), size in zip(ways, sizes, strict=True):
             arrived.append(output.view(-1) if direct else torch.empty(size, dtype=dtype, device=where))
-            works.append(dist.irecv(arrived[-1], peer, group=group, tag=tag))
+            receives.append(_Receive(partial(dist.irecv, arrived[-1], peer, group=group, tag=tag), lane))
 
         def result() -> tuple[Tensor, ...]:
             if own is not None:
                 _unpack(output, own, self_transfer.take(sequence, instruction.name))
             if not direct:
-                for (_, parts, _, _), message in zip(ways, arrived, strict=True):
+                for (_, parts, *_), message in zip(ways, arrived, strict=True):
                     _unpack(output, parts, message)
             return (output,)
 
-        return Work(works, result)
+        return Work(receives, result)
 
     return launch
+
+
+class _Receive:
+    """A receive that is started at once, or in a lane when it is waited for."""
+
+    __slots__ = ("_begin", "_handle", "_lane", "_number")
+
+    def __init__(self, begin: Callable[[], Any], lane: Lane | None) -> None:
+        self._begin, self._lane, self._handle = begin, lane, None
+        self._number = 0 if lane is None else lane.post(self._start)
+        if lane is None:
+            self._start()
+
+    def _start(self) -> None:
+        self._handle = self._begin()
+
+    def wait(self) -> None:
+        """Start it, if it has not been, and wait for its message."""
+        if self._lane is not None:
+            self._lane.start_until(self._number)
+        assert self._handle is not None
+        self._handle.wait()
 
 
 def _local(region: Region, mine: Region) -> tuple[slice, ...]:

@@ -5,14 +5,17 @@ collective's members is that of `mesh.group_of(rank, axes)`; `Team` knows both.
 
 On gloo transfers run over the default group, one tag per channel. NCCL has no tags and runs the messages of one
 communicator in order, so there each direction between two ranks has a group of its own (one per channel where the two
-ends do not agree on the order), and opposite directions cannot block each other. The NCCL path was not run here.
+ends do not agree on the order), and opposite directions cannot block each other. An NCCL kernel that waits for its peer
+occupies multiprocessors, so a receive is started where its data is first needed and not where the program posts it:
+what computes in between has the whole device (`Lane`). On gloo, where waiting costs nothing, it is started at once.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +26,7 @@ from executor.device import Device
 from plans.errors import TwofoldError
 from plans.program import GroupProgram, Instruction, Kind, Program
 
-__all__ = ["Groups", "Team", "connect"]
+__all__ = ["Groups", "Lane", "Team", "connect"]
 
 
 def connect(device: Device, timeout_s: float = 60.0) -> bool:
@@ -68,6 +71,28 @@ class Team:
         return self.order == tuple(range(len(self.order)))
 
 
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The receives of one process group that were posted and not started, in the order of posting.
+
+    The messages of a group meet in order, so a receive starts after all that were posted before it.
+    """
+
+    posted: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+    num_posted: int = 0
+
+    def post(self, start: Callable[[], None]) -> int:
+        """Enter a receive; returns its number."""
+        self.num_posted += 1
+        self.posted.append((self.num_posted, start))
+        return self.num_posted
+
+    def start_until(self, number: int) -> None:
+        """Start the receives up to this number that have not been started."""
+        while self.posted and self.posted[0][0] <= number:
+            self.posted.popleft()[1]()
+
+
 _Flow = tuple[str, int, int]
 """channel, source rank, destination rank."""
 
@@ -81,6 +106,7 @@ class Groups:
     timeout_s: float = 60.0
     _by_ranks: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
     _flows: dict[_Flow, tuple[Any, int]] = field(default_factory=dict)
+    _lanes: dict[int, Lane] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if dist.get_world_size() != self.program.num_ranks:
@@ -113,6 +139,10 @@ class Groups:
         """The process group and the tag of messages of a channel from one rank to another."""
         return self._flows[channel, src_rank, dst_rank]
 
+    def lane(self, group: Any) -> Lane | None:
+        """Where receives over a process group wait until they are needed; None where they start at once."""
+        return None if self.device.backend == "gloo" else self._lanes.setdefault(id(group), Lane())
+
     def close(self) -> None:
         """Free the groups."""
         for group in (*self._by_ranks.values(), *{id(g): g for g, _ in self._flows.values()}.values()):
@@ -120,6 +150,7 @@ class Groups:
                 dist.destroy_process_group(group)
         self._by_ranks.clear()
         self._flows.clear()
+        self._lanes.clear()
 
     def _new_group(self, ranks: Sequence[int]) -> Any:
         return dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=self.timeout_s))

@@ -410,7 +410,7 @@ class Interpreter:
             shares=first.shares is not None, counter=self.counter, micro_batch=micro_batch * count + number,
             device=self.device.torch_device,
         )  # fmt: skip
-        if instruction.call in ("accumulate", "store"):  # change what is there
+        if instruction.call in ("accumulate", "store") or attrs.get("adds", False):  # change what is there
             reads = (*reads, *writes)
         if len(writes) > 1:
 

@@ -14,16 +14,20 @@ from functools import lru_cache
 
 from plans.layout import Layout, TensorLayout
 from plans.lower.chunk_plan import ChunkPlan, StageBoundary
+from plans.lower.completed import adds_alike, completed_parameters
 from plans.lower.emit import Emitter, ValueTable, value_name
 from plans.lower.reduction import Reduction
-from plans.lower.statistic import gather_statistic
+from plans.lower.statistic import gather_statistic, kept_values
 from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
 from plans.program import ConstantPlacement, Instruction, Kind, Scope, Value
 
-__all__ = ["LOSSES", "ChunkLowering", "completed_parameters", "fed_layout"]
+__all__ = ["ADDING", "LOSSES", "ChunkLowering", "fed_layout"]
 
 LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy"})
+
+ADDING = frozenset({"linear.grad1"})
+"""Calls that can add what they make to what is there (attrs "adds"): a product takes its result's old value with it."""
 
 Placed = tuple[TensorLayout, str]
 """A layout and the value that holds a tensor in it."""
@@ -35,7 +39,8 @@ class ChunkLowering:
 
     `arriving` and `leaving` are the borders whose reading and making stage this is; `homes` gives each parameter's
     layout, `reduced` the partial axes that its gradient keeps until it is reduced, `accumulators` the value that it is
-    accumulated in. `returned` gives gradients that are there when the backward begins.
+    accumulated in. `returned` gives gradients that are there when the backward begins. `joins` says whether calls that
+    can add their gradient to the others of a step do so, without an instruction of its own.
     """
 
     plan: ChunkPlan
@@ -51,8 +56,10 @@ class ChunkLowering:
     makers: dict[str, Instruction] = field(default_factory=dict)
     senders: dict[str, Instruction] = field(default_factory=dict)
     statistics: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
     returned: dict[str, Placed] = field(default_factory=dict)
+    joins: bool = True
     shared: frozenset[str] | None = None
     mine: list[Operator] | None = None
 
@@ -154,8 +161,10 @@ class ChunkLowering:
                 )
             )  # fmt: skip
             self.placed.setdefault(name, []).append((layout, outputs[-1]))
+        kept = kept_values(emitter, operator, spec, mesh, assignment, self.table[inputs[0]].dtype) if inputs else ()
+        self.kept[operator.name] = kept
         emitter.compute(
-            f"{operator.name}.F", f"{operator.kind}.forward", "F", inputs, tuple(outputs), operator=operator.name,
+            f"{operator.name}.F", f"{operator.kind}.forward", "F", inputs, (*outputs, *kept), operator=operator.name,
             flops=spec.flops // spec.local_fraction(mesh, assignment), mesh=mesh, attrs=self._attrs(operator, spec),
         )  # fmt: skip
         self._hand_on(emitter, operator, spec)
@@ -314,15 +323,18 @@ class _Backward:
         saved = [self._saved(emitter, operator, spec, need) for need in spec.gradient_needs(group)]
         operands += [value for value in saved if value is not None]
         made: list[tuple[str, TensorLayout, str]] = []
+        adds = part == "W" and self._adds(operator, spec, group)
         for index in group:
             name = operator.inputs[index]
             tensor, layout = chunk.micro.tensors[name], spec.gradient_layout(index, mesh, assignment)
+            passed = index in spec.passed and part == "B" and chunk.table[operands[0]].dtype == tensor.dtype
             value = Value(
                 name=f"d:{name}.{operator.name}.{index}", shape=layout.local_shape(tensor.shape), dtype=tensor.dtype,
-                role="gradient" if part == "W" else "activation", shares=operands[0] if spec.aliases else None,
+                role="gradient" if part == "W" else "activation",
+                shares=operands[0] if spec.aliases or passed else None,
             )  # fmt: skip
-            made.append((name, layout, chunk.table.add(value)))
-        attrs = chunk._attrs(operator, spec)
+            made.append((name, layout, chunk.table.add(chunk.accumulators[name] if adds else value)))
+        attrs = chunk._attrs(operator, spec) | ({"adds": True} if adds else {})
         if operator.kind in LOSSES:
             attrs["scale"] = 1.0 / chunk.plan.num_slices
         which = "".join(str(index) for index in group)
@@ -332,7 +344,9 @@ class _Backward:
             flops=sum(spec.gradients[index].flops for index in group) // spec.local_fraction(mesh, assignment),
         )  # fmt: skip
         for name, layout, result in made:
-            if part == "W":
+            if adds:
+                self._added(emitter, name, result)
+            elif part == "W":
                 self._accumulate(emitter, name, layout, result)
             else:
                 self.contributions.setdefault(name, []).append((layout, result))
@@ -341,8 +355,14 @@ class _Backward:
                     self._complete(emitter, name)
 
     def _saved(self, emitter: Emitter, operator: Operator, spec: OperatorSpec, need: str) -> str | None:
-        """The operand "x<i>" or "y<i>" of the forward, made again when it was dropped; None for no statistic."""
+        """The operand "x<i>", "y<i>", "s<i>" or "k<i>" of the forward, made again when it was dropped.
+
+        None for a statistic or a kept value that the operator's strategy leaves out.
+        """
         chunk, index = self.chunk, int(need[1:])
+        if need[0] == "k":
+            kept = chunk.kept[operator.name]
+            return self._ensure(emitter, kept[index]) if index < len(kept) else None
         if need[0] == "s":
             statistic = chunk.statistics.get(operator.name)
             return None if statistic is None else self._ensure(emitter, statistic)
@@ -430,28 +450,34 @@ class _Backward:
         tensor = chunk.micro.tensors[name]
         count = self.uses[name]
         value = emitter.move(value, f"d:{chunk.label(name)}.use{count}", layout, target, tensor.shape, role="gradient")
-        like = chunk.accumulators[name]
-        if like.scope is not Scope.BODY or chunk.plan.interleave > 1 or count > 1 or name in self.added:
-            total = chunk.table.add(like)  # the only gradient of a body is reduced as it is
+        if self._is_accumulated(name):
+            total = chunk.table.add(chunk.accumulators[name])
             emitter.compute(f"{total}.use{count}", "accumulate", "W", (value,), (total,))
-            self.added.add(name)
             value = total
+        self._added(emitter, name, value)
+
+    def _is_accumulated(self, name: str) -> bool:
+        """Whether a gradient of this parameter is added to others; the only one of a body is reduced as it is."""
+        several = self.chunk.plan.interleave > 1 or self.uses[name] > 1 or name in self.added
+        return several or self.chunk.accumulators[name].scope is not Scope.BODY
+
+    def _adds(self, operator: Operator, spec: OperatorSpec, group: tuple[int, ...]) -> bool:
+        """Whether the call for a gradient adds it to the others itself."""
+        chunk, index = self.chunk, group[0]
+        if not chunk.joins or len(group) > 1 or f"{operator.kind}.grad{index}" not in ADDING:
+            return False
+        name = operator.inputs[index]
+        layout = spec.gradient_layout(index, chunk.mesh_of(operator), chunk.plan.strategy(operator).dims)
+        only = chunk.plan.num_slices == 1 and self.uses[name] == 1 and name not in self.added
+        same = adds_alike(chunk.accumulators[name].dtype, chunk.micro.tensors[name].dtype, is_only=only)
+        return same and layout == chunk.reduced[name] and self._is_accumulated(name)
+
+    def _added(self, emitter: Emitter, name: str, value: str) -> None:
+        """One gradient of a parameter less to come; `value` holds those that came."""
+        self.added.add(name)
         self.uses[name] -= 1
         if not self.uses[name]:
             self.reduction.add(emitter, name, value)
-
-
-def completed_parameters(micro: Graph, operators: Sequence[Operator]) -> list[tuple[str, str]]:
-    """(parameter, operator whose gradient makes the parameter's gradient whole), in the order of the backward."""
-    found: dict[str, str] = {}
-    for operator in reversed(operators):
-        spec, trained = micro.spec(operator), micro.trained_inputs(operator)
-        weights = [index for index in trained if micro.tensors[operator.inputs[index]].kind == "parameter"]
-        for group in spec.gradient_groups(weights):
-            for name in (operator.inputs[index] for index in group):
-                found.pop(name, None)
-                found[name] = operator.name
-    return list(found.items())
 
 
 def fed_layout(mesh: Layout, shape: tuple[int, ...]) -> TensorLayout:

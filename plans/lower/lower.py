@@ -13,6 +13,7 @@ from plans.lower.chunk import ChunkLowering
 from plans.lower.chunk_plan import StageBoundary
 from plans.lower.emit import Emitter, ValueTable, Ways, channel_of, transfer_pair
 from plans.lower.gathering import Arrival, with_arrivals
+from plans.lower.in_place import sum_in_place
 from plans.lower.liveness import with_frees
 from plans.lower.loss import accumulate_loss, loss_operator
 from plans.lower.optimizer import OptimizerLowering
@@ -224,16 +225,18 @@ class _Lowering:
         def back(emitter: Emitter, border: StageBoundary, value: str) -> None:
             send(emitter, border, value, True)
 
-        def spread(*backward: list[Instruction]) -> list[list[Instruction]]:
-            bodies = slices.spread([incoming, forward, returning, *backward])
-            return with_frees([optimizer.with_gathers(stage, body) for body in bodies], table.values)
-
-        ways_back: dict[tuple[str, bool], Body] = {}
-        incoming_, forward_, returning_ = [list[Instruction]() for _ in range(3)]
-        for split, is_last in sorted({(kind != "B", is_last) for kind, is_last in wanted or {("B", False)}}):
+        variants = sorted({(kind != "B", is_last) for kind, is_last in wanted or {("B", False)}})
+        spread: list[list[list[Instruction]]] = []
+        for split, is_last in variants:
             parts = chunk.backward(back, optimizer.reduction(stage, is_last=is_last), split=split)
             own = [*parts] if split else [parts[0]]
-            incoming_, forward_, returning_, *bodies = spread(*own)
+            spread.append(slices.spread([incoming, forward, returning, *own]))
+        sum_in_place(spread, table)
+        ways_back: dict[tuple[str, bool], Body] = {}
+        incoming_, forward_, returning_ = [list[Instruction]() for _ in range(3)]
+        for (split, is_last), found in zip(variants, spread, strict=True):
+            gathered_ = [optimizer.with_gathers(stage, body) for body in found]
+            incoming_, forward_, returning_, *bodies = with_frees(gathered_, table.values)
             for kind, body in zip("IW" if split else "B", bodies, strict=True):
                 name = f"{stage}{kind}{'.last' * is_last}"
                 ways_back[kind, is_last] = Body(name=name, instructions=tuple(body))

@@ -102,7 +102,7 @@ def lower_operator(
     >>> graph, mesh = mlp_graph([8, 4], 16), Layout((2,), ("dp",))
     >>> bodies = lower_operator(graph, graph.operators[0], Strategy(dims={"b0": ("dp",)}), mesh, optimizer=Optimizer())
     >>> [each.call for each in (*bodies.forward, *bodies.last_backward)]
-    ['linear.forward', 'linear.grad1', 'accumulate', 'linear.grad2', 'accumulate', 'flat_pack', 'all_reduce']
+    ['linear.forward', 'linear.grad1', 'linear.grad2', 'accumulate', 'flat_pack', 'all_reduce']
     """
     if optimizer.clip_norm is not None:
         optimizer = msgspec.structs.replace(optimizer, clip_norm=None)

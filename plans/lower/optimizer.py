@@ -8,8 +8,8 @@
 * Level 2: gradients are kept as shards too (`plans.lower.reduction`).
 * Level 3: weights too; they are gathered block by block in every body that reads them (`plans.lower.gathering`).
 
-With `master_dtype` the update works on a master weight: the shard, or one beside the whole weight, which is then
-rounded from it.
+AdamW updates the parameters of a block together, by one kernel on a GPU. With `master_dtype` the update works on a
+master weight: the shard, or one beside the whole weight, which is then rounded from it.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class OptimizerLowering:
     local: dict[str, LocalParameter] = field(init=False)
     chunks: dict[int, ChunkParameters] = field(default_factory=dict)
     found: dict[str, Reduced] = field(default_factory=dict)
+    block_of: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.local = {
@@ -131,6 +132,7 @@ class OptimizerLowering:
         limit, others = self.optimizer.bucket_bytes, set(shared)
         blocks = {operator.name: block_of(operator) for operator in operators}
         readers = {name: operator.name for operator in reversed(operators) for name in operator.inputs}
+        self.block_of = {name: blocks[reader] for name, reader in readers.items()} | self.block_of
         read = [name for operator in operators for name in operator.inputs if name in self.local]
         sharded = [self.local[name] for name in dict.fromkeys(read) if self.local[name].axes]
         once = [each for each in sharded if not each.gathered_per_use and each.name not in others]
@@ -231,22 +233,43 @@ class OptimizerLowering:
             turn = {name: number for number, name in enumerate(self.found)}
             ordered.sort(key=lambda home: turn.get(home.name, len(turn)))
         gradients = _Gradients(emitter, self.found)
+        prepared: dict[str, tuple[str, list[str]]] = {}
+        scale, left = "", len(ordered)
         if self.optimizer.clip_norm is not None:
             prepared = {home.name: gradients.of(self.local[home.name], home) for home in ordered}
             scale = self._norm(emitter, {name: gradient for name, (gradient, _) in prepared.items()})
-            for number, home in enumerate(ordered):
-                gradient, freed = prepared[home.name]
-                emitter.compute(
-                    f"{gradient}.clip", "scale", "U", (gradient, scale), (gradient,),
-                    frees=(scale,) if number == len(ordered) - 1 else (),
-                )  # fmt: skip
-                self._update(emitter, home, gradient, freed)
-        else:
-            for home in ordered:
-                self._update(emitter, home, *gradients.of(self.local[home.name], home))
+        for homes_ in self._joined(ordered):
+            ready: list[tuple[ParameterPlacement, str, list[str]]] = []
+            for home in homes_:
+                gradient, freed = prepared.get(home.name) or gradients.of(self.local[home.name], home)
+                left -= 1
+                if scale:
+                    emitter.compute(
+                        f"{gradient}.clip", "scale", "U", (gradient, scale), (gradient,), frees=() if left else (scale,)
+                    )
+                ready.append((home, *self._as_kept(emitter, home, gradient, freed)))
+            self._update(emitter, ready)
         return emitter.instructions
 
-    def _update(self, emitter: Emitter, home: ParameterPlacement, gradient: str, freed: list[str]) -> None:
+    def _joined(self, homes: Sequence[ParameterPlacement]) -> list[list[ParameterPlacement]]:
+        """The parameters that one update takes together: those of a block and of a dtype, where a kernel for many is.
+
+        A gradient that is cast for its update stays alone, so that one such copy is alive at a time.
+        """
+        found: dict[object, list[ParameterPlacement]] = {}
+        for home in homes:
+            dtype = self.table[home.kept].dtype
+            gradient = self.optimizer.reduces_in(home.dtype) if self.local[home.name].needs_reduction else None
+            is_cast = (gradient or self.optimizer.accumulates_in(home.dtype)) != dtype
+            alone = self.optimizer.kind != "adamw" or is_cast
+            key = home.name if alone else (self.block_of.get(home.name, home.name), dtype, home.master is None)
+            found.setdefault(key, []).append(home)
+        return list(found.values())
+
+    def _as_kept(
+        self, emitter: Emitter, home: ParameterPlacement, gradient: str, freed: list[str]
+    ) -> tuple[str, list[str]]:
+        """The gradient in the dtype of what is updated, and what the update frees."""
         kept = self.table[home.kept]
         if self.table[gradient].dtype != kept.dtype:
             like = self.table[gradient]
@@ -261,14 +284,23 @@ class OptimizerLowering:
             gradient, freed = cast, [cast]
         if home.shard is not None and not self.local[home.name].gathered_per_use:
             freed = [*freed, home.weight]
-        outputs = (home.kept, *home.states)
+        return gradient, freed
+
+    def _update(self, emitter: Emitter, ready: Sequence[tuple[ParameterPlacement, str, list[str]]]) -> None:
+        """One update of several parameters: operands and results of one behind those of the other."""
+        first, more = ready[0][0], f"+{len(ready) - 1}" if len(ready) > 1 else ""
+        homes = [home for home, _, _ in ready]
+        elements = sum(math.prod(self.table[home.kept].shape) for home in homes)
         emitter.compute(
-            f"{home.name}.U", f"{self.optimizer.kind}.update", "U", (home.kept, gradient, *home.states), outputs,
-            attrs=dict(self.optimizer.settings), flops=2 * (1 + len(home.states)) * math.prod(kept.shape),
-            frees=tuple(dict.fromkeys(freed)),
+            f"{first.name}{more}.U", f"{self.optimizer.kind}.update", "U",
+            tuple(name for home, gradient, _ in ready for name in (home.kept, gradient, *home.states)),
+            tuple(name for home in homes for name in (home.kept, *home.states)),
+            attrs=dict(self.optimizer.settings), flops=2 * (1 + len(first.states)) * elements,
+            frees=tuple(dict.fromkeys(name for _, _, freed in ready for name in freed)),
         )  # fmt: skip
-        if home.master is not None:
-            emitter.compute(f"{home.name}.store", "store", "U", (home.master,), (home.weight,))
+        if first.master is not None:
+            masters = tuple(str(home.master) for home in homes)
+            emitter.compute(f"{first.name}{more}.store", "store", "U", masters, tuple(home.weight for home in homes))
 
     def _norm(self, emitter: Emitter, gradients: Mapping[str, str]) -> str:
         """The factor that clips all gradients of the program; each element is counted on one of its ranks.

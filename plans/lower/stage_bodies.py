@@ -12,6 +12,7 @@ from plans.lower.boundaries import find_boundaries, parameter_layouts
 from plans.lower.chunk import ChunkLowering
 from plans.lower.chunk_plan import StageBoundary
 from plans.lower.emit import Emitter, ValueTable, Ways
+from plans.lower.in_place import sum_in_place
 from plans.lower.liveness import with_frees
 from plans.lower.loss import accumulate_loss, loss_operator
 from plans.lower.optimizer import OptimizerLowering
@@ -44,6 +45,9 @@ class StageBodies:
 def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoundary] | None = None) -> StageBodies:
     """The bodies of stage `number`, with no other stage on its ranks and micro-batches in one piece.
 
+    Gradients are accumulated by instructions of their own, also where a product can do it: what reads the bodies knows
+    how the optimizer keeps gradients (`plans.lower.symbolic.template.Cell.joined`).
+
     Args:
         plan: with the stage.
         number: of the stage.
@@ -66,7 +70,7 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoun
         plan=plan, micro=micro, number=number, table=table, homes=homes, reduced=reduced,
         arriving=tuple(border for border in borders if border.to_stage == number),
         leaving=tuple(border for border in borders if border.from_stage == number),
-        accumulators=optimizer.accumulators(),
+        accumulators=optimizer.accumulators(), joins=False,
     )  # fmt: skip
     optimizer.arrange(number, chunk.operators(), chunk.completed(), ())
     left: list[str] = []
@@ -92,6 +96,7 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoun
     returning = [_arrival(chunk, border, True) for border in chunk.leaving if border.trained]
     whole, _ = chunk.backward(back, optimizer.reduction(number, is_last=False))
     inputs, weights = chunk.backward(back, optimizer.reduction(number, is_last=False), split=True)
+    sum_in_place([[arriving, forward, returning, *each] for each in ([whole], [inputs, weights])], table)
 
     def freed(*backward: list[Instruction]) -> list[tuple[Instruction, ...]]:
         bodies = [optimizer.with_gathers(number, body) for body in (arriving, forward, returning, *backward)]

@@ -1,4 +1,7 @@
-"""The statistic of an operator with a dim that is summed within it: made per shard, gathered over the shards."""
+"""What an operator makes beside its outputs: a statistic that is gathered over shards, and what gradients keep of it.
+
+Half precision is made in float32: sums of exponentials and of squares need it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,26 @@ from plans.model.graph import Operator, itemsize
 from plans.operators import Assignment, OperatorSpec
 from plans.program import Value
 
-__all__ = ["gather_statistic"]
+__all__ = ["gather_statistic", "kept_values"]
+
+
+def _wide(dtype: str) -> str:
+    return "float32" if itemsize(dtype) < 4 else dtype
+
+
+def kept_values(
+    emitter: Emitter, operator: Operator, spec: OperatorSpec, mesh: Layout, assignment: Assignment, dtype: str
+) -> tuple[str, ...]:
+    """Enter the values that the forward makes for the gradients; `dtype` is that of the first input."""
+    return tuple(
+        emitter.table.add(
+            Value(
+                name=value_name(f"{operator.name}.kept{index}", layout, emitter.mesh), shape=layout.local_shape(shape),
+                dtype=_wide(dtype),
+            )
+        )
+        for index, (layout, shape) in enumerate(spec.kept_layouts(mesh, assignment))
+    )  # fmt: skip
 
 
 def gather_statistic(
@@ -23,8 +45,7 @@ def gather_statistic(
 ) -> str | None:
     """Write the instructions that give every shard the rows of all; the value that holds them.
 
-    None where the operator has no statistic or its dim is whole. Half precision is made in float32: sums of
-    exponentials need it.
+    None where the operator has no statistic or its dim is whole.
     """
     source = spec.statistic_layout(mesh, assignment)
     if source is None:
@@ -37,7 +58,7 @@ def gather_statistic(
         Value(
             name=value_name(name, source, emitter.mesh),
             shape=source.local_shape(shape),
-            dtype="float32" if itemsize(dtype) < 4 else dtype,
+            dtype=_wide(dtype),
         )
     )
     emitter.compute(

@@ -8,7 +8,7 @@ from typing import Any
 
 from plans.errors import TwofoldError
 from plans.operators.registry import Attrs, Shapes, declares
-from plans.operators.spec import Dim, Gradient, OperatorSpec, factors
+from plans.operators.spec import Dim, Gradient, Kept, OperatorSpec, factors
 
 __all__ = ["heads_first"]
 
@@ -27,6 +27,10 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
 
     With attrs "p" and "seed" the weights of the softmax are dropped as `dropout` drops: by their position among those
     of the whole batch, [b.., heads, s, t].
+
+    Without a mask and without dropout the forward keeps the logarithms of the sums of exponentials, [b.., heads, s] in
+    either layout, and the gradients make the weights of the softmax from them (Dao 2023, FlashAttention-2, section
+    3.1). With one of them the gradients make the forward again.
     """
     q, k, v = heads_first(inputs[:3], attrs)
     if len(q) < 3 or len(q) != len(k) or k[:-1] != v[:-1] or q[:-3] != k[:-3] or q[-1] != k[-1] or q[-3] % k[-3]:
@@ -46,29 +50,37 @@ def _attention(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Oper
     product = int(2 * scores * q[-1] * share), int(2 * scores * v[-1] * share)
     forward = sum(product)
     needs = tuple(f"x{index}" for index in range(len(inputs)))
-    # the forward is made again; then the gradients of the scores (e), q (d), k (d) and v (e)
+    keeps = len(inputs) == 3 and not attrs.get("p")
+    if keeps:
+        needs += ("y0", "k0")
+    # the scores (d), or all of the forward, are made again; then the gradients of the scores (e), q (d), k (d), v (e)
+    again = product[0] if keeps else forward
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=tuple(operands), outputs=(output,), flops=forward,
         splittable=frozenset(dim for dim in sizes if not dim.startswith("_")),
         gradients={
-            0: Gradient(needs=needs, flops=forward + sum(product)), 1: Gradient(needs=needs, flops=product[0]),
+            0: Gradient(needs=needs, flops=again + sum(product)), 1: Gradient(needs=needs, flops=product[0]),
             2: Gradient(needs=needs, flops=product[1]),
         },
         located=(*batch, *factors(heads), "s") if "p" in attrs else ("s",), joint=(0, 1, 2),
+        remade_flops=again, kept=(Kept(dims=(*batch, heads, "s")),) if keeps else (),
     )  # fmt: skip
 
 
 def heads_first(shapes: Sequence[tuple[Any, ...]], attrs: Attrs) -> list[tuple[Any, ...]]:
     """Shapes (or dims) of q, k, v or of the output as [.., heads, length, size], whatever attrs "layout" says.
 
-    >>> heads_first([(2, 64, 8, 16)], {"layout": "bshd"})
-    [(2, 8, 64, 16)]
+    Kept sums [b.., heads, s] have a dim less than the others and stay.
+
+    >>> heads_first([(2, 64, 8, 16), (2, 8, 64)], {"layout": "bshd"})
+    [(2, 8, 64, 16), (2, 8, 64)]
     """
     if attrs.get("layout", "bhsd") == "bhsd":
         return list(shapes)
     if attrs["layout"] != "bshd":
         raise TwofoldError(f"attention has no layout {attrs['layout']!r}; it has bhsd and bshd")
-    return [(*shape[:-3], shape[-2], shape[-3], shape[-1]) for shape in shapes]
+    rank = max(map(len, shapes), default=0)
+    return [(*shape[:-3], shape[-2], shape[-3], shape[-1]) if len(shape) == rank else shape for shape in shapes]
 
 
 def _mask(shape: tuple[int, ...], against: tuple[Dim, ...], sizes: dict[str, int]) -> tuple[Dim, ...]:

@@ -61,6 +61,7 @@ def _binary(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> Operato
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=operands, outputs=(out,), splittable=frozenset(out), flops=flops,
         gradients={index: Gradient(needs=needs_of[index], flops=flops) for index in (0, 1)},
+        passed=frozenset(index for index in (0, 1) if kind == "add" and operands[index] == out),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import math
 
 from plans.errors import TwofoldError
 from plans.operators.registry import Attrs, Shapes, declares, named
-from plans.operators.spec import Dim, Gradient, OperatorSpec, Statistic
+from plans.operators.spec import Dim, Gradient, Kept, OperatorSpec, Statistic
 
 __all__: list[str] = []
 
@@ -33,7 +33,7 @@ def _cross_entropy(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> 
 
     Where the classes c are split, each shard makes the logarithm of its sum of exponentials and its share of the
     label's logit; gathered over the shards (one small all-gather instead of a maximum and a sum), they give the loss
-    on every rank, so that c leaves no partial sums.
+    on every rank, so that c leaves no partial sums. Where c is whole the forward keeps that logarithm for the gradient.
 
     With attrs "ignore_index" labels of that number count for nothing, and the mean is over the others: how many there
     are is a third input, the sum that `count_labels` makes.
@@ -46,8 +46,8 @@ def _cross_entropy(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> 
     flops, needs = 5 * math.prod(inputs[0]), ("x0", "x1", "x2")[: len(inputs)]
     return OperatorSpec(
         kind=kind, sizes=sizes, inputs=((*batch, "c"), batch, *counted), outputs=((),), splittable=frozenset(sizes),
-        flops=flops, gradients={0: Gradient(needs=(*needs, "s0"), flops=flops)}, located=("c",),
-        statistic=Statistic(over="c", width=2, dims=batch),
+        flops=flops, gradients={0: Gradient(needs=(*needs, "s0", "k0"), flops=flops)}, located=("c",),
+        statistic=Statistic(over="c", width=2, dims=batch), kept=(Kept(dims=batch, whole="c"),),
     )  # fmt: skip
 
 

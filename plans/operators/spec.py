@@ -15,6 +15,9 @@ a split one is split to single elements, and `check` asks for that.
 **Statistics.** An operator that sums over a split dim in a way that partial sums cannot express (the softmax inside a
 cross-entropy) names a `Statistic`: a small tensor that every shard makes of its part, gathered over the shards, and
 read by the forward and by gradients that need "s0".
+
+**Kept values.** What a forward finds on its way and its gradients would have to make again (the logarithms of the sums
+of a softmax, the scale of a norm) is `Kept`: further outputs of the forward's call, read by gradients that need "k0".
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from dataclasses import dataclass, field
 from plans.errors import TwofoldError
 from plans.layout import DimAxes, Layout, TensorLayout
 
-__all__ = ["Assignment", "Dim", "Gradient", "OperatorSpec", "Statistic", "factors"]
+__all__ = ["Assignment", "Dim", "Gradient", "Kept", "OperatorSpec", "Statistic", "factors"]
 
 Dim = str | tuple[str, ...]
 """What one dim of a tensor is: a named dim, or a product of named dims, the first is major."""
@@ -48,8 +51,8 @@ def factors(dim: Dim) -> tuple[str, ...]:
 class Gradient:
     """The gradient of one input: which saved operands it reads besides the output's gradient, and its whole FLOPs.
 
-    `needs` holds "x0", "x1", ... for inputs, "y0" for the output and "s0" for the statistic (left out where its dim is
-    whole).
+    `needs` holds "x0", "x1", ... for inputs, "y0" for the output, "s0" for the statistic (left out where its dim is
+    whole) and "k0", "k1", ... for kept values (left out where none are kept).
     """
 
     needs: tuple[str, ...] = ()
@@ -70,6 +73,21 @@ class Statistic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A further output of the forward that only gradients read.
+
+    It is in float32, or in the dtype of the first input where that has more digits.
+
+    Args:
+        dims: of its tensor; none of them is summed over.
+        whole: a dim that stays whole where it is kept; "" for none. Where it is split a statistic says the same.
+    """
+
+    dims: tuple[Dim, ...]
+    whole: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSpec:
     """The declaration of one operator for given shapes.
 
@@ -81,11 +99,15 @@ class OperatorSpec:
         splittable: the dims that a strategy may split.
         flops: floating-point operations of the whole forward.
         gradients: input index -> its gradient; inputs that are absent have none.
+        remade_flops: those of the gradients that make again what the forward has made.
         additive: inputs added outside the sum over the contracted dims (a bias).
         aliases: whether the output shares the input's memory (a reshape): it costs no bytes and no time.
         located: dims of which a rank must know where its part lies (a causal mask, a table of embeddings): the axes
             that split them are handed to the call as attrs "split".
         statistic: see the module; its dim counts as summed within the operator, it leaves no partial sums.
+        kept: see the module.
+        passed: inputs whose gradient is that of the output as it is (a sum's terms that are not repeated), so that both
+            can share one memory.
         joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
         blind: whether only the shape of its inputs matters, so that no gradient goes to them.
         discrete: inputs of which only a choice is read (which of them is the largest), so that no gradient goes to
@@ -99,13 +121,16 @@ class OperatorSpec:
     splittable: frozenset[str]
     flops: int = 0
     gradients: Mapping[int, Gradient] = field(default_factory=dict)
+    remade_flops: int = 0
     additive: frozenset[int] = frozenset()
     aliases: bool = False
     located: tuple[str, ...] = ()
     statistic: Statistic | None = None
+    kept: tuple[Kept, ...] = ()
     joint: tuple[int, ...] = ()
     blind: bool = False
     discrete: frozenset[int] = frozenset()
+    passed: frozenset[int] = frozenset()
 
     @property
     def contracted(self) -> tuple[str, ...]:
@@ -122,7 +147,7 @@ class OperatorSpec:
 
     def output_shape(self, index: int) -> tuple[int, ...]:
         """The whole shape of output `index`."""
-        return tuple(math.prod(self.sizes[name] for name in factors(dim)) for dim in self.outputs[index])
+        return self._shape(self.outputs[index])
 
     def input_layout(self, index: int, mesh: Layout, assignment: Assignment) -> TensorLayout:
         """The layout in which input `index` must arrive."""
@@ -155,8 +180,18 @@ class OperatorSpec:
         """The whole shape of the statistic: [shards, width, *dims]."""
         assert self.statistic is not None
         shards = mesh.size(assignment.get(self.statistic.over, ()))
-        rest = tuple(math.prod(self.sizes[name] for name in factors(dim)) for dim in self.statistic.dims)
-        return (shards, self.statistic.width, *rest)
+        return (shards, self.statistic.width, *self._shape(self.statistic.dims))
+
+    def kept_layouts(self, mesh: Layout, assignment: Assignment) -> tuple[tuple[TensorLayout, tuple[int, ...]], ...]:
+        """The layout and the whole shape of every kept value; () under a strategy that keeps none."""
+        if any(kept.whole and mesh.size(assignment.get(kept.whole, ())) > 1 for kept in self.kept):
+            return ()
+        return tuple(
+            (TensorLayout(mesh=mesh, dims=_axes(kept.dims, assignment)), self._shape(kept.dims)) for kept in self.kept
+        )
+
+    def _shape(self, dims: Iterable[Dim]) -> tuple[int, ...]:
+        return tuple(math.prod(self.sizes[name] for name in factors(dim)) for dim in dims)
 
     def local_attrs(self, assignment: Assignment) -> dict[str, object]:
         """What a strategy adds to the attrs of the operator's calls.

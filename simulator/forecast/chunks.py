@@ -26,6 +26,7 @@ from plans.lower.symbolic import (
     ParameterTemplate,
     PartTemplate,
     PieceTemplate,
+    joined_gradients,
     model_sizes,
     model_template,
     plain,
@@ -355,7 +356,12 @@ class Chunks:
                 order = _gradients(self.template.pieces[piece].parts[part])
                 due = sorted((each for each in own if each.name in order), key=lambda each: order[each.name])
                 reduce = tuple(self.lowered.reductions(due).items()) if reduces else ()
-                given = frozenset(each.name for each in due if self.lowered.reduced_per_micro_batch(each))
+                joined = joined_gradients(self.template.pieces[piece].parts[part])
+                given = frozenset(
+                    each.name for each in due
+                    if self.lowered.reduced_per_micro_batch(each)
+                    or (each.name in joined and self.lowered.adds_alike(each.dtype))
+                )  # fmt: skip
             found = _Depends((piece, part, given, gather, reduce))
             self._depends[key] = self.known.setdefault(("same", found), found)
         return self._depends[key]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from plans.lower.symbolic.rank import Cells, PieceUse
+from plans.lower.symbolic.items import Cells, PieceUse
 from plans.lower.symbolic.template import PieceTemplate
 from plans.lower.symbolic.wide import block_number, is_wide
 from plans.program import Instruction, Scope
@@ -329,7 +329,8 @@ class RankMemory:
             template, numbers = self._pieces[cells.piece]
             for at, sign, size, role in template.parts[cells.part].memory:
                 is_within = cells.first <= at < cells.stop or (at < 0 and cells.first == 0)
-                if is_within and not (cells.is_dropped and sign < 0):
+                is_elsewhere = (cells.is_dropped and sign < 0) or (cells.is_joined and sign > 0 and at >= 0)
+                if is_within and not is_elsewhere:
                     counter.add(role, sign * numbers[size])
             found = self._spans[cells] = counter.change()
         return found

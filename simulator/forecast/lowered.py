@@ -19,6 +19,7 @@ from costmodels.price.instruction import price_collective, price_compute, price_
 from costmodels.price.traffic import plain_call
 from plans.degrees import Degrees
 from plans.degrees.groups import rank_groups
+from plans.lower.completed import adds_alike
 from plans.lower.symbolic import ParameterTemplate
 from plans.model.graph import itemsize
 from plans.plan import Optimizer
@@ -72,6 +73,11 @@ class Lowered:
     def is_sharded(self, each: ParameterTemplate) -> bool:
         """As `LocalParameter.axes`."""
         return self._lines.is_sharded(self._parameter(each))
+
+    def adds_alike(self, dtype: str) -> bool:
+        """Whether products add up the gradients of weights of a dtype."""
+        only = self.degrees.num_micro_batches == 1
+        return adds_alike(self.degrees.optimizer.accumulates_in(dtype), dtype, is_only=only)
 
     def reduced_per_micro_batch(self, each: ParameterTemplate) -> bool:
         """As `LocalParameter.reduced_per_micro_batch`."""

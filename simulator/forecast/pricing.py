@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from costmodels import Group, Machine
 from costmodels.price.instruction import overlap_class, price_collective, price_compute, price_wait
+from costmodels.price.products import keeps_sums
 from costmodels.price.traffic import plain_call
 from plans.lower.symbolic import Cell, PartTemplate
 from plans.model.graph import itemsize
@@ -82,7 +83,7 @@ def _looked_up(part: PartTemplate) -> _Template:
         ranks = tuple(len(shape) for shape in cell.shapes)
         form = (
             cell.kind, cell.call, cell.part, cell.dtype, cell.axes, cell.token, cell.causal, ranks, len(cell.touched),
-            cell.operator if cell.kind is Kind.COLLECTIVE else "",
+            cell.operator if cell.kind is Kind.COLLECTIVE else "", cell.is_view,
         )  # fmt: skip
         places = [place for shape in cell.shapes for place in shape] + list(cell.touched)
         if cell.kind is Kind.COLLECTIVE:
@@ -175,7 +176,8 @@ def _steps(cell: Cell, numbers: Sequence[int], stack: Stack) -> list[Step]:
     shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
     touched = sum(numbers[size] for size in cell.touched)
     kernels = stack.kernels(cell.call, shapes, cell.dtype, touched, cell.part)
-    return [replace(kernel, causal=cell.causal, part=cell.part) for kernel in kernels]
+    times = 0.0 if cell.is_view else 1.0
+    return [replace(kernel, causal=cell.causal, part=cell.part, times=kernel.times * times) for kernel in kernels]
 
 
 def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
@@ -205,12 +207,15 @@ def attention_flops(call: str, shapes: Sequence[Shape], *, causal: bool) -> int:
     """Floating-point operations of an attention call on local shapes; 0 for other calls.
 
     As `plans.operators` declares them: two products forward, each over half of the scores where the mask is causal
-    (the mean over parts of a split sequence); the backward makes the forward again and five gradients' products.
+    (the mean over parts of a split sequence); the backward makes the scores again, or all of the forward, and the
+    products of four gradients.
     """
     kind, _, which = call.partition(".")
     if kind != "attention":
         return 0
     q, k, v = shapes[:3] if which == "forward" else shapes[1:4]
     share = 0.5 * (1 + 1 / k[-2]) if causal else 1.0
-    forward = int(2 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1]) * share)
-    return forward if which == "forward" else 3 * forward
+    depth = q[-1] + v[-1]
+    if which != "forward":
+        depth = 2 * depth + (q[-1] if keeps_sums(shapes) else depth)
+    return int(2 * math.prod(q[:-1]) * k[-2] * depth * share)

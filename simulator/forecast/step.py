@@ -215,7 +215,7 @@ class _RankKey:
         return (
             self.costs.config, degrees.dp, degrees.tp, degrees.cp, degrees.ep, degrees.strides, degrees.num_ranks,
             degrees.sequence_parallel, degrees.recompute, degrees.recompute_layers, degrees.optimizer,
-            self.chunks, self.wanted,
+            self.chunks, self.wanted, degrees.num_micro_batches == 1,
         )  # fmt: skip
 
     @property

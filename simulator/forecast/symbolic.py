@@ -17,8 +17,9 @@ from typing import NamedTuple
 from costmodels.price.instruction import Cost, price, price_transfer, price_wait
 from plans.lower.buckets import LocalParameter
 from plans.lower.symbolic import plain
+from plans.lower.symbolic.items import ARRIVE, Cells, PieceUse
 from plans.lower.symbolic.outline import ModelOutline, model_outline
-from plans.lower.symbolic.rank import ARRIVE, Cells, PieceUse, SymbolicRank, lower_rank
+from plans.lower.symbolic.rank import SymbolicRank, lower_rank
 from plans.lower.symbolic.wide import block_number, is_wide, with_all_blocks
 from plans.model.graph import itemsize
 from plans.plan import Optimizer

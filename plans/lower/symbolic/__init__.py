@@ -13,6 +13,7 @@ from plans.lower.symbolic.template import (
     ParameterTemplate,
     PartTemplate,
     PieceTemplate,
+    joined_gradients,
     piece_template,
     plain,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "PartTemplate",
     "PieceTemplate",
     "Symbols",
+    "joined_gradients",
     "model_sizes",
     "model_template",
     "piece_template",

@@ -17,7 +17,7 @@ from plans.degrees import Degrees
 from plans.degrees.groups import mesh_axes
 from plans.layout import Layout, TensorLayout
 from plans.lower.boundaries import parameter_layouts
-from plans.lower.chunk import completed_parameters
+from plans.lower.completed import completed_parameters
 from plans.model.graph import Graph, Operator, Tensor
 from plans.model.transformer import TransformerConfig, block_strategies, parts_of
 from plans.model.transformer.builder import build_graph

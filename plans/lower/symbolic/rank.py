@@ -10,54 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
 from plans.degrees import Degrees
+from plans.lower.completed import adds_alike
 from plans.lower.emit import Emitter, ValueTable, channel_of
 from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.liveness import with_frees
 from plans.lower.optimizer import OptimizerLowering
 from plans.lower.reduction import Reduction
+from plans.lower.symbolic.items import Item, PieceUse, Skeleton, spelled
 from plans.lower.symbolic.outline import ModelOutline, renamed
-from plans.lower.symbolic.template import Cell, PartTemplate, PieceTemplate, plain
+from plans.lower.symbolic.template import Cell, PieceTemplate
 from plans.lower.symbolic.wide import with_wide_buckets
 from plans.model.graph import Operator, Tensor
 from plans.program import Instruction, Kind, Scope, Value
 
-__all__ = ["ARRIVE", "SEND", "Cells", "PieceUse", "SymbolicRank", "lower_rank"]
-
-
-class PieceUse(NamedTuple):
-    """A piece in its place: the name of its template, and the number of its block on the rank; None for others."""
-
-    piece: str
-    block: int | None = None
-
-    @property
-    def kind(self) -> str:
-        """The piece without regard to what it keeps for its backward."""
-        return plain(self.piece)
-
-
-class Cells(NamedTuple):
-    """The cells `first` to `stop` of a part of a piece.
-
-    `is_dropped`: they are left out, as an instruction stands in their place, and what they would free stays alive.
-    """
-
-    piece: str
-    part: str
-    first: int
-    stop: int
-    is_dropped: bool = False
-
-
-ARRIVE, SEND = "arrive", "send"
-"""Where a body waits for the tensor of another stage, and where it sends its own."""
-
-Item = Cells | Instruction | str
+__all__ = ["SymbolicRank", "lower_rank"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,7 +150,7 @@ class _RankLowering:
 
     def _chunk(self, number: int, gathered: Mapping[str, Arrival]) -> dict[str, tuple[tuple[int, Item], ...]]:
         chunk, found = self.chunks[number], dict[str, tuple[tuple[int, Item], ...]]()
-        forward = _Skeleton()
+        forward = Skeleton()
         forward.edge("#begin", 0)
         for use in chunk:
             self._reads(forward, use, "F")
@@ -195,12 +165,12 @@ class _RankLowering:
                 found[f"{name}{'.last' * is_last}"] = self._items(chunk[::-1], name, skeleton, body)
         return found
 
-    def _complete(self, number: int, skeletons: Sequence[_Skeleton]) -> list[list[Instruction]]:
+    def _complete(self, number: int, skeletons: Sequence[Skeleton]) -> list[list[Instruction]]:
         """The lines of bodies with the gathers of a chunk, and what they free."""
         lines = [self.optimizer.with_gathers(number, each.lines) for each in skeletons]
         return with_frees(lines, self.table.values)
 
-    def _reads(self, skeleton: _Skeleton, use: PieceUse, part: str) -> None:
+    def _reads(self, skeleton: Skeleton, use: PieceUse, part: str) -> None:
         """The cells of a piece that read parameters, its first operator, and what it writes for the step."""
         skeleton.begin()
         for at, cell in self._marked(use, part):
@@ -209,15 +179,20 @@ class _RankLowering:
                 self.table.add(Value(name=cell.writes, shape=(), dtype=cell.dtype, scope=Scope.STEP, role="buffer"))
 
     def _marked(self, use: PieceUse, part: str) -> list[tuple[int, Cell]]:
-        """The cells of a part that a line stands for, with their numbers: those that read parameters or make
-        gradients, what is written for the step, and the first of each module, which says where its gathers begin."""
+        """The cells of a part that a line stands for, with their numbers.
+
+        Those that read parameters or make gradients, or may add one up; what is written for the step; and the first of
+        each module, which says where its gathers begin.
+        """
         key = use.piece, part, use.block is None
         found = self.marked.get(key)
         if found is None:
             found, module = [], ""
-            for at, cell in enumerate(self.pieces[use.piece].parts[part].cells):
+            cells = self.pieces[use.piece].parts[part].cells
+            for at, cell in enumerate(cells):
                 own = self._known(use, cell.operator) if cell.operator else module
-                if cell.reads or cell.gradient or cell.writes or own != module:
+                may_add = at + 1 < len(cells) and cells[at + 1].joined
+                if cell.reads or cell.gradient or cell.writes or own != module or may_add:
                     found.append((at, cell))
                 module = own
             self.marked[key] = found
@@ -243,7 +218,7 @@ class _RankLowering:
             return operator
         return operators[0].name
 
-    def _backward(self, chunk: Sequence[PieceUse], reduction: Reduction, split: bool) -> list[_Skeleton]:
+    def _backward(self, chunk: Sequence[PieceUse], reduction: Reduction, split: bool) -> list[Skeleton]:
         uses: dict[str, int] = {}
         for use in chunk:
             for _, cell in self._marked(use, "W" if split else "B"):
@@ -253,13 +228,17 @@ class _RankLowering:
         left = dict(uses)
         found = []
         for part in "IW" if split else "B":
-            skeleton = _Skeleton()
+            skeleton = Skeleton()
             skeleton.edge("#begin", 0)
             emitter = Emitter(mesh=self.outline.mesh, table=self.table, instructions=skeleton.lines)
             for use in reversed(chunk):
                 skeleton.begin()
+                cells = self.pieces[use.piece].parts[part].cells
                 for at, cell in self._marked(use, part):
-                    if cell.gradient:
+                    if at + 1 < len(cells) and self._adds(cells[at + 1], use, uses):
+                        total = self.table.add(self.accumulators[self._named(cells[at + 1].gradient, use)])
+                        skeleton.add(at, self._line(use, cell, at, (total,)), join=True)
+                    elif cell.gradient:
                         self._gradient(emitter, skeleton, use, cell, at, uses, left, reduction)
                     else:
                         skeleton.add(at, self._line(use, cell, at))
@@ -272,7 +251,7 @@ class _RankLowering:
     def _gradient(
         self,
         emitter: Emitter,
-        skeleton: _Skeleton,
+        skeleton: Skeleton,
         use: PieceUse,
         cell: Cell,
         at: int,
@@ -280,10 +259,18 @@ class _RankLowering:
         left: dict[str, int],
         reduction: Reduction,
     ) -> None:
-        """A gradient is accumulated, or, where it is the only one of its body, reduced as it is (`ChunkLowering`)."""
+        """A gradient is accumulated, or, where it is the only one of its body, reduced as it is (`ChunkLowering`).
+
+        Where the cell before has added it already nothing is left to do.
+        """
         name = self._named(cell.gradient, use)
         like = self.accumulators[name]
         left[name] -= 1
+        if self._adds(cell, use, uses):
+            skeleton.add(at, self._line(use, cell, at), drop=True)
+            if not left[name]:
+                reduction.add(emitter, name, like.name)
+            return
         made = f"d:{name}" if uses[name] == 1 else f"d:{name}.{left[name]}"
         value = self.table.add(
             Value(name=made, shape=like.shape, dtype=self.optimizer.local[name].tensor.dtype, role="gradient")
@@ -295,6 +282,15 @@ class _RankLowering:
             value = total
         if not left[name]:
             reduction.add(emitter, name, value)
+
+    def _adds(self, cell: Cell, use: PieceUse, uses: Mapping[str, int]) -> bool:
+        """Whether what an accumulating cell does is done by the product before it."""
+        if not cell.joined:
+            return False
+        name = self._named(cell.gradient, use)
+        like, made = self.accumulators[name], self.optimizer.local[name].tensor.dtype
+        only = self.degrees.num_micro_batches == 1 and uses[name] == 1
+        return adds_alike(like.dtype, made, is_only=only) and (like.scope is not Scope.BODY or uses[name] > 1)
 
     def _share_loss(self, emitter: Emitter) -> None:
         """Sum the loss over the ranks that hold parts of it."""
@@ -313,161 +309,6 @@ class _RankLowering:
             )  # fmt: skip
 
     def _items(
-        self, chunk: Sequence[PieceUse], part: str, skeleton: _Skeleton, body: Sequence[Instruction]
+        self, chunk: Sequence[PieceUse], part: str, skeleton: Skeleton, body: Sequence[Instruction]
     ) -> tuple[tuple[int, Item], ...]:
-        return _Spelling(chunk, part, self.pieces).run(skeleton, body)
-
-
-@dataclass(slots=True)
-class _Skeleton:
-    """The lines of a body that stand for cells, and where: number of the piece, cell, whether it is left out."""
-
-    lines: list[Instruction] = field(default_factory=list)
-    place: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
-    uses: int = 0
-
-    def begin(self) -> None:
-        """Another piece begins."""
-        self.uses += 1
-
-    def edge(self, name: str, number: int) -> None:
-        """A line for the begin or the end of the body."""
-        line = Instruction(name=name, kind=Kind.COMPUTE, call="cell", part="C")
-        self.lines.append(line)
-        self.place[line.name] = (number, -1, False)
-
-    def add(self, at: int, line: Instruction, *, drop: bool = False) -> None:
-        """A line for cell `at` of the piece."""
-        self.lines.append(line)
-        self.place[line.name] = (self.uses - 1, at, drop)
-
-
-class _Spelling:
-    """Puts cells and the lines of a body together."""
-
-    def __init__(self, chunk: Sequence[PieceUse], part: str, pieces: Mapping[str, PieceTemplate]) -> None:
-        self._chunk = chunk
-        self._part = part
-        self._parts = [pieces[use.piece].parts for use in chunk]
-        self._number = 0
-        self._at = 0
-        self._marked: set[tuple[int, int, str]] = set()
-        self.items: list[tuple[int, Item]] = []
-
-    def run(self, skeleton: _Skeleton, body: Sequence[Instruction]) -> tuple[tuple[int, Item], ...]:
-        """What the optimizer added before a cell (gathers, arrivals) stands right before it, reductions right
-        behind."""
-        behind = {line.name for line in skeleton.lines}
-        waiting: list[Instruction] = []
-        for line in body:
-            place = skeleton.place.get(line.name)
-            if place is None:
-                if line.name in behind:
-                    self._append(line)
-                else:
-                    waiting.append(line)
-                continue
-            number, at, is_dropped = place
-            if at >= 0:
-                self._cells_until(number, at)
-            elif number:
-                self._cells_until(number, 0)
-            for other in waiting:
-                self._append(other)
-            waiting.clear()
-            if at >= 0:
-                self._add(at, at + 1, is_dropped=is_dropped)
-            if line.frees or any(not name.startswith("d:") for name in line.outputs):
-                self._append(line)  # the memory of a gradient is that of its cell
-        for other in waiting:
-            self._append(other)
-        return tuple(self.items)
-
-    def _append(self, item: Item) -> None:
-        block = self._chunk[min(self._number, len(self._chunk) - 1)].block
-        self.items.append((-1 if block is None else block, item))
-
-    def _cells_until(self, number: int, until: int) -> None:
-        """All cells up to cell `until` of piece `number`, and what the stage's boundary does before it."""
-        while self._number < number:
-            self._span(len(self._parts[self._number][self._part].cells))
-            self._leave()
-            self._number, self._at = self._number + 1, 0
-            if self._number < len(self._chunk):
-                self._at = self._handed_over
-        if number < len(self._chunk):
-            self._span(until)
-
-    def _span(self, stop: int) -> None:
-        """Cells up to `stop`, with the boundary of the stage: the first piece waits for what arrives, the last
-        sends."""
-        template = self._parts[self._number][self._part]
-        for where in sorted({template.arrives_at, template.sends_at}):
-            if self._at <= where <= stop:
-                self._add(self._at, where)
-                self._mark(where)
-        self._add(self._at, stop)
-
-    def _mark(self, at: int) -> None:
-        template = self._parts[self._number][self._part]
-        is_last = self._number == len(self._chunk) - 1
-        for where, kind, holds in (
-            (template.arrives_at, ARRIVE, self._number == 0),
-            (template.sends_at, SEND, is_last),
-            (template.sends_at, "hand over", not is_last),
-        ):
-            key = (self._number, at, kind)
-            if where == at and holds and key not in self._marked:
-                self._marked.add(key)
-                if kind != "hand over":
-                    self._append(kind)
-                elif self._issued:
-                    self._append(Cells(self._chunk[self._number + 1].piece, self._from, 0, self._issued))
-
-    # In a backward the piece before may begin by bringing the gradient to the layout that it made its output in. That
-    # is issued as soon as the gradient is there; in a split backward it is over when the input gradients are.
-
-    @property
-    def _from(self) -> str:
-        return "W" if self._part == "I" else self._part
-
-    def _next(self) -> PartTemplate | None:
-        if self._part == "F" or self._number + 1 >= len(self._chunk):
-            return None
-        return self._parts[self._number + 1][self._from]
-
-    @property
-    def _issued(self) -> int:
-        """Leading collectives of the next piece."""
-        template = self._next()
-        return 0 if template is None else template.num_issued
-
-    def _leave(self) -> None:
-        """A piece of input gradients ends: so does what it handed over."""
-        template = self._next()
-        if self._part == "I" and template is not None and template.num_issued:
-            piece = self._chunk[self._number + 1].piece
-            self._append(Cells(piece, "W", template.num_issued, template.num_handed))
-
-    @property
-    def _handed_over(self) -> int:
-        """Cells of the piece that have been done with the one before it."""
-        if self._part == "F" or not self._number:
-            return 0
-        template = self._parts[self._number][self._part]
-        return template.num_handed if self._part == "W" else template.num_issued
-
-    def _add(self, first: int, stop: int, *, is_dropped: bool = False) -> None:
-        """Cells; one item with those before them where they follow on."""
-        if stop <= first:
-            return
-        self._at = stop
-        piece = self._chunk[self._number].piece
-        before = self.items[-1][1] if self.items else None
-        if (
-            isinstance(before, Cells) and before[:2] == (piece, self._part) and before.stop == first and first
-            and not before.is_dropped and not is_dropped
-        ):  # fmt: skip
-            self.items[-1] = self.items[-1][0], before._replace(stop=stop)
-        else:
-            self._append(Cells(piece, self._part, first, stop, is_dropped))
+        return spelled(chunk, part, self.pieces, skeleton, body)

@@ -10,15 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from plans.layout import TensorLayout
+from plans.lower.chunk import ADDING
 from plans.lower.stage_bodies import StageBodies
 from plans.lower.symbolic.symbols import Monomials
 from plans.operators.attention import heads_first
 from plans.program import Instruction, Kind, Scope, Value, moved_values
 
-__all__ = ["KEPT", "Cell", "ParameterTemplate", "PartTemplate", "PieceTemplate", "piece_template", "plain"]
+__all__ = [
+    "KEPT",
+    "Cell",
+    "ParameterTemplate",
+    "PartTemplate",
+    "PieceTemplate",
+    "joined_gradients",
+    "piece_template",
+    "plain",
+]
 
 KEPT = "kept_"
 """Before the name of a piece that keeps its activations where the others recompute."""
@@ -42,8 +53,10 @@ class Cell:
         axes: mesh axes of a collective.
         token: numbers the collectives of a body; a WAIT bears the number of what it waits for; -1 for compute.
         gradient: the parameter whose gradient this cell accumulates, where it does.
+        joined: it accumulates what the cell before has made, which can add it by itself in the dtype of the weight.
         reads: the parameters whose weights it reads.
         writes: the value of the step that it writes, such as the loss; "" for none.
+        is_view: all that it makes shares the memory of what it reads, so that no kernel runs.
         whole: an attention's whole lengths of queries and keys (places), and whether it is causal.
     """
 
@@ -58,7 +71,9 @@ class Cell:
     axes: tuple[str, ...] = ()
     token: int = -1
     causal: bool = False
+    is_view: bool = False
     gradient: str = ""
+    joined: bool = False
     reads: tuple[str, ...] = ()
     writes: str = ""
 
@@ -147,6 +162,12 @@ def piece_template(stage: StageBodies, monomials: Monomials) -> PieceTemplate:
     )
 
 
+@lru_cache(maxsize=8192)
+def joined_gradients(part: PartTemplate) -> frozenset[str]:
+    """The parameters whose gradients products can add up by themselves."""
+    return frozenset(cell.gradient for cell in part.cells if cell.joined)
+
+
 def _split(layout: TensorLayout, axes: Iterable[str]) -> tuple[str, ...]:
     """Those of the axes that have more than one rank."""
     return tuple(axis for axis in axes if layout.mesh.size((axis,)) > 1)
@@ -160,6 +181,7 @@ def _part(
     memory: list[tuple[int, int, int, str]] = []
     tokens: dict[str, int] = {}
     alive: set[str] = set()
+    made: tuple[str, ...] = ()  # by the cell before
     for line in body:
         border = line.kind in (Kind.SEND, Kind.RECV) and not line.channel.endswith(":within")
         if line.kind is Kind.WAIT and line.waits not in tokens:
@@ -170,7 +192,10 @@ def _part(
         if line.kind is Kind.WAIT and border:
             arrives_at = len(cells)
         if not border:
-            cells.append(_cell(line, values, weights, monomials, tokens))
+            cell = _cell(line, values, weights, monomials, tokens)
+            joined = bool(cell.gradient) and bool(cells) and cells[-1].call in ADDING and made == line.inputs
+            cells.append(replace(cell, joined=joined))
+            made = line.outputs
         at = len(cells) - 1
         for name in line.outputs:
             _note(memory, alive, values[name], at, +1, monomials)
@@ -226,6 +251,7 @@ def _cell(
         shapes=tuple(tuple(monomials.enter(size) for size in shape) for shape in shapes),
         touched=tuple(monomials.enter(size) for size in operands if size),
         causal=bool(line.attrs.get("causal", False)),
+        is_view=bool(line.outputs) and all(name in values and values[name].shares is not None for name in line.outputs),
         gradient=_accumulated(line),
         writes=line.outputs[0] if line.outputs and line.outputs[0] == "step_loss" else "",
         **common,

@@ -1,0 +1,227 @@
+"""Microseconds of the executor's kernels on a GPU, before and after: `python -m benchmarks.kernels [--json]`.
+
+Each row is one rule at the size of a block of the 8 x 4096 model (micro-batch 4, 2048 positions, 32 heads of 128, a
+vocabulary of 32,000). "before" is the arithmetic that the executor ran before it had the kernel, in plain torch, and
+"after" is the rule. Times are medians of single calls between CUDA events, with operands that rotate so that no call
+finds its own in the cache. The bound is what the bytes of operands and results take at the memory bandwidth given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from executor.kernels import OpContext, StepCounter, rule_of
+from executor.kernels.place import by_autograd
+from executor.kernels.positions import turned_plainly
+from plans.layout import Layout
+
+__all__ = ["Case", "cases", "main", "measured_us"]
+
+BATCH, LENGTH, HEADS, DIM, VOCAB = 4, 2048, 32, 128, 32_000
+HIDDEN, FFN = HEADS * DIM, 11_008
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One kernel: `make` gives a call as it was before and one as it is, on new operands; `moved` counts its bytes."""
+
+    name: str
+    make: Callable[[], tuple[Call, Call]]
+    moved: int
+
+
+def _site(shape: Sequence[int], dtype: str = "bfloat16") -> OpContext:
+    return OpContext(
+        rank=0, mesh=Layout((1,), ("dp",)), shape=tuple(shape), dtype=dtype, counter=StepCounter(step=2),
+        device=torch.device("cuda"),
+    )  # fmt: skip
+
+
+def _randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, dtype=dtype, device="cuda")
+
+
+def _rope(call: str, sign: int) -> Case:
+    shape = (BATCH, LENGTH, HEADS, DIM)
+
+    def make() -> tuple[Call, Call]:
+        x = _randn(*shape)
+        angles = torch.outer(torch.arange(LENGTH), 1e4 ** (-torch.arange(0, DIM, 2) / DIM)).unsqueeze(1)
+        cos, sin = angles.cos().cuda(), angles.sin().cuda()
+        return (
+            lambda: turned_plainly(x, cos, sin, sign, interleaved=False),
+            lambda: rule_of(call)(_site(shape), {"base": 1e4}, x),
+        )
+
+    return Case(name=call, make=make, moved=2 * 2 * BATCH * LENGTH * HIDDEN)
+
+
+def _attention() -> Case:
+    shape, attrs = (BATCH, LENGTH, HEADS, DIM), {"causal": True, "layout": "bshd"}
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).contiguous()
+
+    def make() -> tuple[Call, Call]:
+        q, k, v, g = (_randn(*shape) for _ in range(4))
+        y, sums = rule_of("attention.forward")(_site(shape), attrs, q, k, v)
+        return (
+            lambda: by_autograd(plain, (q, k, v), (0, 1, 2), g),
+            lambda: rule_of("attention.grad012")(_site(shape), attrs, g, q, k, v, y, sums),
+        )
+
+    return Case(name="attention.grad012", make=make, moved=8 * 2 * BATCH * LENGTH * HIDDEN)
+
+
+def _norm(kind: str, which: int) -> Case:
+    shape, attrs = (BATCH, LENGTH, HIDDEN), {"eps": 1e-5}
+    aten = torch.ops.aten
+
+    def again(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """The statistics made again, then one gradient."""
+        wanted = [at == which for at in range(3)]
+        if kind == "rms_norm":
+            _, scale = aten._fused_rms_norm(x, (HIDDEN,), None, 1e-5)
+            return aten._fused_rms_norm_backward(g, x, (HIDDEN,), scale, weight, wanted[:2])[which]
+        _, mean, scale = torch.native_layer_norm(x, (HIDDEN,), None, None, 1e-5)
+        return aten.native_layer_norm_backward(g, x, (HIDDEN,), mean, scale, weight, None, wanted)[which]
+
+    def make() -> tuple[Call, Call]:
+        x, g, weight = _randn(*shape), _randn(*shape), _randn(HIDDEN)
+        kept = rule_of(f"{kind}.forward")(_site(shape), attrs, x, weight)[1:]
+        site = _site(shape if which == 0 else (HIDDEN,))
+        operands = (g, x, weight, *kept) if which == 0 else (g, x, *kept)
+        return lambda: again(g, x, weight), lambda: rule_of(f"{kind}.grad{which}")(site, attrs, *operands)
+
+    return Case(name=f"{kind}.grad{which}", make=make, moved=(3 - which) * 2 * BATCH * LENGTH * HIDDEN)
+
+
+def _loss(dtype: torch.dtype, part: str) -> Case:
+    shape, count = (BATCH, LENGTH, VOCAB), BATCH * LENGTH
+
+    def before(x: Tensor, t: Tensor) -> Tensor:
+        if part == "forward":
+            return F.cross_entropy(x.view(-1, VOCAB), t.view(-1), reduction="sum") / count
+        one = x.new_full((), -1.0).expand(*t.shape, 1)
+        return torch.softmax(x, -1).scatter_add_(-1, t.unsqueeze(-1), one).mul_(1 / count)
+
+    def make() -> tuple[Call, Call]:
+        x, t = _randn(*shape, dtype=dtype), torch.randint(VOCAB, shape[:-1], device="cuda")
+        _, sums = rule_of("cross_entropy.forward")(_site((), "float32"), {"count": count}, x, t)
+        operands = (x, t) if part == "forward" else (x, t, sums)
+        site = _site(()) if part == "forward" else _site(shape)
+        return lambda: before(x, t), lambda: rule_of(f"cross_entropy.{part}")(site, {"count": count}, *operands)
+
+    passes = 1 if part == "forward" else 2
+    name = f"cross_entropy.{part} {str(dtype).removeprefix('torch.')}"
+    return Case(name=name, make=make, moved=passes * dtype.itemsize * count * VOCAB)
+
+
+def _update() -> Case:
+    shapes = [(HIDDEN, HIDDEN)] * 4 + [(FFN, HIDDEN)] * 3 + [(HIDDEN,)] * 2
+
+    def make() -> tuple[Call, Call]:
+        groups = [[_randn(*shape).abs_() for _ in range(4)] for shape in shapes]
+        rule, site, settings = rule_of("adamw.update"), _site(shapes[0]), {"lr": 1e-4}
+        flat = [each for group in groups for each in group]
+        return lambda: [rule(site, settings, *group) for group in groups], lambda: rule(site, settings, *flat)
+
+    elements = sum(torch.Size(shape).numel() for shape in shapes)
+    return Case(name="adamw.update of a block", make=make, moved=7 * 2 * elements)
+
+
+def _flat(call: str) -> Case:
+    """The weights of a block packed for a reduce-scatter over 4 ranks, or unpacked after an all-gather."""
+    shapes, rows = [(HIDDEN, HIDDEN)] * 4 + [(FFN, HIDDEN)] * 3, 4
+    sizes = tuple(torch.Size(shape).numel() // rows for shape in shapes)
+
+    def one_by_one(tensors: Sequence[Tensor], matrix: Tensor) -> None:
+        for tensor, column in zip(tensors, matrix.split(sizes, 1), strict=True):
+            if call == "flat_pack":
+                column.copy_(tensor.view(rows, -1))
+            else:
+                tensor.view(rows, -1).copy_(column)
+
+    def make() -> tuple[Call, Call]:
+        tensors, matrix = [_randn(*shape) for shape in shapes], _randn(rows, sum(sizes))
+        attrs = {"rows": rows, "sizes": sizes, "shapes": shapes}
+        given = tensors if call == "flat_pack" else [matrix.view(-1)]
+        return (
+            lambda: one_by_one(tensors, matrix),
+            lambda: rule_of(call)(_site((rows * sum(sizes),)), attrs, *given),
+        )
+
+    return Case(name=f"{call} of a block", make=make, moved=2 * 2 * rows * sum(sizes))
+
+
+def cases() -> list[Case]:
+    """All kernels."""
+    losses = [_loss(dtype, part) for dtype in (torch.bfloat16, torch.float32) for part in ("forward", "grad0")]
+    norms = [_norm(kind, which) for kind in ("rms_norm", "layer_norm") for which in (0, 1)]
+    return [
+        _rope("rope.forward", 1), _rope("rope.grad0", -1), _attention(), *norms, *losses, _update(), _flat("flat_pack"),
+        _flat("flat_unpack"),
+    ]  # fmt: skip
+
+
+def measured_us(calls: Sequence[Call], repeats: int) -> float:
+    """The median microseconds of a call on the device; each of `calls` does the same on operands of its own."""
+    for call in (*calls, *calls):
+        call()
+    marks = []
+    for number in range(repeats):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(200_000)  # the host is ahead, so that its time to issue is not in the figure
+        first.record()
+        calls[number % len(calls)]()
+        last.record()
+        marks.append((first, last))
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(first.elapsed_time(last) for first, last in marks)
+
+
+def _row(case: Case, repeats: int, memory_Bps: float) -> dict[str, float | str]:
+    sets = [case.make() for _ in range(2)]
+    before, after = (measured_us([each[which] for each in sets], repeats) for which in (0, 1))
+    bound = 1e6 * case.moved / memory_Bps
+    return {"kernel": case.name, "before_us": before, "after_us": after, "bytes_us": bound}
+
+
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; 1 without a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--repeats", type=int, default=30, help="calls of each kernel")
+    parser.add_argument("--memory-Bps", type=float, default=4.8e12, help="peak bandwidth of the memory (H200: 4.8e12)")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("No GPU found: these kernels can only be measured on one.", file=sys.stderr)
+        return 1
+    rows = []
+    for case in cases():
+        rows.append(_row(case, options.repeats, options.memory_Bps))
+        torch.cuda.empty_cache()
+        if not options.json:
+            print("{kernel:32} {before_us:10.1f} -> {after_us:10.1f} us   (bytes {bytes_us:8.1f})".format(**rows[-1]))
+    if options.json:
+        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "memory_Bps": options.memory_Bps}
+        print(json.dumps(about | {"rows": rows}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

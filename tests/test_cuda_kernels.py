@@ -1,0 +1,146 @@
+"""Kernels for GPUs: those in Triton against plain torch, and all rules of a block inside a CUDA graph.
+
+Without a GPU they are skipped; where Triton is installed its interpreter runs the first part on a CPU:
+`TRITON_INTERPRET=1 pytest tests/test_cuda_kernels.py` (with numpy 2.4 Triton 3.9 does, 3.6 does not).
+"""
+
+import os
+
+import pytest
+import torch
+
+from executor.kernels import OpContext, StepCounter, rule_of
+from executor.kernels.losses import gradient_plainly
+from executor.kernels.positions import turned_plainly
+from plans.layout import Layout
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+STEP = {torch.float32: 2e-7, torch.bfloat16: 2**-7, torch.float64: 1e-15}
+"""One rounding, relative to the largest element; Triton's interpreter cuts bfloat16 off, a GPU rounds it."""
+
+
+@pytest.fixture(autouse=True)
+def runnable(request):
+    if HAS_GPU:
+        pytest.importorskip("triton")
+    elif "graph" in request.node.name:
+        pytest.skip("no GPU")
+    elif os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.importorskip("triton")
+    else:
+        pytest.skip("no GPU, and TRITON_INTERPRET is not set to 1")
+
+
+def close(found, expected):
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    largest = float(expected.double().abs().max())
+    assert float((found.double() - expected.double()).abs().max()) <= 2 * STEP[found.dtype] * max(largest, 1e-30)
+
+
+# [b, s, heads, d], turned elements, pairs beside each other, a tensor that is a view of another one
+ROPES = [
+    ((2, 3, 4, 8), 8, False, False), ((2, 3, 5, 12), 12, True, False), ((1, 7, 33, 6), 6, False, True),
+    ((2, 3, 4, 10), 4, False, True), ((2, 3, 40, 10), 4, True, False), ((2, 2, 5, 3, 8), 8, False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("shape", "rotary", "interleaved", "is_view"), ROPES)
+def test_rope_in_one_pass(shape, rotary, interleaved, is_view, sign, dtype):
+    from executor.kernels.triton_rope import turned
+
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(DEVICE, dtype)
+    if is_view:
+        x = x.transpose(-2, -3).contiguous().transpose(-2, -3)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    angles = torch.randn(shape[-3], 1, rotary // 2, dtype=torch.float64)
+    cos, sin = angles.cos().to(DEVICE, wide), angles.sin().to(DEVICE, wide)
+    found = turned(x, cos, sin, sign, interleaved=interleaved)
+    close(found, turned_plainly(x, cos, sin, sign, interleaved=interleaved))
+    assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "classes"), [(5, 7), (3, 4097), (2, 9000), (4, 128)])
+def test_cross_entropy_in_one_pass_each_way(rows, classes, dtype):
+    from executor.kernels.triton_loss import label_gradient, log_sum_and_logit
+
+    torch.manual_seed(0)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    whole = (3 * torch.randn(rows, classes + 3)).to(DEVICE, dtype)
+    label = torch.randint(classes, (rows,)).to(DEVICE)
+    label[0] = -1  # a label of another shard
+    ignored = torch.zeros(rows, dtype=torch.bool, device=DEVICE)
+    ignored[1] = True
+    factor = torch.full((), 0.3, dtype=wide, device=DEVICE)
+    for x in (whole[:, :classes], whole[:, :classes].contiguous(), whole[:, 1 : classes + 1]):
+        sums, logit = log_sum_and_logit(x, label, wide)
+        torch.testing.assert_close(sums, x.to(wide).logsumexp(-1), rtol=1e-6, atol=1e-6)
+        picked = x.gather(-1, label.clamp(0).unsqueeze(-1)).squeeze(-1).to(wide)
+        assert torch.equal(logit, torch.where(label >= 0, picked, 0))
+        for rows_left_out in (None, ignored):
+            found = label_gradient(x, label, sums, factor, rows_left_out)
+            close(found, gradient_plainly(x, label.clamp(0), label >= 0, sums, factor, rows_left_out))
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # the interpreter's logarithm is numpy's
+def test_a_row_of_minus_infinity_has_no_sum():
+    from executor.kernels.triton_loss import log_sum_and_logit
+
+    x = torch.full((2, 5), -torch.inf, device=DEVICE)
+    x[1, 2] = 1.5
+    sums, _ = log_sum_and_logit(x, torch.tensor([0, 2], device=DEVICE), torch.float32)
+    assert sums.tolist() == [-torch.inf, 1.5]
+
+
+# -- in a graph --------------------------------------------------------------------------------------------------------
+
+
+def site(shape, dtype="bfloat16"):
+    mesh = Layout((1,), ("dp",))
+    return OpContext(rank=0, mesh=mesh, shape=shape, dtype=dtype, counter=StepCounter(step=1), device=DEVICE)
+
+
+def block(x, g, logits, labels):
+    """The rules with kernels of their own, forward and backward."""
+    shape, attrs = tuple(x.shape), {"causal": True, "layout": "bshd"}
+    weight = torch.ones(shape[-1], dtype=x.dtype, device=x.device)
+    turned = rule_of("rope.forward")(site(shape), {"base": 10000.0}, x)
+    y, sums = rule_of("attention.forward")(site(shape), attrs, turned, turned, x)
+    of_q, of_k, of_v = rule_of("attention.grad012")(site(shape), attrs, g, turned, turned, x, y, sums)
+    back = rule_of("rope.grad0")(site(shape), {"base": 10000.0}, of_q + of_k)
+    normed, scale = rule_of("rms_norm.forward")(site(shape), {"eps": 1e-5}, back, weight)
+    of_x = rule_of("rms_norm.grad0")(site(shape), {"eps": 1e-5}, g, back, weight, scale)
+    of_weight = rule_of("rms_norm.grad1")(site(tuple(weight.shape)), {"eps": 1e-5}, g, back, scale)
+    loss, kept = rule_of("cross_entropy.forward")(site((), "float32"), {"count": labels.numel()}, logits, labels)
+    of_logits = rule_of("cross_entropy.grad0")(
+        site(tuple(logits.shape)), {"count": labels.numel()}, logits, labels, kept
+    )
+    return y, of_v, back, normed, of_x, of_weight, loss, of_logits
+
+
+@pytest.mark.parametrize("length", [64, 50])
+def test_a_block_replays_in_a_graph(length):
+    torch.manual_seed(0)
+    x, g = (torch.randn(2, length, 4, 64, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    logits = torch.randn(2, length, 1000, device=DEVICE, dtype=torch.bfloat16)
+    labels = torch.randint(1000, (2, length), device=DEVICE)
+    with torch.inference_mode():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # compiles, and makes tables and constants
+            block(x, g, logits, labels)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = block(x, g, logits, labels)
+        for each in (x, g, logits):
+            each.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        for found, expected in zip(captured, block(x, g, logits, labels), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
