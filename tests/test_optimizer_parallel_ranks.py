@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from on_ranks import run_on_ranks
 
 from executor.train.result import RankResult
-from executor.train.run import RunOptions, run_rank
+from executor.train.options import RunOptions
+from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage

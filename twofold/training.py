@@ -118,7 +118,8 @@ class Model:
         from executor.train.batches import InitialParameters, batches_of, placed
         from executor.train.data import Prefetcher
         from executor.train.initial import get_seed
-        from executor.train.run import RunOptions, run_rank
+        from executor.train.options import RunOptions
+        from executor.train.run import run_rank
         from executor.train.same_start import check_same_start
         from plans.lower import lower
 

@@ -4,18 +4,22 @@ attrs are the settings of `plans.plan.Optimizer`: lr, weight_decay; momentum, da
 States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is that of the
 weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU AdamW is torch's fused
 kernel, where all are of one dtype.
+
+The learning rate and what else changes from step to step are scalars on the device (`StepCounter.number`), so that a
+recorded step can be replayed. A scalar of the dtype of a half-precision weight would lose digits: there the last
+product is made in float32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from executor.kernels.context import OpContext, Rule
+from executor.kernels.context import OpContext, Rule, StepCounter
 
 __all__ = ["UPDATE_RULES"]
 
@@ -26,7 +30,7 @@ _aten = torch.ops.aten
 
 def sgd(context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
     """One update as torch.optim.SGD without momentum makes it."""
-    return weight.add_(_decayed(attrs, weight, gradient), alpha=-attrs.get("lr", 1e-3))
+    return _moved(weight, _decayed(attrs, weight, gradient), _rate(context, attrs, weight))
 
 
 def momentum(
@@ -40,29 +44,65 @@ def momentum(
     else:
         own.mul_(factor).add_(gradient, alpha=1 - attrs.get("dampening", 0.0))
     step = gradient.add(own, alpha=factor) if attrs.get("nesterov", 0.0) else own
-    return weight.add_(step, alpha=-attrs.get("lr", 1e-3)), _rounded(buffer, own)
+    return _moved(weight, step, _rate(context, attrs, weight)), _rounded(buffer, own)
 
 
 def adamw(
     context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019)."""
-    lr, beta1, beta2 = attrs.get("lr", 1e-3), attrs.get("beta1", 0.9), attrs.get("beta2", 0.999)
-    decay, step = attrs.get("weight_decay", 1e-2), context.counter.step
+    beta1, beta2, eps = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
+    decay, stated, counter = attrs.get("weight_decay", 1e-2), _stated(attrs), context.counter
     if weight.is_cuda and {gradient.dtype, mean.dtype, square.dtype} == {weight.dtype}:
         _aten._fused_adamw_(
-            [weight], [gradient], [mean], [square], [], [context.counter.on(weight.device)], lr=lr, beta1=beta1,
-            beta2=beta2, weight_decay=decay, eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
+            [weight], [gradient], [mean], [square], [],
+            [counter.number("step", _step_of, torch.float32, weight.device)], lr=_rate(context, attrs, weight),
+            beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
         )  # fmt: skip
         return weight, mean, square
+    scalar, lr, precise = _scalar_dtype(weight), _lr_of(attrs), _scalar_dtype(weight) == weight.dtype
     if decay:
-        weight.mul_(1 - lr * decay)
+        left = counter.number(("1 - decay", decay, stated), lambda now: 1 - lr(now) * decay, scalar, weight.device)
+        weight.mul_(left) if precise else weight.copy_(weight.to(scalar).mul_(left))
     first, second = mean.to(weight.dtype), square.to(weight.dtype)
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    root = (second.sqrt() / math.sqrt(1 - beta2**step)).add_(attrs.get("eps", 1e-8))
-    weight.addcdiv_(first, root, value=-(lr / (1 - beta1**step)))
+    root_bias = counter.number(("root", beta2), lambda now: math.sqrt(1 - beta2**now.step), scalar, weight.device)
+    rate = counter.number(("rate", beta1, stated), lambda now: lr(now) / (1 - beta1**now.step), scalar, weight.device)
+    root = second.to(scalar).sqrt().div_(root_bias).add_(eps)
+    step = first.to(scalar).mul(rate).div_(root)  # in the order of torch's addcdiv, which takes no tensor for the rate
+    weight.sub_(step) if precise else weight.copy_(weight.to(scalar).sub_(step))
     return weight, _rounded(mean, first), _rounded(square, second)
+
+
+def _step_of(now: StepCounter) -> float:
+    return now.step
+
+
+def _lr_of(attrs: Attrs) -> Callable[[StepCounter], float]:
+    stated = _stated(attrs)
+    return lambda now: stated if now.learning_rate is None else now.learning_rate
+
+
+def _stated(attrs: Attrs) -> float:
+    lr: float = attrs.get("lr", 1e-3)
+    return lr
+
+
+def _scalar_dtype(weight: Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype is torch.float64 else torch.float32
+
+
+def _rate(context: OpContext, attrs: Attrs, weight: Tensor) -> Tensor:
+    """The learning rate of this step."""
+    return context.counter.number(("lr", _stated(attrs)), _lr_of(attrs), _scalar_dtype(weight), weight.device)
+
+
+def _moved(weight: Tensor, step: Tensor, rate: Tensor) -> Tensor:
+    """weight -= rate * step, in place."""
+    if rate.dtype == weight.dtype:
+        return weight.addcmul_(step, rate, value=-1)
+    return weight.copy_(torch.addcmul(weight.to(rate.dtype), step.to(rate.dtype), rate, value=-1))
 
 
 def _decayed(attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:

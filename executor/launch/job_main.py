@@ -22,7 +22,8 @@ from executor.train.batches import (
     rows_of_rank,
 )
 from executor.train.data import Prefetcher
-from executor.train.run import RunOptions, run_rank
+from executor.train.options import RunOptions
+from executor.train.run import run_rank
 from executor.train.same_start import check_same_start
 from plans.lower import lower
 from plans.plan import load_plan

@@ -5,7 +5,7 @@ collective's members is that of `mesh.group_of(rank, axes)`; `Team` knows both.
 
 On gloo transfers run over the default group, one tag per channel. NCCL has no tags and runs the messages of one
 communicator in order, so there each direction between two ranks has a group of its own (one per channel where the two
-ends do not agree on the order), and opposite directions cannot block each other. The NCCL path was not run here.
+ends do not agree on the order), and opposite directions cannot block each other.
 """
 
 from __future__ import annotations
@@ -112,6 +112,12 @@ class Groups:
     def flow(self, channel: str, src_rank: int, dst_rank: int) -> tuple[Any, int]:
         """The process group and the tag of messages of a channel from one rank to another."""
         return self._flows[channel, src_rank, dst_rank]
+
+    def all_agree(self, yes: bool) -> bool:
+        """Whether all ranks say yes; every rank calls it."""
+        vote = torch.tensor(float(yes), device=self.device.torch_device)
+        dist.all_reduce(vote, dist.ReduceOp.MIN)
+        return vote.item() > 0
 
     def close(self) -> None:
         """Free the groups."""
