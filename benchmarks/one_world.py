@@ -35,7 +35,6 @@ from plans.schedules import chunks_per_rank, schedule_names
 from search.uniform import uniform_plan
 from simulator import simulate
 from simulator.forecast.body import ISSUE, WAIT, Op
-from simulator.forecast.columns import pipeline_times
 from simulator.forecast.predict import step_forecast
 from simulator.forecast.program import bodies_of_program
 from simulator.forecast.symbolic import bodies_of_rank
@@ -160,7 +159,7 @@ def check(case: Case, score: Score) -> None:
     )  # fmt: skip
     peaks = [rank.peak(schedule, stages)[0] for rank, stages in zip(step.ranks, step.stages_of, strict=True)]
     same_peaks = peaks == [peak_of_order(group).peak_bytes for group in program.groups]
-    times = int(pipeline_times(schedule, step.pipeline_costs).step_ps), _engine_ps(program, quiet)
+    times = step.end_ps(), _engine_ps(program, quiet)
     score.bodies_equal += equal
     score.memory_equal += same_peaks
     score.time_equal += times[0] == times[1]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from costmodels.interval import class_seconds, dispatch_seconds, step_interval
 from costmodels.machine.machine import Machine
-from costmodels.price.instruction import Cost, overlap_class, price
+from costmodels.price.instruction import Cost, overlap_class, price, price_launch
 from costmodels.price.overlap import overlap_law
 from plans.errors import TwofoldError
 from plans.plan import Plan
@@ -85,6 +85,7 @@ def simulate(
         node_of=lambda rank: rank // machine.devices_per_node,
         cores_per_node=None if machine.host_async else machine.cores_per_node,
         host_async=machine.host_async,
+        launch_ps=price_launch(machine),
         overlap=_overlap(machine) if machine.host_async else None,
         wires=network if network.is_needed else None,
         cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 from costmodels.interval import step_interval
 from costmodels.machine.machine import Machine
-from costmodels.price.instruction import price_transfer, price_wait
+from costmodels.price.instruction import price_launch, price_transfer, price_wait
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
 from plans.schedules import Schedule
@@ -102,7 +102,7 @@ class StepForecast:
 
     def end_ps(self) -> int:
         """Picoseconds from the start of the first step, which all ranks begin together, to its last end."""
-        return int(self._first_step.step_ps)
+        return int(self._first_step.step_ps) + price_launch(self.machine)
 
     def pace_ps(self) -> int:
         """Picoseconds from the end of the first step to the end of the second, which every rank begins when its first
@@ -111,7 +111,7 @@ class StepForecast:
             return self.end_ps()
         first = self._first_step
         second = pipeline_times(self.schedule, self.pipeline_costs, start_ps=first.end_ps)
-        return int(second.end_ps.max() - first.end_ps.max())
+        return int(second.end_ps.max() - first.end_ps.max()) + price_launch(self.machine)
 
     def forecast(self) -> Forecast:
         """The whole prediction; its step is the pace of training (`pace_ps`)."""
