@@ -12,6 +12,7 @@ from costmodels.interval import class_seconds, dispatch_seconds, step_interval
 from costmodels.machine.machine import Machine
 from costmodels.price.instruction import Cost, overlap_class, price, price_launch
 from costmodels.price.overlap import overlap_law
+from costmodels.price.replay import executing
 from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Scope
@@ -193,6 +194,8 @@ def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[i
     for rank, given in what_if.devices.items():
         device = what_if.device(rank, machine)
         assert device is not None
+        if machine.launch_s:
+            device = executing(device, "graph")
         # how many devices of it there are and how they are linked is a matter of the machine
         device = msgspec.structs.replace(
             device, num_devices=machine.num_devices, links=machine.links, devices_per_node=machine.devices_per_node

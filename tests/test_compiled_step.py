@@ -1,4 +1,6 @@
-"""Steps that are recorded and replayed, on a stand-in that records: as the eager ones, whatever changes between them."""
+"""Recorded steps, replayed by a stand-in: they are as the eager ones, whatever changes between them."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -171,8 +173,7 @@ def test_a_step_that_reads_a_value_on_the_host_runs_eagerly_and_the_line_names_t
         run()
         rank.kept_tensors[0].nonzero()
 
-    rank.codes = (*rank.codes[:at], type(code)(**{name: getattr(code, name) for name in code.__slots__} | {"run": reads}),
-                  *rank.codes[at + 1 :])  # fmt: skip
+    rank.codes = (*rank.codes[:at], replace(code, run=reads), *rank.codes[at + 1 :])
     compiled = CompiledStep(rank)
     losses = [compiled.step(batch).item() for batch in batches(5)]
     assert losses == [eager.step(batch).item() for batch in batches(5)]
@@ -236,8 +237,7 @@ def test_what_a_step_makes_anew_is_brought_back_to_where_it_lives():
         for slot in code.writes:
             rank._env[slot] = rank._env[slot].clone()
 
-    rank.codes = (*rank.codes[:at], type(code)(**{name: getattr(code, name) for name in code.__slots__}
-                  | {"run": elsewhere}), *rank.codes[at + 1 :])  # fmt: skip
+    rank.codes = (*rank.codes[:at], replace(code, run=elsewhere), *rank.codes[at + 1 :])
     compiled = CompiledStep(rank)
     assert [compiled.step(batch).item() for batch in batches(6)] == trained(6)[0]
     assert compiled.execution == "graph"
