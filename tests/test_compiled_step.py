@@ -143,7 +143,7 @@ def test_the_stand_in_keeps_a_value_of_the_host_as_it_was_recorded():
 def test_a_number_that_no_step_asked_for_before_is_not_recorded():
     counter = StepCounter(is_recording=True)
     with pytest.raises(RuntimeError, match="no earlier step asked for"):
-        counter.number("late", lambda now: now.step, torch.float32, torch.device("cpu"))
+        counter.number(lambda now: now.step, (), torch.float32, torch.device("cpu"))
 
 
 def test_numbers_keep_their_place_when_there_are_many():
@@ -151,9 +151,10 @@ def test_numbers_keep_their_place_when_there_are_many():
     counter.begin()
 
     def ask():
-        return [
-            counter.number(at, lambda now, at=at: at + 1000 * now.step, torch.float64, cpu) for at in range(150)
-        ]  # fmt: skip
+        return [counter.number(thousands, (at,), torch.float64, cpu) for at in range(150)]
+
+    def thousands(now, at):
+        return at + 1000 * now.step
 
     assert [float(each) for each in ask()] == [1000.0 + at for at in range(150)]
     views = ask()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class _Table:
     """Numbers of one dtype in one tensor; `views` are its elements, which stay where they are once a step is over."""
 
     tensor: torch.Tensor
-    of: list[Callable[[StepCounter], float]] = field(default_factory=list)
+    of: list[tuple[Callable[..., float], tuple[Hashable, ...]]] = field(default_factory=list)
     views: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -50,35 +51,37 @@ class StepCounter:
         self.step += 1
         self.learning_rate = learning_rate
         for (dtype, _), table in self._tables.items():
-            values = [of(self) for of in table.of]
+            values = [of(self, *arguments) for of, arguments in table.of]
             table.tensor[: len(values)].copy_(torch.tensor(values, dtype=dtype), non_blocking=True)
 
     def number(
-        self, key: Hashable, of: Callable[[StepCounter], float], dtype: torch.dtype, device: torch.device
+        self, of: Callable[..., float], arguments: tuple[Hashable, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         """A scalar of this step on a device; its address is the same in every step after the one that asked first.
 
         Args:
-            key: what it is; one number for equal keys, dtypes and devices.
-            of: makes it from this counter.
+            of: a function of a module, called with this counter and `arguments`.
+            arguments: what else it depends on, the same in every step.
             dtype: of the scalar.
             device: where it is read.
 
         >>> counter = StepCounter()
         >>> counter.begin()
-        >>> twice = counter.number("twice", lambda now: 2 * now.step, torch.float32, torch.device("cpu"))
+        >>> times = lambda now, factor: factor * now.step
+        >>> twice = counter.number(times, (2,), torch.float32, torch.device("cpu"))
         >>> counter.begin()
         >>> float(twice)
         4.0
         """
-        found = self._index.get((key, dtype, device))
+        key = (of, arguments, dtype, device)
+        found = self._index.get(key)
         if found is None:
-            found = self._index[key, dtype, device] = self._added(of, dtype, device)
+            found = self._index[key] = self._added(of, arguments, dtype, device)
         table, at = found
         return table.views[at]
 
     def _added(
-        self, of: Callable[[StepCounter], float], dtype: torch.dtype, device: torch.device
+        self, of: Callable[..., float], arguments: tuple[Hashable, ...], dtype: torch.dtype, device: torch.device
     ) -> tuple[_Table, int]:
         if self.is_recording:
             raise RuntimeError("a number is asked for that no earlier step asked for; recorded, it would never change")
@@ -89,9 +92,9 @@ class StepCounter:
         if at == len(table.tensor):  # views that were handed out keep the numbers of the step that asked for them
             table.tensor = torch.cat([table.tensor, torch.zeros_like(table.tensor)])
             table.views = [table.tensor[place] for place in range(at)]
-        table.of.append(of)
+        table.of.append((of, arguments))
         table.views.append(table.tensor[at])
-        table.views[at].fill_(of(self))
+        table.views[at].fill_(of(self, *arguments))
         return table, at
 
 
@@ -128,6 +131,7 @@ class OpContext:
         return torch_dtype(self.dtype)
 
 
+@cache
 def torch_dtype(name: str) -> torch.dtype:
     """The torch form of a dtype's name.
 

@@ -13,7 +13,7 @@ product is made in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from executor.kernels.context import OpContext, Rule, StepCounter
 
-__all__ = ["UPDATE_RULES"]
+__all__ = ["UPDATE_RULES", "learning_rate", "step_number"]
 
 Attrs = Mapping[str, Any]
 
@@ -52,41 +52,53 @@ def adamw(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019)."""
     beta1, beta2, eps = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
-    decay, stated, counter = attrs.get("weight_decay", 1e-2), _stated(attrs), context.counter
+    decay, lr, number = attrs.get("weight_decay", 1e-2), attrs.get("lr", _LR), context.counter.number
+    device = weight.device
     if weight.is_cuda and {gradient.dtype, mean.dtype, square.dtype} == {weight.dtype}:
         _aten._fused_adamw_(
-            [weight], [gradient], [mean], [square], [],
-            [counter.number("step", _step_of, torch.float32, weight.device)], lr=_rate(context, attrs, weight),
-            beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
+            [weight], [gradient], [mean], [square], [], [number(step_number, (), torch.float32, device)],
+            lr=number(learning_rate, (lr,), torch.float32, device), beta1=beta1, beta2=beta2, weight_decay=decay,
+            eps=eps, amsgrad=False, maximize=False,
         )  # fmt: skip
         return weight, mean, square
-    scalar, lr, precise = _scalar_dtype(weight), _lr_of(attrs), _scalar_dtype(weight) == weight.dtype
+    scalar = _scalar_dtype(weight)
+    precise = scalar == weight.dtype
     if decay:
-        left = counter.number(("1 - decay", decay, stated), lambda now: 1 - lr(now) * decay, scalar, weight.device)
+        left = number(_left_by_decay, (lr, decay), scalar, device)
         weight.mul_(left) if precise else weight.copy_(weight.to(scalar).mul_(left))
     first, second = mean.to(weight.dtype), square.to(weight.dtype)
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    root_bias = counter.number(("root", beta2), lambda now: math.sqrt(1 - beta2**now.step), scalar, weight.device)
-    rate = counter.number(("rate", beta1, stated), lambda now: lr(now) / (1 - beta1**now.step), scalar, weight.device)
-    root = second.to(scalar).sqrt().div_(root_bias).add_(eps)
-    step = first.to(scalar).mul(rate).div_(root)  # in the order of torch's addcdiv, which takes no tensor for the rate
+    root = second.to(scalar).sqrt().div_(number(_root_of_bias, (beta2,), scalar, device)).add_(eps)
+    # in the order of torch's addcdiv, which takes no tensor for the rate
+    step = first.to(scalar).mul(number(_unbiased_rate, (lr, beta1), scalar, device)).div_(root)
     weight.sub_(step) if precise else weight.copy_(weight.to(scalar).sub_(step))
     return weight, _rounded(mean, first), _rounded(square, second)
 
 
-def _step_of(now: StepCounter) -> float:
+_LR = 1e-3
+
+
+def step_number(now: StepCounter) -> float:
+    """The number of the step, for `StepCounter.number`."""
     return now.step
 
 
-def _lr_of(attrs: Attrs) -> Callable[[StepCounter], float]:
-    stated = _stated(attrs)
-    return lambda now: stated if now.learning_rate is None else now.learning_rate
+def learning_rate(now: StepCounter, stated: float) -> float:
+    """The learning rate of the step, for `StepCounter.number`: that of the run, or else the instruction's."""
+    return stated if now.learning_rate is None else now.learning_rate
 
 
-def _stated(attrs: Attrs) -> float:
-    lr: float = attrs.get("lr", 1e-3)
-    return lr
+def _left_by_decay(now: StepCounter, stated: float, decay: float) -> float:
+    return 1 - learning_rate(now, stated) * decay
+
+
+def _root_of_bias(now: StepCounter, beta2: float) -> float:
+    return math.sqrt(1 - beta2**now.step)
+
+
+def _unbiased_rate(now: StepCounter, stated: float, beta1: float) -> float:
+    return learning_rate(now, stated) / (1 - beta1**now.step)
 
 
 def _scalar_dtype(weight: Tensor) -> torch.dtype:
@@ -95,7 +107,7 @@ def _scalar_dtype(weight: Tensor) -> torch.dtype:
 
 def _rate(context: OpContext, attrs: Attrs, weight: Tensor) -> Tensor:
     """The learning rate of this step."""
-    return context.counter.number(("lr", _stated(attrs)), _lr_of(attrs), _scalar_dtype(weight), weight.device)
+    return context.counter.number(learning_rate, (attrs.get("lr", _LR),), _scalar_dtype(weight), weight.device)
 
 
 def _moved(weight: Tensor, step: Tensor, rate: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import OpContext, Rule
+from executor.kernels.context import OpContext, Rule, StepCounter
 from executor.kernels.place import num_parts, offset
 
 __all__ = ["RANDOM_RULES", "kept_elements", "kept_now", "seed_of"]
@@ -57,8 +57,7 @@ def kept_now(
     context: OpContext, attrs: Attrs, region: Sequence[tuple[int, int]], shape: Sequence[int], device: torch.device
 ) -> Tensor:
     """`kept_elements` of attrs "p" and "seed" in the step and the micro-batch of an instruction."""
-    seed = attrs["seed"]
-    base = context.counter.number(("dropout", seed), lambda now: _base(seed, now.step), torch.int64, device)
+    base = context.counter.number(_base_now, (attrs["seed"],), torch.int64, device)
     return _kept(region, shape, attrs["p"], base, context.micro_batch)
 
 
@@ -75,6 +74,10 @@ def _kept(region: Sequence[tuple[int, int]], shape: Sequence[int], p: float, bas
 def _base(seed: int, step: int) -> int:
     """Where the numbers of an operator start in a step."""
     return _signed(_mixed(_mixed(seed) + step))
+
+
+def _base_now(now: StepCounter, seed: int) -> int:
+    return _base(seed, now.step)
 
 
 def seed_of(number: int) -> int:
