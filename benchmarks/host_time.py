@@ -130,7 +130,8 @@ def compare(layers: int, steps: int, kind: str) -> dict[str, object]:
         assert np.isclose(*losses, rtol=2e-5), (number, losses)
     own_s, torch_s = map(statistics.median, took)
     return {
-        "layers": layers, "steps": steps, "optimizer": kind, "instructions": num_instructions, "own_s": own_s, "torch_s": torch_s,
+        "layers": layers, "steps": steps, "optimizer": kind, "instructions": num_instructions,
+        "own_s": own_s, "torch_s": torch_s,
         "ratio": own_s / torch_s, "ratio_of_fastest": min(took[0]) / min(took[1]),
         "torch": str(torch.__version__), "python": platform.python_version(),
         "machine": platform.processor() or platform.machine(), "date": time.strftime("%Y-%m-%d"),
