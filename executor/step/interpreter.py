@@ -234,7 +234,7 @@ class Interpreter:
         return loss
 
     def abandon(self, kept: Sequence[Tensor]) -> None:
-        """Forget a step that was issued in part and not carried out; `kept` is what lived on before it."""
+        """Drop a step that was recorded in part; `kept` is what lived on before it."""
         self.end()
         self._env[: self._num_kept] = kept
         for each in self._self_transfers.values():
