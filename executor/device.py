@@ -219,6 +219,11 @@ class Device:
         if point is not None:
             torch.accelerator.current_stream().wait_event(point)
 
+    def reads(self, tensor: torch.Tensor) -> None:
+        """The current stream reads a tensor of another: its memory is not used anew before that is done."""
+        if self.is_async:
+            tensor.record_stream(torch.accelerator.current_stream())
+
     def reached(self, mark: Mark) -> None:
         """Let the host wait until a mark or a point is reached."""
         if self.is_async and mark is not None:

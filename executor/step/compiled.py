@@ -10,6 +10,7 @@ cannot record runs eagerly on all of them, and `fallback` says why.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from operator import is_
@@ -127,9 +128,8 @@ class CompiledStep:
             return
         if wait:
             self._interpreter.device.synchronize()
-        for each in (self._marked, self._whole):
-            if each is not None:
-                each.recording.release()
+        for recording in [each.recording for each in (self._marked, self._whole) if each is not None]:
+            recording.release()
         self._whole = self._marked = None
         if wait:
             self._interpreter.device.release_memory()
@@ -150,6 +150,7 @@ class CompiledStep:
             interpreter.settle(kept)
             loss.append(interpreter.end())
 
+        gc.collect()  # nothing of the device may be freed while it records
         if not marked:
             device.synchronize()
             device.release_memory()

@@ -73,6 +73,8 @@ class Feeds:
             arrived = self._copied[self._turn] = device.point()
         device.wait_for(arrived)
         for name, each in used.items():
+            if name not in from_host:
+                device.reads(batch[name])
             each.read.copy_(each.arriving if name in from_host else batch[name])
         self._taken = device.point()
         return {name: each.read for name, each in used.items()}
