@@ -130,7 +130,7 @@ def run(
     whole_number("record_steps", record_steps)
     whole_number("profile_steps", profile_steps, least=0)
     if profile_steps and out is None:
-        raise TwofoldError("profile_steps needs `out`, the folder that the traces go to")
+        raise TwofoldError("a profile needs a folder for its traces: give out (--out FOLDER)")
     if execution is not None:
         plan = msgspec.structs.replace(plan, execution=execution)
     emulation = None
