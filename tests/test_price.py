@@ -268,7 +268,7 @@ def test_an_unknown_collective():
 @pytest.mark.parametrize("replay", [None, Replay(launch_s=3e-6, node_s=5e-7)])
 def test_a_replayed_step_has_a_time_per_node_and_one_launch(replay):
     rules = {"linear.grad2": Rule(kernels=2.0, passes=3.0, dispatch_s=9e-6), "scale": Rule(passes=2.0)}
-    eager = machine(replay=replay)
+    eager = machine(replay=replay, dispatch_s=dict.fromkeys(DISPATCH_CLASSES, 4e-6))
     eager = msgspec.structs.replace(eager, compute=msgspec.structs.replace(eager.compute, rules=rules))
     graph = executing(eager, "graph")
     node_s, launch_s = (1e-6, 1e-5) if replay is None else (5e-7, 3e-6)
@@ -281,6 +281,11 @@ def test_a_replayed_step_has_a_time_per_node_and_one_launch(replay):
     assert (before.dispatch_ps, after.dispatch_ps) == (9 * 10**6, round(node_s * 1e12))
     assert before.work_ps == after.work_ps  # kernels take what they take
     assert executing(graph, "graph") is graph and executing(eager, "eager") is eager
+
+
+def test_an_assumed_node_takes_no_longer_than_its_call():
+    quick = machine(dispatch_s=dict.fromkeys(DISPATCH_CLASSES, 1e-8))
+    assert set(executing(quick, "graph").dispatch_s.values()) == {0.0, 1e-8}
 
 
 def test_hosts_that_compute_replay_nothing():

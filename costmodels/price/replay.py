@@ -45,7 +45,10 @@ def executing(machine: Machine, execution: str) -> Machine:
         name: msgspec.structs.replace(rule, dispatch_s=None) if rule.dispatch_s is not None else rule
         for name, rule in machine.compute.rules.items()
     }
+    issued_s = {name: 0.0 if name in _NO_NODE else replay.node_s for name in DISPATCH_CLASSES}
+    if machine.replay is None:  # a node that was not measured takes no longer than its call from the host
+        issued_s = {name: min(issued, machine.dispatch_s[name]) for name, issued in issued_s.items()}
     return msgspec.structs.replace(
         machine, launch_s=replay.launch_s, compute=msgspec.structs.replace(machine.compute, rules=rules),
-        dispatch_s={name: 0.0 if name in _NO_NODE else replay.node_s for name in DISPATCH_CLASSES},
+        dispatch_s=issued_s,
     )  # fmt: skip
