@@ -24,18 +24,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from costmodels.machine.machine import Machine
+from costmodels import Machine, executing
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.lower.lower import schedule_of
 from plans.model.transformer import Experts, TransformerConfig, transformer
-from plans.plan import Optimizer, Plan
+from plans.plan import EXECUTIONS, Optimizer, Plan
 from plans.schedules import chunks_per_rank, schedule_names
 from search.uniform import uniform_plan
 from simulator import simulate
 from simulator.forecast.body import ISSUE, WAIT, Op
-from simulator.forecast.columns import pipeline_times
 from simulator.forecast.predict import step_forecast
 from simulator.forecast.program import bodies_of_program
 from simulator.forecast.symbolic import bodies_of_rank
@@ -160,7 +159,7 @@ def check(case: Case, score: Score) -> None:
     )  # fmt: skip
     peaks = [rank.peak(schedule, stages)[0] for rank, stages in zip(step.ranks, step.stages_of, strict=True)]
     same_peaks = peaks == [peak_of_order(group).peak_bytes for group in program.groups]
-    times = int(pipeline_times(schedule, step.pipeline_costs).step_ps), _engine_ps(program, quiet)
+    times = step.end_ps(), _engine_ps(program, quiet)
     score.bodies_equal += equal
     score.memory_equal += same_peaks
     score.time_equal += times[0] == times[1]
@@ -192,14 +191,14 @@ def _normal(ops: Sequence[Op]) -> list[tuple[object, ...]]:
     return found
 
 
-def run(count: int, seed: int) -> Score:
-    """Compare `count` configurations."""
+def run(count: int, seed: int, execution: str = "eager") -> Score:
+    """Compare `count` configurations under an execution."""
     draw, score = random.Random(seed), Score()
     begun = time.monotonic()
     while score.cases < count:
         case = draw_case(draw)
         if case is not None:
-            check(case, score)
+            check(replace(case, machine=executing(case.machine, execution)), score)
             if score.cases % 25 == 0:
                 print(f"{score.cases} of {count}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     return score
@@ -210,12 +209,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--execution", choices=EXECUTIONS, default="eager")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
     found = {
         "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
         "command": f"python -m benchmarks.one_world {' '.join(sys.argv[1:])}".strip(),
-        **run(arguments.count, arguments.seed).row(),
+        **run(arguments.count, arguments.seed, arguments.execution).row(),
     }  # fmt: skip
     print(json.dumps(found, indent=1))
     if arguments.save:

@@ -28,6 +28,7 @@ from costmodels.price.instruction import (
     price_transfer,
     price_wait,
 )
+from costmodels.price.replay import executing
 
 __all__ = [
     "Calibration",
@@ -37,6 +38,7 @@ __all__ = [
     "Point",
     "ProbeFit",
     "axes_group",
+    "executing",
     "fit_cpu_machine",
     "fit_probe",
     "load_points",

@@ -1,7 +1,7 @@
 """The device of a rank: its backend, clocks, memory, seeds and versions. Only this file knows device names.
 
 Everything else in this package speaks of a `Device`. CPU ranks talk over gloo, CUDA ranks over NCCL, Ascend ranks over
-HCCL. The CPU path is what the tests run; the CUDA path was not run here, and the NPU path was **not run on Ascend**.
+HCCL. The CPU path is what the tests run; the CUDA path was run on H200; the NPU path was **not run on Ascend**.
 
     >>> device = pick_device("cpu")
     >>> device.backend, device.is_async
@@ -18,7 +18,7 @@ import platform
 import subprocess
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ import torch
 
 from plans.errors import TwofoldError
 
-__all__ = ["BACKENDS", "Device", "Mark", "environment", "now_ns", "num_accelerators", "pick_device"]
+__all__ = ["BACKENDS", "Device", "Mark", "Recording", "environment", "now_ns", "num_accelerators", "pick_device"]
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
@@ -36,6 +36,32 @@ Mark = Any
 
 now_ns = time.perf_counter_ns
 """The host's clock. On Linux it is CLOCK_MONOTONIC, which all processes of a host share."""
+
+
+_GRAPHS = {"cuda": "CUDAGraph", "npu": "NPUGraph"}
+"""The class that records launches; both have the same methods."""
+
+
+class Recording:
+    """Work that was recorded and is launched as one; it owns the memory of what it makes until it is released."""
+
+    __slots__ = ("_graph",)
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+
+    def replay(self) -> None:
+        """Launch it on the current stream."""
+        self._graph.replay()
+
+    @property
+    def pool(self) -> Any:
+        """The memory that it uses; another recording may use it too if their replays never overlap."""
+        return self._graph.pool()
+
+    def release(self) -> None:
+        """Free the recording and its memory; no replay may be running."""
+        self._graph.reset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +147,24 @@ class Device:
         if self.is_async:
             torch.accelerator.set_stream(torch.Stream(device=self.torch_device))
 
-    def capture(self, run: Callable[[], object]) -> Callable[[], None] | None:
+    @property
+    def can_record(self) -> bool:
+        """Whether `capture` records launches on this kind of device."""
+        return self.kind in _GRAPHS
+
+    def capture(self, run: Callable[[], object], pool: Any = None) -> Recording | None:
         """Record `run` as one launch whose replay has no host time between kernels; None if the device cannot record.
+
+        Nothing of `run` is carried out. The current stream must not be the default one. With the `pool` of another
+        recording both use one memory. What other threads do meanwhile is not recorded. Not run on Ascend.
 
         Raises whatever torch raises where `run` does something that cannot be recorded.
         """
-        if self.kind != "cuda":
+        if not self.can_record:
             return None
-        graph = torch.get_device_module(self.kind).CUDAGraph()
+        graph = getattr(torch.get_device_module(self.kind), _GRAPHS[self.kind])()
         self.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(**({} if pool is None else {"pool": pool}), capture_error_mode="thread_local")
         try:
             run()
         except BaseException:
@@ -139,8 +173,63 @@ class Device:
             raise
         with warnings.catch_warnings(action="ignore"):  # what is a view launches nothing
             graph.capture_end()
-        replay: Callable[[], None] = graph.replay
-        return replay
+        return Recording(graph)
+
+    def recorded_mark(self) -> Mark:
+        """A mark for use inside `capture`: every replay sets it anew (an external event of CUDA).
+
+        Raises:
+            TwofoldError: this device or this version of torch has none.
+        """
+        if self.kind != "cuda":
+            raise TwofoldError(f"a recording on {self.kind} cannot take times inside; not run on Ascend")
+        event = torch.get_device_module(self.kind).Event(enable_timing=True, external=True)
+        event.record()
+        return event
+
+    # -- feeding -------------------------------------------------------------------------------------------------------
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host that the device can copy from while the host goes on: pinned, where there is a device."""
+        return torch.empty(shape, dtype=dtype, pin_memory=self.is_async)
+
+    @contextlib.contextmanager
+    def on(self, stream: torch.Stream | None) -> Iterator[None]:
+        """Make `stream` the current one inside the `with`; None changes nothing."""
+        if stream is None:
+            yield
+            return
+        before = torch.accelerator.current_stream()
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+
+    def point(self) -> torch.Event | None:
+        """A point on the current stream for others to wait for (`wait_for`, `reached`), or None on a CPU."""
+        if not self.is_async:
+            return None
+        event = torch.Event(device=self.torch_device)
+        event.record()
+        return event
+
+    def wait_for(self, point: torch.Event | None) -> None:
+        """Let the current stream wait for a point of another."""
+        if point is not None:
+            torch.accelerator.current_stream().wait_event(point)
+
+    def reads(self, tensor: torch.Tensor) -> None:
+        """The current stream reads a tensor of another: its memory is not used anew before that is done."""
+        if self.is_async:
+            tensor.record_stream(torch.accelerator.current_stream())
+
+    def reached(self, mark: Mark) -> None:
+        """Let the host wait until a mark or a point is reached."""
+        if self.is_async and mark is not None:
+            mark.synchronize()
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
 
     def spin(self, cycles: int) -> bool:
         """Keep the current stream busy for so many cycles of its clock; False where that cannot be done."""

@@ -22,18 +22,23 @@ from plans.operators import OperatorSpec
 from plans.stored_redistribution import Redistribution
 
 __all__ = [
+    "EXECUTIONS",
     "PLAN_VERSION",
     "Optimizer",
     "Plan",
     "Prediction",
     "Stage",
     "Strategy",
+    "check_execution",
     "load_plan",
     "plan_digest",
     "save_plan",
 ]
 
 PLAN_VERSION = 1
+
+EXECUTIONS = ("graph", "eager")
+"""How a step is carried out (`Plan.execution`)."""
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -222,6 +227,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             communication of one beside the compute of the other (`plans.schedules.pairs`): what dualpipe_v is made
             for. False runs one after the other, which is also what forecasts assume.
         memory_limit_bytes: per rank, or None.
+        execution: "graph": from the third step on a step is one launch of a recorded graph, where the device can (a CPU
+            cannot, and runs eagerly); "eager": the host issues every instruction. A file that does not say is "graph".
         redistributions: steps chosen under a machine's price, where they are not those of least bytes.
         prediction: of the simulator, for information.
 
@@ -243,6 +250,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     interleave_order: str = "interleaved"
     overlap_pairs: bool = False
     memory_limit_bytes: int | None = None
+    execution: str = "graph"
     redistributions: tuple[Redistribution, ...] = ()
     prediction: Prediction | None = None
 
@@ -277,6 +285,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
         if self.interleave_order not in ("interleaved", "sequential"):
             raise TwofoldError(f"interleave_order {self.interleave_order!r} is not known: interleaved or sequential")
+        check_execution(self.execution)
         if self.interleave < 1 or self.graph.batch_size % self.num_slices:
             micro_batch = self.graph.batch_size // self.num_micro_batches
             raise TwofoldError(
@@ -369,6 +378,18 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 _REPLICATED = Strategy()
+
+
+def check_execution(execution: str) -> None:
+    """Refuse what is no execution.
+
+    Raises:
+        TwofoldError: anything but "graph" and "eager".
+    """
+    if execution not in EXECUTIONS:
+        raise TwofoldError(
+            f"execution {execution!r} is not known: graph (a step is one launch, where the device can) or eager"
+        )
 
 
 def _encode(value: Any) -> Any:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from costmodels.interval import class_seconds, dispatch_seconds, step_interval
 from costmodels.machine.machine import Machine
-from costmodels.price.instruction import Cost, overlap_class, price
+from costmodels.price.instruction import Cost, overlap_class, price, price_launch
 from costmodels.price.overlap import overlap_law
+from costmodels.price.replay import executing
 from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Scope
@@ -85,6 +86,7 @@ def simulate(
         node_of=lambda rank: rank // machine.devices_per_node,
         cores_per_node=None if machine.host_async else machine.cores_per_node,
         host_async=machine.host_async,
+        launch_ps=price_launch(machine),
         overlap=_overlap(machine) if machine.host_async else None,
         wires=network if network.is_needed else None,
         cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),
@@ -192,6 +194,8 @@ def _costs_of_ranks(what_if: WhatIf, machine: Machine, num_ranks: int) -> dict[i
     for rank, given in what_if.devices.items():
         device = what_if.device(rank, machine)
         assert device is not None
+        if machine.launch_s:
+            device = executing(device, "graph")
         # how many devices of it there are and how they are linked is a matter of the machine
         device = msgspec.structs.replace(
             device, num_devices=machine.num_devices, links=machine.links, devices_per_node=machine.devices_per_node

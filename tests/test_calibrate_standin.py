@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ class Recorder(StandIn):
 
     def capture(self, run):
         run()
-        return run
+        return SimpleNamespace(replay=run)
 
     def spin(self, cycles: int) -> bool:
         return False

@@ -144,3 +144,42 @@ def test_runs_have_the_same_keys(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert verified["predicted"] == figures(best)
     assert verified["predicted"]["step_s"] == verified["predicted_step_s"]
     assert verified["measured"]["step_s"] == verified["measured_step_s"]
+
+
+def test_every_door_answers_for_both_executions(
+    planned: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan is replayed unless it says otherwise; small layers wait for an eager host and not for a replay."""
+    command = ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
+    eager, graph = (said([*command, "--execution", each], capsys)["step_s"] for each in ("eager", "graph"))
+    assert graph == planned["best"]["step_s"] < eager / 2
+    plan = str(folder / "plan.json")
+    assert load_plan(plan).execution == "graph"
+    replayed, issued = (
+        said(["simulate", plan, *MACHINE, *more], capsys)["step_s"] for more in ([], ["--execution", "eager"])
+    )
+    assert replayed < issued / 2
+    out = str(folder / "eager.json")
+    shape = [
+        "plan",
+        str(folder / "config.json"),
+        *MACHINE,
+        "--global-batch",
+        "8",
+        *DEGREES,
+        "--sequence-parallel",
+        "False",
+    ]
+    assert said([*shape, "--execution", "eager", "--out", out], capsys)["best"]["step_s"] == eager
+    assert load_plan(out).execution == "eager"
+    assert said(["simulate", out, *MACHINE], capsys)["step_s"] == issued
+
+
+def test_an_execution_that_cannot_be_is_refused_with_the_way_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predict", "--model", str(folder / "config.json"), *MACHINE, "--global-batch", "8", *DEGREES]
+    assert main([*command, "--execution", "fast"]) == 2
+    assert "execution 'fast' is not known: graph" in capsys.readouterr().err
+    assert main([*command, "--stack", "megatron", "--execution", "graph"]) == 2
+    assert "megatron runs as it does: leave it out" in capsys.readouterr().err

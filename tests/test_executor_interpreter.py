@@ -9,8 +9,9 @@ from executor.device import Device, pick_device
 from executor.step.count import Communication, compare
 from executor.step.interpreter import Interpreter
 from executor.step.memory import memory_peak
+from executor.train.options import RunOptions
 from executor.train.result import RankResult, spans_of
-from executor.train.run import RunOptions, run_rank
+from executor.train.run import run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower

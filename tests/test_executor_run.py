@@ -13,8 +13,9 @@ from small_training import batches, four_ranks, parameters, trained
 from executor.step.count import Communication, compare, counted, planned_collectives
 from executor.step.emulate import Emulation
 from executor.train.batches import rows_of_rank
+from executor.train.options import RunOptions
 from executor.train.result import RankResult, merged_timeline
-from executor.train.run import RunOptions, run_rank
+from executor.train.run import run_rank
 from plans.lower import lower
 from plans.program import Kind
 from plans.timeline import STREAMS

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,11 +17,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 from random import Random
 
 from benchmarks.one_world import Score, check, draw_case
-from costmodels import Machine
+from costmodels import Machine, executing
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
 from plans.model.transformer import transformer, transformer_config
-from plans.plan import Optimizer
+from plans.plan import EXECUTIONS, Optimizer
 from simulator import simulate
 from simulator.forecast import estimate, forecast
 
@@ -28,13 +29,14 @@ SEEDS = (1, 2, 3)
 """Between them: all levels, tied tables, experts, heads of keys that several ranks share."""
 
 
+@pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_forecast_program_and_engine_agree(seed: int) -> None:
+def test_forecast_program_and_engine_agree(seed: int, execution: str) -> None:
     draw, score = Random(seed), Score()
     while score.cases < 5:
         case = draw_case(draw, num_ranks=8)
         if case is not None:
-            check(case, score)
+            check(replace(case, machine=executing(case.machine, execution)), score)
     assert score.differ == []
     assert score.bodies_equal == score.memory_equal == score.time_equal == score.cases
     assert max(map(abs, score.errors)) <= 0.04
@@ -53,10 +55,11 @@ def test_an_estimate_is_near_the_forecast(schedule: str, recompute: str) -> None
     assert found[0].peak_bytes == pytest.approx(found[1].peak_bytes, rel=0.05)
 
 
+@pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zb_h1", 1), ("zb_h2", 1)])
-def test_a_step_is_the_pace_of_the_engine(schedule: str, virtual: int) -> None:
+def test_a_step_is_the_pace_of_the_engine(schedule: str, virtual: int, execution: str) -> None:
     """Schedules whose ranks do not end together overlap one step with the next."""
-    quiet = msgspec.structs.replace(Machine.load("h200-x8"), overlap=())
+    quiet = msgspec.structs.replace(executing(Machine.load("h200-x8"), execution), overlap=())
     config = transformer_config("llama-3-8b", num_layers=8)
     optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1, master_dtype="float32")
     degrees = Degrees(dp=2, pp=4, global_batch=16, schedule=schedule, virtual=virtual, optimizer=optimizer)

@@ -22,8 +22,9 @@ from test_capture_blocks import (
 from executor.capture.capture import capture
 from executor.reference.reference import train_reference
 from executor.train.batches import InitialParameters
+from executor.train.options import RunOptions
 from executor.train.result import RankResult
-from executor.train.run import RunOptions, run_rank
+from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Plan, Stage, load_plan, save_plan

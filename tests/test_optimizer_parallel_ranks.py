@@ -6,8 +6,9 @@ from layered_training import ADAMW, MOMENTUM, batches, graph, parameters, plan, 
 from msgspec.structs import replace
 from on_ranks import run_on_ranks
 
+from executor.train.options import RunOptions
 from executor.train.result import RankResult
-from executor.train.run import RunOptions, run_rank
+from executor.train.run import run_rank
 from plans.layout import Layout
 from plans.lower import lower
 from plans.plan import Optimizer, Plan, Stage

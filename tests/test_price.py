@@ -5,14 +5,18 @@ import sys
 import msgspec
 import pytest
 
-from costmodels import axes_group
+from costmodels import axes_group, executing
 from costmodels.machine.machine import COLLECTIVES, DISPATCH_CLASSES, Collective, Compute, Interval, Link, Machine
+from costmodels.machine.sections import Replay
+from costmodels.price.compute import Rule
 from costmodels.price.instruction import (
     Cost,
     compute_class,
     matrix_shape,
     price,
     price_collective,
+    price_compute,
+    price_launch,
     price_step,
     price_transfer,
 )
@@ -259,6 +263,36 @@ def test_a_dtype_without_a_rate_names_those_that_have_one():
 def test_an_unknown_collective():
     with pytest.raises(TwofoldError, match="scan"):
         price(collective("scan", 4), GROUP, machine(), 8)
+
+
+@pytest.mark.parametrize("replay", [None, Replay(launch_s=3e-6, node_s=5e-7)])
+def test_a_replayed_step_has_a_time_per_node_and_one_launch(replay):
+    rules = {"linear.grad2": Rule(kernels=2.0, passes=3.0, dispatch_s=9e-6), "scale": Rule(passes=2.0)}
+    eager = machine(replay=replay, dispatch_s=dict.fromkeys(DISPATCH_CLASSES, 4e-6))
+    eager = msgspec.structs.replace(eager, compute=msgspec.structs.replace(eager.compute, rules=rules))
+    graph = executing(eager, "graph")
+    node_s, launch_s = (1e-6, 1e-5) if replay is None else (5e-7, 3e-6)
+    assert price_launch(graph) == round(launch_s * 1e12) and price_launch(eager) == 0
+    for name in DISPATCH_CLASSES:
+        assert graph.dispatch_s[name] == (0 if name in ("view", "wait") else node_s)
+    before, after = (
+        price_compute(each, "linear.grad2", ((8, 8), (8,)), "float32", 512, 0, True) for each in (eager, graph)
+    )
+    assert (before.dispatch_ps, after.dispatch_ps) == (9 * 10**6, round(node_s * 1e12))
+    assert before.work_ps == after.work_ps  # kernels take what they take
+    assert executing(graph, "graph") is graph and executing(eager, "eager") is eager
+
+
+def test_an_assumed_node_takes_no_longer_than_its_call():
+    quick = machine(dispatch_s=dict.fromkeys(DISPATCH_CLASSES, 1e-8))
+    assert set(executing(quick, "graph").dispatch_s.values()) == {0.0, 1e-8}
+
+
+def test_hosts_that_compute_replay_nothing():
+    cpu = Machine.load("cpu-2core-x8")
+    assert executing(cpu, "graph") is cpu
+    with pytest.raises(TwofoldError, match=r"execution 'fast' is not known: graph .* or eager"):
+        executing(cpu, "fast")
 
 
 def test_pricing_imports_neither_torch_nor_scipy():

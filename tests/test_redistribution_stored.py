@@ -9,8 +9,9 @@ import pytest
 from on_ranks import run_on_ranks
 
 from costmodels import Machine
+from executor.train.options import RunOptions
 from executor.train.result import RankResult
-from executor.train.run import RunOptions, run_rank
+from executor.train.run import run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower, lower_by

@@ -17,7 +17,7 @@ import msgspec
 
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
-from plans.plan import Optimizer, Plan, Strategy, plan_from_json, plan_to_json
+from plans.plan import Optimizer, Plan, Strategy, check_execution, plan_from_json, plan_to_json
 from twofold.context import ParallelMode
 from twofold.wrappers import Wrapped, unwrap
 
@@ -82,14 +82,21 @@ class Model:
         optimizer: a torch.optim.SGD or AdamW over the network's parameters, or a `twofold.Optimizer`.
         machine: name or path of the machine to plan for; the environment's TWOFOLD_MACHINE, else a shipped one.
 
+        execution: "graph" (a step is one launch, where the device can) or "eager".
+
     Raises:
         TwofoldError: a network without a parallel wrapper, an optimizer that is not supported.
     """
 
-    def __init__(self, network: Any, optimizer: Any = None, *, machine: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, network: Any, optimizer: Any = None, *, machine: str | os.PathLike[str] | None = None,
+        execution: str = "graph",
+    ) -> None:  # fmt: skip
         self.wrapped = unwrap(network)
         self.optimizer = _optimizer(optimizer, self.wrapped)
         self.machine = machine
+        check_execution(execution)
+        self.execution = execution
         self.plan: Plan | None = None
         self.result: RankResult | None = None
 
@@ -118,7 +125,8 @@ class Model:
         from executor.train.batches import InitialParameters, batches_of, placed
         from executor.train.data import Prefetcher
         from executor.train.initial import get_seed
-        from executor.train.run import RunOptions, run_rank
+        from executor.train.options import RunOptions
+        from executor.train.run import run_rank
         from executor.train.same_start import check_same_start
         from plans.lower import lower
 
@@ -170,7 +178,7 @@ class Model:
         )
 
     def _planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:
-        from costmodels import Machine
+        from costmodels import Machine, executing
         from executor.capture.capture import capture
         from executor.recompute import marked_operators
         from executor.stages import assign_stages, configured_stages
@@ -178,6 +186,7 @@ class Model:
 
         settings, module = self.wrapped.settings, self.wrapped.module
         machine = Machine.load(self.machine or os.environ.get(MACHINE_VARIABLE) or _shipped(device_kind))
+        machine = executing(machine, self.execution)
         if settings.num_stages < 1 or num_ranks % settings.num_stages:
             raise TwofoldError(f"{settings.num_stages} pipeline stages do not divide {num_ranks} ranks")
         parts = 1 if settings.full_batch else num_ranks // settings.num_stages
@@ -198,7 +207,7 @@ class Model:
         if os.environ.get(GRAPHS_VARIABLE) == "2":
             _save_graphs(graph, found.best)
         print(f"planned in {time.perf_counter() - start_s:.2f} s for machine {machine.name}", flush=True)
-        return found.best
+        return msgspec.structs.replace(found.best, execution=self.execution)
 
     def _pinned(self, graph: Graph, width: int) -> dict[str, Strategy]:
         """The strategies that `shard` gives to operators, on stages of `width` ranks."""

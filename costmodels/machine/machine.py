@@ -23,6 +23,7 @@ from costmodels.machine.sections import (
     Overlap,
     Protocol,
     Provenance,
+    Replay,
     Section,
     check_keys,
     check_known,
@@ -75,6 +76,8 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         graph: the long form: every link between devices and switches. `links` then sums it up.
         collectives: costs by kind, one for each of `COLLECTIVES`.
         dispatch_s: host time to issue an instruction, for each of `DISPATCH_CLASSES`.
+        replay: what is left of it where steps are replayed; None: assumed (`costmodels.price.replay`).
+        launch_s: host time of a step beside its instructions; above 0 where steps are replayed (`executing`).
         host_async: True: compute runs behind the host (GPU, NPU); False: the host thread computes (CPU).
         cores_per_node: cores shared by all ranks of a node, on machines whose hosts compute; None elsewhere.
         overlap: how compute and collectives slow each other.
@@ -106,6 +109,8 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
     graph: Graph | None = None
     collectives: dict[str, Collective]
     dispatch_s: dict[str, float]
+    replay: Replay | None = None
+    launch_s: float = 0.0
     host_async: bool
     cores_per_node: int | None = None
     overlap: tuple[Overlap, ...] = ()
@@ -136,7 +141,8 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
             check_known("provenance entry", entry.partition(".")[0], self.__struct_fields__)
 
     def __hash__(self) -> int:
-        return hash((self.name, self.device, self.num_devices, self.host_scale, self.compute.memory_Bps))
+        return hash((self.name, self.device, self.num_devices, self.host_scale, self.compute.memory_Bps,
+                     self.launch_s))  # fmt: skip
 
     @property
     def room_bytes(self) -> int:

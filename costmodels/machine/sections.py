@@ -23,6 +23,7 @@ __all__ = [
     "Overlap",
     "Protocol",
     "Provenance",
+    "Replay",
     "Section",
     "check_known",
 ]
@@ -42,6 +43,18 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             check_figure(name, getattr(self, name))
+
+
+class Replay(Section, frozen=True, kw_only=True):
+    """What is left of host time where a step is replayed (`costmodels.price.replay`).
+
+    Args:
+        launch_s: of a step: its launch, and the device's pause between two replays.
+        node_s: of a node of the recorded graph: how fast the device's front end issues them.
+    """
+
+    launch_s: float
+    node_s: float
 
 
 class Protocol(Section, frozen=True, kw_only=True):

@@ -49,6 +49,7 @@ __all__ = [
     "price_collective",
     "price_compute",
     "price_exchange",
+    "price_launch",
     "price_step",
     "price_transfer",
     "price_wait",
@@ -163,6 +164,11 @@ def price_exchange(machine: Machine, num_peers: int, size_bytes: int, tier: int)
 def price_wait(machine: Machine) -> Cost:
     """The price of a WAIT: host time only."""
     return Cost(_ps(machine, machine.dispatch_s["wait"]), 0)
+
+
+def price_launch(machine: Machine) -> int:
+    """Picoseconds that a step takes the host beside its instructions (`Machine.launch_s`)."""
+    return _ps(machine, machine.launch_s)
 
 
 def compute_class(call: str) -> str:

@@ -214,7 +214,8 @@ def recorded_together(timer: Timer, sync: RankSync, call: Call | None) -> Sample
     count = int(-sync.maximum([-float(max(LEAST_RECORDED_CALLS, min(RECORDED_CALLS, count)))])[0])
     if call is not None:
         with contextlib.suppress(RuntimeError):
-            replay = timer.device.capture(lambda: [call() for _ in range(count)])
+            recording = timer.device.capture(lambda: [call() for _ in range(count)])
+            replay = None if recording is None else recording.replay
     if not sync.all_agree(call is None or replay is not None):
         return None
     if call is not None:

@@ -122,7 +122,8 @@ class Timer:
         rounds = max(1, min(MAX_NODES // len(calls), math.ceil(self.window_s / once_s / len(calls))))
         replay = None
         with contextlib.suppress(RuntimeError):
-            replay = self.device.capture(lambda: _rounds(calls, rounds))
+            recording = self.device.capture(lambda: _rounds(calls, rounds))
+            replay = None if recording is None else recording.replay
         if replay is None:
             self.device.synchronize()
             rounds = max(1, min(20_000, math.ceil(self.window_s / once_s / len(calls))))

@@ -21,7 +21,7 @@ from torch import Tensor
 from executor.kernels.context import OpContext, Rule
 from executor.kernels.fused_attention import attend, attend_backward, lower_mask
 from executor.kernels.place import by_autograd, num_parts, offset
-from executor.kernels.random import kept_elements
+from executor.kernels.random import kept_now
 
 __all__ = ["ATTENTION_RULES"]
 
@@ -161,9 +161,7 @@ def _kept_weights(context: OpContext, attrs: Attrs, q: Tensor, keys: int) -> Ten
     region = [(low, low + size) for low, size in zip(first_of, q.shape[:-3], strict=True)]
     region += [(first_head, first_head + num_heads), (first_row, first_row + rows), (0, keys)]
     shape = [*sizes, num_heads * num_parts(context, attrs, "h") * parts, rows * num_parts(context, attrs, "s"), keys]
-    return kept_elements(
-        region, shape, attrs["p"], attrs["seed"], context.counter.step, context.micro_batch, q.device
-    )  # fmt: skip
+    return kept_now(context, attrs, region, shape, q.device)
 
 
 ATTENTION_RULES: Mapping[str, Rule] = {

@@ -4,6 +4,10 @@ attrs are the settings of `plans.plan.Optimizer`: lr, weight_decay; momentum, da
 States start at zero. Inputs (weight, gradient, states...), outputs (weight, states...). The arithmetic is that of the
 weight's dtype; states that are kept in another one are read into it and rounded back. On a GPU AdamW is torch's fused
 kernel, where all are of one dtype.
+
+The learning rate and what else changes from step to step are scalars on the device (`StepCounter.number`), so that a
+recorded step can be replayed. A scalar of the dtype of a half-precision weight would lose digits: there the last
+product is made in float32.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ import torch
 from torch import Tensor
 
 from executor.kernels.chips import is_gpu
-from executor.kernels.context import OpContext, Rule
+from executor.kernels.context import OpContext, Rule, StepCounter
 
-__all__ = ["UPDATE_RULES"]
+__all__ = ["UPDATE_RULES", "learning_rate", "step_number"]
 
 Attrs = Mapping[str, Any]
 
@@ -27,7 +31,7 @@ _aten = torch.ops.aten
 
 def sgd(context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
     """One update as torch.optim.SGD without momentum makes it."""
-    return weight.add_(_decayed(attrs, weight, gradient), alpha=-attrs.get("lr", 1e-3))
+    return _moved(weight, _decayed(attrs, weight, gradient), _rate(context, attrs, weight))
 
 
 def momentum(
@@ -41,29 +45,71 @@ def momentum(
     else:
         own.mul_(factor).add_(gradient, alpha=1 - attrs.get("dampening", 0.0))
     step = gradient.add(own, alpha=factor) if attrs.get("nesterov", 0.0) else own
-    return weight.add_(step, alpha=-attrs.get("lr", 1e-3)), _rounded(buffer, own)
+    return _moved(weight, step, _rate(context, attrs, weight)), _rounded(buffer, own)
 
 
 def adamw(
     context: OpContext, attrs: Attrs, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019)."""
-    lr, beta1, beta2 = attrs.get("lr", 1e-3), attrs.get("beta1", 0.9), attrs.get("beta2", 0.999)
-    decay, step = attrs.get("weight_decay", 1e-2), context.counter.step
-    if weight.is_cuda and {gradient.dtype, mean.dtype, square.dtype} == {weight.dtype}:
-        _aten._fused_adamw_(
-            [weight], [gradient], [mean], [square], [], [context.counter.on(weight.device)], lr=lr, beta1=beta1,
-            beta2=beta2, weight_decay=decay, eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
-        )  # fmt: skip
-        return weight, mean, square
+    beta1, beta2, eps = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
+    decay, lr, number = attrs.get("weight_decay", 1e-2), attrs.get("lr", _LR), context.counter.number
+    device = weight.device
+    scalar = _scalar_dtype(weight)
+    precise = scalar == weight.dtype
     if decay:
-        weight.mul_(1 - lr * decay)
+        left = number(_left_by_decay, (lr, decay), scalar, device)
+        weight.mul_(left) if precise else weight.copy_(weight.to(scalar).mul_(left))
     first, second = mean.to(weight.dtype), square.to(weight.dtype)
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    root = (second.sqrt() / math.sqrt(1 - beta2**step)).add_(attrs.get("eps", 1e-8))
-    weight.addcdiv_(first, root, value=-(lr / (1 - beta1**step)))
+    # rounded where torch's single-tensor form rounds: after the root, its division and eps, and with the weight
+    root = second.sqrt().to(scalar).div_(number(_root_of_bias, (beta2,), scalar, device)).to(weight.dtype).add_(eps)
+    # in the order of torch's addcdiv, which takes no tensor for the rate
+    step = first.to(scalar).mul(number(_unbiased_rate, (lr, beta1), scalar, device)).div_(root)
+    weight.sub_(step) if precise else weight.copy_(weight.to(scalar).sub_(step))
     return weight, _rounded(mean, first), _rounded(square, second)
+
+
+_LR = 1e-3
+
+
+def step_number(now: StepCounter) -> float:
+    """The number of the step, for `StepCounter.number`."""
+    return now.step
+
+
+def learning_rate(now: StepCounter, stated: float) -> float:
+    """The learning rate of the step, for `StepCounter.number`: that of the run, or else the instruction's."""
+    return stated if now.learning_rate is None else now.learning_rate
+
+
+def _left_by_decay(now: StepCounter, stated: float, decay: float) -> float:
+    return 1 - learning_rate(now, stated) * decay
+
+
+def _root_of_bias(now: StepCounter, beta2: float) -> float:
+    return math.sqrt(1 - beta2**now.step)
+
+
+def _unbiased_rate(now: StepCounter, stated: float, beta1: float) -> float:
+    return learning_rate(now, stated) / (1 - beta1**now.step)
+
+
+def _scalar_dtype(weight: Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype is torch.float64 else torch.float32
+
+
+def _rate(context: OpContext, attrs: Attrs, weight: Tensor) -> Tensor:
+    """The learning rate of this step."""
+    return context.counter.number(learning_rate, (attrs.get("lr", _LR),), _scalar_dtype(weight), weight.device)
+
+
+def _moved(weight: Tensor, step: Tensor, rate: Tensor) -> Tensor:
+    """weight -= rate * step, in place."""
+    if rate.dtype == weight.dtype:
+        return weight.addcmul_(step, rate, value=-1)
+    return weight.copy_(torch.addcmul(weight.to(rate.dtype), step.to(rate.dtype), rate, value=-1))
 
 
 def _decayed(attrs: Attrs, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -83,16 +129,18 @@ def adamw_of_many(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[T
     """
     of_each = [tensors[at : at + 4] for at in range(0, len(tensors), 4)]
     first = tensors[0]
-    if len(of_each) > 1 and is_gpu(first) and all(each.dtype == first.dtype for each in tensors):
-        weights, gradients, means, squares = (list(each) for each in zip(*of_each, strict=True))
-        step = context.counter.on(first.device)
-        _aten._fused_adamw_(
-            weights, gradients, means, squares, [], [step] * len(weights), lr=attrs.get("lr", 1e-3),
-            beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), eps=attrs.get("eps", 1e-8),
-            weight_decay=attrs.get("weight_decay", 1e-2), amsgrad=False, maximize=False,
-        )  # fmt: skip
-        return tuple(each for one in of_each for each in (one[0], *one[2:]))
-    return tuple(made for each in of_each for made in adamw(context, attrs, *each))
+    if not is_gpu(first) or any(each.dtype != first.dtype for each in tensors):
+        return tuple(made for each in of_each for made in adamw(context, attrs, *each))
+    weights, gradients, means, squares = (list(each) for each in zip(*of_each, strict=True))
+    number, device = context.counter.number, first.device
+    step = number(step_number, (), torch.float32, device)
+    _aten._fused_adamw_(
+        weights, gradients, means, squares, [], [step] * len(weights),
+        lr=number(learning_rate, (attrs.get("lr", _LR),), torch.float32, device),
+        beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), weight_decay=attrs.get("weight_decay", 1e-2),
+        eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
+    )  # fmt: skip
+    return tuple(each for one in of_each for each in (one[0], *one[2:]))
 
 
 UPDATE_RULES: Mapping[str, Rule] = {"sgd.update": sgd, "momentum.update": momentum, "adamw.update": adamw_of_many}

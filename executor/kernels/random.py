@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.kernels.context import OpContext, Rule
+from executor.kernels.context import OpContext, Rule, StepCounter
 from executor.kernels.place import num_parts, offset
 
-__all__ = ["RANDOM_RULES", "kept_elements", "seed_of"]
+__all__ = ["RANDOM_RULES", "kept_elements", "kept_now", "seed_of"]
 
 Attrs = Mapping[str, Any]
 
@@ -50,14 +50,34 @@ def kept_elements(
     >>> torch.equal(part, whole[2:, 2:4])
     True
     """
-    start = _mixed(_mixed(seed) + step) + micro_batch * math.prod(shape) * _GOLDEN
-    counter = torch.full((1,) * len(shape), _signed(start), dtype=torch.int64, device=device)
+    return _kept(region, shape, p, torch.tensor(_base(seed, step), device=device), micro_batch)
+
+
+def kept_now(
+    context: OpContext, attrs: Attrs, region: Sequence[tuple[int, int]], shape: Sequence[int], device: torch.device
+) -> Tensor:
+    """`kept_elements` of attrs "p" and "seed" in the step and the micro-batch of an instruction."""
+    base = context.counter.number(_base_now, (attrs["seed"],), torch.int64, device)
+    return _kept(region, shape, attrs["p"], base, context.micro_batch)
+
+
+def _kept(region: Sequence[tuple[int, int]], shape: Sequence[int], p: float, base: Tensor, micro_batch: int) -> Tensor:
+    counter = (base + _signed(micro_batch * math.prod(shape) * _GOLDEN)).view((1,) * len(shape))
     for dim, (low, high) in enumerate(region):
         stride = math.prod(shape[dim + 1 :])
-        own = torch.arange(low, high, dtype=torch.int64, device=device).mul_(_signed(stride * _GOLDEN))
+        own = torch.arange(low, high, dtype=torch.int64, device=base.device).mul_(_signed(stride * _GOLDEN))
         counter = counter + own.view([-1 if at == dim else 1 for at in range(len(shape))])
     bits = _mix(counter)
     return _shifted(bits, 64 - _BITS) >= int(p * 2**_BITS)
+
+
+def _base(seed: int, step: int) -> int:
+    """Where the numbers of an operator start in a step."""
+    return _signed(_mixed(_mixed(seed) + step))
+
+
+def _base_now(now: StepCounter, seed: int) -> int:
+    return _base(seed, now.step)
 
 
 def seed_of(number: int) -> int:
@@ -99,7 +119,7 @@ def dropout(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
         low = offset(context, attrs, f"d{dim}", size)
         region.append((low, low + size))
         shape.append(size * num_parts(context, attrs, f"d{dim}"))
-    kept = kept_elements(region, shape, p, attrs["seed"], context.counter.step, context.micro_batch, x.device)
+    kept = kept_now(context, attrs, region, shape, x.device)
     return (x * kept).mul_(1 / (1 - p))
 
 

@@ -39,6 +39,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         count: compare executed with planned communication after the last step.
         print_every: print the loss of every n-th step; 0 for none.
         emulate: machine and dilation, or None.
+        profile_steps: of how many steps before the recorded ones torch's profiler writes `profile.rank.N.json`.
     """
 
     plan: str
@@ -52,6 +53,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     count: bool = True
     print_every: int = 0
     emulate: Emulate | None = None
+    profile_steps: int = 0
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -22,7 +22,8 @@ from executor.train.batches import (
     rows_of_rank,
 )
 from executor.train.data import Prefetcher
-from executor.train.run import RunOptions, run_rank
+from executor.train.options import RunOptions
+from executor.train.run import run_rank
 from executor.train.same_start import check_same_start
 from plans.lower import lower
 from plans.plan import load_plan
@@ -95,7 +96,8 @@ def _run(task: Task, job: Job) -> None:
 
     options = RunOptions(
         emulation=emulation, record_steps=min(task.record_steps, task.steps), count=task.count, on_step=on_step,
-        timeout_s=job.timeout_s,
+        timeout_s=job.timeout_s, profile_steps=min(task.profile_steps, task.steps),
+        profile_path=Path(task.out) / f"profile.rank.{rank}.json",
     )  # fmt: skip
     with Prefetcher(rows_of_rank(plan, rank, whole)) as feed:
         result = run_rank(

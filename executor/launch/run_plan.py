@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -38,7 +39,10 @@ class RunResult:
         cpu_s: processor seconds per step, per rank.
         peak_bytes: per rank, of the program's values added up.
         device_peak_bytes: per rank, what torch's allocator gave out at most on an accelerator (buffers of communication
-            and workspaces included); 0 on a CPU. Not run on GPU.
+            and workspaces included); 0 on a CPU.
+        device_reserved_bytes: per rank, what it held of the device after the last step; 0 on a CPU.
+        execution: how the last steps ran: "graph" or "eager".
+        fallback: why they ran eagerly though the device can record, "" otherwise.
         log_dir: where `1/rank.N/stdout` lies.
         launch_s: seconds of the whole launch, start-up included.
     """
@@ -57,6 +61,9 @@ class RunResult:
     device_peak_bytes: tuple[int, ...]
     log_dir: Path
     launch_s: float
+    device_reserved_bytes: tuple[int, ...] = ()
+    execution: str = "eager"
+    fallback: str = ""
 
     @property
     def plan_digest(self) -> str:
@@ -85,6 +92,8 @@ def run(
     device: str = "auto",
     print_every: int = 0,
     record_steps: int = 3,
+    execution: str | None = None,
+    profile_steps: int = 0,
     timeout_s: float | None = None,
     port: int | None = None,
     on_line: Callable[[int, str], None] | None = None,
@@ -105,6 +114,8 @@ def run(
         device: "auto", "cpu", "cuda" or "npu".
         print_every: the ranks print the loss of every n-th step.
         record_steps: of how many of the last steps spans are kept.
+        execution: "graph" or "eager" instead of what the plan says.
+        profile_steps: of how many steps before those every rank writes a trace of torch's profiler into `out`.
         timeout_s: for the whole launch.
         port: of the rendezvous; a free one when None.
         on_line: called with (rank, line) for what the last rank prints.
@@ -117,6 +128,11 @@ def run(
 
     whole_number("steps", steps)
     whole_number("record_steps", record_steps)
+    whole_number("profile_steps", profile_steps, least=0)
+    if profile_steps and out is None:
+        raise TwofoldError("a profile needs a folder for its traces: give out (--out FOLDER)")
+    if execution is not None:
+        plan = msgspec.structs.replace(plan, execution=execution)
     emulation = None
     if emulate is not None:
         dilate = dilation(plan, Machine.load(emulate)) if dilate is None else dilate
@@ -126,6 +142,7 @@ def run(
         task = Task(
             plan=str(save_plan(plan, folder / "plan.json")), out=str(folder), steps=steps, model=model, data=data,
             data_folder=data_folder, seed=seed, record_steps=record_steps, print_every=print_every, emulate=emulation,
+            profile_steps=profile_steps,
         )  # fmt: skip
         job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
         ended = launch(
@@ -181,6 +198,9 @@ def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> Run
         cpu_s=tuple(rank.cpu_s for rank in ranks),
         peak_bytes=tuple(rank.peak.peak_bytes for rank in ranks),
         device_peak_bytes=tuple(rank.device_peak_bytes for rank in ranks),
+        device_reserved_bytes=tuple(rank.device_reserved_bytes for rank in ranks),
+        execution=ranks[0].execution,
+        fallback=next((rank.fallback for rank in ranks if rank.fallback), ""),
         log_dir=log_dir,
         launch_s=launch_s,
     )

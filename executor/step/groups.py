@@ -143,6 +143,12 @@ class Groups:
         """Where receives over a process group wait until they are needed; None where they start at once."""
         return None if self.device.backend == "gloo" else self._lanes.setdefault(id(group), Lane())
 
+    def all_agree(self, yes: bool) -> bool:
+        """Whether all ranks say yes; every rank calls it."""
+        vote = torch.tensor(float(yes), device=self.device.torch_device)
+        dist.all_reduce(vote, dist.ReduceOp.MIN)
+        return vote.item() > 0
+
     def close(self) -> None:
         """Free the groups."""
         for group in (*self._by_ranks.values(), *{id(g): g for g, _ in self._flows.values()}.values()):

@@ -23,9 +23,9 @@ from torch import Tensor
 from executor.device import Device, Mark, now_ns
 from executor.kernels import OpContext, StepCounter, rule_of
 from executor.kernels.context import torch_dtype
-from executor.kernels.movement import flat_part
 from executor.step.comm import Launch, SelfTransfer, SelfTransfers, Work, collective_launch, transfer_launch
 from executor.step.groups import Groups, Team
+from executor.step.initial_values import initial_values
 from executor.step.memory import memory_peak
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
@@ -138,44 +138,8 @@ class Interpreter:
         Raises:
             TwofoldError: a parameter that is missing or has another shape.
         """
-        for placement in self.group.parameters:
-            if placement.name not in whole:
-                raise TwofoldError(f"no initial value is given for the parameter {placement.name!r}")
-            array = whole[placement.name]
-            if tuple(array.shape) != tuple(placement.shape):
-                raise TwofoldError(
-                    f"the initial value of {placement.name!r} has the shape {tuple(array.shape)}, "
-                    f"the plan {placement.shape}"
-                )
-            region = tuple(slice(*ends) for ends in placement.layout.region(self.rank, placement.shape))
-            kept = self.group.values[placement.kept]
-            part = torch.as_tensor(np.array(array[region])).to(self.device.torch_device, torch_dtype(kept.dtype))
-            if placement.shard is not None:
-                index = placement.layout.mesh.index(self.rank, placement.shard_axes)
-                part = flat_part(part, kept.shape[0], index)
-            self._env[self._slot(kept.name, 0)] = part
-            if placement.master is not None:
-                weight = part.to(torch_dtype(self.group.values[placement.weight].dtype))
-                self._env[self._slot(placement.weight, 0)] = weight
-            for name in placement.states:
-                state = self.group.values[name]
-                zeros = torch.zeros(state.shape, dtype=torch_dtype(state.dtype), device=self.device.torch_device)
-                self._env[self._slot(name, 0)] = zeros
-        for constant in self.group.constants:
-            if constant.name not in whole:
-                raise TwofoldError(
-                    f"no value is given for {constant.name!r}, a buffer or frozen parameter; "
-                    "run the plan with its model"
-                )
-            array = whole[constant.name]
-            if tuple(array.shape) != tuple(constant.shape):
-                raise TwofoldError(
-                    f"the value of {constant.name!r} has the shape {tuple(array.shape)}, the plan {constant.shape}"
-                )
-            region = tuple(slice(*ends) for ends in constant.layout.region(self.rank, constant.shape))
-            dtype = torch_dtype(self.group.values[constant.value].dtype)
-            part = torch.as_tensor(np.array(array[region])).to(self.device.torch_device, dtype)
-            self._env[self._slot(constant.value, 0)] = part
+        for name, tensor in initial_values(self.group, self.rank, self.device, whole):
+            self._env[self._slot(name, 0)] = tensor
         self.counter.step = 0
 
     def kept(self, placement: ParameterPlacement) -> Tensor:
@@ -186,12 +150,13 @@ class Interpreter:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, batch: Batch, learning_rate: float | None = None) -> Tensor | None:
         """One training step.
 
         Args:
             batch: name of an input -> array with the rows of all micro-batches (this rank's own rows where the plan has
                 full_batch=False); inputs that this rank does not load may be missing.
+            learning_rate: of this step; None takes that of the plan.
 
         Returns:
             The mean loss as a scalar tensor on the device, or None where this rank does not know it.
@@ -200,54 +165,101 @@ class Interpreter:
             TwofoldError: an input that is missing or has another shape or dtype. Any other exception carries a note
                 that names the instruction and the rank.
         """
-        self._begin(batch)
+        self.begin(self.checked(batch), learning_rate)
         if self.counter.step == 1:
             self._run_checked()
         else:
             self._run()
-        return self._end()
+        return self.end()
 
     @torch.inference_mode()
-    def record(self, batch: Batch) -> tuple[Tensor | None, RecordedStep]:
+    def record(self, batch: Batch, learning_rate: float | None = None) -> tuple[Tensor | None, RecordedStep]:
         """One training step that notes when each instruction begins and ends."""
         start_ns = now_ns()
-        self._begin(batch)
+        self.begin(self.checked(batch), learning_rate)
         recorded = self._run_recorded(start_ns)
-        return self._end(), recorded
+        return self.end(), recorded
 
-    def _begin(self, batch: Batch) -> None:
-        self.counter.step += 1
-        self._feed(batch)
-        self._env[self._num_kept :] = [None] * (len(self._slots) - self._num_kept)
+    # -- the parts of a step -------------------------------------------------------------------------------------------
 
-    def _end(self) -> Tensor | None:
+    def checked(self, batch: Batch) -> dict[str, Tensor]:
+        """The inputs that this rank loads, as tensors where they are.
+
+        Raises:
+            TwofoldError: an input that is missing or has another number of rows or dtype.
+        """
+        found = {}
+        for name, (rows, dtype) in self._needed.items():
+            if name not in batch:
+                raise TwofoldError(f"the batch lacks the input {name!r}; it has {sorted(batch)}")
+            array = batch[name]
+            if isinstance(array, np.ndarray):
+                array = torch.from_numpy(array if array.flags.writeable else array.copy())
+            if array.shape[0] != rows or array.dtype != dtype:
+                raise TwofoldError(
+                    f"input {name!r} was fed as {tuple(array.shape)} {array.dtype}, "
+                    f"the plan takes {rows} rows of {dtype}"
+                )
+            found[name] = array
+        return found
+
+    def begin(self, rows: Mapping[str, Tensor], learning_rate: float | None = None) -> None:
+        """Begin a step on these `checked` inputs."""
+        self.counter.begin(learning_rate)
+        self._fed.update(rows)
+
+    def issue(self, after: Callable[[], None] | None = None) -> None:
+        """Issue every instruction once, and call `after` behind each; nothing waits for the device."""
+        env = self._env
+        try:
+            if after is None:
+                for code in self.codes:
+                    code.run()
+                    for slot in code.frees:
+                        env[slot] = None
+            else:
+                for code in self.codes:
+                    code.run()
+                    after()
+                    for slot in code.frees:
+                        env[slot] = None
+        except Exception as error:
+            self._explain(error, code)
+            raise
+
+    def end(self) -> Tensor | None:
+        """Drop what is not kept between steps, and return the loss."""
         loss = None if self._loss is None else self._env[self._loss]
         self._env[self._num_kept :] = [None] * (len(self._slots) - self._num_kept)
         return loss
 
+    def abandon(self, kept: Sequence[Tensor]) -> None:
+        """Drop a step that was recorded in part; `kept` is what lived on before it."""
+        self.end()
+        self._env[: self._num_kept] = kept
+        for each in self._self_transfers.values():
+            each.num_sent = each.num_received = 0
+            each.messages.clear()
+
+    @property
+    def kept_tensors(self) -> list[Tensor]:
+        """What lives on between steps: weights, states, constants."""
+        return self._env[: self._num_kept]
+
+    def settle(self, kept: Sequence[Tensor]) -> None:
+        """Bring what the step made anew back to where `kept` says that it lives."""
+        for slot, home in enumerate(kept):
+            if self._env[slot] is not home:
+                home.copy_(self._env[slot])
+                self._env[slot] = home
+
     def _run(self) -> None:
-        env = self._env
-        try:
-            for code in self.codes:
-                code.run()
-                for slot in code.frees:
-                    env[slot] = None
-        except Exception as error:
-            self._explain(error, code)
-            raise
+        self.issue()
         self.device.synchronize()
 
     def _run_checked(self) -> None:
-        env = self._env
-        try:
-            for code in self.codes:
-                code.run()
-                self._check(code)
-                for slot in code.frees:
-                    env[slot] = None
-        except Exception as error:
-            self._explain(error, code)
-            raise
+        codes = iter(self.codes)
+        self.issue(lambda: self._check(next(codes)))
         self.device.synchronize()
 
     def _run_recorded(self, start_ns: int) -> RecordedStep:
@@ -300,20 +312,6 @@ class Interpreter:
 
     # -- feeding -------------------------------------------------------------------------------------------------------
 
-    def _feed(self, batch: Batch) -> None:
-        for name, (rows, dtype) in self._needed.items():
-            if name not in batch:
-                raise TwofoldError(f"the batch lacks the input {name!r}; it has {sorted(batch)}")
-            array = batch[name]
-            if isinstance(array, np.ndarray):
-                array = torch.from_numpy(array if array.flags.writeable else array.copy())
-            if array.shape[0] != rows or array.dtype != dtype:
-                raise TwofoldError(
-                    f"input {name!r} was fed as {tuple(array.shape)} {array.dtype}, "
-                    f"the plan takes {rows} rows of {dtype}"
-                )
-            self._fed[name] = array
-
     def _load(self, instruction: Instruction, micro_batch: int, output: Value) -> Callable[[], Tensor]:
         """Copy this rank's region of the micro-batch's rows of an input."""
         attrs = instruction.attrs
@@ -332,10 +330,8 @@ class Interpreter:
         index = (slice(start, start + output.shape[0]), *box)
         needed = (rows * count * self.num_micro_batches, torch_dtype(output.dtype))
         assert self._needed.setdefault(name, needed) == needed, f"{name} is fed in two ways"
-        fed, where = self._fed, self.device.torch_device
-        if self.device.is_async:
-            return lambda: fed[name][index].contiguous().to(where, non_blocking=True)
-        return lambda: fed[name][index].clone(memory_format=torch.contiguous_format)
+        fed, where, dense = self._fed, self.device.torch_device, torch.contiguous_format
+        return lambda: fed[name][index].to(where, non_blocking=True, copy=True, memory_format=dense)
 
     # -- compiling -----------------------------------------------------------------------------------------------------
 

@@ -112,6 +112,7 @@ class RankResult:
         cpu_s: processor seconds of this process (all its threads) per step, without the first quarter of the steps.
         peak: the most bytes that values take, from the program, whose values were checked against the real tensors.
         device_peak_bytes: the most bytes that torch's allocator gave out on an accelerator, 0 on a CPU.
+        device_reserved_bytes: what it held of the device after the last step, 0 on a CPU.
         spans: of the recorded steps, the last ones.
         differences: planned against executed communication of this rank in words, empty when equal; None: not counted.
         num_communications: how many collectives and messages this rank executed in the counted step.
@@ -120,6 +121,9 @@ class RankResult:
         environment: versions and device.
         plan_digest: of the plan that was run (`plans.plan.plan_digest`), "" where none was given.
         weights: the whole final parameters, on rank 0 only.
+        execution: how steps ran at the end: "graph" (replayed) or "eager".
+        fallback: why they ran eagerly although the plan says "graph" and the device can; "" otherwise.
+        spans_from: "replay" (events inside it) or "eager": the kind of steps whose spans were recorded.
     """
 
     rank: int
@@ -139,6 +143,10 @@ class RankResult:
     environment: Mapping[str, str] = field(default_factory=dict)
     plan_digest: str = ""
     weights: Mapping[str, npt.NDArray[Any]] | None = None
+    device_reserved_bytes: int = 0
+    execution: str = "eager"
+    fallback: str = ""
+    spans_from: str = "eager"
 
     @property
     def step_s(self) -> npt.NDArray[np.float64]:
@@ -153,6 +161,8 @@ class RankResult:
             "by_role": dict(self.peak.by_role), "device_peak_bytes": self.device_peak_bytes, "names": self.spans.names,
             "differences": self.differences, "num_communications": self.num_communications, "dilate": self.dilate,
             "num_late": self.num_late, "environment": dict(self.environment), "plan_digest": self.plan_digest,
+            "device_reserved_bytes": self.device_reserved_bytes, "execution": self.execution,
+            "fallback": self.fallback, "spans_from": self.spans_from,
         }  # fmt: skip
         columns = {f"spans_{name}": getattr(self.spans, name) for name in _COLUMNS}
         arrays = {"losses": self.losses, "step_start_ns": self.step_start_ns, "step_end_ns": self.step_end_ns}

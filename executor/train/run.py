@@ -7,53 +7,30 @@ Batches and initial parameters come from outside, as mappings from names to arra
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.device import Device, environment, now_ns, pick_device
+from executor.device import Device, environment, pick_device
 from executor.kernels.context import torch_dtype
+from executor.step.compiled import CompiledStep
 from executor.step.count import Communication, compare, counted, planned_collectives
 from executor.step.emulate import EmulatedInterpreter, Emulation
 from executor.step.groups import Groups, connect
-from executor.step.interpreter import Batch, Interpreter, RecordedStep
+from executor.step.interpreter import Batch, Interpreter
+from executor.train.loop import train
+from executor.train.options import AS_PLANNED, RunOptions
 from executor.train.result import RankResult, spans_of, write_npz
 from plans.errors import TwofoldError
 from plans.plan import Plan, plan_digest
 from plans.program import GroupProgram, ParameterPlacement, Program
 
-__all__ = ["RunOptions", "gather_parameters", "run_rank"]
-
-OnStep = Callable[[int, float | None], None]
-"""Called after step 0, 1, ... with its loss, None where this rank does not know it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How `run_rank` trains.
-
-    Args:
-        emulation: let instructions take a machine's modelled time; the result is labelled "emulated".
-        record_steps: of how many of the last steps spans are kept; recording is done in these steps only.
-        count: run one more step at the end, whose result is thrown away, to compare executed with planned communication
-            (not under emulation).
-        on_step: called after every step.
-        timeout_s: seconds after which a rank that waits for another one gives up.
-    """
-
-    emulation: Emulation | None = None
-    record_steps: int = 3
-    count: bool = True
-    on_step: OnStep | None = None
-    timeout_s: float = 60.0
+__all__ = ["gather_parameters", "run_rank"]
 
 
 def run_rank(
@@ -65,7 +42,7 @@ def run_rank(
     *,
     device: str | Device = "auto",
     weights_path: str | os.PathLike[str] | None = None,
-    options: RunOptions = RunOptions(),
+    options: RunOptions = AS_PLANNED,
 ) -> RankResult:
     """Train for `steps` steps on this rank.
 
@@ -88,6 +65,9 @@ def run_rank(
         raise TwofoldError(f"steps must be at least 1, not {steps}")
     device = pick_device(device) if isinstance(device, str) else device
     device.use()
+    replays = device.can_record and options.emulation is None and (plan is None or plan.execution == "graph")
+    if replays:
+        device.use_own_stream()
     alone = program.num_ranks == 1
     joined = False if alone else connect(device, options.timeout_s)
     rank = 0 if alone else dist.get_rank()
@@ -95,9 +75,18 @@ def run_rank(
     limit = None if plan is None else plan.memory_limit_bytes
     interpreter = _interpreter(program, rank, device, groups, limit, options.emulation)
     interpreter.set_parameters(parameters)
+    compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree) if replays else None
     device.reset_peak_memory()
-    done = _train(interpreter, iter(feed), steps, options)
-    peak_bytes = device.max_memory_allocated()
+    try:
+        done = train(compiled or interpreter, device, iter(feed), steps, options)
+    except BaseException:
+        if compiled is not None:
+            compiled.close(wait=False)
+        raise
+    peak_bytes, reserved_bytes = device.max_memory_allocated(), device.memory_reserved()
+    ran = _execution(compiled)
+    if compiled is not None:
+        compiled.close()  # before the groups whose communication it holds
     weights = gather_parameters(program, interpreter)
     if weights is not None and weights_path is not None:
         write_npz(weights_path, weights)
@@ -112,7 +101,7 @@ def run_rank(
         step_end_ns=done.times_ns[1], cpu_s=done.cpu_s, peak=interpreter.peak, device_peak_bytes=peak_bytes,
         spans=spans_of(interpreter.codes, done.recorded), differences=differences,
         num_communications=sum(executed.values()), plan_digest="" if plan is None else plan_digest(plan),
-        weights=weights, **_labels(interpreter, options.emulation),
+        weights=weights, device_reserved_bytes=reserved_bytes, **ran, **_labels(interpreter, options.emulation),
     )  # fmt: skip
     if groups is not None:
         dist.barrier()  # nobody closes a connection that another still reads from
@@ -131,6 +120,14 @@ def _interpreter(
     return EmulatedInterpreter(program, rank, device, groups, emulation=emulation, memory_limit_bytes=limit_bytes)
 
 
+def _execution(compiled: CompiledStep | None) -> dict[str, Any]:
+    """The fields of a result that say how its steps ran."""
+    if compiled is None:
+        return {"execution": "eager"}
+    spans = "replay" if compiled.times_replays else "eager"
+    return {"execution": compiled.execution, "fallback": compiled.fallback, "spans_from": spans}
+
+
 def _labels(interpreter: Interpreter, emulation: Emulation | None) -> dict[str, Any]:
     """The fields of a result that say whether it was measured or emulated."""
     found = environment(interpreter.device)
@@ -141,54 +138,6 @@ def _labels(interpreter: Interpreter, emulation: Emulation | None) -> dict[str, 
         "kind": "emulated", "dilate": emulation.dilate, "num_late": interpreter.num_late,
         "environment": found | {"emulated_machine": emulation.machine},
     }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Training:
-    """The outcome of the steps of a run.
-
-    Args:
-        losses: of every step, where this rank knows them.
-        recorded: of the last steps.
-        times_ns: [2, steps] when each step began and ended.
-        cpu_s: processor time of this process per step, the first quarter of the steps left out.
-        last_batch: the last one that was fed.
-    """
-
-    losses: list[Tensor]
-    recorded: list[RecordedStep]
-    times_ns: npt.NDArray[np.int64]
-    cpu_s: float
-    last_batch: Batch
-
-
-def _train(interpreter: Interpreter, batches: Iterator[Batch], steps: int, options: RunOptions) -> _Training:
-    losses: list[Tensor] = []
-    recorded: list[RecordedStep] = []
-    times_ns = np.zeros((2, steps), dtype=np.int64)
-    warm, cpu_ns = steps // 4, 0
-    for step in range(steps):
-        if step == warm:
-            cpu_ns = time.process_time_ns()
-        batch = next(batches, None)
-        if batch is None:
-            raise TwofoldError(f"the data ended after {step} of {steps} steps; give more batches or fewer steps")
-        times_ns[0, step] = now_ns()
-        if step >= steps - options.record_steps:
-            loss, spans = interpreter.record(batch)
-            recorded.append(spans)
-        else:
-            loss = interpreter.step(batch)
-        times_ns[1, step] = now_ns()
-        if loss is not None:
-            losses.append(loss)
-        if options.on_step is not None:
-            options.on_step(step, None if loss is None else float(loss))
-    cpu_ns = time.process_time_ns() - cpu_ns
-    assert batch is not None
-    return _Training(
-        losses=losses, recorded=recorded, times_ns=times_ns, cpu_s=cpu_ns / 1e9 / (steps - warm), last_batch=batch
-    )  # fmt: skip
 
 
 @torch.inference_mode()

@@ -81,8 +81,8 @@ class PriceTable:
             self.runs = list(zip(dispatch.tolist(), work.tolist(), highest.tolist(), strict=True))
 
     @classmethod
-    def priced(cls, order: Order, cost_of: CostOf) -> PriceTable:
-        """Price every distinct instruction once.
+    def priced(cls, order: Order, cost_of: CostOf, launch_ps: int = 0) -> PriceTable:
+        """Price every distinct instruction once; the launch of a step is issued with its first.
 
         Raises:
             TwofoldError: a price that is negative, not a number or not whole.
@@ -97,6 +97,7 @@ class PriceTable:
         if max(map(sum, rows), default=0) > LONGEST_PS:
             raise _too_long()
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3)[order.line].T
+        columns[0, :1] += launch_ps
         return cls(order, *columns.tolist())
 
     def slowed(self, factor: npt.NDArray[np.float64]) -> PriceTable:

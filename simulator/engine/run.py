@@ -60,6 +60,7 @@ class RunOptions(TypedDict, total=False):
             its own.
         host_async: True, the default: compute runs behind the host; False: the host computes, dispatch and work are one
             span.
+        launch_ps: host time of every step beside its instructions; 0.
         overlap: how compute and communication of a device slow each other; by default not. Only with host_async=True.
         wires: the links where they are shared or changed: `simulator.engine.network.Network`, or `Ports` alone.
         cost_of_rank: prices of ranks that are not like the others of their group.
@@ -74,6 +75,7 @@ class RunOptions(TypedDict, total=False):
     node_of: Callable[[int], int] | None
     cores_per_node: int | None
     host_async: bool
+    launch_ps: int
     overlap: Overlap | None
     wires: Wires | None
     cost_of_rank: Mapping[int, CostOf]
@@ -90,6 +92,7 @@ class _Settings:
     node_of: Callable[[int], int] | None = None
     cores_per_node: int | None = None
     host_async: bool = True
+    launch_ps: int = 0
     overlap: Overlap | None = None
     wires: Wires | None = None
     cost_of_rank: Mapping[int, CostOf] = field(default_factory=dict)
@@ -177,7 +180,7 @@ def _folded(program: Program, cost_of: CostOf, settings: _Settings) -> Folded | 
 def _run(program: Program, cost_of: CostOf, settings: _Settings) -> Timeline:
     names = Names()
     orders = [Order(group, names) for group in program.groups]
-    tables = [PriceTable.priced(order, cost_of) for order in orders]
+    tables = [PriceTable.priced(order, cost_of, settings.launch_ps) for order in orders]
     matching = match(orders)
     recorder = Recorder({rank: order for order in orders for rank in order.group.ranks})
     prices = _Prices(orders, tables, settings)
@@ -261,7 +264,7 @@ class _Prices:
                 if (cost_of := settings.cost_of_rank.get(rank)) is not None:
                     key = (number, id(cost_of))
                     if key not in special:
-                        special[key] = PriceTable.priced(order, cost_of)
+                        special[key] = PriceTable.priced(order, cost_of, settings.launch_ps)
                     self._table_of[rank] = special[key]
 
     def __call__(self, rank: int, step: int) -> PriceTable:

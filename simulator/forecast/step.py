@@ -14,7 +14,7 @@ import numpy as np
 
 from costmodels.interval import step_interval
 from costmodels.machine.machine import Machine
-from costmodels.price.instruction import price_transfer, price_wait
+from costmodels.price.instruction import price_launch, price_transfer, price_wait
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
 from plans.schedules import Schedule
@@ -110,7 +110,7 @@ class StepForecast:
 
     def end_ps(self) -> int:
         """Picoseconds from the start of the first step, which all ranks begin together, to its last end."""
-        return int(self._first_step.step_ps)
+        return int(self._first_step.step_ps) + price_launch(self.machine)
 
     def pace_ps(self) -> int:
         """Picoseconds from the end of the first step to the end of the second, which every rank begins when its first
@@ -119,9 +119,9 @@ class StepForecast:
 
     def _pace_ps(self, costs: PipelineCosts, first: PipelineTimes) -> int:
         if self.schedule.num_ranks == 1:
-            return int(first.step_ps)
+            return int(first.step_ps) + price_launch(self.machine)
         second = pipeline_times(self.schedule, costs, start_ps=first.end_ps)
-        return int(second.end_ps.max() - first.end_ps.max())
+        return int(second.end_ps.max() - first.end_ps.max()) + price_launch(self.machine)
 
     def changed_pace_ps(self, change: Callable[[str, Op], Op], transfers: float = 1.0) -> int:
         """The pace if operations took other times (`RankBodies.changed`), and transfers between stages longer."""

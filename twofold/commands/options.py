@@ -150,6 +150,8 @@ class LaunchOptions:
         log_dir: what the ranks print goes to LOG_DIR/1/rank.N/stdout.
         seed: of weights and data order.
         port: of the rendezvous; a free one otherwise.
+        execution: graph (a step is one launch, where the device can) or eager, instead of what the plan says.
+        profile: of so many steps every rank writes a trace of torch's profiler into OUT.
     """
 
     steps: int = 100
@@ -160,6 +162,14 @@ class LaunchOptions:
     log_dir: str = "log_output"
     seed: int = 1
     port: int | None = None
+    execution: str | None = None
+    profile: int = 0
+
+    def ran(self, execution: str, fallback: str) -> str | None:
+        """What to say of how steps ran: only where it is not what was asked for."""
+        if self.execution != "graph" or execution == "graph" or fallback:
+            return f"steps ran eagerly: {fallback}" if fallback else None
+        return "steps ran eagerly: this device records no launches, or the run had too few steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,7 @@ class PlanCommand:
         method: search; data-parallel, grid or greedy, what one would do without; or operators, a transformer operator
             by operator.
         stack: transformers: the software that runs it: twofold, torch, torch-compile, megatron or megatron-2022.
+        execution: of the plan: graph (a step is one launch, where the device can; the default) or eager.
         memory: limit per device, such as 25GB.
         time_limit: seconds after which the best so far is taken.
     """
@@ -105,6 +106,7 @@ class PlanCommand:
     layers: int | None = None
     method: str = "search"
     stack: str = "twofold"
+    execution: str | None = None
     memory: str | None = None
     time_limit: float | None = None
     degrees: PinOptions = field(default_factory=PinOptions)
@@ -171,7 +173,7 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
         say.say(table.text())
         say.say("")
     say.say(certificate)
-    files = _save(answer, machine, result.out, say)
+    files = _save(answer, options.execution or "graph", result.out, say)
     if result.report is not None and reasons is not None:
         report = write_search_report(
             result.report, answer, top_k=shown, reasons=reasons, certificate=certificate, model=options.model
@@ -188,13 +190,16 @@ def _problem(options: PlanCommand, machine: Machine) -> Problem:
     from plans.model.transformer import transformer_config
     from search.devices import Pins, Problem
     from simulator.forecast import stack_named
+    from twofold.commands.execution import executed
     from twofold.context import parse_bytes
 
+    stack = stack_named(options.stack)
     count = machine.num_devices if options.devices is None else options.devices
     return Problem(
-        config=transformer_config(options.model, seq=options.seq, num_layers=options.layers), machine=machine,
+        config=transformer_config(options.model, seq=options.seq, num_layers=options.layers),
+        machine=executed(machine, stack, options.execution),
         num_devices=count, global_batch=count if options.global_batch is None else options.global_batch,
-        pins=Pins(**options.degrees.pins), stack=stack_named(options.stack),
+        pins=Pins(**options.degrees.pins), stack=stack,
         memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
     )  # fmt: skip
 
@@ -249,7 +254,7 @@ def _degrees_file(out: str) -> Path:
     return Path(f"{out.removesuffix('.json')}.degrees.json")
 
 
-def _save(answer: SearchResult[Candidate], machine: Machine, out: str, say: Console) -> list[str]:
+def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Console) -> list[str]:
     """The plan, which can be simulated and run, and its degrees, which can be forecast again."""
     import msgspec
 
@@ -258,7 +263,7 @@ def _save(answer: SearchResult[Candidate], machine: Machine, out: str, say: Cons
     from reports.figures import figures_of
     from search.devices.confirm import plan_of
 
-    best, config = answer.best, answer.problem.config
+    best, config, machine = answer.best, answer.problem.config, answer.problem.machine
     saved = [
         write_statement(
             _degrees_file(out), config, best.degrees, stack=answer.problem.stack.name, machine=machine.name,
@@ -268,7 +273,8 @@ def _save(answer: SearchResult[Candidate], machine: Machine, out: str, say: Cons
     seen = best.forecast
     prediction = Prediction(machine=machine.name, low_s=seen.low_s, high_s=seen.high_s, **figures_of(seen))
     try:
-        plan = msgspec.structs.replace(plan_of(answer.problem, best), prediction=prediction)
+        plan = plan_of(answer.problem, best)
+        plan = msgspec.structs.replace(plan, prediction=prediction, execution=execution)
         saved.insert(0, save_plan(plan, out))
     except TwofoldError as error:
         say.say(f"The degrees are saved, but no plan can be made of them: {error}")
@@ -282,6 +288,9 @@ def _plan_operators(options: PlanCommand, machine: Machine, say: Console) -> dic
     Raises:
         TwofoldError: a file that cannot be written, widths that cannot be read, and what the search refuses.
     """
+    import msgspec
+
+    from costmodels import executing
     from plans.files import check_writable
     from plans.plan import Optimizer, save_plan
     from reports import plan_table
@@ -289,7 +298,7 @@ def _plan_operators(options: PlanCommand, machine: Machine, say: Console) -> dic
     from twofold.commands.plan_file import schedule_text
     from twofold.context import parse_bytes
 
-    result, operators = options.result, options.operators
+    result, operators, execution = options.result, options.operators, options.execution or "graph"
     check_writable(result.out)  # before the search
     batch = options.global_batch or options.devices or machine.num_devices
     graph, recompute = _graph_of(options.model, batch, options.seq, options.layers)
@@ -297,7 +306,7 @@ def _plan_operators(options: PlanCommand, machine: Machine, say: Console) -> dic
     unless = None if widths == "any" else 1
     with say.doing("searching"):
         plans = search(
-            graph, machine, num_devices=options.devices,
+            graph, executing(machine, execution), num_devices=options.devices,
             num_stages=unless if operators.stages is None else operators.stages,
             num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
             time_limit_s=options.time_limit, on_progress=say.note,
@@ -306,7 +315,7 @@ def _plan_operators(options: PlanCommand, machine: Machine, say: Console) -> dic
             optimizer=Optimizer(settings={"lr": operators.lr}, parallel_level=options.degrees.pins.get("zero", 0)),
             memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
         )  # fmt: skip
-    path = save_plan(plans.best, result.out)
+    path = save_plan(msgspec.structs.replace(plans.best, execution=execution), result.out)
     say.say(plans.table())
     say.say("")
     say.say(plan_table(plans.best).text())

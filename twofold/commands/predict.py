@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
+from twofold.commands.execution import executed
 from twofold.commands.options import DegreeOptions, MachineFactors, MachineOption, Output, flag, given
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Predict:
         mixed_precision: float32 gradients, master weights and optimizer states beside half-precision weights.
         stack: the software that runs it: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
             torchtitan-compile, torchtitan-async, megatron, megatron-2022 or zero-bubble.
+        execution: of twofold's own steps: graph (one launch a step, the default) or eager.
     """
 
     model: str
@@ -38,6 +40,7 @@ class Predict:
     layers: int | None = None
     mixed_precision: bool = True
     stack: str = "twofold"
+    execution: str | None = None
     degrees: DegreeOptions = field(default_factory=DegreeOptions)
     factors: MachineFactors = field(default_factory=MachineFactors)
     output: Output = field(default_factory=Output)
@@ -48,8 +51,9 @@ class Predict:
         from simulator.forecast import stack_named
         from twofold.commands.forecasts import show_forecast
 
-        config = transformer_config(self.model, seq=self.seq, num_layers=self.layers)
-        return show_forecast(config, self._degrees(config), self._machine(), stack_named(self.stack), say), True
+        config, stack = transformer_config(self.model, seq=self.seq, num_layers=self.layers), stack_named(self.stack)
+        machine = executed(self._machine(), stack, self.execution)
+        return show_forecast(config, self._degrees(config), machine, stack, say), True
 
     def _degrees(self, config: TransformerConfig) -> Degrees:
         from plans.degrees import Degrees

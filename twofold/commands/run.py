@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from plans.errors import TwofoldError
 from twofold.commands.options import LaunchOptions, Output
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Run:
     def _script(self, say: Console) -> tuple[dict[str, Any], bool]:
         from executor.launch.launch import Follow, Nodes, launch
 
+        if self.launch.execution is not None or self.launch.profile:
+            raise TwofoldError("--execution and --profile are for plans; a script's Model has execution='eager'")
         log_dir = self.launch.log_dir
         with say.doing(f"running {self.target}"):
             ended = launch(
@@ -71,18 +74,25 @@ class Run:
                 plan, steps=launch.steps, data="random" if self.random_data else "digits",
                 data_folder=launch.data, model=self.model, seed=launch.seed, out=launch.out, log_dir=launch.log_dir,
                 emulate=launch.emulate, dilate=launch.dilate, timeout_s=self.timeout, port=launch.port,
-                print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
+                execution=launch.execution, profile_steps=launch.profile, print_every=max(1, launch.steps // 10),
+                on_line=lambda rank, line: say.say(line),
             )  # fmt: skip
         kind, device_bytes = result.timeline.kind, max(result.device_peak_bytes)
         figures = figures_of_run(result)
         say.say(f"{kind} (median step of {launch.steps}): {figures_text(figures)}, loss {result.losses[-1]:.6g}")
         if device_bytes:
-            say.say(f"the device's allocator: {format_bytes(device_bytes)} per rank")
+            reserved = format_bytes(max(result.device_reserved_bytes))
+            say.say(f"the device's allocator: {format_bytes(device_bytes)} per rank at most, {reserved} reserved")
+        if said := launch.ran(result.execution, result.fallback):
+            say.say(said)
         return {
             "kind": kind,
             **figures,
             "losses": [float(loss) for loss in result.losses],
             "device_peak_bytes": device_bytes,
+            "device_peak_bytes_by_rank": list(result.device_peak_bytes),
+            "execution": result.execution,
+            "fallback": result.fallback,
             "plan_digest": result.plan_digest,
             "collectives_match": result.collectives_match,
         }, result.collectives_match is not False

@@ -66,6 +66,7 @@ class Simulate:
     Args:
         plan: plan file, or a file of degrees (.degrees.json), of which the plan is made.
         steps: back to back; the last is reported.
+        execution: graph (a step is one launch, where the device can) or eager, instead of what the plan says.
         fold: simulate ranks that do the same only once; the result is the same.
         recost: the file states a transformer's degrees, which are forecast anew: .degrees.json as `twofold plan` writes
             it beside a plan, DTensor placements (.json), torchtitan's settings (.toml), or a text with Megatron-LM's
@@ -75,6 +76,7 @@ class Simulate:
     plan: PlanFile
     target: MachineOption
     steps: int = 3
+    execution: str | None = None
     fold: bool = True
     recost: bool = False
     files: SimulationFiles = field(default_factory=SimulationFiles)
@@ -83,19 +85,21 @@ class Simulate:
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Simulate, or forecast anew with --recost."""
-        from costmodels import Machine
+        from costmodels import Machine, executing
 
         if self.recost:
             if unused := list(given(self.files)):
                 raise TwofoldError(f"{flag(unused[0])} is not for --recost, which forecasts degrees")
-            return _recost(self.plan, Machine.load(self.target.machine), self.anew, say), True
+            return _recost(self, Machine.load(self.target.machine), say), True
         asked = [name for name in given(self.anew) if name != "stack"]
         self._check_files()
         if asked:
             raise TwofoldError(f"{flag(asked[0])} needs --recost; a plan file is for its own model and batch")
         check_steps(self.steps)
         machine = Machine.load(self.target.machine)
-        return self._simulate(open_plan(self.plan, machine, self.files.schedule, say), machine, say), True
+        plan = open_plan(self.plan, machine, self.files.schedule, say)
+        machine = executing(machine, self.execution or plan.execution)
+        return self._simulate(plan, machine, say), True
 
     def _check_files(self) -> None:
         from plans.files import check_writable
@@ -223,7 +227,7 @@ def _measured(path: str, program: Program) -> Timeline:
     return run
 
 
-def _recost(path: str, machine: Machine, options: RecostOptions, say: Console) -> dict[str, Any]:
+def _recost(asked: Simulate, machine: Machine, say: Console) -> dict[str, Any]:
     """Forecast the degrees that a file states, or the file of degrees beside a plan file.
 
     Raises:
@@ -233,8 +237,10 @@ def _recost(path: str, machine: Machine, options: RecostOptions, say: Console) -
     from interop.statement import read_statement
     from plans.model.transformer import transformer_config
     from simulator.forecast import stack_named
+    from twofold.commands.execution import executed
     from twofold.commands.forecasts import show_forecast
 
+    path, options = asked.plan, asked.anew
     beside = Path(f"{path.removesuffix('.json')}.degrees.json")
     statement = read_statement(beside if path.endswith(".json") and beside.is_file() else path)
     config, degrees = configuration(
@@ -247,4 +253,4 @@ def _recost(path: str, machine: Machine, options: RecostOptions, say: Console) -
     if statement.unread:
         say.say(f"ignored: {', '.join(statement.unread)}")
     stack = stack_named(options.stack or statement.stack or "twofold")
-    return show_forecast(config, degrees, machine, stack, say)
+    return show_forecast(config, degrees, executed(machine, stack, asked.execution), stack, say)

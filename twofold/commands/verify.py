@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from twofold.commands.options import LaunchOptions, Output, PlanFile
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Verify:
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Run and compare; it passes if loss, weights, communication and memory are as they must be."""
-        from costmodels import Machine
+        from costmodels import Machine, executing
         from executor.launch.launch import check_port
         from executor.reference.verification import verify
         from plans.plan import load_plan
@@ -42,15 +44,20 @@ class Verify:
         launch = self.launch
         check_port(launch.port)
         plan, source = load_plan(self.plan), self.machine or launch.emulate
+        if launch.execution is not None:
+            plan = msgspec.structs.replace(plan, execution=launch.execution)
         predicted = None
         if source is not None:
             with say.doing(f"simulating {plan.num_ranks} ranks"):
-                predicted = simulate(plan, Machine.load(source))
+                predicted = simulate(
+                    plan, executing(Machine.load(source), "eager" if launch.emulate else plan.execution)
+                )
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
             result = verify(
                 plan, model=self.model, predicted=predicted, steps=launch.steps, data_folder=launch.data,
                 seed=launch.seed, out=launch.out, log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate,
-                port=launch.port, print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
+                port=launch.port, profile_steps=launch.profile, print_every=max(1, launch.steps // 10),
+                on_line=lambda rank, line: say.say(line),
             )  # fmt: skip
         measured = figures_of_run(result.run)
         figures = {"measured": measured}
@@ -58,5 +65,7 @@ class Verify:
             figures["predicted"] = figures_of(predicted)
             say.say(f"predicted: {figures_text(figures['predicted'])}")
         say.say(f"{result.run.timeline.kind}: {figures_text(measured)}")
+        if said := launch.ran(result.run.execution, result.run.fallback):
+            say.say(said)
         say.say(verification_table(result.checks()).text())
         return result.to_json() | figures, result.passed

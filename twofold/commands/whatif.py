@@ -65,7 +65,7 @@ class WhatIfCommand:
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Simulate the plan as it is and with every change."""
-        from costmodels import Machine
+        from costmodels import Machine, executing
         from plans.lower import lower
         from reports import what_if_table
         from simulator import WhatIf
@@ -74,6 +74,7 @@ class WhatIfCommand:
         self._check()
         machine = Machine.load(self.target.machine)
         plan = open_plan(self.plan, machine, self.schedule, say)
+        machine = executing(machine, plan.execution)
         changes = changes_of(self.factors, self.ranks, self.failures, plan)
         on = self.jobs.on
         scenarios = Scenarios(

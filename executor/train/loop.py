@@ -1,0 +1,145 @@
+"""The training loop of one rank: it launches steps, and looks at a step when the next one has been launched.
+
+An eager step ends when the device has done it, and is looked at then. A replayed step is launched while the device
+works on the one before, so that the device never waits for the host: its loss is copied behind it, and its times are
+those of marks on the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from executor.device import Device, Mark, now_ns
+from executor.step.compiled import CompiledStep, Stepper
+from executor.step.interpreter import Batch, RecordedStep
+from executor.train.options import RunOptions
+from executor.train.profile import Profile
+from plans.errors import TwofoldError
+
+__all__ = ["Training", "train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The outcome of the steps of a run.
+
+    Args:
+        losses: of every step, where this rank knows them.
+        recorded: of the last steps.
+        times_ns: [2, steps] when each step began and ended.
+        cpu_s: processor time of this process per step, the first quarter of the steps left out.
+        last_batch: the last one that was fed.
+    """
+
+    losses: list[Tensor]
+    recorded: list[RecordedStep]
+    times_ns: npt.NDArray[np.int64]
+    cpu_s: float
+    last_batch: Batch
+
+
+def train(stepper: Stepper, device: Device, batches: Iterator[Batch], steps: int, options: RunOptions) -> Training:
+    """Train for so many steps.
+
+    Raises:
+        TwofoldError: the data ends early.
+    """
+    losses: list[Tensor] = []
+    recorded: list[RecordedStep] = []
+    watch = _Watch(device, options, steps, behind=isinstance(stepper, CompiledStep))
+    warm, cpu_ns = steps // 4, 0
+    profiled_from = max(0, steps - options.record_steps - options.profile_steps)
+    profile = Profile(options.profile_path, device)
+    for step in range(steps):
+        if step == warm:
+            cpu_ns = time.process_time_ns()
+        batch = next(batches, None)
+        if batch is None:
+            raise TwofoldError(f"the data ended after {step} of {steps} steps; give more batches or fewer steps")
+        if options.profile_steps and step == profiled_from:
+            profile.start()
+        learning_rate = None if options.learning_rate is None else options.learning_rate(step)
+        watch.begins()
+        if step >= steps - options.record_steps:
+            loss, spans = stepper.record(batch, learning_rate)
+            recorded.append(spans)
+        else:
+            loss = stepper.step(batch, learning_rate)
+        watch.launched(step, loss)
+        if step == profiled_from + options.profile_steps - 1:
+            profile.stop()
+        if loss is not None:
+            losses.append(loss)
+    watch.look()
+    cpu_ns = time.process_time_ns() - cpu_ns
+    assert batch is not None
+    return Training(
+        losses=losses, recorded=recorded, times_ns=watch.times_ns, cpu_s=cpu_ns / 1e9 / (steps - warm), last_batch=batch
+    )  # fmt: skip
+
+
+class _Watch:
+    """Times and losses of steps, taken at once or, with `behind`, one step late."""
+
+    def __init__(self, device: Device, options: RunOptions, steps: int, *, behind: bool) -> None:
+        self.times_ns = np.zeros((2, steps), dtype=np.int64)
+        self._device, self._on_step = device, options.on_step
+        self._marks = behind and device.is_async
+        self._behind = behind
+        self._begun: Mark = None
+        self._pending: tuple[int, Any, Mark, Mark] | None = None
+        if self._marks:
+            device.synchronize()
+        self._last: tuple[Mark, int] = self._mark(), now_ns()
+
+    def begins(self) -> None:
+        """A step is about to be launched."""
+        self._begun = self._mark()
+
+    def launched(self, step: int, loss: Tensor | None) -> None:
+        """A step was launched; look at the one before it, or at this one if it has ended."""
+        said = loss if loss is None or self._on_step is None else self._on_host(loss)
+        before, self._pending = self._pending, (step, said, self._begun, self._mark())
+        if self._behind:
+            self._look_at(before)
+        else:
+            self.look()
+
+    def look(self) -> None:
+        """Look at the last step, waiting for its end."""
+        pending, self._pending = self._pending, None
+        self._look_at(pending)
+
+    def _look_at(self, launched: tuple[int, Any, Mark, Mark] | None) -> None:
+        if launched is None:
+            return
+        step, loss, begun, ended = launched
+        if self._marks:
+            self._device.reached(ended)
+            last, last_ns = self._last
+            start_ns = last_ns + self._device.between_ns(last, begun)
+            end_ns = start_ns + self._device.between_ns(begun, ended)
+            self._last = ended, end_ns
+        else:
+            start_ns, end_ns = begun, ended
+        self.times_ns[:, step] = start_ns, end_ns
+        if self._on_step is not None:
+            self._on_step(step, None if loss is None else float(loss))
+
+    def _mark(self) -> Mark:
+        return self._device.mark() if self._marks else now_ns()
+
+    def _on_host(self, loss: Tensor) -> Tensor:
+        if not self._marks:
+            return loss
+        host = self._device.host_buffer(tuple(loss.shape), loss.dtype)
+        with torch.inference_mode():
+            return host.copy_(loss, non_blocking=True)

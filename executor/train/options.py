@@ -1,0 +1,44 @@
+"""How a rank trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from executor.step.emulate import Emulation
+
+__all__ = ["AS_PLANNED", "OnStep", "RunOptions"]
+
+OnStep = Callable[[int, float | None], None]
+"""Called after step 0, 1, ... with its loss, None where this rank does not know it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How `run_rank` trains.
+
+    Args:
+        emulation: let instructions take a machine's modelled time; the result is labelled "emulated".
+        record_steps: of how many of the last steps spans are kept; recording is done in these steps only.
+        count: run one more step at the end, whose result is thrown away, to compare executed with planned communication
+            (not under emulation).
+        on_step: called after every step; for a replayed step when the next one has been launched.
+        timeout_s: seconds after which a rank that waits for another one gives up.
+        learning_rate: gives the learning rate of step 0, 1, ...; None keeps that of the plan's optimizer.
+        profile_steps: of how many steps before the recorded ones torch's profiler writes a trace.
+        profile_path: where it goes (JSON, for Perfetto).
+    """
+
+    emulation: Emulation | None = None
+    record_steps: int = 3
+    count: bool = True
+    on_step: OnStep | None = None
+    timeout_s: float = 60.0
+    learning_rate: Callable[[int], float] | None = None
+    profile_steps: int = 0
+    profile_path: str | os.PathLike[str] = "profile.json"
+
+
+AS_PLANNED = RunOptions()
+"""Without options."""

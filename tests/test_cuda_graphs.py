@@ -1,0 +1,212 @@
+"""Replayed steps on GPUs: as the eager ones bit for bit, and as training on one device. Skipped without a GPU.
+
+Ranks are processes with NCCL between them; as many as there are GPUs, of 1 and 2. Kernels are told to be deterministic,
+so that two runs of the same step can be equal bit for bit.
+"""
+
+import json
+import os
+import warnings
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from on_ranks import run_on_ranks
+
+from executor.device import pick_device
+from executor.step.compiled import CompiledStep
+from executor.step.interpreter import Interpreter
+from executor.train.batches import random_batches, random_parameters, rows_of_rank
+from executor.train.options import RunOptions
+from executor.train.run import run_rank
+from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
+from plans.lower import lower
+from plans.model.transformer import TransformerConfig, transformer
+from plans.plan import Optimizer
+
+NUM_GPUS = torch.cuda.device_count()
+pytestmark = [pytest.mark.ranks, pytest.mark.skipif(not NUM_GPUS, reason="no GPU")]
+
+STEPS, BATCH = 9, 8
+CONFIG = TransformerConfig(
+    name="small", num_layers=4, hidden=64, num_heads=4, num_kv_heads=2, ffn=128, vocab=128, seq=32, dtype="float32"
+)
+
+
+def adamw(level=0, **rest):
+    return Optimizer(kind="adamw", settings={"lr": 1e-3}, parallel_level=level, threshold_bytes=0, **rest)
+
+
+def degrees(optimizer=None, **rest):
+    return Degrees(global_batch=BATCH, micro_batch=2, optimizer=optimizer or adamw(), **rest)
+
+
+CASES = {
+    1: {
+        "one": degrees(),
+        "one, recompute": degrees(recompute="full"),
+        "one, sgd": degrees(Optimizer(kind="sgd", settings={"lr": 1e-2})),
+        "one, master weights, clipped": degrees(adamw(gradient_dtype="float64", master_dtype="float64", clip_norm=1.0)),
+    },
+    2: {
+        **{f"data, level {level}": degrees(adamw(level), dp=2) for level in range(4)},
+        "data, level 3, reduced once": degrees(adamw(3, reduce_every="step"), dp=2),
+        "tensor": degrees(tp=2),
+        "tensor, sequence": degrees(tp=2, sequence_parallel=True),
+        "context": degrees(cp=2),
+        "pipeline, 1f1b": degrees(pp=2),
+        "pipeline, gpipe": degrees(pp=2, schedule="gpipe"),
+        "pipeline, interleaved": degrees(pp=2, virtual=2, schedule="interleaved_1f1b"),
+        "pipeline, zero-bubble": degrees(pp=2, schedule="zb_h1"),
+        "pipeline, V": degrees(pp=2, virtual=2, schedule="zbv"),
+    },
+}  # fmt: skip
+NAMES = [(count, name) for count, cases in CASES.items() for name in cases]
+
+
+def plan(count, name, execution):
+    made = plan_of(CASES[count][name], transformer(CONFIG, batch_size=BATCH))
+    return msgspec.structs.replace(made, execution=execution)
+
+
+def learning_rate(step):
+    return 1e-3 * min(1.0, (step + 1) / 4)
+
+
+def deterministic():
+    warnings.simplefilter("default")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def trained(of, rank, options, folder=None):
+    feed = rows_of_rank(of, rank, random_batches(of.graph, 0, STEPS))
+    path = None if folder is None else folder / "weights.npz"
+    return run_rank(
+        lower(of), of, feed, random_parameters(of.graph, 0), STEPS, device="cuda", weights_path=path, options=options
+    )
+
+
+def both(rank, folder):
+    """Every case of as many ranks, eagerly and replayed."""
+    deterministic()
+    count = int(os.environ["WORLD_SIZE"])
+    options = RunOptions(record_steps=2, learning_rate=learning_rate)
+    for name in CASES[count]:
+        for execution in ("eager", "graph"):
+            result = trained(plan(count, name, execution), rank, options)
+            facts = {
+                "execution": result.execution, "fallback": result.fallback, "spans_from": result.spans_from,
+                "differences": result.differences, "num_spans": len(result.spans.step),
+                "in_order": bool((np.diff(result.step_end_ns) > 0).all() and (result.step_s > 0).all()),
+                "peak_bytes": result.device_peak_bytes, "reserved_bytes": result.device_reserved_bytes,
+            }  # fmt: skip
+            (folder / f"{name}.{execution}.{rank}.json").write_text(json.dumps(facts))
+            if rank == 0:
+                np.savez(folder / f"{name}.{execution}.npz", losses=result.losses, **(result.weights or {}))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """count -> the folder of its runs, made when it is asked for first."""
+    folders = {}
+
+    def of(count):
+        if count > NUM_GPUS:
+            pytest.skip(f"needs {count} GPUs")
+        if count not in folders:
+            folders[count] = tmp_path_factory.mktemp(f"gpus{count}")
+            run_on_ranks(both, count, folders[count], joined=False)
+        return folders[count]
+
+    return of
+
+
+def arrays(path):
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.mark.parametrize(("count", "name"), NAMES)
+def test_replayed_steps_are_the_eager_ones_bit_for_bit(runs, count, name):
+    folder = runs(count)
+    eager, graph = (arrays(folder / f"{name}.{execution}.npz") for execution in ("eager", "graph"))
+    for key, array in eager.items():
+        np.testing.assert_array_equal(graph[key], array, err_msg=key)
+    for rank in range(count):
+        facts = json.loads((folder / f"{name}.graph.{rank}.json").read_text())
+        assert (facts["execution"], facts["fallback"], facts["spans_from"]) == ("graph", "", "replay")
+        assert facts["differences"] == [] and facts["in_order"] and facts["num_spans"] > 0
+        before = json.loads((folder / f"{name}.eager.{rank}.json").read_text())
+        assert facts["peak_bytes"] <= 1.05 * before["peak_bytes"] + 2**20  # nothing is kept twice
+
+
+@pytest.mark.parametrize(("count", "name"), NAMES)
+def test_replayed_steps_are_training_on_one_device(runs, count, name):
+    if "sgd" in name or "clipped" in name:
+        pytest.skip("another optimizer than that of the plan on one device")
+    one, graph = arrays(runs(1) / "one.eager.npz"), arrays(runs(count) / f"{name}.graph.npz")
+    np.testing.assert_allclose(graph["losses"], one["losses"], rtol=2e-5)
+    assert graph.keys() == one.keys()
+    for key, array in one.items():
+        np.testing.assert_allclose(graph[key], array, rtol=1e-3, atol=2e-5, err_msg=key)
+
+
+def alone(rank, folder):
+    """What one GPU is enough for."""
+    deterministic()
+    device = pick_device("cuda")
+    device.use()
+    device.use_own_stream()
+    of = plan(1, "one", "graph")
+    feed = list(random_batches(of.graph, 0, 6))
+
+    def interpreter():
+        made = Interpreter(lower(of), 0, device)
+        made.set_parameters(random_parameters(of.graph, 0))
+        return made
+
+    eager = interpreter()
+    expected = [float(eager.step(batch)) for batch in feed]
+    # a step that reads a value on the host falls back, names the instruction, and trains on
+    reads = interpreter()
+    at = len(reads.codes) // 2
+    code = reads.codes[at]
+
+    def read():
+        code.run()
+        reads.kept_tensors[0].sum().item()
+
+    reads.codes = (*reads.codes[:at], replace(code, run=read), *reads.codes[at + 1 :])
+    compiled = CompiledStep(reads)
+    losses = [float(compiled.step(batch)) for batch in feed]
+    assert losses == expected, (losses, expected)
+    assert compiled.execution == "eager" and code.id in compiled.fallback, compiled.fallback
+    # parameters that are set anew: recorded again
+    again = interpreter()
+    compiled = CompiledStep(again)
+    first = [float(compiled.step(batch)) for batch in feed]
+    again.set_parameters(random_parameters(of.graph, 0))
+    assert [float(compiled.step(batch)) for batch in feed] == first == expected
+    assert compiled.execution == "graph"
+    # the memory of a recording is given back
+    held = device.memory_allocated()
+    compiled.close()
+    assert device.memory_allocated() <= held
+    # losses of steps that ran long ago are still theirs, and no step waits for the host
+    kept = interpreter()
+    compiled = CompiledStep(kept)
+    tensors = [compiled.step(batch) for batch in feed]
+    assert [float(each) for each in tensors] == expected
+    compiled.close()
+    trained(of, rank, RunOptions(record_steps=1, profile_steps=2, profile_path=folder / "profile.json"))
+
+
+@pytest.mark.filterwarnings("default")
+def test_falling_back_setting_anew_and_profiling_on_one_gpu(tmp_path):
+    run_on_ranks(alone, 1, tmp_path, joined=False)
+    trace = json.loads((tmp_path / "profile.json").read_text())
+    assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
