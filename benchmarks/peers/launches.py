@@ -1,0 +1,83 @@
+"""One job of ranks per number of devices, and another where a job died: its case is marked, the rest goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.cases import Case
+from benchmarks.peers.worker import PART_S, Found
+
+__all__ = ["taken"]
+
+_MOST_JOBS = 6
+_START_S = 60.0
+"""That a job may take to start and to end, beside the last part of a case."""
+
+
+def taken(
+    ranks: int, cases: Sequence[Case], path: Path, *, until: float, compiles: str, device: str
+) -> dict[str, Any]:
+    """Measure cases on so many ranks.
+
+    Args:
+        ranks: of every case.
+        cases: in this order.
+        path: file of what was found, kept after every part.
+        until: seconds since 1970; nothing begins after it.
+        compiles: "none", "chosen" or "all", as in `worker`.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        What is in the file.
+    """
+    path.unlink(missing_ok=True)
+    for number in range(_MOST_JOBS):
+        if number and time.time() > until:
+            break
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m",
+            "benchmarks.peers.worker", "--cases", *(case.name for case in cases), "--found", str(path), "--until",
+            str(until), "--compile", compiles, "--device", device,
+        ]  # fmt: skip
+        print(f"{ranks} ranks, {len(cases)} cases, {until - time.time():.0f} s left", flush=True)
+        try:
+            code = subprocess.run(
+                command, env=_surroundings(ranks), timeout=max(0.0, until - time.time()) + PART_S + _START_S
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+        found = Found.at(path)
+        if code == 0:
+            break
+        told = _errors(path, ranks)
+        if found.content["doing"] is None:
+            print(f"the ranks ended with code {code} outside of a case; {told}", flush=True)
+            break
+        case, side = found.content["doing"]
+        found.keep(case, side, {"error": f"the ranks ended with code {code}; {told or 'nothing was said'}"})
+    return Found.at(path).content
+
+
+def _errors(path: Path, ranks: int) -> str:
+    """What single ranks said before the job ended."""
+    told = []
+    for rank in range(ranks):
+        file = path.with_suffix(f".rank{rank}.error")
+        if file.exists():
+            told.append(f"rank {rank}: {file.read_text()}")
+            file.unlink()
+    return "; ".join(told)
+
+
+def _surroundings(ranks: int) -> dict[str, str]:
+    """The environment as it is, with threads for every rank's host work and a cache of compiled kernels of one's own."""
+    threads = max(1, min(8, (os.cpu_count() or 1) // ranks))
+    cache = Path(tempfile.gettempdir()) / f"twofold-peers-{os.getuid()}"
+    return {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(cache)} | dict(os.environ)

@@ -1,0 +1,74 @@
+"""A plan's steps as this executor runs them, in every execution that plans know."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from benchmarks.peers.timing import Measured, measured_steps
+from benchmarks.peers.weights import SharedWeights
+from executor.calibrate.rank_sync import RankSync
+from executor.device import Device
+from executor.step.groups import Groups
+from executor.step.interpreter import Interpreter
+from plans.lower import lower
+from plans.plan import Plan
+
+__all__ = ["executions", "measured_plan", "with_execution"]
+
+
+def executions(plan: Plan) -> tuple[str, ...]:
+    """How this executor can run the plan: the only place that asks whether plans have an `execution`."""
+    return ("graph", "eager") if "execution" in type(plan).__struct_fields__ else ("eager",)
+
+
+def with_execution(plan: Plan, execution: str) -> Plan:
+    """The plan run that way; the plan itself where there is one way only."""
+    return msgspec.structs.replace(plan, execution=execution) if len(executions(plan)) > 1 else plan
+
+
+def measured_plan(
+    plan: Plan, execution: str, device: Device, sync: RankSync, batch: Mapping[str, Any]
+) -> Measured:
+    """Steps of a plan from the shared weights; every rank calls it.
+
+    Args:
+        plan: for as many ranks as there are.
+        execution: one of `executions(plan)`.
+        device, sync: of this rank and of all.
+        batch: inputs of the whole step.
+    """
+    left_bytes = device.memory_allocated()
+    program = lower(with_execution(plan, execution))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_own_stream(device))
+        groups = None
+        if program.num_ranks > 1:
+            groups = Groups(program, device, sync.timeout_s)
+            stack.callback(groups.close)
+        interpreter = Interpreter(program, sync.rank, device, groups)
+        interpreter.set_parameters(SharedWeights(plan.graph))
+        device.release_memory()
+        measured = measured_steps(device, sync, lambda: interpreter.step(batch), left_bytes)
+        del interpreter
+        sync.barrier()  # nobody closes a connection that another still reads from
+    return measured
+
+
+@contextlib.contextmanager
+def _own_stream(device: Device) -> Iterator[None]:
+    """Work on the default stream cannot be captured; afterwards the stream of before is the current one again."""
+    if not device.is_async:
+        yield
+        return
+    before = torch.accelerator.current_stream()
+    device.use_own_stream()
+    try:
+        yield
+    finally:
+        device.synchronize()
+        torch.accelerator.set_stream(before)
