@@ -107,9 +107,10 @@ class Case:
 
 
 def model_flops(config: TransformerConfig, batch: int) -> float:
-    """Floating-point operations of one step, without recomputation: 6 per parameter of a product and token, and causal
-    attention's 6 layers batch heads head_dim seq^2, half of what a full score matrix takes (Narayanan et al. 2021, arXiv
-    2104.04473, appendix, with the causal half). A mixture counts the chosen experts only.
+    """Floating-point operations of one step, without recomputation.
+
+    6 per parameter of a product and token, and 6 layers batch heads head_dim seq^2 of causal attention, half of what a
+    whole score matrix takes (Narayanan et al. 2021, arXiv 2104.04473, appendix). A mixture counts the chosen experts.
     """
     tables = config.vocab * config.hidden + (config.seq * config.hidden if config.position == "learned" else 0)
     products = config.num_active_parameters - tables

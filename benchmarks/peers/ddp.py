@@ -15,7 +15,7 @@ __all__ = ["placed", "replicated"]
 
 def replicated(model: nn.Module, group: Any) -> DistributedDataParallel:
     """The module, its gradients views of the buckets, so that nothing is copied in or out."""
-    return DistributedDataParallel(model, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
 
 
 def placed(model: nn.Module, group: Any) -> Placed:

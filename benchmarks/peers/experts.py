@@ -1,4 +1,4 @@
-"""A mixture of experts in plain torch, with the routing of the graph: a fixed capacity per sample, late choices dropped.
+"""A mixture of experts in plain torch, routed as in the graph: a fixed capacity per sample, late choices dropped.
 
 Tokens are copied to the places of their experts and back by row; since no two tokens share a place, the gradient of
 either copy is the other one, and nothing is added by atomics.

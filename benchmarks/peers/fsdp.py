@@ -1,7 +1,7 @@
 """Sharded data parallelism by `fully_shard` (FSDP2), a group of parameters per block.
 
-Level 2 keeps weights gathered from the first forward of a step to its last backward, level 3 gathers them for every use.
-As in torchtitan, the head's weights stay gathered between its forward and its backward, which comes next.
+Level 2 keeps weights gathered from the first forward of a step to its last backward; level 3 gathers them for every
+use. As in torchtitan, the head's weights stay gathered between its forward and its backward, which comes next.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ __all__ = ["placed", "sharded"]
 def sharded(model: Decoder, mesh: DeviceMesh, level: int) -> Any:
     """The model with its parameters split over `mesh`; everything is in the parameters' dtype."""
     gathers_again = level == 3
-    for embedding in (model.tok_embeddings, model.pos_embeddings):
-        if embedding is not None and model.pos_embeddings is None:  # a learned table is read outside of its module
-            fully_shard(embedding, mesh=mesh, reshard_after_forward=gathers_again)
+    if model.tok_embeddings is not None:
+        fully_shard(model.tok_embeddings, mesh=mesh, reshard_after_forward=gathers_again)
     for block in model.layers.values():
         fully_shard(block, mesh=mesh, reshard_after_forward=gathers_again)
     if model.norm is not None and model.output is not None:

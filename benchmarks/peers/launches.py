@@ -17,13 +17,11 @@ from benchmarks.peers.worker import PART_S, Found
 __all__ = ["taken"]
 
 _MOST_JOBS = 6
-_START_S = 60.0
+_START_S = 40.0
 """That a job may take to start and to end, beside the last part of a case."""
 
 
-def taken(
-    ranks: int, cases: Sequence[Case], path: Path, *, until: float, compiles: str, device: str
-) -> dict[str, Any]:
+def taken(ranks: int, cases: Sequence[Case], path: Path, *, until: float, compiles: str, device: str) -> dict[str, Any]:
     """Measure cases on so many ranks.
 
     Args:
@@ -47,12 +45,7 @@ def taken(
             str(until), "--compile", compiles, "--device", device,
         ]  # fmt: skip
         print(f"{ranks} ranks, {len(cases)} cases, {until - time.time():.0f} s left", flush=True)
-        try:
-            code = subprocess.run(
-                command, env=_surroundings(ranks), timeout=max(0.0, until - time.time()) + PART_S + _START_S
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
+        code = _run(command, ranks, max(0.0, until - time.time()) + PART_S + _START_S)
         found = Found.at(path)
         if code == 0:
             break
@@ -63,6 +56,20 @@ def taken(
         case, side = found.content["doing"]
         found.keep(case, side, {"error": f"the ranks ended with code {code}; {told or 'nothing was said'}"})
     return Found.at(path).content
+
+
+def _run(command: Sequence[str], ranks: int, limit_s: float) -> int:
+    """The exit code of a job; one that takes too long is told to end its ranks, then killed."""
+    with subprocess.Popen(command, env=_surroundings(ranks)) as job:
+        try:
+            return job.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            job.terminate()
+        try:
+            return job.wait(_START_S)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            return job.wait()
 
 
 def _errors(path: Path, ranks: int) -> str:
@@ -77,7 +84,7 @@ def _errors(path: Path, ranks: int) -> str:
 
 
 def _surroundings(ranks: int) -> dict[str, str]:
-    """The environment as it is, with threads for every rank's host work and a cache of compiled kernels of one's own."""
+    """The environment as it is, with threads for the host work of a rank, and a cache of compiled kernels."""
     threads = max(1, min(8, (os.cpu_count() or 1) // ranks))
     cache = Path(tempfile.gettempdir()) / f"twofold-peers-{os.getuid()}"
     return {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(cache)} | dict(os.environ)

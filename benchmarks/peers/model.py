@@ -91,12 +91,11 @@ class Decoder(nn.Module):
         first, last: whether the embedding, and norm and head, are here.
     """
 
-    turns: Tensor | None
-
     def __init__(
         self, config: TransformerConfig, layers: Sequence[int] | None = None, *, first: bool = True, last: bool = True
     ) -> None:
         super().__init__()
+        self.turns: Tensor | None = None  # no buffer: nothing broadcasts it in a step
         numbers = range(config.num_layers) if layers is None else layers
         learned = first and config.position == "learned"
         self.tok_embeddings = nn.Embedding(config.vocab, config.hidden) if first else None
@@ -125,8 +124,8 @@ def filled(model: Decoder, config: TransformerConfig, weights: SharedWeights, de
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights.tensor(name, device))
-    rotary = config.position == "rope"
-    model.register_buffer("turns", _turns(config).to(device, dtype) if rotary else None, persistent=False)
+    if config.position == "rope":
+        model.turns = _turns(config).to(device, dtype)
     return model
 
 

@@ -16,7 +16,9 @@ from executor.device import Device
 from executor.step.groups import Groups
 from executor.step.interpreter import Interpreter
 from plans.lower import lower
+from plans.model.graph import Graph
 from plans.plan import Plan
+from plans.program import Program
 
 __all__ = ["executions", "measured_plan", "with_execution"]
 
@@ -31,9 +33,7 @@ def with_execution(plan: Plan, execution: str) -> Plan:
     return msgspec.structs.replace(plan, execution=execution) if len(executions(plan)) > 1 else plan
 
 
-def measured_plan(
-    plan: Plan, execution: str, device: Device, sync: RankSync, batch: Mapping[str, Any]
-) -> Measured:
+def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, batch: Mapping[str, Any]) -> Measured:
     """Steps of a plan from the shared weights; every rank calls it.
 
     Args:
@@ -50,13 +50,25 @@ def measured_plan(
         if program.num_ranks > 1:
             groups = Groups(program, device, sync.timeout_s)
             stack.callback(groups.close)
-        interpreter = Interpreter(program, sync.rank, device, groups)
-        interpreter.set_parameters(SharedWeights(plan.graph))
-        device.release_memory()
-        measured = measured_steps(device, sync, lambda: interpreter.step(batch), left_bytes)
-        del interpreter
+        measured = _measured(program, plan.graph, groups, device, sync, batch, left_bytes)
         sync.barrier()  # nobody closes a connection that another still reads from
     return measured
+
+
+def _measured(
+    program: Program,
+    graph: Graph,
+    groups: Groups | None,
+    device: Device,
+    sync: RankSync,
+    batch: Mapping[str, Any],
+    left_bytes: int,
+) -> Measured:
+    """The interpreter lives in this function alone, so that it is gone before its groups are."""
+    interpreter = Interpreter(program, sync.rank, device, groups)
+    interpreter.set_parameters(SharedWeights(graph))
+    device.release_memory()
+    return measured_steps(device, sync, lambda: interpreter.step(batch), left_bytes)
 
 
 @contextlib.contextmanager

@@ -66,12 +66,13 @@ def peer_step(
         model = filled(model, config, weights, device.torch_device)
         if tp > 1:
             assert mesh is not None
-            tensor.split(model, mesh["tp"], sequence_parallel=bool(case.degrees.get("sequence_parallel")))
+            by_sequence = bool(case.degrees.get("sequence_parallel"))
+            tensor.split(model, mesh["tp"], sequence_parallel=by_sequence, compiles=compiles)
         if compiles:
             single.compile_blocks(model)
         return model
 
-    if compiles:
+    if compiles and tp == 1:  # torch 2.13 compiles a loss on split logits to one with another value
         loss = torch.compile(cross_entropy, dynamic=False)
     if case.degree("pp") > 1:
         assert mesh is not None

@@ -1,4 +1,4 @@
-"""What was found, in rows: times, ratios, spread, memory, model TFLOP/s, difference of losses, errors of predictions."""
+"""What was found, in rows: times, ratios, spread, memory, model TFLOP/s, differences of losses and of predictions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PEER = ("torch", "compiled")
 def row_of(case: Case, sides: Mapping[str, Any], predicted: Mapping[str, Any]) -> dict[str, Any]:
     """One row: what was measured of every side, and what follows from it.
 
-    `ratios` are own times and peaks over the peer's; `loss_difference` is the relative difference of the first losses of
-    this executor and the peer, `later_loss_difference` the largest of the steps behind it, which also compares
-    gradients and updates.
+    `ratios` are own times and peaks over the peer's: of this executor all steps count, of the peer not the first ones,
+    in which a compiler tries kernels. `losses` compares the peer's with this executor's: the relative difference of the
+    first, and the largest of the steps behind it, which is one of gradients and updates too.
     """
     row: dict[str, Any] = {
         "case": case.name, "ranks": case.ranks, "model": case.model, "batch": case.batch, "dtype": case.config.dtype,
         "degrees": dict(case.degrees), "reduce_every": case.reduce_every, "predicted": dict(predicted),
-        "measured": dict(sides), "ratios": {}, "model_TFLOPps_per_device": {}, "prediction_errors": {},
+        "measured": dict(sides), "ratios": {}, "losses": {}, "model_TFLOPps_per_device": {}, "prediction_errors": {},
     }  # fmt: skip
     good = {side: figures for side, figures in sides.items() if "error" not in figures}
     flops = model_flops(case.config, case.batch)
@@ -37,15 +37,15 @@ def row_of(case: Case, sides: Mapping[str, Any], predicted: Mapping[str, Any]) -
     for own in (side for side in _OWN if side in good):
         for peer in (side for side in _PEER if side in good):
             ratio = {"step": good[own]["step_s"] / good[peer]["step_s"]}
-            if good[peer]["peak_bytes"]:
-                ratio["peak"] = good[own]["peak_bytes"] / good[peer]["peak_bytes"]
+            if good[peer]["steady_peak_bytes"]:
+                ratio["peak"] = good[own]["peak_bytes"] / good[peer]["steady_peak_bytes"]
             row["ratios"][f"{own}/{peer}"] = ratio
-    if (own := next((side for side in _OWN if side in good), None)) and "torch" in good:
-        gaps = [
-            abs(a / b - 1) for a, b in zip(good[own]["losses"], good["torch"]["losses"], strict=True)
-        ]  # fmt: skip
-        row |= {"loss_difference": gaps[0], "later_loss_difference": max(gaps[1:])}
-        row["losses_agree"] = gaps[0] <= LOSS_TOLERANCE[case.config.dtype]
+    if own := next((side for side in _OWN if side in good), None):
+        for side in good.keys() - {own}:
+            gaps = [abs(a / b - 1) for a, b in zip(good[own]["losses"], good[side]["losses"], strict=True)]
+            agree = gaps[0] <= LOSS_TOLERANCE[case.config.dtype]
+            row["losses"][side] = {"first": gaps[0], "later": max(gaps[1:]), "agree": agree}
+    row["losses_agree"] = all(each["agree"] for each in row["losses"].values())
     return row
 
 
@@ -73,12 +73,15 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
             _said(good[own]["peak_bytes"] / 2**30 if own else None, ".2f"),
             _said(row["ratios"].get(f"{own}/torch", {}).get("peak"), ".3f"),
             _said(row["model_TFLOPps_per_device"].get(own), ".1f"),
-            _said(row.get("loss_difference"), ".1e") + ("" if row.get("losses_agree", True) else " !"),
-            _said(row.get("later_loss_difference"), ".1e"),
+            _said(max((each["first"] for each in row["losses"].values()), default=None), ".1e")
+            + ("" if row["losses_agree"] else " !"),
+            _said(max((each["later"] for each in row["losses"].values()), default=None), ".1e"),
         ])  # fmt: skip
     widths = [max(len(line[at]) for line in lines) for at in range(len(titles))]
     text = [
-        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))])
+        "  ".join(
+            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        )
         for line in lines
     ]
     failed = [

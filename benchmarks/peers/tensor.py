@@ -24,7 +24,7 @@ from benchmarks.peers.model import Decoder
 __all__ = ["loss_parallel", "split"]
 
 
-def split(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def split(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool, compiles: bool) -> None:
     """Split the model over `mesh`, in place; its loss and backward belong inside of `loss_parallel`.
 
     Raises:
@@ -56,3 +56,6 @@ def split(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     parallelize_module(model, mesh, top)
     for block in model.layers.values():
         parallelize_module(block, mesh, inside)
+    if compiles and model.tok_embeddings is not None:
+        # a compiled block cannot differentiate an input that is still being reduced; adding waits for it
+        model.tok_embeddings.register_forward_hook(lambda module, inputs, x: x + 0)

@@ -33,6 +33,9 @@ class Measured:
         steps: how many.
         device_s: median seconds between events before and behind the step on the slowest rank's current stream.
         peak_bytes: the most bytes of tensors on a device during all steps, of the fullest rank; 0 on a CPU.
+        steady_peak_bytes: the same without the first steps, in which compilers try kernels. What a captured step takes
+            is counted in the step that captures it only.
+        reserved_bytes: what torch's allocator held behind the last step, of the fullest rank.
         left_bytes: what the fullest rank held before this side was built.
         losses: of the first steps, which do not count for the time; the first is that of the initial weights.
     """
@@ -42,6 +45,8 @@ class Measured:
     steps: int
     device_s: float
     peak_bytes: int
+    steady_peak_bytes: int
+    reserved_bytes: int
     left_bytes: int
     losses: tuple[float, ...]
 
@@ -62,15 +67,20 @@ def measured_steps(device: Device, sync: RankSync, step: Callable[[], Tensor | N
     """
     device.reset_peak_memory()
     losses = [_mean(sync, step()) for _ in range(WARM_STEPS)]
+    first_peak = device.max_memory_allocated()
+    device.reset_peak_memory()
     taken = [_timed(device, sync, step)]
     count = int(min(_MAX_STEPS, max(MIN_STEPS, _LONG_S / max(_slowest(sync, taken)[0][0], 1e-6))))
     taken = [_timed(device, sync, step) for _ in range(count)]
     wall, on_device = (np.array(each) for each in _slowest(sync, taken))
     low, middle, high = np.percentile(wall, [25, 50, 75])
-    peak, left = sync.maximum([float(device.max_memory_allocated()), float(left_bytes)])
+    steady = device.max_memory_allocated()
+    peak, steady, reserved, left = map(
+        int, sync.maximum([max(first_peak, steady), steady, device.memory_reserved(), left_bytes])
+    )
     return Measured(
         step_s=float(middle), spread=float((high - low) / middle), steps=count, device_s=float(np.median(on_device)),
-        peak_bytes=int(peak), left_bytes=int(left), losses=tuple(losses),
+        peak_bytes=peak, steady_peak_bytes=steady, reserved_bytes=reserved, left_bytes=left, losses=tuple(losses),
     )  # fmt: skip
 
 

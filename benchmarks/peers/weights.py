@@ -26,11 +26,11 @@ _NOISE = 0.1
 
 
 class SharedWeights(Mapping[str, npt.NDArray[Any]]):
-    """Name of a parameter -> its whole array, float16, for `Interpreter.set_parameters`; `tensor` is the same as a tensor.
+    """Name of a parameter -> its whole array, float16, as `Interpreter.set_parameters` takes it.
 
     >>> from plans.model.transformer import transformer
     >>> weights = SharedWeights(transformer("gpt2", num_layers=1))
-    >>> weights["output.weight" if "output.weight" in weights else "tok_embeddings.weight"].shape
+    >>> weights["tok_embeddings.weight"].shape
     (50257, 768)
     """
 

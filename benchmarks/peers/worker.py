@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ from plans.plan import Plan
 
 __all__ = ["Found", "main"]
 
-PART_S = 150.0
+INPUTS = ("tokens", "labels")
+"""Of the graph, in the order in which the peer takes them."""
+PART_S = 120.0
 """After so many seconds in one part of a case its ranks count as hung."""
 ANSWER_S = 20.0
 """So long a rank that failed waits for the others to fail too."""
@@ -91,7 +93,6 @@ class _Walk:
         """Measure all sides that are missing; False once the time is over."""
         plan = case.plan()
         told = tokens_of(plan.graph, case.config.vocab)
-        batch = [torch.from_numpy(told["tokens"]), torch.from_numpy(told["labels"])]
         for side in self.sides(case, plan):
             if self.sync.from_rank_0(self.found.has(case.name, side)):
                 continue
@@ -100,17 +101,15 @@ class _Walk:
             if side == "compiled" and (why := cannot_compile(case)):
                 self._keep(case, side, {"error": why})
                 continue
-            measured: Callable[[], Measured]
-            if side in executions(plan):
-                def measured(side: str = side) -> Measured:
-                    return measured_plan(plan, side, self.device, self.sync, told)
-            else:
-                def measured(side: str = side) -> Measured:
-                    left_bytes = self.device.memory_allocated()
-                    step = peer_step(case, plan, self.device, self.sync.rank, compiles=side == "compiled")
-                    return measured_steps(self.device, self.sync, lambda: step(batch), left_bytes)
-            self._measure(case, side, measured)
+            self._measure(case, side, lambda side=side: self._measured(case, plan, side, told))
         return True
+
+    def _measured(self, case: Case, plan: Plan, side: str, told: Mapping[str, Any]) -> Measured:
+        if side in executions(plan):
+            return measured_plan(plan, side, self.device, self.sync, told)
+        left_bytes, batch = self.device.memory_allocated(), [torch.from_numpy(told[name]) for name in INPUTS]
+        step = peer_step(case, plan, self.device, self.sync.rank, compiles=side == "compiled")
+        return measured_steps(self.device, self.sync, lambda: step(batch), left_bytes)
 
     def _measure(self, case: Case, side: str, measured: Callable[[], Measured]) -> None:
         """Keep the figures of one side, or why there are none.
