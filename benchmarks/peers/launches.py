@@ -73,13 +73,12 @@ def _run(command: Sequence[str], ranks: int, limit_s: float) -> int:
 
 
 def _errors(path: Path, ranks: int) -> str:
-    """What single ranks said before the job ended."""
+    """What single ranks said before the job ended, the first to fail first."""
+    files = [path.with_suffix(f".rank{rank}.error") for rank in range(ranks)]
     told = []
-    for rank in range(ranks):
-        file = path.with_suffix(f".rank{rank}.error")
-        if file.exists():
-            told.append(f"rank {rank}: {file.read_text()}")
-            file.unlink()
+    for file in sorted((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime_ns):
+        told.append(f"{file.suffixes[-2][1:]}: {file.read_text()}")
+        file.unlink()
     return "; ".join(told)
 
 

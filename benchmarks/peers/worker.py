@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -114,8 +115,7 @@ class _Walk:
     def _measure(self, case: Case, side: str, measured: Callable[[], Measured]) -> None:
         """Keep the figures of one side, or why there are none.
 
-        Raises:
-            SystemExit: some ranks failed and others did not; they can only be started again.
+        Where some ranks fail and others do not, this process ends: the job can only be started again.
         """
         if self.sync.rank == 0:
             self.found.begin(case.name, side)
@@ -146,11 +146,11 @@ class _Walk:
         self.found.path.with_suffix(f".rank{self.sync.rank}.error").write_text(error)
 
     def _leave_unless_all_failed(self) -> None:
-        try:
-            self.sync.barrier(ANSWER_S)
-        except Exception:
-            sys.stderr.flush()
-            os._exit(HUNG_EXIT_CODE)  # what is in flight on the device keeps an orderly end from coming
+        # the others may be in a collective that waits for this rank, which nothing but the end of the job can stop
+        leave = threading.Timer(ANSWER_S, os._exit, (HUNG_EXIT_CODE,))
+        leave.start()
+        self.sync.barrier()
+        leave.cancel()
         self.found.path.with_suffix(f".rank{self.sync.rank}.error").unlink(missing_ok=True)
 
     def _keep(self, case: Case, side: str, figures: dict[str, Any]) -> None:
