@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         done += len(cases)
         found[ranks] = taken(
             ranks, cases, options.out / f"found-{ranks}.json", until=start + options.budget_s * done / len(every),
-            compiles=options.compile, device="cpu" if options.smoke else "auto",
+            compiles=options.compile, sides=options.sides, device="cpu" if options.smoke else "auto",
         )  # fmt: skip
         measured = found[ranks]["rows"]
         rows += [row_of(case, measured[case.name], predicted[case.name]) for case in cases if case.name in measured]
@@ -69,7 +69,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="begin nothing after so many seconds")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "peers")))
     parser.add_argument("--compile", choices=("none", "chosen", "all"), default=None, help="torch.compile of the peer")
-    parser.add_argument("--only", nargs="*", default=[], help="cases of these names, or of names that begin so")
+    parser.add_argument("--sides", nargs="*", default=[], choices=("graph", "eager", "torch", "compiled"))
+    parser.add_argument("--only", nargs="*", default=[], help="cases of these names, or all whose names begin so")
     parser.add_argument("--first", type=int, default=0, help="leave out so many cases of every number of devices")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks; compiles only where asked to")
     parser.add_argument("--predict", action="store_true", help="write predictions only")
@@ -84,8 +85,12 @@ def _chosen(options: argparse.Namespace) -> dict[int, list[Case]]:
     tables: Mapping[int, Sequence[Case]] = SMOKE_CASES if options.smoke else CASES
     found = {}
     for ranks in sorted(set(options.gpus), reverse=True):
-        names = tuple(options.only)
-        cases = [case for case in tables[ranks] if not names or case.name.startswith(names)][options.first :]
+        every = {case.name for case in tables[ranks]}
+        starts = tuple(name for name in options.only if name not in every)
+        cases = [
+            case for case in tables[ranks]
+            if not options.only or case.name in options.only or case.name.startswith(starts)
+        ][options.first :]  # fmt: skip
         if cases:
             found[ranks] = cases
     return found

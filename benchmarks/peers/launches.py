@@ -21,7 +21,9 @@ _START_S = 40.0
 """That a job may take to start and to end, beside the last part of a case."""
 
 
-def taken(ranks: int, cases: Sequence[Case], path: Path, *, until: float, compiles: str, device: str) -> dict[str, Any]:
+def taken(
+    ranks: int, cases: Sequence[Case], path: Path, *, until: float, compiles: str, sides: Sequence[str], device: str
+) -> dict[str, Any]:
     """Measure cases on so many ranks.
 
     Args:
@@ -30,6 +32,7 @@ def taken(ranks: int, cases: Sequence[Case], path: Path, *, until: float, compil
         path: file of what was found, kept after every part.
         until: seconds since 1970; nothing begins after it.
         compiles: "none", "chosen" or "all", as in `worker`.
+        sides: "graph", "eager", "torch", "compiled"; all of them where there are none.
         device: "auto", "cpu" or "cuda".
 
     Returns:
@@ -42,7 +45,7 @@ def taken(ranks: int, cases: Sequence[Case], path: Path, *, until: float, compil
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m",
             "benchmarks.peers.worker", "--cases", *(case.name for case in cases), "--found", str(path), "--until",
-            str(until), "--compile", compiles, "--device", device,
+            str(until), "--compile", compiles, "--device", device, "--sides", *sides,
         ]  # fmt: skip
         print(f"{ranks} ranks, {len(cases)} cases, {until - time.time():.0f} s left", flush=True)
         code = _run(command, ranks, max(0.0, until - time.time()) + PART_S + _START_S)

@@ -18,7 +18,7 @@ __all__ = ["MIN_STEPS", "WARM_STEPS", "Measured", "measured_steps"]
 WARM_STEPS = 4
 MIN_STEPS = 8
 _LONG_S = 2.0
-"""Short steps are repeated for so long, ..."""
+"""Short steps of an accelerator are repeated for so long, ..."""
 _MAX_STEPS = 40
 """... but not more often than this."""
 
@@ -70,7 +70,9 @@ def measured_steps(device: Device, sync: RankSync, step: Callable[[], Tensor | N
     first_peak = device.max_memory_allocated()
     device.reset_peak_memory()
     taken = [_timed(device, sync, step)]
-    count = int(min(_MAX_STEPS, max(MIN_STEPS, _LONG_S / max(_slowest(sync, taken)[0][0], 1e-6))))
+    count = MIN_STEPS
+    if device.is_async:
+        count = int(min(_MAX_STEPS, max(MIN_STEPS, _LONG_S / _slowest(sync, taken)[0][0])))
     taken = [_timed(device, sync, step) for _ in range(count)]
     wall, on_device = (np.array(each) for each in _slowest(sync, taken))
     low, middle, high = np.percentile(wall, [25, 50, 75])

@@ -82,13 +82,14 @@ class _Walk:
     sync: RankSync
     found: Found
     compile: str
+    only: Sequence[str]
 
     def sides(self, case: Case, plan: Plan) -> list[str]:
         """What is measured of a case, in this order."""
         sides = [*executions(plan), "torch"]
         if self.compile == "all" or (self.compile == "chosen" and case.compiles):
             sides.append("compiled")
-        return sides
+        return [side for side in sides if not self.only or side in self.only]
 
     def take(self, case: Case, until: float) -> bool:
         """Measure all sides that are missing; False once the time is over."""
@@ -132,7 +133,8 @@ class _Walk:
             else:
                 self.sync.barrier(PART_S)
         gc.collect()
-        torch.compiler.reset()
+        if side == "compiled":
+            torch.compiler.reset()
         self.device.release_memory()
         if error:
             figures = {"error": error}
@@ -171,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--found", type=Path, required=True, help="file of what was found")
     parser.add_argument("--until", type=float, required=True, help="seconds since 1970; begin nothing after it")
     parser.add_argument("--compile", choices=("none", "chosen", "all"), default="chosen")
+    parser.add_argument("--sides", nargs="*", default=[], help="all of them unless stated")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args(arguments)
     device = pick_device(options.device)
@@ -178,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         connect(device, PART_S)
     sync = RankSync(device, PART_S)
-    walk = _Walk(device=device, sync=sync, found=Found.at(options.found), compile=options.compile)
+    found = Found.at(options.found)
+    walk = _Walk(device=device, sync=sync, found=found, compile=options.compile, only=options.sides)
     walk.found.content["environment"] = environment(device)
     for name in options.cases:
         if not walk.take(case_named(name), options.until):
