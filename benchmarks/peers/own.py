@@ -1,4 +1,4 @@
-"""A plan's steps as this executor runs them, in every execution that plans know."""
+"""A plan's steps as this executor runs them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
 import torch
 
 from benchmarks.peers.timing import Measured, measured_steps
@@ -20,17 +19,12 @@ from plans.model.graph import Graph
 from plans.plan import Plan
 from plans.program import Program
 
-__all__ = ["executions", "measured_plan", "with_execution"]
+__all__ = ["executions", "measured_plan"]
 
 
 def executions(plan: Plan) -> tuple[str, ...]:
-    """How this executor can run the plan: the only place that asks whether plans have an `execution`."""
-    return ("graph", "eager") if "execution" in type(plan).__struct_fields__ else ("eager",)
-
-
-def with_execution(plan: Plan, execution: str) -> Plan:
-    """The plan run that way; the plan itself where there is one way only."""
-    return msgspec.structs.replace(plan, execution=execution) if len(executions(plan)) > 1 else plan
+    """How this executor can run the plan; a further way needs its own branch in `measured_plan`."""
+    return ("eager",)
 
 
 def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, batch: Mapping[str, Any]) -> Measured:
@@ -42,8 +36,9 @@ def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, ba
         device, sync: of this rank and of all.
         batch: inputs of the whole step.
     """
+    assert execution in executions(plan), execution
     left_bytes = device.memory_allocated()
-    program = lower(with_execution(plan, execution))
+    program = lower(plan)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_own_stream(device))
         groups = None
