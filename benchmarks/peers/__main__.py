@@ -1,0 +1,117 @@
+"""Steps of this executor beside torch's own parts: predict, measure, print a table.
+
+    python -m benchmarks.peers --gpus 1 2 --budget-s 420 --out FOLDER      on a machine of 2 GPUs
+    python -m benchmarks.peers --gpus 2 --first 12 --out FOLDER            from the 13th case of 2 devices on
+    python -m benchmarks.peers --list                                      the cases, in their order
+    python -m benchmarks.peers --smoke --gpus 2 --out FOLDER               tiny sizes on CPU ranks
+
+FOLDER gets predictions.json before any step runs, found-N.json after every part, and peers.json at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.cases import CASES, SMOKE_CASES, Case
+from benchmarks.peers.launches import taken
+from benchmarks.peers.predictions import predictions
+from benchmarks.peers.table import row_of, table
+from plans.files import write_atomically
+
+__all__ = ["main"]
+
+BUDGET_S = 420.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 1 if a side that ran failed or losses differ, else 0."""
+    options = _options(arguments)
+    chosen = _chosen(options)
+    if options.list:
+        for ranks, cases in chosen.items():
+            for number, case in enumerate(cases):
+                print(f"{ranks} devices {number:3d} {case.name}{' (compiled too)' if case.compiles else ''}")
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    every = [case for cases in chosen.values() for case in cases]
+    predicted = predictions(every)
+    written = _now()
+    _write(options.out / "predictions.json", {"written": written, "predictions": predicted})
+    if options.predict:
+        return 0
+    start, done, found, rows = time.time(), 0, {}, []
+    for ranks, cases in chosen.items():
+        done += len(cases)
+        found[ranks] = taken(
+            ranks, cases, options.out / f"found-{ranks}.json", until=start + options.budget_s * done / len(every),
+            compiles=options.compile, sides=options.sides, device="cpu" if options.smoke else "auto",
+        )  # fmt: skip
+        measured = found[ranks]["rows"]
+        rows += [row_of(case, measured[case.name], predicted[case.name]) for case in cases if case.name in measured]
+        _write(options.out / "peers.json", _report(found, rows, written))
+    print(table(rows))
+    print(f"{len(rows)} of {len(every)} cases in {time.time() - start:.0f} s; {options.out / 'peers.json'}")
+    failed = any("error" in figures for row in rows for figures in row["measured"].values())
+    return int(failed or not rows or not all(row["losses_agree"] for row in rows))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2], choices=sorted(CASES))
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="begin nothing after so many seconds")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "peers")))
+    parser.add_argument("--compile", choices=("none", "chosen", "all"), default=None, help="torch.compile of the peer")
+    parser.add_argument("--sides", nargs="*", default=[], choices=("graph", "eager", "torch", "compiled"))
+    parser.add_argument("--only", nargs="*", default=[], help="cases of these names, or all whose names begin so")
+    parser.add_argument("--first", type=int, default=0, help="leave out so many cases of every number of devices")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks; compiles only where asked to")
+    parser.add_argument("--predict", action="store_true", help="write predictions only")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args(arguments)
+    options.compile = options.compile or ("none" if options.smoke else "chosen")
+    return options
+
+
+def _chosen(options: argparse.Namespace) -> dict[int, list[Case]]:
+    """Number of devices -> cases, the larger jobs first: they take the cases that tell most."""
+    tables: Mapping[int, Sequence[Case]] = SMOKE_CASES if options.smoke else CASES
+    found = {}
+    for ranks in sorted(set(options.gpus), reverse=True):
+        every = {case.name for case in tables[ranks]}
+        starts = tuple(name for name in options.only if name not in every)
+        cases = [
+            case for case in tables[ranks]
+            if not options.only or case.name in options.only or case.name.startswith(starts)
+        ][options.first :]  # fmt: skip
+        if cases:
+            found[ranks] = cases
+    return found
+
+
+def _report(found: Mapping[int, Mapping[str, Any]], rows: Sequence[Any], predicted: str) -> dict[str, Any]:
+    environments = {str(ranks): told["environment"] for ranks, told in found.items()}
+    return {
+        "date": _now(), "command": " ".join(["python -m benchmarks.peers", *sys.argv[1:]]), "environment": environments,
+        "nccl": {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")},
+        "predictions_written": predicted, "rows": list(rows),
+    }  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

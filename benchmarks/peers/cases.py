@@ -1,0 +1,229 @@
+"""Models and plans that are compared: 1, 2 and 4 devices, the most telling first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from costmodels import Machine
+from plans.degrees import Degrees
+from plans.model.transformer import Experts, TransformerConfig, transformer
+from plans.plan import Optimizer, Plan
+from search import uniform_plan
+
+__all__ = ["CASES", "MODELS", "SMOKE_CASES", "Case", "case_named", "model_flops"]
+
+MODELS: Mapping[str, TransformerConfig] = {
+    config.name: config
+    for config in (
+        TransformerConfig(name="8x4096", num_layers=8, hidden=4096, num_heads=32, ffn=11008, vocab=32000, seq=2048),
+        TransformerConfig(name="24x1024", num_layers=24, hidden=1024, num_heads=16, ffn=2816, vocab=32000, seq=1024),
+        TransformerConfig(name="4x8192", num_layers=4, hidden=8192, num_heads=64, ffn=28672, vocab=32000, seq=4096),
+        TransformerConfig(
+            name="gpt", num_layers=12, hidden=2048, num_heads=16, vocab=50304, seq=1024, gated=False, norm="layer",
+            position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+        ),
+        TransformerConfig(
+            name="moe", num_layers=6, hidden=2048, num_heads=16, ffn=5632, vocab=32000, seq=2048,
+            experts=Experts(num_experts=8, top_k=2, ffn=5632),
+        ),
+        # for CPU ranks, in single precision, so that losses show every difference
+        TransformerConfig(
+            name="tiny", num_layers=4, hidden=64, num_heads=4, ffn=96, vocab=128, seq=16, dtype="float32"
+        ),
+        TransformerConfig(
+            name="tiny-gpt", num_layers=2, hidden=64, num_heads=4, vocab=128, seq=16, dtype="float32", gated=False,
+            norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+        ),
+        TransformerConfig(
+            name="tiny-moe", num_layers=2, hidden=64, num_heads=4, ffn=96, vocab=128, seq=16, dtype="float32",
+            experts=Experts(num_experts=4, top_k=2, ffn=48),
+        ),
+    )
+}  # fmt: skip
+"""Name -> configuration; bfloat16 (`TransformerConfig`'s default) unless it says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One plan that both sides run.
+
+    Args:
+        model: of `MODELS`.
+        batch: sequences of a step, of all devices together.
+        degrees: as `tf.uniform_plan` takes them.
+        reduce_every: as in `plans.plan.Optimizer`.
+        compiles: whether the peer is measured with torch.compile too where only a chosen part is.
+    """
+
+    model: str
+    batch: int
+    degrees: Mapping[str, Any] = field(default_factory=dict)
+    reduce_every: str = "micro_batch"
+    compiles: bool = False
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The model's sizes."""
+        return MODELS[self.model]
+
+    @property
+    def ranks(self) -> int:
+        """Devices it takes."""
+        return int(self.degree("dp") * self.degree("tp") * self.degree("pp"))
+
+    @property
+    def name(self) -> str:
+        """Words of the model, the batch and the degrees, for tables and flags."""
+        short = {"micro_batch": "mb", "zero": "level", "sequence_parallel": "sp", "schedule": "", "virtual": "x"}
+        said = [f"{short.get(key, key)}{'' if value is True else value}" for key, value in self.degrees.items()]
+        return "-".join([self.model, f"b{self.batch}", *said, *(["once"] if self.reduce_every == "step" else [])])
+
+    def degree(self, name: str) -> int:
+        """dp, tp, pp or virtual; 1 unless stated."""
+        return int(self.degrees.get(name, 1))
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """AdamW in the dtype of the weights: gradients, reductions and states have it too."""
+        return Optimizer(kind="adamw", settings={"lr": 1e-4}, reduce_every=self.reduce_every)
+
+    def machine(self) -> Machine:
+        """The shipped machine file of so many H200."""
+        return Machine.load(f"h200-x{self.ranks}")
+
+    def plan(self) -> Plan:
+        """The plan, as both sides read it."""
+        graph = transformer(self.config, batch_size=self.batch)
+        return uniform_plan(graph, self.machine(), optimizer=self.optimizer, **self.degrees)
+
+    def degrees_value(self) -> Degrees:
+        """The same degrees, as forecasts take them."""
+        optimizer = msgspec.structs.replace(self.optimizer, parallel_level=self.degrees.get("zero", 0))
+        return Degrees.of(dict(self.degrees), global_batch=self.batch, optimizer=optimizer)
+
+
+def model_flops(config: TransformerConfig, batch: int) -> float:
+    """Floating-point operations of one step, without recomputation.
+
+    6 per parameter of a product and token, and 6 layers batch heads head_dim seq^2 of causal attention, half of what a
+    whole score matrix takes (Narayanan et al. 2021, arXiv 2104.04473, appendix). A mixture counts the chosen experts.
+    """
+    tables = config.vocab * config.hidden + (config.seq * config.hidden if config.position == "learned" else 0)
+    products = config.num_active_parameters - tables
+    wide = config.num_heads * config.head_size
+    return 6.0 * batch * config.seq * (products + config.num_layers * wide * config.seq)
+
+
+def _case(model: str, batch: int, reduce_every: str = "micro_batch", compiles: bool = False, **degrees: Any) -> Case:
+    return Case(model=model, batch=batch, degrees=degrees, reduce_every=reduce_every, compiles=compiles)
+
+
+_ON_1 = (
+    _case("8x4096", 4, micro_batch=4, compiles=True),
+    _case("24x1024", 4, micro_batch=1, compiles=True),
+    _case("8x4096", 4, micro_batch=1),
+    _case("4x8192", 4, micro_batch=4, compiles=True),
+    _case("moe", 4, micro_batch=4),
+    _case("gpt", 8, micro_batch=8),
+    _case("24x1024", 16, micro_batch=16),
+    _case("moe", 4, micro_batch=1),
+    _case("gpt", 8, micro_batch=2),
+)
+_ON_2 = (
+    _case("8x4096", 8, dp=2, micro_batch=4, compiles=True),
+    _case("8x4096", 8, pp=2, micro_batch=1, compiles=True),
+    _case("24x1024", 8, dp=2, micro_batch=1, compiles=True),
+    _case("8x4096", 8, tp=2, micro_batch=4, compiles=True),
+    _case("8x4096", 8, dp=2, micro_batch=4, zero=2, compiles=True),
+    _case("8x4096", 8, dp=2, micro_batch=1, zero=3),
+    _case("8x4096", 8, tp=2, micro_batch=4, sequence_parallel=True),
+    _case("8x4096", 8, pp=2, micro_batch=1, schedule="zb_h1"),
+    _case("24x1024", 8, tp=2, micro_batch=1),
+    _case("8x4096", 8, dp=2, micro_batch=1),
+    _case("24x1024", 8, pp=2, micro_batch=1),
+    _case("4x8192", 8, dp=2, micro_batch=4, compiles=True),
+    _case("8x4096", 8, dp=2, micro_batch=4, zero=3),
+    _case("8x4096", 8, pp=2, micro_batch=1, schedule="interleaved_1f1b", virtual=2),
+    _case("8x4096", 8, tp=2, micro_batch=1),
+    _case("gpt", 16, dp=2, micro_batch=8),
+    _case("moe", 8, dp=2, micro_batch=4),
+    _case("8x4096", 8, pp=2, micro_batch=1, schedule="zb_v"),
+    _case("24x1024", 8, dp=2, micro_batch=1, zero=3),
+    _case("8x4096", 8, dp=2, micro_batch=1, zero=2),
+    _case("4x8192", 8, dp=2, micro_batch=4, zero=2),
+    _case("gpt", 16, tp=2, micro_batch=8),
+    _case("24x1024", 8, tp=2, micro_batch=1, sequence_parallel=True),
+    _case("4x8192", 4, tp=2, micro_batch=4, sequence_parallel=True),
+    _case("8x4096", 8, dp=2, micro_batch=1, zero=2, reduce_every="step"),
+    _case("gpt", 16, pp=2, micro_batch=2),
+    _case("8x4096", 8, pp=2, micro_batch=4),
+)
+_ON_4 = (
+    _case("8x4096", 16, dp=4, micro_batch=4, compiles=True),
+    _case("8x4096", 16, pp=4, micro_batch=1, compiles=True),
+    _case("8x4096", 16, dp=4, micro_batch=4, zero=2, compiles=True),
+    _case("4x8192", 16, dp=4, micro_batch=4, compiles=True),
+    _case("24x1024", 16, dp=4, micro_batch=1, compiles=True),
+    _case("8x4096", 16, tp=4, micro_batch=4, compiles=True),
+    _case("8x4096", 16, dp=4, micro_batch=1),
+    _case("8x4096", 16, dp=4, micro_batch=1, zero=3),
+    _case("8x4096", 16, pp=4, micro_batch=1, schedule="zb_h1"),
+    _case("24x1024", 16, pp=4, micro_batch=1),
+    _case("8x4096", 16, dp=4, micro_batch=4, zero=3),
+    _case("8x4096", 16, tp=4, micro_batch=4, sequence_parallel=True),
+    _case("8x4096", 16, pp=4, micro_batch=1, schedule="interleaved_1f1b", virtual=2),
+    _case("24x1024", 16, tp=4, micro_batch=1),
+    _case("8x4096", 16, dp=2, tp=2, micro_batch=4, zero=2),
+    _case("4x8192", 16, dp=4, micro_batch=4, zero=2),
+    _case("8x4096", 16, pp=2, dp=2, micro_batch=1, zero=2, reduce_every="step"),
+    _case("8x4096", 16, pp=4, micro_batch=1, schedule="zb_v"),
+    _case("8x4096", 16, tp=4, micro_batch=1),
+    _case("gpt", 32, dp=4, micro_batch=8),
+    _case("moe", 16, dp=4, micro_batch=4),
+    _case("24x1024", 16, dp=4, micro_batch=1, zero=3),
+)
+
+CASES: Mapping[int, tuple[Case, ...]] = {1: _ON_1, 2: _ON_2, 4: _ON_4}
+"""Number of devices -> its cases, in the order in which they run."""
+
+SMOKE_CASES: Mapping[int, tuple[Case, ...]] = {
+    1: (
+        _case("tiny", 4, micro_batch=2, compiles=True),
+        _case("tiny-gpt", 4, micro_batch=2),
+        _case("tiny-moe", 4, micro_batch=2),
+    ),
+    2: (
+        _case("tiny", 8, dp=2, micro_batch=2, compiles=True),
+        _case("tiny", 8, tp=2, micro_batch=4, compiles=True),
+        _case("tiny", 8, pp=2, micro_batch=2, compiles=True),
+        _case("tiny", 8, dp=2, micro_batch=2, zero=2),
+        _case("tiny", 8, dp=2, micro_batch=2, zero=2, reduce_every="step"),
+        _case("tiny", 8, dp=2, micro_batch=2, zero=3, compiles=True),
+        _case("tiny", 8, tp=2, micro_batch=4, sequence_parallel=True, compiles=True),
+        _case("tiny", 8, pp=2, micro_batch=2, schedule="interleaved_1f1b", virtual=2),
+        _case("tiny", 8, pp=2, micro_batch=2, schedule="zb_h1"),
+        _case("tiny", 8, pp=2, micro_batch=2, schedule="zb_v"),
+        _case("tiny-gpt", 8, tp=2, micro_batch=4),
+        _case("tiny-gpt", 8, dp=2, micro_batch=2),
+        _case("tiny-moe", 8, dp=2, micro_batch=2),
+    ),
+    4: (
+        _case("tiny", 8, dp=2, tp=2, micro_batch=2, zero=2),
+        _case("tiny", 8, pp=2, dp=2, micro_batch=2, zero=2, reduce_every="step"),
+        _case("tiny", 8, pp=4, micro_batch=1),
+    ),
+}
+"""The same, so small that CPU ranks run them."""
+
+
+def case_named(name: str) -> Case:
+    """The case of a name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {case.name: case for table in (CASES, SMOKE_CASES) for cases in table.values() for case in cases}[name]

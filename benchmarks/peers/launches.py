@@ -1,0 +1,92 @@
+"""One job of ranks per number of devices, and another where a job died: its case is marked, the rest goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.cases import Case
+from benchmarks.peers.worker import PART_S, Found
+
+__all__ = ["taken"]
+
+_MOST_JOBS = 6
+_START_S = 40.0
+"""That a job may take to start and to end, beside the last part of a case."""
+
+
+def taken(
+    ranks: int, cases: Sequence[Case], path: Path, *, until: float, compiles: str, sides: Sequence[str], device: str
+) -> dict[str, Any]:
+    """Measure cases on so many ranks.
+
+    Args:
+        ranks: of every case.
+        cases: in this order.
+        path: file of what was found, kept after every part.
+        until: seconds since 1970; nothing begins after it.
+        compiles: "none", "chosen" or "all", as in `worker`.
+        sides: "graph", "eager", "torch", "compiled"; all of them where there are none.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        What is in the file.
+    """
+    path.unlink(missing_ok=True)
+    for number in range(_MOST_JOBS):
+        if number and time.time() > until:
+            break
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m",
+            "benchmarks.peers.worker", "--cases", *(case.name for case in cases), "--found", str(path), "--until",
+            str(until), "--compile", compiles, "--device", device, "--sides", *sides,
+        ]  # fmt: skip
+        print(f"{ranks} ranks, {len(cases)} cases, {until - time.time():.0f} s left", flush=True)
+        code = _run(command, ranks, max(0.0, until - time.time()) + PART_S + _START_S)
+        found = Found.at(path)
+        if code == 0:
+            break
+        told = _errors(path, ranks)
+        if found.content["doing"] is None:
+            print(f"the ranks ended with code {code} outside of a case; {told}", flush=True)
+            break
+        case, side = found.content["doing"]
+        found.keep(case, side, {"error": f"the ranks ended with code {code}; {told or 'nothing was said'}"})
+    return Found.at(path).content
+
+
+def _run(command: Sequence[str], ranks: int, limit_s: float) -> int:
+    """The exit code of a job; one that takes too long is told to end its ranks, then killed."""
+    with subprocess.Popen(command, env=_surroundings(ranks)) as job:
+        try:
+            return job.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            job.terminate()
+        try:
+            return job.wait(_START_S)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            return job.wait()
+
+
+def _errors(path: Path, ranks: int) -> str:
+    """What single ranks said before the job ended, the first to fail first."""
+    files = [path.with_suffix(f".rank{rank}.error") for rank in range(ranks)]
+    told = []
+    for file in sorted((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime_ns):
+        told.append(f"{file.suffixes[-2][1:]}: {file.read_text()}")
+        file.unlink()
+    return "; ".join(told)
+
+
+def _surroundings(ranks: int) -> dict[str, str]:
+    """The environment as it is, with threads for the host work of a rank, and a cache of compiled kernels."""
+    threads = max(1, min(8, (os.cpu_count() or 1) // ranks))
+    cache = Path(tempfile.gettempdir()) / f"twofold-peers-{os.getuid()}"
+    return {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(cache)} | dict(os.environ)

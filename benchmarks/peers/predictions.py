@@ -1,0 +1,48 @@
+"""Step times and memory of every case on both sides, written before any step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.peers.cases import Case, model_flops
+from benchmarks.peers.own import executions
+from plans.errors import TwofoldError
+from simulator import simulate
+from simulator.forecast.predict import forecast
+from simulator.stacks import stack_named
+
+__all__ = ["PEER_STACKS", "predictions"]
+
+PEER_STACKS = {"torch": "torch", "compiled": "torch-compile"}
+"""Side of the peer -> the software stack that forecasts it."""
+
+
+def predictions(cases: Iterable[Case]) -> dict[str, dict[str, Any]]:
+    """Name of a case -> side -> step_s, low_s, high_s and peak_bytes, or why there is none.
+
+    Sides are the executions of the executor ("eager", "graph"), "torch" and "compiled". Machines are the shipped files
+    of so many H200.
+    """
+    return {case.name: _of(case) for case in cases}
+
+
+def _of(case: Case) -> dict[str, Any]:
+    plan, machine = case.plan(), case.machine()
+    found: dict[str, Any] = {"machine": machine.name, "model_flops": model_flops(case.config, case.batch)}
+    for execution in executions(plan):
+        timeline = simulate(plan, machine)
+        found[execution] = {
+            "step_s": timeline.step_interval_s, "low_s": timeline.low_s, "high_s": timeline.high_s,
+            "peak_bytes": timeline.peak_bytes,
+        }  # fmt: skip
+    for side, name in PEER_STACKS.items():
+        try:
+            told = forecast(case.config, case.degrees_value(), machine, stack=stack_named(name))
+        except TwofoldError as error:
+            found[side] = {"none": str(error)}
+            continue
+        found[side] = {
+            "step_s": told.step_s, "low_s": told.low_s, "high_s": told.high_s, "peak_bytes": told.peak_bytes
+        }  # fmt: skip
+    return found
