@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from benchmarks.peers.timing import Measured, measured_steps
 from benchmarks.peers.weights import SharedWeights
 from executor.calibrate.rank_sync import RankSync
 from executor.device import Device
+from executor.step.compiled import CompiledStep
 from executor.step.groups import Groups
 from executor.step.interpreter import Interpreter
+from plans.errors import TwofoldError
 from plans.lower import lower
-from plans.model.graph import Graph
 from plans.plan import Plan
-from plans.program import Program
 
-__all__ = ["executions", "measured_plan"]
+__all__ = ["executions", "measured_plan", "with_execution"]
 
 
 def executions(plan: Plan) -> tuple[str, ...]:
-    """How this executor can run the plan; a further way needs its own branch in `measured_plan`."""
-    return ("eager",)
+    """How this executor can run the plan, on a device that can record launches."""
+    return ("graph", "eager")
+
+
+def with_execution(plan: Plan, execution: str) -> Plan:
+    """The plan run that way."""
+    return msgspec.structs.replace(plan, execution=execution)
 
 
 def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, batch: Mapping[str, Any]) -> Measured:
@@ -38,32 +45,42 @@ def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, ba
     """
     assert execution in executions(plan), execution
     left_bytes = device.memory_allocated()
-    program = lower(plan)
+    program = lower(with_execution(plan, execution))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_own_stream(device))
         groups = None
         if program.num_ranks > 1:
             groups = Groups(program, device, sync.timeout_s)
             stack.callback(groups.close)
-        measured = _measured(program, plan.graph, groups, device, sync, batch, left_bytes)
+        interpreter = Interpreter(program, sync.rank, device, groups)
+        interpreter.set_parameters(SharedWeights(plan.graph))
+        device.release_memory()
+        if execution == "graph":
+            measured = _replayed(interpreter, groups, device, sync, batch, left_bytes)
+        else:
+            measured = measured_steps(device, sync, functools.partial(interpreter.step, batch), left_bytes)
+        del interpreter
         sync.barrier()  # nobody closes a connection that another still reads from
     return measured
 
 
-def _measured(
-    program: Program,
-    graph: Graph,
-    groups: Groups | None,
-    device: Device,
-    sync: RankSync,
-    batch: Mapping[str, Any],
+def _replayed(
+    interpreter: Interpreter, groups: Groups | None, device: Device, sync: RankSync, batch: Mapping[str, Any],
     left_bytes: int,
-) -> Measured:
-    """The interpreter lives in this function alone, so that it is gone before its groups are."""
-    interpreter = Interpreter(program, sync.rank, device, groups)
-    interpreter.set_parameters(SharedWeights(graph))
-    device.release_memory()
-    return measured_steps(device, sync, lambda: interpreter.step(batch), left_bytes)
+) -> Measured:  # fmt: skip
+    """Steps from one recording, freed before the groups whose communication it holds.
+
+    Raises:
+        TwofoldError: the steps ran eagerly after all, and why.
+    """
+    compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree)
+    try:
+        measured = measured_steps(device, sync, functools.partial(compiled.step, batch), left_bytes)
+    finally:
+        compiled.close()
+    if compiled.fallback:
+        raise TwofoldError(f"steps ran eagerly: {compiled.fallback}")
+    return measured
 
 
 @contextlib.contextmanager

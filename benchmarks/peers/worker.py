@@ -86,7 +86,8 @@ class _Walk:
 
     def sides(self, case: Case, plan: Plan) -> list[str]:
         """What is measured of a case, in this order."""
-        sides = [*executions(plan), "torch"]
+        sides = [side for side in executions(plan) if side != "graph" or self.device.can_record]
+        sides.append("torch")
         if self.compile == "all" or (self.compile == "chosen" and case.compiles):
             sides.append("compiled")
         return [side for side in sides if not self.only or side in self.only]
