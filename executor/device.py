@@ -252,7 +252,9 @@ class Device:
         return torch.accelerator.memory_reserved(self.index) if self.is_async else 0
 
     def release_memory(self) -> None:
-        """Release memory that the allocator holds but no tensor uses."""
+        """Release memory that the allocator holds but no tensor uses, and the workspaces of matrix products."""
+        if self.kind == "cuda":
+            torch._C._cuda_clearCublasWorkspaces()
         if self.is_async:
             torch.accelerator.empty_cache()
 

@@ -134,7 +134,7 @@ def adamw_of_many(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[T
     weights, gradients, means, squares = (list(each) for each in zip(*of_each, strict=True))
     number, device = context.counter.number, first.device
     step = number(step_number, (), torch.float32, device)
-    _aten._fused_adamw_(
+    _aten._fused_adamw_.tensor_lr(  # the overload by name: matching a rate against a float would read it to the host
         weights, gradients, means, squares, [], [step] * len(weights),
         lr=number(learning_rate, (attrs.get("lr", _LR),), torch.float32, device),
         beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), weight_decay=attrs.get("weight_decay", 1e-2),
