@@ -38,7 +38,10 @@ def row_of(case: Case, sides: Mapping[str, Any], predicted: Mapping[str, Any]) -
         for peer in (side for side in _PEER if side in good):
             ratio = {"step": good[own]["step_s"] / good[peer]["step_s"]}
             if good[peer]["steady_peak_bytes"]:
-                ratio["peak"] = good[own]["peak_bytes"] / good[peer]["steady_peak_bytes"]
+                # without what the sides before had left on the device
+                peaks = (good[own]["peak_bytes"] - good[own]["left_bytes"],
+                         good[peer]["steady_peak_bytes"] - good[peer]["left_bytes"])  # fmt: skip
+                ratio["peak"] = peaks[0] / peaks[1]
             row["ratios"][f"{own}/{peer}"] = ratio
     if own := next((side for side in _OWN if side in good), None):
         for side in good.keys() - {own}:
@@ -70,7 +73,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         lines.append([
             row["case"], *times, *ratios,
             _said(good[own]["spread"] if own else None, ".1%"),
-            _said(good[own]["peak_bytes"] / 2**30 if own else None, ".2f"),
+            _said((good[own]["peak_bytes"] - good[own]["left_bytes"]) / 2**30 if own else None, ".2f"),
             _said(row["ratios"].get(f"{own}/torch", {}).get("peak"), ".3f"),
             _said(row["model_TFLOPps_per_device"].get(own), ".1f"),
             _said(max((each["first"] for each in row["losses"].values()), default=None), ".1e")

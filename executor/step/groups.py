@@ -39,9 +39,6 @@ def connect(device: Device, timeout_s: float = 60.0) -> bool:
         return False
     if missing := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise TwofoldError(f"{', '.join(missing)} not set: start the ranks with torchrun (or executor.launch.launch)")
-    # NCCL then holds on to what it moves until its WAIT. The other way, marks on the allocator's blocks, keeps memory
-    # from being used again while a step is recorded: 2.4 times the peak of a pipeline on 2 H200
-    os.environ.setdefault("TORCH_NCCL_AVOID_RECORD_STREAMS", "1")
     dist.init_process_group(
         device.backend,
         timeout=datetime.timedelta(seconds=timeout_s),
