@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from interop.megatron import megatron_flags, megatron_text, read_megatron
 from interop.placements import read_placements
@@ -174,20 +176,45 @@ def _read_own(text: str, path: str) -> Statement:
             raise TwofoldError(f"{path} is of version {found['twofold_degrees']!r}, not {_VERSION}; plan again")
         _check_keys(found, _KEYS, _BESIDE, f"{path}: keys")
         fields = dict(found["config"])
-        fields["rope"] = Rope(**fields["rope"])
-        fields["experts"] = None if fields.get("experts") is None else Experts(**fields["experts"])
-        fields["latent"] = None if fields.get("latent") is None else Latent(**fields["latent"])
+        fields["rope"] = _made(Rope, fields["rope"], f"{path}: config.rope")
+        for name, kind in (("experts", Experts), ("latent", Latent)):
+            given = fields.get(name)
+            fields[name] = None if given is None else _made(kind, given, f"{path}: config.{name}")
         values = values_from_json(found["degrees"], path)
-        config, stack = TransformerConfig(**fields), found["stack"]
+        config, stack = _made(TransformerConfig, fields, f"{path}: config"), found["stack"]
         if not isinstance(stack, str):
             raise TwofoldError(f"{path}: stack is {stack!r}, no name such as twofold or megatron")
         return Statement(values=values, global_batch=found["global_batch"], seq=config.seq, config=config, stack=stack)
     except TwofoldError:
         raise
+    except json.JSONDecodeError as error:
+        raise TwofoldError(
+            f"{path} is no whole JSON file (line {error.lineno}: {error.msg}), as one that was cut off; write it again "
+            "with `twofold plan`"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TwofoldError(
             f"{path} states no degrees ({type(error).__name__}: {error}); `twofold plan` writes such files beside plans"
         ) from None
+
+
+_T = TypeVar("_T")
+
+
+def _made(kind: Callable[..., _T], given: Any, where: str) -> _T:
+    """A value of a dataclass from a JSON object, whose keys are checked.
+
+    Raises:
+        TwofoldError: another kind of value, an unknown key, what the class refuses.
+    """
+    if not isinstance(given, dict):
+        raise TwofoldError(f"{where} is {given!r}, no JSON object; write the file again with `twofold plan`")
+    known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if unknown := sorted(given.keys() - set(known)):
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        way = f"did you mean {near[0]!r}?" if near else "take it out of the file"
+        raise TwofoldError(f"{where}.{unknown[0]} is not a key of such files; {way}")
+    return kind(**given)
 
 
 def _check_keys(found: dict[str, Any], needed: frozenset[str], also: frozenset[str], what: str) -> None:

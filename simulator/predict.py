@@ -71,7 +71,8 @@ def simulate(
     num_ranks = program.num_ranks
     if num_ranks > machine.num_devices:
         raise TwofoldError(
-            f"the program runs on {num_ranks} ranks, but machine {machine.name!r} has {machine.num_devices} devices"
+            f"the program runs on {num_ranks} ranks, but machine {machine.name!r} has {machine.num_devices} devices; "
+            "plan for fewer devices or name a larger machine"
         )
     for what, ranks in (("slowdown", what_if.slowdown), ("another device", what_if.devices)):
         if absent := [rank for rank in ranks if not 0 <= rank < num_ranks]:

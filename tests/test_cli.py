@@ -6,11 +6,17 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from costmodels import Machine
+from interop.statement import write_statement
+from plans.degrees import Degrees
 from plans.model.mlp import mlp_graph
+from plans.model.transformer import transformer_config
 from plans.plan import load_plan, save_plan
 from search import search
 from twofold.cli import main
@@ -18,8 +24,6 @@ from twofold.cli import main
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from costmodels import Machine
-
     plan = search(mlp_graph([16, 16, 8], 16), Machine.load("h200-x8"), num_devices=4, num_micro_batches=2).best
     return save_plan(plan, tmp_path_factory.mktemp("plan") / "plan.json")
 
@@ -53,6 +57,38 @@ def test_plan_writes_a_plan_that_simulates(tmp_path: Path, capsys: pytest.Captur
         (["plan", "nothing:here", "--machine", "h200-x8"], "nothing:here"),
         (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--stages", "9"], "9 pipeline stages"),
         (["verify", "PLAN", "--model", "", "--machine", "h200-x8"], "needs the model"),
+        (["simulate", "PLAN", "--machine", "h200-x2"], "has 2 devices; plan for fewer devices or name a larger"),
+        (
+            [
+                "predict",
+                "--model",
+                "gpt2",
+                "--machine",
+                "h200-x2",
+                "--global-batch",
+                "2",
+                "--sequence-parallel",
+                "True",
+            ],
+            "--sequence-parallel is a switch, which takes no value",
+        ),
+        (
+            [
+                "plan",
+                "gpt2",
+                "--machine",
+                "h200-x2",
+                "--devices",
+                "2",
+                "--global-batch",
+                "2",
+                "--pp",
+                "2",
+                "--schedule",
+                "1f1b",
+            ],
+            "gpt2: the head's matrix is the table of embeddings",
+        ),
     ],
 )
 def test_bad_input_exits_with_2_and_one_error(
@@ -64,6 +100,50 @@ def test_bad_input_exits_with_2_and_one_error(
     error = capsys.readouterr().err
     assert error.count("error:") == 1 and message in error
     assert not list(tmp_path.rglob("*.json"))
+
+
+def with_key(*path: str) -> Callable[[str], str]:
+    """Writes an unknown key into a file."""
+
+    def changed(text: str) -> str:
+        found = json.loads(text)
+        at = found
+        for name in path[:-1]:
+            at = at[name]
+        at[path[-1]] = 1
+        return json.dumps(found)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "not a whole JSON file"),
+        (with_key("config", "hiden"), "config.hiden is not a key of such files; did you mean 'hidden'?"),
+        (with_key("config", "rope", "zzz"), "config.rope.zzz is not a key of such files; take it out of the file"),
+        (with_key("degrees", "microbatch"), "degrees.microbatch is not a degree; did you mean 'micro_batch'?"),
+    ],
+)
+def test_what_is_wrong_in_a_file_of_degrees_is_named(
+    change: Callable[[str], str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformer_config("llama-3-8b", num_layers=2)
+    file = write_statement(tmp_path / "a.degrees.json", config, Degrees(), stack="twofold")
+    file.write_text(change(file.read_text()))
+    assert main(["simulate", str(file), "--machine", "h200-x2"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("error:") == error.count("\n") == 1 and str(file) in error and message in error
+
+
+def test_tiers_that_do_not_divide_the_devices_are_refused(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "machine.json"
+    found = json.loads(msgspec.json.encode(Machine.load("h100-sxm-x16")))
+    file.write_text(json.dumps({**found, "num_devices": 12, "devices_per_node": 4}))
+    assert main(["simulate", str(plan_file), "--machine", str(file)]) == 2
+    assert "joins 8 ranks, which do not divide num_devices = 12; give a multiple of 8" in capsys.readouterr().err
 
 
 def test_help_names_every_command() -> None:

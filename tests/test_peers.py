@@ -66,7 +66,10 @@ def test_model_flops_are_those_of_the_published_formula() -> None:
 
 
 def test_a_row_says_where_losses_differ() -> None:
-    case, side = SMOKE_CASES[1][0], {"step_s": 2.0, "peak_bytes": 8, "steady_peak_bytes": 4, "spread": 0.0}
+    case, side = (
+        SMOKE_CASES[1][0],
+        {"step_s": 2.0, "peak_bytes": 8, "steady_peak_bytes": 4, "left_bytes": 0, "spread": 0.0},
+    )
     good = {"eager": side | {"losses": [5.0, 4.0]}, "torch": side | {"losses": [5.0, 4.0], "step_s": 1.0}}
     row = row_of(case, good, {"torch": {"step_s": 1.5}})
     assert row["losses_agree"] and row["ratios"] == {"eager/torch": {"step": 2.0, "peak": 2.0}}

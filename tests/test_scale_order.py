@@ -18,7 +18,7 @@ from search import uniform_plan
 from search.devices import Pins, Problem, solve
 from search.devices.space import Mesh, orders
 from simulator import simulate
-from simulator.forecast import estimate_grid, forecast, forecast_grid
+from simulator.forecast import forecast, forecast_grid
 from simulator.forecast.predict import step_forecast
 
 CONFIG = TransformerConfig(
@@ -148,7 +148,7 @@ def test_the_best_of_all_orders_is_that_of_plain_loops(
     asked = ask(config, slower, **pins)
     layers = {pins["pp"]: pins.get("layers")}
     every = by_hand(asked, layers)
-    seen = estimate_grid(asked.config, every, asked.machine)
+    seen = forecast_grid(asked.config, every, asked.machine)
     least = min(each.step_s for each in seen)
     found = solve(asked)
     assert found.best.forecast.step_s == pytest.approx(least, rel=1e-9) and found.gap == 0.0

@@ -93,10 +93,7 @@ def test_the_best_is_that_of_all_configurations_forecast_one_by_one(name: str) -
     assert len(everything) >= 20 and fitting
     found = solve(asked)
     best_s = found.best.forecast.step_s
-    if name == "twelve over slow links":  # estimates at levels 2 and 3 exceed forecasts there by up to a quarter
-        assert min(fitting) <= best_s <= 1.07 * min(fitting) and found.margin < 0.07
-    else:
-        assert best_s == pytest.approx(min(fitting), rel=1e-9)
+    assert best_s == pytest.approx(min(fitting), rel=1e-9)
     assert found.complete and found.gap == 0.0
     assert found.physics_bound_s <= found.relaxed_bound_s <= min(fitting)
     if name == "experts":

@@ -6,6 +6,9 @@ codes: 0 done, 1 a run or a check failed, 2 bad input.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"twofold {twofold.__version__}")
             return 0
         return _run(_read(given))
+    except TwofoldError as error:
+        return _refused(str(error))
     except KeyboardInterrupt:  # before the command began, which says more
         print("interrupted", file=sys.stderr, flush=True)
         return 130
@@ -58,10 +63,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _read(arguments: list[str]) -> Command:
     import tyro
 
-    command: Command = tyro.extras.subcommand_cli_from_dict(
-        commands(), args=arguments, prog="twofold", description="Plan, simulate and run parallel training.",
-        config=(tyro.conf.OmitArgPrefixes,),
-    )  # fmt: skip
+    told = io.StringIO()
+    # what is said of a value that looks like a switch's is looked at first
+    looked_at = any(word in ("True", "False") for word in arguments)
+    try:
+        with contextlib.redirect_stderr(told) if looked_at else contextlib.nullcontext():
+            command: Command = tyro.extras.subcommand_cli_from_dict(
+                commands(), args=arguments, prog="twofold", description="Plan, simulate and run parallel training.",
+                config=(tyro.conf.OmitArgPrefixes,),
+            )  # fmt: skip
+    except SystemExit:
+        for switch, value in itertools.pairwise(arguments):
+            if switch.startswith("--") and f"Unrecognized options: {value}" in told.getvalue():
+                other = f"--no-{switch[2:]}" if value == "False" else switch
+                raise TwofoldError(f"{switch} is a switch, which takes no value: write {other} alone") from None
+        sys.stderr.write(told.getvalue())
+        raise
     return command
 
 

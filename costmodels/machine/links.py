@@ -246,6 +246,12 @@ def check_tiers(links: tuple[Link, ...], num_devices: int) -> None:
     for small, large in pairwise(sizes):
         if large <= small or large % small:
             raise TwofoldError(f"the link tiers join {sizes} ranks; each must be a multiple of the one before")
+    for link in links[:-1]:
+        if num_devices % link.ranks and num_devices > link.ranks:
+            raise TwofoldError(
+                f"link tier {link.name!r} joins {link.ranks} ranks, which do not divide num_devices = {num_devices}; "
+                f"give a multiple of {link.ranks} devices, or a tier of another size"
+            )
     first = links[0]
     if first.uplink_Bps is not None:
         raise TwofoldError(f"link tier {first.name!r} is the first: no tier below has an uplink into it")

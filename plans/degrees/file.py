@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,14 +32,12 @@ def values_from_json(found: Mapping[str, Any], path: str) -> dict[str, Any]:
     Raises:
         TwofoldError: missing or unknown names, values of a wrong type, degrees that contradict each other.
     """
-    missing, unknown = DEGREES.keys() - found.keys(), found.keys() - DEGREES.keys()
-    if missing or unknown:
-        wrong = [
-            f"{word}: {', '.join(sorted(names))}"
-            for word, names in (("missing", missing), ("unknown", unknown))
-            if names
-        ]
-        raise TwofoldError(f"{path}: degrees are {', '.join(DEGREES)}; {'; '.join(wrong)}")
+    if unknown := sorted(found.keys() - DEGREES.keys()):
+        near = difflib.get_close_matches(unknown[0], DEGREES, n=1)
+        way = f"did you mean {near[0]!r}?" if near else "take it out of the file"
+        raise TwofoldError(f"{path}: degrees.{unknown[0]} is not a degree; {way}")
+    if missing := [name for name in DEGREES if name not in found]:
+        raise TwofoldError(f"{path}: degrees.{missing[0]} is missing; write the file again with `twofold plan`")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
     try:
         check_stated(values)

@@ -1,10 +1,10 @@
 """Branch and bound, best first: the space is split one decision at a time, and what cannot win is never looked at.
 
 The node with the least bound is opened next (`search.devices.nodes` says what nodes are). A leaf is estimated first, in
-a millisecond. It is forecast, as the program that it lowers to, when its estimate comes up as the least bound, less
-what estimates may be too long by: `ESTIMATE_MARGIN`, or the most that any forecast of this search was below its
-estimate. When the least bound left is no less than the best forecast, the best is proven to be the best under that
-margin. Other software than twofold's executor is only estimated: there the estimate is the forecast.
+a millisecond, and forecast, as the program that it lowers to, when its estimate comes up as the least. Bounds and
+estimates may exceed forecasts by a margin (`Branching.margin`), which the search learns from its forecasts. When the
+least bound left exceeds the best forecast by more than that, the best is proven to be the best under that margin. Other
+software than twofold's executor is only estimated: there the estimate is the forecast, and the margin 0.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ from simulator.forecast.estimate import rates_of
 
 __all__ = ["ESTIMATE_MARGIN", "Branching"]
 
-ESTIMATE_MARGIN = 0.005
-"""By what share an estimate is taken to exceed its forecast at most, until a forecast shows more."""
+ESTIMATE_MARGIN = 0.05
+"""By what share an estimate is taken to exceed its forecast at most, for the first `_FEW_FORECASTS`."""
+
+_FEW_FORECASTS = 32
+
+_LATER_MARGIN = 0.005
+"""The same for all others, unless a forecast of the search was further below its estimate."""
 
 _AROUND = 2
 """Meshes of usual configurations that are searched first, with the order of their axes and their micro-batch."""
@@ -89,7 +94,8 @@ class Branching:
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._estimates: dict[tuple[Any, ...], Forecast] = {}
         self._leaves: list[tuple[float, Degrees]] = []
-        self.margin = self._margin_seen = ESTIMATE_MARGIN * self.problem.stack.runs_programs
+        self._margin_seen = 0.0
+        self._margin_taken = _LATER_MARGIN
 
     # ------------------------------------------------------------------- the loop
 
@@ -143,7 +149,7 @@ class Branching:
         if self.complete:
             self.bound_s = self._best_s
         elif self._rooted:  # the node that was being opened counts with its own bound
-            self.bound_s = min(left_s, self._now_s, self._best_s)
+            self.bound_s = min(min(left_s, self._now_s) * (1.0 - self.margin), self._best_s)
 
     def _nodes(self) -> Nodes:
         axis_orders = AxisOrders(problem=self.problem, costs=self.costs, only_best=self.keep == 1)
@@ -165,7 +171,7 @@ class Branching:
     def _enough_s(self) -> float:
         if len(self.candidates) < self.keep:
             return float("inf")
-        return self.candidates[self.keep - 1].forecast.step_s * _SAFE
+        return self.candidates[self.keep - 1].forecast.step_s * _SAFE / (1.0 - self.margin)
 
     def _push(self, child: Child) -> None:
         bound, kind, node = child
@@ -217,21 +223,29 @@ class Branching:
         """Estimate a configuration; what may be good enough is forecast when it comes up."""
         degrees = self.problem.degrees(leaf_values(self.problem, node))
         found = self._estimated(degrees)
-        if found is not None and self._fits(degrees, found):
+        if found is not None and self._may_fit(degrees, found):
             self._leaves.append((bound, degrees))
-            self._push((max(bound, self._least_s(found)), Kind.FORECAST, (degrees,)))
+            self._push((max(bound, found.step_s), Kind.FORECAST, (degrees,)))
         for child in after_leaf(node):
             self._push(child)
 
+    @property
+    def margin(self) -> float:
+        """By what share estimates are taken to exceed forecasts at most; estimates of other software are forecasts."""
+        if not self.problem.stack.runs_programs:
+            return 0.0
+        own = ESTIMATE_MARGIN if self.num_forecasts < _FEW_FORECASTS else _LATER_MARGIN
+        return max(own, self._margin_seen)
+
     def _widened(self) -> bool:
         """Take up again what may be good enough since forecasts were further below their estimates than was taken."""
-        if self._margin_seen <= self.margin:
+        if self._margin_seen <= self._margin_taken:
             return False
-        self.margin = self._margin_seen
+        self._margin_taken = self._margin_seen
         for bound, degrees in self._leaves:
             if identity(degrees) not in self._seen:
                 found = self._estimates[identity(degrees)]
-                self._push((max(bound, self._least_s(found)), Kind.FORECAST, (degrees,)))
+                self._push((max(bound, found.step_s), Kind.FORECAST, (degrees,)))
         return bool(self._heap)
 
     def _estimated(self, degrees: Degrees) -> Forecast | None:
@@ -245,9 +259,10 @@ class Branching:
                 return None
         return self._estimates[key]
 
-    def _least_s(self, found: Forecast) -> float:
-        """What the forecast of an estimated configuration may be at least."""
-        return found.step_s * (1.0 - self.margin)
+    def _may_fit(self, degrees: Degrees, found: Forecast) -> bool:
+        """Whether a configuration may fit by its estimate, which can be a little above the peak of its program."""
+        spare = int(found.peak_bytes * self.problem.formula_excess)
+        return self._fits(degrees, replace(found, peak_bytes=found.peak_bytes - spare))
 
     def _fits(self, degrees: Degrees, found: Forecast) -> bool:
         """Whether a configuration fits, which the order of its axes does not change; if not, it is noted why."""
@@ -282,19 +297,10 @@ class Branching:
             known = self._seen[key] = Candidate(degrees=degrees, forecast=found)
         return known
 
-    def needed_bytes(self, degrees: Degrees) -> int:
-        """The memory with which a search takes a configuration: that of its forecast, and of its estimate.
-
-        Raises:
-            TwofoldError: a configuration that cannot be.
-        """
-        found, known = self._estimated(degrees), self.evaluate(degrees).forecast
-        return known.peak_bytes if found is None else max(known.peak_bytes, found.peak_bytes)
-
     def consider(self, degrees: Degrees) -> None:
         """Forecast what may be good enough by its estimate, and keep it if it fits."""
         found = self._estimated(degrees)
-        if found is None or self._least_s(found) >= self._enough_s or not self._fits(degrees, found):
+        if found is None or found.step_s >= self._enough_s or not self._may_fit(degrees, found):
             return
         try:
             known = self.evaluate(degrees)

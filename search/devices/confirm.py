@@ -19,11 +19,11 @@ __all__ = ["Confirmed", "confirmed", "plan_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """A configuration and one step of it in the event engine.
+    """A configuration and its pace in the event engine.
 
     Args:
         candidate: the configuration and its forecast.
-        simulated_s: seconds of the step, the first of a run; None where no plan can be made of it.
+        simulated_s: seconds from step to step; None where no plan can be made of it.
         reason: why there is none.
     """
 
@@ -55,11 +55,9 @@ def confirmed(
             results.append(Confirmed(candidate=each, simulated_s=None, reason="no time was left"))
             continue
         try:
-            timeline = simulate(
-                plan_of(problem, each), problem.machine, num_steps=1, with_memory=False, fold_ranks=True
-            )  # fmt: skip
+            timeline = simulate(plan_of(problem, each), problem.machine, with_memory=False, fold_ranks=True)
         except TwofoldError as error:
             results.append(Confirmed(candidate=each, simulated_s=None, reason=str(error)))
         else:
-            results.append(Confirmed(candidate=each, simulated_s=timeline.step_s))
+            results.append(Confirmed(candidate=each, simulated_s=timeline.step_interval_s))
     return sorted(results, key=lambda each: (each.simulated_s is None, each.simulated_s or 0.0, each.candidate.key))

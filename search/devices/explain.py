@@ -264,7 +264,7 @@ def relaxations(problem: Problem) -> list[Relaxation]:
     """The smallest changes under which something would fit, one kind at a time."""
     found: list[Relaxation] = []
     least = least_memory(problem)
-    if least is not None and (peak := Branching(problem=problem).needed_bytes(least.degrees)) > problem.limit_bytes:
+    if least is not None and (peak := least.forecast.peak_bytes) > problem.limit_bytes:
         found.append(
             Relaxation(what="memory", value=peak, text=f"{_GiB(peak)} per device would do ({describe(least.degrees)})")
         )

@@ -183,7 +183,7 @@ class Nodes:
     def _fitting(self, decided: Scheduled, space: ScheduleSpace, rows: LayerSplits) -> Ints:
         """The rows that may fit the memory."""
         mesh, stage, level, _ = decided
-        limit = self.problem.limit_bytes
+        limit = int(self.problem.limit_bytes / (1.0 - self.problem.formula_excess))
         peaks = self.peak_memory.peaks_bytes(in_any_place(stage), space, dp=mesh.dp, level=level, rows=rows)
         if not (peaks <= limit).all():
             self._refuse_memory(decided, peaks, limit)

@@ -136,6 +136,11 @@ class Problem:
         own = self.machine.room_bytes
         return own if self.memory_limit_bytes is None else min(own, self.memory_limit_bytes)
 
+    @property
+    def formula_excess(self) -> float:
+        """By what share the formulas of memory may exceed the peak of a program; other software is judged by them."""
+        return 0.05 if self.stack.runs_programs else 0.0
+
     def at_level(self, level: int) -> Optimizer:
         """The optimizer with a parallel level and the settings that are pinned."""
         assert self.optimizer is not None

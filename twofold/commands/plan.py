@@ -264,6 +264,13 @@ def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Consol
     from search.devices.confirm import plan_of
 
     best, config, machine = answer.best, answer.problem.config, answer.problem.machine
+    unmade, plan = "", None
+    try:
+        plan = plan_of(answer.problem, best)
+    except TwofoldError as error:
+        if answer.problem.stack.runs_programs:
+            raise TwofoldError(f"no plan can be made of the best degrees, so nothing is saved: {error}") from None
+        unmade = str(error)
     saved = [
         write_statement(
             _degrees_file(out), config, best.degrees, stack=answer.problem.stack.name, machine=machine.name,
@@ -272,12 +279,10 @@ def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Consol
     ]  # fmt: skip
     seen = best.forecast
     prediction = Prediction(machine=machine.name, low_s=seen.low_s, high_s=seen.high_s, **figures_of(seen))
-    try:
-        plan = plan_of(answer.problem, best)
-        plan = msgspec.structs.replace(plan, prediction=prediction, execution=execution)
-        saved.insert(0, save_plan(plan, out))
-    except TwofoldError as error:
-        say.say(f"The degrees are saved, but no plan can be made of them: {error}")
+    if plan is None:
+        say.say(f"The degrees are saved, but no plan can be made of them: {unmade}")
+    else:
+        saved.insert(0, save_plan(msgspec.structs.replace(plan, prediction=prediction, execution=execution), out))
     say.say(f"saved {', '.join(map(str, saved))}")
     return [str(path) for path in saved]
 
