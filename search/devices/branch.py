@@ -94,6 +94,7 @@ class Branching:
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._estimates: dict[tuple[Any, ...], Forecast] = {}
         self._margin_seen = 0.0
+        self._num_before = 0
         self._dropped_s = float("inf")
 
     # ------------------------------------------------------------------- the loop
@@ -198,8 +199,13 @@ class Branching:
         return True
 
     def _seed(self) -> None:
-        """Forecast a few usual configurations."""
-        for degrees in seeds(self.problem, self.costs, self.spaces, self.peak_memory):
+        """Forecast a few usual configurations, the fastest by estimate first: most others then need no forecast."""
+        usual = [
+            (found.step_s, number, degrees)
+            for number, degrees in enumerate(seeds(self.problem, self.costs, self.spaces, self.peak_memory))
+            if (found := self._estimated(degrees)) is not None
+        ]
+        for _, _, degrees in sorted(usual):
             self.consider(degrees)
             if self._is_late and self.candidates:
                 return
@@ -239,7 +245,8 @@ class Branching:
     @property
     def margin(self) -> float:
         """By what share bounds and estimates are taken to exceed forecasts at most."""
-        own = self._widest_margin if self.num_forecasts < _FEW_FORECASTS else min(self._widest_margin, _LATER_MARGIN)
+        few = self._num_before + self.num_forecasts < _FEW_FORECASTS
+        own = self._widest_margin if few else min(self._widest_margin, _LATER_MARGIN)
         return max(own, self._margin_seen)
 
     def _estimated(self, degrees: Degrees) -> Forecast | None:
@@ -315,6 +322,7 @@ class Branching:
         """A search of a part of the space, with what is known already."""
         other = Branching(problem=self.problem.changed(pins=pins), deadline_s=self.deadline_s)
         other._seen, other._estimates = self._seen, self._estimates
+        other._num_before, other._margin_seen = self._num_before + self.num_forecasts, self._margin_seen
         other.costs, other.peak_memory = self.costs, self.peak_memory
         other.spaces = self.spaces.narrowed(other.problem)
         return other
