@@ -70,8 +70,8 @@ host set the pace of (benchmarks/data/*-third-steps-*, h100-sxm-steps), none of 
 
 LEAST_REPEATED = 8
 
-NEWER = "third"
-"""Part of the names of files whose short kernels were taken with the chip kept busy before every single repeat."""
+NEWER = ("third", "fourth")
+"""Parts of the names of files whose short kernels were taken with the chip kept busy before every single repeat."""
 
 KERNELS = ("matrix", "memory", "attention")
 
@@ -98,7 +98,10 @@ def points_of(files: Sequence[Path]) -> tuple[list[Point], dict[str, str]]:
     """The points of files and where they were taken, the latest last; kernels that were taken again in a better way are
     there as they were taken then.
     """
-    read = sorted(((load_points(file), NEWER in file.name) for file in files), key=lambda each: _taken(each[0][1]))
+    read = sorted(
+        ((load_points(file), any(each in file.name for each in NEWER)) for file in files),
+        key=lambda each: _taken(each[0][1]),
+    )
     again = {point.key for (some, _), newer in read if newer for point in some if point.kind in KERNELS}
     points: list[Point] = []
     environment: dict[str, str] = {}

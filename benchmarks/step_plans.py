@@ -21,7 +21,7 @@ from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan, save_plan
 from search import uniform_plan
 
-__all__ = ["SETS", "expert_plans", "main", "new_plans", "step_plans", "third_plans", "tiny_plans"]
+__all__ = ["SETS", "expert_plans", "fourth_plans", "main", "new_plans", "step_plans", "third_plans", "tiny_plans"]
 
 MACHINE = "h200-x4"
 ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
@@ -63,6 +63,27 @@ THIRD_MODELS = {
     ),
     "deep": TransformerConfig(
         name="deep", num_layers=24, hidden=768, num_heads=12, ffn=2048, vocab=32000, seq=512, dtype="bfloat16"
+    ),
+}  # fmt: skip
+FOURTH_MODELS = {
+    "6b-cut": TransformerConfig(
+        name="6b-cut", num_layers=6, hidden=4608, num_heads=36, num_kv_heads=12, ffn=12288, vocab=64000, seq=2048,
+        dtype="bfloat16",
+    ),
+    "mid": TransformerConfig(
+        name="mid", num_layers=14, hidden=1792, num_heads=14, ffn=4864, vocab=40960, seq=3072, dtype="bfloat16"
+    ),
+    "gpt-wide": TransformerConfig(
+        name="gpt-wide", num_layers=6, hidden=3584, num_heads=28, vocab=50304, seq=1024, dtype="bfloat16", gated=False,
+        norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+    ),
+    "thin": TransformerConfig(
+        name="thin", num_layers=20, hidden=896, num_heads=14, num_kv_heads=2, ffn=2432, vocab=32768, seq=1024,
+        dtype="bfloat16",
+    ),
+    "huge-cut": TransformerConfig(
+        name="huge-cut", num_layers=2, hidden=7168, num_heads=56, num_kv_heads=8, ffn=20480, vocab=32768, seq=4096,
+        dtype="bfloat16",
     ),
 }  # fmt: skip
 EXPERT_MODELS = {
@@ -152,6 +173,50 @@ _THIRD: tuple[tuple[str, int, dict[str, Any]], ...] = (  # on one and two device
     ("gpt-mid", 64, {"dp": 4, "micro_batch": 8, "zero": 1}),
     ("deep", 32, {"dp": 2, "tp": 2, "micro_batch": 16}),
 )
+_FOURTH: tuple[tuple[str, int, dict[str, Any]], ...] = (  # on one and two H200, each in both executions
+    ("6b-cut", 2, {"micro_batch": 1}),
+    ("6b-cut", 4, {"micro_batch": 4}),
+    ("6b-cut", 4, {"micro_batch": 2, "recompute": "selective"}),
+    ("mid", 4, {"micro_batch": 2}),
+    ("mid", 8, {"micro_batch": 4, "recompute": "full"}),
+    ("gpt-wide", 8, {"micro_batch": 4}),
+    ("gpt-wide", 16, {"micro_batch": 16}),
+    ("thin", 8, {"micro_batch": 2}),
+    ("thin", 16, {"micro_batch": 16}),
+    ("huge-cut", 2, {"micro_batch": 1}),
+    ("huge-cut", 2, {"micro_batch": 2}),
+    ("6b-cut", 8, {"dp": 2, "micro_batch": 4}),
+    ("6b-cut", 8, {"dp": 2, "micro_batch": 2, "zero": 1}),
+    ("6b-cut", 4, {"dp": 2, "micro_batch": 1, "zero": 3}),
+    ("6b-cut", 4, {"tp": 2, "micro_batch": 2}),
+    ("6b-cut", 4, {"tp": 2, "micro_batch": 4, "sequence_parallel": True}),
+    ("6b-cut", 8, {"pp": 2, "micro_batch": 1}),
+    ("6b-cut", 8, {"pp": 2, "micro_batch": 2, "schedule": "zb_h1"}),
+    ("6b-cut", 8, {"pp": 2, "micro_batch": 1, "schedule": "interleaved_1f1b", "virtual": 3}),
+    ("mid", 8, {"dp": 2, "micro_batch": 2}),
+    ("mid", 8, {"dp": 2, "micro_batch": 4, "zero": 2}),
+    ("mid", 16, {"dp": 2, "micro_batch": 4, "zero": 3}),
+    ("mid", 4, {"tp": 2, "micro_batch": 4}),
+    ("mid", 4, {"tp": 2, "micro_batch": 1, "sequence_parallel": True}),
+    ("mid", 8, {"pp": 2, "micro_batch": 2}),
+    ("mid", 16, {"pp": 2, "micro_batch": 2, "schedule": "zb_v"}),
+    ("mid", 8, {"pp": 2, "micro_batch": 1, "schedule": "interleaved_1f1b", "virtual": 7}),
+    ("gpt-wide", 16, {"dp": 2, "micro_batch": 8}),
+    ("gpt-wide", 16, {"dp": 2, "micro_batch": 4, "zero": 2}),
+    ("gpt-wide", 8, {"tp": 2, "micro_batch": 4}),
+    ("gpt-wide", 16, {"tp": 2, "micro_batch": 8, "sequence_parallel": True}),
+    ("gpt-wide", 16, {"pp": 2, "micro_batch": 4}),
+    ("gpt-wide", 16, {"pp": 2, "micro_batch": 2, "schedule": "gpipe"}),
+    ("thin", 16, {"dp": 2, "micro_batch": 8}),
+    ("thin", 16, {"dp": 2, "micro_batch": 2, "zero": 3}),
+    ("thin", 16, {"tp": 2, "micro_batch": 16}),
+    ("thin", 16, {"pp": 2, "micro_batch": 4}),
+    ("huge-cut", 4, {"dp": 2, "micro_batch": 2, "zero": 1}),
+    ("huge-cut", 2, {"tp": 2, "micro_batch": 1}),
+    ("huge-cut", 2, {"tp": 2, "micro_batch": 2, "sequence_parallel": True}),
+    ("huge-cut", 8, {"pp": 2, "micro_batch": 1}),
+    ("huge-cut", 2, {"cp": 2, "micro_batch": 1}),
+)
 _EXPERTS: tuple[tuple[str, int, dict[str, Any]], ...] = (  # mixtures of experts
     ("moe8", 4, {"micro_batch": 2}),
     ("moe64", 4, {"micro_batch": 2}),
@@ -207,6 +272,15 @@ def third_plans() -> dict[str, Plan]:
     }
 
 
+def fourth_plans() -> dict[str, Plan]:
+    """Name -> plan, of shapes of none of the three."""
+    machine = Machine.load(MACHINE)
+    return {
+        _name(model, batch, degrees): _plan(FOURTH_MODELS[model], batch, degrees, machine)
+        for model, batch, degrees in _FOURTH
+    }
+
+
 def expert_plans() -> dict[str, Plan]:
     """Name -> plan, of mixtures of experts."""
     machine = Machine.load(MACHINE)
@@ -236,7 +310,8 @@ def _name(model: str, batch: int, degrees: dict[str, Any]) -> str:
 
 
 SETS: dict[str, Callable[[], dict[str, Plan]]] = {
-    "first": step_plans, "new": new_plans, "third": third_plans, "experts": expert_plans, "tiny": tiny_plans,
+    "first": step_plans, "new": new_plans, "third": third_plans, "fourth": fourth_plans, "experts": expert_plans,
+    "tiny": tiny_plans,
 }  # fmt: skip
 """Name -> its plans."""
 

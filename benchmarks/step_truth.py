@@ -15,36 +15,47 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.calibration import DATA, fitted
 from benchmarks.step_plans import SETS, step_plans
-from costmodels import Machine
+from costmodels import Machine, executing
 from costmodels.fit.points import load_points
 from costmodels.machine.catalogue import Device, load_device
+from interop.measurements.scores import ranking
 from plans.files import write_atomically
-from plans.plan import Plan
+from plans.plan import EXECUTIONS, Plan
 from simulator import simulate
 
 __all__ = ["compared", "main", "predictions"]
 
 DEVICE = "h200"
 
+HOST_BOUND = 0.1
+"""Share of the step that devices wait for the host, as predicted, from which a step counts as host-bound."""
+
 
 def predictions(plans: dict[str, Plan], device: Device | Machine) -> list[dict[str, Any]]:
-    """One row per plan: step time with its interval, and peak memory."""
+    """One row per plan and execution: step time with its interval, and peak memory."""
     rows, first = [], step_plans()
-    for name, plan in plans.items():
-        timeline = simulate(plan, device if isinstance(device, Machine) else Machine.of_device(device, plan.num_ranks))
+    for (name, plan), execution in itertools.product(plans.items(), EXECUTIONS):
+        machine = device if isinstance(device, Machine) else Machine.of_device(device, plan.num_ranks)
+        timeline = simulate(msgspec.structs.replace(plan, execution=execution), executing(machine, execution))
         rows.append({
-            "plan": name, "ranks": plan.num_ranks, "new": name not in first, "step_s": timeline.step_interval_s,
-            "low_s": timeline.low_s, "high_s": timeline.high_s, "peak_bytes": timeline.peak_bytes,
+            "plan": name, "execution": execution, "ranks": plan.num_ranks, "new": name not in first,
+            "step_s": timeline.step_interval_s, "low_s": timeline.low_s, "high_s": timeline.high_s,
+            "peak_bytes": timeline.peak_bytes,
+            "host_bound": timeline.host_wait_s > HOST_BOUND * timeline.step_interval_s,
         })  # fmt: skip
     return rows
 
@@ -52,12 +63,14 @@ def predictions(plans: dict[str, Plan], device: Device | Machine) -> list[dict[s
 def compared(predicted: Sequence[dict[str, Any]], points: Sequence[str | Path]) -> list[dict[str, Any]]:
     """The predicted rows that were measured, with what was measured."""
     measured = {
-        point.call: point for file in points for point in load_points(file)[0]
+        (point.call, point.options.get("execution", "eager")): point
+        for file in points for point in load_points(file)[0]
         if point.kind == "step" and point.stack == "twofold" and "part" not in point.options
     }  # fmt: skip
     rows = []
     for row in predicted:
-        if (point := measured.get(row["plan"])) is not None:
+        row = {"execution": "eager"} | row  # files from before there were two
+        if (point := measured.get((row["plan"], row["execution"]))) is not None:
             peak = point.figures["peak_bytes"]
             rows.append(row | {
                 "measured_s": point.seconds, "measured_peak_bytes": peak, "error": row["step_s"] / point.seconds - 1,
@@ -69,12 +82,27 @@ def compared(predicted: Sequence[dict[str, Any]], points: Sequence[str | Path]) 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     errors, peaks = np.array([row["error"] for row in rows]), np.array([row["peak_error"] for row in rows])
+    order, regrets = ranking(_alternatives(rows))
     return {
         "plans": len(rows), "mape": round(float(np.mean(np.abs(errors))), 4),
         "bias": round(float(np.mean(errors)), 4), "worst": round(float(np.max(np.abs(errors))), 4),
         "within_interval": round(float(np.mean([row["within_interval"] for row in rows])), 4),
+        "interval_width": round(float(np.mean([row["high_s"] / row["low_s"] for row in rows])) - 1, 4),
         "peak_mape": round(float(np.mean(np.abs(peaks))), 4),
+        "pair_order": round(order, 4) if order is not None else None,
+        "regret": round(float(np.mean(regrets)), 4) if regrets else None,
     }  # fmt: skip
+
+
+def _alternatives(rows: Sequence[dict[str, Any]]) -> list[list[tuple[float, float]]]:
+    """Predicted and measured times by model, batch, devices and execution."""
+    groups: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        model_and_batch = re.match(r".*?-b\d+", row["plan"])
+        assert model_and_batch is not None
+        key = (model_and_batch[0], row["ranks"], row["execution"])
+        groups[key].append((row["step_s"], row["measured_s"]))
+    return list(groups.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,10 +141,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     for row in rows:
         print(
-            f"{row['plan']:38s} predicted {row['step_s'] * 1e3:8.2f} ms, measured {row['measured_s'] * 1e3:8.2f} "
-            f"({row['error']:+.1%}){'' if row['within_interval'] else ' outside'}, memory {row['peak_error']:+.1%}"
+            f"{row['plan']:44s} {row['execution']:5s} predicted {row['step_s'] * 1e3:8.2f} ms, "
+            f"measured {row['measured_s'] * 1e3:8.2f} ({row['error']:+.1%})"
+            f"{'' if row['within_interval'] else ' outside'}, memory {row['peak_error']:+.1%}"
         )
     parts = {"all": rows, "new": [row for row in rows if row["new"]]}
+    for execution in EXECUTIONS:
+        own = [row for row in rows if row["execution"] == execution]
+        parts |= {execution: own, f"{execution}, host-bound": [row for row in own if row.get("host_bound")]}
+        parts[f"{execution}, device-bound"] = [row for row in own if not row.get("host_bound")]
     for ranks in sorted({row["ranks"] for row in rows}):
         parts[f"{ranks} devices"] = [row for row in rows if row["ranks"] == ranks]
     summary = {name: _summary(some) for name, some in parts.items() if some}

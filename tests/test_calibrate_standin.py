@@ -9,6 +9,8 @@ import pytest
 import torch
 from on_ranks import run_on_ranks
 
+from costmodels import Machine, executing
+from costmodels.fit.device import fit_device
 from costmodels.fit.points import Point, PointLog, load_points, save_points
 from costmodels.machine.catalogue import load_device
 from executor.calibrate.chosen import split_at_markers
@@ -16,6 +18,7 @@ from executor.calibrate.communication import make_call, recorded_jobs, recorded_
 from executor.calibrate.instructions import _summary
 from executor.calibrate.operands import Job
 from executor.calibrate.rank_sync import RankSync
+from executor.calibrate.replay import replay_points
 from executor.calibrate.requested_points import requested_points
 from executor.calibrate.rules import rule_jobs
 from executor.calibrate.sections import AloneSection, CallLimits
@@ -141,6 +144,33 @@ def test_a_device_is_kept_busy_before_every_repeat_and_short_calls_are_repeated_
     sample = timer.device_time([call])
     assert (sample.seconds, sample.repeats, sample.recorded) == (pytest.approx(each_s, rel=1e-3), repeats, True)
     assert busy == [None, *[pytest.approx(0.004)] * (repeats - 1)]
+
+
+def test_replays_of_several_lengths_tell_the_launch_from_the_nodes(monkeypatch):
+    """A stand-in whose replay takes 6 us and 1.5 us for each node."""
+    now = [0.0]
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Replaying(Recorder):
+        can_record = True
+
+        def mark(self) -> int:
+            return round(now[0] * 1e9)
+
+        def capture(self, run):
+            nodes = [constant for constant in run.__defaults__ if isinstance(constant, int)]
+
+            def replay():
+                now[0] += 6e-6 + 1.5e-6 * nodes[0]
+
+            return SimpleNamespace(replay=replay, release=lambda: None)
+
+    points = list(replay_points(Timer(Replaying(kind="npu"), busy_s=0.0)))
+    assert [point.shape for point in points] == [(1,), (8,), (64,), (512,), (4096,)]
+    replay = fit_device(points, {"date": "2026-11-23"}, load_device("ascend-910b2")).device.replay
+    assert (replay.launch_s, replay.node_s) == (pytest.approx(6e-6, rel=1e-3), pytest.approx(1.5e-6, rel=1e-3))
+    machine = Machine.of_device(fit_device(points, {"date": "2026-11-23"}, load_device("h200")).device, 2)
+    assert executing(machine, "graph").dispatch_s["matrix"] == pytest.approx(1.5e-6, rel=1e-3)
 
 
 def test_a_clock_that_moves_between_repeats_flags_the_point():

@@ -12,7 +12,7 @@ import msgspec
 
 from costmodels import Machine
 from plans.model.mlp import mlp_graph
-from plans.model.transformer import TransformerConfig, transformer
+from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan
 from search import uniform_plan
 
@@ -93,6 +93,8 @@ _RULES = (  # hidden, heads, kv heads, inner size, sequence; gated with rms norm
     (3072, 24, None, 12288, 2048, False),
 )
 
+_EXPERT_RULES = ((2048, 8, 2, 5632), (1536, 16, 4, 2816))  # hidden, experts, of a token, inner size
+
 
 def rule_plans() -> dict[str, Plan]:
     """Plans of one block of usual sizes: their instructions are measured one by one, the plans are never run.
@@ -116,4 +118,11 @@ def rule_plans() -> dict[str, Plan]:
         for name, degrees in ways.items():
             plan = uniform_plan(transformer(config, batch_size=4), machine, optimizer=adamw, **degrees)
             plans[f"rules-{hidden}-{name}"] = plan
+    for hidden, num_experts, top_k, ffn in _EXPERT_RULES:
+        config = TransformerConfig(
+            name="rules-experts", num_layers=1, hidden=hidden, num_heads=16, num_kv_heads=4, ffn=ffn, vocab=32000,
+            seq=1024, dtype="bfloat16", experts=Experts(num_experts=num_experts, top_k=top_k, ffn=ffn),
+        )  # fmt: skip
+        plan = uniform_plan(transformer(config, batch_size=4), machine, optimizer=adamw, micro_batch=2)
+        plans[f"rules-{num_experts}-experts"] = plan
     return plans

@@ -34,7 +34,7 @@ from costmodels.fit.section import Draft, FitSection, SectionFit, fit_sections
 from costmodels.fit.spreads import SPREAD_OF, SPREADS
 from costmodels.machine.catalogue import Device
 from costmodels.machine.machine import DISPATCH_CLASSES
-from costmodels.machine.sections import COLLECTIVES, Overlap, Provenance
+from costmodels.machine.sections import COLLECTIVES, Overlap, Provenance, Replay
 from costmodels.price.communication import with_unmeasured
 from costmodels.price.executor_kernels import fit_rules, rule_points
 
@@ -45,6 +45,9 @@ LEAST_S = 5e-9
 
 LEAST_MESSAGES = 3
 """Points that a kind of communication needs."""
+
+LEAST_REPLAYS = 2
+"""Lengths of recordings that tell the launch from the nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
         source=f"{source}, {versions}" if versions else source,
         date=environment.get("date", ""),
         base=base,
-        values={name: getattr(base, name) for name in ("compute", "collectives", "overlap", "dispatch_s")},
+        values={name: getattr(base, name) for name in ("compute", "collectives", "overlap", "dispatch_s", "replay")},
         provenance=base.provenance,
     )
     draft = fit_sections(SECTIONS, draft)
@@ -280,6 +283,24 @@ def _fit_host_time(name: str, points: Sequence[Point], draft: Draft) -> SectionF
     )
 
 
+def _replays(draft: Draft) -> list[Point]:
+    own = [point for point in draft.fitted_points if point.kind == "replay"]
+    return own if len(own) >= LEAST_REPLAYS else []
+
+
+def _fit_replay(points: Sequence[Point], draft: Draft) -> SectionFit:
+    """seconds = launch_s + nodes node_s, in least squares of relative errors, both at least 0."""
+    from scipy.optimize import nnls
+
+    nodes = np.array([point.shape[0] for point in points], dtype=float)
+    seconds = np.array([point.seconds for point in points])
+    solved, _ = nnls(np.stack([1 / seconds, nodes / seconds], axis=1), np.ones(len(points)))
+    return SectionFit(
+        values={"replay": Replay(launch_s=float(solved[0]), node_s=float(solved[1]))},
+        provenance={"replay": draft.provenance_of(f"recordings of {len(points)} lengths, replayed in a row")},
+    )
+
+
 def _of_kind(kind: str) -> Callable[[Draft], list[Point]]:
     return lambda draft: [point for point in draft.fitted_points if point.kind == kind]
 
@@ -297,5 +318,6 @@ SECTIONS = (
         FitSection(name=f"dispatch {name}", points=partial(_host_times, name), fit=partial(_fit_host_time, name))
         for name in DISPATCH_CLASSES
     ),
+    FitSection(name="replay", points=_replays, fit=_fit_replay),
 )
 """What is fitted, in the order in which one section needs another."""

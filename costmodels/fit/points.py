@@ -30,11 +30,12 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """One measured figure. All times are of one call.
 
     Args:
-        kind: matrix, memory, attention, rule, dispatch, sharing, collective, transfer, overlap, clock, allocation, or
-            step.
+        kind: matrix, memory, attention, rule, dispatch, replay, sharing, collective, transfer, overlap, clock,
+            allocation, or step.
         call: the torch call, the kind of collective, or (dispatch) the class of instruction, call, module or action.
         shape: (m, n, k) of a matrix product: rows and columns of the result, length of the sums; (batch, heads, kv
-            heads, queries, keys, head dim) of attention; dims of the main tensor (memory); () elsewhere.
+            heads, queries, keys, head dim) of attention; dims of the main tensor (memory); (nodes,) of a recording that
+            is replayed; () elsewhere.
         form: of a matrix product: "nt" a[m, k] b[n, k]^T, as a linear's forward; "nn" a[m, k] b[k, n], as its gradient
             of the input; "tn" a[k, m]^T b[k, n], as its gradient of the weight.
         batch: equal products in one call.

@@ -21,6 +21,7 @@ from costmodels.machine.sections import (
     Interval,
     Overlap,
     Provenance,
+    Replay,
     Section,
     check_known,
 )
@@ -88,6 +89,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
     network: Network
     collectives: dict[str, Collective]
     dispatch_s: dict[str, float]
+    replay: Replay | None = None
     overlap: tuple[Overlap, ...] = ()
     interval: Interval
     spreads: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
@@ -154,7 +156,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
 
 
 _SHARED = ("device", "memory_bytes", "runtime_bytes", "memory_allowance", "communicator_bytes", "compute",
-           "collectives", "dispatch_s", "overlap", "interval", "spreads", "price_intervals")  # fmt: skip
+           "collectives", "dispatch_s", "replay", "overlap", "interval", "spreads", "price_intervals")  # fmt: skip
 
 
 def device_of(name: str) -> Path | tuple[Device, int]:

@@ -26,6 +26,7 @@ from executor.calibrate.load import block_points, load_points
 from executor.calibrate.matrix import matrix_jobs
 from executor.calibrate.operands import Job
 from executor.calibrate.overlap import overlap_jobs, overlap_points
+from executor.calibrate.replay import replay_points
 from executor.calibrate.requested_points import requested_points
 from executor.calibrate.rules import rule_jobs
 from executor.calibrate.sections import AloneSection, InStepSection, StreamSection
@@ -134,6 +135,9 @@ DEVICE_SECTIONS: tuple[Section, ...] = (
     ),
     InStepSection(name="overlap", share=0.14, fits="overlap", jobs=pair_jobs, measure=measured_pair),
     StreamSection(name="dispatch", share=0.07, stream=lambda session: dispatch_points(session.timer)),
+    StreamSection(
+        name="replay", share=0.01, fits="replay", stream=lambda session: replay_points(session.timer)
+    ),
     StreamSection(
         name="instructions", share=0.05, fits="dispatch_s", ranks="together",
         stream=lambda session: instruction_points(session.timer, session.options.plans),

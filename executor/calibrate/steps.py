@@ -6,12 +6,13 @@ Weights are random numbers that cost the host little to make, since only time an
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from executor.calibrate.main import surroundings
 from executor.calibrate.rank_sync import RankSync
 from executor.calibrate.resume import resume
 from executor.calibrate.timing import Timer, sampled
-from executor.device import now_ns, pick_device
+from executor.device import pick_device
+from executor.step.compiled import CompiledStep, Stepper
 from executor.step.groups import Groups, connect
-from executor.step.interpreter import Interpreter, RecordedStep
+from executor.step.interpreter import Batch, Interpreter, RecordedStep
 from executor.train.batches import random_batches, rows_of_rank
 from plans.lower import lower
 from plans.model.graph import Graph
@@ -35,8 +37,10 @@ from plans.plan import Plan, load_plan
 
 __all__ = ["CheapParameters", "main", "step_points"]
 
-WARM_STEPS = 3
-STEPS = 10
+WARM_STEPS = 4
+REPEATS = 5
+STEPS = 4
+"""In a row, of one repeat."""
 
 
 class CheapParameters(Mapping[str, npt.NDArray[Any]]):
@@ -63,14 +67,14 @@ class CheapParameters(Mapping[str, npt.NDArray[Any]]):
 
 
 def step_points(timer: Timer, sync: RankSync, plan: Plan, name: str) -> list[Point]:
-    """Train a plan for a few steps; every rank of the job must call it.
+    """Train a plan for a few steps, eagerly and then replayed where that can be; every rank of the job must call it.
 
     Returns:
-        The step (seconds between barriers, of the slowest rank) with its peak bytes, and for rank 0 the time of every
-        kind of instruction in a recorded step.
+        For each execution (option "execution") the pace of steps in a row, of the slowest rank, with the peak bytes,
+        and for rank 0 the time of every kind of instruction in a recorded step.
     """
     device, program = timer.device, lower(plan)
-    alone = program.num_ranks == 1
+    alone, points = program.num_ranks == 1, list[Point]()
     with contextlib.ExitStack() as stack:
         groups = None if alone else Groups(program, device)
         if groups is not None:
@@ -78,44 +82,63 @@ def step_points(timer: Timer, sync: RankSync, plan: Plan, name: str) -> list[Poi
         interpreter = Interpreter(program, sync.rank, device, groups)
         interpreter.set_parameters(CheapParameters(plan.graph))
         batches = list(rows_of_rank(plan, sync.rank, random_batches(plan.graph, 0, 2)))
-        device.release_memory()
-        device.reset_peak_memory()
-        times, on_device = [], []
-        for step in range(WARM_STEPS + STEPS):
-            sync.barrier()
-            first, start = timer.mark(), now_ns()
-            interpreter.step(batches[step % 2])
-            end, last = now_ns(), timer.mark()
-            device.synchronize()
-            wall_s, device_s = sync.maximum([(end - start) / 1e9, timer.between_s(first, last)])
-            if step >= WARM_STEPS:
-                times.append(wall_s)
-                on_device.append(device_s)
-        sync.barrier()
-        clock_MHz = timer.clock_during(lambda: interpreter.step(batches[0]), times[-1])
-        peaks = [float(device.max_memory_allocated()), float(device.memory_reserved())]
-        planned = float(interpreter.peak.peak_bytes)
-        peak, reserved, planned = sync.maximum([*peaks, planned])
-        sync.barrier()
-        _, recorded = interpreter.record(batches[0])
-        parts = _parts(interpreter, recorded)
+        points += _execution_points(timer, sync, interpreter, interpreter, batches, name)
+        if device.can_record:
+            compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree)
+            try:
+                points += _execution_points(timer, sync, interpreter, compiled, batches, name)
+            finally:
+                compiled.close()
         if groups is not None:
             dist.barrier()
-    sample = sampled(times, 1)
-    figures = {
-        "device_s": sorted(on_device)[len(on_device) // 2], "peak_bytes": peak, "reserved_bytes": reserved,
-        "planned_peak_bytes": planned,
-    }  # fmt: skip
+    return points
+
+
+def _execution_points(
+    timer: Timer, sync: RankSync, interpreter: Interpreter, stepper: Stepper, batches: Sequence[Batch], name: str
+) -> list[Point]:
+    """Points of one way to execute the steps; none where they ran another way after all."""
+    device = timer.device
+    device.release_memory()
+    device.reset_peak_memory()
+    feed = itertools.cycle(batches)
+    for _ in range(WARM_STEPS):
+        stepper.step(next(feed))
+    times = [_pace_s(timer, sync, stepper, feed) for _ in range(REPEATS)]
+    execution = "graph" if stepper is not interpreter else "eager"
+    if isinstance(stepper, CompiledStep) and not sync.all_agree(stepper.execution == execution):
+        return []
+    sync.barrier()
+    clock_MHz = timer.clock_during(lambda: stepper.step(batches[0]), times[-1])
+    peaks = [float(device.max_memory_allocated()), float(device.memory_reserved())]
+    peak, reserved, planned = sync.maximum([*peaks, float(interpreter.peak.peak_bytes)])
+    sync.barrier()
+    _, recorded = stepper.record(batches[0])
+    fields = {key: value for key, value in sampled(times, 1).fields.items() if key != "clock_MHz"}
     common: dict[str, Any] = {
-        "kind": "step", "stack": "twofold", "ranks": program.num_ranks, "active_ranks": program.num_ranks,
+        "kind": "step", "call": name, "stack": "twofold", "ranks": sync.size, "active_ranks": sync.size,
         "clock_MHz": round(clock_MHz, 1),
     }  # fmt: skip
-    fields = {key: value for key, value in sample.fields.items() if key != "clock_MHz"}
-    points = [Point(call=name, figures=figures, **common, **fields)]
-    for call, (count, host_s, device_s) in parts.items():
-        measured: dict[str, Any] = {"seconds": device_s, "figures": {"count": count, "host_s": host_s}}
-        points.append(Point(call=name, options={"part": call}, **common, **measured))
+    figures = {"peak_bytes": peak, "reserved_bytes": reserved, "planned_peak_bytes": planned}
+    points = [Point(figures=figures, options={"execution": execution}, **common, **fields)]
+    for call, (count, host_s, device_s) in _parts(interpreter, recorded).items():
+        figures = {"count": count, "host_s": host_s}
+        points.append(
+            Point(options={"execution": execution, "part": call}, seconds=device_s, figures=figures, **common)
+        )
     return points
+
+
+def _pace_s(timer: Timer, sync: RankSync, stepper: Stepper, feed: Iterator[Batch]) -> float:
+    """Mean seconds from the end of a step to the end of the next on the compute stream, of the slowest rank."""
+    sync.barrier()
+    stepper.step(next(feed))  # fills the pipeline, and lets the host get ahead
+    first = timer.mark()
+    for _ in range(STEPS):
+        stepper.step(next(feed))
+    last = timer.mark()
+    timer.device.synchronize()
+    return sync.maximum([timer.between_s(first, last) / STEPS])[0]
 
 
 def _parts(interpreter: Interpreter, recorded: RecordedStep) -> dict[str, tuple[float, float, float]]:
@@ -128,6 +151,14 @@ def _parts(interpreter: Interpreter, recorded: RecordedStep) -> dict[str, tuple[
         total[1] += (host[1] - host[0]) / 1e9
         total[2] += (spent[1] - spent[0]) / 1e9
     return {call: (count, host_s, device_s) for call, (count, host_s, device_s) in sorted(totals.items())}
+
+
+def _line(name: str, point: Point) -> str:
+    peak, planned = (point.figures[each] / 2**30 for each in ("peak_bytes", "planned_peak_bytes"))
+    return (
+        f"{name:40s} {point.options['execution']:5s} {point.seconds * 1e3:9.2f} ms ({point.low_s * 1e3:.2f} to "
+        f"{point.high_s * 1e3:.2f}) peak {peak:.2f} GiB (planned {planned:.2f}) {point.clock_MHz:.0f} MHz"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -163,13 +194,9 @@ def main(arguments: list[str] | None = None) -> int:
         if log is not None:
             for point in points:
                 log.add(point)
-            first = points[0]
-            print(
-                f"{name:36s} {first.seconds * 1e3:9.2f} ms ({first.low_s * 1e3:.2f} to {first.high_s * 1e3:.2f}) peak "
-                f"{first.figures['peak_bytes'] / 2**30:.2f} GiB (planned "
-                f"{first.figures['planned_peak_bytes'] / 2**30:.2f}) {first.clock_MHz:.0f} MHz",
-                flush=True,
-            )
+            for point in points:
+                if "part" not in point.options:
+                    print(_line(name, point), flush=True)
         device.release_memory()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -140,6 +140,11 @@ class Timer:
         repeats = self.repeats + (SHORT_REPEATS if short else 0)
         return self._repeated(again, times * rounds * len(calls), repeats, recorded=True)
 
+    def issued_time(self, call: Call) -> Sample:
+        """Seconds of one `call` of many in a row, as the host issues them."""
+        count = max(1, min(1000, math.ceil(self.window_s / self._once([call]))))
+        return self._repeated(lambda: _rounds([call], count), count)
+
     def _once(self, calls: Sequence[Call]) -> float:
         """Seconds of one call, from the second round."""
         _rounds(calls, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -23,7 +23,7 @@ from plans.errors import TwofoldError
 from simulator.forecast import Forecast, forecast, stack_named
 from simulator.forecast.memory import memory_interval
 
-__all__ = ["Validation", "machine_of", "measured_as", "validate"]
+__all__ = ["Validation", "machine_of", "measured_as", "ranking", "validate"]
 
 _DIFFERENT = 0.02
 _LESS_IS_BETTER = ("iteration_time_s", "peak_memory_GiB", "peak_memory_GB")
@@ -208,30 +208,47 @@ def model_flops(case: Case) -> float:
     return 2.0 * tokens * passes
 
 
+def ranking(groups: Iterable[Sequence[tuple[float, float]]]) -> tuple[float | None, list[float]]:
+    """How well predictions put alternatives in order.
+
+    Args:
+        groups: of alternatives, each its predicted and its measured cost; the less the better.
+
+    Returns:
+        Share of the pairs of a group that are in the right order, those aside whose measured costs differ by less than
+        2 % (None without any), and for each group of several the regret: by what share the alternative predicted the
+        cheapest costs more than the cheapest.
+
+    >>> ranking([[(1.0, 3.0), (2.0, 2.0), (4.0, 4.0)]])
+    (0.6666666666666666, [0.5])
+    """
+    agreed = pairs = 0.0
+    regrets: list[float] = []
+    for rows in groups:
+        for (said, cost), (other_said, other_cost) in combinations(rows, 2):
+            if abs(cost - other_cost) <= _DIFFERENT * min(cost, other_cost):
+                continue
+            pairs += 1
+            agreed += 0.5 if said == other_said else float((cost > other_cost) == (said > other_said))
+        if len(rows) > 1:
+            regrets.append(min(rows)[1] / min(cost for _, cost in rows) - 1)
+    return agreed / pairs if pairs else None, regrets
+
+
 def _score(source: str, metric: str, found: Sequence[tuple[Case, dict[str, Any]]]) -> dict[str, Any]:
     errors = [result["predicted"] / result["value"] - 1 for _, result in found]
     inside = [result["low"] <= result["value"] <= result["high"] for _, result in found]
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for case, result in found:
         groups.setdefault(case.group, []).append(result)
-    agreed = pairs = 0.0
-    regrets: list[float] = []
     sign = 1 if metric in _LESS_IS_BETTER else -1
-    for rows in groups.values():
-        for one, other in combinations(rows, 2):
-            if abs(one["value"] - other["value"]) <= _DIFFERENT * min(one["value"], other["value"]):
-                continue
-            pairs += 1
-            measured, predicted = one["value"] - other["value"], one["predicted"] - other["predicted"]
-            agreed += 0.5 if predicted == 0 else float((measured > 0) == (predicted > 0))
-        if len(rows) > 1:
-            chosen = min(rows, key=lambda row: sign * row["predicted"])["value"]
-            best = min(rows, key=lambda row: sign * row["value"])["value"]
-            regrets.append(chosen / best - 1 if sign > 0 else best / chosen - 1)
+    order, regrets = ranking(
+        [[(row["predicted"] ** sign, row["value"] ** sign) for row in rows] for rows in groups.values()]
+    )
     absolute = [abs(error) for error in errors]
     return {
         "source": source, "metric": metric, "rows": len(errors), "mape": statistics.fmean(absolute),
         "median_ape": statistics.median(absolute), "bias": statistics.fmean(errors),
-        "within_interval": sum(inside) / len(inside), "pair_order": agreed / pairs if pairs else None,
+        "within_interval": sum(inside) / len(inside), "pair_order": order,
         "regret_mean": statistics.fmean(regrets) if regrets else None, "regret_max": max(regrets, default=None),
     }  # fmt: skip
