@@ -1,7 +1,7 @@
-"""The device of a rank: its backend, clocks, memory, seeds and versions. Only this file knows device names.
+"""The device of a rank: its streams, clocks, memory, recordings and kernels.
 
-Everything else in this package speaks of a `Device`. CPU ranks talk over gloo, CUDA ranks over NCCL, Ascend ranks over
-HCCL. The CPU path is what the tests run; the CUDA path was run on H200; the NPU path was **not run on Ascend**.
+Everything else in this package speaks of a `Device`. What torch does alike for all accelerators stands here; what a
+kind of device has of its own stands in its file of `executor.kinds`.
 
     >>> device = pick_device("cpu")
     >>> device.backend, device.is_async
@@ -11,11 +11,8 @@ HCCL. The CPU path is what the tests run; the CUDA path was run on H200; the NPU
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import os
 import platform
-import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,21 +22,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from executor.kernels import Rule, rule_of
+from executor.kinds import KINDS, DeviceKind
+from executor.kinds.cpu import usable_cores
 from plans.errors import TwofoldError
 
-__all__ = ["BACKENDS", "Device", "Mark", "Recording", "environment", "now_ns", "num_accelerators", "pick_device"]
-
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+__all__ = ["Device", "Mark", "Recording", "environment", "now_ns", "num_accelerators", "pick_device"]
 
 Mark = Any
 """A point on a device's own time line: nanoseconds on a CPU, a recorded event on an accelerator."""
 
 now_ns = time.perf_counter_ns
 """The host's clock. On Linux it is CLOCK_MONOTONIC, which all processes of a host share."""
-
-
-_GRAPHS = {"cuda": "CUDAGraph", "npu": "NPUGraph"}
-"""The class that records launches; both have the same methods."""
 
 
 class Recording:
@@ -77,9 +71,22 @@ class Device:
     index: int = 0
 
     @property
+    def own(self) -> DeviceKind:
+        """What its kind has of its own."""
+        return KINDS[self.kind]
+
+    @property
     def backend(self) -> str:
         """The name of the communication backend."""
-        return BACKENDS[self.kind]
+        return self.own.backend
+
+    def rule_of(self, call: str) -> Rule:
+        """The kernel of a COMPUTE instruction's call: of its kind, or else of torch.
+
+        Raises:
+            TwofoldError: an unknown call.
+        """
+        return self.own.rules().get(call) or rule_of(call)
 
     @property
     def is_async(self) -> bool:
@@ -94,9 +101,7 @@ class Device:
     @property
     def name(self) -> str:
         """The product name of the device, for records."""
-        if not self.is_async:
-            return platform.processor() or platform.machine()
-        return str(torch.get_device_module(self.kind).get_device_name(self.index))
+        return self.own.product(self.index)
 
     def use(self) -> None:
         """Make it this process's device; on a CPU share the cores evenly among the ranks of this host."""
@@ -104,7 +109,7 @@ class Device:
             torch.accelerator.set_device_index(self.index)
         else:
             ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            torch.set_num_threads(max(1, _usable_cores() // ranks_here))
+            torch.set_num_threads(max(1, usable_cores() // ranks_here))
 
     def synchronize(self) -> None:
         """Wait until everything issued so far has run."""
@@ -150,19 +155,19 @@ class Device:
     @property
     def can_record(self) -> bool:
         """Whether `capture` records launches on this kind of device."""
-        return self.kind in _GRAPHS
+        return bool(self.own.graph)
 
     def capture(self, run: Callable[[], object], pool: Any = None) -> Recording | None:
         """Record `run` as one launch whose replay has no host time between kernels; None if the device cannot record.
 
         Nothing of `run` is carried out. The current stream must not be the default one. With the `pool` of another
-        recording both use one memory. What other threads do meanwhile is not recorded. Not run on Ascend.
+        recording both use one memory. What other threads do meanwhile is not recorded.
 
         Raises whatever torch raises where `run` does something that cannot be recorded.
         """
         if not self.can_record:
             return None
-        graph = getattr(torch.get_device_module(self.kind), _GRAPHS[self.kind])()
+        graph = getattr(self.own.module, self.own.graph)()
         self.synchronize()
         graph.capture_begin(**({} if pool is None else {"pool": pool}), capture_error_mode="thread_local")
         try:
@@ -176,14 +181,12 @@ class Device:
         return Recording(graph)
 
     def recorded_mark(self) -> Mark:
-        """A mark for use inside `capture`: every replay sets it anew (an external event of CUDA).
+        """A mark for use inside `capture`: every replay sets it anew.
 
         Raises:
-            TwofoldError: this device or this version of torch has none.
+            TwofoldError: this kind of device has none.
         """
-        if self.kind != "cuda":
-            raise TwofoldError(f"a recording on {self.kind} cannot take times inside; not run on Ascend")
-        event = torch.get_device_module(self.kind).Event(enable_timing=True, external=True)
+        event = self.own.external_event()
         event.record()
         return event
 
@@ -233,19 +236,11 @@ class Device:
 
     def spin(self, cycles: int) -> bool:
         """Keep the current stream busy for so many cycles of its clock; False where that cannot be done."""
-        sleep = getattr(torch.get_device_module(self.kind), "_sleep", None) if self.kind == "cuda" else None
-        if sleep is None:
-            return False
-        sleep(cycles)
-        return True
+        return self.own.spin(cycles)
 
     def memory_bytes(self) -> tuple[int, int]:
         """Bytes of free memory and of all memory: of the device, or of this host on a CPU."""
-        if not self.is_async:
-            page = os.sysconf("SC_PAGE_SIZE")
-            return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
-        free, total = torch.get_device_module(self.kind).mem_get_info(self.index)
-        return int(free), int(total)
+        return self.own.memory_bytes(self.index)
 
     def memory_reserved(self) -> int:
         """Bytes that torch's allocator took from the device; 0 on a CPU."""
@@ -253,60 +248,27 @@ class Device:
 
     def release_memory(self) -> None:
         """Release memory that the allocator holds but no tensor uses, and the workspaces of matrix products."""
-        if self.kind == "cuda":
-            torch._C._cuda_clearCublasWorkspaces()
+        self.own.release_workspaces()
         if self.is_async:
             torch.accelerator.empty_cache()
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the last-level cache; assumed 32 MiB on a CPU and 192 MiB where the driver does not report it."""
-        if self.kind == "cpu":
-            return 32 * 2**20
-        properties = torch.get_device_module(self.kind).get_device_properties(self.index)
-        return int(getattr(properties, "L2_cache_size", 0) or 192 * 2**20)
+        return self.own.cache_bytes(self.index)
 
     @property
     def num_processors(self) -> int:
         """Multiprocessors (or cores of an NPU) that one kernel can fill; usable cores on a CPU."""
-        if self.kind == "cpu":
-            return _usable_cores()
-        properties = torch.get_device_module(self.kind).get_device_properties(self.index)
-        return int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "cube_core_num", 0) or 1)
+        return self.own.num_processors(self.index)
 
     def sensors(self) -> dict[str, float]:
         """temperature_C, power_W and clock_MHz, as far as the driver reports them."""
-        if self.kind != "cuda":
-            return {}
-        module = torch.get_device_module(self.kind)
-        readings = {
-            "temperature_C": (module.temperature, 1.0),
-            "power_W": (module.power_draw, 1e-3),
-            "clock_MHz": (module.clock_rate, 1.0),
-        }
-        found = {}
-        for name, (read, scale) in readings.items():
-            with contextlib.suppress(Exception):  # no NVML on this host, or a driver that does not tell
-                found[name] = float(read(self.index)) * scale
-        return found
+        return self.own.sensors(self.index)
 
     def limits(self) -> dict[str, str]:
-        """The driver's version and what it lets the device do: power_limit_W, max_clock_MHz and so on.
-
-        Empty where `nvidia-smi` does not tell.
-        """
-        asked = {
-            "driver": "driver_version", "power_limit_W": "power.limit", "max_clock_MHz": "clocks.max.sm",
-            "memory_clock_MHz": "clocks.max.memory", "persistence": "persistence_mode", "ecc": "ecc.mode.current",
-        }  # fmt: skip
-        if self.kind != "cuda":
-            return {}
-        command = ["nvidia-smi", f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader,nounits"]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run([*command, "-i", str(self.index)], capture_output=True, text=True, timeout=20)
-            if said.returncode == 0:
-                return dict(zip(asked, map(str.strip, said.stdout.strip().split(",")), strict=False))
-        return {}
+        """The driver's version and what it lets the device do (power_limit_W, max_clock_MHz, ..), where it tells."""
+        return self.own.limits(self.index)
 
 
 def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
@@ -319,16 +281,19 @@ def pick_device(kind: str = "auto", local_rank: int | None = None) -> Device:
     Raises:
         TwofoldError: an unknown kind, a device that is not there, more ranks on the host than accelerators.
     """
-    if kind not in (*BACKENDS, "auto"):
-        raise TwofoldError(f"device {kind!r} is not known; known: auto, {', '.join(BACKENDS)}")
+    if kind not in (*KINDS, "auto"):
+        raise TwofoldError(f"device {kind!r} is not known; known: auto, {', '.join(KINDS)}")
     if kind == "cpu":
         return Device(kind="cpu")
-    if kind == "npu" or (kind == "auto" and torch.accelerator.current_accelerator() is None):
-        _load_npu(required=kind == "npu")
+    if kind != "auto":
+        KINDS[kind].load(required=True)
+    elif torch.accelerator.current_accelerator() is None:
+        for each in KINDS.values():
+            each.load(required=False)
     there = torch.accelerator.current_accelerator(check_available=True)
     if there is None and kind == "auto":
         return Device(kind="cpu")
-    if there is None or there.type not in BACKENDS or kind not in ("auto", there.type):
+    if there is None or there.type not in KINDS or kind not in ("auto", there.type):
         if there is None:
             raise TwofoldError(f"device {kind!r} is not available: no accelerator found on this host; use --device cpu")
         raise TwofoldError(
@@ -348,34 +313,14 @@ def num_accelerators() -> int:
 
 def environment(device: Device) -> dict[str, str]:
     """Versions and names that belong beside every measurement."""
-    record = {
+    return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": str(np.__version__),
         "platform": platform.platform(),
-        "cores": str(_usable_cores()),
+        "cores": str(usable_cores()),
         "device": device.kind,
         "device_name": device.name,
         "backend": device.backend,
+        **device.own.versions(),
     }
-    if device.kind == "cuda":
-        version = torch.get_device_module("cuda").nccl.version()
-        record["nccl"] = ".".join(str(part) for part in version)
-    return record
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _load_npu(*, required: bool) -> None:
-    """Import torch-npu, which registers the device; not run on Ascend."""
-    if importlib.util.find_spec("torch_npu") is None:
-        if required:
-            raise TwofoldError("device 'npu' needs torch-npu in the version of your torch: pip install twofold[npu]")
-        return
-    try:
-        importlib.import_module("torch_npu")
-    except ImportError as error:
-        if required:
-            raise TwofoldError(f"torch-npu does not load ({error}); is the Ascend toolkit (CANN) installed?") from None

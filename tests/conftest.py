@@ -1,10 +1,13 @@
 """What all tests share: reproducible examples, one thread a process, one test with several processes at a time."""
 
 import fcntl
+import importlib
 import os
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -32,6 +35,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
             return (yield)
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough if a child process still holds the file
+
+
+@pytest.fixture(scope="module")
+def torch_npu() -> Generator[ModuleType, None, None]:
+    """The stand-in for torch-npu, where `import torch_npu` finds it; gone behind the tests of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).with_name("standins"))
+        yield importlib.import_module("torch_npu")
+        for name in ("torch_npu", "executor.kernels.npu"):
+            sys.modules.pop(name, None)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from costmodels.price.free_calls import LOADS
 from executor.calibrate.instructions import code_of, dispatch_class
 from executor.calibrate.operands import DTYPES, Job, OperandPool
 from executor.calibrate.timing import Call
-from executor.kernels import rule_of
 from executor.kernels.context import OpContext, StepCounter, torch_dtype
 from plans.lower import lower
 from plans.plan import load_plan
@@ -83,9 +82,10 @@ def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out
 def _calls(
     instruction: Instruction, group: GroupProgram, reads: list[Value], writes: list[Value]
 ) -> Callable[[OperandPool], list[Call]]:
-    rule, first = rule_of(instruction.call), writes[0]
+    first = writes[0]
 
     def make(pool: OperandPool) -> list[Call]:
+        rule = pool.device.rule_of(instruction.call)
         context = OpContext(
             rank=group.ranks[0], mesh=instruction.mesh or group.mesh, shape=first.shape, dtype=first.dtype,
             shares=first.shares is not None, counter=StepCounter(step=2), device=pool.device.torch_device,

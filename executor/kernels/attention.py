@@ -1,8 +1,8 @@
-"""Scaled-dot-product attention by torch's own kernels, forward and backward.
+"""Scaled-dot-product attention by fused kernels, forward and backward.
 
-Without a mask and without dropout the forward keeps the logarithms of its sums, from which the backward goes on
-(`executor.kernels.fused_attention`). With one of them gradients come by autograd of the operator alone, which makes its
-forward again.
+Without a mask and without dropout the forward keeps the logarithms of its sums, from which the backward goes on: by
+torch's own kernels (`executor.kernels.fused_attention`) unless a kind of device brings others. With one of them
+gradients come by autograd of the operator alone, which makes its forward again.
 
 A rank with rows [first, first + rows) of a split causal query reads only keys up to its last row, so that its mask ends
 in the lower right corner, which flash attention knows. Weights that are dropped rule flash out: which ones is a
@@ -12,7 +12,8 @@ function of their position, and torch's kernels draw their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +24,32 @@ from executor.kernels.fused_attention import attend, attend_backward, lower_mask
 from executor.kernels.place import by_autograd, num_parts, offset
 from executor.kernels.random import kept_now
 
-__all__ = ["ATTENTION_RULES"]
+__all__ = ["ATTENTION_RULES", "Kernels", "attention_rules"]
 
 Attrs = Mapping[str, Any]
 
 
+class _Backward(Protocol):
+    def __call__(
+        self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, *, first: int | None,
+        scale: float | None,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+
+
+class Kernels(NamedTuple):
+    """Attention without a mask or dropout, as `fused_attention` says it.
+
+    Args:
+        attend: (q, k, v, first, scale) -> the output and the logarithms of the sums of exponentials.
+        backward: the gradients of q, k and v from that of the output, the operands and what `attend` made.
+    """
+
+    attend: Callable[[Tensor, Tensor, Tensor, int | None, float | None], tuple[Tensor, Tensor]]
+    backward: _Backward
+
+
 def attention(
-    context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+    kernels: Kernels, context: OpContext, attrs: Attrs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(q k^T scale + mask) v; heads of k and v serve equal numbers of heads of q in a row.
 
@@ -40,7 +60,7 @@ def attention(
     shape, first = q.shape, _first(context, attrs, q)
     q, k, v = (_heads_first(attrs, each) for each in (q, k, v))
     keys = _num_keys(q, k, first)
-    out, sums = attend(q, k[:, :, :keys], v[:, :, :keys], _corner(first, q, keys), attrs.get("scale"))
+    out, sums = kernels.attend(q, k[:, :, :keys], v[:, :, :keys], _corner(first, q, keys), attrs.get("scale"))
     made = (*shape[:-1], v.shape[-1])
     heads = made if attrs.get("layout") != "bshd" else (*shape[:-3], shape[-2], shape[-3], shape[-1])
     return _as_given(attrs, out, made), sums.reshape(heads[:-1]).contiguous()
@@ -74,14 +94,16 @@ def _as_given(attrs: Attrs, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x.contiguous().view(shape)
 
 
-def attention_grads(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+def attention_grads(
+    kernels: Kernels, context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor
+) -> tuple[Tensor, ...]:
     """Gradients of q, k and v from q, k, v, the output and what the forward kept; or from q, k, v and the mask."""
     if len(inputs) < 5:
         return by_autograd(lambda *fresh: _masked(context, attrs, *fresh), inputs, (0, 1, 2), g)
     shapes, first = [each.shape for each in inputs[:3]], _first(context, attrs, inputs[0])
     g, q, k, v, out = (_heads_first(attrs, each) for each in (g, *inputs[:4]))
     keys = _num_keys(q, k, first)
-    made = attend_backward(
+    made = kernels.backward(
         g, q, k[:, :, :keys], v[:, :, :keys], out, inputs[4].reshape(q.shape[:3]), first=_corner(first, q, keys),
         scale=attrs.get("scale"),
     )  # fmt: skip
@@ -91,13 +113,13 @@ def attention_grads(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor
     return tuple(_as_given(attrs, each, shape) for each, shape in zip(made, shapes, strict=True))
 
 
-def _attention_grad(which: int) -> Callable[..., Tensor]:
-    def one(context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor) -> Tensor:
-        if len(inputs) == 5:
-            return attention_grads(context, attrs, g, *inputs)[which]
-        return by_autograd(lambda *fresh: _masked(context, attrs, *fresh), inputs, (which,), g)[0]
-
-    return one
+def attention_grad(
+    which: int, kernels: Kernels, context: OpContext, attrs: Attrs, g: Tensor, *inputs: Tensor
+) -> Tensor:
+    """One of the gradients alone."""
+    if len(inputs) == 5:
+        return attention_grads(kernels, context, attrs, g, *inputs)[which]
+    return by_autograd(lambda *fresh: _masked(context, attrs, *fresh), inputs, (which,), g)[0]
 
 
 # -- with a mask or dropout --------------------------------------------------------------------------------------------
@@ -164,8 +186,13 @@ def _kept_weights(context: OpContext, attrs: Attrs, q: Tensor, keys: int) -> Ten
     return kept_now(context, attrs, region, shape, q.device)
 
 
-ATTENTION_RULES: Mapping[str, Rule] = {
-    "attention.forward": attention,
-    "attention.grad012": attention_grads,
-    **{f"attention.grad{which}": _attention_grad(which) for which in range(3)},
-}
+def attention_rules(kernels: Kernels) -> Mapping[str, Rule]:
+    """The rules of attention by these kernels."""
+    return {
+        "attention.forward": partial(attention, kernels),
+        "attention.grad012": partial(attention_grads, kernels),
+        **{f"attention.grad{which}": partial(attention_grad, which, kernels) for which in range(3)},
+    }
+
+
+ATTENTION_RULES = attention_rules(Kernels(attend=attend, backward=attend_backward))

@@ -22,7 +22,7 @@ from torch import Tensor
 from executor.kernels.chips import is_gpu
 from executor.kernels.context import OpContext, Rule, StepCounter
 
-__all__ = ["UPDATE_RULES", "learning_rate", "step_number"]
+__all__ = ["DEFAULT_LR", "UPDATE_RULES", "adamw_of_many", "learning_rate", "step_number"]
 
 Attrs = Mapping[str, Any]
 
@@ -53,7 +53,7 @@ def adamw(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One update as torch.optim.AdamW makes it (Loshchilov and Hutter 2019)."""
     beta1, beta2, eps = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999), attrs.get("eps", 1e-8)
-    decay, lr, number = attrs.get("weight_decay", 1e-2), attrs.get("lr", _LR), context.counter.number
+    decay, lr, number = attrs.get("weight_decay", 1e-2), attrs.get("lr", DEFAULT_LR), context.counter.number
     device = weight.device
     scalar = _scalar_dtype(weight)
     precise = scalar == weight.dtype
@@ -71,7 +71,8 @@ def adamw(
     return weight, _rounded(mean, first), _rounded(square, second)
 
 
-_LR = 1e-3
+DEFAULT_LR = 1e-3
+"""The learning rate where neither the run nor the plan states one, as in torch."""
 
 
 def step_number(now: StepCounter) -> float:
@@ -102,7 +103,7 @@ def _scalar_dtype(weight: Tensor) -> torch.dtype:
 
 def _rate(context: OpContext, attrs: Attrs, weight: Tensor) -> Tensor:
     """The learning rate of this step."""
-    return context.counter.number(learning_rate, (attrs.get("lr", _LR),), _scalar_dtype(weight), weight.device)
+    return context.counter.number(learning_rate, (attrs.get("lr", DEFAULT_LR),), _scalar_dtype(weight), weight.device)
 
 
 def _moved(weight: Tensor, step: Tensor, rate: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ def adamw_of_many(context: OpContext, attrs: Attrs, *tensors: Tensor) -> tuple[T
     step = number(step_number, (), torch.float32, device)
     _aten._fused_adamw_.tensor_lr(  # the overload by name: matching a rate against a float would read it to the host
         weights, gradients, means, squares, [], [step] * len(weights),
-        lr=number(learning_rate, (attrs.get("lr", _LR),), torch.float32, device),
+        lr=number(learning_rate, (attrs.get("lr", DEFAULT_LR),), torch.float32, device),
         beta1=attrs.get("beta1", 0.9), beta2=attrs.get("beta2", 0.999), weight_decay=attrs.get("weight_decay", 1e-2),
         eps=attrs.get("eps", 1e-8), amsgrad=False, maximize=False,
     )  # fmt: skip

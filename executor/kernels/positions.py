@@ -1,14 +1,15 @@
 """Rotary position embedding: pairs of elements turned by an angle that grows with the position.
 
-On a GPU with Triton one kernel reads and writes the tensor once; elsewhere plain torch does the same, in a few passes.
+On a GPU with Triton one kernel reads and writes the tensor once; a kind of device may bring a kernel of its own;
+elsewhere plain torch does the same, in a few passes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +18,16 @@ from executor.kernels.chips import has_triton
 from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import offset
 
-__all__ = ["POSITION_RULES", "turned_plainly"]
+__all__ = ["POSITION_RULES", "position_rules", "turned_plainly"]
 
 Attrs = Mapping[str, Any]
+
+
+class Turn(Protocol):
+    """A kernel with the operands of `turned_plainly`; the tables stay where they are from step to step."""
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interleaved: bool) -> Tensor:
+        """The pairs of `x` turned."""
 
 
 def _frequencies(attrs: Attrs, rotary: int) -> Tensor:
@@ -47,12 +55,15 @@ def _turns(
         return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
-def _turned(context: OpContext, attrs: Attrs, x: Tensor, sign: int) -> Tensor:
+def _turned(turn: Turn, context: OpContext, attrs: Attrs, x: Tensor, sign: int) -> Tensor:
     rotary, length = attrs.get("rotary", x.shape[-1]), x.shape[-3]
     key = tuple(sorted((name, value) for name, value in attrs.items() if name != "split"))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is turned in single
     cos, sin = _turns(key, rotary, offset(context, attrs, "s", length), length, wide, x.device)
-    interleaved = attrs.get("interleaved", False)
+    return turn(x, cos, sin, sign, interleaved=attrs.get("interleaved", False))
+
+
+def _turned_by_torch(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interleaved: bool) -> Tensor:
     if has_triton(x):
         from executor.kernels.triton_rope import turned
 
@@ -80,14 +91,19 @@ def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interleave
     return y
 
 
-def rope(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+def rope(turn: Turn, context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
     """(a cos - b sin, b cos + a sin) of each pair (a, b)."""
-    return _turned(context, attrs, x, 1)
+    return _turned(turn, context, attrs, x, 1)
 
 
-def rope_grad(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
+def rope_grad(turn: Turn, context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
     """Gradient of the rotation: g rotated by the opposite angles."""
-    return _turned(context, attrs, g, -1)
+    return _turned(turn, context, attrs, g, -1)
 
 
-POSITION_RULES: Mapping[str, Rule] = {"rope.forward": rope, "rope.grad0": rope_grad}
+def position_rules(turn: Turn) -> Mapping[str, Rule]:
+    """The rules of rotary positions by this kernel."""
+    return {"rope.forward": partial(rope, turn), "rope.grad0": partial(rope_grad, turn)}
+
+
+POSITION_RULES = position_rules(_turned_by_torch)

@@ -60,6 +60,7 @@ class CompiledStep:
         self._whole: _Replay | None = None
         self._marked: _Replay | None = None
         self._cannot_mark = False
+        self._states_rate = False  # whether the run, not the plan, states the learning rate
 
     @torch.inference_mode()
     def step(self, batch: Batch, learning_rate: float | None = None) -> Tensor | None:
@@ -70,6 +71,11 @@ class CompiledStep:
         fed = self._feeds.fill(interpreter.checked(batch))
         if interpreter.counter.step < _WARM_STEPS:
             self.close()  # parameters were set anew
+            self._states_rate = learning_rate is not None
+            return interpreter.step(fed, learning_rate)
+        if self._states_rate != (learning_rate is not None):
+            self.close()  # kernels may be others; they run once before they are recorded
+            self._states_rate = learning_rate is not None
             return interpreter.step(fed, learning_rate)
         if self._whole is not None and not self._whole.fits(interpreter):
             self.close()
@@ -88,6 +94,8 @@ class CompiledStep:
         on the compute stream. Where that cannot be recorded, or there is no recording yet, the step runs eagerly.
         """
         interpreter = self._interpreter
+        if self._states_rate != (learning_rate is not None):
+            self.close()
         if self._whole is not None and not self._whole.fits(interpreter):
             self.close()
         if self._whole is not None and self._marked is None and not self._cannot_mark:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from executor.device import Device, Mark, now_ns
-from executor.kernels import OpContext, StepCounter, rule_of
+from executor.kernels import OpContext, StepCounter
 from executor.kernels.context import torch_dtype
 from executor.step.comm import Launch, SelfTransfer, SelfTransfers, Work, collective_launch, transfer_launch
 from executor.step.groups import Groups, Team
@@ -399,7 +399,7 @@ class Interpreter:
                 env[target] = load()
 
             return run_load
-        rule, attrs = rule_of(instruction.call), instruction.attrs
+        rule, attrs = self.device.rule_of(instruction.call), instruction.attrs
         number, count = attrs.get("slice", (0, 1))
         context = OpContext(
             rank=self.rank, mesh=instruction.mesh or self.group.mesh, shape=first.shape, dtype=first.dtype,

@@ -1,0 +1,19 @@
+"""The kinds of devices, one file each: what torch does not do alike for all of them.
+
+`KINDS` maps the name of a kind to what there is of it. A new kind is a file with a subclass of `DeviceKind` and a line
+here. Everything else speaks of an `executor.device.Device`, which asks its kind.
+
+    >>> KINDS["npu"].backend
+    'hccl'
+"""
+
+from collections.abc import Mapping
+
+from executor.kinds.cpu import Cpu
+from executor.kinds.cuda import Cuda
+from executor.kinds.kind import DeviceKind
+from executor.kinds.npu import Npu
+
+__all__ = ["KINDS", "DeviceKind"]
+
+KINDS: Mapping[str, DeviceKind] = {"cpu": Cpu(), "cuda": Cuda(), "npu": Npu()}

@@ -1,0 +1,95 @@
+"""What a kind of device has of its own; the defaults are those of an accelerator of which nothing more is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from executor.kernels import Rule
+from plans.errors import TwofoldError
+
+__all__ = ["DeviceKind"]
+
+
+class DeviceKind:
+    """A kind of device. Methods that take an `index` are about one device of this host.
+
+    Attributes:
+        name: as torch names it, for example "cuda".
+        backend: the communication backend.
+        graph: the class of torch's device module that records launches, with the methods of `torch.cuda.CUDAGraph`; ""
+            for none.
+    """
+
+    name: ClassVar[str]
+    backend: ClassVar[str]
+    graph: ClassVar[str] = ""
+
+    def load(self, *, required: bool) -> None:
+        """Import what makes torch know the device.
+
+        Args:
+            required: the user asked for this kind; otherwise what is not there is left out.
+
+        Raises:
+            TwofoldError: it is required and cannot be imported.
+        """
+
+    def rules(self) -> Mapping[str, Rule]:
+        """The kernels of its own: call of a COMPUTE instruction -> rule, in place of that of `executor.kernels`."""
+        return {}
+
+    def versions(self) -> dict[str, str]:
+        """Versions of its libraries, for records."""
+        return {}
+
+    @property
+    def module(self) -> Any:
+        """torch's module of the device, such as `torch.cuda`."""
+        return torch.get_device_module(self.name)
+
+    # -- what a device is ----------------------------------------------------------------------------------------------
+
+    def product(self, index: int) -> str:
+        """The product name."""
+        return str(self.module.get_device_name(index))
+
+    def memory_bytes(self, index: int) -> tuple[int, int]:
+        """Bytes of free memory and of all memory."""
+        free, total = self.module.mem_get_info(index)
+        return int(free), int(total)
+
+    def cache_bytes(self, index: int) -> int:
+        """Bytes of the last-level cache; assumed 192 MiB where the driver does not report it."""
+        return int(getattr(self.module.get_device_properties(index), "L2_cache_size", 0) or 192 * 2**20)
+
+    def num_processors(self, index: int) -> int:
+        """Processors that one kernel can fill."""
+        return int(getattr(self.module.get_device_properties(index), "multi_processor_count", 0) or 1)
+
+    def sensors(self, index: int) -> dict[str, float]:
+        """temperature_C, power_W and clock_MHz, as far as the driver reports them."""
+        return {}
+
+    def limits(self, index: int) -> dict[str, str]:
+        """The driver's version and what it lets the device do, as far as it tells."""
+        return {}
+
+    # -- what it can do ------------------------------------------------------------------------------------------------
+
+    def spin(self, cycles: int) -> bool:
+        """Keep the current stream busy for so many cycles; False where that cannot be done."""
+        return False
+
+    def external_event(self) -> Any:
+        """An event that every replay of a recording sets anew.
+
+        Raises:
+            TwofoldError: this kind has none.
+        """
+        raise TwofoldError(f"a recording on {self.name} cannot take times inside")
+
+    def release_workspaces(self) -> None:
+        """Free what libraries hold beside torch's allocator."""

@@ -1,0 +1,16 @@
+"""An Ascend NPU of the tests: a CPU that records, with the rules of `executor.kernels.npu` (fixture `torch_npu`)."""
+
+from dataclasses import dataclass
+
+from recording_device import RecordingDevice
+
+from executor.kinds import KINDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NpuDevice(RecordingDevice):
+    """A CPU that records, with the kernels of an NPU."""
+
+    @property
+    def own(self):
+        return KINDS["npu"]
