@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 import costmodels
-from costmodels.fit.device import DeviceFit, fit_device
+from costmodels.fit.device import SETTLED, DeviceFit, fit_device
 from costmodels.fit.points import Point, load_points, save_points
 from costmodels.fit.predict import TARGETS, scoreboard
 from costmodels.fit.transfer_calibration import carried
@@ -59,9 +59,6 @@ CLOCK_POWER = 2.5
 
 MEMORY_J_PER_BYTE = 36e-12
 """What memory on the package draws for a byte (assumed: 4.5 pJ a bit)."""
-
-SETTLED = 6
-"""Windows of a tenth of a second until a chip under load is at its power limit."""
 
 UNEXPLAINED = Interval(low=0.96, high=1.07)
 """What the spreads of prices do not explain. Of 19 steps of our own transformers on 1 to 4 H200 and on an H100 that no

@@ -17,7 +17,7 @@ import numpy as np
 from costmodels.fit.forms import Residuals
 from costmodels.fit.kernels import fit_attention, fit_memory
 from costmodels.fit.links import HOST_BOUND_BYTES, fit_links, fit_overlaps
-from costmodels.fit.matrix import fit_clock, fit_dtypes, fit_matrix
+from costmodels.fit.matrix import fit_clock, fit_dtypes, fit_matrix, fit_step_clock
 from costmodels.fit.points import Point
 from costmodels.fit.predict import (
     SIXTEEN_BIT,
@@ -38,13 +38,20 @@ from costmodels.machine.sections import COLLECTIVES, Overlap, Provenance, Replay
 from costmodels.price.communication import with_unmeasured
 from costmodels.price.executor_kernels import fit_rules, rule_points
 
-__all__ = ["SECTIONS", "DeviceFit", "fit_device"]
+__all__ = ["SECTIONS", "SETTLED", "STEP_DUTY", "DeviceFit", "fit_device"]
 
 LEAST_S = 5e-9
 """Points below this are not times of anything."""
 
 LEAST_MESSAGES = 3
 """Points that a kind of communication needs."""
+
+STEP_DUTY = 60
+"""Percent of a training step that stands for the share of its products: of our own plans on H200 half to three
+quarters."""
+
+SETTLED = 6
+"""Windows of a tenth of a second until a chip under load is at its power limit."""
 
 LEAST_REPLAYS = 2
 """Lengths of recordings that tell the launch from the nodes."""
@@ -100,14 +107,15 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
         source=f"{source}, {versions}" if versions else source,
         date=environment.get("date", ""),
         base=base,
-        values={name: getattr(base, name) for name in ("compute", "collectives", "overlap", "dispatch_s", "replay")},
+        values={name: getattr(base, name) for name in ("collectives", "overlap", "dispatch_s", "replay")}
+        | {"compute": msgspec.structs.replace(base.compute, step_clock_drop=None)},
         provenance=base.provenance,
     )
     draft = fit_sections(SECTIONS, draft)
     draft = dataclasses.replace(draft, predicted=tuple(predict_points(draft.points, draft.device, draft.issued)))
     held_out = [point for point in draft.points if point.held_out]
     at_clock = predict_points(held_out, draft.device, at_clock=True)
-    draft = fit_sections(SPREADS, draft)
+    draft = fit_sections((*SPREADS, STEP_CLOCK), draft)
     clocked = tuple(entry for entry in at_clock if entry.section in ("matrix", "attention") and entry.point.clock_MHz)
     return DeviceFit(
         device=draft.device, forms=draft.forms, predicted=draft.predicted, held_out_at_clock=clocked
@@ -169,6 +177,25 @@ def _fit_clock(points: Sequence[Point], draft: Draft) -> SectionFit:
     return SectionFit(
         values={"compute": fit_clock(points, draft.compute)},
         provenance=_compute_provenance(draft, ("clock_MHz", "clock_drop"), what),
+    )
+
+
+def _mixed_products(draft: Draft) -> list[Point]:
+    """Products with other kernels between them, once the chip is at its power limit."""
+    if draft.compute.clock_MHz is None:
+        return []
+    own = [point for point in draft.fitted_points if (point.kind, point.call) == ("clock", "sustained")]
+    return [
+        point for point in own
+        if point.options.get("duty") == STEP_DUTY and int(point.options.get("window", 0)) >= SETTLED and point.clock_MHz
+    ]  # fmt: skip
+
+
+def _fit_step_clock(points: Sequence[Point], draft: Draft) -> SectionFit:
+    what = f"clocks of products that take {STEP_DUTY} % of the time, copies the rest: {len(points)} windows"
+    return SectionFit(
+        values={"compute": fit_step_clock(points, draft.compute)},
+        provenance=_compute_provenance(draft, ("step_clock_drop",), what),
     )
 
 
@@ -321,3 +348,6 @@ SECTIONS = (
     FitSection(name="replay", points=_replays, fit=_fit_replay),
 )
 """What is fitted, in the order in which one section needs another."""
+
+STEP_CLOCK = FitSection(name="step clock", points=_mixed_products, fit=_fit_step_clock)
+"""Fitted last: points of kernels are predicted as they were measured, without others between them."""

@@ -18,7 +18,7 @@ from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, tiled_s
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 
-__all__ = ["density_weights", "fit_clock", "fit_dtypes", "fit_matrix", "weighted_quantile"]
+__all__ = ["density_weights", "fit_clock", "fit_dtypes", "fit_matrix", "fit_step_clock", "weighted_quantile"]
 
 LEAST_TILED = 30
 """Points that the form with tiles needs."""
@@ -148,6 +148,23 @@ def fit_clock(points: Sequence[Point], compute: Compute) -> Compute:
     return msgspec.structs.replace(
         compute, clock_MHz=round(float(np.exp(found[0])), 1), clock_drop=max(0.0, round(float(found[1]), 4))
     )
+
+
+def fit_step_clock(points: Sequence[Point], compute: Compute) -> Compute:
+    """`compute` with how far the clock falls in products between which other kernels run, as in a training step.
+
+    A chip at its power limit has the less power for a product the more of the time it makes products. Products that
+    take `STEP_DUTY` of the time stand for a training step.
+
+    Args:
+        points: kind "clock", call "sustained": products with copies between them, at a clock that has settled.
+        compute: with the clock of a chip that makes no products.
+    """
+    assert compute.clock_MHz is not None
+    clock_MHz, seconds = (float(np.median([getattr(p, name) for p in points])) for name in ("clock_MHz", "seconds"))
+    load = 2 * float(np.prod(points[0].shape)) / (compute.matrix_flops_per_s[points[0].dtype] * seconds)
+    drop = max(0.0, 1 - clock_MHz / compute.clock_MHz) / min(1.0, load)
+    return msgspec.structs.replace(compute, step_clock_drop=round(drop, 4))
 
 
 def fit_dtypes(points: Sequence[Point], compute: Compute) -> Compute:

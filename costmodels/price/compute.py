@@ -31,9 +31,9 @@ class Attention(Section, frozen=True, kw_only=True):
     key, a whole one takes u (keys + half_keys), and all of them max(1, (1 - quantisation) w + quantisation ceil w)
     times that.
 
-    A causal tile has half of the keys in the mean, and those on the diagonal are made whole; the longest has all. Cores
-    take tiles one by one, so the last ends at most one longest tile after the mean (Graham 1969): they take
-    causal_cost u max(keys + half_keys, w (keys / 2 (1 + tile / keys) + half_keys) + tail min(1, w) (keys + half_keys)).
+    A causal tile has m = keys - (queries - tile) / 2 keys in the mean, and those on the diagonal are made whole; the
+    longest has all. Cores take tiles one by one, so the last ends at most one longest tile after the mean (Graham
+    1969): they take causal_cost u max(keys + half_keys, w (m + half_keys) + tail min(1, w) (keys + half_keys)).
 
     Args:
         forward_efficiency: share of the matrix peak that long sequences reach.
@@ -105,6 +105,8 @@ class Compute(Section, frozen=True, kw_only=True):
         dtype_efficiency: dtype -> share of matrix_efficiency that its products reach; 1 where nothing is said.
         clock_MHz: clock of a chip at work that makes no products, to which `matrix_efficiency` refers; None: not known.
         clock_drop: share of it lost, for want of power, in products that reach the peak; in others in proportion.
+        step_clock_drop: the same where other kernels run between the products, as in a training step: the chip's power
+            is limited in the mean over many of them. None: `clock_drop`, that of products alone.
         sustained_clock: clock under load, relative to that of the chip the efficiencies were taken on.
         memory_efficiency: share of the memory peak that kernels reach that only stream (add, copy).
         memory_chunk_s: bytes that take t at full bandwidth take t + (memory_chunk_s t)^(1/2): the first come late, and
@@ -131,6 +133,7 @@ class Compute(Section, frozen=True, kw_only=True):
     dtype_efficiency: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
     clock_MHz: float | None = None
     clock_drop: float = 0.0
+    step_clock_drop: float | None = None
     sustained_clock: float = 1.0
     memory_efficiency: float = 1.0
     memory_chunk_s: float = 0.0
@@ -212,7 +215,8 @@ def matrix_s(
     start_s = (compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)) / clock
     loaded_s = memory * memory_cost
     full_s = start_s + join(made_s, loaded_s, compute.sharpness)
-    made_s /= lower_clock(compute.clock_drop, 2 * batch * m * n * k / (flops_per_s * full_s))
+    drop = compute.clock_drop if compute.step_clock_drop is None else compute.step_clock_drop
+    made_s /= lower_clock(drop, 2 * batch * m * n * k / (flops_per_s * full_s))
     seconds = start_s + join(made_s, loaded_s, compute.sharpness)
     by_size = model.table is not None and batch == 1 and aligned == "16"
     return seconds * model.table.factor(m, n, k) if by_size and model.table is not None else seconds
@@ -292,7 +296,8 @@ def attention_s(
     """Seconds of the fused attention kernel, or of its backward alone.
 
     Args:
-        queries: batch x heads, queries, head dim.
+        queries: batch x heads, queries, head dim. Causal queries are the last of the sequence: of one that is split
+            among ranks the part that sees most keys, for which the others wait.
         keys: number of keys.
         values_dim: head dim of the values.
         flops_per_s: peak rate of matrix products.
@@ -308,8 +313,8 @@ def attention_s(
     else:
         efficiency, half, cost, tail = model.forward_efficiency, model.half_keys, model.causal_cost, model.tail
     waves, longest = heads * -(-length // model.tile) / compute.num_cores, keys + half
-    if causal and length == keys:
-        whole = waves * (keys * min(1.0, 0.5 * (1 + model.tile / keys)) + half)
+    if causal:
+        whole = waves * (min(keys, keys - 0.5 * (length - model.tile)) + half)
         columns = cost * max(longest, whole + tail * min(1.0, waves) * longest)
     else:
         columns = longest * max(1.0, (1 - model.quantisation) * waves + model.quantisation * math.ceil(waves))

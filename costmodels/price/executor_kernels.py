@@ -23,7 +23,9 @@ from plans.model.graph import itemsize
 
 __all__ = ["RuleFit", "fit_rules", "rule_points"]
 
-LEAST_POINTS = 2
+LEAST_POINTS = 1
+"""Of an instruction: a single one tells its passes, with one kernel at the least."""
+
 COMPUTE_CLASSES = ("matrix", "attention", "memory", "view", "update")
 IN_PLACE = ("accumulate", "store")
 CLASSES = ("memory", "update")
@@ -63,7 +65,7 @@ def _of_the_last_code(points: Sequence[Point]) -> list[Point]:
 
 
 def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
-    """Rules of all calls with at least two points.
+    """Rules of all calls that were measured.
 
     Args:
         points: kind "rule", device times of single instructions, those held out only reported on; kind "dispatch" of

@@ -30,15 +30,20 @@ _HELD_OUT = "wide"
 """Plans with this in the name of their file are to report on, not to fit."""
 
 
-def rule_jobs(plans: Sequence[Path]) -> list[Job]:
-    """A job per distinct call, shapes and attributes; kind "rule", `shape` that of the first output."""
+def rule_jobs(plans: Sequence[Path], tiny_plans: Sequence[Path] = ()) -> list[Job]:
+    """A job per distinct call, shapes and attributes; kind "rule", `shape` that of the first output.
+
+    Args:
+        plans: whose instructions are taken first.
+        tiny_plans: whose instructions tell the least time of each, and are taken after them.
+    """
     jobs: dict[Any, Job] = {}
-    for path in plans:
+    for tier, path in [*((0, path) for path in plans), *((1, path) for path in tiny_plans)]:
         program = lower(load_plan(path))
         held_out = _HELD_OUT in Path(path).stem
         for group in program.groups:
             for instruction in _distinct(group):
-                job = _job(instruction, group, program.num_ranks, held_out)
+                job = _job(instruction, group, program.num_ranks, held_out, tier)
                 if job is not None:
                     jobs.setdefault(job.point.key, job)
     return list(jobs.values())
@@ -53,7 +58,7 @@ def _distinct(group: GroupProgram) -> Iterator[Instruction]:
                 yield instruction
 
 
-def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out: bool) -> Job | None:
+def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out: bool, tier: int) -> Job | None:
     which = dispatch_class(instruction)
     if which in ("matrix", "view"):
         return None
@@ -76,7 +81,7 @@ def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out
         stack="twofold", options=options, held_out=held_out, seconds=0.0,
     )  # fmt: skip
     work = float(instruction.flops) if which == "attention" else 0.0
-    return Job(point=point, make=_calls(instruction, group, reads, writes), tier=0, needs_bytes=6 * moved, work=work)
+    return Job(point=point, make=_calls(instruction, group, reads, writes), tier=tier, needs_bytes=6 * moved, work=work)
 
 
 def _calls(

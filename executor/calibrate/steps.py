@@ -71,7 +71,7 @@ def step_points(timer: Timer, sync: RankSync, plan: Plan, name: str) -> list[Poi
 
     Returns:
         For each execution (option "execution") the pace of steps in a row, of the slowest rank, with the peak bytes,
-        and for rank 0 the time of every kind of instruction in a recorded step.
+        and for every rank the time of each kind of instruction in a recorded step.
     """
     device, program = timer.device, lower(plan)
     alone, points = program.num_ranks == 1, list[Point]()
@@ -109,7 +109,7 @@ def _execution_points(
     if isinstance(stepper, CompiledStep) and not sync.all_agree(stepper.execution == execution):
         return []
     sync.barrier()
-    clock_MHz = timer.clock_during(lambda: stepper.step(batches[0]), times[-1])
+    clock_MHz = timer.clock_during(lambda: [stepper.step(next(feed)) for _ in range(STEPS)], STEPS * times[-1])
     peaks = [float(device.max_memory_allocated()), float(device.memory_reserved())]
     peak, reserved, planned = sync.maximum([*peaks, float(interpreter.peak.peak_bytes)])
     sync.barrier()

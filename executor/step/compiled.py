@@ -80,6 +80,7 @@ class CompiledStep:
         if self._whole is not None and not self._whole.fits(interpreter):
             self.close()
         if self._whole is None:
+            interpreter.bind(fed)
             self._whole = self._recorded()
             if self._whole is None:
                 return interpreter.step(fed, learning_rate)

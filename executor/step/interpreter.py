@@ -206,6 +206,10 @@ class Interpreter:
     def begin(self, rows: Mapping[str, Tensor], learning_rate: float | None = None) -> None:
         """Begin a step on these `checked` inputs."""
         self.counter.begin(learning_rate)
+        self.bind(rows)
+
+    def bind(self, rows: Mapping[str, Tensor]) -> None:
+        """Let the instructions that load a batch read these `checked` inputs."""
         self._fed.update(rows)
 
     def issue(self, after: Callable[[], None] | None = None) -> None:
