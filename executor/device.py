@@ -116,6 +116,11 @@ class Device:
         if self.is_async:
             torch.accelerator.synchronize()
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether several streams of work can run beside each other."""
+        return self.is_async
+
     def stream(self) -> torch.Stream | None:
         """A new stream, or None on a CPU, which has none."""
         return torch.Stream(device=self.torch_device) if self.is_async else None
@@ -196,18 +201,24 @@ class Device:
         """Memory of the host that the device can copy from while the host goes on: pinned, where there is a device."""
         return torch.empty(shape, dtype=dtype, pin_memory=self.is_async)
 
+    def current_stream(self) -> torch.Stream | None:
+        """The stream that work is issued on now, or None on a CPU."""
+        return torch.accelerator.current_stream() if self.is_async else None
+
+    def set_stream(self, stream: torch.Stream | None) -> None:
+        """Make `stream` the current one; None changes nothing."""
+        if stream is not None:
+            torch.accelerator.set_stream(stream)
+
     @contextlib.contextmanager
     def on(self, stream: torch.Stream | None) -> Iterator[None]:
         """Make `stream` the current one inside the `with`; None changes nothing."""
-        if stream is None:
-            yield
-            return
-        before = torch.accelerator.current_stream()
-        torch.accelerator.set_stream(stream)
+        before = self.current_stream() if stream is not None else None
+        self.set_stream(stream)
         try:
             yield
         finally:
-            torch.accelerator.set_stream(before)
+            self.set_stream(before)
 
     def point(self) -> torch.Event | None:
         """A point on the current stream for others to wait for (`wait_for`, `reached`), or None on a CPU."""

@@ -121,6 +121,8 @@ class Instruction:
         pieces: SEND / RECV: who sends which part (global index ranges) to whom.
         transfer: SEND / RECV: source and target layout and the whole shape.
         attrs: settings for the call; with "adds" it adds what it makes to its output, where that is there already.
+        stream: number of the compute stream that it is issued on, for devices that have streams: 0, or 1 for every
+            second slice of an interleaved micro-batch. Issue order is program order on all streams together.
     """
 
     name: str
@@ -143,6 +145,7 @@ class Instruction:
     pieces: tuple[Piece, ...] = ()
     transfer: tuple[TensorLayout, TensorLayout, tuple[int, ...]] | None = None
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

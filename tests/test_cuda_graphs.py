@@ -8,6 +8,7 @@ import json
 import os
 import warnings
 from dataclasses import replace
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 from on_ranks import run_on_ranks
 
-from executor.device import pick_device
+from executor.device import Device, pick_device
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
 from executor.train.batches import random_batches, random_parameters, rows_of_rank
@@ -48,6 +49,7 @@ CASES = {
     1: {
         "one": degrees(),
         "one, recompute": degrees(recompute="full"),
+        "one, interleaved": degrees(),
         "one, sgd": degrees(Optimizer(kind="sgd", settings={"lr": 1e-2})),
         "one, master weights, clipped": degrees(adamw(gradient_dtype="float64", master_dtype="float64", clip_norm=1.0)),
     },
@@ -56,6 +58,9 @@ CASES = {
         "data, level 3, reduced once": degrees(adamw(3, reduce_every="step"), dp=2),
         "tensor": degrees(tp=2),
         "tensor, sequence": degrees(tp=2, sequence_parallel=True),
+        "tensor, interleaved": degrees(tp=2),
+        "tensor, sequence, interleaved": degrees(tp=2, sequence_parallel=True),
+        "data, level 3, interleaved": replace(degrees(adamw(3), dp=2), micro_batch=4),
         "context": degrees(cp=2),
         "pipeline, 1f1b": degrees(pp=2),
         "pipeline, gpipe": degrees(pp=2, schedule="gpipe"),
@@ -67,9 +72,13 @@ CASES = {
 NAMES = [(count, name) for count, cases in CASES.items() for name in cases]
 
 
+SLICED = {"one, interleaved", "tensor, interleaved", "tensor, sequence, interleaved", "data, level 3, interleaved"}
+"""Cases whose micro-batches are cut into two slices, on two streams."""
+
+
 def plan(count, name, execution):
     made = plan_of(CASES[count][name], transformer(CONFIG, batch_size=BATCH))
-    return msgspec.structs.replace(made, execution=execution)
+    return msgspec.structs.replace(made, execution=execution, interleave=2 if name in SLICED else 1)
 
 
 def learning_rate(step):
@@ -154,6 +163,29 @@ def test_replayed_steps_are_training_on_one_device(runs, count, name):
     assert graph.keys() == one.keys()
     for key, array in one.items():
         np.testing.assert_allclose(graph[key], array, rtol=1e-3, atol=2e-5, err_msg=key)
+
+
+def on_one_stream(rank, folder):
+    """Interleaved slices, with all their instructions on one stream."""
+    deterministic()
+    count = int(os.environ["WORLD_SIZE"])
+    for name in SLICED & CASES[count].keys():
+        of = plan(count, name, "eager")
+        with mock.patch.object(Device, "has_streams", False):
+            result = trained(of, rank, RunOptions(learning_rate=learning_rate))
+        if rank == 0:
+            np.savez(folder / f"{name}.npz", losses=result.losses, **(result.weights or {}))
+
+
+@pytest.mark.parametrize("count", CASES)
+def test_two_streams_give_what_one_stream_gives_bit_for_bit(runs, count, tmp_path):
+    folder = runs(count)
+    run_on_ranks(on_one_stream, count, tmp_path, joined=False)
+    for name in SLICED & CASES[count].keys():
+        one, two = arrays(tmp_path / f"{name}.npz"), arrays(folder / f"{name}.eager.npz")
+        assert one.keys() == two.keys()
+        for key, array in one.items():
+            np.testing.assert_array_equal(two[key], array, err_msg=f"{name}: {key}")
 
 
 def alone(rank, folder):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Protocol
 
@@ -21,8 +21,9 @@ from torch import Tensor
 
 from executor.device import Mark, Recording, now_ns
 from executor.step.feeds import Feeds
-from executor.step.interpreter import Batch, Interpreter, RecordedStep
+from executor.step.interpreter import Batch, Code, Interpreter, RecordedStep
 from plans.errors import TwofoldError
+from plans.streams import StreamOrder
 
 __all__ = ["CompiledStep", "Stepper"]
 
@@ -92,7 +93,8 @@ class CompiledStep:
         """One training step that notes when each instruction begins and ends, as `Interpreter.record`.
 
         A replayed step is timed by events inside a second recording: an instruction begins where the one before it ends
-        on the compute stream. Where that cannot be recorded, or there is no recording yet, the step runs eagerly.
+        on its compute stream, or where what it waits for on another ends. Where that cannot be recorded, or there is no
+        recording yet, the step runs eagerly.
         """
         interpreter = self._interpreter
         if self._states_rate != (learning_rate is not None):
@@ -113,7 +115,7 @@ class CompiledStep:
         times_ns = [start_ns + device.between_ns(marks[0], mark) for mark in marks]
         return loss, RecordedStep(
             start_ns=start_ns, end_ns=now_ns(), host_ns=[(start_ns, start_ns)] * len(interpreter.codes),
-            device_ns=list(itertools.pairwise(times_ns)),
+            device_ns=_between(times_ns, interpreter.stream_order),
         )  # fmt: skip
 
     @property
@@ -152,10 +154,14 @@ class CompiledStep:
         def mark() -> None:
             marks.append(device.recorded_mark())
 
+        def run(code: Code) -> None:
+            code.run()
+            mark()
+
         def whole() -> None:
             if marked:
                 mark()
-            interpreter.issue(mark if marked else None)
+            interpreter.issue(run if marked else None)
             interpreter.settle(kept)
             loss.append(interpreter.end())
 
@@ -202,6 +208,18 @@ class _Replay:
         """Launch it; a copy of the loss, for the next replay writes over it."""
         self.recording.replay()
         return None if self._loss is None else self._loss.clone()
+
+
+def _between(times_ns: Sequence[int], order: StreamOrder | None) -> list[tuple[int, int]]:
+    """When instructions begin and end; `times_ns` are the start of the step and the end of each."""
+    if order is None:
+        return list(itertools.pairwise(times_ns))
+    free, found = [times_ns[0]] * order.count, list[tuple[int, int]]()
+    for position, (stream, end) in enumerate(zip(order.streams, times_ns[1:], strict=True)):
+        begin = max([free[stream], *(found[awaited][1] for awaited in order.waits.get(position, ()))])
+        free[stream] = max(begin, end)
+        found.append((begin, free[stream]))
+    return found
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -5,8 +5,9 @@ becomes a closure over slots, and the program's memory is added up. A step then 
 
 Values live as the program says: made by an instruction, dropped by the one that lists them in `frees`; what is not kept
 between steps is dropped at the end of a step. The first step is checked: every value must come out in the shape and
-dtype that the program gives it, in memory of its own unless it shares, so that the memory the program adds up
-(`memory_peak`) is the memory that values take. Buffers inside a communication come on top of that.
+dtype that the program gives it, in memory of its own unless it shares, and in place where it was there already, so that
+the memory the program adds up (`memory_peak`) is the memory that values take. Buffers inside a communication come on
+top of that.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from executor.step.comm import Launch, SelfTransfer, SelfTransfers, Work, collec
 from executor.step.groups import Groups, Team
 from executor.step.initial_values import initial_values
 from executor.step.memory import memory_peak
+from executor.step.streams import Streams
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 from plans.program import Instruction, Kind, ParameterPlacement, Program, Scope, Value
+from plans.streams import StreamOrder, stream_order
 
 __all__ = ["Batch", "Code", "Interpreter", "RecordedStep"]
 
@@ -123,6 +126,8 @@ class Interpreter:
                 code_id = f"{block.label}/{instruction.name}"
                 codes.append(self._compile(code_id, instruction, block.micro_batch))
         self.codes: tuple[Code, ...] = tuple(codes)
+        order = stream_order(self.group) if device.has_streams else None
+        self._streams = None if order is None else Streams(order, device)
         self._loss = None if self.group.loss is None else self._slot(self.group.loss, 0)
 
     # -- weights -------------------------------------------------------------------------------------------------------
@@ -212,23 +217,34 @@ class Interpreter:
         """Let the instructions that load a batch read these `checked` inputs."""
         self._fed.update(rows)
 
-    def issue(self, after: Callable[[], None] | None = None) -> None:
-        """Issue every instruction once, and call `after` behind each; nothing waits for the device."""
-        env = self._env
+    def issue(self, run: Callable[[Code], None] | None = None, *, one_by_one: bool = False) -> None:
+        """Issue every instruction once; nothing waits for the device.
+
+        Args:
+            run: what issues one instruction, where more is to be done than `Code.run` does.
+            one_by_one: no two streams at a time (`Streams.issue`).
+        """
+        env, codes, streams = self._env, self.codes, self._streams
+        code = codes[0] if codes else None
         try:
-            if after is None:
-                for code in self.codes:
-                    code.run()
+            if streams is not None:
+
+                def run_and_free(position: int) -> None:
+                    nonlocal code
+                    code = codes[position]
+                    code.run() if run is None else run(code)
                     for slot in code.frees:
                         env[slot] = None
-            else:
-                for code in self.codes:
-                    code.run()
-                    after()
-                    for slot in code.frees:
-                        env[slot] = None
+
+                streams.issue(run_and_free, one_by_one=one_by_one)
+                return
+            for code in codes:
+                code.run() if run is None else run(code)
+                for slot in code.frees:
+                    env[slot] = None
         except Exception as error:
-            self._explain(error, code)
+            if code is not None:
+                self._explain(error, code)
             raise
 
     def end(self) -> Tensor | None:
@@ -244,6 +260,11 @@ class Interpreter:
         for each in self._self_transfers.values():
             each.num_sent = each.num_received = 0
             each.messages.clear()
+
+    @property
+    def stream_order(self) -> StreamOrder | None:
+        """The order between the streams that instructions are issued on; None where that is one stream."""
+        return None if self._streams is None else self._streams.order
 
     @property
     def kept_tensors(self) -> list[Tensor]:
@@ -262,28 +283,34 @@ class Interpreter:
         self.device.synchronize()
 
     def _run_checked(self) -> None:
-        codes = iter(self.codes)
-        self.issue(lambda: self._check(next(codes)))
+        env, declared = self._env, self._declared
+
+        def run(code: Code) -> None:
+            before = [env[slot] for slot in code.writes]
+            code.run()
+            self._check(code)
+            for slot, tensor in zip(code.writes, before, strict=True):
+                if tensor is not None and declared[slot].scope is not Scope.KEPT:
+                    assert env[slot].data_ptr() == tensor.data_ptr(), f"{code.id} moves {declared[slot].name}"
+
+        self.issue(run, one_by_one=True)
         self.device.synchronize()
 
     def _run_recorded(self, start_ns: int) -> RecordedStep:
-        env, device = self._env, self.device
+        device = self.device
         host: list[tuple[int, int]] = []
         marks: list[tuple[Mark, Mark]] = []
         base_ns, base = now_ns(), device.mark()
-        try:
-            for code in self.codes:
-                begun = device.mark() if device.is_async else None
-                before = now_ns()
-                code.run()
-                host.append((before, now_ns()))
-                if device.is_async:
-                    marks.append((begun, device.mark()))
-                for slot in code.frees:
-                    env[slot] = None
-        except Exception as error:
-            self._explain(error, code)
-            raise
+
+        def run(code: Code) -> None:
+            begun = device.mark() if device.is_async else None
+            before = now_ns()
+            code.run()
+            host.append((before, now_ns()))
+            if device.is_async:
+                marks.append((begun, device.mark()))
+
+        self.issue(run)
         device.synchronize()
         end_ns = now_ns()
         on_device = None

@@ -3,7 +3,8 @@
 A chunk is lowered once, for one slice. Here its bodies are written out for every slice (values and instructions of
 slice i are called "name[i]") and merged. In the **interleaved** order a slice runs until it would wait for
 communication; then the next slice has its turn. So the communication of one slice stands beside the compute of the
-others, in the forward and in the backward. In the **sequential** order one slice follows the other.
+others, in the forward and in the backward. In the **sequential** order one slice follows the other. Interleaved slices
+take turns on two compute streams, so that on a device none waits for the communication of another.
 
 What depends on no slice stays single: redistributions of weights are done by slice 0, whose turn always comes first,
 and gradients are reduced by the last slice, once all have been added up. On a channel the slices communicate in order.
@@ -18,6 +19,8 @@ from plans.lower.emit import ValueTable
 from plans.program import Instruction, Kind, Scope, Value
 
 __all__ = ["Slices"]
+
+_STREAMS = 2
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class Slices:
             token=None if instruction.token is None else self._named(instruction.token, number),
             waits=None if instruction.waits is None else self._named(instruction.waits, number),
             attrs=attrs,
+            stream=number % _STREAMS if self.interleaved else 0,
         )
 
     def _named(self, name: str, number: int) -> str:
