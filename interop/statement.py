@@ -19,7 +19,7 @@ from plans.degrees.file import degrees_to_json, values_from_json
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
-from plans.model.transformer.config import Experts, Latent, Rope
+from plans.model.transformer.config import Experts, Latent, Rope, Scales
 from plans.plan import Optimizer
 
 __all__ = ["Statement", "megatron_flags", "megatron_text", "read_statement", "torchtitan_toml", "write_statement"]
@@ -119,7 +119,7 @@ class Statement:
 
 # ------------------------------------------------------------------- our own file
 
-_VERSION = 2
+_VERSION = 3
 
 _KEYS = frozenset({"twofold_degrees", "config", "degrees", "global_batch", "stack"})
 
@@ -177,6 +177,7 @@ def _read_own(text: str, path: str) -> Statement:
         _check_keys(found, _KEYS, _BESIDE, f"{path}: keys")
         fields = dict(found["config"])
         fields["rope"] = _made(Rope, fields["rope"], f"{path}: config.rope")
+        fields["scales"] = _made(Scales, fields["scales"], f"{path}: config.scales")
         for name, kind in (("experts", Experts), ("latent", Latent)):
             given = fields.get(name)
             fields[name] = None if given is None else _made(kind, given, f"{path}: config.{name}")

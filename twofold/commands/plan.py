@@ -150,6 +150,7 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
         TwofoldError: a file that cannot be written, an unknown program to export to, and what the search refuses.
     """
     from plans.files import check_writable
+    from plans.model.transformer import config_remarks
     from reports.search_report import explained, search_tables, write_search_report
     from search.devices.result_json import result_json
 
@@ -160,6 +161,8 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
         if file is not None:
             check_writable(file)
     problem, shown = _problem(options, machine), result.top_k or _SHOWN
+    for remark in config_remarks(options.model):
+        say.say(remark)
     with say.doing("searching"):
         found = _search(problem, options, say)
         answer, simulated = _confirm(problem, found, result.simulate, say)

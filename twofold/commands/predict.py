@@ -47,12 +47,14 @@ class Predict:
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Forecast the configuration."""
-        from plans.model.transformer import transformer_config
+        from plans.model.transformer import config_remarks, transformer_config
         from simulator.forecast import stack_named
         from twofold.commands.forecasts import show_forecast
 
         config, stack = transformer_config(self.model, seq=self.seq, num_layers=self.layers), stack_named(self.stack)
         machine = executed(self._machine(), stack, self.execution)
+        for remark in config_remarks(self.model):
+            say.say(remark)
         return show_forecast(config, self._degrees(config), machine, stack, say), True
 
     def _degrees(self, config: TransformerConfig) -> Degrees:

@@ -26,6 +26,7 @@ from plans.lower.symbolic.template import PieceTemplate, piece_template
 from plans.model.transformer import (
     Experts,
     Latent,
+    Rope,
     TransformerConfig,
     block_strategies,
     parts_of,
@@ -88,10 +89,10 @@ def model_template(
             kv_rank=1, q_rank=config.latent.q_rank and 1, nope_dim=1, rope_dim=2, value_dim=1
         ),
         dropout=0.1 if config.dropout else 0.0, attention_dropout=0.1 if config.attention_dropout else 0.0,
-        norm_eps=1e-5, tied=False, source="",
+        norm_eps=1e-5, tied=False, source="", rope=Rope(),
         experts=experts and Experts(
             num_experts=1, top_k=1, ffn=1, num_shared=min(1, experts.num_shared),
-            num_dense_layers=min(1, experts.num_dense_layers),
+            num_dense_layers=min(1, experts.num_dense_layers), shared_gate=experts.shared_gate,
         ),
     )  # fmt: skip
     sp = sequence_parallel and tp > 1
@@ -115,7 +116,7 @@ def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int
         tp, cp, ep: degrees.
     """
     sizes = {
-        "rows": config.seq, "seq": config.seq, "batch": micro_batch, "hidden": config.hidden,
+        "rows": config.position_rows, "seq": config.seq, "batch": micro_batch, "hidden": config.hidden,
         "kv_heads": config.kv_heads, "group": config.num_heads // config.kv_heads, "head_dim": config.head_size,
         "ffn": config.inner, "vocab": config.vocab, "cp": cp,
     }  # fmt: skip
@@ -207,7 +208,7 @@ def _structure(
     config = replace(
         structure, experts=experts, num_layers=num_layers, latent=latent,
         hidden=hidden, num_heads=kv * group, num_kv_heads=kv, head_dim=head[0], ffn=tensor * _FFN,
-        vocab=tensor * _VOCAB, seq=_ROWS if structure.position == "learned" else seq,
+        vocab=tensor * _VOCAB, seq=_ROWS - structure.first_position if structure.position == "learned" else seq,
     )  # fmt: skip
     sizes = {
         "rows": (_ROWS, _ROWS), "seq": (seq, _SEQ), "ffn": (config.inner, _FFN), "vocab": (config.vocab, _VOCAB),

@@ -1,6 +1,7 @@
 """Transformers without torch: configurations, their graphs, and the strategies and recompute sets of given degrees.
 
-* `config`: `TransformerConfig`. `catalogue`: published models by name. `huggingface`: reading a config.json.
+* `config`: `TransformerConfig`. `catalogue`: published models by name. `huggingface`: reading a config.json;
+  `families`: what its keys are called in each family.
 * `builder`: the graph, operator by operator; `model`: `transformer(name | path | config)`.
 * `parts`: embedding, blocks and head of a graph.
 * `sizes`: those that degrees must divide.
@@ -9,8 +10,8 @@
 """
 
 from plans.model.transformer.catalogue import model_names, named_config
-from plans.model.transformer.config import Experts, Latent, Rope, TransformerConfig
-from plans.model.transformer.model import transformer, transformer_config
+from plans.model.transformer.config import Experts, Latent, Rope, Scales, TransformerConfig
+from plans.model.transformer.model import config_remarks, transformer, transformer_config
 from plans.model.transformer.parts import Parts, is_transformer, parts_of
 from plans.model.transformer.recompute import recompute_set
 from plans.model.transformer.sizes import sizes_of
@@ -21,8 +22,10 @@ __all__ = [
     "Latent",
     "Parts",
     "Rope",
+    "Scales",
     "TransformerConfig",
     "block_strategies",
+    "config_remarks",
     "is_transformer",
     "model_names",
     "named_config",

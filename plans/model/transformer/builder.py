@@ -10,9 +10,15 @@ from plans.operators.experts import expert_capacity
 
 __all__ = ["build_graph"]
 
+_ALIBI = "alibi"
+
 
 def build_graph(config: TransformerConfig, batch_size: int, seq: int) -> Graph:
     """The training step of `config` on `batch_size` samples of `seq` tokens: inputs "tokens" and "labels" [b, s].
+
+    With a table of segments there is a third input, "token_types" [b, s]; with alibi a constant [heads, 1, s], what is
+    added to the scores of a head for a key at a position (the same for every query, since a softmax does not change
+    where all its scores change alike).
 
     Modules are named as in Meta's Llama code: tok_embeddings, layers.3.attention.wq, layers.3.feed_forward.w1, norm,
     output; an operator is called like its module, or like the module and what it does there.
@@ -35,11 +41,22 @@ class _Builder:
         x = self._embedding()
         for layer in range(config.num_layers):
             x = self._block(x, layer)
-        x = self._norm("norm", x)
+        if config.norm_place != "sum":
+            x = self._norm("norm", x)
+        if config.head_transform:
+            x = self._linear("head.dense", x, config.hidden, True)
+            x = self._norm("head.norm", self._activation("head.act", x, "head"))
         table = "tok_embeddings.weight"
         if not config.tied:
             table = self._parameter("output.weight", (config.vocab, config.hidden))
-        logits = self._add("output", "linear", (self.batch, self.seq, config.vocab), (x, table))
+        bias = (self._parameter("output.bias", (config.vocab,)),) if config.head_bias else ()
+        logits = self._add("output", "linear", (self.batch, self.seq, config.vocab), (x, table, *bias))
+        logits = self._scaled("output.scale", logits, config.scales.logits)
+        if (cap := config.scales.logits_cap) is not None:
+            shape = self.tensors[logits].shape
+            logits = self._scaled("output.cap_in", logits, 1 / cap)
+            logits = self._add("output.cap", "tanh", shape, (logits,), "output")
+            logits = self._scaled("output.cap_out", logits, cap)
         if config.dtype not in ("float32", "float64"):
             # as Megatron-LM and Meta's Llama do: a sum over the vocabulary needs more than half precision
             logits = self._add("output.cast", "cast", (self.batch, self.seq, config.vocab), (logits,), dtype="float32")
@@ -55,27 +72,50 @@ class _Builder:
         config, shape = self.config, (self.batch, self.seq, self.config.hidden)
         table = self._parameter("tok_embeddings.weight", (config.vocab, config.hidden))
         x = self._add("tok_embeddings", "embedding", shape, ("tokens", table))
+        x = self._scaled("tok_embeddings.scale", x, config.scales.embedding)
+        if config.token_types:
+            module = "type_embeddings"
+            ids = self._tensor("token_types", (self.batch, self.seq), "int64", "input")
+            rows = self._parameter(f"{module}.weight", (config.token_types, config.hidden))
+            types = self._add(module, "embedding", shape, (ids, rows))
+            x = self._add(f"{module}.add", "add", shape, (x, types), module)
         if config.position == "learned":
             module = "pos_embeddings"
-            rows = self._parameter(f"{module}.weight", (config.seq, config.hidden))
+            rows = self._parameter(f"{module}.weight", (config.position_rows, config.hidden))
             numbers = self._add(
-                f"{module}.positions", "arange", (self.seq,), (), module, {"start": 0, "step": 1}, dtype="int64"
-            )
+                f"{module}.positions", "arange", (self.seq,), (), module,
+                {"start": config.first_position, "step": 1}, dtype="int64",
+            )  # fmt: skip
             positions = self._add(module, "embedding", shape[1:], (numbers, rows))
             x = self._add(f"{module}.add", "add", shape, (x, positions), module)
-        return self._dropout("embeddings.dropout", x)
+        if config.position == "alibi":
+            self._tensor(_ALIBI, (config.num_heads, 1, self.seq), config.dtype, "constant")
+        if config.embedding_norm:
+            x = self._norm("embeddings.norm", x)
+        return self._dropout("embeddings.dropout", x, p=config.embedding_dropout)
 
     def _block(self, x: str, layer: int) -> str:
-        module = f"layers.{layer}"
-        normed = self._norm(f"{module}.attention_norm", x)
-        attended = self._attention(f"{module}.attention", normed, layer)
-        if self.config.parallel_residual:
-            made = self._mlp(module, self._norm(f"{module}.ffn_norm", x), layer)
-            attended = self._residual(f"{module}.attention_residual", module, x, attended)
-            return self._residual(f"{module}.residual", module, attended, made)
-        x = self._residual(f"{module}.attention_residual", module, x, attended)
-        made = self._mlp(module, self._norm(f"{module}.ffn_norm", x), layer)
-        return self._residual(f"{module}.residual", module, x, made)
+        config, module = self.config, f"layers.{layer}"
+        before = config.norm_place in ("before", "around")
+        normed = self._norm(f"{module}.attention_norm", x) if before else x
+        made = self._attention(f"{module}.attention", normed, layer)
+        if config.parallel_residual:
+            other = normed if config.shared_norm else self._norm(f"{module}.ffn_norm", x)
+            second = self._mlp(module, other, layer)
+            x = self._residual(f"{module}.attention_residual", module, x, made)
+            return self._residual(f"{module}.residual", module, x, second)
+        x = self._joined(f"{module}.attention_residual", f"{module}.attention", x, made)
+        made = self._mlp(module, self._norm(f"{module}.ffn_norm", x) if before else x, layer)
+        return self._joined(f"{module}.residual", f"{module}.ffn", x, made)
+
+    def _joined(self, name: str, part: str, x: str, made: str) -> str:
+        """The residual stream with what attention or MLP made, and the norm that stands behind them."""
+        module, place = name.rpartition(".")[0], self.config.norm_place
+        if place == "sum":
+            return self._norm(f"{part}_norm", self._residual(name, module, x, made))
+        if place != "before":
+            made = self._norm(f"{part}_out_norm" if place == "around" else f"{part}_norm", made)
+        return self._residual(name, module, x, made)
 
     def _attention(self, module: str, x: str, layer: int) -> str:
         config = self.config
@@ -83,6 +123,10 @@ class _Builder:
         attrs: dict[str, Attr] = {"layout": "bshd"}
         if config.causal:
             attrs["causal"] = True
+        if config.scales.attention is not None:
+            attrs["scale"] = config.scales.attention
+        if config.position == "alibi":
+            parts.append(_ALIBI)
         if config.attention_dropout:
             attrs |= {"p": config.attention_dropout, "seed": 1000 + layer}
         heads = (self.batch, self.seq, config.num_heads, config.value_size)
@@ -100,8 +144,12 @@ class _Builder:
             ("q", wide, config.num_heads), ("k", narrow, config.kv_heads), ("v", narrow, config.kv_heads)
         ):  # fmt: skip
             flat = self._linear(f"{module}.w{name}", x, width, config.qkv_bias)
+            if config.qk_norm == "row" and name != "v":
+                flat = self._norm(f"{module}.{name}_row_norm", flat)
             heads = (self.batch, self.seq, num_heads, config.head_size)
             part = self._add(f"{module}.{name}_heads", "reshape", heads, (flat,), module)
+            if config.qk_norm.startswith("head") and name != "v":
+                part = self._norm(f"{module}.{name}_head_norm", part, bare=config.qk_norm != "head")
             if config.position == "rope" and name != "v":
                 part = self._add(f"{module}.{name}_rope", "rope", heads, (part,), module, self._rope_attrs())
             parts.append(part)
@@ -168,7 +216,7 @@ class _Builder:
     def _dense(self, module: str, x: str, width: int) -> str:
         config, shape = self.config, (self.batch, self.seq, width)
         inner = self._linear(f"{module}.w1", x, width, config.mlp_bias)
-        inner = self._add(f"{module}.act", "silu" if config.gated else "gelu", shape, (inner,), module)
+        inner = self._activation(f"{module}.act", inner, module)
         if config.gated:
             other = self._linear(f"{module}.w3", x, width, config.mlp_bias)
             inner = self._add(f"{module}.mul", "mul", shape, (inner, other), module)
@@ -184,7 +232,7 @@ class _Builder:
         routed = self._add(f"{module}.dispatch", "dispatch", (*rows, config.hidden), (x, logits), module, attrs)
         inner = self._grouped(f"{module}.experts.w1", routed, experts.ffn)
         wide = (*rows, experts.ffn)
-        inner = self._add(f"{module}.experts.act", "silu" if config.gated else "gelu", wide, (inner,), module)
+        inner = self._activation(f"{module}.experts.act", inner, module)
         if config.gated:
             other = self._grouped(f"{module}.experts.w3", routed, experts.ffn)
             inner = self._add(f"{module}.experts.mul", "mul", wide, (inner, other), module)
@@ -194,6 +242,10 @@ class _Builder:
         if not experts.num_shared:
             return y
         shared = self._dense(f"{module}.shared", x, experts.num_shared * experts.ffn)
+        if experts.shared_gate:
+            gate = self._linear(f"{module}.shared_gate", x, 1, False)
+            gate = self._add(f"{module}.shared_share", "sigmoid", (self.batch, self.seq, 1), (gate,), module)
+            shared = self._add(f"{module}.shared_mul", "mul", tokens, (shared, gate), module)
         return self._add(f"{module}.sum", "add", tokens, (y, shared), module)
 
     def _grouped(self, module: str, x: str, width: int) -> str:
@@ -211,21 +263,33 @@ class _Builder:
             weights.append(self._parameter(f"{module}.bias", (width,)))
         return self._add(module, "linear", (*before[:-1], width), (x, *weights))
 
-    def _norm(self, module: str, x: str) -> str:
-        width = self.tensors[x].shape[-1:]
-        weights = [self._parameter(f"{module}.weight", width)]
-        if self.config.norm == "layer":
-            weights.append(self._parameter(f"{module}.bias", width))
+    def _norm(self, name: str, x: str, *, bare: bool = False) -> str:
+        kind, width = self.config.norm, self.tensors[x].shape[-1:]
+        weights = [] if bare or kind == "layer_no_weights" else [self._parameter(f"{name}.weight", width)]
+        if kind == "layer" and not bare:
+            weights.append(self._parameter(f"{name}.bias", width))
         attrs: dict[str, Attr] = {"eps": self.config.norm_eps}
-        return self._add(module, f"{self.config.norm}_norm", self.tensors[x].shape, (x, *weights), module, attrs)
+        made = "rms_norm" if kind == "rms" else "layer_norm"
+        return self._add(name, made, self.tensors[x].shape, (x, *weights), name, attrs)
+
+    def _activation(self, name: str, x: str, module: str) -> str:
+        return self._add(name, self.config.activation or "", self.tensors[x].shape, (x,), module)
+
+    def _scaled(self, name: str, x: str, number: float) -> str:
+        """x times a number, or x itself where that is 1."""
+        if number == 1:
+            return x
+        return self._add(name, "mul", self.tensors[x].shape, (x,), name.rpartition(".")[0], {"number": number})
 
     def _residual(self, name: str, module: str, x: str, made: str) -> str:
+        made = self._scaled(f"{name}_scale", made, self.config.scales.residual)
         return self._add(name, "add", self.tensors[x].shape, (x, made), module)
 
-    def _dropout(self, name: str, x: str, seed: int = 1) -> str:
-        if not self.config.dropout:
+    def _dropout(self, name: str, x: str, seed: int = 1, *, p: float | None = None) -> str:
+        p = self.config.dropout if p is None else p
+        if not p:
             return x
-        attrs: dict[str, Attr] = {"p": self.config.dropout, "seed": seed}
+        attrs: dict[str, Attr] = {"p": p, "seed": seed}
         return self._add(name, "dropout", self.tensors[x].shape, (x,), name.rpartition(".")[0], attrs)
 
     def _parameter(self, name: str, shape: tuple[int, ...]) -> str:

@@ -7,10 +7,13 @@ from typing import Literal, get_args
 
 from plans.errors import TwofoldError
 
-__all__ = ["Experts", "Latent", "Rope", "TransformerConfig"]
+__all__ = ["Activation", "Experts", "Latent", "Norm", "NormPlace", "Position", "Rope", "Scales", "TransformerConfig"]
 
-Norm = Literal["rms", "layer"]
-Position = Literal["rope", "learned", "none"]
+Norm = Literal["rms", "layer", "layer_no_bias", "layer_no_weights"]
+NormPlace = Literal["before", "after", "around", "sum"]
+Position = Literal["rope", "learned", "alibi", "none"]
+Activation = Literal["silu", "gelu", "relu"]
+QKNorm = Literal["none", "head", "head_no_weights", "row"]
 Float = Literal["bfloat16", "float16", "float32", "float64"]
 
 
@@ -57,6 +60,7 @@ class Experts:
         capacity_factor: places at an expert, over an even share of a sample's choices; who finds none is dropped. 1.25
             is what GShard trained with (arXiv 2006.16668, section 2.2 caps it so). Its padding is computed too.
         weights: "chosen": a softmax over the chosen experts; "all": over all, of which the chosen keep theirs.
+        shared_gate: whether the output of the shared experts is multiplied by sigmoid(w x), w [1, hidden] (Qwen 2).
     """
 
     num_experts: int
@@ -66,6 +70,7 @@ class Experts:
     num_dense_layers: int = 0
     capacity_factor: float = 1.25
     weights: Literal["chosen", "all"] = "chosen"
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         if min(self.num_experts, self.top_k, self.ffn) < 1 or min(self.num_shared, self.num_dense_layers) < 0:
@@ -74,6 +79,8 @@ class Experts:
             raise TwofoldError(f"{self}: capacity_factor is above 0, weights are 'chosen' or 'all'")
         if self.top_k > self.num_experts:
             raise TwofoldError(f"top_k {self.top_k} of {self.num_experts} experts: there are not that many")
+        if self.shared_gate and not self.num_shared:
+            raise TwofoldError(f"{self}: a gate of the shared experts needs num_shared of at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +112,30 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Numbers that tensors are multiplied by, for models whose authors chose them.
+
+    Args:
+        embedding: what comes out of the table of tokens (Gemma: the square root of the hidden size).
+        attention: the scores of queries and keys; None: 1 / sqrt(head_dim).
+        residual: what attention and MLP add to the residual stream (Granite).
+        logits: the output of the head (Granite, Cohere).
+        logits_cap: logits become cap x tanh(logits / cap) (Gemma 2); None: they stay.
+    """
+
+    embedding: float = 1.0
+    attention: float | None = None
+    residual: float = 1.0
+    logits: float = 1.0
+    logits_cap: float | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.embedding, self.attention, self.residual, self.logits, self.logits_cap)
+        if any(each is not None and not each > 0 for each in given):
+            raise TwofoldError(f"{self}: all of them are above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
     """The shape of a transformer.
 
@@ -118,16 +149,30 @@ class TransformerConfig:
         ffn: inner size of the MLP; 4 x hidden when None.
         vocab: rows of the table of embeddings.
         seq: tokens of a sample, and rows of a learned table of positions.
-        gated: three matrices, w2(silu(w1 x) * w3 x); else two, w2(gelu(w1 x)).
-        norm: "rms" (a weight) or "layer" (a weight and a bias), before attention, before the MLP and at the end.
+        gated: three matrices, w2(act(w1 x) * w3 x); else two, w2(act(w1 x)).
+        activation: "silu", "gelu" or "relu"; None: silu where gated, else gelu.
+        norm: "rms" (a weight), "layer" (a weight and a bias), "layer_no_bias" (a weight) or "layer_no_weights".
         norm_eps: added to the variance.
-        qkv_bias, out_bias, mlp_bias: which linear layers add a bias; the head never does.
+        norm_place: with f the attention or the MLP: "before": x + f(norm(x)); "after": x + norm(f(x)) (OLMo 2);
+            "around": x + norm(f(norm(x))) (Gemma 2); "sum": norm(x + f(x)), without a norm at the end (BERT).
+        qk_norm: whether queries and keys are normalised: "none", "head" by head before they are rotated (Qwen 3),
+            "head_no_weights" likewise by a norm without weights (Llama 4), or all heads of a token as one "row"
+            (OLMo 2).
+        embedding_norm: whether a norm stands after the embedding.
+        qkv_bias, out_bias, mlp_bias, head_bias: which linear layers add a bias.
         tied: whether the head's matrix is the table of embeddings.
-        position: "rope", "learned" (a table with a row per position) or "none".
+        position: "rope", "learned" (a table with a row per position), "alibi" (a number per head and distance added to
+            the scores; Press et al. 2021, arXiv 2108.12409) or "none".
+        first_position: row of the learned table that the first token takes (OPT: 2); rows before it are there, too.
+        token_types: rows of a table of segments, whose input is "token_types"; 0: none.
         rope: its angles.
         causal: whether a token sees itself and the tokens before it only.
         parallel_residual: x + attention(norm(x)) + mlp(norm(x)), as in GPT-NeoX; else one after the other.
-        dropout: probability after the embedding, the attention and the MLP.
+        shared_norm: whether both of them read one norm, as in GPT-J.
+        head_transform: whether the head begins with a linear layer hidden x hidden, the activation and a norm (BERT).
+        scales: see `Scales`.
+        dropout: probability after the attention and the MLP.
+        embedding_dropout: after the embedding; `dropout` when None.
         attention_dropout: probability of the attention's weights.
         dtype: of parameters and activations; the loss is taken in float32.
         experts: None for a dense model.
@@ -151,17 +196,28 @@ class TransformerConfig:
     vocab: int
     seq: int
     gated: bool = True
+    activation: Activation | None = None
     norm: Norm = "rms"
     norm_eps: float = 1e-5
+    norm_place: NormPlace = "before"
+    qk_norm: QKNorm = "none"
+    embedding_norm: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     tied: bool = False
     position: Position = "rope"
+    first_position: int = 0
+    token_types: int = 0
     rope: Rope = Rope()
     causal: bool = True
     parallel_residual: bool = False
+    shared_norm: bool = False
+    head_transform: bool = False
+    scales: Scales = Scales()
     dropout: float = 0.0
+    embedding_dropout: float | None = None
     attention_dropout: float = 0.0
     dtype: str = "bfloat16"
     experts: Experts | None = None
@@ -188,10 +244,21 @@ class TransformerConfig:
             raise TwofoldError(
                 f"{self.name}: num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
             )
-        for field, known in (("norm", get_args(Norm)), ("position", get_args(Position))):
-            if getattr(self, field) not in known:
-                raise TwofoldError(f"{self.name}: {field} {getattr(self, field)!r} is not known; known: {known}")
-        for field in ("dropout", "attention_dropout"):
+        if self.activation is None:
+            object.__setattr__(self, "activation", "silu" if self.gated else "gelu")
+        for field, words in _WORDS.items():
+            if getattr(self, field) not in words:
+                raise TwofoldError(f"{self.name}: {field} {getattr(self, field)!r} is not known; known: {words}")
+        if min(self.first_position, self.token_types) < 0:
+            raise TwofoldError(f"{self.name}: first_position and token_types are at least 0")
+        if self.norm_place != "before" if self.parallel_residual else self.shared_norm:
+            raise TwofoldError(
+                f"{self.name}: a parallel residual has its norms before attention and MLP, and only there they can "
+                "share one; take norm_place='before', and shared_norm with parallel_residual only"
+            )
+        if self.embedding_dropout is None:
+            object.__setattr__(self, "embedding_dropout", self.dropout)
+        for field in ("dropout", "embedding_dropout", "attention_dropout"):
             if not 0 <= getattr(self, field) < 1:
                 raise TwofoldError(f"{self.name}: {field} {getattr(self, field)} is a probability below 1")
         if self.dtype not in get_args(Float):
@@ -211,8 +278,11 @@ class TransformerConfig:
                 f"and values as of queries, not head_dim {self.head_dim} and num_kv_heads {self.num_kv_heads}; leave "
                 "both out"
             )
-        if self.position != "rope" or self.rope.fraction != 1 or self.qkv_bias or self.out_bias:
-            raise TwofoldError(f"{self.name}: latent attention has rope on its rope_dim elements, and no biases")
+        has_more = self.qkv_bias or self.out_bias or self.qk_norm != "none"
+        if self.position != "rope" or self.rope.fraction != 1 or has_more:
+            raise TwofoldError(
+                f"{self.name}: latent attention has rope on its rope_dim elements, no biases and no qk_norm"
+            )
 
     def _check_count(self, field: str) -> None:
         value = getattr(self, field)
@@ -265,12 +335,23 @@ class TransformerConfig:
         return self.experts is not None and layer >= self.experts.num_dense_layers
 
     @property
+    def position_rows(self) -> int:
+        """Rows of a learned table of positions."""
+        return self.seq + self.first_position
+
+    @property
     def num_parameters(self) -> int:
         """The number of parameters of the whole model; a tied table counts once."""
-        layers = sum(self.block_parameters(layer) for layer in range(self.num_layers))
-        tables = self.vocab * self.hidden * (1 if self.tied else 2)
-        positions = self.seq * self.hidden if self.position == "learned" else 0
-        return layers + tables + positions + self._norm_parameters(self.hidden)
+        return sum(self.block_parameters(layer) for layer in range(self.num_layers)) + self._end_parameters()
+
+    def _end_parameters(self) -> int:
+        """Of what stands before and after the blocks."""
+        norm = self._norm_parameters(self.hidden)
+        rows = self.vocab * (1 if self.tied else 2) + self.token_types
+        rows += self.position_rows if self.position == "learned" else 0
+        num_norms = self.embedding_norm + (self.norm_place != "sum") + self.head_transform
+        transform = self.hidden * (self.hidden + 1) if self.head_transform else 0
+        return rows * self.hidden + num_norms * norm + transform + (self.vocab if self.head_bias else 0)
 
     @property
     def num_active_parameters(self) -> int:
@@ -282,7 +363,7 @@ class TransformerConfig:
         return self.num_parameters - num_moe * idle * self._mlp_parameters(self.experts.ffn)
 
     def _norm_parameters(self, width: int) -> int:
-        return width * (1 if self.norm == "rms" else 2)
+        return width * {"layer": 2, "layer_no_weights": 0}.get(self.norm, 1)
 
     def _mlp_parameters(self, inner: int) -> int:
         matrices = (3 if self.gated else 2) * self.hidden * inner
@@ -291,11 +372,23 @@ class TransformerConfig:
     def block_parameters(self, layer: int = 0) -> int:
         """The number of parameters of one block."""
         q, kv = self.num_heads * self.head_size, self.kv_heads * self.head_size
-        attention = self.attention_weights + 2 * self._norm_parameters(self.hidden)
+        num_norms = 1 if self.shared_norm else 4 if self.norm_place == "around" else 2
+        attention = self.attention_weights + num_norms * self._norm_parameters(self.hidden)
         if self.latent is not None:
             attention += self._norm_parameters(self.latent.kv_rank) + self._norm_parameters(self.latent.q_rank or 0)
+        if self.qk_norm in ("head", "row"):
+            widths = (self.head_size, self.head_size) if self.qk_norm == "head" else (q, kv)
+            attention += sum(map(self._norm_parameters, widths))
         attention += (q + 2 * kv if self.qkv_bias else 0) + (self.hidden if self.out_bias else 0)
-        if self.experts is None or not self.has_experts(layer):
+        experts = self.experts
+        if experts is None or not self.has_experts(layer):
             return attention + self._mlp_parameters(self.inner)
-        mlps = (self.experts.num_experts + self.experts.num_shared) * self._mlp_parameters(self.experts.ffn)
-        return attention + mlps + self.experts.num_experts * self.hidden
+        mlps = (experts.num_experts + experts.num_shared) * self._mlp_parameters(experts.ffn)
+        return attention + mlps + (experts.num_experts + experts.shared_gate) * self.hidden
+
+
+_WORDS = {
+    "norm": get_args(Norm), "norm_place": get_args(NormPlace), "qk_norm": get_args(QKNorm),
+    "position": get_args(Position), "activation": get_args(Activation),
+}  # fmt: skip
+"""Field -> the words that it can be."""

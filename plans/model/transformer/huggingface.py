@@ -1,24 +1,25 @@
 """Reading a Hugging Face config.json.
 
-Every key is one of three things: it says something that the configuration says too; it must have the one value that is
-modelled; or it changes no shape, no cost and no result of a training step, and is ignored for a stated reason. A key
-that is none of these is refused, since it may change the architecture.
+Every key is one of four things: it says something that the configuration says too; it must have the one value that is
+modelled; it changes no shape, no cost and no result of a training step, and is ignored for a stated reason; or it says
+what the planned model leaves out, which is told. A key that is none of these is refused, since it may change the
+architecture. What a family's keys are called stands in `families`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plans.errors import TwofoldError
-from plans.model.transformer.config import Experts, Latent, Rope, TransformerConfig
+from plans.model.transformer.config import Rope, Scales, TransformerConfig
+from plans.model.transformer.families import FAMILIES, NESTED, REFUSED, Family
 
-__all__ = ["FAMILIES", "config_from_dict", "ignored_keys", "read_config"]
-
-Keys = Mapping[str, Any]
+__all__ = ["Reading", "read_config", "reading_of"]
 
 _GENERATION = "concerns the generation of text"
 _LIBRARY = "concerns the library, not the model"
@@ -34,7 +35,7 @@ _IGNORED: dict[str, str] = {
             "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "diversity_penalty",
             "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "suppress_tokens",
             "begin_suppress_tokens", "exponential_decay_length_penalty", "tokenizer_class", "prefix",
-            "cache_implementation",
+            "cache_implementation", "unk_token_id", "mask_token_id", "num_logits_to_keep",
         ),
         _GENERATION,
     ),
@@ -44,50 +45,97 @@ _IGNORED: dict[str, str] = {
             "auto_map", "transformers_version", "torchscript", "output_attentions", "output_hidden_states",
             "return_dict", "return_dict_in_generate", "output_scores", "chunk_size_feed_forward", "use_bfloat16",
             "tf_legacy_loss", "gradient_checkpointing", "pruned_heads", "keys_to_ignore_at_inference",
-            "model_max_length", "unsloth_version", "unsloth_fixed", "output_router_logits",
+            "model_max_length", "unsloth_version", "unsloth_fixed", "output_router_logits", "ep_size",
+            "base_model_tp_plan", "pretraining_tp",
+            "base_model_pp_plan", "base_model_ep_plan", "gradient_checkpointing_kwargs", "for_llm_compressor",
+            "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "masked_softmax_fusion", "slow_but_exact",
+            "skip_bias_add", "skip_bias_add_qkv", "bias_dropout_fusion", "offset_alibi", "_num_labels",
+            "qk_head_dim", "is_llama_config", "rope_interleaved", "original_max_position_embeddings",
         ),
         _LIBRARY,
     ),
-    **dict.fromkeys(("initializer_range", "initializer_factor", "embedding_initializer_range"), _INITIAL),
+    **dict.fromkeys(("initializer_range", "initializer_factor", "embedding_initializer_range", "init_std"), _INITIAL),
     **dict.fromkeys(
         (
             "task_specific_params", "finetuning_task", "id2label", "label2id", "problem_type", "num_labels",
             "classifier_dropout", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
-            "summary_type", "summary_use_proj",
+            "summary_type", "summary_use_proj", "classifier_activation", "directionality", "pooler_fc_size",
+            "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
         ),
         _FINE_TUNING,
     ),
-    "router_aux_loss_coef": "the auxiliary loss of the router is not modelled",
-    "max_window_layers": "counts only with use_sliding_window, which must be false",
-    "router_jitter_noise": "noise of the router is not modelled",
-    **dict.fromkeys(("aux_loss_alpha", "seq_aux"), "the auxiliary loss of the router is not modelled"),
-    **dict.fromkeys(
-        ("n_group", "topk_group", "topk_method"), "routing limited to groups of experts is not modelled"
-    ),
-    **dict.fromkeys(
-        ("scoring_func", "routed_scaling_factor"), "a router's weights are modelled as a softmax, without a factor"
-    ),
-    "num_nextn_predict_layers": "multi-token prediction is not modelled",
-    "ep_size": _LIBRARY,
 }  # fmt: skip
 """Key -> why it is ignored."""
 
-_ONE_VALUE: dict[str, tuple[Any, ...]] = {
-    "pretraining_tp": (1,), "use_sliding_window": (False,), "add_cross_attention": (False,),
-    "is_decoder": (True, False), "is_encoder_decoder": (False,), "tie_encoder_decoder": (False,),
-    "cross_attention_hidden_size": (None,), "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,), "layer_types": (None,),
-    "quantization_config": (None,), "attention_multiplier": (None, 1), "parallel_attn": (None,),
+_AUXILIARY = "the auxiliary loss of the router is left out"
+_ANGLES = "angles are not scaled or set apart by it; no size and no cost depends on them"
+
+_LEFT_OUT: dict[str, str] = {
+    **dict.fromkeys(("router_aux_loss_coef", "aux_loss_alpha", "seq_aux"), _AUXILIARY),
+    **dict.fromkeys(("router_jitter_noise", "input_jitter_noise"), "noise of the router is left out"),
+    **dict.fromkeys(("n_group", "topk_group", "topk_method"), "tokens choose among all experts, not groups of them"),
+    **dict.fromkeys(
+        ("scoring_func", "routed_scaling_factor"), "a router's weights are a softmax, without a factor"
+    ),
+    "num_nextn_predict_layers": "multi-token prediction is left out",
+    **dict.fromkeys(
+        ("vision_config", "audio_config", "image_token_index", "boi_token_index", "eoi_token_index", "eoi_token_id",
+         "mm_tokens_per_image", "image_token_id", "boi_token_id"), "the text model alone is planned"
+    ),
 }  # fmt: skip
-"""Key -> the values that are modelled."""
+"""Key -> what the planned model leaves out, where the key is there and neither null, 0 nor 1."""
+
+_ONE_VALUE: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,), "is_decoder": (True, False),
+    "is_encoder_decoder": (False,), "tie_encoder_decoder": (False,), "cross_attention_hidden_size": (None,),
+    "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,),
+    "quantization_config": (None,), "use_mrope": (False,), "use_bidirectional_attention": (False,),
+}  # fmt: skip
+"""Key -> the values that are modelled beside null."""
+
+_ROPE_SCALINGS = ("linear", "llama3")
+
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "relu": "relu",
+    # the tanh form of gelu costs what gelu costs; its values differ by less than 5e-4
+    "gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu",
+}  # fmt: skip
 
 
-_BY_FAMILY = {("deepseek_v3", "quantization_config")}
-"""(model_type, key) that the family's reader judges."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a config.json says.
+
+    Args:
+        config: of the model.
+        ignored: key -> why it changes nothing.
+        left_out: key -> in what the planned model differs.
+    """
+
+    config: TransformerConfig
+    ignored: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+    def remarks(self) -> tuple[str, ...]:
+        """In sentences: what the planned model leaves out, and the keys that were ignored."""
+        told: dict[str, list[str]] = {}
+        for key, why in self.left_out.items():
+            told.setdefault(why, []).append(key)
+        said = [f"{', '.join(keys)}: {why}" for why, keys in told.items()]
+        if self.ignored:
+            said.append(f"keys that change neither sizes nor costs: {', '.join(sorted(self.ignored))}")
+        return tuple(said)
 
 
-def read_config(path: str | os.PathLike[str]) -> TransformerConfig:
-    """The configuration in a config.json, or in the folder that holds one.
+def read_config(path: str | os.PathLike[str], *, seq: int | None = None) -> Reading:
+    """Read a config.json, or the one in a folder.
+
+    Args:
+        path: of the file or its folder.
+        seq: tokens of a sample, where not the longest that the model can read: a window of attention that hides none
+            of them changes nothing.
 
     Raises:
         TwofoldError: no such file, no JSON object, a family that is not known, a key or value that is not modelled.
@@ -104,208 +152,182 @@ def read_config(path: str | os.PathLike[str]) -> TransformerConfig:
         raise TwofoldError(f"{file}: a model configuration is a JSON object, not {type(keys).__name__}")
     name = keys.get("_name_or_path") or (file.parent.name if file.name == "config.json" else file.stem)
     try:
-        return config_from_dict(keys, str(name) or "transformer")
+        return reading_of(keys, str(name) or "transformer", seq=seq)
     except TwofoldError as error:
         raise TwofoldError(f"{file}: {error}") from None
 
 
-def ignored_keys(keys: Keys) -> dict[str, str]:
-    """The keys of a configuration that are ignored, with the reason.
-
-    >>> ignored_keys({"model_type": "llama", "use_cache": True})
-    {'use_cache': 'concerns the generation of text'}
-    """
-    return {key: _IGNORED[key] for key in keys if key in _IGNORED}
-
-
-def config_from_dict(keys: Keys, name: str = "transformer") -> TransformerConfig:
-    """The configuration described by the keys of a config.json.
+def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int | None = None) -> Reading:
+    """What the keys of a config.json say.
 
     Raises:
         TwofoldError: as `read_config`.
 
     >>> keys = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
-    ...         "vocab_size": 50257, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    >>> config_from_dict(keys).num_parameters
-    124439808
+    ...         "vocab_size": 50257, "use_cache": True}
+    >>> found = reading_of(keys)
+    >>> found.config.num_parameters, found.remarks()
+    (124439808, ('keys that change neither sizes nor costs: use_cache',))
     """
-    family = keys.get("model_type")
-    if family not in FAMILIES:
-        raise TwofoldError(f"model_type {family!r} is not known; known: {', '.join(sorted(FAMILIES))}")
-    for key, allowed in _ONE_VALUE.items():
-        if key in keys and keys[key] not in allowed and (family, key) not in _BY_FAMILY:
-            raise TwofoldError(f"{key} {keys[key]!r} is not modelled; it may be {' or '.join(map(repr, allowed))}")
-    reader = _Reader(family, keys)
-    config = FAMILIES[family](reader, name)
-    known = reader.read | _IGNORED.keys() | _ONE_VALUE.keys() | {"model_type"}
-    if unknown := sorted(set(keys) - known):
-        raise TwofoldError(
-            f"the keys {', '.join(unknown)} of model_type {family!r} are not known and may change the architecture; "
-            "take them out of the file if they do not"
-        )
-    return config
+    model_type = keys.get("model_type")
+    if model_type in REFUSED:
+        raise TwofoldError(f"{model_type}: {REFUSED[model_type]}")
+    if model_type in NESTED:
+        inner = keys.get("text_config")
+        if not isinstance(inner, dict):
+            raise TwofoldError(f"model_type {model_type!r} needs the key 'text_config', an object")
+        keys = {key: value for key, value in keys.items() if key != "text_config"} | inner
+        model_type = NESTED[model_type]
+    if model_type not in FAMILIES:
+        raise TwofoldError(f"model_type {model_type!r} is not known; known: {', '.join(sorted((*FAMILIES, *NESTED)))}")
+    family = FAMILIES[model_type]
+    reader = _Reader(model_type, family, keys)
+    reader.check_values()
+    config = reader.config(name, seq)
+    return Reading(config=config, ignored=reader.ignored(), left_out=reader.left_out())
 
 
 class _Reader:
-    """Reads keys of a config.json and records which were read."""
+    """Reads the keys of one file and records which were read."""
 
-    def __init__(self, family: str, keys: Keys) -> None:
-        self.family, self.keys, self.read = family, keys, set[str]()
-
-    def need(self, *names: str) -> Any:
-        """The first of these keys that is there."""
-        self.read.update(names)
-        for name in names:
-            if self.keys.get(name) is not None:
-                return self.keys[name]
-        raise TwofoldError(f"model_type {self.family!r} needs the key {names[0]!r}")
+    def __init__(self, model_type: str, family: Family, keys: Mapping[str, Any]) -> None:
+        self.model_type, self.family, self.given = model_type, family, keys
+        self.keys = {**family.defaults, **{key: value for key, value in keys.items() if value is not None}}
+        self.keys = {key: value for key, value in self.keys.items() if key not in keys or keys[key] is not None}
+        self.used: set[str] = {"model_type"}
+        self.notes: dict[str, str] = {}
 
     def get(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
-        value = self.keys.get(name)
-        return default if value is None else value
+        """See `families.Keys`."""
+        self.used.add(name)
+        return self.keys.get(name, default)
 
-    def dtype(self) -> str:
-        found = str(self.get("dtype", self.get("torch_dtype", "bfloat16"))).removeprefix("torch.")
-        return found
+    def need(self, name: str) -> Any:
+        """See `families.Keys`."""
+        value = self.get(name)
+        if value is None:
+            raise TwofoldError(f"model_type {self.model_type!r} needs the key {name!r}")
+        return value
 
-    def activation(self, name: str, *, gated: bool) -> None:
-        found = self.get(name, "silu" if gated else "gelu")
-        # the tanh form of gelu costs what gelu costs; its values differ by less than 5e-4
-        known = ("silu", "swish") if gated else ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
-        if found not in known:
-            raise TwofoldError(f"{name} {found!r} is not modelled; it may be {' or '.join(known)}")
+    def refuse(self, key: str, why: str, way: str) -> TwofoldError:
+        """See `families.Keys`."""
+        return TwofoldError(f"{self.model_type}: {key} {why}, which is not modelled; {way}")
 
-    def rope(self, base_key: str, fraction: float, seq: int) -> Rope:
-        given = dict(self.get("rope_parameters", {})) or dict(self.get("rope_scaling", {}))
-        self.read |= {"rope_parameters", "rope_scaling"}
-        kind = given.pop("rope_type", given.pop("type", "default"))
-        given.pop("type", None)
-        base = float(given.pop("rope_theta", self.get(base_key, 10_000.0)))
-        fraction = float(given.pop("partial_rotary_factor", fraction))
-        if kind == "default":
-            return Rope(base=base, fraction=fraction)
-        if kind not in ("linear", "llama3"):
-            raise TwofoldError(f"rope scaling {kind!r} is not modelled; default, linear and llama3 are")
+    def check_values(self) -> None:
+        """Refuse values of keys that must have another one."""
+        for key, allowed in (_ONE_VALUE | dict(self.family.only)).items():
+            if key in self.keys and self.keys[key] not in allowed and not self._judged(key):
+                way = f"it may be {' or '.join(map(repr, allowed))}" if allowed else "it may be null"
+                raise self.refuse(key, f"is {self.keys[key]!r}", way)
+            self.used.add(key)
+
+    def _judged(self, key: str) -> bool:
+        """Whether the family's own function says what the key may be."""
+        return key == "quantization_config" and self.model_type == "deepseek_v3"
+
+    def config(self, name: str, seq: int | None) -> TransformerConfig:
+        """All fields together."""
+        fields: dict[str, Any] = {"gated": True} | dict(self.family.fixed)
+        for field, keys in self.family.keys.items():
+            value = self._first((keys,) if isinstance(keys, str) else keys, needed=field in _NEEDED)
+            if value is not None:
+                fields[field] = value
+        if self.family.activation:
+            fields["activation"] = self._activation(fields["gated"])
+        if self.family.finish is not None:
+            self.family.finish(self, fields)
+        if seq is not None and fields.get("position") != "learned":
+            fields["seq"] = seq
+        self._check_window(fields)
+        self.used |= {"rope_parameters", "rope_scaling", "rope_theta"}
+        if fields.get("position", "rope") == "rope":
+            fields["rope"] = self._rope(fields)
+        scales = {field: fields.pop(f"scales.{field}") for field in Scales.__slots__ if f"scales.{field}" in fields}
+        fields = {field: value for field, value in fields.items() if not field.startswith("rope.")}
+        dtype = str(self._first(("dtype", "torch_dtype"), needed=False) or "bfloat16").removeprefix("torch.")
+        made = TransformerConfig(**fields, name=name, dtype=dtype, scales=Scales(**scales), source="config.json")
+        self._check_all_read()
+        return made
+
+    def _first(self, names: tuple[str, ...], *, needed: bool) -> Any:
+        """The first of these keys that is there."""
+        self.used.update(names)
+        for name in names:
+            if name in self.keys:
+                return self.keys[name]
+        return self.need(names[0]) if needed else None
+
+    def _activation(self, gated: bool) -> str:
+        key = self.family.activation
+        found = self.get(key) or self.get("hidden_act") or ("silu" if gated else "gelu")
+        self.used.add("hidden_act")
+        if found not in _ACTIVATIONS:
+            raise self.refuse(key, f"is {found!r}", f"it may be {' or '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[found]
+
+    def _rope(self, fields: Mapping[str, Any]) -> Rope:
+        base_key, fraction_key = self.family.rope
+        given = dict(self.get("rope_parameters") or self.get("rope_scaling") or {})
+        if "full_attention" in given:  # one set of angles for each kind of layer
+            self.notes["rope_parameters"] = "all blocks take the angles of those without a window"
+            given = dict(given["full_attention"] or {})
+        kind = given.get("rope_type", given.get("type", "default"))
+        base = float(given.get("rope_theta", self._first((base_key, "rope_theta"), needed=False) or 10_000.0))
+        fraction = given.get("partial_rotary_factor", self._first((fraction_key,), needed=False))
+        fraction = float(fields.get("rope.fraction", 1.0 if fraction is None else fraction))
+        rope = {"base": base, "fraction": fraction, "interleaved": fields.get("rope.interleaved", False)}
+        if kind not in _ROPE_SCALINGS:
+            if kind != "default":
+                self.notes["rope_scaling" if "rope_scaling" in self.given else "rope_parameters"] = f"{kind} {_ANGLES}"
+            return Rope(**rope)
         return Rope(
-            base=base, fraction=fraction, scaling=kind, factor=float(given.pop("factor", 1.0)),
-            low_factor=float(given.pop("low_freq_factor", 1.0)), high_factor=float(given.pop("high_freq_factor", 4.0)),
-            original_seq=int(given.pop("original_max_position_embeddings", seq)),
+            **rope, scaling=kind, factor=float(given.get("factor", 1.0)),
+            low_factor=float(given.get("low_freq_factor", 1.0)), high_factor=float(given.get("high_freq_factor", 4.0)),
+            original_seq=int(given.get("original_max_position_embeddings", fields["seq"])),
         )  # fmt: skip
 
+    def _check_window(self, fields: Mapping[str, Any]) -> None:
+        """Windows of attention: none, or one that hides no token of a sample."""
+        used = self.get("use_sliding_window", True)
+        kinds = set(self.get("layer_types") or ())
+        if unknown := kinds - {"full_attention", "sliding_attention", "chunked_attention"}:
+            raise self.refuse(
+                "layer_types", f"has {', '.join(sorted(unknown))}", "attention may be full or have a window"
+            )
+        everywhere = self.get("max_window_layers", 0) if "use_sliding_window" in self.keys else 0
+        self.used |= {"sliding_window_pattern", "_sliding_window_pattern"}
+        for key in _WINDOWS:
+            window = self.get(key)
+            if not window or not used or kinds == {"full_attention"} or everywhere >= fields["num_layers"]:
+                continue
+            if window < fields["seq"]:
+                raise TwofoldError(
+                    f"{self.model_type}: {key} {window} is below the {fields['seq']} tokens of a sample, and attention "
+                    f"through a window is not modelled; plan with --seq {window} or less, where it hides nothing, or "
+                    f"set {key} to null in the file for full attention, which costs more"
+                )
 
-def _llama_like(reader: _Reader, name: str, **rest: Any) -> TransformerConfig:
-    """Llama and models derived from it: RMS norm, RoPE, a gated MLP."""
-    reader.activation("hidden_act", gated=True)
-    seq, num_heads = int(reader.need("max_position_embeddings")), int(reader.need("num_attention_heads"))
-    window = reader.get("sliding_window")
-    if window is not None and window < seq and reader.keys.get("use_sliding_window", True):
-        raise TwofoldError(
-            f"sliding_window {window} below max_position_embeddings {seq} is not modelled; with "
-            f"max_position_embeddings at most {window} it changes nothing"
-        )
-    return TransformerConfig(
-        name=name, num_layers=reader.need("num_hidden_layers"), hidden=reader.need("hidden_size"), num_heads=num_heads,
-        num_kv_heads=reader.get("num_key_value_heads", num_heads), head_dim=reader.get("head_dim"),
-        ffn=reader.need("intermediate_size"), vocab=reader.need("vocab_size"), seq=seq,
-        norm_eps=reader.get("rms_norm_eps", 1e-6), tied=reader.get("tie_word_embeddings", False),
-        rope=reader.rope("rope_theta", 1.0, seq), attention_dropout=reader.get("attention_dropout", 0.0),
-        dtype=reader.dtype(), source="config.json", **rest,
-    )  # fmt: skip
+    def _check_all_read(self) -> None:
+        known = {*self.used, *_IGNORED, *_LEFT_OUT, *self.family.approximated, *self.family.unused}
+        if unknown := sorted(set(self.given) - known):
+            raise TwofoldError(
+                f"the keys {', '.join(unknown)} of model_type {self.model_type!r} are not known and may change the "
+                "architecture; take them out of the file if they do not"
+            )
 
+    def ignored(self) -> dict[str, str]:
+        """See `Reading`."""
+        ignored = _IGNORED | dict.fromkeys(self.family.unused, _LIBRARY)
+        return {key: ignored[key] for key in self.given if key in ignored and key not in self.used}
 
-def _llama(reader: _Reader, name: str) -> TransformerConfig:
-    bias = bool(reader.get("attention_bias", False))
-    return _llama_like(reader, name, qkv_bias=bias, out_bias=bias, mlp_bias=bool(reader.get("mlp_bias", False)))
-
-
-def _qwen2(reader: _Reader, name: str) -> TransformerConfig:
-    return _llama_like(reader, name, qkv_bias=True)
-
-
-def _mixtral(reader: _Reader, name: str) -> TransformerConfig:
-    experts = Experts(
-        num_experts=reader.need("num_local_experts"), top_k=reader.get("num_experts_per_tok", 2),
-        ffn=reader.need("intermediate_size"),
-    )  # fmt: skip
-    return _llama_like(reader, name, experts=experts)
-
-
-def _deepseek(reader: _Reader, name: str) -> TransformerConfig:
-    """DeepSeek-V2 and V3: latent attention and a mixture of experts."""
-    reader.activation("hidden_act", gated=True)
-    for key, modelled in (("attention_bias", False), ("moe_layer_freq", 1)):
-        if (found := reader.get(key, modelled)) != modelled:
-            raise TwofoldError(f"{key} {found!r} is not modelled; it may be {modelled!r}")
-    stored = reader.get("quantization_config", {})
-    if stored and stored.get("quant_method") != "fp8":  # the published weights are stored so; the model is not
-        raise TwofoldError(f"quantization_config {stored!r} is not modelled; it may be null, or fp8")
-    seq, scaling = int(reader.need("max_position_embeddings")), dict(reader.get("rope_scaling", {}))
-    if scaling.get("rope_type", scaling.get("type")) == "yarn":
-        # YaRN was put on after pre-training (arXiv 2412.19437, section 4.3): the model as it was pre-trained
-        seq = int(scaling.get("original_max_position_embeddings", seq))
-        rope = Rope(base=float(reader.get("rope_theta", 10_000.0)))
-    else:
-        rope = reader.rope("rope_theta", 1.0, seq)
-    latent = Latent(
-        kv_rank=reader.need("kv_lora_rank"), q_rank=reader.get("q_lora_rank"), nope_dim=reader.need("qk_nope_head_dim"),
-        rope_dim=reader.need("qk_rope_head_dim"), value_dim=reader.need("v_head_dim"),
-    )  # fmt: skip
-    chosen = bool(reader.get("norm_topk_prob", reader.family == "deepseek_v3"))
-    experts = Experts(
-        num_experts=reader.need("n_routed_experts"), top_k=reader.need("num_experts_per_tok"),
-        ffn=reader.need("moe_intermediate_size"), num_shared=reader.get("n_shared_experts", 0),
-        num_dense_layers=reader.get("first_k_dense_replace", 0), weights="chosen" if chosen else "all",
-    )  # fmt: skip
-    return TransformerConfig(
-        name=name, num_layers=reader.need("num_hidden_layers"), hidden=reader.need("hidden_size"),
-        num_heads=reader.need("num_attention_heads"), num_kv_heads=reader.get("num_key_value_heads"),
-        ffn=reader.need("intermediate_size"), vocab=reader.need("vocab_size"), seq=seq,
-        norm_eps=reader.get("rms_norm_eps", 1e-6), tied=reader.get("tie_word_embeddings", False), rope=rope,
-        attention_dropout=reader.get("attention_dropout", 0.0), dtype=reader.dtype(), experts=experts, latent=latent,
-        source="config.json",
-    )  # fmt: skip
+    def left_out(self) -> dict[str, str]:
+        """See `Reading`."""
+        own = {key: why for key, why in self.family.approximated.items() if self.keys.get(key) not in (None, False)}
+        general = {
+            key: why for key, why in _LEFT_OUT.items()
+            if key in self.keys and key not in self.used and self.keys[key] not in (None, False, 0, 1)
+        }  # fmt: skip
+        return own | self.notes | general
 
 
-def _gpt2(reader: _Reader, name: str) -> TransformerConfig:
-    reader.activation("activation_function", gated=False)
-    hidden, seq = reader.need("n_embd"), reader.need("n_positions", "n_ctx")
-    dropouts = {reader.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop")}
-    if len(dropouts) > 1:
-        raise TwofoldError(f"resid_pdrop and embd_pdrop differ ({sorted(dropouts)}); one probability is modelled")
-    return TransformerConfig(
-        name=name, num_layers=reader.need("n_layer"), hidden=hidden, num_heads=reader.need("n_head"),
-        ffn=reader.get("n_inner", 4 * hidden), vocab=reader.need("vocab_size"), seq=seq, gated=False, norm="layer",
-        norm_eps=reader.get("layer_norm_epsilon", 1e-5), qkv_bias=True, out_bias=True, mlp_bias=True,
-        tied=reader.get("tie_word_embeddings", True), position="learned", dropout=dropouts.pop(),
-        attention_dropout=reader.get("attn_pdrop", 0.1), dtype=reader.dtype(), source="config.json",
-    )  # fmt: skip
-
-
-def _gpt_neox(reader: _Reader, name: str) -> TransformerConfig:
-    reader.activation("hidden_act", gated=False)
-    seq, bias = reader.need("max_position_embeddings"), bool(reader.get("attention_bias", True))
-    base_key = "rotary_emb_base" if "rotary_emb_base" in reader.keys else "rope_theta"
-    return TransformerConfig(
-        name=name, num_layers=reader.need("num_hidden_layers"), hidden=reader.need("hidden_size"),
-        num_heads=reader.need("num_attention_heads"), ffn=reader.need("intermediate_size"),
-        vocab=reader.need("vocab_size"), seq=seq, gated=False, norm="layer",
-        norm_eps=reader.get("layer_norm_eps", 1e-5), qkv_bias=bias, out_bias=bias, mlp_bias=True,
-        tied=reader.get("tie_word_embeddings", False),
-        rope=reader.rope(base_key, reader.get("rotary_pct", 0.25), seq),
-        parallel_residual=reader.get("use_parallel_residual", True), dropout=reader.get("hidden_dropout", 0.0),
-        attention_dropout=reader.get("attention_dropout", 0.0), dtype=reader.dtype(), source="config.json",
-    )  # fmt: skip
-
-
-FAMILIES: dict[str, Callable[[_Reader, str], TransformerConfig]] = {
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "llama": _llama,
-    "mistral": _llama_like,
-    "mixtral": _mixtral,
-    "qwen2": _qwen2,
-}
-"""model_type -> its reader."""
+_NEEDED = frozenset({"num_layers", "hidden", "num_heads", "vocab", "seq"})

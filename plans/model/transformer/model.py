@@ -13,7 +13,7 @@ from plans.model.transformer.catalogue import named_config
 from plans.model.transformer.config import TransformerConfig
 from plans.model.transformer.huggingface import read_config
 
-__all__ = ["transformer", "transformer_config"]
+__all__ = ["config_remarks", "transformer", "transformer_config"]
 
 Source = str | os.PathLike[str] | TransformerConfig
 
@@ -35,7 +35,7 @@ def transformer_config(
     if isinstance(source, TransformerConfig):
         config = source
     elif isinstance(source, os.PathLike) or _is_path(source):
-        config = read_config(source)
+        config = read_config(source, seq=seq).config
     else:
         config = named_config(source)
     if num_layers is not None:
@@ -47,6 +47,19 @@ def transformer_config(
     if seq is not None and config.position != "learned":
         config = replace(config, seq=seq)
     return config
+
+
+def config_remarks(source: Source) -> tuple[str, ...]:
+    """What is to be said about a config.json: what the planned model leaves out of it, and keys that change nothing.
+
+    Nothing is to be said about a name or a `TransformerConfig`.
+
+    Raises:
+        TwofoldError: as `transformer_config`.
+    """
+    if isinstance(source, TransformerConfig) or not (isinstance(source, os.PathLike) or _is_path(source)):
+        return ()
+    return read_config(source, seq=1).remarks()
 
 
 def transformer(

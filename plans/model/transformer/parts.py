@@ -22,7 +22,7 @@ class Parts:
 def is_transformer(graph: Graph) -> bool:
     """Whether `graph` has the modules of a graph that `transformer` built."""
     modules = {operator.module for operator in graph.operators}
-    return {"tok_embeddings", "layers.0.attention.wo", "norm", "output"} <= modules
+    return {"tok_embeddings", "layers.0.attention.wo", "output"} <= modules
 
 
 def parts_of(graph: Graph) -> Parts:

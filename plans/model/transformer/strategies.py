@@ -11,6 +11,9 @@
 Latent attention: what makes the latents and the shared key is not split by tp, but between ranks of it by the sequence
 where that is; the latents are gathered for the products that make heads of them, which tp splits by heads.
 
+Norms of queries and keys are split by heads where they stand over one head; a norm over all heads of a token is split
+as those between, by the sequence alone.
+
 A mixture of experts: the router and the way to the experts and back are split by samples alone; the experts, and what
 is routed to them, over ep, which is a part of the data-parallel ranks; an expert's inner size over tp, as in an MLP.
 
@@ -88,15 +91,20 @@ def _dims_by_role(role: str, axes: MeshAxes, between: DimAxes) -> dict[str, DimA
         "tok_embeddings": {"b0": dp, "b1": cp, "v": tp},
         "pos_embeddings.positions": {"d0": between},
         "pos_embeddings": {"b0": between},
+        "type_embeddings": {"b0": dp, "b1": between},
+        "head.dense": {"b0": dp, "b1": between},
+        "head.act": {"d0": dp, "d1": between},
     }
     by_part: dict[str, dict[str, DimAxes]] = {
         "router": {"b0": dp},
         "dispatch": {"b": dp},
         "combine": {"b": dp, "h": tp},  # the sum of the parts of w2 is scattered over the features
-        **{key: {"b0": dp, "b1": between} for key in ("wq_a", "wkv_a", "wk_pos")},
+        **{key: {"b0": dp, "b1": between} for key in ("wq_a", "wkv_a", "wk_pos", "shared_gate")},
         "k_pos_heads": {"d0": dp, "d1": between},
         "k_pos_rope": {"b0": dp, "s": between},
         **{key: {"d0": dp, "d1": cp, "d2": tp} for key in ("k_pos", "k_joined")},
+        "q_head_norm": {"b0": dp, "b1": cp, "b2": tp},
+        "k_head_norm": {"b0": dp, "b1": cp, "b2": axes.kv},
     }
     return by_part.get(role.rpartition(".")[2]) or whole_role.get(role)
 
@@ -119,7 +127,7 @@ def _dims_by_kind(role: str, kind: str, axes: MeshAxes, between: DimAxes) -> dic
         return {"b0": dp, "b1": cp, "c": tp}
     if kind in ("rms_norm", "layer_norm"):
         return {"b0": dp, "b1": between}
-    if part in ("act", "mul", "cast"):
+    if part in ("act", "mul", "cast") or role.startswith("output."):
         return {"d0": dp, "d1": cp, "d2": tp}
-    assert kind in ("add", "dropout"), (role, kind)
+    assert kind in ("add", "dropout", "mul", "sigmoid"), (role, kind)
     return {"d0": dp, "d1": between}
