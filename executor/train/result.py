@@ -1,7 +1,7 @@
 """One rank's result of a run, as a value and as a file, and all ranks' spans as one timeline.
 
-Times are nanoseconds of the host's monotonic clock, which all processes of one host share; spans of ranks on several
-hosts cannot be merged without aligning their clocks first, which is not done here.
+Times are nanoseconds of the monotonic clock of the host of rank 0; ranks on other hosts bring theirs to it
+(`executor.train.clocks`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class SpanColumns:
         names: the distinct (id, call, part) triples that `name_index` points into.
         step: number of the recorded step, from 0.
         stream: index into `plans.timeline.STREAMS`.
-        start_ns, end_ns: on the host's clock.
+        start_ns, end_ns: on the clock of rank 0's host.
         step_start_ns, step_end_ns: of each recorded step on this rank.
     """
 
@@ -50,6 +50,11 @@ class SpanColumns:
     end_ns: Ints
     step_start_ns: Ints
     step_end_ns: Ints
+
+    def earlier(self, by_ns: int) -> SpanColumns:
+        """The same spans, so much earlier."""
+        times = ("start_ns", "end_ns", "step_start_ns", "step_end_ns")
+        return replace(self, **{name: getattr(self, name) - by_ns for name in times})
 
 
 def spans_of(codes: Sequence[Code], steps: Sequence[RecordedStep]) -> SpanColumns:
@@ -108,7 +113,7 @@ class RankResult:
         num_ranks: of the run.
         kind: "measured" or "emulated".
         losses: the mean loss of every step; the same on all ranks.
-        step_start_ns, step_end_ns: of every step on this rank, on the host's clock; no barrier stands between steps.
+        step_start_ns, step_end_ns: of every step on this rank; no barrier stands between steps.
         cpu_s: processor seconds of this process (all its threads) per step, without the first quarter of the steps.
         peak: the most bytes that values take, from the program, whose values were checked against the real tensors.
         device_peak_bytes: the most bytes that torch's allocator gave out on an accelerator, 0 on a CPU.
@@ -212,7 +217,7 @@ def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any
 
 
 def merged_timeline(results: Sequence[RankResult], **meta: Any) -> Timeline:
-    """The recorded steps of all ranks of one host as one timeline; emulated times are shrunk back by `dilate`.
+    """The recorded steps of all ranks as one timeline; emulated times are shrunk back by `dilate`.
 
     A step begins with the first compute or collective of any rank and ends when the last rank is done.
 

@@ -23,6 +23,7 @@ from executor.step.count import Communication, compare, counted, planned_collect
 from executor.step.emulate import EmulatedInterpreter, Emulation
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Batch, Interpreter
+from executor.train.clocks import ahead_ns
 from executor.train.loop import train
 from executor.train.options import AS_PLANNED, RunOptions
 from executor.train.result import RankResult, spans_of, write_npz
@@ -95,11 +96,13 @@ def run_rank(
         with counted() as executed:
             interpreter.step(done.last_batch)
         differences = tuple(compare(planned_collectives(program, rank), executed, rank))
+    earlier_ns = ahead_ns(device)
     result = RankResult(
         rank=rank, num_ranks=program.num_ranks,
-        losses=_shared_losses(program, rank, device, done.losses, steps), step_start_ns=done.times_ns[0],
-        step_end_ns=done.times_ns[1], cpu_s=done.cpu_s, peak=interpreter.peak, device_peak_bytes=peak_bytes,
-        spans=spans_of(interpreter.codes, done.recorded), differences=differences,
+        losses=_shared_losses(program, rank, device, done.losses, steps),
+        step_start_ns=done.times_ns[0] - earlier_ns, step_end_ns=done.times_ns[1] - earlier_ns, cpu_s=done.cpu_s,
+        peak=interpreter.peak, device_peak_bytes=peak_bytes,
+        spans=spans_of(interpreter.codes, done.recorded).earlier(earlier_ns), differences=differences,
         num_communications=sum(executed.values()), plan_digest="" if plan is None else plan_digest(plan),
         weights=weights, device_reserved_bytes=reserved_bytes, **ran, **_labels(interpreter, options.emulation),
     )  # fmt: skip
