@@ -37,7 +37,7 @@ def search(
     stages: Sequence[Sequence[str]] | None = None,
     widths: str | Sequence[int] | None = None,
     num_micro_batches: int | None = 1,
-    interleave: int = 1,
+    interleave: int | None = 1,
     schedule: str = "1f1b",
     recompute: Sequence[str] = (),
     optimizer: Optimizer | None = None,
@@ -60,7 +60,8 @@ def search(
         widths: devices per stage: numbers, "even" (all alike) or "any" (searched; devices may stay idle). By default
             even where the stages divide the devices and their number is given, else any.
         num_micro_batches: into which the batch is cut; None: searched.
-        interleave: slices of a micro-batch that hide their communication behind each other's compute.
+        interleave: slices of a micro-batch that hide their communication behind each other's compute; None: two where
+            that is faster than one.
         schedule: of the pipeline.
         recompute: operators whose outputs are made again in the backward.
         optimizer: kind, settings and parallel level.
@@ -86,7 +87,8 @@ def search(
     num_devices = machine.num_devices if num_devices is None else num_devices
     check_devices(machine, num_devices)
     check_stages(graph, num_devices, num_stages=num_stages, stages=stages, widths=widths)
-    check_graph(graph, num_micro_batches=num_micro_batches, interleave=interleave, pinned=pinned or {})
+    slices = 1 if interleave is None else interleave
+    check_graph(graph, num_micro_batches=num_micro_batches, interleave=slices, pinned=pinned or {})
     if top_k < 1:
         raise TwofoldError(f"top_k is {top_k}: it is at least 1")
     if time_limit_s is not None and not time_limit_s > 0:
@@ -94,8 +96,8 @@ def search(
     if memory_limit_bytes is not None and memory_limit_bytes < 1:
         raise TwofoldError(f"memory_limit_bytes is {memory_limit_bytes}: bytes per device, at least 1")
     plan_search = PlanSearch(
-        graph=graph, machine=machine, num_devices=num_devices, interleave=interleave, schedule=schedule,
-        recompute=tuple(recompute), optimizer=optimizer or Optimizer(), full_batch=full_batch,
+        graph=graph, machine=machine, num_devices=num_devices, interleave=slices, may_slice=interleave is None,
+        schedule=schedule, recompute=tuple(recompute), optimizer=optimizer or Optimizer(), full_batch=full_batch,
         output_broadcast=output_broadcast, limit_bytes=memory_limit_bytes or machine.room_bytes,
         pinned=dict(pinned or {}), say=on_progress or (lambda line: None), started=started,
         deadline=None if time_limit_s is None else started + time_limit_s,

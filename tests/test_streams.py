@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from small_training import batches, one_rank, parameters
 from test_interleave import blocks_of_layers, data_parallel, tensor_parallel
 
 from executor.device import Device
+from executor.step.emulate import EmulatedInterpreter, Emulation
 from executor.step.interpreter import Interpreter
 from executor.step.streams import Streams
 from plans.errors import TwofoldError
@@ -128,3 +130,13 @@ def test_no_stream_but_the_first_where_slices_follow_each_other_or_there_are_non
     for more in ({}, {"interleave": 2, "interleave_order": "sequential"}):
         (group,) = lower(tensor_parallel(blocks_of_layers(), **more)).groups
         assert stream_order(group) is None
+
+
+def test_emulation_of_two_streams_is_refused_with_the_way_out():
+    plan = one_rank(optimizer=Optimizer(kind="sgd", settings={"lr": 0.1}), interleave=2)
+    cost = SimpleNamespace(dispatch_ps=1, work_ps=1)
+    for host_async in (True, False):
+        emulation = Emulation(machine="some", dilate=1.0, cost_of=lambda *_: cost, host_async=host_async)
+        refused = pytest.raises(TwofoldError, match="emulation has one") if host_async else contextlib.nullcontext()
+        with refused:
+            EmulatedInterpreter(lower(plan), 0, Device(kind="cpu"), emulation=emulation)

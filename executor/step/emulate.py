@@ -39,6 +39,7 @@ from executor.step.groups import Groups
 from executor.step.interpreter import Code, Interpreter, RecordedStep
 from plans.errors import TwofoldError
 from plans.program import GroupProgram, Instruction, Kind, Program
+from plans.streams import stream_order
 
 __all__ = ["SLACK_NS", "EmulatedInterpreter", "Emulation"]
 
@@ -125,7 +126,7 @@ class EmulatedInterpreter(Interpreter):
     outlasted the modelled one; where it grows, dilate more.
 
     Raises:
-        TwofoldError: a device other than the CPU.
+        TwofoldError: a device other than the CPU, interleaved slices where compute runs behind the host.
     """
 
     def __init__(
@@ -140,6 +141,11 @@ class EmulatedInterpreter(Interpreter):
     ) -> None:
         if device.is_async:
             raise TwofoldError(f"emulation runs on CPU ranks, not on {device.kind}")
+        if emulation.host_async and stream_order(program.group_of(rank)) is not None:
+            raise TwofoldError(
+                "interleaved slices compute on two streams of a device, and emulation has one: emulate a plan with "
+                'interleave_order "sequential" or without slices'
+            )
         super().__init__(program, rank, device, groups, memory_limit_bytes=memory_limit_bytes)
         self.emulation = emulation
         self.num_late = 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from costmodels import Machine
 from plans.errors import TwofoldError
@@ -38,6 +41,7 @@ class PlanSearch:
     machine: Machine
     num_devices: int
     interleave: int
+    may_slice: bool
     schedule: str
     recompute: tuple[str, ...]
     optimizer: Optimizer
@@ -96,6 +100,8 @@ class PlanSearch:
             self._shapes(costs, options, asked)
             for shape in asked[:1]:
                 self._neighbours(shape)
+            if self.may_slice:
+                self._sliced()
         except KeyboardInterrupt:
             self.complete = False
             if not self._fitting():
@@ -184,6 +190,14 @@ class PlanSearch:
             if self.is_over():
                 break
             self._simulated(plan)
+
+    def _sliced(self) -> None:
+        """Simulate the best plans with two slices of every micro-batch, where these can be cut."""
+        for plan in sorted(self._fitting(), key=_rank)[:NUM_NEIGHBOURS]:
+            if self.is_over():
+                return
+            with contextlib.suppress(TwofoldError):  # a layout that does not cut half the rows
+                self._simulated(msgspec.structs.replace(plan, interleave=2, prediction=None))
 
     def _answers(self, shape: PipelineShape, count: int) -> list[list[StageAnswer]]:
         search = self._search_of(shape)

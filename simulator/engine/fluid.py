@@ -273,10 +273,13 @@ class _Link:
 class Fabric:
     """Devices and their links.
 
-    While compute and communication run on one device, neither exceeds its rate of the pair. A collective proceeds as
-    its slowest member does; compute beside several communications proceeds at the lowest of the pairs' rates
-    (an assumption: only pairs are measured). Communications that together need more of a link than all of it share it
-    max-min fairly (`costmodels.price.sharing`): what one cannot use, for its device or another link, the others get.
+    What computes on one device at a time, on several streams, shares it equally: each of n kernels proceeds at 1 / n of
+    its rate, for every one of them could fill the device (processor sharing; an assumption: kernels that leave a part
+    of the device idle gain beside each other). While compute and communication run on one device, neither exceeds its
+    rate of the pair. A collective proceeds as its slowest member does; compute beside several communications proceeds
+    at the lowest of the pairs' rates (an assumption: only pairs are measured). Communications that together need more
+    of a link than all of it share it max-min fairly (`costmodels.price.sharing`): what one cannot use, for its device
+    or another link, the others get.
 
     Args:
         env: the environment.
@@ -352,14 +355,14 @@ class Fabric:
         done()
 
     def _beside(self, load: _Load) -> Sequence[_Load]:
-        """Those whose limits depend on whether `load` is there: compute for communication and the other way round."""
+        """Those whose limits depend on whether `load` is there: all but communication for communication."""
         if self._rates is None:
             return ()
         return [
             other
             for device in load.devices
             for other in self._on_device[device]
-            if other.is_compute is not load.is_compute
+            if other is not load and (other.is_compute or load.is_compute)
         ]
 
     def _update(self, loads: Sequence[_Load], freed: Sequence[_Link]) -> None:
@@ -415,9 +418,11 @@ class Fabric:
         rate = _ONE
         if self._rates is None:
             return rate
+        num_computing = 1
         for device in load.devices:
             for other in self._on_device[device]:
                 if load.is_compute is other.is_compute:
+                    num_computing += load.is_compute and other is not load
                     continue
                 if load.is_compute:
                     pair = self._rates(load.kind, load.work_ps, other.kind, other.work_ps)[0]
@@ -425,4 +430,4 @@ class Fabric:
                     pair = self._rates(other.kind, other.work_ps, load.kind, load.work_ps)[1]
                 if _less(pair, rate):
                     rate = pair
-        return rate
+        return rate if num_computing == 1 else rate / num_computing

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from plans.errors import TwofoldError
 from plans.program import Block, GroupProgram, Instruction, Kind, Scope
+from plans.streams import StreamOrder, stream_order
 
 __all__ = ["ISSUE", "RUN", "WAIT", "Names", "Order"]
 
@@ -209,6 +210,11 @@ class Order:
             f"{labels[block]}/{instruction.name}"
             for block, instruction in zip(self._block.tolist(), self.instructions, strict=True)
         ]
+
+    @cached_property
+    def stream_order(self) -> StreamOrder | None:
+        """The order between the compute streams; None where there is one."""
+        return stream_order(self.group)
 
     @cached_property
     def has_collectives(self) -> bool:

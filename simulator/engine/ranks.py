@@ -134,33 +134,39 @@ class TimedRanks:
                         continue
                     issued = waited
                 if issued.end < 0:
-                    yield self._over(issued)
+                    yield self.over(issued)
                 stream = max(stream, issued.end)
             for issued in unwaited:
                 if issued.end < 0:
-                    yield self._over(issued)
+                    yield self.over(issued)
                 stream = max(stream, issued.end)
             host = stream = max(host, stream)
         self.finished.add(rank)
 
     def _post(self, rank: int, step: int, position: int, peers: Peers, table: PriceTable, at_ps: int) -> Communication:
-        issued = Communication(
-            rank, step, position, table.order.instructions[position], peers, table.work_ps[position],
-            table.cpu_ps[position],
-        )  # fmt: skip
+        issued = self.communication(rank, step, position, peers, table)
         self.exchange.post(issued, at_ps)
         return issued
 
-    def _over(self, issued: Communication) -> Over:
-        """The event of its end."""
-        issued.waiter = Over(self.env)
-        return issued.waiter
+    def communication(self, rank: int, step: int, position: int, peers: Peers, table: PriceTable) -> Communication:
+        """A rank's part in a communication, to be posted."""
+        return Communication(
+            rank, step, position, table.order.instructions[position], peers, table.work_ps[position],
+            table.cpu_ps[position],
+        )  # fmt: skip
+
+    def over(self, issued: Communication) -> Over:
+        """The event of its end, for all who wait for it."""
+        if issued.waiter is None:
+            issued.waiter = Over(self.env)
+        waiter: Over = issued.waiter
+        return waiter
 
     def _block(self, issued: Communication, step: int, position: int) -> Process:
         """Wait in virtual time, and keep the span if it took any."""
         start = int(self.env.now)
         if issued.end < 0:
-            yield self._over(issued)
+            yield self.over(issued)
         elif issued.end > start:
             yield self.env.timeout(issued.end - start)
         if self.env.now > start:

@@ -30,6 +30,7 @@ from simulator.engine.order import Names, Order
 from simulator.engine.prices import CostOf, PriceTable
 from simulator.engine.ranks import Over, TimedRanks
 from simulator.engine.record import Recorder
+from simulator.engine.streams import on_streams
 from simulator.engine.walk import Walk
 from simulator.timeline.memory import memory_timeline
 
@@ -186,8 +187,8 @@ def _run(program: Program, cost_of: CostOf, settings: _Settings) -> Timeline:
     prices = _Prices(orders, tables, settings)
     if settings.cores_per_node is not None:
         stuck = _on_cores(program, matching, prices, recorder, settings)
-    elif settings.overlap is not None:
-        stuck = _on_devices(matching, prices, recorder, settings)
+    elif settings.overlap is not None or (settings.host_async and any(order.stream_order for order in orders)):
+        stuck = _on_devices(orders, matching, prices, recorder, settings)
     else:
         shared = None
         if settings.wires is not None:
@@ -227,17 +228,25 @@ def _on_cores(program: Program, matching: Matching, prices: _Prices, recorder: R
     return len(ranks.finished) < program.num_ranks
 
 
-def _on_devices(matching: Matching, prices: _Prices, recorder: Recorder, settings: _Settings) -> bool:
-    """Run ranks whose compute and communication slow each other; returns whether some are stuck."""
-    assert settings.overlap is not None
+def _on_devices(
+    orders: Sequence[Order], matching: Matching, prices: _Prices, recorder: Recorder, settings: _Settings
+) -> bool:
+    """Run ranks where what runs beside each other on a device slows each other; returns whether some are stuck."""
     env = simpy.Environment(initial_time=0)
-    fabric = Fabric(env, _checked(settings.overlap))
+    fabric = Fabric(env, _checked(_undisturbed if settings.overlap is None else settings.overlap))
     shared = Shared(env, fabric=fabric, all_on_fabric=True, wires=settings.wires)
     ranks = _timed(env, shared, prices, recorder, settings)
-    for rank, peers in matching.peers.items():
-        env.process(ranks.on_fabric(rank, peers, fabric))
+    for order in orders:
+        for rank in order.group.ranks:
+            peers = matching.peers[rank]
+            one = order.stream_order is None
+            env.process(ranks.on_fabric(rank, peers, fabric) if one else on_streams(ranks, rank, peers, fabric))
     env.run()
     return len(ranks.finished) < len(matching.peers)
+
+
+def _undisturbed(_compute: Instruction, _comm: Instruction, _compute_s: float, _comm_s: float) -> tuple[float, float]:
+    return 1.0, 1.0
 
 
 def _timed(

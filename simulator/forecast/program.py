@@ -10,6 +10,7 @@ from costmodels.price.traffic import plain_call
 from plans.errors import TwofoldError
 from plans.program import Block, GroupProgram, Instruction, Kind, Program
 from plans.schedules import Schedule
+from plans.streams import stream_order
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.rank import RankBodies, Transfers
 
@@ -25,11 +26,16 @@ def bodies_of_program(
 
     Raises:
         TwofoldError: stages that hand over more than one tensor, or to other stages than the next one; ranks of a stage
-            that send pieces to each other.
+            that send pieces to each other; slices on two compute streams.
     """
     transfers: dict[tuple[int, str], Transfers] = {}
     ranks = []
     for group in program.groups:
+        if stream_order(group) is not None:
+            raise TwofoldError(
+                "interleaved slices run on two compute streams, which a forecast does not follow; simulate the plan "
+                "instead"
+            )
         reader = _Reader(program, group, machine)
         ranks.append(reader.bodies())
         transfers |= reader.transfers

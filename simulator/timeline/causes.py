@@ -221,15 +221,25 @@ class Causes:
         return [*found, *(self._end_of(rank, step - 1) if step else ())]
 
     def _stream_before(self, rank: int, step: int, position: int) -> list[Event]:
-        """What the compute stream waited for or did last before an instruction."""
+        """What an instruction's compute stream waited for or did last before it, on other streams too."""
         order, waits, found = self._order_of[rank], self._waits[id(self._order_of[rank])], list[Event]()
-        for at in range(position - 1, -1, -1):
+        todo, seen = list(waits.before(position)), set[int]()
+        while todo:
+            at = todo.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            if at < 0:
+                found += self._end_of(rank, step - 1) if step else ()
+                continue
             if order.instructions[at].kind is Kind.COMPUTE:
                 if done := self.spans(rank, step, at, _COMPUTE):
-                    return [*found, *done]
+                    found += done
+                    continue
             elif (waited := waits.of.get(at)) is not None:
                 found += self.spans(rank, step, waited, _COMM)
-        return [*found, *(self._end_of(rank, step - 1) if step else ())]
+            todo += waits.before(at)
+        return found
 
     def _end_of(self, rank: int, step: int) -> list[Event]:
         """What ends a step on a rank."""
@@ -334,7 +344,11 @@ class Causes:
 
 
 class _Waits:
-    """Position of a WAIT or of a blocking communication -> position of the communication that it waits for."""
+    """What the instructions of an order wait for on their rank.
+
+    Attributes:
+        of: position of a WAIT or of a blocking communication -> position of the communication that it waits for.
+    """
 
     def __init__(self, order: Order) -> None:
         self.of: Mapping[int, int]
@@ -349,6 +363,25 @@ class _Waits:
             elif kind != RUN and slot in issued:
                 found[position] = issued[slot]
         self.of = found
+        self._streams = order.stream_order
+        self._before: list[int] = []
+        self._last: list[int] = []
+        if self._streams is not None:
+            self._last = [-1] * self._streams.count
+            for position, stream in enumerate(self._streams.streams):
+                self._before.append(self._last[stream])
+                self._last[stream] = position
+
+    def before(self, position: int) -> tuple[int, ...]:
+        """The positions that a compute stream has come to before another, that of the end of the step included.
+
+        -1 is the start of the step.
+        """
+        if self._streams is None:
+            return (position - 1,)
+        if position == len(self._before):
+            return tuple(self._last)
+        return (self._before[position], *self._streams.waits.get(position, ()))
 
 
 def _pairs(instruction: Instruction, rank: int) -> dict[tuple[int, int], None]:
