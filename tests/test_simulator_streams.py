@@ -198,7 +198,7 @@ def random_times(seed):
     return cost_of
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 13, 16, 21, 29])
+@pytest.mark.parametrize("seed", [0, 2, 3, 4, 13, 16, 21, 29])
 def test_random_sliced_programs_run_to_their_end_in_order(seed):
     of = lower(msgspec.structs.replace(random_plan(seed), interleave=2))
     timeline = run_program(of, random_times(seed), num_steps=2)
