@@ -6,16 +6,17 @@
 
 ARGS ?=
 JOBS ?= 2
+FOLDER ?= build/npu
 VENV := .venv
 STAMP := $(VENV)/.installed-by-make
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
 PACKAGES := plans costmodels simulator search interop executor reports twofold
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: help setup demo test check format clean
+.PHONY: help setup demo test check check-npu format clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 	@echo '  ARGS="..." goes to the command: make demo ARGS="--steps 20", make test ARGS="-k layout -x"'
 
 demo: $(STAMP) ## plan, simulate, run on 8 processes and verify the digits example (about 3 minutes)
@@ -30,6 +31,12 @@ check: $(STAMP) ## lint, formatting and types only
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+
+check-npu: $(STAMP) ## every operator of a step on an Ascend NPU, by shapes only (torch-npu is installed in FOLDER)
+	PYTHON=$(VENV)/bin/python benchmarks/npu/environment.sh $(FOLDER)
+	$(VENV)/bin/python -m benchmarks.npu.plans $(FOLDER)/plans
+	LD_LIBRARY_PATH=$(FOLDER)/stub TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(FOLDER)/venv/bin/python -m benchmarks.npu.check \
+	  $(FOLDER)/plans --out benchmarks/results/npu_operators.json
 
 format: $(STAMP) ## mend what lint and formatting can mend by themselves
 	$(VENV)/bin/ruff check --fix

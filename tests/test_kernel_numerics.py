@@ -1,28 +1,26 @@
 """Rules that keep something for their gradients, against torch's own modules with autograd in double precision.
 
-On a GPU where there is one, else on the CPU: the same rules take other kernels there. The rules of an NPU run on the
-CPU, with a stand-in for torch-npu.
+On a GPU or an NPU where there is one, else on the CPU: the same rules take other kernels there. On a CPU those of an
+NPU run too, with a stand-in for torch-npu.
 """
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from executor.device import Device
+from executor.device import Device, pick_device
 from executor.kernels import OpContext, StepCounter
 from plans.layout import Layout
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device(pick_device("auto", 0).kind)
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Relative, in the norm: sums of some hundred terms, rounded to 24, 8 and 11 digits."""
 
 
-@pytest.fixture(params=sorted({DEVICE.type, "npu"}))
+@pytest.fixture(params=["cpu", "npu"] if DEVICE.type == "cpu" else [DEVICE.type])
 def kind(request):
     """Whose rules are taken."""
-    if request.param == "npu":
-        if DEVICE.type != "cpu":
-            pytest.skip("the stand-in for an NPU is a CPU")
+    if request.param != DEVICE.type:
         request.getfixturevalue("torch_npu")
     return request.param
 
@@ -45,13 +43,18 @@ def randn(seed, *shape, dtype):
     return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
 
+def wide(x):
+    """In double precision, on the CPU: an NPU has none."""
+    return x.detach().cpu().double()
+
+
 def exact(*tensors):
-    return [each.detach().double().clone().requires_grad_(each.is_floating_point()) for each in tensors]
+    return [wide(each).clone().requires_grad_() for each in tensors]
 
 
 def is_near(found, expected, dtype):
     assert found.shape == expected.shape
-    found, expected = found.detach().double(), expected.detach().double()
+    found, expected = wide(found), wide(expected)
     error = (found - expected).norm() / expected.norm().clamp(min=1e-12)
     assert float(error) < NEAR[dtype]
 
@@ -80,7 +83,7 @@ def test_attention_and_its_gradients(rule_of, name, causal, layout, dtype):
     leaves = exact(q, k, v)
     grouped = of_q[-3] != of_k[-3]
     output = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=grouped, scale=0.3)
-    gradients = torch.autograd.grad(output, leaves, g.double())
+    gradients = torch.autograd.grad(output, leaves, wide(g))
     repeated = leaves[1].repeat_interleave(of_q[-3] // of_k[-3], -3)
     scores = 0.3 * leaves[0] @ repeated.transpose(-1, -2)
     if causal:
@@ -111,7 +114,7 @@ def test_parts_of_a_causal_sequence(rule_of, dtype, kv_heads):
     k, v = (randn(seed, 2, kv_heads, 36, 16, dtype=dtype) for seed in (1, 2))
     leaves = exact(q, k, v)
     output = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=kv_heads != 4)
-    gradients = torch.autograd.grad(output, leaves, g.double())
+    gradients = torch.autograd.grad(output, leaves, wide(g))
     attrs, mesh = {"causal": True, "split": {"s": ("cp",)}}, Layout((3,), ("cp",))
     total = [torch.zeros_like(each, dtype=torch.float32) for each in (q, k, v)]
     for rank in range(3):
@@ -132,13 +135,13 @@ def test_parts_of_a_causal_sequence(rule_of, dtype, kv_heads):
 @pytest.mark.parametrize("num_dims", [1, 2])
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
 def test_norms_and_their_gradients(rule_of, kind, norm, num_dims, dtype):
-    if kind == "npu" and norm == "layer_norm" and dtype.itemsize == 2:
+    if kind != DEVICE.type and norm == "layer_norm" and dtype.itemsize == 2:
         pytest.skip("an NPU takes torch's operator, which keeps half precision in float32 there but not on a CPU")
     x, g = randn(0, 5, 7, 24, dtype=dtype), randn(1, 5, 7, 24, dtype=dtype)
     weights = [randn(2 + at, *x.shape[-num_dims:], dtype=dtype) for at in range(1 + (norm == "layer_norm"))]
     leaves = exact(x, *weights)
     output = getattr(F, norm)(leaves[0], x.shape[-num_dims:], *leaves[1:], eps=1e-5)
-    gradients = torch.autograd.grad(output, leaves, g.double())
+    gradients = torch.autograd.grad(output, leaves, wide(g))
     attrs = {"eps": 1e-5, "num_dims": num_dims}
     with torch.inference_mode():
         made, *kept = rule_of(f"{norm}.forward")(site(dtype=dtype), attrs, x, *weights)
@@ -160,7 +163,7 @@ def test_cross_entropy_and_its_gradient(rule_of, classes, ignored, dtype):
     t[0, :2] = 3
     (leaf,) = exact(x)
     ignore = {} if ignored is None else {"ignore_index": ignored}
-    loss = F.cross_entropy(leaf.reshape(-1, classes), t.reshape(-1), **ignore)
+    loss = F.cross_entropy(leaf.reshape(-1, classes), t.reshape(-1).cpu(), **ignore)
     (gradient,) = torch.autograd.grad(loss, leaf)
     attrs = {"count": t.numel(), "scale": 0.5, **ignore}
     count = [] if ignored is None else [(t != ignored).sum().to(torch.float32)]

@@ -279,7 +279,7 @@ def planned(cell: nn.Module, mode: str) -> Plan:
     wrapped = AutoParallel(cell, parallel_mode=mode)
     wrapped.full_batch = True
     model = Model(wrapped, torch.optim.SGD(cell.parameters(), 0.1), machine="h200-x4")
-    return model._planned((np.zeros((8, 1, 28, 28), np.float32), np.zeros(8, np.int64)), 4, "cuda")
+    return model.planned((np.zeros((8, 1, 28, 28), np.float32), np.zeros(8, np.int64)), 4, "cuda")
 
 
 def test_semi_auto_mode_keeps_strategies_and_the_full_search_refuses_them():

@@ -174,10 +174,20 @@ class Model:
 
         num_ranks = int(os.environ["WORLD_SIZE"])
         return plan_from_json(
-            broadcast_from_rank_0(lambda: plan_to_json(self._planned(batch, num_ranks, device.kind)), device)
+            broadcast_from_rank_0(lambda: plan_to_json(self.planned(batch, num_ranks, device.kind)), device)
         )
 
-    def _planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:
+    def planned(self, batch: Sequence[Any], num_ranks: int, device_kind: str) -> Plan:
+        """The plan that `train` searches for.
+
+        Args:
+            batch: one of the data set.
+            num_ranks: to be started.
+            device_kind: "cpu", "cuda" or "npu"; it chooses the machine where none is given.
+
+        Raises:
+            TwofoldError: see `train`.
+        """
         from costmodels import Machine, executing
         from executor.capture.capture import capture
         from executor.recompute import marked_operators

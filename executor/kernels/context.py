@@ -114,6 +114,7 @@ class OpContext:
         counter: the rank's step count.
         micro_batch: the number of the micro-batch.
         device: where tensors live, for rules that read none.
+        can_assert: whether the device itself ends the run where a condition does not hold, without the host waiting.
     """
 
     rank: int
@@ -124,6 +125,7 @@ class OpContext:
     counter: StepCounter = field(default_factory=StepCounter)
     micro_batch: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    can_assert: bool = True
 
     @property
     def torch_dtype(self) -> torch.dtype:

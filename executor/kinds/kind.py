@@ -21,11 +21,13 @@ class DeviceKind:
         backend: the communication backend.
         graph: the class of torch's device module that records launches, with the methods of `torch.cuda.CUDAGraph`; ""
             for none.
+        can_assert: whether a kernel of the device can end the run (`torch._assert_async`).
     """
 
     name: ClassVar[str]
     backend: ClassVar[str]
     graph: ClassVar[str] = ""
+    can_assert: ClassVar[bool] = True
 
     def load(self, *, required: bool) -> None:
         """Import what makes torch know the device.

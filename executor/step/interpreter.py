@@ -435,7 +435,7 @@ class Interpreter:
         context = OpContext(
             rank=self.rank, mesh=instruction.mesh or self.group.mesh, shape=first.shape, dtype=first.dtype,
             shares=first.shares is not None, counter=self.counter, micro_batch=micro_batch * count + number,
-            device=self.device.torch_device,
+            device=self.device.torch_device, can_assert=self.device.own.can_assert,
         )  # fmt: skip
         if instruction.call in ("accumulate", "store") or attrs.get("adds", False):  # change what is there
             reads = (*reads, *writes)
