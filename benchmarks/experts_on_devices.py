@@ -25,7 +25,8 @@ import torch.distributed as dist
 from costmodels import Machine
 from executor.device import pick_device
 from executor.step.groups import connect
-from executor.train.batches import random_batches, random_parameters
+from executor.train.batches import random_batches
+from executor.train.models import random_parameters
 from executor.train.run import run_rank
 from plans.lower import lower
 from plans.model.graph import Graph

@@ -72,7 +72,7 @@ def real(number: int, steps: int) -> dict[str, Any]:
     predicted = simulate(plan, machine)
     low, high = predicted.low_s or 0.0, predicted.high_s or 0.0
     result = run(plan, steps=steps, data="digits", model=CASE.model, seed=1)
-    checked = check_run(result, model=CASE.model, data_folder=None, seed=1, predicted=predicted)
+    checked = check_run(result, model=CASE.model, seed=1, predicted=predicted)
     row = {
         "predicted_step_s": predicted.step_interval_s,
         "low_s": low,

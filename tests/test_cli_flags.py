@@ -23,7 +23,7 @@ FLAGS = {
     "seq stack json",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
     "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps json",
-    "run": f"devices model random-data machine timeout {_LAUNCH} json",
+    "run": f"devices model machine timeout {_LAUNCH} json",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": "devices out name device points base minutes quick report json",
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "

@@ -19,7 +19,8 @@ from on_ranks import run_on_ranks
 from executor.device import Device, pick_device
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
-from executor.train.batches import random_batches, random_parameters, rows_of_rank
+from executor.train.batches import random_batches, rows_of_rank
+from executor.train.models import random_parameters
 from executor.train.options import RunOptions
 from executor.train.run import run_rank
 from plans.degrees import Degrees

@@ -137,7 +137,7 @@ def test_runs_have_the_same_keys(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out, model = str(tmp_path / "plan.json"), "executor.networks:multiple_mix"
     machine, logs = ["--machine", "cpu-2core-x8"], ["--log-dir", str(tmp_path / "log"), "--steps", "3"]
     best = said(["plan", model, *machine, "--devices", "2", "--out", out], capsys)["best"]
-    run = said(["run", out, "--random-data", *logs], capsys)
+    run = said(["run", out, "--data", "random", *logs], capsys)
     assert set(FIGURES) < set(run) and run["step_s"] > 0 and run["peak_bytes"] > 0
     verified = said(["verify", out, "--model", model, *machine, *logs], capsys)
     assert set(verified["measured"]) == set(FIGURES)

@@ -21,7 +21,7 @@ from test_capture_blocks import (
 
 from executor.capture.capture import capture
 from executor.reference.reference import train_reference
-from executor.train.batches import InitialParameters
+from executor.train.models import InitialParameters
 from executor.train.options import RunOptions
 from executor.train.result import RankResult
 from executor.train.run import run_rank

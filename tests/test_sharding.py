@@ -17,8 +17,8 @@ from executor.launch.run_plan import read_result
 from executor.networks import OperatorNetwork
 from executor.reference.verification import check_run
 from executor.sharding import given_strategies, shard, sharded_modules
-from executor.train.batches import load_model
 from executor.train.losscell import WithLossCell
+from executor.train.models import load_model
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
@@ -327,6 +327,6 @@ def test_the_cases_train_as_one_process_does(tmp_path):
     for name in names:
         folder = tmp_path / name
         result = read_result(load_plan(folder / "plan.json"), folder, tmp_path, 0.0)
-        found = check_run(result, model=CASES[name].model, data_folder=None, seed=0, predicted=None)
+        found = check_run(result, model=CASES[name].model, seed=0, predicted=None)
         assert found.loss_first_rel_diff < 2e-6 and found.weights_max_rel_diff < 1e-5
         assert result.collectives_match

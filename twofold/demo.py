@@ -140,7 +140,7 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
     say.step(f"run {steps} steps on {NUM_RANKS} processes with torchrun, logs in {options.log_dir}/1/rank.N/stdout")
     with say.doing("running"):
         result = run(
-            plan, steps=steps, data="digits", data_folder=options.data, model=chosen.model, seed=options.seed,
+            plan, steps=steps, data=options.data or "digits", model=chosen.model, seed=options.seed,
             out=folder / "run", log_dir=options.log_dir, print_every=max(1, min(50, steps // 3)), port=options.port,
             on_line=lambda rank, line: _say_loss(say, line),
         )  # fmt: skip
@@ -216,7 +216,7 @@ def _verify(case: Case, result: RunResult, options: DemoOptions, predicted: Time
     say.step("verify against single-process training on the same data")
     with say.doing("training in one process"):
         verification = check_run(
-            result, model=case.model, data_folder=options.data, seed=options.seed, predicted=predicted
+            result, model=case.model, data=options.data or "digits", seed=options.seed, predicted=predicted
         )
     say.note(verification_table(verification.checks()).text(110))
     return verification
@@ -227,7 +227,7 @@ def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str,
     from executor.capture.capture import capture
     from executor.recompute import marked_operators
     from executor.stages import assign_stages
-    from executor.train.batches import load_model
+    from executor.train.models import load_model
 
     module, examples = load_model(case.model)
     graph = capture(module, examples)
@@ -238,7 +238,7 @@ def captured(case: Case) -> tuple[Graph, tuple[tuple[str, ...], ...], tuple[str,
 def _given(case: Case, graph: Graph) -> dict[str, Strategy]:
     """The strategies that the case's module gives, for a slice of a micro-batch."""
     from executor.sharding import given_strategies
-    from executor.train.batches import load_model
+    from executor.train.models import load_model
 
     part = graph.with_batch(graph.batch_size // (case.num_micro_batches * case.interleave))
     return given_strategies(part, load_model(case.model)[0], NUM_RANKS // case.num_stages)

@@ -122,9 +122,10 @@ class Model:
         """
         from executor.device import pick_device
         from executor.step.groups import connect
-        from executor.train.batches import InitialParameters, batches_of, placed
+        from executor.train.batches import batches_of, placed
         from executor.train.data import Prefetcher
         from executor.train.initial import get_seed
+        from executor.train.models import InitialParameters
         from executor.train.options import RunOptions
         from executor.train.run import run_rank
         from executor.train.same_start import check_same_start

@@ -22,7 +22,8 @@ from executor.calibrate.timing import Timer
 from executor.kernels import rule_of
 from executor.step.groups import Groups
 from executor.step.interpreter import Interpreter
-from executor.train.batches import random_batches, random_parameters, rows_of_rank
+from executor.train.batches import random_batches, rows_of_rank
+from executor.train.models import random_parameters
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.plan import load_plan

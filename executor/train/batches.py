@@ -1,157 +1,147 @@
-"""Inputs of a rank: batches by input name, initial weights by parameter name, models by name."""
+"""Batches of training data by input name: checked against a graph, drawn at random, cut for a rank."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import itertools
-import math
-import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import nn
 
 from executor.device import Device
-from executor.train.data import ArrayDataset, load_digits
-from executor.train.initial import initial_parameter
+from executor.kernels.context import torch_dtype
 from plans.errors import TwofoldError
-from plans.model.graph import Graph
+from plans.model.graph import Graph, Tensor
 from plans.plan import Plan
 
-__all__ = [
-    "InitialParameters",
-    "batches_of",
-    "digits",
-    "epochs",
-    "load_model",
-    "placed",
-    "random_batches",
-    "random_parameters",
-    "rows_of_rank",
-]
+__all__ = ["Batch", "BatchCheck", "batches_of", "input_limits", "placed", "random_batches", "rows_of_rank"]
 
-Batch = dict[str, npt.NDArray[Any]]
+Batch = dict[str, Any]
+"""Name of an input -> array, or tensor where numpy lacks the dtype."""
+
+_ROUNDED = frozenset({("float32", "bfloat16"), ("float32", "float16")})
+"""(given, planned): dtypes that may differ."""
+
+_PASSING = frozenset({"cast", "concat", "expand", "narrow", "permute", "reshape"})
+"""Operators whose output has the numbers of their inputs."""
 
 
-def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The module and example inputs returned by a function "package.module:function" or "file.py:function".
+def input_limits(graph: Graph) -> dict[str, int]:
+    """Input of whole numbers -> the number below which they must be: rows of a table, classes of a loss.
 
-    What the function draws with torch's generator on the CPU follows from `seed`; the generator is then as before.
+    Inputs without an entry are read by neither.
 
-    Raises:
-        TwofoldError: no such file, module or function, or a function that gives something else.
+    >>> from plans.model.transformer import transformer
+    >>> input_limits(transformer("gpt2", num_layers=1))
+    {'tokens': 50257, 'labels': 50257}
     """
-    place, separator, function = spec.rpartition(":")
-    if not separator or not place or not function:
-        raise TwofoldError(f"model {spec!r} must be package.module:function or file.py:function")
-    try:
-        if place.endswith(".py"):
-            found = importlib.util.spec_from_file_location(Path(place).stem, place)
-            if found is None or found.loader is None or not Path(place).is_file():
-                raise TwofoldError(f"model {spec!r}: there is no file {place!r}")
-            module = importlib.util.module_from_spec(found)
-            sys.modules[found.name] = module
-            found.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)
-            made = getattr(module, function)()
-    except (ImportError, AttributeError) as error:
-        raise TwofoldError(f"model {spec!r}: {error}") from None
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise TwofoldError(f"model {spec!r} must return (module with its loss, example inputs), it returned {made!r}")
-    return made
+    limits: dict[str, int] = {}
+    came_from = {tensor.name: {tensor.name} for tensor in graph.inputs if not tensor.differentiable}
+    for operator in graph.operators:
+        reads = [came_from.get(name, set()) for name in operator.inputs]
+        limit = None
+        if operator.kind == "embedding":
+            limit = graph.tensors[operator.inputs[1]].shape[0]
+        elif operator.kind == "cross_entropy":
+            limit, reads = graph.tensors[operator.inputs[0]].shape[-1], reads[1:]
+        elif operator.kind in _PASSING:
+            came_from |= {name: set().union(*reads) for name in operator.outputs}
+        if limit is not None:
+            for name in reads[0]:
+                limits[name] = min(limit, limits.get(name, limit))
+    return limits
 
 
-class InitialParameters(Mapping[str, npt.NDArray[Any]]):
-    """The whole initial parameters and buffers of a module; each is created on access."""
+class BatchCheck:
+    """Gives batches the names of a graph's inputs, and refuses those that are not for it.
 
-    def __init__(self, module: nn.Module, seed: int) -> None:
-        """Take the module, whose parameters may be on meta, and the seed that decides their values."""
-        self._module, self._seed = module, seed
-        self._names = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._names:
-            raise KeyError(name)
-        return initial_parameter(self._module, name, self._seed).detach().numpy()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def random_parameters(graph: Graph, seed: int) -> dict[str, npt.NDArray[Any]]:
-    """Parameters drawn from N(0, 1 / size of the last dim), each by its own name and `seed`.
-
-    Constants likewise, those that are no floats are zero (false).
+    Args:
+        graph: that they are for.
     """
-    found: dict[str, npt.NDArray[Any]] = {}
-    for tensor in (*graph.parameters, *graph.constants):
-        if not tensor.differentiable:
-            found[tensor.name] = np.zeros(tensor.shape, tensor.dtype)
-            continue
-        random = np.random.default_rng((seed, zlib.crc32(tensor.name.encode())))
-        spread = 1.0 / math.sqrt(tensor.shape[-1] if len(tensor.shape) > 1 else 100.0)
-        found[tensor.name] = np.asarray(spread * random.standard_normal(tensor.shape), np.float32)
-    return found
 
+    def __init__(self, graph: Graph) -> None:
+        self._inputs = [tensor for tensor in graph.tensors.values() if tensor.kind == "input"]
+        self._limits = input_limits(graph)
+        self._ignored = {
+            operator.attrs["ignore_index"] for operator in graph.operators if "ignore_index" in operator.attrs
+        }
 
-def batches_of(graph: Graph, batches: Iterable[Sequence[npt.NDArray[Any]]]) -> Iterator[Batch]:
-    """Batches as tuples, named after the graph's inputs, in the order of the graph's tensors.
+    def __call__(self, batch: Sequence[Any] | Mapping[str, Any]) -> Batch:
+        """A batch by the names of the inputs.
 
-    Raises:
-        TwofoldError: a batch with another number of arrays, or of other shapes.
-    """
-    inputs = [tensor for tensor in graph.tensors.values() if tensor.kind == "input"]
-    for batch in batches:
-        if len(batch) != len(inputs):
-            raise TwofoldError(f"a batch has {len(batch)} arrays, the model takes {len(inputs)}")
-        named = {tensor.name: np.asarray(array) for tensor, array in zip(inputs, batch, strict=True)}
-        for tensor in inputs:
-            if named[tensor.name].shape != tensor.shape:
+        Args:
+            batch: arrays or tensors in the order of the model's arguments, or by the names of the inputs. Inputs
+                planned in half precision may come as float32; they are rounded.
+
+        Raises:
+            TwofoldError: another number of arrays, other names, another shape or dtype, a number that is no row of the
+                table or no class of the loss that reads it.
+        """
+        arrays = self._in_order(batch)
+        return {tensor.name: self._checked(tensor, array) for tensor, array in zip(self._inputs, arrays, strict=True)}
+
+    def _in_order(self, batch: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+        asked = "the plan asks for " + ", ".join(f"{each.name} {each.dtype} {each.shape}" for each in self._inputs)
+        if isinstance(batch, Mapping):
+            if batch.keys() != {tensor.name for tensor in self._inputs}:
+                raise TwofoldError(f"a batch of the data has the names {', '.join(map(str, batch))}; {asked}")
+            return [batch[tensor.name] for tensor in self._inputs]
+        if not isinstance(batch, (tuple, list)):
+            raise TwofoldError(f"a batch of the data is no tuple or dict of arrays but {type(batch).__name__}; {asked}")
+        if len(batch) != len(self._inputs):
+            raise TwofoldError(f"a batch of the data has {len(batch)} arrays; {asked}")
+        return list(batch)
+
+    def _checked(self, tensor: Tensor, given: Any) -> Any:
+        array = given.detach().cpu() if isinstance(given, torch.Tensor) else np.asarray(given)
+        dtype, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
+        if shape != tensor.shape or (dtype != tensor.dtype and (dtype, tensor.dtype) not in _ROUNDED):
+            raise TwofoldError(
+                f"input {tensor.name!r}: the data gives {dtype} {shape}, the plan asks for {tensor.dtype} "
+                f"{tensor.shape}; feed it so, or plan again for the data"
+            )
+        limit = self._limits.get(tensor.name)
+        if limit is not None and array.size:
+            outside = [int(each) for each in (array.min(), array.max()) if not 0 <= each < limit]
+            if wrong := [each for each in outside if each not in self._ignored]:
                 raise TwofoldError(
-                    f"input {tensor.name!r} was planned as {tensor.shape}, the data gives {named[tensor.name].shape}"
+                    f"input {tensor.name!r}: the data gives {wrong[0]}, the plan asks for numbers from 0 to "
+                    f"{limit - 1} (rows of a table, classes of a loss); change the data, or plan again for them"
                 )
-        yield named
+        return _held(array, tensor.dtype)
 
 
-def digits(batch_size: int, folder: str | None, seed: int) -> ArrayDataset:
-    """The digits in batches (images [N, 1, 28, 28], labels [N]), shuffled by `seed`."""
-    return ArrayDataset.of(load_digits(folder)).shuffle(seed).batch(batch_size)
+def _held(array: Any, dtype: str) -> Any:
+    """An array, or a tensor where numpy lacks the dtype."""
+    if dtype == "bfloat16":
+        return torch.as_tensor(array).to(torch_dtype(dtype))
+    return np.asarray(array).astype(dtype, copy=False)
 
 
-def epochs(dataset: ArrayDataset, steps: int) -> Iterator[tuple[Any, ...]]:
-    """`steps` batches of a data set, epoch after epoch."""
-    done = 0
-    for epoch in itertools.count():
-        for batch in dataset.epoch(epoch):
-            if done == steps:
-                return
-            yield batch
-            done += 1
+def batches_of(graph: Graph, batches: Iterable[Sequence[Any] | Mapping[str, Any]]) -> Iterator[Batch]:
+    """Every batch by the names of the graph's inputs.
+
+    Raises:
+        TwofoldError: as `BatchCheck`.
+    """
+    yield from map(BatchCheck(graph), batches)
 
 
 def random_batches(graph: Graph, seed: int, steps: int, distinct: int = 4) -> Iterator[Batch]:
-    """`steps` batches of normal numbers (integers below 10 for integer inputs), `distinct` of them in turn."""
-    random = np.random.default_rng(seed)
+    """`steps` batches, `distinct` of them in turn: normal numbers; whole numbers below an input's limit.
+
+    Whole numbers without a limit, such as those of masks, are 0 or 1.
+    """
+    random, limits = np.random.default_rng(seed), input_limits(graph)
     made = []
     for _ in range(min(distinct, steps)):
         batch: Batch = {}
         for tensor in graph.inputs:
             if tensor.differentiable:
-                batch[tensor.name] = random.standard_normal(tensor.shape).astype(np.float32)
+                batch[tensor.name] = _held(random.standard_normal(tensor.shape, np.float32), tensor.dtype)
             else:
-                batch[tensor.name] = random.integers(0, 10, tensor.shape).astype(tensor.dtype)
+                drawn = random.integers(0, limits.get(tensor.name, 2), tensor.shape)
+                batch[tensor.name] = _held(drawn, tensor.dtype)
         made.append(batch)
     for step in range(steps):
         yield made[step % len(made)]
@@ -172,11 +162,9 @@ def rows_of_rank(plan: Plan, rank: int, batches: Iterable[Batch]) -> Iterator[Ba
         yield from batches
         return
     mesh = next(stage.mesh for stage in plan.stages if rank in stage.mesh.rank_list)
-    part, count = mesh.rank_list.index(rank), plan.num_slices
+    part, parts = mesh.rank_list.index(rank), mesh.num_ranks
     for batch in batches:
         yield {
-            name: np.concatenate(
-                [np.array_split(rows, mesh.num_ranks)[part] for rows in array.reshape(count, -1, *array.shape[1:])]
-            )
+            name: array.reshape(plan.num_slices, parts, -1, *array.shape[1:])[:, part].reshape(-1, *array.shape[1:])
             for name, array in batch.items()
         }

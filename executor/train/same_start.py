@@ -1,4 +1,4 @@
-"""Check that all ranks start from the same initial values, where each of them built the module itself.
+"""Check that all ranks start from the same initial values and data, where each of them made these itself.
 
 Values of a module built inside `no_init_parameters` follow from the seed and the tensor's name alone. Values that a
 script or a model function draws itself may differ between processes: without a common seed the parts that the ranks
@@ -8,6 +8,8 @@ keep belong to different tensors, and only the loss would show it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,7 @@ from torch import nn
 from executor.device import Device
 from plans.errors import TwofoldError
 
-__all__ = ["check_same_start"]
+__all__ = ["check_same_batch", "check_same_start"]
 
 
 def check_same_start(module: nn.Module, device: Device) -> None:
@@ -47,6 +49,24 @@ def check_same_start(module: nn.Module, device: Device) -> None:
             raise TwofoldError(
                 f"{name!r} of {type(module).__name__} has other initial values on rank {odd_ranks[0]} than on rank 0: "
                 f"call set_seed(...) before the network is built, or build it inside of no_init_parameters()"
+            )
+
+
+def check_same_batch(batch: Mapping[str, Any], device: Device) -> None:
+    """Compare a batch of all ranks of the default process group; every rank must call it.
+
+    Raises:
+        TwofoldError: ranks got different batches; every rank raises the same.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    found = _gathered([_of_tensor(torch.as_tensor(array)) for array in batch.values()], device)
+    for at, name in enumerate(batch):
+        odd_ranks = [rank for rank, each in enumerate(found) if each[at] != found[0][at]]
+        if odd_ranks:
+            raise TwofoldError(
+                f"input {name!r}: the data give rank {odd_ranks[0]} another first batch than rank 0; every rank calls "
+                "the function of the data, so seed its generator"
             )
 
 

@@ -143,7 +143,8 @@ class LaunchOptions:
 
     Args:
         steps: training steps of a plan.
-        data: folder with MNIST's IDX files; the shipped digits otherwise.
+        data: random; digits (those shipped), or a folder with MNIST's IDX files; package.module:function or
+            file.py:function that gives an iterable of batches; or file.npz with an array of rows for each input.
         emulate: every instruction takes the time that this machine's model says; `verify` predicts with it as well.
         dilate: that time is multiplied by this factor; by default the shortest instruction lasts 50 ms.
         out: folder for results; a temporary one otherwise.
@@ -155,7 +156,7 @@ class LaunchOptions:
     """
 
     steps: int = 100
-    data: str | None = None
+    data: str = "digits"
     emulate: str | None = None
     dilate: float | None = None
     out: str | None = None

@@ -353,7 +353,7 @@ def _graph_of(model: str, batch: int, seq: int | None, layers: int | None) -> tu
         raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {model!r}")
     from executor.capture.capture import capture
     from executor.recompute import marked_operators
-    from executor.train.batches import load_model
+    from executor.train.models import load_model
 
     module, examples = load_model(model)
     graph = capture(module, examples)

@@ -27,7 +27,6 @@ class Run:
         script_args: passed to the script.
         devices: ranks for a script; a plan says itself how many it needs.
         model: package.module:function or file.py:function, for initial weights; random ones otherwise.
-        random_data: feed random numbers instead of digits.
         machine: for a script: machine that Model.train plans for (TWOFOLD_MACHINE).
         timeout: seconds for the whole run.
     """
@@ -36,7 +35,6 @@ class Run:
     script_args: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     devices: int = 8
     model: str = ""
-    random_data: bool = False
     machine: str | None = None
     timeout: float | None = None
     launch: LaunchOptions = field(default_factory=LaunchOptions)
@@ -71,11 +69,10 @@ class Run:
         plan = load_plan(self.target)
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):
             result = run(
-                plan, steps=launch.steps, data="random" if self.random_data else "digits",
-                data_folder=launch.data, model=self.model, seed=launch.seed, out=launch.out, log_dir=launch.log_dir,
-                emulate=launch.emulate, dilate=launch.dilate, timeout_s=self.timeout, port=launch.port,
-                execution=launch.execution, profile_steps=launch.profile, print_every=max(1, launch.steps // 10),
-                on_line=lambda rank, line: say.say(line),
+                plan, steps=launch.steps, data=launch.data, model=self.model, seed=launch.seed, out=launch.out,
+                log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate, timeout_s=self.timeout,
+                port=launch.port, execution=launch.execution, profile_steps=launch.profile,
+                print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
             )  # fmt: skip
         kind, device_bytes = result.timeline.kind, max(result.device_peak_bytes)
         figures = figures_of_run(result)

@@ -17,7 +17,7 @@ __all__ = ["Verify"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
-    """Run a plan on the digits and compare it with single-process training, its planned communication, its prediction.
+    """Run a plan and compare it with single-process training, its planned communication, its prediction.
 
     Args:
         plan: plan file.
@@ -54,7 +54,7 @@ class Verify:
                 )
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks, then in one process"):
             result = verify(
-                plan, model=self.model, predicted=predicted, steps=launch.steps, data_folder=launch.data,
+                plan, model=self.model, predicted=predicted, steps=launch.steps, data=launch.data,
                 seed=launch.seed, out=launch.out, log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate,
                 port=launch.port, profile_steps=launch.profile, print_every=max(1, launch.steps // 10),
                 on_line=lambda rank, line: say.say(line),

@@ -1,0 +1,104 @@
+"""Modules by name, and initial weights by parameter name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from executor.train.initial import initial_parameter
+from plans.errors import TwofoldError
+from plans.model.graph import Graph
+
+__all__ = ["InitialParameters", "load_model", "load_named", "random_parameters"]
+
+
+def load_named(spec: str, what: str) -> Any:
+    """The object that "package.module:name" or "file.py:name" names.
+
+    Args:
+        spec: see above.
+        what: it is for, for messages: "model" or "data".
+
+    Raises:
+        TwofoldError: no such file, module or name.
+    """
+    place, separator, name = spec.rpartition(":")
+    if not separator or not place or not name:
+        raise TwofoldError(f"{what} {spec!r} must be package.module:function or file.py:function")
+    try:
+        if place.endswith(".py"):
+            found = importlib.util.spec_from_file_location(Path(place).stem, place)
+            if found is None or found.loader is None or not Path(place).is_file():
+                raise TwofoldError(f"{what} {spec!r}: there is no file {place!r}")
+            module = importlib.util.module_from_spec(found)
+            sys.modules[found.name] = module
+            found.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+        return getattr(module, name)
+    except (ImportError, AttributeError) as error:
+        raise TwofoldError(f"{what} {spec!r}: {error}") from None
+
+
+def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
+    """The module and example inputs returned by a function "package.module:function" or "file.py:function".
+
+    What the function draws with torch's generator on the CPU follows from `seed`; the generator is then as before.
+
+    Raises:
+        TwofoldError: no such file, module or function, or a function that gives something else.
+    """
+    function = load_named(spec, "model")
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        made = function() if callable(function) else function
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise TwofoldError(f"model {spec!r} must return (module with its loss, example inputs), it returned {made!r}")
+    return made
+
+
+class InitialParameters(Mapping[str, npt.NDArray[Any]]):
+    """The whole initial parameters and buffers of a module; each is created on access."""
+
+    def __init__(self, module: nn.Module, seed: int) -> None:
+        """Take the module, whose parameters may be on meta, and the seed that decides their values."""
+        self._module, self._seed = module, seed
+        self._names = [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._names:
+            raise KeyError(name)
+        return initial_parameter(self._module, name, self._seed).detach().numpy()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def random_parameters(graph: Graph, seed: int) -> dict[str, npt.NDArray[Any]]:
+    """Parameters drawn from N(0, 1 / size of the last dim), each by its own name and `seed`.
+
+    Constants likewise, those that are no floats are zero (false).
+    """
+    found: dict[str, npt.NDArray[Any]] = {}
+    for tensor in (*graph.parameters, *graph.constants):
+        if not tensor.differentiable:
+            found[tensor.name] = np.zeros(tensor.shape, tensor.dtype)
+            continue
+        random = np.random.default_rng((seed, zlib.crc32(tensor.name.encode())))
+        spread = 1.0 / math.sqrt(tensor.shape[-1] if len(tensor.shape) > 1 else 100.0)
+        found[tensor.name] = np.asarray(spread * random.standard_normal(tensor.shape), np.float32)
+    return found

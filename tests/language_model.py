@@ -1,0 +1,57 @@
+"""A small language model, and batches for it: `file.py:function` of commands in tests."""
+
+import itertools
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+BATCH, LENGTH, VOCAB = 8, 6, 50
+
+
+class LanguageModel(nn.Module):
+    """Predicts the next of VOCAB words from the last one; forward gives the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 16)
+        self.hidden = nn.Linear(16, 32)
+        self.head = nn.Linear(32, VOCAB, bias=False)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.head(torch.tanh(self.hidden(self.table(ids))))
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def model():
+    ids = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+    return LanguageModel(), (ids, ids)
+
+
+def batches(count=3):
+    """An epoch of `count` batches."""
+    for number in range(count):
+        text = np.random.default_rng(number).integers(0, VOCAB, (BATCH, LENGTH + 1))
+        yield text[:, :-1].copy(), text[:, 1:].copy()
+
+
+def endless():
+    for number in itertools.count():
+        text = torch.from_numpy(np.random.default_rng(number).integers(0, VOCAB, (BATCH, LENGTH + 1)))
+        yield {"labels": text[:, 1:], "ids": text[:, :-1]}
+
+
+def too_short():
+    yield tuple(each[:, :-1] for each in next(batches()))
+
+
+def too_large():
+    yield tuple(each + 10 for each in next(batches()))
+
+
+def none():
+    return []
+
+
+WORDS = list(batches(2))
