@@ -135,7 +135,8 @@ class _Matcher:
             of_line[line] = peers = self._transfer(instruction, order.line_id(line), rank)
             here = order.issues[lines == line]
             self.transfers.append((peers, len(here)))
-            positions_of.setdefault(peers.stream, []).append(here)
+            if peers.keys:
+                positions_of.setdefault(peers.stream, []).append(here)
         for stream, found in positions_of.items():
             self.positions[stream] = np.sort(np.concatenate(found))
         if not members_of:

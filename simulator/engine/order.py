@@ -6,6 +6,7 @@ share it; what depends on the block is worked out for all blocks together.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,7 +21,7 @@ from plans.streams import StreamOrder, stream_order
 __all__ = ["ISSUE", "RUN", "WAIT", "Names", "Order"]
 
 RUN, ISSUE, WAIT = 0, 1, 2
-"""Segments: (RUN, number of the run, 0), (ISSUE, position, slot), (WAIT, position, slot); slot -1 blocks."""
+"""Segments: (RUN, number of the run, -1), (ISSUE, position, slot), (WAIT, position, slot); slot -1 blocks."""
 
 _KIND = {Kind.COMPUTE: RUN, Kind.WAIT: WAIT}
 _Ints = npt.NDArray[np.int64]
@@ -42,42 +43,62 @@ class Names(Sequence[_Triple]):
     def __init__(self) -> None:
         self._heads: dict[str, int] = {}
         self._tails: dict[_Triple, int] = {}
-        self._numbers: dict[int, int] = {}  # of codes that hold the numbers of a head and a tail
+        self._codes: list[_Ints] = []  # the number of a head and that of a tail, in one, of every name in order
+        self._size = 0
+        self._table: dict[int, int] = {}  # code -> number, of the first parts of `_codes`
+        self._tabled = 0
         self._spelled: tuple[_Triple, ...] = ()
 
-    def head(self, text: str) -> int:
-        """The number of what stands before the first slash of an id."""
-        return self._heads.setdefault(text, len(self._heads))
+    @property
+    def num_heads(self) -> int:
+        """How many there are."""
+        return len(self._heads)
+
+    def heads(self, texts: Sequence[str]) -> _Ints:
+        """The numbers of what stands before the first slashes of ids."""
+        known = self._heads
+        return np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
 
     def tail(self, rest: str, call: str, part: str) -> int:
         """The number of what follows it, with call and part."""
         return self._tails.setdefault((rest, call, part), len(self._tails))
 
-    def numbers(self, heads: _Ints, tails: _Ints) -> list[int]:
-        """The numbers of many triples."""
-        codes = ((heads << 32) | tails).tolist()
-        table, first = self._numbers, len(self._numbers)
-        added = dict(zip(codes, range(first, first + len(codes)), strict=True))
-        if len(added) == len(codes) and table.keys().isdisjoint(added):
-            table.update(added)
-            return list(added.values())
-        return [table.setdefault(code, len(table)) for code in codes]
+    def numbers(self, heads: _Ints, tails: _Ints, *, are_new: bool = False) -> _Ints:
+        """The numbers of many triples; `are_new` says that none was asked for before, and no two are equal."""
+        codes = (heads << 32) | tails
+        if are_new:
+            self._add(codes)
+            return np.arange(self._size - len(codes), self._size)
+        table = self._known()
+        found = [table.setdefault(code, len(table)) for code in codes.tolist()]
+        self._add(np.array(list(itertools.islice(table, self._size, None)), dtype=np.int64))
+        self._tabled = len(self._codes)
+        return np.array(found, dtype=np.int64)
 
     def number(self, id_: str, call: str, part: str) -> int:
         """The number of a triple."""
         head, _, rest = id_.partition("/")
-        code = (self.head(head) << 32) | self.tail(rest, call, part)
-        return self._numbers.setdefault(code, len(self._numbers))
+        return int(self.numbers(self.heads((head,)), np.array([self.tail(rest, call, part)]))[0])
+
+    def _add(self, codes: _Ints) -> None:
+        self._codes.append(codes)
+        self._size += len(codes)
+
+    def _known(self) -> dict[int, int]:
+        for codes in self._codes[self._tabled :]:
+            self._table.update(zip(codes.tolist(), range(len(self._table), self._size), strict=False))
+        self._tabled = len(self._codes)
+        return self._table
 
     def _all(self) -> tuple[_Triple, ...]:
-        if len(self._spelled) < len(self._numbers):
+        if len(self._spelled) < self._size:
             heads, tails = list(self._heads), list(self._tails)
-            pairs = ((heads[code >> 32], tails[code & 0xFFFFFFFF]) for code in self._numbers)
+            pairs = ((heads[code >> 32], tails[code & 0xFFFFFFFF]) for codes in self._codes for code in codes.tolist())
             self._spelled = tuple((f"{head}/{rest}", call, part) for head, (rest, call, part) in pairs)
         return self._spelled
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return self._size
 
     def __getitem__(self, number: Any) -> Any:
         return self._all()[number]
@@ -101,26 +122,40 @@ class _Lines:
     def __init__(self, group: GroupProgram, names: Names) -> None:
         self.instructions: list[Instruction] = []
         self.first_block: list[Block] = []
-        self.tokens: dict[str, int] = {}
+        self.tokens: dict[str, int] = {}  # with their numbers
         self.begin: list[int] = []
         self.size: list[int] = []
         self._group = group
         self._names = names
+        self.are_distinct = True  # the names in every body
         self._rows: list[tuple[int, int, int, bool, bool, int]] = []
         self._numbers: dict[tuple[int, str], int] = {}
 
-    def body(self, block: Block, prefix: str) -> int:
-        """The number of a block's body, whose instructions' names stand behind a prefix."""
-        key = (id(block.body), prefix)
-        if key not in self._numbers:
-            self._numbers[key] = len(self._numbers)
-            self.begin.append(len(self._rows))
-            self.size.append(len(block.body.instructions))
-            for instruction in block.body.instructions:
-                self.instructions.append(instruction)
-                self.first_block.append(block)
-                self._rows.append(self._row(instruction, block, prefix))
-        return self._numbers[key]
+    def bodies(self, blocks: Sequence[Block]) -> tuple[list[int], list[str]]:
+        """The number of every block's body, and what stands before the first slash of its label."""
+        heads = [block.label for block in blocks]
+        prefixes = [""] * len(blocks)
+        if "/" in "".join(heads):
+            parts = [head.partition("/") for head in heads]
+            heads, prefixes = [head for head, _, _ in parts], [rest + slash for _, slash, rest in parts]
+        keys = [(id(block.body), prefix) for block, prefix in zip(blocks, prefixes, strict=True)]
+        known = self._numbers
+        for key, block in zip(keys, blocks, strict=True):
+            if key not in known:
+                self._add(block, key)
+        return [known[key] for key in keys], heads
+
+    def _add(self, block: Block, key: tuple[int, str]) -> None:
+        """Number a block's body that is new; its instructions' names stand behind a prefix, the key's."""
+        self._numbers[key] = number = len(self._numbers)
+        self.begin.append(len(self._rows))
+        self.size.append(len(block.body.instructions))
+        for instruction in block.body.instructions:
+            self.instructions.append(instruction)
+            self.first_block.append(block)
+            self._rows.append(self._row(instruction, block, key[1]))
+        tails = {tail for _, tail, *_ in self._rows[self.begin[number] :]}
+        self.are_distinct &= len(tails) == self.size[number]
 
     def columns(self) -> _Ints:
         """Kind, tail of the name, token (-1: none), whether it is of one micro-batch, whether that is the block's, and
@@ -151,12 +186,10 @@ class Order:
     """One step of `group`.
 
     Attributes:
-        instructions: one entry per instruction of the step.
-        name: number of the span that each makes, in `names`.
+        name_array: number of the span that each instruction of the step makes, in `names`.
         line: number of each among the instructions of all bodies, `line_instructions`; equal where the body is.
-        segments: see `ISSUE`.
         issues: positions of communications.
-        runs: (first, stop) positions of each run of consecutive COMPUTE instructions.
+        bounds: (first, stop) positions of each run of consecutive COMPUTE instructions, one row each.
         num_slots: how many tokens there are.
         unwaited: positions of communications that no later WAIT of the step takes.
 
@@ -167,40 +200,62 @@ class Order:
     def __init__(self, group: GroupProgram, names: Names) -> None:
         self.group = group
         lines = _Lines(group, names)
-        parts = [block.label.partition("/") for block in group.blocks]
-        body = np.array(
-            [
-                lines.body(block, f"{prefix}/" if slash else "")
-                for block, (_, slash, prefix) in zip(group.blocks, parts, strict=True)
-            ],
-            dtype=np.int64,
-        )
+        first_head = names.num_heads
+        bodies, labels = lines.bodies(group.blocks)
+        body, heads = np.array(bodies, dtype=np.int64), names.heads(labels)
         size = np.array(lines.size, dtype=np.int64)[body]
         self._block = np.repeat(np.arange(len(body)), size)
         begin = np.array(lines.begin, dtype=np.int64)[body] - (np.cumsum(size) - size)
         self.line: _Ints = np.repeat(begin, size) + np.arange(len(self._block))
         self.line_instructions = lines.instructions
         self._first_block = lines.first_block
-        self.instructions = [lines.instructions[line] for line in self.line.tolist()]
         kind, tail, token, by_micro_batch, of_block, micro_batch = lines.columns()[:, self.line]
-        heads = np.array([names.head(head) for head, _, _ in parts], dtype=np.int64)
-        self.name = names.numbers(heads[self._block], tail)
+        are_new = lines.are_distinct and np.array_equal(heads, np.arange(first_head, first_head + len(heads)))
+        self.name_array = names.numbers(heads[self._block], tail, are_new=are_new)
         self.issues = np.flatnonzero(kind == ISSUE)
         here = np.array([block.micro_batch for block in group.blocks], dtype=np.int64)[self._block]
         micro_batch = np.where(by_micro_batch == 1, np.where(of_block == 1, here, micro_batch), 0)
         slot = self._slots(kind, token, micro_batch, list(lines.tokens))
-        edges = np.flatnonzero(np.diff(np.concatenate([[1], np.minimum(kind, 1), [1]])))
-        self.runs: list[tuple[int, int]] = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-        other = np.flatnonzero(kind != RUN)
-        where = np.argsort(np.concatenate([edges[::2], other]), kind="stable")
-        no_run = np.zeros(len(edges) // 2, dtype=np.int64)
-        columns = (
-            np.concatenate([no_run, kind[other]]), np.concatenate([np.arange(len(no_run)), other]),
-            np.concatenate([no_run, slot[other]]),
-        )  # fmt: skip
-        self.segments: list[tuple[int, int, int]] = list(
-            zip(*(column[where].tolist() for column in columns), strict=True)
-        )
+        is_run = kind == RUN
+        begins = np.ones(len(kind), dtype=bool)  # a segment: all but a COMPUTE behind another
+        begins[1:] = ~(is_run[1:] & is_run[:-1])
+        at = np.flatnonzero(begins)
+        self.bounds: _Ints = np.column_stack([at, np.append(at, len(kind))[1:]])[is_run[at]]
+        self._columns = kind[at], at, slot[at]
+
+    @cached_property
+    def kinds(self) -> list[int]:
+        """What follows what: the kinds of `segments`."""
+        return self._columns[0].tolist()
+
+    def places(self, kind: int) -> tuple[list[int], list[int]]:
+        """The positions and the slots of all segments of a kind, ISSUE or WAIT."""
+        kinds, at, slot = self._columns
+        found = np.flatnonzero(kinds == kind)
+        return at[found].tolist(), slot[found].tolist()
+
+    @cached_property
+    def segments(self) -> list[tuple[int, int, int]]:
+        """See `ISSUE`."""
+        kind, at, slot = self._columns
+        number = np.cumsum(kind == RUN) - 1
+        return list(zip(kind.tolist(), np.where(kind == RUN, number, at).tolist(), slot.tolist(), strict=True))
+
+    @cached_property
+    def instructions(self) -> list[Instruction]:
+        """The instruction at every position."""
+        lines = self.line_instructions
+        return [lines[line] for line in self.line.tolist()]
+
+    @cached_property
+    def name(self) -> list[int]:
+        """`name_array` as a list."""
+        return self.name_array.tolist()
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """`bounds` as pairs."""
+        return [(first, stop) for first, stop in self.bounds.tolist()]
 
     @cached_property
     def ids(self) -> list[str]:

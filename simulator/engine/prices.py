@@ -9,7 +9,7 @@ operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from numbers import Integral
 from typing import Protocol
@@ -52,30 +52,30 @@ CostOf = Callable[[Instruction, GroupProgram], Priced]
 class PriceTable:
     """The prices of an order's instructions, one entry per position.
 
+    Args:
+        order: of the instructions.
+        columns: dispatch, work and processor time, a row each.
+
     Attributes:
         dispatch_ps, work_ps, cpu_ps: as `Priced`.
         runs: of every run of the order the sum of its dispatch times, of its work, and the inner maximum of its last
             instruction (see the module).
     """
 
-    def __init__(self, order: Order, dispatch_ps: Sequence[int], work_ps: Sequence[int], cpu_ps: Sequence[int]) -> None:
-        self.order = order
-        self.dispatch_ps = dispatch_ps
-        self.work_ps = work_ps
-        self.cpu_ps = cpu_ps
-        if sum(dispatch_ps) + sum(work_ps) + sum(cpu_ps) > LONGEST_PS:
+    def __init__(self, order: Order, columns: _Ints) -> None:
+        if columns.sum(dtype=np.float64) > LONGEST_PS:
             raise _too_long()
-        self._dispatch = np.array(dispatch_ps, dtype=np.int64)
-        self._work = np.array(work_ps, dtype=np.int64)
+        self.order = order
+        self.dispatch_ps, self.work_ps, self.cpu_ps = columns.tolist()
+        self._dispatch, self._work, _ = columns
         # sums over everything before a position, in runs or not: differences give the sums of a run
         self._dispatch_before = np.concatenate([[0], np.cumsum(self._dispatch)])
         self._work_before = np.concatenate([[0], np.cumsum(self._work)])
-        bounds = np.array(order.runs, dtype=np.int64).reshape(-1, 2)
-        self._first, self._stop = bounds[:, 0], bounds[:, 1]
+        self._first, self._stop = order.bounds.T
         self.runs: list[tuple[int, int, int]] = []
-        if order.runs:
+        if len(order.bounds):
             lead = np.append(self._lead, 0)
-            highest = np.maximum.reduceat(lead, bounds.ravel())[::2] - self._base(self._first)
+            highest = np.maximum.reduceat(lead, order.bounds.ravel())[::2] - self._base(self._first)
             dispatch = self._dispatch_before[self._stop] - self._dispatch_before[self._first]
             work = self._work_before[self._stop] - self._work_before[self._first]
             self.runs = list(zip(dispatch.tolist(), work.tolist(), highest.tolist(), strict=True))
@@ -96,19 +96,18 @@ class PriceTable:
             rows.append(known[id(instruction)])
         if max(map(sum, rows), default=0) > LONGEST_PS:
             raise _too_long()
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 3)[order.line].T
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T[:, order.line]
         columns[0, :1] += launch_ps
-        return cls(order, *columns.tolist())
+        return cls(order, columns)
 
     def slowed(self, factor: npt.NDArray[np.float64]) -> PriceTable:
         """The same prices, what the rank itself does times a factor per position and rounded; links stay."""
-        computes = np.array([entry.kind is Kind.COMPUTE for entry in self.order.instructions], dtype=bool)
-        factors = (factor, np.where(computes, factor, 1.0), factor)
-        columns = [
-            [int(entry) for entry in np.rint(np.asarray(column, dtype=np.float64) * by)]
-            for column, by in zip((self.dispatch_ps, self.work_ps, self.cpu_ps), factors, strict=True)
-        ]
-        return PriceTable(self.order, *columns)
+        computes = np.array([line.kind is Kind.COMPUTE for line in self.order.line_instructions], dtype=bool)
+        factors = (factor, np.where(computes[self.order.line], factor, 1.0), factor)
+        columns = np.rint(np.array([self.dispatch_ps, self.work_ps, self.cpu_ps], dtype=np.float64) * factors)
+        if columns.sum() > LONGEST_PS:
+            raise _too_long()
+        return PriceTable(self.order, columns.astype(np.int64))
 
     def marks(self, run: int) -> list[int]:
         """Dispatch and work of a run up to and including each of its instructions."""

@@ -73,9 +73,8 @@ class Recorder:
         self._order_of = order_of
         self._rows: list[int] = []  # rank, stream, step, name, start, end, and so on
         self._runs: list[_Runs] = []
-        self._name_arrays: dict[Order, _Ints] = {}
         self._waits: list[tuple[int, int, int, int, int]] = []
-        self._channels: list[tuple[int, _Ints, Sequence[int], Sequence[int]]] = []
+        self._channels: list[tuple[Mapping[int, _Ints], Sequence[int], Sequence[int]]] = []
 
     def span(self, rank: int, stream: int, step: int, name: int, start_ps: int, end_ps: int) -> None:
         """Keep one span."""
@@ -103,9 +102,9 @@ class Recorder:
         assert runs.numbers is not None
         return runs.numbers, runs.free
 
-    def channel(self, rank: int, positions: _Ints, starts_ps: Sequence[int], ends_ps: Sequence[int]) -> None:
-        """Keep one side of all transfers of a channel: `positions` of a step again and again, with their times."""
-        self._channels.append((rank, positions, starts_ps, ends_ps))
+    def channel(self, positions_of: Mapping[int, _Ints], starts_ps: Sequence[int], ends_ps: Sequence[int]) -> None:
+        """Keep all transfers of a channel: on both ranks their positions of a step, again and again, at equal times."""
+        self._channels.append((positions_of, starts_ps, ends_ps))
 
     def timeline(self, names: Names, *, num_ranks: int, num_steps: int, host_async: bool) -> Timeline:
         """The recorded spans in columns, in an order that does not depend on how they came about.
@@ -117,7 +116,7 @@ class Recorder:
         rows = np.array(self._rows, dtype=np.int64).reshape(-1, 6).T
         parts = [rows, *self._channel_columns(), *self._run_columns(host_async)]
         rank, stream, step, name, start, end = np.concatenate(parts, axis=1)
-        order = np.lexsort((name, stream, end, start, rank))
+        order = np.lexsort((stream * len(names) + name, end, start, rank))
         starts = np.full(num_steps, LONGEST_PS)
         ends = np.zeros(num_steps, dtype=np.int64)
         # a step begins when its first work is issued; the next ones are issued while others are still in this one
@@ -149,14 +148,12 @@ class Recorder:
 
     def _refuse_too_long(self) -> None:
         last = max(self._rows[5::6], default=0)
-        for _, _, _, ends in self._channels:
-            last = max(last, max(ends, default=0))
+        # transfers of a channel and runs of a rank end one after the other
+        for _, _, ends in self._channels:
+            last = max(last, *ends[-1:])
         for runs in self._runs:
-            longest = sum(runs.prices.dispatch_ps) + sum(runs.prices.work_ps)
-            if max(runs.free, default=0) + longest > LONGEST_PS:
-                free = zip(runs.free[::2], runs.free[1::2], runs.run_numbers, strict=True)
-                for host, stream, number in free:
-                    last = max(last, max(host, stream) + sum(runs.prices.runs[number][:2]))
+            if runs.free:
+                last = max(last, max(runs.free[-2:]) + sum(runs.prices.runs[runs.run_numbers[-1]][:2]))
         if last > LONGEST_PS:
             raise TwofoldError(
                 f"the timeline ends after {last / 1e12:.3g} s, more than {LONGEST_PS / 1e12:.3g} s; check the prices"
@@ -164,14 +161,16 @@ class Recorder:
 
     def _channel_columns(self) -> list[_Ints]:
         parts = []
-        for rank, positions, starts, ends in self._channels:
-            names = self._names_of(self._order_of[rank])
-            columns = np.empty((6, len(starts)), dtype=np.int64)
-            columns[0], columns[1] = rank, COMM
-            columns[2] = np.arange(len(starts)) // len(positions)
-            columns[3] = np.tile(names[positions], len(starts) // len(positions))
-            columns[4], columns[5] = starts, ends
-            parts.append(columns)
+        for positions_of, starts, ends in self._channels:
+            times = np.array([starts, ends], dtype=np.int64)
+            for rank, positions in positions_of.items():
+                num_steps = len(starts) // len(positions)
+                columns = np.empty((6, len(starts)), dtype=np.int64)
+                columns[0], columns[1] = rank, COMM
+                columns[2] = np.repeat(np.arange(num_steps), len(positions))
+                columns[3] = np.tile(self._order_of[rank].name_array[positions], num_steps)
+                columns[4:] = times
+                parts.append(columns)
         return parts
 
     def _run_columns(self, host_async: bool) -> list[_Ints]:
@@ -183,7 +182,7 @@ class Recorder:
             numbers = np.array(runs.run_numbers, dtype=np.int64)
             assert isinstance(runs.prices, PriceTable)
             found = runs.prices.spans(numbers, free[:, 0], free[:, 1], host_async)
-            name = self._names_of(runs.prices.order)[found["position"]]
+            name = runs.prices.order.name_array[found["position"]]
             issued = np.flatnonzero(found["host_end"] > found["host_start"])
             columns = np.empty((6, len(name) + len(issued)), dtype=np.int64)
             columns[0], columns[2] = runs.rank, runs.step
@@ -193,8 +192,3 @@ class Recorder:
             columns[5] = np.concatenate([found["end"], found["host_end"][issued]])
             parts.append(columns)
         return parts
-
-    def _names_of(self, order: Order) -> _Ints:
-        if order not in self._name_arrays:
-            self._name_arrays[order] = np.array(order.name, dtype=np.int64)
-        return self._name_arrays[order]

@@ -17,29 +17,33 @@ from collections.abc import Callable, Generator, Mapping
 
 from simulator.engine.exchange import Communication, Exchange, Shared
 from simulator.engine.matching import Matching, Peers
-from simulator.engine.order import ISSUE, RUN
+from simulator.engine.order import ISSUE, RUN, WAIT
 from simulator.engine.record import HOST, Recorder, StepPrices
 
 __all__ = ["Walk"]
 
 
-_Process = Generator["Side | Communication", None, None]
+_Process = Generator["Transfer | Communication", None, None]
 """A rank; it yields what it waits for."""
 
 
-class Side:
-    """One side of a transfer on a `Channel`; class attributes are what holds until it is known.
+class Transfer:
+    """A SEND with its RECV on a `Channel`; the first of them to be issued makes it.
 
     Attributes:
-        end: of the transfer; -1 until it is known.
+        end: -1 until it is known.
         waiter: what waits for it, if anything does.
+        posted, work_ps, cpu_ps: of the first.
     """
 
-    end = -1
-    waiter: tuple[int, _Process] | None = None
-    posted: int
-    work_ps: int
-    cpu_ps: int
+    __slots__ = ("cpu_ps", "end", "posted", "waiter", "work_ps")
+
+    def __init__(self, posted: int, work_ps: int, cpu_ps: int) -> None:
+        self.posted = posted
+        self.work_ps = work_ps
+        self.cpu_ps = cpu_ps
+        self.end = -1
+        self.waiter: tuple[int, _Process] | None = None
 
 
 class Channel:
@@ -58,34 +62,33 @@ class Channel:
         self.starts: list[int] = []
         self.ends: list[int] = []
         self._ready = ready
-        self._early: deque[Side] = deque()  # of the rank that is ahead
+        self._early: deque[Transfer] = deque()  # of which the rank that is behind has not issued its side
         self._early_is_send = False
         self._last_end = 0
 
-    def post(self, is_send: bool, posted: int, work_ps: int, cpu_ps: int) -> Side:
+    def post(self, is_send: bool, posted: int, work_ps: int, cpu_ps: int) -> Transfer:
         """One side of the next transfer is issued."""
-        early, side = self._early, Side()
+        early = self._early
         if not early or self._early_is_send is is_send:
             self._early_is_send = is_send
-            side.posted, side.work_ps, side.cpu_ps = posted, work_ps, cpu_ps
-            early.append(side)
-            return side
-        other = early.popleft()
-        start = posted if posted > other.posted else other.posted
+            transfer = Transfer(posted, work_ps, cpu_ps)
+            early.append(transfer)
+            return transfer
+        transfer = early.popleft()
+        start = posted if posted > transfer.posted else transfer.posted
         if self._last_end > start:
             start = self._last_end
-        end = (
-            start
-            + (work_ps if work_ps > other.work_ps else other.work_ps)
-            + (cpu_ps if cpu_ps > other.cpu_ps else other.cpu_ps)
-        )
-        side.end = other.end = self._last_end = end
+        if transfer.work_ps > work_ps:
+            work_ps = transfer.work_ps
+        if transfer.cpu_ps > cpu_ps:
+            cpu_ps = transfer.cpu_ps
+        transfer.end = self._last_end = end = start + work_ps + cpu_ps
         self.starts.append(start)
         self.ends.append(end)
-        if other.waiter is not None:
-            self._ready.append(other.waiter)
-            other.waiter = None
-        return side
+        if transfer.waiter is not None:
+            self._ready.append(transfer.waiter)
+            transfer.waiter = None
+        return transfer
 
 
 class Walk:
@@ -113,7 +116,7 @@ class Walk:
         host_async: bool,
         shared: Shared | None = None,
     ) -> None:
-        self.waiting_for: dict[int, Side | Communication] = {}
+        self.waiting_for: dict[int, Transfer | Communication] = {}
         self._prices_of = prices_of
         self._recorder = recorder
         self._num_steps = num_steps
@@ -150,8 +153,8 @@ class Walk:
         positions = self._matching.positions
         for pair in self._matching.pairs:
             channel = self._channels[pair.sends]
-            self._recorder.channel(pair.source, positions[pair.sends], channel.starts, channel.ends)
-            self._recorder.channel(pair.target, positions[pair.receives], channel.starts, channel.ends)
+            sides = {pair.source: positions[pair.sends], pair.target: positions[pair.receives]}
+            self._recorder.channel(sides, channel.starts, channel.ends)
 
     def _wake(self, over: Communication) -> None:
         self._ready.append(over.waiter)
@@ -162,20 +165,23 @@ class Walk:
     def _rank(self, rank: int, peers_at: Mapping[int, Peers], exchange: Exchange) -> _Process:
         is_async, host, stream = self._host_async, 0, 0
         span, channels = self._recorder.span, self._channels
-        issues = [(channels.get(peers.stream), peers) for peers in peers_at.values()]  # in program order
+        all_peers = list(peers_at.values())  # in program order
+        all_channels = [channels.get(peers.stream) for peers in all_peers]
         for step in range(self._num_steps):
             prices = self._prices_of(rank, step)
-            order, runs, unwaited_at = prices.order, iter(prices.runs), prices.order.unwaited
+            order = prices.order
+            next_run, unwaited_at = iter(prices.runs).__next__, order.unwaited
+            next_issue = zip(*order.places(ISSUE), all_channels, all_peers, strict=True).__next__
+            next_wait = zip(*order.places(WAIT), strict=True).__next__
             dispatch_ps, work_ps, cpu_ps = prices.dispatch_ps, prices.work_ps, prices.cpu_ps
-            begins = self._recorder.all_runs(prices, rank, step)
-            slots: list[Side | Communication | None] = [None] * order.num_slots
-            unwaited: list[tuple[int, Side | Communication]] = []
-            next_issue = iter(issues).__next__
-            for kind, position, slot in order.segments:
+            keep = self._recorder.all_runs(prices, rank, step).append
+            slots: list[Transfer | Communication | None] = [None] * order.num_slots
+            unwaited: list[tuple[int, Transfer | Communication]] = []
+            for kind in order.kinds:
                 if kind == RUN:
-                    dispatch, work, lead = next(runs)
-                    begins.append(host)
-                    begins.append(stream)
+                    dispatch, work, lead = next_run()
+                    keep(host)
+                    keep(stream)
                     if is_async:
                         ahead = host + lead
                         stream = work + (stream if stream > ahead else ahead)
@@ -183,9 +189,9 @@ class Walk:
                     else:
                         host += dispatch + work
                     continue
-                waited: Side | Communication | None
+                waited: Transfer | Communication | None
                 if kind == ISSUE:
-                    channel, peers = next_issue()
+                    position, slot, channel, peers = next_issue()
                     if not peers.keys:  # no piece of the transfer is this rank's
                         continue
                     if dispatch := dispatch_ps[position]:
@@ -206,6 +212,7 @@ class Walk:
                             unwaited.append((position, waited))
                         continue
                 else:
+                    position, slot = next_wait()
                     if dispatch := dispatch_ps[position]:
                         span(rank, HOST, step, order.name[position], host, host + dispatch)
                         host += dispatch
@@ -225,7 +232,7 @@ class Walk:
                 if waited.end < 0:
                     yield waited
                 end = waited.end
-                if end > max(host, stream):
+                if end > host and end > stream:
                     if not is_async:
                         self._recorder.wait(rank, step, position, host, end)
                     host = end
