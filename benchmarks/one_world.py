@@ -130,7 +130,8 @@ def draw_case(draw: random.Random, num_ranks: int = 16) -> Case | None:
         degrees = Degrees(global_batch=16, **degrees_of)
         layers = degrees.layers_of(config.num_layers)
         plan = uniform_plan(transformer(config, batch_size=16), machine, layers_per_stage=layers, **degrees_of)
-        degrees = replace(degrees, layers=layers)
+        fused = random.Random(str(degrees)).random() < 0.5  # apart, so that the rest does not depend on it
+        degrees, plan = replace(degrees, layers=layers, fused=fused), msgspec.structs.replace(plan, fused=fused)
     except TwofoldError:
         return None
     return Case(config=config, degrees=degrees, machine=machine, plan=plan)

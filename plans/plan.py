@@ -229,6 +229,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         memory_limit_bytes: per rank, or None.
         execution: "graph": from the third step on a step is one launch of a recorded graph, where the device can (a CPU
             cannot, and runs eagerly); "eager": the host issues every instruction. A file that does not say is "graph".
+        fused: whether runs of memory-bound instructions are one instruction each (`plans.lower.fuse`), as a GPU runs
+            them.
         redistributions: steps chosen under a machine's price, where they are not those of least bytes.
         prediction: of the simulator, for information.
 
@@ -251,6 +253,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     overlap_pairs: bool = False
     memory_limit_bytes: int | None = None
     execution: str = "graph"
+    fused: bool = False
     redistributions: tuple[Redistribution, ...] = ()
     prediction: Prediction | None = None
 

@@ -27,7 +27,7 @@ from pretend_rules import RULES, UPDATES
 
 from plans.layout import TensorLayout
 from plans.model.graph import itemsize
-from plans.program import Block, GroupProgram, Instruction, Kind, ParameterPlacement, Program, Scope
+from plans.program import Block, GroupProgram, Instruction, Kind, ParameterPlacement, Program, Scope, Value
 
 Array = np.ndarray
 Key = tuple[str, int | None]
@@ -282,8 +282,13 @@ class Pretend:
             outputs = [_chunk(inputs[0], step.dim, mesh, rank.number, step.axes)]
         elif instruction.call == "flat_slice":
             outputs = [_flat_part(inputs[0], mesh.index(rank.number, attrs["axes"]), values[keys[0][0]].shape[0])]
-        elif instruction.call == "sum":
-            outputs = [sum(inputs[1:], inputs[0].copy())]
+        elif instruction.call == "fused":
+            known = dict(zip(instruction.inputs, inputs, strict=True))
+            for each in attrs["steps"]:
+                assert not each.frees and not known.keys() & set(each.outputs), each
+                made = _made(rank, each, [known[name] for name in each.inputs], {**values, **attrs["inner"]})
+                known |= dict(zip(each.outputs, made, strict=True))
+            outputs = [known[name] for name in instruction.outputs]
         elif instruction.call == "accumulate":
             outputs = [rank.env.get(keys[0], 0.0) + attrs.get("scale", 1.0) * inputs[0]]
         elif instruction.call == "flat_pack":
@@ -312,11 +317,7 @@ class Pretend:
                 assert weight == gradient, f"{rank.place}: the gradient is {gradient}, the weight {weight}"
                 outputs += UPDATES[instruction.call](attrs, self.steps, *inputs[first : first + count])
         else:
-            attrs = dict(attrs, shape=values[keys[0][0]].shape, dtype=values[keys[0][0]].dtype)
-            attrs["first"] = mesh.index(rank.number, attrs.get("bias_axes", ())) == 0
-            attrs["part"] = {dim: mesh.index(rank.number, axes) for dim, axes in attrs.get("split", {}).items()}
-            made = RULES[instruction.call](attrs, *inputs)
-            outputs = list(made) if isinstance(made, tuple) else [made]
+            outputs = _made(rank, instruction, inputs, values)
             if instruction.attrs.get("adds"):
                 outputs = [rank.env.get(keys[0], 0.0) + outputs[0]]
         for key, array in zip(keys, outputs, strict=True):
@@ -461,6 +462,18 @@ def live_bytes(group: GroupProgram) -> Iterator[tuple[str, int]]:
         for name in instruction.frees:
             there.remove(key(name))
             live -= group.values[name].size_bytes
+
+
+def _made(rank: Rank, instruction: Instruction, inputs: Sequence[Array], values: Mapping[str, Value]) -> list[Array]:
+    """What an operator, or its gradient, makes."""
+    if instruction.call == "sum":
+        return [sum(inputs[1:], inputs[0].copy())]
+    mesh, first = instruction.mesh or rank.group.mesh, values[instruction.outputs[0]]
+    attrs = dict(instruction.attrs, shape=first.shape, dtype=first.dtype)
+    attrs["first"] = mesh.index(rank.number, attrs.get("bias_axes", ())) == 0
+    attrs["part"] = {dim: mesh.index(rank.number, axes) for dim, axes in attrs.get("split", {}).items()}
+    made = RULES[instruction.call](attrs, *inputs)
+    return list(made) if isinstance(made, tuple) else [made]
 
 
 def _key(rank: Rank, block: Block, name: str, micro_batch: int | None = None) -> Key:

@@ -154,6 +154,11 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         """The communication library that its collectives run on: gloo, nccl or hccl."""
         return {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}[self.device]
 
+    @property
+    def fuses(self) -> bool:
+        """Whether twofold's executor runs fused instructions as one kernel: it makes them by Inductor, for GPUs."""
+        return self.device == "cuda"
+
     def tier(self, ranks: Sequence[int]) -> int:
         """The number of the fastest tier of links that joins all of `ranks`.
 

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from costmodels.machine.machine import Machine
 from costmodels.price.compute import (
@@ -42,6 +43,7 @@ from plans.redistribution.step import Step, StepKind
 
 __all__ = [
     "Cost",
+    "FusedStep",
     "compute_class",
     "matrix_shape",
     "overlap_class",
@@ -49,6 +51,7 @@ __all__ = [
     "price_collective",
     "price_compute",
     "price_exchange",
+    "price_fused",
     "price_launch",
     "price_step",
     "price_transfer",
@@ -115,6 +118,8 @@ def price(instruction: Instruction, group: GroupProgram, machine: Machine, num_r
         )
     if instruction.kind is Kind.COMPUTE:
         touched, shapes = _touched(instruction, group), instruction.shapes
+        if instruction.call == "fused":
+            return price_fused(machine, instruction.dtype, touched, _steps(instruction, group))
         if instruction.call.startswith("attention.") and "layout" in instruction.attrs:
             shapes = tuple(heads_first(shapes, instruction.attrs))
         if _is_view(instruction, group):
@@ -193,6 +198,41 @@ def overlap_class(call: str) -> str:
 
 
 # -- compute -----------------------------------------------------------------------------------------------------------
+
+
+class FusedStep(NamedTuple):
+    """One step of a run of fused instructions, as `price_compute` takes it."""
+
+    call: str
+    shapes: Shapes
+    dtype: str
+    touched_bytes: int
+
+
+def price_fused(machine: Machine, dtype: str, touched_bytes: int, steps: tuple[FusedStep, ...]) -> Cost:
+    """The price of a run of fused instructions.
+
+    On a GPU it is one kernel that moves what enters and leaves; elsewhere its steps run one by one.
+
+    Args:
+        machine: it runs on.
+        dtype: of its operands.
+        touched_bytes: that enter and leave.
+        steps: in order.
+    """
+    if not machine.fuses:
+        costs = [price_compute(machine, *step, own=True) for step in steps]
+        return Cost(sum(cost.dispatch_ps for cost in costs), sum(cost.work_ps for cost in costs))
+    return price_compute(machine, "fused", (), dtype, touched_bytes)
+
+
+def _steps(instruction: Instruction, group: GroupProgram) -> tuple[FusedStep, ...]:
+    inner = instruction.attrs["inner"]
+
+    def moved(step: Instruction) -> int:
+        return sum((inner.get(name) or group.values[name]).span_bytes for name in moved_values(step))
+
+    return tuple(FusedStep(step.call, step.shapes, step.dtype, moved(step)) for step in instruction.attrs["steps"])
 
 
 def _touched(instruction: Instruction, group: GroupProgram) -> int:

@@ -60,7 +60,7 @@ def _distinct(group: GroupProgram) -> Iterator[Instruction]:
 
 def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out: bool, tier: int) -> Job | None:
     which = dispatch_class(instruction)
-    if which in ("matrix", "view"):
+    if which in ("matrix", "view") or instruction.call == "fused":  # a run is priced by its bytes
         return None
     reads = [group.values[name] for name in instruction.inputs]
     writes = [group.values[name] for name in instruction.outputs]

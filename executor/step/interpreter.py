@@ -24,6 +24,7 @@ from torch import Tensor
 from executor.device import Device, Mark, now_ns
 from executor.kernels import OpContext, StepCounter
 from executor.kernels.context import torch_dtype
+from executor.kernels.fused import FusedRun
 from executor.step.comm import Launch, SelfTransfer, SelfTransfers, Work, collective_launch, transfer_launch
 from executor.step.groups import Groups, Team
 from executor.step.initial_values import initial_values
@@ -430,13 +431,16 @@ class Interpreter:
                 env[target] = load()
 
             return run_load
-        rule, attrs = self.device.rule_of(instruction.call), instruction.attrs
+        attrs = instruction.attrs
         number, count = attrs.get("slice", (0, 1))
         context = OpContext(
             rank=self.rank, mesh=instruction.mesh or self.group.mesh, shape=first.shape, dtype=first.dtype,
             shares=first.shares is not None, counter=self.counter, micro_batch=micro_batch * count + number,
             device=self.device.torch_device, can_assert=self.device.own.can_assert,
         )  # fmt: skip
+        is_run = instruction.call == "fused"
+        rule_of = self.device.rule_of
+        rule = FusedRun(instruction, values, context, rule_of) if is_run else rule_of(instruction.call)
         if instruction.call in ("accumulate", "store") or attrs.get("adds", False):  # change what is there
             reads = (*reads, *writes)
         if len(writes) > 1:

@@ -71,7 +71,8 @@ def plan_of(
         ),
         strategies=block_strategies(graph, axes, sequence_parallel=degrees.sequence_parallel),
         num_micro_batches=degrees.num_micro_batches, schedule=degrees.schedule, optimizer=degrees.optimizer,
-        full_batch=full_batch, recompute=recompute_set(graph, recompute or degrees.recompute, some),
+        recompute=recompute_set(graph, recompute or degrees.recompute, some), full_batch=full_batch,
+        fused=degrees.fused,
     )  # fmt: skip
     return by_collectives(plan) if degrees.ep > 1 and degrees.tp > 1 else plan  # tokens go by all-to-all
 

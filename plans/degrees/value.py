@@ -121,6 +121,8 @@ class Degrees:
         "neighbouring ranks", rules.order,
     )  # fmt: skip
     global_batch: int = 1
+    fused: bool = False
+    """As `Plan.fused`; no degree, and without meaning for other software."""
 
     def __post_init__(self) -> None:
         known = {**self.values, "global_batch": self.global_batch}

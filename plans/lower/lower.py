@@ -12,6 +12,7 @@ from plans.lower.boundaries import find_boundaries, parameter_layouts
 from plans.lower.chunk import ChunkLowering
 from plans.lower.chunk_plan import StageBoundary
 from plans.lower.emit import Emitter, ValueTable, Ways, channel_of, transfer_pair
+from plans.lower.fuse import block_names, fuse_runs
 from plans.lower.gathering import Arrival, with_arrivals
 from plans.lower.in_place import sum_in_place
 from plans.lower.liveness import with_frees
@@ -231,6 +232,8 @@ class _Lowering:
             parts = chunk.backward(back, optimizer.reduction(stage, is_last=is_last), split=split)
             own = [*parts] if split else [parts[0]]
             spread.append(slices.spread([incoming, forward, returning, *own]))
+        if self.plan.fused:
+            spread = fuse_runs(spread, table, block_names(chunk.operators()), 3)
         sum_in_place(spread, table)
         ways_back: dict[tuple[str, bool], Body] = {}
         incoming_, forward_, returning_ = [list[Instruction]() for _ in range(3)]

@@ -12,6 +12,7 @@ from plans.lower.boundaries import find_boundaries, parameter_layouts
 from plans.lower.chunk import ChunkLowering
 from plans.lower.chunk_plan import StageBoundary
 from plans.lower.emit import Emitter, ValueTable, Ways
+from plans.lower.fuse import block_names, fuse_runs
 from plans.lower.in_place import sum_in_place
 from plans.lower.liveness import with_frees
 from plans.lower.loss import accumulate_loss, loss_operator
@@ -96,15 +97,17 @@ def lower_stage(plan: Plan, number: int, ways: Ways, borders: Sequence[StageBoun
     returning = [_arrival(chunk, border, True) for border in chunk.leaving if border.trained]
     whole, _ = chunk.backward(back, optimizer.reduction(number, is_last=False))
     inputs, weights = chunk.backward(back, optimizer.reduction(number, is_last=False), split=True)
-    sum_in_place([[arriving, forward, returning, *each] for each in ([whole], [inputs, weights])], table)
+    variants = [[arriving, forward, returning, *each] for each in ([whole], [inputs, weights])]
+    if plan.fused:
+        variants = fuse_runs(variants, table, block_names(chunk.operators()), 3)
+    sum_in_place(variants, table)
 
-    def freed(*backward: list[Instruction]) -> list[tuple[Instruction, ...]]:
-        bodies = [optimizer.with_gathers(number, body) for body in (arriving, forward, returning, *backward)]
+    def freed(variant: list[list[Instruction]]) -> list[tuple[Instruction, ...]]:
+        bodies = [optimizer.with_gathers(number, body) for body in variant]
         _, own, _, *others = with_frees(bodies, table.values)
         return [tuple(body) for body in (own, *others)]
 
-    forward_, whole_ = freed(whole)
-    _, inputs_, weights_ = freed(inputs, weights)
+    (forward_, whole_), (_, inputs_, weights_) = map(freed, variants)
     return StageBodies(
         bodies={"F": forward_, "B": whole_, "I": inputs_, "W": weights_},
         values=table.values, parameters=places, leaving=left[-1] if left else None, constants=tuple(table.constants),

@@ -113,8 +113,8 @@ class Chunks:
             )
         if key not in self.known:
             self.known[key] = model_template(
-                self.config, dp=degrees.dp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep,
-                sequence_parallel=degrees.sequence_parallel, recompute=degrees.recompute,
+                self.config, dp=degrees.dp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, recompute=degrees.recompute,
+                sequence_parallel=degrees.sequence_parallel, fused=degrees.fused and self.stack.runs_programs,
             )  # fmt: skip
         template: ModelTemplate = self.known[key]
         return template

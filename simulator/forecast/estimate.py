@@ -101,7 +101,7 @@ def known_layouts(
     def known(degrees: Degrees) -> dict[tuple[object, ...], Any]:
         return _known(
             config, machine, stack, degrees.tp, degrees.cp, degrees.ep, degrees.micro_batch, degrees.sequence_parallel,
-            degrees.recompute, split, degrees.num_ranks, degrees.strides[:3],
+            degrees.recompute, split, degrees.num_ranks, degrees.strides[:3], degrees.fused,
         )  # fmt: skip
 
     return known

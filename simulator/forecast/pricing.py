@@ -14,7 +14,14 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from costmodels import Group, Machine
-from costmodels.price.instruction import overlap_class, price_collective, price_compute, price_wait
+from costmodels.price.instruction import (
+    FusedStep,
+    overlap_class,
+    price_collective,
+    price_compute,
+    price_fused,
+    price_wait,
+)
 from costmodels.price.products import keeps_sums
 from costmodels.price.traffic import plain_call
 from plans.lower.symbolic import Cell, PartTemplate
@@ -22,7 +29,7 @@ from plans.model.graph import itemsize
 from plans.program import Kind
 from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Line
 from simulator.stacks import Stack
-from simulator.stacks.base import Message, Step
+from simulator.stacks.base import Kernel, Message, Step
 
 __all__ = ["Groups", "priced_cells", "priced_lines"]
 
@@ -84,8 +91,9 @@ def _looked_up(part: PartTemplate) -> _Template:
         form = (
             cell.kind, cell.call, cell.part, cell.dtype, cell.axes, cell.token, cell.causal, ranks, len(cell.touched),
             cell.operator if cell.kind is Kind.COLLECTIVE else "", cell.is_view,
+            tuple((step.call, step.dtype, tuple(map(len, step.shapes)), len(step.touched)) for step in cell.steps),
         )  # fmt: skip
-        places = [place for shape in cell.shapes for place in shape] + list(cell.touched)
+        places = [place for each in (cell, *cell.steps) for shape in (*each.shapes, each.touched) for place in shape]
         if cell.kind is Kind.COLLECTIVE:
             places = [cell.message]
         used.update(dict.fromkeys(places))
@@ -173,9 +181,16 @@ def _steps(cell: Cell, numbers: Sequence[int], stack: Stack) -> list[Step]:
                 token=cell.token, operator=cell.operator, part=cell.part,
             )
         ]  # fmt: skip
-    shapes = tuple(tuple(numbers[size] for size in shape) for shape in cell.shapes)
-    touched = sum(numbers[size] for size in cell.touched)
-    kernels = stack.kernels(cell.call, shapes, cell.dtype, touched, cell.part)
+    (call, shapes, dtype, touched), *steps = [
+        FusedStep(
+            each.call, tuple(tuple(numbers[size] for size in shape) for shape in each.shapes), each.dtype,
+            sum(numbers[size] for size in each.touched),
+        )
+        for each in (cell, *cell.steps)
+    ]  # fmt: skip
+    if steps:
+        return [Kernel(call=call, shapes=shapes, dtype=dtype, touched_bytes=touched, part=cell.part, steps=(*steps,))]
+    kernels = stack.kernels(call, shapes, dtype, touched, cell.part)
     times = 0.0 if cell.is_view else 1.0
     return [replace(kernel, causal=cell.causal, part=cell.part, times=kernel.times * times) for kernel in kernels]
 
@@ -189,8 +204,11 @@ def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
         dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", step.part)
         return Line(COLLECTIVE, dispatch, cost.together_ps, plain_call(step.call), ".".join(step.axes), step.token)
     flops = attention_flops(step.call, step.shapes, causal=step.causal)
-    own = stack.runs_programs
-    cost = price_compute(machine, step.call, step.shapes, step.dtype, step.touched_bytes, flops, own)
+    if step.steps:
+        cost = price_fused(machine, step.dtype, step.touched_bytes, step.steps)
+    else:
+        own = stack.runs_programs
+        cost = price_compute(machine, step.call, step.shapes, step.dtype, step.touched_bytes, flops, own)
     dispatch = stack.dispatch_ps(cost.dispatch_ps, step.call, step.part)
     return Line(COMPUTE, dispatch, round(cost.work_ps * step.times), overlap_class(step.call))
 

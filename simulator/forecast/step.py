@@ -214,7 +214,7 @@ class _RankKey:
         degrees = self.costs.degrees
         return (
             self.costs.config, degrees.dp, degrees.tp, degrees.cp, degrees.ep, degrees.strides, degrees.num_ranks,
-            degrees.sequence_parallel, degrees.recompute, degrees.recompute_layers, degrees.optimizer,
+            degrees.sequence_parallel, degrees.recompute, degrees.recompute_layers, degrees.optimizer, degrees.fused,
             self.chunks, self.wanted, degrees.num_micro_batches == 1,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from costmodels import Machine
-from costmodels.price.instruction import price_compute
+from costmodels.price.instruction import FusedStep, price_compute
 from plans.degrees import RECOMPUTE_MODES, Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
@@ -33,6 +33,7 @@ class Kernel:
         times: how many times as long as the machine's price it takes, where the stack has a slower kernel.
         causal: of an attention.
         part: as of `Instruction`.
+        steps: of a run of fused instructions, as `price_fused` takes them.
     """
 
     call: str
@@ -42,6 +43,7 @@ class Kernel:
     times: float = 1.0
     causal: bool = False
     part: str = ""
+    steps: tuple[FusedStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,8 @@ class Cell:
         reads: the parameters whose weights it reads.
         writes: the value of the step that it writes, such as the loss; "" for none.
         is_view: all that it makes shares the memory of what it reads, so that no kernel runs.
-        whole: an attention's whole lengths of queries and keys (places), and whether it is causal.
+        causal: of an attention.
+        steps: of a run of fused instructions.
     """
 
     kind: Kind
@@ -76,6 +77,7 @@ class Cell:
     joined: bool = False
     reads: tuple[str, ...] = ()
     writes: str = ""
+    steps: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -246,6 +248,7 @@ def _cell(
         )  # fmt: skip
     shapes = heads_first(line.shapes, line.attrs) if line.call.startswith("attention.") else line.shapes
     operands = [values[name].span_bytes for name in moved_values(line) if name in values]
+    inside = {**values, **line.attrs["inner"]} if "steps" in line.attrs else values
     return Cell(
         kind=Kind.COMPUTE,
         shapes=tuple(tuple(monomials.enter(size) for size in shape) for shape in shapes),
@@ -254,6 +257,7 @@ def _cell(
         is_view=bool(line.outputs) and all(name in values and values[name].shares is not None for name in line.outputs),
         gradient=_accumulated(line),
         writes=line.outputs[0] if line.outputs and line.outputs[0] == "step_loss" else "",
+        steps=tuple(_cell(step, inside, weights, monomials, tokens) for step in line.attrs.get("steps", ())),
         **common,
     )
 

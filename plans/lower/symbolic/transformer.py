@@ -66,6 +66,7 @@ def model_template(
     ep: int = 1,
     sequence_parallel: bool = False,
     recompute: str = "none",
+    fused: bool = False,
 ) -> ModelTemplate:
     """The template of a configuration's structure; equal structures give the same object.
 
@@ -74,6 +75,7 @@ def model_template(
         dp, tp, cp, ep: degrees.
         sequence_parallel: see `plans.model.transformer.block_strategies`.
         recompute: one of `plans.degrees.RECOMPUTE_MODES`.
+        fused: see `plans.plan.Plan`.
 
     Raises:
         TwofoldError: sequence parallelism with more ranks than key-value heads.
@@ -104,7 +106,7 @@ def model_template(
         real = ("tp_kv", config.kv_heads), ("tp_q", tp // config.kv_heads)
     if copies:
         real = *(real or (("tp", tp),)), ("dp", dp // ep), ("cp", cp)
-    return _structure(structure, grouping, real, tp > 1, cp > 1, sp, ep > 1, copies).template(recompute)
+    return _structure(structure, grouping, real, tp > 1, cp > 1, sp, ep > 1, copies).template(recompute, fused)
 
 
 def model_sizes(config: TransformerConfig, *, micro_batch: int, tp: int, cp: int, ep: int = 1) -> dict[str, int]:
@@ -154,26 +156,26 @@ class _Structure:
         self._monomials = Monomials(symbols)
         self._ways = ways
         self._borders = find_boundaries(plan, plan.graph)
-        self._pieces: dict[tuple[str, str], PieceTemplate] = {}
-        self._templates: dict[str, ModelTemplate] = {}
+        self._pieces: dict[tuple[str, str, bool], PieceTemplate] = {}
+        self._templates: dict[tuple[str, bool], ModelTemplate] = {}
 
-    def template(self, recompute: str) -> ModelTemplate:
+    def template(self, recompute: str, fused: bool) -> ModelTemplate:
         """Of one recompute mode; only blocks differ between them."""
-        if recompute not in self._templates:
-            self._templates[recompute] = self._template(recompute)
-        return self._templates[recompute]
+        if (recompute, fused) not in self._templates:
+            self._templates[recompute, fused] = self._template(recompute, fused)
+        return self._templates[recompute, fused]
 
-    def _template(self, recompute: str) -> ModelTemplate:
+    def _template(self, recompute: str, fused: bool) -> ModelTemplate:
         plan, pieces = None, {}
         for number, name in enumerate(self._names):
             mode = recompute if name.endswith("block") else "none"
-            if (name, mode) not in self._pieces:
+            if (name, mode, fused) not in self._pieces:
                 if plan is None:
                     chosen = recompute_set(self._plan.graph, recompute)
-                    plan = msgspec.structs.replace(self._plan, recompute=chosen) if chosen else self._plan
+                    plan = msgspec.structs.replace(self._plan, recompute=chosen, fused=fused)
                 bodies = lower_stage(plan, number, self._ways, self._borders)
-                self._pieces[name, mode] = piece_template(bodies, self._monomials)
-            pieces[name] = self._pieces[name, mode]
+                self._pieces[name, mode, fused] = piece_template(bodies, self._monomials)
+            pieces[name] = self._pieces[name, mode, fused]
         return ModelTemplate(monomials=self._monomials, pieces=pieces)
 
 

@@ -1,0 +1,237 @@
+"""Runs of memory-bound instructions as one instruction, so that what one hands to the next never goes to memory.
+
+Memory-bound instructions of one block that share a tensor are brought together where the order of their reads and
+writes allows it, and become one instruction "fused" that carries them as its steps (attrs "steps"). Values that only
+steps read are no values of the program any more (attrs "inner"). What costs next to nothing to make, an activation
+function or a cast of one tensor, is not kept for the backward: each run that reads it makes it again, out of what is
+kept.
+
+Nothing else is moved: products, communication and updates keep their order, and a run stays within a block of the
+model, as lowering without the length writes block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from plans.lower.emit import ValueTable
+from plans.model.graph import Operator
+from plans.program import Instruction, Kind, Scope
+
+__all__ = ["FUSIBLE", "MADE_AGAIN", "block_names", "fuse_runs"]
+
+_UNARY = ("abs", "cos", "exp", "gelu", "log", "neg", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh", "cast")
+_BINARY = ("add", "sub", "mul", "div")
+
+FUSIBLE = frozenset({
+    *(f"{kind}.{part}" for kind in _UNARY for part in ("forward", "grad0")),
+    *(f"{kind}.forward" for kind in _BINARY),
+    *(f"mul.grad{index}" for index in (0, 1)), *(f"div.grad{index}" for index in (0, 1)),
+    "sum",
+    *(f"rms_norm.{part}" for part in ("forward", "grad0", "grad1")),
+    *(f"layer_norm.{part}" for part in ("forward", "grad0", "grad1", "grad2")),
+    *(f"cross_entropy.{part}" for part in ("statistic", "forward", "grad0")),
+})  # fmt: skip
+"""Calls that may be steps of a run: they read and write elements, or rows, once, and depend on nothing but operands."""
+
+MADE_AGAIN = frozenset(f"{kind}.forward" for kind in _UNARY)
+"""Calls whose result is made again rather than kept, where only runs read it and its operand takes no more bytes."""
+
+
+def block_names(operators: Sequence[Operator]) -> dict[str, str]:
+    """Operator -> the repeated block of the model that it is in, "" outside of them.
+
+    >>> make = lambda module: Operator(name=module, kind="add", inputs=(), outputs=(), module=module)
+    >>> block_names([make("layers.3.attention"), make("norm")])
+    {'layers.3.attention': 'layers.3', 'norm': ''}
+    """
+    found = {}
+    for operator in operators:
+        parts = operator.module.split(".")
+        number = next((at for at, part in enumerate(parts) if part.isdigit()), -1)
+        found[operator.name] = ".".join(parts[: number + 1])
+    return found
+
+
+def fuse_runs(
+    variants: Sequence[Sequence[Sequence[Instruction]]], table: ValueTable, blocks: Mapping[str, str], num_shared: int
+) -> list[list[list[Instruction]]]:
+    """The bodies of a chunk with their runs of memory-bound instructions fused.
+
+    Args:
+        variants: the bodies that follow each other for one micro-batch, for every kind of backward, without `frees`.
+        table: of the values; those that no instruction names any more are taken out of it.
+        blocks: see `block_names`.
+        num_shared: the first so many bodies are the same in all variants.
+    """
+    before = {name for variant in variants for body in variant for name in _names(body)}
+    found = [[_Runs.of(body, table, blocks) for body in variant] for variant in variants]
+    _make_again(found, table, num_shared)
+    made = []
+    for number, variant in enumerate(found):
+        lines = []
+        for place, body in enumerate(variant):
+            others = found if place < num_shared else found[number : number + 1]
+            lines.append(body.fused(table, [each for other in others for each in other if each is not body]))
+        made.append(lines)
+    for name in before - {name for variant in made for body in variant for name in _names(body)}:
+        del table.values[name]
+    return made
+
+
+def _names(body: Sequence[Instruction]) -> Iterator[str]:
+    for line in body:
+        yield from (*line.inputs, *line.outputs, *(each for each in (line.token, line.waits) if each))
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Steps that stand together at the place `at` of a body."""
+
+    at: int
+    key: tuple[object, ...]
+    steps: list[Instruction]
+
+    @property
+    def made(self) -> dict[str, None]:
+        """What its steps write, in order."""
+        return dict.fromkeys(name for step in self.steps for name in step.outputs)
+
+    @property
+    def read(self) -> dict[str, None]:
+        """What it reads from outside, in order."""
+        found, made = dict[str, None](), set[str]()
+        for step in self.steps:
+            found.update(dict.fromkeys(name for name in step.inputs if name not in made))
+            made.update(step.outputs)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class _Runs:
+    """A body, and the runs that its fusible instructions form: of one where nothing joins them."""
+
+    body: Sequence[Instruction]
+    runs: list[_Run] = field(default_factory=list)
+    run_of: dict[str, _Run] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, body: Sequence[Instruction], table: ValueTable, blocks: Mapping[str, str]) -> _Runs:
+        """Put every fusible instruction into the latest run of its shape that shares a tensor and can be joined."""
+        found, block = cls(body), ""
+        ready: dict[str, int] = {}
+        readers: dict[str, list[str]] = {}
+        for at, line in enumerate(body):
+            block = blocks.get(line.operator, block) if line.operator else block
+            if _is_fusible(line, table):
+                first = table[line.inputs[0]]
+                key = first.shape, block
+                run = next((run for run in reversed(found.runs) if run.key == key and _joins(
+                    run, line, at, table, ready, readers)), None)  # fmt: skip
+                if run is None:
+                    run = _Run(at, key, [])
+                    found.runs.append(run)
+                run.steps.append(line)
+                found.run_of[line.name] = run
+                ready.update(dict.fromkeys(run.made, run.at))
+            else:
+                arrived = line.inputs if line.kind is Kind.WAIT else ()
+                ready.update(dict.fromkeys((*line.outputs, *arrived), at))
+            for name in line.inputs:
+                readers.setdefault(name, []).append(line.name)
+        return found
+
+    def alone(self) -> Iterator[Instruction]:
+        """The instructions that are in no run."""
+        return (line for line in self.body if line.name not in self.run_of)
+
+    def reads(self, but: _Run | None = None) -> set[str]:
+        """What its instructions read and its runs read from outside, those of one run left out."""
+        found = {name for line in self.alone() for name in line.inputs}
+        return found.union(*(run.read for run in self.runs if run is not but))
+
+    def fused(self, table: ValueTable, others: Sequence[_Runs]) -> list[Instruction]:
+        """The body with an instruction for each run; `others` are the bodies that may read what it makes."""
+        read = set[str]().union(*(body.reads() for body in others))
+        by_place = {run.at: run for run in self.runs}
+        result = []
+        for at, line in enumerate(self.body):
+            if at in by_place:
+                result += self._instruction(by_place[at], table, read)
+            elif line.name not in self.run_of:
+                result.append(line)
+        return result
+
+    def _instruction(self, run: _Run, table: ValueTable, read: set[str]) -> list[Instruction]:
+        read = read | self.reads(but=run)
+        steps, wanted = list[Instruction](), set(read)
+        for step in reversed(run.steps):  # what nothing reads any more need not be made
+            if any(name in wanted or not _is_droppable(name, table) for name in step.outputs):
+                steps.insert(0, step)
+                wanted.update(step.inputs)
+        if len(steps) < 2:
+            return steps
+        kept = _Run(run.at, run.key, steps)
+        outputs = tuple(name for name in kept.made if name in read or not _is_droppable(name, table))
+        inputs, own = tuple(kept.read), next(step for step in steps if self.run_of.get(step.name) is run)
+        inner = {name: table[name] for name in kept.made if name not in outputs}
+        return [
+            replace(
+                own, name=f"{own.name}+{len(steps) - 1}", call="fused", inputs=inputs, outputs=outputs,
+                shapes=tuple(table[name].shape for name in (*inputs, *outputs)), dtype=table[inputs[0]].dtype,
+                flops=sum(step.flops for step in steps), attrs={"steps": tuple(steps), "inner": inner},
+            )
+        ]  # fmt: skip
+
+
+def _is_fusible(line: Instruction, table: ValueTable) -> bool:
+    lowered = bool(line.operator) or line.call == "sum"  # and not written by the optimizer
+    alone = all(table[name].shares is None and table[name].scope is Scope.MICRO for name in line.outputs)
+    return line.kind is Kind.COMPUTE and line.call in FUSIBLE and lowered and alone and bool(line.inputs)
+
+
+def _is_droppable(name: str, table: ValueTable) -> bool:
+    return table[name].role == "activation" and table[name].scope is Scope.MICRO
+
+
+def _joins(
+    run: _Run, line: Instruction, at: int, table: ValueTable, ready: Mapping[str, int],
+    readers: Mapping[str, Sequence[str]],
+) -> bool:  # fmt: skip
+    """Whether a run can wait for an instruction, and then stands there, or the instruction can go to the run."""
+    made, read, shape = run.made, run.read, run.key[0]
+    if not any((name in made or name in read) and table[name].shape == shape for name in line.inputs):
+        return False
+    mine = {step.name for step in run.steps}
+    is_awaited = any(reader not in mine for name in made for reader in readers.get(name, ()))
+    if not is_awaited and all(ready.get(name, -1) < run.at for name in read):  # written no more since
+        run.at = at
+        return True
+    return all(name in made or ready.get(name, -1) < run.at for name in line.inputs)
+
+
+def _make_again(found: Sequence[Sequence[_Runs]], table: ValueTable, num_shared: int) -> None:
+    """Let runs make again what only they read, where that is nearly free: what was made last comes first."""
+    for number, variant in enumerate(found):
+        for place, body in reversed(list(enumerate(variant))):
+            if place < num_shared and number:
+                continue  # done with the first variant
+            others = found if place < num_shared else found[number : number + 1]
+            bodies = list(dict.fromkeys(each for other in others for each in other[place:]))
+            for run in reversed(body.runs):
+                for step in reversed(run.steps.copy()):
+                    if step.call in MADE_AGAIN and body.run_of.get(step.name) is run:
+                        _spread(step, [other[place].run_of[step.name] for other in others], bodies, table)
+
+
+def _spread(step: Instruction, owners: Sequence[_Run], bodies: Sequence[_Runs], table: ValueTable) -> None:
+    """Let the runs that read what a step of `owners` makes, in `bodies`, make it themselves."""
+    (given,), (made,) = step.inputs, step.outputs
+    if table[given].scope is not Scope.MICRO or table[given].span_bytes > table[made].span_bytes:
+        return
+    if not _is_droppable(made, table) or any(made in line.inputs for body in bodies for line in body.alone()):
+        return
+    for run in [run for body in bodies for run in body.runs if made in run.read]:
+        assert run not in owners
+        run.steps.insert(0, step)
