@@ -23,6 +23,7 @@ from twofold.wrappers import Wrapped, unwrap
 
 if TYPE_CHECKING:
     from executor.device import Device
+    from executor.train.evaluate import Evaluation
     from executor.train.result import RankResult
 
 __all__ = ["LossMonitor", "Model", "RunContext"]
@@ -106,8 +107,13 @@ class Model:
         train_dataset: Any,
         callbacks: Callable[[RunContext], None] | Sequence[Callable[[RunContext], None]] = (),
         dataset_sink_mode: bool = False,
+        *,
+        weights_back: bool = True,
     ) -> RankResult:
         """Train on every batch of the data set, `epoch` times.
+
+        Afterwards the network holds the trained weights on every rank, so that it can be used, saved with
+        `torch.save(network.state_dict(), path)` on rank 0, evaluated, or trained on.
 
         Args:
             epoch: passes over the data set.
@@ -115,34 +121,27 @@ class Model:
                 full_batch, this rank's own part of them without.
             callbacks: called after every step with a `RunContext`.
             dataset_sink_mode: batches are read and placed ahead of the step that needs them, by a thread of its own.
+            weights_back: False leaves the network as it is, if the memory of a rank's host cannot hold it; the result
+                of rank 0 has the weights by name.
 
         Raises:
             TwofoldError: not inside launched ranks, a stage configuration that does not fit, no plan that fits the
                 memory, and what the search refuses.
         """
-        from executor.device import pick_device
-        from executor.step.groups import connect
         from executor.train.batches import batches_of, placed
         from executor.train.data import Prefetcher
         from executor.train.initial import get_seed
         from executor.train.models import InitialParameters
         from executor.train.options import RunOptions
+        from executor.train.returned import take_back
         from executor.train.run import run_rank
         from executor.train.same_start import check_same_start
         from plans.lower import lower
 
-        if epoch < 1 or len(train_dataset) < 1:
-            raise TwofoldError(f"train({epoch} epochs) of a data set with {len(train_dataset)} batches: nothing to do")
-        if "WORLD_SIZE" not in os.environ:
-            raise TwofoldError(
-                "Model.train runs inside launched ranks: start the script with `twofold run SCRIPT --devices 8`"
-            )
-        device = pick_device("auto")
-        device.use()
-        connect(device, PLANNING_TIMEOUT_S)
-        if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:  # the rank whose output is streamed
-            print("rank 0 captures the network and searches a plan", flush=True)
-        self.plan = self._shared_plan(next(iter(train_dataset)), device)
+        if epoch < 1:
+            raise TwofoldError(f"train({epoch} epochs): nothing to do")
+        device = self._joined(train_dataset)
+        plan = self.plan = self._shared_plan(next(iter(train_dataset)), device)
         steps, per_epoch = epoch * len(train_dataset), len(train_dataset)
         told = [callbacks] if callable(callbacks) else list(callbacks)
 
@@ -155,25 +154,70 @@ class Model:
                 callback(context)
 
         check_same_start(self.wrapped.module, device)
-        fed = _fed_graph(self.plan)
+        fed = _fed_graph(plan)
         feed: Iterable[dict[str, Any]] = batches_of(fed, _epochs(train_dataset, epoch))
         ahead = Prefetcher(placed(feed, device)) if dataset_sink_mode else None
         try:
             self.result = run_rank(
-                lower(self.plan), self.plan, feed if ahead is None else ahead,
+                lower(plan), plan, feed if ahead is None else ahead,
                 InitialParameters(self.wrapped.module, get_seed()), steps, device=device,
                 options=RunOptions(on_step=on_step),
             )  # fmt: skip
         finally:
             if ahead is not None:
                 ahead.close()
+        if weights_back:
+            take_back(self.wrapped.module, self.result.weights, device)
         return self.result
+
+    def eval(self, dataset: Any, *, outputs: bool = False) -> Evaluation:
+        """The loss of the network on every batch of a data set, by the forward alone, on the plan's ranks.
+
+        The plan is that of `train`; before `train` it is searched for as there. Nothing is dropped.
+
+        Args:
+            dataset: as for `train`.
+            outputs: whether rank 0 also gets what the loss reads of the model, such as logits, for every batch.
+
+        Raises:
+            TwofoldError: as `train`.
+        """
+        from executor.train.batches import batches_of
+        from executor.train.evaluate import evaluate
+        from executor.train.initial import get_seed
+        from executor.train.models import InitialParameters
+
+        device = self._joined(dataset)
+        if self.plan is None:
+            self.plan = self._shared_plan(next(iter(dataset)), device)
+        feed = batches_of(_fed_graph(self.plan), dataset)
+        parameters = InitialParameters(self.wrapped.module, get_seed())
+        return evaluate(self.plan, feed, parameters, device=device, outputs=outputs)
+
+    def _joined(self, dataset: Any) -> Device:
+        """This rank's device, after joining the others."""
+        from executor.device import pick_device
+        from executor.step.groups import connect
+
+        if len(dataset) < 1:
+            raise TwofoldError("a data set without batches: nothing to do")
+        if "WORLD_SIZE" not in os.environ:
+            raise TwofoldError(
+                "Model.train and Model.eval run inside launched ranks: start the script with `twofold run SCRIPT "
+                "--devices 8`"
+            )
+        device = pick_device("auto")
+        device.use()
+        connect(device, PLANNING_TIMEOUT_S)
+        return device
 
     def _shared_plan(self, batch: Sequence[Any], device: Device) -> Plan:
         """The plan, made on rank 0 and broadcast to the others as JSON."""
         from executor.launch.broadcast import broadcast_from_rank_0
 
         num_ranks = int(os.environ["WORLD_SIZE"])
+        if int(os.environ["RANK"]) == num_ranks - 1:  # the rank whose output is streamed
+            print("rank 0 captures the network and searches a plan", flush=True)
         return plan_from_json(
             broadcast_from_rank_0(lambda: plan_to_json(self.planned(batch, num_ranks, device.kind)), device)
         )

@@ -1,0 +1,204 @@
+"""The forward of a plan alone, on the plan's ranks: its loss, and what the loss reads of the model.
+
+An evaluation is a plan of its own: the same graph with constants where weights are trained, and without dropout. What
+is left of a step when no gradient is asked for are its forwards, so lowering and executing need no other case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.device import Device
+from executor.kernels.context import torch_dtype
+from executor.step.groups import Groups
+from executor.step.interpreter import Batch, Code, Interpreter
+from plans.errors import TwofoldError
+from plans.layout import TensorLayout
+from plans.lower import lower
+from plans.lower.loss import loss_operator
+from plans.model.graph import Graph
+from plans.plan import Optimizer, Plan
+from plans.program import Program
+
+__all__ = ["Evaluation", "evaluate", "evaluation_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluation:
+    """The outcome of an evaluation.
+
+    Args:
+        losses: of every batch, the mean over its samples; on all ranks.
+        outputs: of every batch what the loss reads of the model, such as logits: rows of the whole batch, on rank 0 if
+            they were asked for; else empty.
+    """
+
+    losses: tuple[float, ...]
+    outputs: tuple[npt.NDArray[Any], ...] = ()
+
+    @property
+    def loss(self) -> float:
+        """The mean over the batches."""
+        return float(np.mean(self.losses))
+
+
+def evaluation_plan(plan: Plan) -> Plan:
+    """The plan of the forward alone.
+
+    >>> from plans.layout import Layout
+    >>> from plans.model.mlp import mlp_graph
+    >>> from plans.plan import Stage
+    >>> graph = mlp_graph([8, 4, 2], 16)
+    >>> stage = Stage(mesh=Layout((1,), ("dp",)), operators=tuple(each.name for each in graph.operators))
+    >>> program = lower(evaluation_plan(Plan(graph=graph, stages=(stage,))))
+    >>> {line.part for group in program.groups for _, line in group.walk() if line.call != "load"}
+    {'F'}
+    """
+    return msgspec.structs.replace(
+        plan, graph=_untrained(plan.graph), optimizer=Optimizer(), recompute=(), overlap_pairs=False,
+        memory_limit_bytes=None, execution="eager", output_broadcast=True, redistributions=(), prediction=None,
+    )  # fmt: skip
+
+
+def _untrained(graph: Graph) -> Graph:
+    tensors = {
+        name: msgspec.structs.replace(tensor, kind="constant") if tensor.kind == "parameter" else tensor
+        for name, tensor in graph.tensors.items()
+    }
+    operators = tuple(
+        msgspec.structs.replace(operator, attrs=operator.attrs | {"p": 0.0}) if "p" in operator.attrs else operator
+        for operator in graph.operators
+    )
+    return msgspec.structs.replace(graph, tensors=tensors, operators=operators)
+
+
+def evaluate(
+    plan: Plan,
+    feed: Iterable[Batch],
+    parameters: Mapping[str, Any],
+    *,
+    device: Device,
+    outputs: bool = False,
+    timeout_s: float = 60.0,
+) -> Evaluation:
+    """Run the forward of a plan on every batch, on this rank; all ranks of the plan must call it.
+
+    Args:
+        plan: as for training. What the optimizer's level shards is whole here: a rank holds the weights that its
+            strategies give it.
+        feed: name of an input -> rows, as for `run_rank`.
+        parameters: name -> whole array of a weight or constant.
+        device: of this rank; the default process group has been joined, unless the plan has one rank.
+        outputs: whether rank 0 collects what the loss reads.
+        timeout_s: after which a rank that waits for another one gives up.
+
+    Raises:
+        TwofoldError: bad input, no batch.
+    """
+    forward = evaluation_plan(plan)
+    program = lower(forward)
+    alone = program.num_ranks == 1
+    groups = None if alone else Groups(program, device, timeout_s)
+    rank = _Evaluator(program, 0 if alone else dist.get_rank(), device, groups, loss_operator(forward.graph).name)
+    rank.set_parameters(parameters)
+    read = _Read.of(plan) if outputs else None
+    losses, found = [], []
+    for batch in feed:
+        loss, parts = rank.evaluate(batch, 0 if read is None else read.index)
+        losses.append(loss)
+        if read is not None:
+            whole = read.gathered(rank.rank, parts, device)
+            if whole is not None:
+                found.append(whole)
+    if groups is not None:
+        dist.barrier()  # nobody closes a connection that another still reads from
+        groups.close()
+    if not losses:
+        raise TwofoldError("the data have no batch to evaluate; give at least one")
+    return Evaluation(losses=tuple(losses), outputs=tuple(found))
+
+
+class _Evaluator(Interpreter):
+    """A rank that keeps what the loss operator reads."""
+
+    def __init__(self, program: Program, rank: int, device: Device, groups: Groups | None, loss: str) -> None:
+        super().__init__(program, rank, device, groups)
+        self._loss_name = loss
+
+    @torch.inference_mode()
+    def evaluate(self, batch: Batch, index: int) -> tuple[float, dict[int, Tensor]]:
+        """The loss of a batch, and of every slice what the loss reads as its input `index` here."""
+        read: dict[int, Tensor] = {}
+        micro_batches = {slot: micro_batch for (_, micro_batch), slot in self._slots.items()}
+
+        def run(code: Code) -> None:
+            line = code.instruction
+            if line.operator == self._loss_name and line.call.endswith(".forward"):
+                number, count = line.attrs.get("slice", (0, 1))
+                slot = code.reads[index]
+                read[(micro_batches[slot] or 0) * count + number] = self._env[slot].clone()
+            code.run()
+
+        self.begin(self.checked(batch))
+        self.issue(run)
+        self.device.synchronize()
+        loss = self.end()
+        assert loss is not None  # output_broadcast
+        return float(loss), read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What the loss reads of the model: its input number `index`, of one slice in `layout`."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+    layout: TensorLayout
+    num_slices: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Read:
+        graph = plan.slice_graph
+        loss = loss_operator(graph)
+        trained = graph.needs_gradient()
+        index = next(at for at, name in enumerate(loss.inputs) if name in trained)
+        strategy = plan.strategy(loss)
+        mesh = strategy.mesh or plan.stages[plan.stage_of()[loss.name]].mesh
+        tensor = graph.tensors[loss.inputs[index]]
+        return cls(
+            index=index, shape=tensor.shape, dtype=tensor.dtype, num_slices=plan.num_slices,
+            layout=graph.spec(loss).input_layout(index, mesh, strategy.dims),
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def gathered(self, rank: int, parts: Mapping[int, Tensor], device: Device) -> npt.NDArray[Any] | None:
+        """The rows of the whole batch on rank 0, None elsewhere; each region comes from the lowest rank that has it."""
+        owners: dict[tuple[tuple[int, int], ...], int] = {}
+        for member in sorted(self.layout.mesh.rank_list):
+            owners.setdefault(self.layout.region(member, self.shape), member)
+        local = (self.num_slices, *self.layout.local_shape(self.shape))
+        whole = torch.empty((self.num_slices, *self.shape), dtype=torch_dtype(self.dtype)) if rank == 0 else None
+        for region, owner in owners.items():
+            mine = torch.stack([parts[number] for number in sorted(parts)]) if rank == owner else None
+            if whole is None:
+                if mine is not None:
+                    dist.send(mine, 0)
+                continue
+            if mine is None:
+                mine = torch.empty(local, dtype=whole.dtype, device=device.torch_device)
+                dist.recv(mine, owner)
+            whole[(slice(None), *(slice(*ends) for ends in region))] = mine.cpu()
+        if whole is None:
+            return None
+        made = whole.flatten(0, 1)
+        return (made.float() if made.dtype is torch.bfloat16 else made).numpy()
