@@ -50,6 +50,11 @@ class Work:
         self._works, self._result = works, result
         self._outputs: tuple[Tensor, ...] | None = None
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return not self._works
+
     def finish(self) -> tuple[Tensor, ...]:
         """Wait (on an accelerator: let the current stream wait) and return the outputs."""
         if self._outputs is None:

@@ -4,30 +4,35 @@ The first step runs eagerly and is checked value by value, the second warms up (
 third is recorded and replayed, and all later ones are replayed. What a replay reads stays at its address: weights and
 states, the buffers of the inputs (`Feeds`), the numbers that change from step to step (`StepCounter`).
 
-The recording has a memory of its own, for which the eager steps' memory is given back first. A step that one rank
-cannot record runs eagerly on all of them, and `fallback` says why.
+The recording has a memory of its own, for which the eager steps' memory is given back first. An instruction that cannot
+be recorded is issued by the host between two recordings (`executor.step.pieces`). A step that one rank cannot record so
+either runs eagerly on all of them. `fallback` says which it is, and why.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Sequence
-from operator import is_
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from executor.device import Mark, Recording, now_ns
+from executor.step.code import Code, RecordedStep
 from executor.step.feeds import Feeds
-from executor.step.interpreter import Batch, Code, Interpreter, RecordedStep
+from executor.step.interpreter import Batch, Interpreter
+from executor.step.pieces import Replay, finish_before, issued_by_host, stretches
 from plans.errors import TwofoldError
 from plans.streams import StreamOrder
 
 __all__ = ["CompiledStep", "Stepper"]
 
 _WARM_STEPS = 2
+
+_MOST_BY_HOST = 8
+"""Instructions of a step that the host issues between recordings; with more of them the whole step runs eagerly."""
 
 
 class Stepper(Protocol):
@@ -50,16 +55,17 @@ class CompiledStep:
         agree: whether all ranks say yes; every rank calls it as often. None for a single rank.
 
     Attributes:
-        fallback: why steps run eagerly, "" if they do not.
+        fallback: why steps, or some of their instructions, run eagerly; "" if they do not.
     """
 
     def __init__(self, interpreter: Interpreter, agree: Callable[[bool], bool] | None = None) -> None:
         self.fallback = ""
+        self._is_eager = False
         self._interpreter = interpreter
-        self._agree = agree
+        self._agree: Callable[[bool], bool] = agree or bool
         self._feeds = Feeds(interpreter.device)
-        self._whole: _Replay | None = None
-        self._marked: _Replay | None = None
+        self._whole: Replay | None = None
+        self._marked: Replay | None = None
         self._cannot_mark = False
         self._states_rate = False  # whether the run, not the plan, states the learning rate
 
@@ -67,7 +73,7 @@ class CompiledStep:
     def step(self, batch: Batch, learning_rate: float | None = None) -> Tensor | None:
         """One training step, as `Interpreter.step`."""
         interpreter = self._interpreter
-        if self.fallback:
+        if self._is_eager:
             return interpreter.step(batch, learning_rate)
         fed = self._feeds.fill(interpreter.checked(batch))
         if interpreter.counter.step < _WARM_STEPS:
@@ -139,75 +145,97 @@ class CompiledStep:
             return
         if wait:
             self._interpreter.device.synchronize()
-        for recording in [each.recording for each in (self._marked, self._whole) if each is not None]:
-            recording.release()
+        for each in (self._marked, self._whole):
+            if each is not None:
+                each.release()
         self._whole = self._marked = None
         if wait:
             self._interpreter.device.release_memory()
 
-    def _recorded(self, *, marked: bool = False) -> _Replay | None:
-        """A recording of the whole step, or None and `fallback` says why; nothing is carried out."""
-        interpreter, device = self._interpreter, self._interpreter.device
-        kept, marks = list(interpreter.kept_tensors), list[Mark]()
-        loss: list[Tensor | None] = []
+    def _recorded(self, *, marked: bool = False) -> Replay | None:
+        """A recording of the whole step; nothing is carried out.
 
-        def mark() -> None:
-            marks.append(device.recorded_mark())
+        An instruction that cannot be recorded is left to the host, between two recordings. None where that is no way
+        out on one of the ranks; `fallback` then says why.
+        """
+        interpreter, by_host = self._interpreter, dict[int, str]()
+        gc.collect()  # nothing of the device may be freed while it records
+        if not marked:
+            interpreter.device.synchronize()
+            interpreter.device.release_memory()
+        while True:
+            made, failed_at, why = self._attempt(by_host, marked)
+            if self._agree(made is not None):
+                if by_host:
+                    self.fallback, self._cannot_mark = "; ".join(by_host.values()), True
+                    said = (
+                        f"rank {interpreter.rank} issues {len(by_host)} of {len(interpreter.codes)} instructions itself"
+                    )
+                    print(f"{said}: {self.fallback}", flush=True)
+                return made
+            can_go_on = not marked and interpreter.stream_order is None
+            if made is not None:
+                made.release()
+                why = "another rank cannot record it, which its log explains"
+            elif failed_at is None or len(by_host) == _MOST_BY_HOST:
+                can_go_on = False
+            else:
+                by_host[failed_at] = why
+            interpreter.device.release_memory()
+            if not self._agree(can_go_on):
+                break
+        if not marked:
+            self.fallback, self._is_eager, self._feeds = why, True, Feeds(interpreter.device)
+            print(f"steps run eagerly on rank {interpreter.rank}: {why}", flush=True)
+        return None
+
+    def _attempt(self, by_host: Iterable[int], marked: bool) -> tuple[Replay | None, int | None, str]:
+        """A recording with these positions left to the host; or the position that cannot be recorded, and why not."""
+        interpreter, device = self._interpreter, self._interpreter.device
+        kept, marks, loss = list(interpreter.kept_tensors), list[Mark](), list[Tensor | None]()
+        pieces, recordings = list[Callable[[], object]](), list[Recording]()
+        pool = self._whole.recordings[0].pool if marked and self._whole is not None else None
+        position, stretch = 0, slice(0, 0)
 
         def run(code: Code) -> None:
+            nonlocal position
             code.run()
-            mark()
-
-        def whole() -> None:
+            position += 1
             if marked:
-                mark()
-            interpreter.issue(run if marked else None)
+                marks.append(device.recorded_mark())
+
+        def piece() -> None:
+            nonlocal position
+            position = stretch.start
+            if marked:
+                marks.append(device.recorded_mark())
+            interpreter.issue(run, positions=stretch)
+            if stretch.stop < len(interpreter.codes):
+                finish_before(interpreter, stretch.stop)
+                return
             interpreter.settle(kept)
             loss.append(interpreter.end())
 
-        gc.collect()  # nothing of the device may be freed while it records
-        if not marked:
-            device.synchronize()
-            device.release_memory()
-        recording, why = None, f"a device of kind {device.kind} cannot record launches"
         interpreter.counter.is_recording = True
         try:
-            recording = device.capture(whole, self._whole.recording.pool if marked and self._whole else None)
+            for stretch in stretches(len(interpreter.codes), by_host):
+                recording = device.capture(piece, pool)
+                if recording is None:
+                    return None, None, f"a device of kind {device.kind} cannot record launches"
+                pool = recording.pool
+                recordings.append(recording)
+                pieces.append(recording.replay)
+                if stretch.stop < len(interpreter.codes):
+                    pieces.append(issued_by_host(interpreter, interpreter.codes[stretch.stop]))
         except (RuntimeError, TwofoldError) as error:
-            why = _in_one_line(error)
             interpreter.abandon(kept)
+            for recording in recordings:
+                recording.release()
+            in_instruction = position < stretch.stop and not isinstance(error, torch.OutOfMemoryError)
+            return None, position if in_instruction else None, _in_one_line(error)
         finally:
             interpreter.counter.is_recording = False
-        if self._agree is not None and not self._agree(recording is not None):
-            if recording is not None:
-                recording.release()
-                recording, why = None, "another rank cannot record it, which its log explains"
-        if recording is None:
-            device.release_memory()
-            if not marked:
-                self.fallback, self._feeds = why, Feeds(device)
-                print(f"steps run eagerly on rank {interpreter.rank}: {why}", flush=True)
-            return None
-        return _Replay(recording, kept, loss[0], marks)
-
-
-class _Replay:
-    """A recording with the addresses that it was made for."""
-
-    def __init__(self, recording: Recording, kept: list[Tensor], loss: Tensor | None, marks: list[Mark]) -> None:
-        self.recording, self.marks = recording, marks
-        self._kept, self._loss = kept, loss
-        self._addresses = [each.data_ptr() for each in kept]
-
-    def fits(self, interpreter: Interpreter) -> bool:
-        """Whether everything is where it was when the recording was made."""
-        same = all(map(is_, self._kept, interpreter.kept_tensors))
-        return same and all(each.data_ptr() == at for each, at in zip(self._kept, self._addresses, strict=True))
-
-    def run(self) -> Tensor | None:
-        """Launch it; a copy of the loss, for the next replay writes over it."""
-        self.recording.replay()
-        return None if self._loss is None else self._loss.clone()
+        return Replay(pieces, recordings, kept, loss[0], marks), None, ""
 
 
 def _between(times_ns: Sequence[int], order: StreamOrder | None) -> list[tuple[int, int]]:

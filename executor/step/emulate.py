@@ -34,9 +34,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.device import Device, now_ns
+from executor.step.code import Code, RecordedStep
 from executor.step.comm import Work
 from executor.step.groups import Groups
-from executor.step.interpreter import Code, Interpreter, RecordedStep
+from executor.step.interpreter import Interpreter
 from plans.errors import TwofoldError
 from plans.program import GroupProgram, Instruction, Kind, Program
 from plans.streams import stream_order

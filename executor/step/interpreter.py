@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from executor.device import Device, Mark, now_ns
 from executor.kernels import OpContext, StepCounter
 from executor.kernels.context import torch_dtype
 from executor.kernels.fused import FusedRun
+from executor.step.code import Code, RecordedStep
 from executor.step.comm import Launch, SelfTransfer, SelfTransfers, Work, collective_launch, transfer_launch
 from executor.step.groups import Groups, Team
 from executor.step.initial_values import initial_values
@@ -35,51 +35,13 @@ from plans.layout import TensorLayout
 from plans.program import Instruction, Kind, ParameterPlacement, Program, Scope, Value
 from plans.streams import StreamOrder, stream_order
 
-__all__ = ["Batch", "Code", "Interpreter", "RecordedStep"]
+__all__ = ["Batch", "Interpreter"]
 
 Batch = Mapping[str, Any]
 """Name of an input tensor -> array with the rows of all micro-batches."""
 
 _DONE = Work((), tuple)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
-    """One instruction, resolved for one rank.
-
-    Args:
-        id: as in `Program`.
-        instruction: where it comes from.
-        run: does it: reads and writes slots, launches and waits.
-        reads, writes, frees: slots. A WAIT writes what the communication brings.
-        token: the slot of the token that it makes or waits for, or None.
-        launch: for communication: starts it, given the tensors of `reads`.
-    """
-
-    id: str
-    instruction: Instruction
-    run: Callable[[], None]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    frees: tuple[int, ...]
-    token: int | None = None
-    launch: Launch | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedStep:
-    """When each instruction of one step began and ended, in program order.
-
-    `host_ns` holds pairs on the host's clock. `device_ns` holds pairs on the compute stream, moved to the host's clock;
-    None on a CPU, where the host does the work. `comm_ns` holds (id, start, end) of communication where it is known
-    better than "from its issue to its wait" (emulation).
-    """
-
-    start_ns: int
-    end_ns: int
-    host_ns: Sequence[tuple[int, int]]
-    device_ns: Sequence[tuple[int, int]] | None = None
-    comm_ns: Sequence[tuple[str, int, int]] | None = None
+_ALL = slice(None)
 
 
 class Interpreter:
@@ -218,14 +180,17 @@ class Interpreter:
         """Let the instructions that load a batch read these `checked` inputs."""
         self._fed.update(rows)
 
-    def issue(self, run: Callable[[Code], None] | None = None, *, one_by_one: bool = False) -> None:
-        """Issue every instruction once; nothing waits for the device.
+    def issue(
+        self, run: Callable[[Code], None] | None = None, *, one_by_one: bool = False, positions: slice = _ALL
+    ) -> None:
+        """Issue instructions once; nothing waits for the device.
 
         Args:
             run: what issues one instruction, where more is to be done than `Code.run` does.
             one_by_one: no two streams at a time (`Streams.issue`).
+            positions: which; all of them where there are several streams.
         """
-        env, codes, streams = self._env, self.codes, self._streams
+        env, codes, streams = self._env, self.codes[positions], self._streams
         code = codes[0] if codes else None
         try:
             if streams is not None:
@@ -266,6 +231,15 @@ class Interpreter:
     def stream_order(self) -> StreamOrder | None:
         """The order between the streams that instructions are issued on; None where that is one stream."""
         return None if self._streams is None else self._streams.order
+
+    @property
+    def env(self) -> list[Any]:
+        """What every slot holds now: a tensor, communication under way (`Work`), or None."""
+        return self._env
+
+    def declared(self, slot: int) -> Value:
+        """What the program says of what an instruction writes into a slot."""
+        return self._declared[slot]
 
     @property
     def kept_tensors(self) -> list[Tensor]:

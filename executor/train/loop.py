@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from executor.device import Device, Mark, now_ns
+from executor.step.code import RecordedStep
 from executor.step.compiled import CompiledStep, Stepper
-from executor.step.interpreter import Batch, RecordedStep
+from executor.step.interpreter import Batch
 from executor.train.options import RunOptions
 from executor.train.profile import Profile
 from plans.errors import TwofoldError

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from executor.step.interpreter import Code, RecordedStep
+from executor.step.code import Code, RecordedStep
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.program import Kind
