@@ -106,6 +106,7 @@ class Device:
     def use(self) -> None:
         """Make it this process's device; on a CPU share the cores evenly among the ranks of this host."""
         if self.is_async:
+            self.own.prepare()
             torch.accelerator.set_device_index(self.index)
         else:
             ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

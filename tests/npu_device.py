@@ -1,10 +1,13 @@
 """An Ascend NPU of the tests: a CPU that records, with the rules of `executor.kernels.npu` (fixture `torch_npu`)."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from recording_device import RecordingDevice
 
 from executor.kinds import KINDS
+
+STANDINS = Path(__file__).with_name("standins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,3 +17,7 @@ class NpuDevice(RecordingDevice):
     @property
     def own(self):
         return KINDS["npu"]
+
+    @property
+    def name(self):
+        return "stand-in for an NPU"

@@ -3,23 +3,32 @@
 Nothing here was run on Ascend. Attention, norms and AdamW are compared with torch one by one in `test_kernel_numerics`.
 """
 
+import importlib
+import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
-from npu_device import NpuDevice
+from npu_device import STANDINS, NpuDevice
+from on_ranks import run_on_ranks
 from transformer_module import Decoder, random_tokens, random_weights
 
-from executor.device import Device
+from costmodels import Machine
+from executor.device import Device, pick_device
 from executor.kernels import OpContext, StepCounter
 from executor.kernels import rule_of as torchs_rule_of
 from executor.kinds import KINDS
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
+from executor.train.options import RunOptions
+from executor.train.run import run_rank
+from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.model.transformer import Experts, Rope, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan, Stage
+from search import uniform_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread", "torch_npu")
 
@@ -192,11 +201,73 @@ def test_a_mixture_in_half_precision_takes_grouped_products(calls):
     assert calls["npu_grouped_matmul"] == 2 * 2 * 9  # steps, layers, three products and two gradients of each
 
 
+# -- on several ranks --------------------------------------------------------------------------------------------------
+
+SPLIT = {
+    "cp 2, tp 2": ("llama", {"cp": 2, "tp": 2, "sequence_parallel": True}),
+    "pp 2, dp 2, zero 1": ("llama", {"pp": 2, "dp": 2, "zero": 1, "recompute": "full"}),
+    "dp 2, ep 2, tp 2": ("mixture", {"dp": 2, "ep": 2, "tp": 2}),
+}
+
+
+def split_plan(name):
+    config, degrees = SPLIT[name]
+    graph = transformer(CONFIGS[config], batch_size=4)
+    return uniform_plan(graph, Machine.load("ascend-910b2-x8"), optimizer=ADAMW, micro_batch=2, **degrees)
+
+
+def train_on_ranks(rank, folder):
+    sys.path.insert(0, str(STANDINS))
+    for name in SPLIT:
+        plan, device = split_plan(name), NpuDevice()
+        weights = {key: each.float().numpy() for key, each in random_weights(plan.graph).items()}
+        result = run_rank(
+            lower(plan), plan, batches_of(plan, 5), weights, 5, device=device, weights_path=folder / f"{name}.npz",
+            options=RunOptions(record_steps=1),
+        )  # fmt: skip
+        assert (result.execution, result.differences) == ("graph", ()), result.fallback
+        np.save(folder / f"{name}.{rank}.npy", result.losses)
+
+
+@pytest.mark.ranks
+def test_ranks_train_as_one_device_does(tmp_path):
+    run_on_ranks(train_on_ranks, 4, tmp_path)
+    for name, (config, _) in SPLIT.items():
+        losses, weights = trained_by_torch(config, batches_of(split_plan(name), 5), [None] * 5)
+        np.testing.assert_allclose(np.load(tmp_path / f"{name}.0.npy"), losses, rtol=2e-5)
+        with np.load(tmp_path / f"{name}.npz") as found:
+            assert set(found.files) == set(weights)
+            for key, weight in weights.items():
+                np.testing.assert_allclose(found[key], weight.numpy(), rtol=2e-4, atol=2e-4, err_msg=f"{name}: {key}")
+
+
 # -- the kind ----------------------------------------------------------------------------------------------------------
 
 
 def test_records_name_torch_npu():
     assert KINDS["npu"].versions() == {"torch_npu": "stand-in"}
+
+
+def test_tensors_keep_the_order_of_their_dims(torch_npu):
+    KINDS["npu"].prepare()
+    assert torch_npu.npu.config.allow_internal_format is False
+
+
+def test_torch_npu_that_does_not_load_is_explained(monkeypatch, tmp_path):
+    with pytest.raises(
+        TwofoldError, match="'npu' is not available: no accelerator found on this host; use --device cpu"
+    ):
+        pick_device("npu")  # it loads, but there is no device
+    monkeypatch.delitem(sys.modules, "torch_npu")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(each for each in sys.path if each != str(STANDINS))])
+    importlib.invalidate_caches()
+    with pytest.raises(TwofoldError, match=r"needs torch-npu in the version of your torch: pip install twofold\[npu\]"):
+        pick_device("npu")
+    (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
+    importlib.invalidate_caches()
+    with pytest.raises(TwofoldError, match=r"torch-npu does not load \(libhccl.so: .*\); is the Ascend toolkit"):
+        pick_device("npu")
+    assert pick_device("auto").kind == "cpu"
 
 
 def test_every_kernel_of_an_npu_stands_for_one_of_torchs():

@@ -39,6 +39,9 @@ class DeviceKind:
             TwofoldError: it is required and cannot be imported.
         """
 
+    def prepare(self) -> None:
+        """Set what a process must set before it uses such a device."""
+
     def rules(self) -> Mapping[str, Rule]:
         """The kernels of its own: call of a COMPUTE instruction -> rule, in place of that of `executor.kernels`."""
         return {}

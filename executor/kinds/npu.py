@@ -41,6 +41,10 @@ class Npu(DeviceKind):
                     f"torch-npu does not load ({error}); is the Ascend toolkit (CANN) installed?"
                 ) from None
 
+    def prepare(self) -> None:
+        """Keep tensors in the order of their dims: layouts of its own would change what a view of a buffer is."""
+        importlib.import_module("torch_npu").npu.config.allow_internal_format = False
+
     def rules(self) -> Mapping[str, Rule]:
         """The fused kernels of torch-npu, which must be loaded."""
         from executor.kernels.npu import NPU_RULES
