@@ -19,8 +19,9 @@ from torch import Tensor
 
 from executor.device import Device
 from executor.kernels.context import torch_dtype
+from executor.step.code import Code
 from executor.step.groups import Groups
-from executor.step.interpreter import Batch, Code, Interpreter
+from executor.step.interpreter import Batch, Interpreter
 from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 from plans.lower import lower
