@@ -231,6 +231,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             cannot, and runs eagerly); "eager": the host issues every instruction. A file that does not say is "graph".
         fused: whether runs of memory-bound instructions are one instruction each (`plans.lower.fuse`), as a GPU runs
             them.
+        receives: when what another stage sends is received: "ahead", from the start of the action before the one that
+            reads it on, beside its compute; "needed", as the action begins that reads it. A transfer on a GPU takes
+            multiprocessors while it waits for its peer, so the executor starts no receive before it is needed there.
         redistributions: steps chosen under a machine's price, where they are not those of least bytes.
         prediction: of the simulator, for information.
 
@@ -254,6 +257,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     memory_limit_bytes: int | None = None
     execution: str = "graph"
     fused: bool = False
+    receives: str = "ahead"
     redistributions: tuple[Redistribution, ...] = ()
     prediction: Prediction | None = None
 
@@ -289,6 +293,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.interleave_order not in ("interleaved", "sequential"):
             raise TwofoldError(f"interleave_order {self.interleave_order!r} is not known: interleaved or sequential")
         check_execution(self.execution)
+        if self.receives not in ("ahead", "needed"):
+            raise TwofoldError(f"receives {self.receives!r} is not known: ahead or needed")
         if self.interleave < 1 or self.graph.batch_size % self.num_slices:
             micro_batch = self.graph.batch_size // self.num_micro_batches
             raise TwofoldError(

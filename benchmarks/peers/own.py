@@ -30,8 +30,8 @@ def executions(plan: Plan) -> tuple[str, ...]:
 
 
 def with_execution(plan: Plan, execution: str) -> Plan:
-    """The plan run that way."""
-    return msgspec.structs.replace(plan, execution=execution)
+    """The plan run that way; a transfer of NCCL is received when it is needed, so the program says so."""
+    return msgspec.structs.replace(plan, execution=execution, receives="needed")
 
 
 def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, batch: Mapping[str, Any]) -> Measured:

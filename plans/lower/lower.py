@@ -277,7 +277,10 @@ class _Lowering:
         units: Sequence[tuple[int, ...]],
         pairing: Pairing,
     ) -> list[Block]:
-        """The blocks of one group's actions; the receives of a unit (an action or a pair) are posted one unit ahead."""
+        """The blocks of one group's actions.
+
+        The receives of a unit (an action or a pair) are posted one unit ahead, or before it (`Plan.receives`).
+        """
         blocks: list[Block] = []
         seen: set[int] = set()
 
@@ -291,9 +294,10 @@ class _Lowering:
             return posted
 
         for unit, following in zip(units, (*units[1:], ()), strict=True):
-            if unit is units[0]:
+            if unit is units[0] or self.plan.receives == "needed":
                 blocks += receives(unit)
-            blocks += receives(following)
+            if self.plan.receives == "ahead":
+                blocks += receives(following)
             own = []
             for place in unit:
                 action = order[place]

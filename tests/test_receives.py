@@ -1,0 +1,90 @@
+"""When a stage receives: one action ahead, beside its compute, or as the action begins that needs it."""
+
+import msgspec
+import numpy as np
+import pytest
+from on_ranks import run_on_ranks
+from random_plans import random_plan
+from small_training import batches, parameters, plan, trained
+from test_interleave import check_training
+
+from costmodels import Machine
+from costmodels.price.instruction import Cost
+from executor.train.batches import rows_of_rank
+from executor.train.run import run_rank
+from plans.errors import TwofoldError
+from plans.layout import Layout
+from plans.lower import lower
+from plans.lower.lower import schedule_of
+from plans.plan import Optimizer
+from simulator.engine.run import run_program
+from simulator.forecast.program import bodies_of_program
+
+
+def two_stages(receives, num_micro_batches=4, schedule="gpipe"):
+    return plan(
+        (Layout((1,), ("a",), (0,)), ("fc1", "act")), (Layout((1,), ("a",), (1,)), ("fc2", "loss")),
+        num_micro_batches=num_micro_batches, schedule=schedule, receives=receives,
+        optimizer=Optimizer(kind="adamw", settings={"lr": 0.1}),
+    )  # fmt: skip
+
+
+def last_forward_ps(of, forward_ps, transfer_ps):
+    """When stage 1 ends its last forward, if products of the forward and transfers are all that takes time."""
+
+    def cost_of(each, _):
+        if each.call == "transfer":
+            return Cost(0, transfer_ps)
+        return Cost(0, forward_ps if each.call == "linear.forward" else 0)
+
+    spans = run_program(lower(of), cost_of).spans()
+    return max(span.end_ps for span in spans if span.rank == 1 and span.call == "linear.forward")
+
+
+@pytest.mark.parametrize("count", [1, 4, 8])
+def test_what_is_received_ahead_moves_beside_compute_and_what_is_received_when_needed_does_not(count):
+    ahead, needed = (last_forward_ps(two_stages(each, count), 10, 3) for each in ("ahead", "needed"))
+    assert ahead == 10 + 3 + count * 10
+    assert needed == 10 + count * (3 + 10)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_receive_stands_right_before_the_action_that_needs_it(schedule):
+    for group in lower(two_stages("needed", schedule=schedule)).groups:
+        labels = [block.label for block in group.blocks]
+        received = [at for at, label in enumerate(labels) if label.endswith(".recv")]
+        assert len(received) == 4
+        assert all(labels[at] == f"{labels[at + 1]}.recv" for at in received)
+
+
+@pytest.mark.parametrize("seed", [0, 4, 8, 12])
+def test_random_plans_train_as_one_device_does(seed):
+    of = msgspec.structs.replace(random_plan(seed), receives="needed")
+    try:
+        lower(of)
+    except TwofoldError as error:
+        pytest.skip(str(error))
+    check_training(of)
+
+
+def on_ranks(rank, folder):
+    of = two_stages("needed", schedule="1f1b")
+    result = run_rank(lower(of), of, rows_of_rank(of, rank, batches(4)), parameters(), 4, device="cpu")
+    assert result.differences == ()
+    np.save(folder / f"{rank}.npy", result.losses)
+
+
+@pytest.mark.ranks
+def test_ranks_that_receive_when_needed_train(tmp_path):
+    run_on_ranks(on_ranks, 2, tmp_path)
+    losses, _ = trained(4, "adamw")
+    np.testing.assert_allclose(np.load(tmp_path / "1.npy"), losses, rtol=1e-5)
+
+
+def test_unknown_words_and_forecasts_are_refused_with_the_way_out():
+    with pytest.raises(TwofoldError, match="receives 'late' is not known: ahead or needed"):
+        two_stages("late")
+    machine = Machine.load("h200-x4")
+    bodies_of_program(lower(two_stages("ahead")), schedule_of(two_stages("ahead")), machine)
+    with pytest.raises(TwofoldError, match=r"'0B0\.recv' is posted as its action begins.*simulate the plan"):
+        bodies_of_program(lower(two_stages("needed")), schedule_of(two_stages("needed")), machine)
