@@ -1,10 +1,10 @@
 """Runs of memory-bound instructions as one instruction, so that what one hands to the next never goes to memory.
 
-Memory-bound instructions of one block that share a tensor are brought together where the order of their reads and
-writes allows it, and become one instruction "fused" that carries them as its steps (attrs "steps"). Values that only
-steps read are no values of the program any more (attrs "inner"). What costs next to nothing to make, an activation
-function or a cast of one tensor, is not kept for the backward: each run that reads it makes it again, out of what is
-kept.
+Memory-bound instructions of one block and one compute stream that share a tensor are brought together where the order
+of their reads and writes allows it, and become one instruction "fused" that carries them as its steps (attrs "steps").
+Values that only steps read are no values of the program any more (attrs "inner"). What costs next to nothing to make,
+an activation function or a cast of one tensor, is not kept for the backward: each run that reads it makes it again, out
+of what is kept.
 
 Nothing else is moved: products, communication and updates keep their order, and a run stays within a block of the
 model, as lowering without the length writes block by block.
@@ -126,7 +126,7 @@ class _Runs:
             block = blocks.get(line.operator, block) if line.operator else block
             if _is_fusible(line, table):
                 first = table[line.inputs[0]]
-                key = first.shape, block
+                key = first.shape, block, line.stream
                 run = next((run for run in reversed(found.runs) if run.key == key and _joins(
                     run, line, at, table, ready, readers)), None)  # fmt: skip
                 if run is None:
