@@ -1,9 +1,10 @@
 """Microseconds of the executor's kernels on a GPU, before and after: `python -m benchmarks.kernels [--json]`.
 
 Each row is one rule at the size of a block of the 8 x 4096 model (micro-batch 4, 2048 positions, 32 heads of 128, a
-vocabulary of 32,000). "before" is the arithmetic that the executor ran before it had the kernel, in plain torch, and
-"after" is the rule. Times are medians of single calls between CUDA events, with operands that rotate so that no call
-finds its own in the cache. The bound is what the bytes of operands and results take at the memory bandwidth given.
+vocabulary of 32,000), or one run of fused instructions of that model (`Plan.fused`). "before" is the arithmetic that
+the executor ran before it had the kernel, in plain torch, or its steps one by one; "after" is the rule. Times
+are medians of single calls between CUDA events, with operands that rotate so that no call finds its own in the cache.
+The bound is what the bytes of operands and results take at the memory bandwidth given.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from executor.kernels import OpContext, StepCounter, rule_of
+from executor.kernels.context import torch_dtype
+from executor.kernels.fused import FusedRun
 from executor.kernels.place import by_autograd
 from executor.kernels.positions import turned_plainly
+from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
 from plans.layout import Layout
+from plans.lower import lower
+from plans.model.transformer import TransformerConfig, transformer
+from plans.program import Instruction, Value, moved_values
 
 __all__ = ["Case", "cases", "main", "measured_us"]
 
@@ -167,13 +175,52 @@ def _flat(call: str) -> Case:
     return Case(name=f"{call} of a block", make=make, moved=2 * 2 * rows * sum(sizes))
 
 
+def _runs() -> list[Case]:
+    """The runs of fused instructions of a step, one of each form."""
+    config = TransformerConfig(
+        name="8x4096", num_layers=1, hidden=HIDDEN, num_heads=HEADS, ffn=FFN, vocab=VOCAB, seq=LENGTH
+    )
+    degrees = Degrees(micro_batch=BATCH, global_batch=BATCH, fused=True)
+    (group,) = lower(plan_of(degrees, transformer(config, batch_size=BATCH))).groups
+    found: dict[object, Case] = {}
+    for _, line in group.walk():
+        if line.call == "fused":
+            run = FusedRun(line, group.values, _site(()), rule_of)
+            found.setdefault(run.form, _run(line, run, group.values))
+    return list(found.values())
+
+
+def _run(line: Instruction, run: FusedRun, values: Mapping[str, Value]) -> Case:
+    steps: Sequence[Instruction] = line.attrs["steps"]
+    known = {**values, **line.attrs["inner"]}
+    kinds = {name: torch_dtype(known[name].dtype) for name in line.inputs}
+
+    def one_by_one(given: Sequence[Tensor]) -> None:
+        env = dict(zip(line.inputs, given, strict=True))
+        for step in steps:
+            first = known[step.outputs[0]]
+            made = rule_of(step.call)(_site(first.shape, first.dtype), step.attrs, *[env[name] for name in step.inputs])
+            env |= dict(zip(step.outputs, made if len(step.outputs) > 1 else (made,), strict=True))
+
+    def make() -> tuple[Call, Call]:
+        given = [
+            _randn(*known[name].shape, dtype=kind) if kind.is_floating_point
+            else torch.randint(VOCAB, known[name].shape, device="cuda")
+            for name, kind in kinds.items()
+        ]  # fmt: skip
+        return lambda: one_by_one(given), lambda: run(_site(()), line.attrs, *given)
+
+    moved = sum(values[name].span_bytes for name in moved_values(line))
+    return Case(name="+".join(step.call.replace(".forward", "") for step in steps), make=make, moved=moved)
+
+
 def cases() -> list[Case]:
     """All kernels."""
     losses = [_loss(dtype, part) for dtype in (torch.bfloat16, torch.float32) for part in ("forward", "grad0")]
     norms = [_norm(kind, which) for kind in ("rms_norm", "layer_norm") for which in (0, 1)]
     return [
         _rope("rope.forward", 1), _rope("rope.grad0", -1), _attention(), *norms, *losses, _update(), _flat("flat_pack"),
-        _flat("flat_unpack"),
+        _flat("flat_unpack"), *_runs(),
     ]  # fmt: skip
 
 
@@ -216,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(_row(case, options.repeats, options.memory_Bps))
         torch.cuda.empty_cache()
         if not options.json:
-            print("{kernel:32} {before_us:10.1f} -> {after_us:10.1f} us   (bytes {bytes_us:8.1f})".format(**rows[-1]))
+            print("{kernel:64} {before_us:10.1f} -> {after_us:10.1f} us   (bytes {bytes_us:8.1f})".format(**rows[-1]))
     if options.json:
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "memory_Bps": options.memory_Bps}
         print(json.dumps(about | {"rows": rows}))

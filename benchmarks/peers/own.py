@@ -25,13 +25,17 @@ __all__ = ["executions", "measured_plan", "with_execution"]
 
 
 def executions(plan: Plan) -> tuple[str, ...]:
-    """How this executor can run the plan, on a device that can record launches."""
-    return ("graph", "eager")
+    """How this executor can run the plan, on a device that can record launches.
+
+    "graph" and "fused" are replayed, "fused" with runs of memory-bound instructions in one kernel (`Plan.fused`).
+    """
+    return ("graph", "fused", "eager")
 
 
 def with_execution(plan: Plan, execution: str) -> Plan:
     """The plan run that way; a transfer of NCCL is received when it is needed, so the program says so."""
-    return msgspec.structs.replace(plan, execution=execution, receives="needed")
+    execution, fused = ("graph", True) if execution == "fused" else (execution, plan.fused)
+    return msgspec.structs.replace(plan, execution=execution, fused=fused, receives="needed")
 
 
 def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, batch: Mapping[str, Any]) -> Measured:
@@ -55,7 +59,7 @@ def measured_plan(plan: Plan, execution: str, device: Device, sync: RankSync, ba
         interpreter = Interpreter(program, sync.rank, device, groups)
         interpreter.set_parameters(SharedWeights(plan.graph))
         device.release_memory()
-        if execution == "graph":
+        if execution != "eager":
             measured = _replayed(interpreter, groups, device, sync, batch, left_bytes)
         else:
             measured = measured_steps(device, sync, functools.partial(interpreter.step, batch), left_bytes)

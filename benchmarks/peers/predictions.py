@@ -22,8 +22,8 @@ PEER_STACKS = {"torch": "torch", "compiled": "torch-compile"}
 def predictions(cases: Iterable[Case]) -> dict[str, dict[str, Any]]:
     """Name of a case -> side -> step_s, low_s, high_s and peak_bytes, or why there is none.
 
-    Sides are the executions of the executor ("eager", "graph"), "torch" and "compiled". Machines are the shipped files
-    of so many H200.
+    Sides are the executions of the executor ("eager", "graph", "fused"), "torch" and "compiled". Machines are the
+    shipped files of so many H200.
     """
     return {case.name: _of(case) for case in cases}
 
@@ -32,7 +32,8 @@ def _of(case: Case) -> dict[str, Any]:
     plan, machine = case.plan(), case.machine()
     found: dict[str, Any] = {"machine": machine.name, "model_flops": model_flops(case.config, case.batch)}
     for execution in executions(plan):
-        timeline = simulate(with_execution(plan, execution), executing(machine, execution))
+        chosen = with_execution(plan, execution)
+        timeline = simulate(chosen, executing(machine, chosen.execution))
         found[execution] = {
             "step_s": timeline.step_interval_s, "low_s": timeline.low_s, "high_s": timeline.high_s,
             "peak_bytes": timeline.peak_bytes,

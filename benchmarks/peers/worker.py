@@ -86,11 +86,11 @@ class _Walk:
 
     def sides(self, case: Case, plan: Plan) -> list[str]:
         """What is measured of a case, in this order."""
-        sides = [side for side in executions(plan) if side != "graph" or self.device.can_record]
+        sides = [side for side in executions(plan) if side == "eager" or self.device.can_record]
         sides.append("torch")
         if self.compile == "all" or (self.compile == "chosen" and case.compiles):
             sides.append("compiled")
-        return [side for side in sides if not self.only or side in self.only]
+        return [side for side in sides if (side in self.only if self.only else side != "fused")]
 
     def take(self, case: Case, until: float) -> bool:
         """Measure all sides that are missing; False once the time is over."""
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--found", type=Path, required=True, help="file of what was found")
     parser.add_argument("--until", type=float, required=True, help="seconds since 1970; begin nothing after it")
     parser.add_argument("--compile", choices=("none", "chosen", "all"), default="chosen")
-    parser.add_argument("--sides", nargs="*", default=[], help="all of them unless stated")
+    parser.add_argument("--sides", nargs="*", default=[], help="all but fused unless stated")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args(arguments)
     device = pick_device(options.device)

@@ -53,6 +53,7 @@ class FusedRun:
         rule_of: the rule of a call.
 
     Attributes:
+        calls: of its steps.
         form: what tells runs apart that compute different things; runs of one form share what is compiled.
     """
 
@@ -77,10 +78,11 @@ class FusedRun:
             )
             for line in lines
         ], keep := tuple(places[name] for name in instruction.outputs))  # fmt: skip
+        self.calls = tuple(line.call for line in lines)
         self._results = keep
         self._num_places = len(places)
         self._is_single = len(keep) == 1
-        self._compiles = len(lines) > 1 and not any(line.call.startswith(_LOSS) for line in lines)
+        self._compiles = len(lines) > 1 and not any(call.startswith(_LOSS) for call in self.calls)
         self._function: Function | None = None
         self.form = (
             len(instruction.inputs), keep,
@@ -110,20 +112,22 @@ class FusedRun:
         return tuple([env[place] for place in self._results])
 
     def _made_for(self, inputs: Sequence[Tensor]) -> Function:
-        if not self._compiles or not has_triton(inputs[0]):
+        if not self._compiles or self.form in _REFUSED or not has_triton(inputs[0]):
             return self.plainly
         try:
             return compiled(self, inputs)
         except Exception as error:  # whatever a compiler may raise: training goes on without it
+            _REFUSED.add(self.form)
             first = str(error).strip().partition("\n")[0]
             warnings.warn(
-                f"{' + '.join(step.call for step in self._steps)} runs as separate kernels: {type(error).__name__}: "
+                f"{' + '.join(self.calls)} runs as separate kernels: {type(error).__name__}: "
                 f"{first}", stacklevel=2,
             )  # fmt: skip
             return self.plainly
 
 
 _COMPILED: dict[object, Function] = {}
+_REFUSED: set[object] = set()
 
 
 def compiled(run: FusedRun, inputs: Sequence[Tensor]) -> Function:
@@ -135,19 +139,16 @@ def compiled(run: FusedRun, inputs: Sequence[Tensor]) -> Function:
     key = run.form, tuple((each.shape, each.stride(), each.dtype, each.device) for each in inputs)
     if key not in _COMPILED:
         from torch._inductor import compile as compile_graph  # the entry for graphs that Dynamo did not trace
+        from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        with torch.inference_mode(False), torch.no_grad():
-            like: list[Any] = [_zeros_like(each) for each in inputs]
+        with torch.inference_mode(False), torch.no_grad(), FakeTensorMode():  # without memory and values
+            like: list[Any] = [
+                torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device) for each in inputs
+            ]
             made = compile_graph(make_fx(run.plainly)(*like), like)
-            made(*like)  # its kernels are made and loaded here, not in a step
         _COMPILED[key] = lambda *given: tuple(made(*given))
     return _COMPILED[key]
-
-
-def _zeros_like(x: Tensor) -> Tensor:
-    """A tensor of the same strides that is no inference tensor."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_()
 
 
 def _freeing(steps: Sequence[_Step], keep: Sequence[int]) -> list[_Step]:
