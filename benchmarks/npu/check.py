@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as _uncounted
 
 from executor.device import Device
-from executor.kernels import OpContext, StepCounter
+from executor.kernels import StepCounter
 from executor.kernels.context import torch_dtype
+from executor.step.compute import operands_of, prepared
 from plans.lower import lower
 from plans.plan import load_plan
 from plans.program import GroupProgram, Instruction, Kind, Program, Value
 
 __all__ = ["checked", "load_torch_npu", "main"]
 
-META = torch.device("meta")
-NPU = Device(kind="npu")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaNpu(Device):
+    """An NPU whose tensors have no memory."""
+
+    kind: str = "npu"
+
+    @property
+    def torch_device(self) -> torch.device:
+        """That of meta tensors."""
+        return torch.device("meta")
+
+
+NPU = MetaNpu()
 
 
 def load_torch_npu() -> Any:
@@ -109,24 +123,20 @@ def checked(program: Program) -> dict[str, Any]:
 
 def _run(group: GroupProgram, rank: int, micro_batch: int, instruction: Instruction, counter: StepCounter) -> None:
     """One instruction, as `executor.step.interpreter` calls it."""
+    rule, context = prepared(instruction, group, rank, micro_batch, counter, NPU)
     writes = [group.values[name] for name in instruction.outputs]
-    reads = [group.values[name] for name in instruction.inputs]
-    if instruction.call in ("accumulate", "store") or instruction.attrs.get("adds", False):
-        reads += writes
-    first, (number, count) = writes[0], instruction.attrs.get("slice", (0, 1))
-    context = OpContext(
-        rank=rank, mesh=instruction.mesh or group.mesh, shape=first.shape, dtype=first.dtype,
-        shares=first.shares is not None, counter=counter, micro_batch=micro_batch * count + number, device=META,
-        can_assert=NPU.own.can_assert,
-    )  # fmt: skip
     with _uncounted():
-        given = [torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=META) for value in reads]
-    made = NPU.rule_of(instruction.call)(context, instruction.attrs, *given)
+        given = [_like(group.values[name]) for name in operands_of(instruction)]
+    made = rule(context, instruction.attrs, *given)
     for value, tensor in zip(writes, made if len(writes) > 1 else [made], strict=True):
         assert _fits(tensor, value), (
             f"{instruction.name} ({instruction.call}) made {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}, "
             f"the program says {value}"
         )
+
+
+def _like(value: Value) -> torch.Tensor:
+    return torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=NPU.torch_device)
 
 
 def _fits(tensor: torch.Tensor, value: Value) -> bool:

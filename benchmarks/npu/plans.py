@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
+
 from costmodels import Machine
 from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan, save_plan
@@ -89,7 +91,9 @@ def main() -> int:
         command = [sys.executable, "-m", "benchmarks.npu.plans", str(options.folder), "--script", str(script)]
         subprocess.run(command, check=True, env={**os.environ, "TWOFOLD_SAVE_GRAPHS": "0"})
     for name, (config, optimizer, degrees) in TRANSFORMERS.items():
-        save_plan(_stated(config, optimizer, degrees), options.folder / f"{name}.json")
+        plan = _stated(config, optimizer, degrees)
+        save_plan(plan, options.folder / f"{name}.json")
+        save_plan(msgspec.structs.replace(plan, fused=True), options.folder / f"{name}, fused runs.json")
     return 0
 
 

@@ -20,6 +20,7 @@ from executor.calibrate.instructions import code_of, dispatch_class
 from executor.calibrate.operands import DTYPES, Job, OperandPool
 from executor.calibrate.timing import Call
 from executor.kernels.context import OpContext, StepCounter, torch_dtype
+from executor.step.compute import prepared
 from plans.lower import lower
 from plans.plan import load_plan
 from plans.program import GroupProgram, Instruction, Kind, Value
@@ -87,14 +88,8 @@ def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out
 def _calls(
     instruction: Instruction, group: GroupProgram, reads: list[Value], writes: list[Value]
 ) -> Callable[[OperandPool], list[Call]]:
-    first = writes[0]
-
     def make(pool: OperandPool) -> list[Call]:
-        rule = pool.device.rule_of(instruction.call)
-        context = OpContext(
-            rank=group.ranks[0], mesh=instruction.mesh or group.mesh, shape=first.shape, dtype=first.dtype,
-            shares=first.shares is not None, counter=StepCounter(step=2), device=pool.device.torch_device,
-        )  # fmt: skip
+        rule, context = prepared(instruction, group, group.ranks[0], 0, StepCounter(step=2), pool.device)
 
         def one() -> Call:
             inputs = [_operand(pool, value, instruction.call) for value in reads]

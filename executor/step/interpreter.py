@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from executor.device import Device, Mark, now_ns
-from executor.kernels import OpContext, StepCounter
+from executor.kernels import StepCounter
 from executor.kernels.context import torch_dtype
-from executor.kernels.fused import FusedRun
 from executor.step.code import Code, RecordedStep
 from executor.step.comm import Launch, SelfTransfer, SelfTransfers, Work, collective_launch, transfer_launch
+from executor.step.compute import operands_of, prepared
 from executor.step.groups import Groups, Team
 from executor.step.initial_values import initial_values
 from executor.step.memory import memory_peak
@@ -357,7 +357,7 @@ class Interpreter:
         self._declared.update(zip(writes, (self.group.values[name] for name in instruction.outputs), strict=True))
         token, launch = None, None
         if instruction.kind is Kind.COMPUTE:
-            run = self._compute(instruction, micro_batch, reads, writes)
+            run = self._compute(instruction, micro_batch, writes)
         elif instruction.kind is Kind.WAIT:
             assert instruction.waits is not None
             token = self._slot(instruction.waits, micro_batch)
@@ -393,30 +393,19 @@ class Interpreter:
             launch=launch,
         )
 
-    def _compute(
-        self, instruction: Instruction, micro_batch: int, reads: tuple[int, ...], writes: tuple[int, ...]
-    ) -> Callable[[], None]:
-        env, values = self._env, self.group.values
-        first = values[instruction.outputs[0]]
+    def _compute(self, instruction: Instruction, micro_batch: int, writes: tuple[int, ...]) -> Callable[[], None]:
+        env = self._env
         if instruction.call == "load":
-            load, target = self._load(instruction, micro_batch, first), writes[0]
+            load = self._load(instruction, micro_batch, self.group.values[instruction.outputs[0]])
+            target = writes[0]
 
             def run_load() -> None:
                 env[target] = load()
 
             return run_load
         attrs = instruction.attrs
-        number, count = attrs.get("slice", (0, 1))
-        context = OpContext(
-            rank=self.rank, mesh=instruction.mesh or self.group.mesh, shape=first.shape, dtype=first.dtype,
-            shares=first.shares is not None, counter=self.counter, micro_batch=micro_batch * count + number,
-            device=self.device.torch_device, can_assert=self.device.own.can_assert,
-        )  # fmt: skip
-        is_run = instruction.call == "fused"
-        rule_of = self.device.rule_of
-        rule = FusedRun(instruction, values, context, rule_of) if is_run else rule_of(instruction.call)
-        if instruction.call in ("accumulate", "store") or attrs.get("adds", False):  # change what is there
-            reads = (*reads, *writes)
+        rule, context = prepared(instruction, self.group, self.rank, micro_batch, self.counter, self.device)
+        reads = tuple(self._slot(name, micro_batch) for name in operands_of(instruction))
         if len(writes) > 1:
 
             def run_many() -> None:
