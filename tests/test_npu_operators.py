@@ -13,12 +13,14 @@ RESULT = json.loads((ROOT / "benchmarks" / "results" / "npu_operators.json").rea
 ATTENTION = {"npu::npu_fusion_attention", "npu::npu_fusion_attention_grad"}
 LLAMA = {*ATTENTION, "npu::npu_rms_norm", "npu::npu_rms_norm_backward", "npu::npu_rotary_mul", "aten::_fused_adamw_"}
 LAYER_NORM = {"aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::_fused_adamw_"}
-TAKEN = {
-    "advanced_operator_parallel": set(), "multiple_copy": set(), "multiple_mix": set(),
-    "multiple_mix_older_form": set(), "llama, dp 2 tp 2 pp 2": LLAMA, "llama, cp 2 tp 2 dp 2": LLAMA,
-    "gpt, dp 4 tp 2": ATTENTION | LAYER_NORM, "gpt with dropout, dp 8": LAYER_NORM,
-    "mixture, dp 4 ep 2 tp 2": {*LLAMA, "npu::npu_grouped_matmul"},
+SCRIPTS = ("advanced_operator_parallel", "multiple_copy", "multiple_mix", "multiple_mix_older_form")
+TRANSFORMERS = {
+    "llama, dp 2 tp 2 pp 2": LLAMA, "llama, cp 2 tp 2 dp 2": LLAMA, "gpt, dp 4 tp 2": ATTENTION | LAYER_NORM,
+    "gpt with dropout, dp 8": LAYER_NORM, "mixture, dp 4 ep 2 tp 2": {*LLAMA, "npu::npu_grouped_matmul"},
 }  # fmt: skip
+TAKEN = {name: set() for name in SCRIPTS} | {
+    name + runs: taken for name, taken in TRANSFORMERS.items() for runs in ("", ", fused runs")
+}
 
 
 def test_steps_take_the_fused_kernels_and_nothing_runs_on_the_host():
