@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from costmodels.interval import class_seconds, dispatch_seconds, step_interval
 from costmodels.machine.machine import Machine
+from costmodels.price.chip_share import chip_share
 from costmodels.price.instruction import Cost, overlap_class, price, price_launch
 from costmodels.price.overlap import overlap_law
 from costmodels.price.replay import executing
@@ -89,6 +91,7 @@ def simulate(
         host_async=machine.host_async,
         launch_ps=price_launch(machine),
         overlap=_overlap(machine) if machine.host_async else None,
+        chip_share=partial(chip_share, machine),
         wires=network if network.is_needed else None,
         cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),
         slowdown=_slowdown(what_if),

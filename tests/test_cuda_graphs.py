@@ -151,8 +151,9 @@ def test_replayed_steps_are_the_eager_ones_bit_for_bit(runs, count, name):
         assert (facts["execution"], facts["fallback"], facts["spans_from"]) == ("graph", "", "replay")
         assert facts["differences"] == [] and facts["in_order"] and facts["num_spans"] > 0
         before = json.loads((folder / f"{name}.eager.{rank}.json").read_text())
-        # nothing is kept twice but what cuBLAS works in: 32 MiB on Hopper, of eager steps and of the recording
-        assert facts["peak_bytes"] <= 1.05 * before["peak_bytes"] + 33 * 2**20
+        # nothing is kept twice but what cuBLAS works in: 32 MiB a stream on Hopper, of eager steps and of the recording
+        num_streams = 2 if name in SLICED else 1
+        assert facts["peak_bytes"] <= 1.05 * before["peak_bytes"] + num_streams * 33 * 2**20
 
 
 @pytest.mark.parametrize(("count", "name"), NAMES)

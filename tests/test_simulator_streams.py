@@ -11,6 +11,7 @@ from random_plans import random_plan
 from test_interleave import blocks_of_layers, data_parallel, tensor_parallel
 
 from costmodels import Machine
+from costmodels.price.chip_share import chip_share
 from costmodels.price.instruction import Cost
 from plans.errors import TwofoldError
 from plans.layout import Layout
@@ -51,6 +52,32 @@ def test_two_streams_share_the_device_equally():
     both = program(compute("a", 0), compute("b", 1), compute("c", 1))
     # a and b at half the rate until a is done at 20, then b alone, then c
     assert ends(both, {"a": 10, "b": 25, "c": 5}) == {"a": 20, "b": 35, "c": 40}
+
+
+def test_kernels_that_leave_a_part_of_the_device_idle_gain_beside_each_other():
+    both, work = program(compute("a", 0), compute("b", 1)), {"a": 12, "b": 12}
+    shared = {share: ends(both, work, chip_share=lambda each, seconds, share=share: share) for share in (1, 0.75, 0.5)}
+    assert shared == {1: {"a": 24, "b": 24}, 0.75: {"a": 18, "b": 18}, 0.5: {"a": 12, "b": 12}}
+    with pytest.raises(TwofoldError, match="takes the share 2 of a device; shares are from 0 to 1"):
+        ends(both, work, chip_share=lambda each, seconds: 2)
+
+
+def product_of(rows, columns, depth=4096):
+    """A linear layer with weights [columns, depth] on so many rows, in bfloat16."""
+    shapes = ((rows, depth), (columns, depth), (rows, columns))
+    return Instruction(name="fc", kind=Kind.COMPUTE, call="linear.forward", part="F", shapes=shapes, dtype="bfloat16")
+
+
+def test_a_product_of_few_tiles_leaves_the_chip_to_others():
+    machine = Machine.load("h200-x4")
+    large = chip_share(machine, product_of(8192, 4096), 1.0)
+    small = chip_share(machine, product_of(128, 128, depth=64), 1.0)  # too short to be cut into more parts
+    assert large > 0.9 and small < 0.3
+    start_s = machine.compute.kernel_s + machine.compute.tiled.start_s
+    assert chip_share(machine, product_of(8192, 4096), 2 * start_s) == pytest.approx(large / 2, rel=1e-4)
+    copy = replace(product_of(8, 8), call="relu.forward")
+    assert chip_share(machine, copy, 1.0) == pytest.approx(1.0, abs=1e-5)
+    assert chip_share(machine, copy, machine.compute.kernel_s / 2) == 0
 
 
 def test_a_stream_waits_for_what_the_other_wrote():

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 
 from costmodels.machine.sections import Section, check_known, check_share
-from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_tiled_s
+from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_tiled_s, one_tiled_share
 from plans.errors import TwofoldError
 
 __all__ = [
-    "FORMS", "Attention", "Compute", "Rule", "attention_s", "matrix_rate", "matrix_s", "memory_s", "num_inputs", "rate",
-    "rule_name", "rule_s",
+    "FORMS", "Attention", "Compute", "Rule", "attention_s", "matrix_rate", "matrix_s", "matrix_share", "memory_s",
+    "num_inputs", "rate", "rule_name", "rule_s",
 ]  # fmt: skip
 
 FORMS = ("nt", "nn", "tn")
@@ -205,13 +205,8 @@ def matrix_s(
         work = 2 * batch * m * n * k * (1 + compute.half_rows / min(m, n)) * (1 + compute.half_depth / k)
         return compute.kernel_s + join(work / per_s, memory, compute.sharpness) * cost
     model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
-    memory_cost = model.memory_cost.get(aligned, 1.0)
-    clock = compute.sustained_clock
-    terms = ProductTerms(
-        per_s / compute.num_cores, compute.num_cores, batch, item_bytes, cost, model.arithmetic_cost.get(aligned, 1.0),
-        memory_cost, clock,
-    )  # fmt: skip
-    made_s = one_tiled_s(shape, terms, model)
+    memory_cost, clock = model.memory_cost.get(aligned, 1.0), compute.sustained_clock
+    made_s = one_tiled_s(shape, _terms(compute, model, shape, flops_per_s, batch, form, item_bytes), model)
     start_s = (compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)) / clock
     loaded_s = memory * memory_cost
     full_s = start_s + join(made_s, loaded_s, compute.sharpness)
@@ -220,6 +215,30 @@ def matrix_s(
     seconds = start_s + join(made_s, loaded_s, compute.sharpness)
     by_size = model.table is not None and batch == 1 and aligned == "16"
     return seconds * model.table.factor(m, n, k) if by_size and model.table is not None else seconds
+
+
+def _terms(
+    compute: Compute, model: Tiled, shape: tuple[int, int, int], flops_per_s: float, batch: int, form: str,
+    item_bytes: int,
+) -> ProductTerms[float]:  # fmt: skip
+    aligned = str(alignment_bytes(shape, form, item_bytes))
+    per_s = flops_per_s * compute.matrix_efficiency * compute.sustained_clock
+    return ProductTerms(
+        per_s / compute.num_cores, compute.num_cores, batch, item_bytes, compute.form_cost.get(form, 1.0),
+        model.arithmetic_cost.get(aligned, 1.0), model.memory_cost.get(aligned, 1.0), compute.sustained_clock,
+    )  # fmt: skip
+
+
+def matrix_share(
+    compute: Compute, shape: tuple[int, int, int], flops_per_s: float, batch: int = 1, form: str = "nt",
+    item_bytes: int = 2,
+) -> float:  # fmt: skip
+    """The share of the cores that products (m, n, k) keep busy: 1 where it is not known how they are cut."""
+    if compute.tiled is None or min(shape) * batch == 0:
+        return 1.0
+    return one_tiled_share(
+        shape, _terms(compute, compute.tiled, shape, flops_per_s, batch, form, item_bytes), compute.tiled
+    )
 
 
 def lower_clock(drop: float, load: float) -> float:

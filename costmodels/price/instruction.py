@@ -44,6 +44,7 @@ from plans.redistribution.step import Step, StepKind
 __all__ = [
     "Cost",
     "FusedStep",
+    "Shapes",
     "compute_class",
     "matrix_shape",
     "overlap_class",

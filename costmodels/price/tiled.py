@@ -16,7 +16,17 @@ from costmodels.machine.sections import Section, check_known, check_share
 from costmodels.price.size_table import SizeTable
 from plans.errors import TwofoldError
 
-__all__ = ["ALIGNMENTS", "SPLITS", "TILES", "ProductTerms", "Tiled", "alignment_bytes", "one_tiled_s", "tiled_s"]
+__all__ = [
+    "ALIGNMENTS",
+    "SPLITS",
+    "TILES",
+    "ProductTerms",
+    "Tiled",
+    "alignment_bytes",
+    "one_tiled_s",
+    "one_tiled_share",
+    "tiled_s",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -169,9 +179,24 @@ def tiled_s(shapes: Floats, terms: ProductTerms[Floats], model: Tiled) -> Floats
 
 def one_tiled_s(shape: tuple[int, int, int], terms: ProductTerms[float], model: Tiled) -> float:
     """`tiled_s` of one product, whose terms are numbers."""
+    return _fastest(shape, terms, model)[0]
+
+
+def one_tiled_share(shape: tuple[int, int, int], terms: ProductTerms[float], model: Tiled) -> float:
+    """The share of the cores that are busy while one product is made: its waves over those that it takes the time of.
+
+    >>> terms = ProductTerms(1e12, 100, 1, 2, 1.0, 1.0, 1.0, 1.0)
+    >>> one_tiled_share((128, 50 * 128, 64), terms, Tiled(tiles=((128, 128),)))
+    0.5
+    """
+    return _fastest(shape, terms, model)[1]
+
+
+def _fastest(shape: tuple[int, int, int], terms: ProductTerms[float], model: Tiled) -> tuple[float, float]:
+    """Seconds of the fastest way to cut a product, and the share of the cores that it keeps busy."""
     core_flops_per_s, num_cores, batch, item_bytes, form_cost, arithmetic_cost, memory_cost, clock = terms
     m, n, k = shape
-    q, best_s = model.quantisation, math.inf
+    q, best_s, share = model.quantisation, math.inf, 1.0
     rate_s, step_s = form_cost * arithmetic_cost * 2 * STEP / core_flops_per_s, arithmetic_cost * model.step_s / clock
     load_s, store_s = memory_cost * item_bytes * STEP / model.core_Bps, item_bytes / model.core_store_Bps
     hidden_s, split_s = arithmetic_cost * model.hidden_s / clock, model.split_s / clock
@@ -181,11 +206,13 @@ def one_tiled_s(shape: tuple[int, int, int], terms: ProductTerms[float], model: 
         tiles = batch * -(-m // rows) * -(-n // columns) / num_cores
         for parts in SPLITS if tiles < 1 else SPLITS[:1]:
             steps, waves = -(-k // (STEP * parts)), tiles * parts
-            waves = max(1.0, (1 - q) * waves + q * math.ceil(waves))
-            best_s = min(best_s, waves * (steps * each_s + once_s) + (split_s if parts > 1 else 0.0))
+            taken = max(1.0, (1 - q) * waves + q * math.ceil(waves))
+            all_s = taken * (steps * each_s + once_s) + (split_s if parts > 1 else 0.0)
+            if all_s < best_s:
+                best_s, share = all_s, waves / taken
             if steps == 1:
                 break
-    return best_s
+    return best_s, share
 
 
 @lru_cache(maxsize=64)

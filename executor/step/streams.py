@@ -7,6 +7,7 @@ Memory that is dropped needs no more than that: who takes it next waits for thos
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -60,10 +61,18 @@ class Streams:
                 run(position)
                 if is_awaited:
                     points[position] = device.point()
-        finally:
+        except BaseException:
             device.set_stream(main)
-            for other in self._others:  # also of a recording that failed: nothing may be left under way in it
-                self._after(other, [main])
+            with contextlib.suppress(RuntimeError):  # a recording that failed refuses further events
+                self._join(main)
+            raise
+        device.set_stream(main)
+        self._join(main)
+
+    def _join(self, main: torch.Stream | None) -> None:
+        """Let stream 0 wait for all others: nothing may be left under way there when a step or a recording ends."""
+        for other in self._others:
+            self._after(other, [main])
 
     def _after(self, first: torch.Stream | None, others: Sequence[torch.Stream | None]) -> None:
         """Let streams wait for all that another was given."""

@@ -243,14 +243,18 @@ class Cores:
 class _Load:
     """An activity with where it runs: `limit` is its rate where links have room."""
 
-    __slots__ = ("activity", "claims", "devices", "is_compute", "kind", "limit", "work_ps")
+    __slots__ = ("activity", "claims", "devices", "is_compute", "kind", "limit", "share", "work_ps")
 
-    def __init__(self, kind: Any, work_ps: int, *, is_compute: bool, devices: Sequence[int], claims: Claims) -> None:
+    def __init__(
+        self, kind: Any, work_ps: int, *, is_compute: bool, devices: Sequence[int], claims: Claims,
+        share: Fraction = _ONE,
+    ) -> None:  # fmt: skip
         self.kind = kind
         self.work_ps = work_ps
         self.is_compute = is_compute
         self.devices = devices
         self.claims = claims
+        self.share = share
         self.limit = _NONE
         self.activity: Activity | None = None
 
@@ -273,13 +277,12 @@ class _Link:
 class Fabric:
     """Devices and their links.
 
-    What computes on one device at a time, on several streams, shares it equally: each of n kernels proceeds at 1 / n of
-    its rate, for every one of them could fill the device (processor sharing; an assumption: kernels that leave a part
-    of the device idle gain beside each other). While compute and communication run on one device, neither exceeds its
-    rate of the pair. A collective proceeds as its slowest member does; compute beside several communications proceeds
-    at the lowest of the pairs' rates (an assumption: only pairs are measured). Communications that together need more
-    of a link than all of it share it max-min fairly (`costmodels.price.sharing`): what one cannot use, for its device
-    or another link, the others get.
+    Kernels that compute on one device at a time, on several streams, share it. Each keeps a share of it busy when
+    alone; if the shares add up to more than all of it, all slow down alike (processor sharing). While compute and
+    communication run on one device, neither exceeds its rate of the pair. A collective proceeds as its slowest member
+    does; compute beside several communications proceeds at the lowest of the pairs' rates (an assumption: only pairs
+    are measured). Communications that together need more of a link than all of it share it max-min fairly
+    (`costmodels.price.sharing`): what one cannot use, for its device or another link, the others get.
 
     Args:
         env: the environment.
@@ -311,10 +314,11 @@ class Fabric:
         return stopped
 
     def compute(
-        self, device: int, kind: Any, work_ps: int, done: Callable[[], object], *, left_ps: int | None = None
-    ) -> None:
-        """Start compute of a kind on a device now, or the part of it that is left."""
-        self._add(_Load(kind, work_ps, is_compute=True, devices=(device,), claims=()), done, left_ps)
+        self, device: int, kind: Any, work_ps: int, done: Callable[[], object], *, left_ps: int | None = None,
+        share: Fraction = _ONE,
+    ) -> None:  # fmt: skip
+        """Start compute of a kind on a device now, or the part of it that is left; `share` of the device is its own."""
+        self._add(_Load(kind, work_ps, is_compute=True, devices=(device,), claims=(), share=share), done, left_ps)
 
     def communicate(
         self,
@@ -418,11 +422,11 @@ class Fabric:
         rate = _ONE
         if self._rates is None:
             return rate
-        num_computing = 1
+        shares = load.share
         for device in load.devices:
             for other in self._on_device[device]:
                 if load.is_compute is other.is_compute:
-                    num_computing += load.is_compute and other is not load
+                    shares += other.share if load.is_compute and other is not load else 0
                     continue
                 if load.is_compute:
                     pair = self._rates(load.kind, load.work_ps, other.kind, other.work_ps)[0]
@@ -430,4 +434,4 @@ class Fabric:
                     pair = self._rates(other.kind, other.work_ps, load.kind, load.work_ps)[1]
                 if _less(pair, rate):
                     rate = pair
-        return rate if num_computing == 1 else rate / num_computing
+        return rate / shares if shares > 1 else rate

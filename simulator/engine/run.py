@@ -30,15 +30,18 @@ from simulator.engine.order import Names, Order
 from simulator.engine.prices import CostOf, PriceTable
 from simulator.engine.ranks import Over, TimedRanks
 from simulator.engine.record import Recorder
-from simulator.engine.streams import on_streams
+from simulator.engine.streams import ShareOf, on_streams
 from simulator.engine.walk import Walk
 from simulator.timeline.memory import memory_timeline
 
-__all__ = ["Overlap", "RunOptions", "Slowdown", "run_program"]
+__all__ = ["ChipShare", "Overlap", "RunOptions", "Slowdown", "run_program"]
 
 Overlap = Callable[[Instruction, Instruction, float, float], tuple[float, float]]
 """(compute, communication, seconds of the one alone, seconds of the other) -> (rate of the one, rate of the other)
 while both run on a device; 1 is alone."""
+
+ChipShare = Callable[[Instruction, float], float]
+"""(compute, seconds of it alone) -> the share of a device that it keeps busy, from 0 to 1."""
 
 Slowdown = Mapping[int, float] | Callable[[int, int, int], "npt.NDArray[np.float64] | float | None"]
 """rank -> a factor, or (rank, step, number of instructions) -> a factor for each instruction, one for all, or None.
@@ -47,6 +50,7 @@ It acts on dispatch, compute and the processor time of communication, not on lin
 """
 
 _RATE_DIGITS = 10**6
+_SHARES = 64
 _MOST_RATES = 100_000
 
 
@@ -63,6 +67,8 @@ class RunOptions(TypedDict, total=False):
             span.
         launch_ps: host time of every step beside its instructions; 0.
         overlap: how compute and communication of a device slow each other; by default not. Only with host_async=True.
+        chip_share: the share of a device that compute keeps busy: what runs on another stream gets the rest, and more
+            of it only by slowing it. All of it by default. Only where instructions are on several streams.
         wires: the links where they are shared or changed: `simulator.engine.network.Network`, or `Ports` alone.
         cost_of_rank: prices of ranks that are not like the others of their group.
         slowdown: slower or jittering ranks.
@@ -78,6 +84,7 @@ class RunOptions(TypedDict, total=False):
     host_async: bool
     launch_ps: int
     overlap: Overlap | None
+    chip_share: ChipShare | None
     wires: Wires | None
     cost_of_rank: Mapping[int, CostOf]
     slowdown: Slowdown | None
@@ -95,6 +102,7 @@ class _Settings:
     host_async: bool = True
     launch_ps: int = 0
     overlap: Overlap | None = None
+    chip_share: ChipShare | None = None
     wires: Wires | None = None
     cost_of_rank: Mapping[int, CostOf] = field(default_factory=dict)
     slowdown: Slowdown | None = None
@@ -236,13 +244,30 @@ def _on_devices(
     fabric = Fabric(env, _checked(_undisturbed if settings.overlap is None else settings.overlap))
     shared = Shared(env, fabric=fabric, all_on_fabric=True, wires=settings.wires)
     ranks = _timed(env, shared, prices, recorder, settings)
+    share_of = _share_of(settings.chip_share)
     for order in orders:
         for rank in order.group.ranks:
             peers = matching.peers[rank]
             one = order.stream_order is None
-            env.process(ranks.on_fabric(rank, peers, fabric) if one else on_streams(ranks, rank, peers, fabric))
+            env.process(
+                ranks.on_fabric(rank, peers, fabric) if one else on_streams(ranks, rank, peers, fabric, share_of)
+            )
     env.run()
     return len(ranks.finished) < len(matching.peers)
+
+
+def _share_of(chip_share: ChipShare | None) -> ShareOf:
+    """Shares in whole parts of `_SHARES`, so that rates have few denominators."""
+    if chip_share is None:
+        return lambda instruction, work_ps: Fraction(1)
+
+    def share_of(instruction: Instruction, work_ps: int) -> Fraction:
+        share = chip_share(instruction, work_ps / 1e12)
+        if not 0 <= share <= 1:
+            raise TwofoldError(f"{instruction.call!r} takes the share {share} of a device; shares are from 0 to 1")
+        return Fraction(max(1, round(share * _SHARES)), _SHARES)
+
+    return share_of
 
 
 def _undisturbed(_compute: Instruction, _comm: Instruction, _compute_s: float, _comm_s: float) -> tuple[float, float]:

@@ -7,11 +7,13 @@ off its own instructions in order, waits where `plans.streams` says so, and shar
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import simpy
 
+from plans.program import Instruction
 from plans.streams import StreamOrder
 from simulator.engine.exchange import Communication
 from simulator.engine.fluid import Fabric, Now
@@ -21,16 +23,23 @@ from simulator.engine.prices import PriceTable
 from simulator.engine.ranks import Process, TimedRanks
 from simulator.engine.record import COMPUTE, HOST
 
-__all__ = ["on_streams"]
+__all__ = ["ShareOf", "on_streams"]
 
 
-def on_streams(ranks: TimedRanks, rank: int, peers_at: Mapping[int, Peers], fabric: Fabric) -> Process:
+ShareOf = Callable[[Instruction, int], Fraction]
+"""(instruction that computes, its picoseconds alone) -> the share of the device that it keeps busy, above 0."""
+
+
+def on_streams(
+    ranks: TimedRanks, rank: int, peers_at: Mapping[int, Peers], fabric: Fabric, share_of: ShareOf
+) -> Process:
     """The process of a rank whose instructions are on several streams."""
     start = 0
     for step in range(ranks.num_steps):
         table = ranks.prices_of(rank, step)
         assert table.order.stream_order is not None
-        start = yield from _Step(ranks, fabric, rank, step, table, peers_at, table.order.stream_order, start).run()
+        order = table.order.stream_order
+        start = yield from _Step(ranks, fabric, share_of, rank, step, table, peers_at, order, start).run()
     ranks.finished.add(rank)
 
 
@@ -40,6 +49,7 @@ class _Step:
 
     ranks: TimedRanks
     fabric: Fabric
+    share_of: ShareOf
     rank: int
     step: int
     table: PriceTable
@@ -119,7 +129,9 @@ class _Step:
             if begins > env.now:
                 yield env.timeout(begins - int(env.now))
             ended = Now(env)
-            self.fabric.compute(self.rank, order.instructions[position], work_ps, ended.happen)
+            instruction = order.instructions[position]
+            share = self.share_of(instruction, work_ps)
+            self.fabric.compute(self.rank, instruction, work_ps, ended.happen, share=share)
             yield ended
             end = int(env.now)
         self.ranks.recorder.span(self.rank, COMPUTE, self.step, order.name[position], begins, end)
