@@ -28,7 +28,7 @@ FUSIBLE = frozenset({
     *(f"{kind}.{part}" for kind in _UNARY for part in ("forward", "grad0")),
     *(f"{kind}.forward" for kind in _BINARY),
     *(f"mul.grad{index}" for index in (0, 1)), *(f"div.grad{index}" for index in (0, 1)),
-    "sum",
+    "sum", "linear.grad2",
     *(f"rms_norm.{part}" for part in ("forward", "grad0", "grad1")),
     *(f"layer_norm.{part}" for part in ("forward", "grad0", "grad1", "grad2")),
     *(f"cross_entropy.{part}" for part in ("statistic", "forward", "grad0")),
