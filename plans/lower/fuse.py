@@ -33,7 +33,7 @@ FUSIBLE = frozenset({
     *(f"layer_norm.{part}" for part in ("forward", "grad0", "grad1", "grad2")),
     *(f"cross_entropy.{part}" for part in ("statistic", "forward", "grad0")),
 })  # fmt: skip
-"""Calls that may be steps of a run: they read and write elements, or rows, once, and depend on nothing but operands."""
+"""Calls that may be steps of a run: bound by memory, they depend on nothing but their operands and write no other's."""
 
 MADE_AGAIN = frozenset(f"{kind}.forward" for kind in _UNARY)
 """Calls whose result is made again rather than kept, where only runs read it and its operand takes no more bytes."""
