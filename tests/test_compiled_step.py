@@ -380,3 +380,57 @@ def test_ranks_that_leave_an_instruction_to_the_host_train_as_one(tmp_path):
         with np.load(tmp_path / f"{name}.npz") as file:
             for parameter, weight in weights.items():
                 np.testing.assert_allclose(file[parameter], weight, rtol=1e-5, atol=1e-6)
+
+
+# -- on two streams ----------------------------------------------------------------------------------------------------
+
+
+class TwoStreams(RecordingDevice):
+    """The same with several streams in name, which run one after the other."""
+
+    @property
+    def has_streams(self):
+        return True
+
+    def stream(self):
+        return "side"
+
+    def current_stream(self):
+        return "main"
+
+    def set_stream(self, stream):
+        assert stream is not None
+
+
+def test_slices_on_two_streams_are_replayed_as_they_run_eagerly_and_timed_by_stream():
+    plan = one_rank(optimizer=ADAMW, num_micro_batches=2, interleave=2)
+    rank, eager = interpreter(plan, TwoStreams()), interpreter(plan, Device(kind="cpu"))
+    compiled, fed = CompiledStep(rank), batches(6)
+    assert rank.stream_order.count == 2 and eager.stream_order is None
+    losses = [compiled.step(batch).item() for batch in fed[:4]]
+    recorded = [compiled.record(batch) for batch in fed[4:]]
+    losses += [loss.item() for loss, _ in recorded]
+    assert compiled.execution == "graph" and compiled.times_replays
+    assert losses == [eager.step(batch).item() for batch in fed]
+    assert all(map(torch.equal, weights_of(rank), weights_of(eager)))
+    for _, step in recorded:
+        ends = {}
+        for (begin, end), stream in zip(step.device_ns, rank.stream_order.streams, strict=True):
+            assert step.start_ns <= ends.get(stream, begin) <= begin <= end
+            ends[stream] = end
+
+
+def test_where_an_instruction_on_two_streams_cannot_be_recorded_the_whole_step_runs_eagerly(capsys):
+    rank = interpreter(one_rank(optimizer=SGD, interleave=2), TwoStreams())
+    at = max(number for number, stream in enumerate(rank.stream_order.streams) if stream == 1)
+    code = rank.codes[at]
+
+    def reads(run=code.run):
+        run()
+        rank.kept_tensors[0].nonzero()
+
+    rank.codes = (*rank.codes[:at], replace(code, run=reads), *rank.codes[at + 1 :])
+    compiled = CompiledStep(rank)
+    assert [compiled.step(batch).item() for batch in batches(4)] == pytest.approx(trained(4)[0], rel=2e-6)
+    assert compiled.execution == "eager" and code.id in compiled.fallback
+    assert "steps run eagerly on rank 0" in capsys.readouterr().out
