@@ -92,6 +92,7 @@ def test_a_compiled_run_is_its_steps_to_rounding(model, steps, dtype):
     with torch.inference_mode():
         close(compiled(run, given)(*given), run.plainly(*given))
         assert compiled(run, given) is compiled(run, given)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_what_cannot_be_compiled_runs_step_by_step_and_says_why(monkeypatch):

@@ -11,8 +11,9 @@ the same result, as they compute in at least single precision.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,13 +143,24 @@ def compiled(run: FusedRun, inputs: Sequence[Tensor]) -> Function:
         from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        with torch.inference_mode(False), torch.no_grad(), FakeTensorMode():  # without memory and values
+        with _deterministic(), torch.inference_mode(False), torch.no_grad(), FakeTensorMode():  # no memory, no values
             like: list[Any] = [
                 torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device) for each in inputs
             ]
             made = compile_graph(make_fx(run.plainly)(*like), like)
         _COMPILED[key] = lambda *given: tuple(made(*given))
     return _COMPILED[key]
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    """Sums are cut alike by every compilation: ranks that compute the same have to get the same bits."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _freeing(steps: Sequence[_Step], keep: Sequence[int]) -> list[_Step]:
