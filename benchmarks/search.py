@@ -246,7 +246,8 @@ def main() -> None:
         case = CASES[name]
         rows[name] = {
             "machine": case.machine, "devices": case.devices, "batch": case.batch, "seq": case.config.seq,
-            "shows": case.shows, "target_s": case.target_s, **json.loads(done.stdout),
+            "shows": case.shows, "target_s": case.target_s, "date": time.strftime("%Y-%m-%d"),
+            **json.loads(done.stdout),
         }  # fmt: skip
         print(_line(name, rows[name]), flush=True)
         out.write_text(json.dumps(_document(rows, checks), indent=1) + "\n")

@@ -39,6 +39,7 @@ class PeakMemory:
     costs: Costs
     _activations: dict[tuple[StageConfig, ScheduleSpace, int], Floats] = field(default_factory=dict)
     _prints: dict[StageConfig, tuple[Footprint, ...]] = field(default_factory=dict)
+    _static: dict[tuple[int, ...], Ints] = field(default_factory=dict)
 
     def peaks_bytes(
         self,
@@ -108,11 +109,14 @@ class PeakMemory:
         return (*own, *(other[number] for number in self.costs.blocks))
 
     def static_bytes(self, stage: StageConfig, dp: int, level: int) -> Ints:
-        """(piece, role) weights, gradients and states on one rank."""
-        chunks = self.costs.chunks(stage, dp, level, contention=True)
-        return np.array(
-            [list(chunks.static_bytes(one_piece(piece)).values()) for piece in self.costs.pieces], dtype=np.int64
-        )
+        """(piece, role) weights, gradients and states on one rank: whatever is recomputed, and however many samples."""
+        key = stage.tp, stage.cp, stage.ep, dp, level
+        if key not in self._static:
+            chunks = self.costs.chunks(stage, dp, level, contention=True)
+            self._static[key] = np.array(
+                [list(chunks.static_bytes(one_piece(piece)).values()) for piece in self.costs.pieces], dtype=np.int64
+            )
+        return self._static[key]
 
     def _whole_weights(self, stage: StageConfig) -> Ints:
         chunks = self.costs.widest_chunks(stage)

@@ -40,6 +40,11 @@ class Runtime:
     together: bool = True
     overlap_penalty_ps: Sequence[float] = ()
 
+    @property
+    def holds_host(self) -> bool:
+        """Whether the host ever waits before it issues an action."""
+        return self.synchronises or self.fetch_ps > 0
+
 
 _PLAIN = Runtime()
 
@@ -70,8 +75,9 @@ def pipeline_end_ps(
     host, stream, final = [0.0] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
     begins: list[float | None] = [None] * num_ranks
     rows, pairs = _walk(schedule)
-    travels = [transfer_ps.get(pair) for pair in pairs] + [None]
-    clock_maps = [[_clocks(own, name) for name in VARIANTS] for own in actions]
+    travels, holds_host = [transfer_ps.get(pair) for pair in pairs] + [None], runtime.holds_host
+    of_actions = {id(own): [_clocks(own, name) for name in VARIANTS] for own in actions}  # of equal chunks the same
+    clock_maps = [of_actions[id(own)] for own in actions]
     sent = [0.0] * len(rows)
     waits = at_ends(schedule).tolist() if runtime.blocking_ends else [runtime.blocking] * len(rows)
     for at, rank, stage, variant, needed, arrives, leaves in rows:
@@ -85,15 +91,17 @@ def pipeline_end_ps(
             begun = max(begun, arrival - ahead)
         if begins[rank] is None:
             begins[rank] = begun
-        free = _host_ready_ps(runtime, VARIANTS[variant], free, stream[rank], begun if arrival else 0.0)
+        if holds_host:
+            free = _host_ready_ps(runtime, VARIANTS[variant], free, stream[rank], begun if arrival else 0.0)
         if penalty_ps and not waits[at] and VARIANTS[variant][0] != "W":
             work, lead = work + penalty_ps[stage], lead + penalty_ps[stage]
-        late = free + lead
-        end = max(begun + work, late)
+        late, end = free + lead, begun + work
+        if trailing or last or busy:
+            # a channel catches up while the host is late; its collectives go behind those of the rank's other chunks
+            final[rank] = max(final[rank], end + trailing, late + last, final[rank] + busy if busy else 0.0)
+        end = max(end, late)
+        final[rank] = max(final[rank], end)
         free += dispatch
-        # a channel catches up while the host is late; its collectives go behind those of the rank's other chunks
-        still = max(begun + work + trailing, late + last, final[rank] + busy if busy else 0.0)
-        final[rank] = max(final[rank], still)
         sent[at] = end
         if (travel := travels[leaves]) is not None:
             free += send_ps
