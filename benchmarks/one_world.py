@@ -1,29 +1,32 @@
 """A configuration's forecast, its lowered program and the event engine say the same.
 
-    python -m benchmarks.one_world [--count 2000] [--seed 1] [--save]
+    python -m benchmarks.one_world [--count 2000] [--seed 1] [--machines KIND ...] [--seconds S] [--save]
 
 Random degrees of random models on random machines. For every one that can be: the symbolic bodies of each pipeline rank
 against the priced bodies of the lowered program (calls, host time, picoseconds, channels, one by one), the peak of its
 memory against the program's (bytes), the forecast against the engine without contention (picoseconds) and with it
-(relative error). Nothing is left out; what cannot be is refused by both, and counted.
+(relative error). Nothing is left out; what cannot be is refused by both, and counted. Machines are of many kinds
+(`benchmarks.one_world_machines`), each with figures of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from benchmarks.one_world_machines import KINDS, machines_of
 from costmodels import Machine, executing
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
@@ -64,13 +67,13 @@ MODELS = (
         dtype="bfloat16", experts=Experts(num_experts=8, top_k=2, ffn=1408, num_shared=1, num_dense_layers=1),
     ),
 )  # fmt: skip
-MACHINES = ("h200-x8", "h100-sxm-x16", "a100-80gb-x16")
 
 
 @dataclass
 class Case:
-    """One configuration."""
+    """One configuration; `kind` is that of its machine's network."""
 
+    kind: str
     config: TransformerConfig
     degrees: Degrees
     machine: Machine
@@ -87,29 +90,40 @@ class Score:
     memory_equal: int = 0
     time_equal: int = 0
     not_forecast: Counter[str] = field(default_factory=Counter)
+    quiet_errors: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
     differ: list[str] = field(default_factory=list)
 
+    def add(self, other: Score) -> None:
+        """Count what another one has found, too."""
+        for each in fields(self):
+            own, its = getattr(self, each.name), getattr(other, each.name)
+            setattr(self, each.name, own + its)
+
     def row(self) -> dict[str, object]:
         """As it is printed and saved."""
-        sizes = np.abs(self.errors) if self.errors else np.zeros(1)
         return {
             "cases": self.cases, "refused": self.refused, "not_forecast": dict(self.not_forecast),
             "bodies_equal": self.bodies_equal, "peak_memory_equal": self.memory_equal,
-            "time_equal_without_contention": self.time_equal,
-            "contention": {
-                "median": float(np.median(sizes)), "p95": float(np.quantile(sizes, 0.95)),
-                "largest": float(sizes.max()), "within_2_percent": float((sizes <= 0.02).mean()),
-            },
-            "differ": self.differ[:20],
+            "time_equal_without_overlap": self.time_equal, "without_overlap": _sizes(self.quiet_errors),
+            "contention": _sizes(self.errors),
         }  # fmt: skip
 
 
-def draw_case(draw: random.Random, num_ranks: int = 16) -> Case | None:
+def _sizes(errors: Sequence[float]) -> dict[str, float]:
+    """Of relative errors."""
+    sizes = np.abs(errors) if errors else np.zeros(1)
+    return {
+        "median": float(np.median(sizes)), "p95": float(np.quantile(sizes, 0.95)), "largest": float(sizes.max()),
+        "within_2_percent": float((sizes <= 0.02).mean()), "above_4_percent": int((sizes > 0.04).sum()),
+    }  # fmt: skip
+
+
+def draw_case(draw: random.Random, num_ranks: int = 16, kinds: Sequence[str] = KINDS) -> Case | None:
     """A random configuration; None where it cannot be."""
     config = draw.choice(MODELS)
     config = replace(config, num_layers=draw.choice((config.num_layers, 5, 9, 12)))
-    machine = Machine.load(draw.choice(MACHINES))
+    kind, machine = draw.choice([(kind, machine) for kind in kinds for machine in machines_of()[kind]])
     dp, tp, pp, cp = (draw.choice((1, 2, 4)) for _ in range(4))
     if dp * tp * pp * cp > min(num_ranks, machine.num_devices):
         return None
@@ -134,7 +148,7 @@ def draw_case(draw: random.Random, num_ranks: int = 16) -> Case | None:
         degrees, plan = replace(degrees, layers=layers, fused=fused), msgspec.structs.replace(plan, fused=fused)
     except TwofoldError:
         return None
-    return Case(config=config, degrees=degrees, machine=machine, plan=plan)
+    return Case(kind=kind, config=config, degrees=degrees, machine=machine, plan=plan)
 
 
 def check(case: Case, score: Score) -> None:
@@ -164,12 +178,14 @@ def check(case: Case, score: Score) -> None:
     score.bodies_equal += equal
     score.memory_equal += same_peaks
     score.time_equal += times[0] == times[1]
+    score.quiet_errors.append(times[0] / times[1] - 1)
+    said = f"{case.config.name} {case.config.num_layers} {case.degrees} {case.machine.name}"
     if not (equal and same_peaks and times[0] == times[1]):
-        score.differ.append(f"{case.config.name} {case.degrees}: bodies {equal}, memory {same_peaks}, times {times}")
+        score.differ.append(f"{said}: bodies {equal}, memory {same_peaks}, times {times}")
     contended = step_forecast(case.config, case.degrees, case.machine).end_ps()
     score.errors.append(contended / _engine_ps(program, case.machine) - 1)
     if abs(score.errors[-1]) > 0.04:
-        score.differ.append(f"{case.config.name} {case.degrees} {case.machine.name}: {score.errors[-1]:+.2%}")
+        score.differ.append(f"{said}: {score.errors[-1]:+.2%}")
 
 
 def _engine_ps(program: object, machine: Machine) -> int:
@@ -184,7 +200,7 @@ def _normal(ops: Sequence[Op]) -> list[tuple[object, ...]]:
     for op in ops:
         if op.kind == ISSUE:
             numbers[op.token] = len(found)
-            found.append((*op[:5], len(found)))
+            found.append((*op[:5], op.payload, len(found)))
         elif op.kind == WAIT:
             found.append((op.kind, op.dispatch_ps, numbers.get(op.token, -1)))
         else:
@@ -192,17 +208,21 @@ def _normal(ops: Sequence[Op]) -> list[tuple[object, ...]]:
     return found
 
 
-def run(count: int, seed: int, execution: str = "eager") -> Score:
-    """Compare `count` configurations under an execution."""
-    draw, score = random.Random(seed), Score()
-    begun = time.monotonic()
-    while score.cases < count:
-        case = draw_case(draw)
+def run(
+    count: int, seed: int, execution: str = "eager", kinds: Sequence[str] = KINDS, seconds: float = math.inf
+) -> dict[str, Score]:
+    """Compare `count` configurations under an execution, as many as so many seconds are enough for; returns what was
+    found on machines of each kind."""
+    draw, found = random.Random(seed), {kind: Score() for kind in kinds}
+    begun, cases = time.monotonic(), 0
+    while cases < count and time.monotonic() - begun < seconds:
+        case = draw_case(draw, kinds=kinds)
         if case is not None:
-            check(replace(case, machine=executing(case.machine, execution)), score)
-            if score.cases % 25 == 0:
-                print(f"{score.cases} of {count}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
-    return score
+            check(replace(case, machine=executing(case.machine, execution)), found[case.kind])
+            cases = sum(score.cases for score in found.values())
+            if cases % 25 == 0:
+                print(f"{cases} of {count}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:
@@ -211,12 +231,19 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--execution", choices=EXECUTIONS, default="eager")
+    parser.add_argument("--machines", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
+    of_kind = run(arguments.count, arguments.seed, arguments.execution, arguments.machines, arguments.seconds)
+    whole = Score()
+    for score in of_kind.values():
+        whole.add(score)
     found = {
         "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
         "command": f"python -m benchmarks.one_world {' '.join(sys.argv[1:])}".strip(),
-        **run(arguments.count, arguments.seed, arguments.execution).row(),
+        **whole.row(), "machines": {kind: score.row() for kind, score in of_kind.items()},
+        "differ": whole.differ[:50],
     }  # fmt: skip
     print(json.dumps(found, indent=1))
     if arguments.save:

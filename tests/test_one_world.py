@@ -16,7 +16,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from random import Random
 
-from benchmarks.one_world import Score, check, draw_case
+from benchmarks.one_world import MODELS, Score, check, draw_case
+from benchmarks.one_world_machines import KINDS, machines_of
 from costmodels import Machine, executing
 from plans.degrees import Degrees
 from plans.degrees.plan import plan_of
@@ -24,22 +25,45 @@ from plans.model.transformer import transformer, transformer_config
 from plans.plan import EXECUTIONS, Optimizer
 from simulator import simulate
 from simulator.forecast import estimate, forecast
-
-SEEDS = (1, 2, 3)
-"""Between them: all levels, tied tables, experts, heads of keys that several ranks share."""
+from simulator.forecast.predict import step_forecast
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_forecast_program_and_engine_agree(seed: int, execution: str) -> None:
-    draw, score = Random(seed), Score()
-    while score.cases < 5:
-        case = draw_case(draw, num_ranks=8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_forecast_program_and_engine_agree(kind: str, execution: str) -> None:
+    """On each kind of network; between them the seeds have all levels, tied tables, experts, keys that ranks share."""
+    draw, score = Random(KINDS.index(kind)), Score()
+    while score.cases < 3:
+        case = draw_case(draw, num_ranks=8 if kind == "one node" else 16, kinds=[kind])
         if case is not None:
             check(replace(case, machine=executing(case.machine, execution)), score)
-    assert score.differ == []
-    assert score.bodies_equal == score.memory_equal == score.time_equal == score.cases
-    assert max(map(abs, score.errors)) <= 0.04
+    assert score.bodies_equal == score.memory_equal == score.cases, score.differ
+    if not any(machine.shares_ways for machine in machines_of()[kind]):
+        assert score.time_equal == score.cases, score.differ
+    assert max(map(abs, score.quiet_errors)) <= 0.015, score.differ
+    assert max(map(abs, score.errors)) <= 0.02, score.differ
+
+
+CONTENDED = {
+    "a card for four devices": ("shared uplink", 1, {"pp": 2, "cp": 4, "dp": 2, "schedule": "v_half", "virtual": 2}),
+    "two tiers of ways out": ("three tiers", 1, {"pp": 2, "tp": 4, "schedule": "interleaved_zb", "virtual": 2}),
+    "a dragonfly": ("dragonfly", 0, {"pp": 4, "dp": 2, "cp": 2, "schedule": "1f1b"}),
+    "a torus": ("torus", 1, {"pp": 2, "tp": 2, "dp": 4, "schedule": "zb_h2"}),
+}
+
+
+@pytest.mark.parametrize("kind", CONTENDED)
+def test_what_shares_links_takes_the_time_of_the_engine(kind: str) -> None:
+    """Reductions, gathers and transfers that meet; without this forecasts were 2 to 12 % short or long here."""
+    network, number, spread = CONTENDED[kind]
+    config = replace(MODELS[0], num_layers=8)
+    optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, parallel_level=1)
+    degrees = Degrees(global_batch=16, micro_batch=1, optimizer=optimizer, **spread)
+    machine = machines_of()[network][number]
+    timeline = simulate(plan_of(degrees, transformer(config, batch_size=16)), machine, num_steps=2, with_memory=False)
+    step = step_forecast(config, degrees, machine)
+    assert step.end_ps() == pytest.approx(timeline.step_end_ps[0], rel=0.005)
+    assert step.pace_ps() == pytest.approx(timeline.step_end_ps[1] - timeline.step_end_ps[0], rel=0.005)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

@@ -159,6 +159,11 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         """Whether twofold's executor runs fused instructions as one kernel: it makes them by Inductor, for GPUs."""
         return self.device == "cuda"
 
+    @property
+    def shares_ways(self) -> bool:
+        """Whether ranks share links: those of a graph, or ways out of domains."""
+        return self.graph is not None or any(link.uplink_Bps is not None for link in self.links)
+
     def tier(self, ranks: Sequence[int]) -> int:
         """The number of the fastest tier of links that joins all of `ranks`.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -54,6 +55,7 @@ __all__ = [
     "price_exchange",
     "price_fused",
     "price_launch",
+    "price_pieces",
     "price_step",
     "price_transfer",
     "price_wait",
@@ -160,6 +162,12 @@ def price_transfer(machine: Machine, src_rank: int, dst_rank: int, size_bytes: i
         return _communication(machine, "transfer", transfer_on_graph(machine, (src_rank, dst_rank), size_bytes))
     group = transfer_group(machine, src_rank, dst_rank, pairs)
     return _transfer(machine, 1, size_bytes, group, is_forwarded(machine, src_rank, dst_rank))
+
+
+def price_pieces(machine: Machine, sizes: Mapping[tuple[int, int], int]) -> Cost:
+    """The price of a transfer of several pairs at once: (from rank, to rank) -> bytes; nothing but its issue without
+    any."""
+    return _communication(machine, "transfer", pieces_links(machine, sizes) if sizes else Links(0, 0, 0))
 
 
 def price_exchange(machine: Machine, num_peers: int, size_bytes: int, tier: int) -> Cost:
@@ -376,7 +384,7 @@ def _pieces_cost(machine: Machine, instruction: Instruction) -> Cost:
     for piece in instruction.pieces:
         if not piece.is_local:
             sizes[piece.src_rank, piece.dst_rank] += piece.num_elements * item_bytes
-    return _communication(machine, "transfer", pieces_links(machine, sizes) if sizes else Links(0, 0, 0))
+    return price_pieces(machine, sizes)
 
 
 @lru_cache(maxsize=65_536)

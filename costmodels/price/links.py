@@ -118,7 +118,7 @@ def collective_claims(
         item_bytes: of an element.
         group: the members and their siblings, for which the library chose its algorithm.
     """
-    if len(members) == 1 or (not group.ranks and not _has_uplinks(machine)):
+    if len(members) == 1 or not machine.shares_ways:
         return {}
     model, traffic = _model(machine, call), _traffic(machine, call, len(members), size_bytes, item_bytes)
     if group.ranks:
@@ -169,10 +169,6 @@ def is_forwarded(machine: Machine, src_rank: int, dst_rank: int) -> bool:
     tier = machine.tier((src_rank, dst_rank))
     rails = any(link.rails for link in machine.links[1 : tier + 1])
     return rails and (dst_rank - src_rank) % machine.links[0].ranks != 0
-
-
-def _has_uplinks(machine: Machine) -> bool:
-    return any(link.way_out_Bps is not None for link in machine.links)
 
 
 def _model(machine: Machine, call: str) -> Collective:

@@ -8,17 +8,34 @@ link has room while a flow that needs only this link could go faster: the sharin
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
+from operator import add
+from typing import TypeVar
 
-__all__ = ["Claims", "max_min_rates"]
+__all__ = ["Claims", "claims_of", "max_min_rates"]
 
 Claims = Sequence[tuple[Hashable, Fraction]]
 """(link, share of it that a flow needs to proceed at rate 1), each link once, shares above 0."""
 
+Number = TypeVar("Number", Fraction, float)
 
-def max_min_rates(limits: Sequence[Fraction], claims: Sequence[Claims]) -> list[Fraction]:
-    """The max-min fair rates of flows, exactly.
+_PARTS = 2**40
+
+
+def claims_of(needed: Mapping[Hashable, int], work_ps: int) -> Claims:
+    """What a communication that takes `work_ps` alone claims of links, each of which its bytes fill for so long.
+
+    At most one of each: that a communication alone is slower than its link is a matter of its price. Shares are whole
+    parts of 2**-40, less than a picosecond in a second off, so that they are added up quickly.
+    """
+    shares = ((link, min(_PARTS, (own_ps * _PARTS + work_ps // 2) // work_ps)) for link, own_ps in needed.items())
+    return tuple((link, Fraction(parts, _PARTS)) for link, parts in shares if parts)
+
+
+def max_min_rates(limits: Sequence[Number], claims: Sequence[Sequence[tuple[Hashable, Number]]]) -> list[Number]:
+    """The max-min fair rates of flows: exact in fractions, quicker in floating-point numbers.
 
     Args:
         limits: of each flow the highest rate, above 0.
@@ -30,22 +47,21 @@ def max_min_rates(limits: Sequence[Fraction], claims: Sequence[Claims]) -> list[
     ('3/4', '1/4', '1/4')
     """
     rates = list(limits)
-    flows_of: dict[Hashable, list[int]] = {}
-    share_of: dict[Hashable, list[Fraction]] = {}
+    flows_of: dict[Hashable, dict[int, Number]] = {}
     for flow, own in enumerate(claims):
         for link, share in own:
-            flows_of.setdefault(link, []).append(flow)
-            share_of.setdefault(link, []).append(share)
-    left = dict.fromkeys(flows_of, Fraction(1))
-    load = {link: sum(shares, Fraction(0)) for link, shares in share_of.items()}
+            flows_of.setdefault(link, {})[flow] = share
+    left: dict[Hashable, Number] = {link: type(limits[0])(1) for link in flows_of}
+    load: dict[Hashable, Number] = {link: reduce(add, shares.values()) for link, shares in flows_of.items()}
+    count = {link: len(shares) for link, shares in flows_of.items()}
     rising = dict.fromkeys(flow for flow, own in enumerate(claims) if own)
     while rising:
         level = min(limits[flow] for flow in rising)
-        full = [link for link, share in load.items() if share and left[link] < level * share]
+        full = {link: left[link] / share for link, share in load.items() if left[link] < level * share}
         if full:
-            level = min(left[link] / load[link] for link in full)
+            level = min(full.values())
             stopped = dict.fromkeys(
-                flow for link in full if left[link] == level * load[link] for flow in flows_of[link] if flow in rising
+                flow for link, reached in full.items() if reached == level for flow in flows_of[link] if flow in rising
             )
         else:
             stopped = dict.fromkeys(flow for flow in rising if limits[flow] == level)
@@ -55,4 +71,7 @@ def max_min_rates(limits: Sequence[Fraction], claims: Sequence[Claims]) -> list[
             for link, share in claims[flow]:
                 left[link] -= level * share
                 load[link] -= share
+                count[link] -= 1
+                if not count[link]:
+                    del load[link]
     return rates

@@ -9,7 +9,7 @@ which its bytes fill the link, over the time that it takes alone (`costmodels.pr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
@@ -19,6 +19,7 @@ from costmodels.machine.machine import Machine
 from costmodels.price.group import mesh_group
 from costmodels.price.instruction import Cost, price
 from costmodels.price.links import collective_claims, transfer_claims
+from costmodels.price.sharing import claims_of
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.program import GroupProgram, Instruction, Kind, Program
@@ -26,8 +27,6 @@ from simulator.engine.fluid import Claims
 from simulator.engine.link_change import LinkChange, graph_with
 
 __all__ = ["Network", "Ports"]
-
-_PARTS = 2**40
 
 
 class Ports:
@@ -90,7 +89,7 @@ class Network:
         self._works: dict[tuple[int, tuple[int, ...]], int] = {}
         self._machines: dict[tuple[tuple[int, int, float, float], ...], Machine] = {}
         self._ports = Ports()
-        self._shares_ways = machine.graph is not None or any(link.uplink_Bps is not None for link in machine.links)
+        self._shares_ways = machine.shares_ways
         self._is_shared = machine.host_async or self._shares_ways
         if self._changes or self._shares_ways:
             for group in program.groups:
@@ -136,7 +135,7 @@ class Network:
         has_ports = self.machine.host_async and self.machine.graph is None
         found = list(self._ports.ports(instruction, members, tier)) if has_ports else []
         needed = transfer_claims(self._machine_of(members), pair, size)
-        return (*found, *_shares(needed, work_ps))
+        return (*found, *claims_of(needed, work_ps))
 
     def _collective(self, instruction: Instruction, members: tuple[int, ...], work_ps: int) -> Claims:
         if not self._shares_ways:
@@ -145,7 +144,7 @@ class Network:
         mesh = instruction.mesh or self._group_of[id(instruction)].mesh
         group = mesh_group(machine, mesh, instruction.axes)
         size = itemsize(instruction.dtype)
-        return _shares(
+        return claims_of(
             collective_claims(machine, instruction.call, members, instruction.message_bytes, size, group), work_ps
         )  # fmt: skip
 
@@ -251,15 +250,6 @@ class Network:
 
 class _Unreachable(Exception):
     """A failed change and the name of the last tier."""
-
-
-def _shares(needed: Mapping[Hashable, int], work_ps: int) -> Claims:
-    """At most one of each: that a communication alone is slower than its link is a matter of its price.
-
-    Shares are whole parts of 2**-40, less than a picosecond in a second off, so that they are added up quickly.
-    """
-    shares = ((link, min(_PARTS, (own_ps * _PARTS + work_ps // 2) // work_ps)) for link, own_ps in needed.items())
-    return tuple((link, Fraction(parts, _PARTS)) for link, parts in shares if parts)
 
 
 def _scaled(link: Link, bandwidth: float, latency: float, ranks: int) -> Link:

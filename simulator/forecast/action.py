@@ -16,6 +16,8 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from simulator.forecast.body import Payload
+
 __all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Body", "ClockMap", "Line", "body_of", "measure"]
 
 COMPUTE, COLLECTIVE, WAIT = range(3)
@@ -34,6 +36,7 @@ class Line(NamedTuple):
         name: class of compute for the rates ("matrix", "memory", "attention"), or the collective's call.
         channel: of a collective.
         token: number of a collective in its sequence; a WAIT bears that of what it waits for.
+        payload: of a collective, what it moves.
     """
 
     kind: int
@@ -42,6 +45,7 @@ class Line(NamedTuple):
     name: str = ""
     channel: str = ""
     token: int = -1
+    payload: Payload | None = None
 
 
 class ClockMap(NamedTuple):
@@ -324,7 +328,7 @@ class _Walk:
         """Walk the lines; `late`: the host starts at 0 with the stream idle, else it is far ahead."""
         host = self._host
         tokens: dict[int, _Flow] = {}
-        for kind, dispatch, work, name, channel, token in lines:
+        for kind, dispatch, work, name, channel, token, _ in lines:
             if late:
                 host += dispatch
             ready = max(self.stream, host)

@@ -16,10 +16,25 @@ from typing import NamedTuple
 from simulator.forecast.clock_map import NEVER
 
 __all__ = [
-    "ARRIVE", "COMPUTE", "ISSUE", "SEND", "WAIT", "Op", "Opened", "Row", "Steps", "opened", "rests", "row", "steps_of",
+    "ARRIVE", "COMPUTE", "ISSUE", "SEND", "WAIT", "Op", "Opened", "Payload", "Row", "Steps", "opened", "rests", "row",
+    "steps_of",
 ]  # fmt: skip
 
 COMPUTE, ISSUE, WAIT, ARRIVE, SEND = range(5)
+
+
+class Payload(NamedTuple):
+    """What a collective moves.
+
+    Args:
+        call: such as "all_gather_flat".
+        size_bytes: of the larger of a member's input and output.
+        item_bytes: of an element.
+    """
+
+    call: str
+    size_bytes: int
+    item_bytes: int
 
 
 class Op(NamedTuple):
@@ -33,6 +48,7 @@ class Op(NamedTuple):
         name: "matrix", "attention" or "memory" of compute (the class that overlap knows), the call of a collective.
         channel: of a collective.
         token: of a collective, and of the WAIT for it.
+        payload: of a collective, what it moves.
     """
 
     kind: int
@@ -41,6 +57,7 @@ class Op(NamedTuple):
     name: str = ""
     channel: str = ""
     token: str = ""
+    payload: Payload | None = None
 
 
 Row = Mapping[str, int]
@@ -73,7 +90,7 @@ def steps_of(ops: Iterable[Op]) -> Steps:
     last: dict[str, str] = {}
     found: list[tuple[int, int, int, int, str, str]] = []
     host = work = lead = 0
-    for kind, dispatch_ps, work_ps, _, channel, token in ops:
+    for kind, dispatch_ps, work_ps, _, channel, token, _ in ops:
         if kind == COMPUTE:
             host += dispatch_ps
             work += work_ps
@@ -160,7 +177,7 @@ def opened(ops: Iterable[Op]) -> Opened:
     stream = host = 0
     channels: dict[str, int] = {}
     ends: dict[str, int] = {}
-    for kind, dispatch_ps, work_ps, _, channel, token in ops:
+    for kind, dispatch_ps, work_ps, _, channel, token, _ in ops:
         host += dispatch_ps
         if kind == COMPUTE:
             stream = max(stream, host) + work_ps

@@ -17,7 +17,7 @@ from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
 
 __all__ = ["PairRates", "pair_rates", "slowed"]
 
-PairRates = Callable[[str, int, str, int], tuple[float, float]]
+PairRates = Callable[[str, float, str, float], tuple[float, float]]
 """(class of compute, its picoseconds alone, call of a collective, its picoseconds alone) -> rates of both, 1 is
 alone."""
 
@@ -30,7 +30,7 @@ def pair_rates(machine: Machine) -> PairRates | None:
         return None
 
     @lru_cache(maxsize=65_536)
-    def rates(kind: str, kernel_ps: int, call: str, message_ps: int) -> tuple[float, float]:
+    def rates(kind: str, kernel_ps: float, call: str, message_ps: float) -> tuple[float, float]:
         assert law is not None
         return law(kind, kernel_ps / PS_PER_S, call, message_ps / PS_PER_S)
 
@@ -54,9 +54,8 @@ def slowed(ops: Sequence[Op], rates: PairRates | None) -> tuple[Op, ...]:
     walk.run(ops)
     found = list(ops)
     for number, work_ps in walk.taken.items():
-        kind, dispatch_ps, alone_ps, name, channel, token = ops[number]
-        if work_ps != alone_ps:
-            found[number] = Op(kind, dispatch_ps, work_ps, name, channel, token)
+        if work_ps != ops[number].work_ps:
+            found[number] = ops[number]._replace(work_ps=work_ps)
     return tuple(found)
 
 
@@ -101,7 +100,7 @@ class _Walk:
         """Do all operations."""
         stream, host, is_late = 0.0, 0.0, self._is_late
         for number, op in enumerate(ops):
-            kind, dispatch_ps, work_ps, _, channel, token = op
+            kind, dispatch_ps, work_ps, _, channel, token, _ = op
             if is_late:
                 host += dispatch_ps
             if kind == COMPUTE:

@@ -28,6 +28,7 @@ from plans.lower.symbolic import Cell, PartTemplate
 from plans.model.graph import itemsize
 from plans.program import Kind
 from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Line
+from simulator.forecast.body import Payload
 from simulator.stacks import Stack
 from simulator.stacks.base import Kernel, Message, Step
 
@@ -202,7 +203,9 @@ def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
             return Line(WAIT, dispatch, 0, token=step.token)
         cost = price_collective(machine, step.call, _members(step.axes, groups), step.size_bytes, step.item_bytes)
         dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", step.part)
-        return Line(COLLECTIVE, dispatch, cost.together_ps, plain_call(step.call), ".".join(step.axes), step.token)
+        payload = Payload(step.call, step.size_bytes, step.item_bytes)
+        call, channel = plain_call(step.call), ".".join(step.axes)
+        return Line(COLLECTIVE, dispatch, cost.together_ps, call, channel, step.token, payload)
     flops = attention_flops(step.call, step.shapes, causal=step.causal)
     if step.steps:
         cost = price_fused(machine, step.dtype, step.touched_bytes, step.steps)

@@ -8,10 +8,11 @@ from costmodels.machine.machine import Machine
 from costmodels.price.instruction import Cost, overlap_class, price
 from costmodels.price.traffic import plain_call
 from plans.errors import TwofoldError
+from plans.model.graph import itemsize
 from plans.program import Block, GroupProgram, Instruction, Kind, Program
 from plans.schedules import Schedule
 from plans.streams import stream_order
-from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
+from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op, Payload
 from simulator.forecast.rank import RankBodies, Transfers
 
 __all__ = ["bodies_of_program", "channel_name", "is_boundary", "ops_of"]
@@ -101,7 +102,7 @@ class _Reader:
                 cost = self._cost(line)
                 way = "F" if variant[0] == "F" else "B"
                 self.transfers[stage, way] = Transfers(
-                    work_ps=cost.together_ps, receive_dispatch_ps=cost.dispatch_ps,
+                    work_ps=cost.together_ps, alone_ps=cost.work_ps, receive_dispatch_ps=cost.dispatch_ps,
                     wait_dispatch_ps=self._cost(_WAIT).dispatch_ps,
                 )  # fmt: skip
 
@@ -145,9 +146,9 @@ def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ..
                 found.append(Op(WAIT, cost.dispatch_ps, token=str(line.waits)))
         elif line.kind is Kind.COLLECTIVE:
             token = line.token or f"{line.name}.blocking"
-            found.append(
-                Op(ISSUE, cost.dispatch_ps, cost.together_ps, plain_call(line.call), channel_name(line), token)
-            )
+            payload = Payload(line.call, line.message_bytes, itemsize(line.dtype))
+            call, channel = plain_call(line.call), channel_name(line)
+            found.append(Op(ISSUE, cost.dispatch_ps, cost.together_ps, call, channel, token, payload))
             if line.token is None:
                 found.append(Op(WAIT, 0, token=token))
         elif line.channel.endswith(":within"):

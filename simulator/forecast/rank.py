@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,7 @@ import numpy as np
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS
-from simulator.forecast.body import ISSUE, SEND, Op, Row, opened, rests, row, steps_of
+from simulator.forecast.body import ISSUE, SEND, WAIT, Op, Payload, Row, opened, rests, row, steps_of
 from simulator.forecast.clock_map import NEVER, MaxPlus
 from simulator.forecast.columns import PipelineCosts
 from simulator.forecast.columns.structure import CHANNELS
@@ -31,12 +32,14 @@ class Transfers:
     """What goes over one boundary of stages, in one direction.
 
     Args:
-        work_ps: on the links.
+        work_ps: on the links, of all pairs of ranks at once.
+        alone_ps: likewise of one pair.
         receive_dispatch_ps: host time to post the receive.
         wait_dispatch_ps: host time of the WAIT for the send at the end of the step.
     """
 
     work_ps: int = 0
+    alone_ps: int = 0
     receive_dispatch_ps: int = 0
     wait_dispatch_ps: int = 0
 
@@ -54,6 +57,24 @@ class RankBodies:
     begin: Ops = ()
     actions: Mapping[tuple[int, str], Ops] = field(default_factory=dict)
     end: Ops = ()
+    _issued: dict[tuple[int, str], tuple[Mapping[tuple[str, Payload], int], int]] = field(default_factory=dict)
+
+    def action(self, number: int, variant: str) -> Ops:
+        """The body of an action; that of its kind where the variant has none of its own."""
+        return self.actions.get((number, variant)) or self.actions.get((number, variant[0]), ())
+
+    def issued(self, number: int, variant: str) -> tuple[Mapping[tuple[str, Payload], int], int]:
+        """The collectives of an action, or of "begin" and "end": how many of each channel and payload, and the work in
+        picoseconds of those that the body does not wait for."""
+        key = number, variant
+        if key not in self._issued:
+            named = {"begin": self.begin, "end": self.end}
+            ops = named[variant] if variant in named else self.action(number, variant)
+            waited = {op.token for op in ops if op.kind == WAIT}
+            own = [op for op in ops if op.kind == ISSUE]
+            kinds = Counter((op.channel, op.payload) for op in own if op.payload is not None)
+            self._issued[key] = kinds, sum(op.work_ps for op in own if op.token not in waited)
+        return self._issued[key]
 
     def slowed(self, rates: PairRates | None) -> RankBodies:
         """The same with the work that operations take beside each other.
@@ -139,7 +160,7 @@ def pipeline_costs(
             ]) for way in "FB"
         },
         begin=MaxPlus.stack([own.begin(clock_of) for own in maps]),
-        end=MaxPlus.stack([own.end for own in maps]),
+        end=MaxPlus.stack([own.end(clock_of) for own in maps]),
         wait_dispatch_ps=np.full(
             schedule.num_ranks, max((each.wait_dispatch_ps for each in transfers.values()), default=0), dtype=np.int64
         ),
@@ -147,7 +168,7 @@ def pipeline_costs(
 
 
 class RankMaps:
-    """The maps of one rank's bodies, and the channels on which communication outlasts an action."""
+    """The maps of one rank's bodies, and the channels on which communication outlasts them."""
 
     def __init__(self, bodies: RankBodies) -> None:
         self._actions: dict[tuple[object, ...], MaxPlus] = {}
@@ -164,6 +185,10 @@ class RankMaps:
             for clock, coefficients in rows.items()
             if clock.startswith("channel:") and not _is_behind(coefficients, rows["stream"])
         }
+        self.channels |= {  # what opens the step outlasts it too
+            channel for channel in self._last_opened
+            if any(f"channel:{channel}" in rows["stream"] for (_, name), rows in self._rows.items() if name[0] == "F")
+        }  # fmt: skip
 
     def _of(self, ops: Ops, *, is_last: bool) -> dict[str, Row]:
         steps = steps_of(ops)
@@ -214,18 +239,18 @@ class RankMaps:
             rows[clock] = {"start": 0 if last is None else own.ends_ps[last]}
         return MaxPlus(rows=rows)
 
-    @cached_property
-    def end(self) -> MaxPlus:
-        """From the end of the last action; what the last backwards leave is in their "final"."""
+    def end(self, clock_of: Mapping[str, str]) -> MaxPlus:
+        """From the end of the last action; collectives of the last backwards that it waits for are in their "final",
+        what it issues goes behind all that is on its channel."""
         rows = {
             clock: {
                 before: constant
                 for before, constant in row(self._end, after=clock).items()
-                if before in ("stream", "host")
+                if not before.startswith("token:")
             }
             for clock in ("stream", "host")
         }
-        return MaxPlus(rows=rows)
+        return MaxPlus(rows=_renamed(rows, clock_of))
 
 
 def _is_behind(coefficients: Row, stream: Row) -> bool:

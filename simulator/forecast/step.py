@@ -5,7 +5,6 @@ Everything is that of the lowered program, block by block and micro-batch by mic
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -14,11 +13,11 @@ import numpy as np
 
 from costmodels.interval import step_interval
 from costmodels.machine.machine import Machine
-from costmodels.price.instruction import price_launch, price_transfer, price_wait
+from costmodels.price.instruction import Cost, price_launch, price_pieces, price_transfer, price_wait
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
 from plans.schedules import Schedule
-from plans.schedules.variants import VARIANTS, variant_of_rows
+from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from plans.timeline import PS_PER_S
 from simulator.engine.garbage import without_collection
 from simulator.forecast.body import COMPUTE, ISSUE, WAIT, Op
@@ -28,12 +27,16 @@ from simulator.forecast.chunks import Chunks
 from simulator.forecast.classes import class_seconds
 from simulator.forecast.clock_map import NEVER
 from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_times, pipeline_times
+from simulator.forecast.contention import Contention
 from simulator.forecast.held import RankMemory
 from simulator.forecast.overlap import pair_rates
 from simulator.forecast.rank import Transfers, pipeline_costs
 from simulator.forecast.symbolic import LoweredRank, Wanted, bodies_of_rank, lowered_rank
 
 __all__ = ["StepForecast", "backward_kinds"]
+
+_MUCH = 0.015
+"""Share of a step: what communication under way at once may cost before the step is walked by the clock."""
 
 
 @lru_cache(maxsize=256)
@@ -99,22 +102,45 @@ class StepForecast:
         found = {}
         for stage in range(self.schedule.num_stages - 1):
             here, there = placement[stage], placement[stage + 1]
-            cost = price_transfer(self.machine, here * stride, there * stride, size, stride)
-            own = Transfers(work_ps=cost.together_ps, receive_dispatch_ps=cost.dispatch_ps, wait_dispatch_ps=wait_ps)
-            found[stage, "F"] = found[stage + 1, "B"] = own
+            for key, (one, other) in (((stage, "F"), (here, there)), ((stage + 1, "B"), (there, here))):
+                cost = self._transfer(one, other, size, stride)
+                found[key] = Transfers(
+                    work_ps=cost.together_ps, alone_ps=cost.work_ps, receive_dispatch_ps=cost.dispatch_ps,
+                    wait_dispatch_ps=wait_ps,
+                )  # fmt: skip
         return found
+
+    def _transfer(self, here: int, there: int, size_bytes: int, stride: int) -> Cost:
+        """From one pipeline rank to another; on a graph of links what all pairs do to the links is found out."""
+        if self.machine.graph is None or here == there:
+            return price_transfer(self.machine, here * stride, there * stride, size_bytes, stride)
+        ends = self.degrees.stage_ranks(here), self.degrees.stage_ranks(there)
+        return price_pieces(self.machine, dict.fromkeys(zip(*ends, strict=True), size_bytes))
 
     @cached_property
     def _first_step(self) -> PipelineTimes:
         return pipeline_times(self.schedule, self.pipeline_costs)
 
+    @cached_property
+    def _contention(self) -> Contention | None:
+        """Where what is under way at once costs much."""
+        found = Contention(
+            self.degrees, self.config.kv_heads, self.machine, [rank.undisturbed for rank in self.ranks],
+            self._transfers, self.costs.sizes.arrival_bytes,
+        )  # fmt: skip
+        return found if found.most_ps > _MUCH * int(self._first_step.step_ps) else None
+
     def end_ps(self) -> int:
         """Picoseconds from the start of the first step, which all ranks begin together, to its last end."""
+        if self._contention is not None:
+            return self._contention.ends_ps(1)[0]
         return int(self._first_step.step_ps) + price_launch(self.machine)
 
     def pace_ps(self) -> int:
         """Picoseconds from the end of the first step to the end of the second, which every rank begins when its first
         is over: in schedules whose ranks do not end together, steps overlap."""
+        if self._contention is not None:
+            return _last_interval(self._contention.ends_ps(self._num_paced))
         return self._pace_ps(self.pipeline_costs, self._first_step)
 
     def _pace_ps(self, costs: PipelineCosts, first: PipelineTimes) -> int:
@@ -123,8 +149,15 @@ class StepForecast:
         second = pipeline_times(self.schedule, costs, start_ps=first.end_ps)
         return int(second.end_ps.max() - first.end_ps.max()) + price_launch(self.machine)
 
+    @property
+    def _num_paced(self) -> int:
+        """Steps that show the pace."""
+        return 1 if self.schedule.num_ranks == 1 else 2
+
     def changed_pace_ps(self, change: Callable[[str, Op], Op], transfers: float = 1.0) -> int:
         """The pace if operations took other times (`RankBodies.changed`), and transfers between stages longer."""
+        if self._contention is not None:
+            return _last_interval(self._contention.ends_ps(self._num_paced, change, transfers))
         bodies = {id(rank): rank.bodies.changed(change) for rank in self.ranks}
         longer = {key: replace(each, work_ps=round(each.work_ps * transfers)) for key, each in self._transfers.items()}
         costs = pipeline_costs(self.schedule, [bodies[id(rank)] for rank in self.ranks], longer)
@@ -147,7 +180,7 @@ class StepForecast:
     def _forecast(self) -> Forecast:
         step_s = self.pace_ps() / PS_PER_S
         figures = [
-            rank.figures(counts) for rank, counts in zip(self.ranks, _counts(self.schedule), strict=True)
+            rank.figures(counts) for rank, counts in zip(self.ranks, counts_of_variants(self.schedule), strict=True)
         ]  # fmt: skip
         peaks = [rank.peak(self.schedule, stages) for rank, stages in zip(self.ranks, self.stages_of, strict=True)]
         peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
@@ -188,19 +221,6 @@ class StepForecast:
         return (np.diff(waits[table.rank_start]) / PS_PER_S).tolist()
 
 
-@lru_cache(maxsize=256)
-def _counts(schedule: Schedule) -> tuple[tuple[tuple[int, str, int], ...], ...]:
-    """Per pipeline rank (number of the chunk on the rank, variant, how many of its actions are of it)."""
-    table, variants = schedule.table, variant_of_rows(schedule)
-    found = []
-    for rank in range(schedule.num_ranks):
-        rows = slice(int(table.rank_start[rank]), int(table.rank_start[rank + 1]))
-        number = {stage: place for place, stage in enumerate(schedule.stages_of(rank))}
-        counts = Counter(zip(table.stage[rows].tolist(), variants[rows].tolist(), strict=True))
-        found.append(tuple((number[stage], VARIANTS[own], count) for (stage, own), count in counts.items()))
-    return tuple(found)
-
-
 @dataclass(frozen=True, slots=True)
 class _RankKey:
     """What a rank's bodies depend on; equal for configurations that differ in data that no rank sees."""
@@ -239,9 +259,10 @@ class _Rank:
     def __init__(self, key: _RankKey, lowered: LoweredRank) -> None:
         self._costs = key.costs
         self.lowered = lowered
-        self.bodies = bodies_of_rank(key.costs, lowered).slowed(pair_rates(key.costs.machine))
+        self.undisturbed = bodies_of_rank(key.costs, lowered)
+        self.bodies = self.undisturbed.slowed(pair_rates(key.costs.machine))
         self._figures: dict[tuple[int, str], _Figures] = {}
-        self._sums: dict[tuple[tuple[int, str, int], ...], _Figures] = {}
+        self._sums: dict[tuple[tuple[tuple[int, str], int], ...], _Figures] = {}
         self._peaks: dict[tuple[Schedule, tuple[int, ...]], tuple[int, dict[str, int]]] = {}
         self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
 
@@ -252,18 +273,19 @@ class _Rank:
             self._peaks[key] = self._memory.peak(schedule, stages)
         return self._peaks[key]
 
-    def figures(self, counts: tuple[tuple[int, str, int], ...]) -> _Figures:
-        """Of a step; `counts` as of `_counts`."""
-        if counts not in self._sums:
-            self._sums[counts] = self._sum(counts)
-        return self._sums[counts]
+    def figures(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
+        """Of a step; `counts` as of `counts_of_variants`."""
+        key = tuple(counts.items())
+        if key not in self._sums:
+            self._sums[key] = self._sum(counts)
+        return self._sums[key]
 
-    def _sum(self, counts: tuple[tuple[int, str, int], ...]) -> _Figures:
+    def _sum(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
         compute = host = 0.0
         exposed: dict[str, float] = {}
         kernels: dict[str, float] = {}
         for key, count in (
-            *(((number, variant), count) for number, variant, count in counts),
+            *counts.items(),
             ((-1, "end"), 1),
         ):
             own = self._of(key)
@@ -283,10 +305,14 @@ class _Rank:
                 exposed = {call: both[call] - alone.get(call, 0) for call in both if both[call] > alone.get(call, 0)}
                 self._figures[key] = _figures(own.end, exposed, is_update=True)
             else:
-                ops = own.actions.get(key) or own.actions.get((key[0], key[1][0]), ())
+                ops = own.action(*key)
                 before = own.begin if key == (0, "F.first") else ()  # it waits for the gathers that open the step
                 self._figures[key] = _figures(ops, _walked((*before, *ops)))
         return self._figures[key]
+
+
+def _last_interval(ends_ps: Sequence[int]) -> int:
+    return ends_ps[-1] - ([0, *ends_ps])[-2]
 
 
 def _figures(ops: Sequence[Op], exposed: Mapping[str, int], *, is_update: bool = False) -> _Figures:

@@ -1,0 +1,331 @@
+"""What communication under way at once costs a configuration, and its step walked by the clock where that is much.
+
+A collective is priced together with its siblings, which run at the same time (`Cost.together_ps`), and the maps of
+clocks know what it does to the compute of its body. They leave out that communication of several kinds shares links:
+collectives on other channels of the rank, those of other pipeline ranks, transfers; and that transfers and what
+outlasts a body slow compute. `Contention.most_ps` says what this may cost at most; where it is much, `ends_ps` walks
+the step (`simulator.forecast.walk`) with the claims on links that the engine's meetings have, all siblings together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from costmodels.machine.machine import Machine
+from costmodels.price.group import mesh_group
+from costmodels.price.instruction import price_collective, price_launch
+from costmodels.price.links import collective_claims, transfer_claims
+from costmodels.price.sharing import claims_of
+from costmodels.price.traffic import plain_call
+from plans.degrees import Degrees
+from plans.degrees.groups import mesh_axes
+from plans.layout import Layout
+from plans.schedules import Schedule
+from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
+from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op, Payload
+from simulator.forecast.overlap import pair_rates
+from simulator.forecast.rank import RankBodies, Transfers
+from simulator.forecast.walk import POST, Actions, Line, Run, Transmission, Way, walked
+
+__all__ = ["Contention"]
+
+Needs = Mapping[Hashable, float]
+"""Link -> the share that all siblings need of it at rate 1."""
+
+Ops = tuple[Op, ...]
+
+_SLOWED_BY_TRANSFERS, _SLOWED_BY_CARRIED = 0.3, 0.1
+"""What compute loses while a transfer runs beside it, as matrix products do on the measured machines; of what outlasts
+a body, which the maps follow in part, a third of that."""
+
+_ROOM = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Communication of one kind on one stream, where only one is under way at a time; `count` times in a step."""
+
+    stream: Hashable
+    call: str
+    alone_ps: int
+    together_ps: int
+    needs: Needs
+    count: int
+
+
+class Contention:
+    """What the ranks of a configuration have under way at once.
+
+    Args:
+        degrees: of the configuration.
+        kv_heads: of its model.
+        machine: that it runs on.
+        bodies: of each pipeline rank, undisturbed.
+        transfers: (sending stage, "F" or "B") -> what goes over a boundary.
+        arrival_bytes: that one rank sends over a boundary.
+    """
+
+    def __init__(
+        self,
+        degrees: Degrees,
+        kv_heads: int,
+        machine: Machine,
+        bodies: Sequence[RankBodies],
+        transfers: Mapping[tuple[int, str], Transfers],
+        arrival_bytes: int,
+    ) -> None:
+        self._machine = machine
+        self._schedule: Schedule = degrees.pipeline
+        self._bodies = bodies
+        self._transfers = transfers
+        axes = mesh_axes(dp=degrees.dp, cp=degrees.cp, tp=degrees.tp, num_kv_heads=kv_heads, ep=degrees.ep)
+        self._meshes = [axes.mesh(degrees.stage_ranks(rank)) for rank in range(degrees.pp)]
+        self._arrival_bytes = arrival_bytes
+
+    @cached_property
+    def _kinds(self) -> Mapping[Hashable, _Kind]:
+        """By (pipeline rank, channel, payload) or (sending stage, direction)."""
+        found = dict(self._moving)
+        for rank, counts in enumerate(self._collectives):
+            for (channel, payload), count in counts.items():
+                axes = tuple(channel.removesuffix(":weights").split("."))
+                alone_ps, together_ps, needs = _family(self._machine, self._meshes[rank], axes, payload)
+                found[rank, channel, payload] = _Kind(
+                    (rank, channel), plain_call(payload.call), alone_ps, together_ps, needs, count
+                )
+        return found
+
+    @cached_property
+    def _moving(self) -> Mapping[Hashable, _Kind]:
+        """The transfers."""
+        found: dict[Hashable, _Kind] = {}
+        for key, each in self._transfers.items():
+            here, there = self._ends(key)
+            if here != there:
+                pairs = tuple(zip(self._meshes[here].rank_list, self._meshes[there].rank_list, strict=True))
+                needs = _pairs_need(self._machine, pairs, self._arrival_bytes, each.alone_ps)
+                count = self._schedule.num_micro_batches
+                found[key] = _Kind(key, "transfer", each.alone_ps, each.work_ps, needs, count)
+        return found
+
+    @cached_property
+    def _collectives(self) -> Sequence[Counter[tuple[str, Payload]]]:
+        """Per pipeline rank how many of each kind it issues in a step."""
+        found = []
+        for counts, bodies in zip(counts_of_variants(self._schedule), self._bodies, strict=True):
+            total: Counter[tuple[str, Payload]] = Counter()
+            for key, count in (*counts.items(), ((-1, "begin"), 1), ((-1, "end"), 1)):
+                for kind, number in bodies.issued(*key)[0].items():
+                    total[kind] += count * number
+            found.append(total)
+        return found
+
+    def _ends(self, key: tuple[int, str]) -> tuple[int, int]:
+        """The pipeline ranks at the ends of a transfer."""
+        stage, way = key
+        return self._schedule.placement[stage], self._schedule.placement[stage + (1 if way == "F" else -1)]
+
+    # ----------------------------------------------------------------------------------------- what it may cost
+
+    @property
+    def most_ps(self) -> float:
+        """What the maps of clocks leave out in a step, at most.
+
+        On a link that streams share, none of them is delayed by longer than all others take on it, but for the
+        busiest; compute is slowed while transfers, or collectives that outlast bodies, run.
+        """
+        slowed = _SLOWED_BY_TRANSFERS * self._moved_ps + _SLOWED_BY_CARRIED * self._carried_ps
+        return self._shared_ps + (slowed if self._machine.overlap else 0.0)
+
+    @cached_property
+    def _claiming(self) -> Mapping[Hashable, _Kind]:
+        """The kinds that may share links with others."""
+        return self._kinds if self._machine.shares_ways else self._moving
+
+    @property
+    def _shared_ps(self) -> float:
+        busy: dict[Hashable, dict[Hashable, float]] = {link: {} for link in self._links}
+        for kind in self._claiming.values():
+            for link, share in kind.needs.items():
+                if link in busy:
+                    filled_ps = kind.count * share * kind.alone_ps
+                    busy[link][kind.stream] = busy[link].get(kind.stream, 0.0) + filled_ps
+        return max([sum(own.values()) - max(own.values()) for own in busy.values()], default=0.0)
+
+    @property
+    def _moved_ps(self) -> int:
+        """The transfers of the busiest rank."""
+        total: Counter[int] = Counter()
+        for key, each in self._transfers.items():
+            here, there = self._ends(key)
+            if here != there:
+                moved_ps = self._schedule.num_micro_batches * each.work_ps
+                total.update({here: moved_ps, there: moved_ps})
+        return max(total.values(), default=0)
+
+    @property
+    def _carried_ps(self) -> int:
+        """The collectives of the busiest rank that its bodies leave under way."""
+        return max(
+            sum(count * bodies.issued(*key)[1] for key, count in counts.items()) + bodies.issued(-1, "begin")[1]
+            for counts, bodies in zip(counts_of_variants(self._schedule), self._bodies, strict=True)
+        )
+
+    @cached_property
+    def _links(self) -> Sequence[Hashable]:
+        """The links that can be short of room, one of those on which the same kinds need the same."""
+        most: dict[Hashable, dict[Hashable, float]] = {}
+        needed: dict[Hashable, list[tuple[int, float]]] = {}
+        for number, kind in enumerate(self._claiming.values()):
+            for link, share in kind.needs.items():
+                own = most.setdefault(link, {})
+                own[kind.stream] = max(own.get(kind.stream, 0.0), share)
+                needed.setdefault(link, []).append((number, share))
+        found: dict[tuple[tuple[int, float], ...], Hashable] = {}
+        for link, own in most.items():
+            if sum(own.values()) > _ROOM:
+                found.setdefault(tuple(needed[link]), link)
+        return list(found.values())
+
+    # ------------------------------------------------------------------------------------------------ the walk
+
+    def ends_ps(self, num_steps: int, change: Callable[[str, Op], Op] | None = None, longer: float = 1.0) -> list[int]:
+        """When each of some steps ends, in picoseconds.
+
+        Args:
+            num_steps: one after the other.
+            change: of operations, as of `RankBodies.changed`.
+            longer: how much longer transfers take.
+        """
+        bodies = self._bodies if change is None else [own.changed(change) for own in self._bodies]
+        meetings = {key: self._meeting(kind) for key, kind in self._kinds.items()}
+        ways = {}
+        for key, each in self._transfers.items():
+            meeting = meetings.get(key)
+            if meeting is not None and longer != 1.0:
+                meeting = replace(meeting, work_ps=meeting.work_ps * longer)
+            ways[key] = Way(meeting, each.wait_dispatch_ps)
+        ranks = [self._actions(_Writer(rank, self._kinds, meetings, own), ways) for rank, own in enumerate(bodies)]
+        ends = walked(ranks, pair_rates(self._machine), launch_ps=price_launch(self._machine), num_steps=num_steps)
+        return [round(max(own)) for own in ends]
+
+    def _meeting(self, kind: _Kind) -> Transmission:
+        claims = ((number, kind.needs.get(link, 0.0)) for number, link in enumerate(self._links))
+        return Transmission(kind.call, float(kind.alone_ps), tuple([each for each in claims if each[1]]))
+
+    def _actions(self, writer: _Writer, ways: Mapping[tuple[int, str], Way]) -> Actions:
+        """A rank's step: the receive of an action is posted before the action ahead of it (`plans.lower`)."""
+        schedule, rank = self._schedule, writer.rank
+        first, variants = int(schedule.table.rank_start[rank]), variant_of_rows(schedule)
+        numbers = {stage: number for number, stage in enumerate(schedule.stages_of(rank))}
+        actions: list[tuple[Sequence[Line], Way | None, Way | None]] = []
+        posts: list[tuple[Sequence[Line], Way | None, Way | None]] = []
+        for place, action in enumerate(schedule.order[rank]):
+            stage, variant = action.stage, VARIANTS[variants[first + place]]
+            source, target = ((stage - 1, "F"), (stage, "F")) if variant[0] == "F" else ((stage + 1, "B"), (stage, "B"))
+            lines = writer.action(numbers[stage], variant)
+            receives = [Line(POST, self._transfers[source].receive_dispatch_ps) for op in lines if op.kind == ARRIVE]
+            posts.append((receives, ways.get(source), None))
+            actions.append((lines, ways.get(source), ways.get(target)))
+        step = [(writer.begin, None, None), *posts[:1]]
+        for own, following in zip(actions, [*posts[1:], ((), None, None)], strict=True):
+            step += [following, own]
+        return [*step, (writer.end, None, None)]
+
+
+class _Writer:
+    """Writes the bodies of a pipeline rank as lines of the walk, each once.
+
+    Collectives for which the stream waits at once, and that find room on every link and their channel free, are parts
+    of runs.
+    """
+
+    def __init__(
+        self, rank: int, kinds: Mapping[Hashable, _Kind], meetings: Mapping[Hashable, Transmission], bodies: RankBodies
+    ) -> None:
+        self.rank = rank
+        self._kinds = kinds
+        self._meetings = meetings
+        self._bodies = bodies
+        self._known: dict[int, Sequence[Line]] = {}
+        self._waited_at_once = _waited_at_once((bodies.begin, *bodies.actions.values(), bodies.end))
+
+    @property
+    def begin(self) -> Sequence[Line]:
+        """What opens a step."""
+        return self._lines(self._bodies.begin)
+
+    @property
+    def end(self) -> Sequence[Line]:
+        """What closes it."""
+        return self._lines(self._bodies.end)
+
+    def action(self, number: int, variant: str) -> Sequence[Line]:
+        """Of a chunk of the rank."""
+        ops = self._bodies.action(number, variant)
+        if id(ops) not in self._known:
+            self._known[id(ops)] = self._lines(ops)
+        return self._known[id(ops)]
+
+    def _lines(self, ops: Ops) -> Sequence[Line]:
+        found: list[Line] = []
+        run: list[Op] = []
+        for op in ops:
+            meeting, work_ps = None, 0.0
+            if op.kind == ISSUE:
+                key = self.rank, op.channel, op.payload
+                meeting, kind = self._meetings[key], self._kinds[key]
+                work_ps = kind.alone_ps * op.work_ps / kind.together_ps  # of one that is changed in proportion
+            if op.kind == COMPUTE or (op.kind == WAIT and run and op.token == run[-1].token):
+                run.append(op)
+            elif meeting is not None and op.channel in self._waited_at_once and not meeting.claims:
+                run.append(op._replace(name="", work_ps=round(work_ps)))
+            else:
+                if run:
+                    found.append(Line(COMPUTE, run=Run(run)))
+                    run = []
+                found.append(Line(op.kind, op.dispatch_ps, work_ps, op.token, op.channel, meeting))
+        if run:
+            found.append(Line(COMPUTE, run=Run(run)))
+        return found
+
+
+def _waited_at_once(bodies: Iterable[Ops]) -> Collection[str]:
+    """The channels on which the stream waits at once for everything that is issued."""
+    found, others = set[str](), set[str]()
+    for ops in bodies:
+        for op, following in zip(ops, (*ops[1:], *ops[:1]), strict=True):
+            if op.kind == ISSUE:
+                is_waited = following.kind == WAIT and following.token == op.token
+                (found if is_waited else others).add(op.channel)
+    return found - others
+
+
+@lru_cache(maxsize=16_384)
+def _family(machine: Machine, mesh: Layout, axes: tuple[str, ...], payload: Payload) -> tuple[int, int, Needs]:
+    """A collective of all groups along some axes: alone, beside its siblings, and what they need of links."""
+    group = mesh_group(machine, mesh, axes)
+    cost = price_collective(machine, payload.call, group, payload.size_bytes, payload.item_bytes)
+    needs: dict[Hashable, float] = {}
+    if cost.work_ps and machine.shares_ways:
+        for members in mesh.groups(axes):
+            filled = collective_claims(machine, payload.call, members, payload.size_bytes, payload.item_bytes, group)
+            for link, share in claims_of(filled, cost.work_ps):
+                needs[link] = needs.get(link, 0.0) + float(share)
+    return cost.work_ps, cost.together_ps, needs
+
+
+@lru_cache(maxsize=4096)
+def _pairs_need(machine: Machine, pairs: tuple[tuple[int, int], ...], size_bytes: int, work_ps: int) -> Needs:
+    """What transfers between the ranks of two stages need: of the ports of their ends, and of shared links."""
+    needs: dict[Hashable, float] = {}
+    if machine.graph is None:  # the ports of one pair stand for those of all
+        tier = machine.tier(pairs[0])
+        needs["out", tier, pairs[0][0]] = needs["in", tier, pairs[0][1]] = 1.0
+    for pair in pairs if machine.shares_ways else ():
+        for link, share in claims_of(transfer_claims(machine, pair, size_bytes), work_ps):
+            needs[link] = needs.get(link, 0.0) + float(share)
+    return needs

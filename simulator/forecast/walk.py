@@ -1,0 +1,429 @@
+"""A step walked by the clock: one rank of every pipeline rank, with all that is under way at once.
+
+The maps of clocks (`simulator.forecast.clock_map`) know what a rank does one after the other, not what others do
+meanwhile. Here all pipeline ranks go side by side, one rank for all of a stage, as equal ranks do equal things at equal
+times: communication that is under way at once shares links max-min fairly (`costmodels.price.sharing`), and slows
+compute on both of its ends. The rules are those of `simulator.engine`; times are floating-point picoseconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from costmodels.price.sharing import max_min_rates
+from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
+from simulator.forecast.overlap import PairRates
+
+__all__ = ["Actions", "Line", "Run", "Transmission", "Way", "walked"]
+
+POST, SENT = 5, 6
+"""Lines beside those of a body: a receive is posted; all sends of the step are waited for."""
+
+_BEGIN, _END, _WAKE = range(3)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transmission:
+    """Communication of one kind, with that of all sibling groups.
+
+    Args:
+        call: of the collective, or "transfer".
+        work_ps: alone.
+        claims: (number of a link, what all siblings need of it at rate 1), of the links that may be short.
+    """
+
+    call: str
+    work_ps: float
+    claims: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """From one pipeline rank to another: the k-th SEND meets the k-th receive.
+
+    Args:
+        meeting: each of them; None: both are one rank, and nothing moves.
+        wait_ps: host time of the WAIT for a send at the end of the step.
+    """
+
+    meeting: Transmission | None
+    wait_ps: int
+    early: deque[_Flow] = field(default_factory=deque)
+    is_sent_early: bool = False
+    arriving: deque[_Flow] = field(default_factory=deque)
+    channel: deque[_Flow] = field(default_factory=deque)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """What a rank does next.
+
+    Args:
+        kind: of an operation of a body; COMPUTE is a whole run.
+        dispatch_ps: host time.
+        work_ps: of a collective.
+        token, channel, meeting: of a collective.
+        run: of COMPUTE.
+    """
+
+    kind: int
+    dispatch_ps: int = 0
+    work_ps: float = 0
+    token: str = ""
+    channel: str = ""
+    meeting: Transmission | None = None
+    run: Run | None = None
+
+
+class Run:
+    """Operations on the compute stream, one after the other.
+
+    Args:
+        parts: COMPUTE, and what the stream waits for with nothing else under way: such a part has no name.
+    """
+
+    __slots__ = ("_ahead", "_dispatch", "_work", "parts")
+
+    def __init__(self, parts: Sequence[Op]) -> None:
+        self.parts = tuple(parts)
+        self._dispatch, self._work = [0], [0]
+        for op in parts:
+            self._dispatch.append(self._dispatch[-1] + op.dispatch_ps)
+            self._work.append(self._work[-1] + op.work_ps)
+        leads = [issued - done for issued, done in zip(self._dispatch[1:], self._work, strict=False)]
+        self._ahead = list(accumulate(reversed(leads), max))[::-1]
+
+    def ends(self, first: int, host: float, stream: float) -> tuple[float, float]:
+        """When host and stream are free after its parts from `first` on, if nothing slows them."""
+        work, dispatch = self._work, self._dispatch
+        ready = stream + work[-1] - work[first]
+        late = host - dispatch[first] + self._ahead[first] + work[-1]
+        return host + dispatch[-1] - dispatch[first], ready if ready > late else late
+
+
+Actions = Sequence[tuple[Sequence[Line], Way | None, Way | None]]
+"""A rank's step: (lines, the way on which they receive, the way on which they send)."""
+
+
+class _Flow:
+    """Communication that is posted, under way or over; `end` is -1 until it is over."""
+
+    __slots__ = ("channel", "end", "left", "limit", "meeting", "ranks", "rate", "ready", "since", "version", "waiting")
+
+    def __init__(self, meeting: Transmission | None, work_ps: float, rank: _Rank, posted: float) -> None:
+        self.meeting = meeting
+        self.left = work_ps
+        self.ranks = [rank]
+        self.ready = posted
+        self.end = -1.0
+        self.limit = self.rate = self.since = 0.0
+        self.version = 0
+        self.waiting: list[_Rank] = []
+        self.channel: deque[_Flow] = deque()
+
+
+class _Rank:
+    """A rank's device: what communicates there (`active`), what will (`pending`), and the operation under way."""
+
+    __slots__ = (
+        "active", "channels", "ends", "is_quiet", "left", "op", "pending", "process", "rate", "since", "version",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.active: dict[_Flow, None] = {}
+        self.channels: dict[str, deque[_Flow]] = {}
+        self.pending = self.version = 0
+        self.op: Op | None = None
+        self.left = self.rate = self.since = 0.0
+        self.is_quiet = False
+        self.ends: list[float] = []
+        self.process: Generator[None, None, None]
+
+
+def walked(
+    ranks: Sequence[Actions], rates: PairRates | None, *, launch_ps: int = 0, num_steps: int = 1
+) -> list[tuple[float, ...]]:
+    """When every rank ends its steps, in picoseconds: for each step one time per rank.
+
+    Args:
+        ranks: what each does in a step.
+        rates: of compute and communication beside each other; None: they do not slow each other.
+        launch_ps: host time at the start of a step.
+        num_steps: one after the other, on every rank.
+
+    >>> meeting = Transmission("all_gather", 100.0, claims=((0, 0.8),))
+    >>> gather = [Line(ISSUE, 0, 100.0, token="t", channel="dp", meeting=meeting), Line(WAIT, 0, token="t")]
+    >>> walked([[(gather, None, None)]] * 2, None)
+    [(160.0, 160.0)]
+    """
+    walk = _Walk(rates)
+    for actions in ranks:
+        walk.add(actions, launch_ps, num_steps)
+    walk.run()
+    return list(zip(*(rank.ends for rank in walk.ranks), strict=True))
+
+
+class _Walk:
+    """The clock, and all that is under way."""
+
+    def __init__(self, rates: PairRates | None) -> None:
+        self.ranks: list[_Rank] = []
+        self._rates = rates
+        self._now = 0.0
+        self._number = 0
+        self._events: list[tuple[float, int, int, _Flow | _Rank, int]] = []
+        self._sharing: dict[_Flow, None] = {}
+        self._known: dict[tuple[tuple[Transmission | None, float], ...], Sequence[float]] = {}
+
+    def add(self, actions: Actions, launch_ps: int, num_steps: int) -> None:
+        """Another rank."""
+        rank = _Rank()
+        rank.process = self._process(rank, actions, launch_ps, num_steps)
+        self.ranks.append(rank)
+
+    def run(self) -> None:
+        """Let time pass until nothing happens any more."""
+        for rank in self.ranks:
+            next(rank.process, None)
+        events = self._events
+        while events:
+            time, _, kind, what, version = heappop(events)
+            if what.version != version:
+                continue
+            self._now = time
+            if isinstance(what, _Rank):
+                next(what.process, None)
+            elif kind == _BEGIN:
+                self._begin(what)
+            else:
+                self._end(what)
+
+    def _at(self, time: float, kind: int, what: _Flow | _Rank) -> None:
+        self._number += 1
+        heappush(self._events, (time, self._number, kind, what, what.version))
+
+    # ------------------------------------------------------------------------------------------------ a rank
+
+    def _process(self, rank: _Rank, actions: Actions, launch_ps: int, num_steps: int) -> Generator[None, None, None]:
+        host = stream = 0.0
+        for _ in range(num_steps):
+            host += launch_ps
+            issued: dict[str, _Flow] = {}
+            sent: list[tuple[_Flow, int]] = []
+            for lines, source, target in actions:
+                for line in lines:
+                    kind = line.kind
+                    if kind == COMPUTE:
+                        assert line.run is not None
+                        if rank.pending:
+                            host, stream = yield from self._run(rank, line.run, host, stream)
+                        else:
+                            host, stream = line.run.ends(0, host, stream)
+                        continue
+                    host += line.dispatch_ps
+                    posted = host if host > stream else stream
+                    if kind == ISSUE:
+                        issued[line.token] = self._issue(rank, line, posted)
+                        continue
+                    if kind == WAIT:
+                        flow = issued.get(line.token)
+                    elif kind == POST:
+                        assert source is not None
+                        source.arriving.append(self._meet(source, rank, posted, is_send=False))
+                        continue
+                    elif kind == SEND:
+                        assert target is not None
+                        sent.append((self._meet(target, rank, posted, is_send=True), target.wait_ps))
+                        continue
+                    elif kind == ARRIVE:
+                        assert source is not None
+                        flow = source.arriving.popleft()
+                    else:
+                        raise AssertionError(f"a line of kind {kind}")
+                    if flow is not None:
+                        if flow.end < 0:
+                            flow.waiting.append(rank)
+                            yield
+                        if flow.end > stream:
+                            stream = flow.end
+            for flow, wait_ps in (*sent, *((each, 0) for each in issued.values())):
+                host += wait_ps
+                if flow.end < 0:
+                    flow.waiting.append(rank)
+                    yield
+                if flow.end > stream:
+                    stream = flow.end
+            host = stream = max(host, stream)
+            rank.ends.append(stream)
+
+    def _run(self, rank: _Rank, run: Run, host: float, stream: float) -> Generator[None, None, tuple[float, float]]:
+        """A run: all at once while nothing communicates on the device, else one operation after the other."""
+        parts, at = run.parts, 0
+        while at < len(parts):
+            if not rank.active:
+                ended_host, ended = run.ends(at, host, stream)
+                if ended > self._now:
+                    rank.is_quiet = True
+                    yield from self._until(rank, ended)
+                    rank.is_quiet = False
+                if ended <= self._now:
+                    return ended_host, ended
+                while True:  # communication has begun
+                    op = parts[at]
+                    begins = max(stream, host + op.dispatch_ps)
+                    if begins + op.work_ps > self._now:
+                        break
+                    host, stream = host + op.dispatch_ps, begins + op.work_ps
+                    at += 1
+                if begins < self._now:
+                    host += op.dispatch_ps
+                    yield from self._compute(rank, op, begins + op.work_ps - self._now)
+                    stream = self._now
+                    at += 1
+                continue
+            op = parts[at]
+            host += op.dispatch_ps
+            stream = max(stream, host)
+            at += 1
+            if op.work_ps:
+                if stream > self._now:
+                    yield from self._until(rank, stream)
+                yield from self._compute(rank, op, op.work_ps)
+                stream = self._now
+        return host, stream
+
+    def _until(self, rank: _Rank, time: float) -> Generator[None, None, None]:
+        self._at(time, _WAKE, rank)
+        yield
+        rank.version += 1
+
+    def _compute(self, rank: _Rank, op: Op, left: float) -> Generator[None, None, None]:
+        """An operation, or what is left of it, beside what communicates."""
+        rank.op, rank.left, rank.rate, rank.since = op, left, 0.0, self._now
+        self._update((rank,))
+        yield
+        rank.version += 1
+        rank.op = None
+        self._update((rank,))
+
+    # ----------------------------------------------------------------------------------------- communication
+
+    def _issue(self, rank: _Rank, line: Line, posted: float) -> _Flow:
+        flow = _Flow(line.meeting, line.work_ps, rank, posted)
+        flow.channel = rank.channels.setdefault(line.channel, flow.channel)
+        self._enter(flow)
+        return flow
+
+    def _meet(self, way: Way, rank: _Rank, posted: float, *, is_send: bool) -> _Flow:
+        """One side of the next transfer on a way is posted."""
+        early = way.early
+        if not early or way.is_sent_early is is_send:
+            way.is_sent_early = is_send
+            flow = _Flow(way.meeting, way.meeting.work_ps if way.meeting else 0.0, rank, posted)
+            early.append(flow)
+            if self._rates is not None and way.meeting is not None:
+                rank.pending += 1
+            return flow
+        flow = early.popleft()
+        flow.ready = max(flow.ready, posted)
+        if way.meeting is not None:
+            flow.ranks.append(rank)
+        flow.channel = way.channel
+        if self._rates is not None and way.meeting is not None:
+            flow.ranks[0].pending -= 1
+        self._enter(flow)
+        return flow
+
+    def _enter(self, flow: _Flow) -> None:
+        """Communication that all of its ranks have posted goes behind what is on its channel."""
+        if self._rates is not None and flow.left:
+            for rank in flow.ranks:
+                rank.pending += 1
+        flow.channel.append(flow)
+        if flow.channel[0] is flow:
+            self._at(max(flow.ready, self._now), _BEGIN, flow)
+
+    def _begin(self, flow: _Flow) -> None:
+        if not flow.left:
+            self._end(flow)
+            return
+        flow.since, flow.limit = self._now, 1.0
+        if flow.meeting is not None and flow.meeting.claims:
+            self._sharing[flow] = None
+        for rank in flow.ranks if self._rates is not None else ():
+            rank.active[flow] = None
+        self._update(flow.ranks, {flow: None})
+        for rank in flow.ranks:
+            if rank.is_quiet:
+                next(rank.process, None)
+
+    def _end(self, flow: _Flow) -> None:
+        flow.end = self._now
+        flow.version += 1
+        channel = flow.channel
+        channel.popleft()
+        if channel:
+            self._at(max(channel[0].ready, self._now), _BEGIN, channel[0])
+        if flow.limit:  # it has begun
+            was_shared = flow in self._sharing
+            if was_shared:
+                del self._sharing[flow]
+            for rank in flow.ranks if self._rates is not None else ():
+                rank.pending -= 1
+                del rank.active[flow]
+            self._update(flow.ranks, is_freed=was_shared)
+        for rank in flow.waiting:
+            next(rank.process, None)
+
+    # ------------------------------------------------------------------------------------------------- rates
+
+    def _update(
+        self, ranks: Iterable[_Rank], begun: dict[_Flow, None] | None = None, *, is_freed: bool = False
+    ) -> None:
+        """Find the rates anew of what is under way on some ranks, of a flow that has begun, and of what shares links
+        with them; `is_freed` says that a flow which did is over."""
+        changed = begun or {}
+        for rank in ranks:
+            op, slowest = rank.op, 1.0
+            for flow in rank.active:
+                changed[flow] = None
+                if op is not None:
+                    slowest = min(slowest, self._pair(op, flow)[0])
+            if op is not None and slowest != rank.rate:
+                rank.left -= (self._now - rank.since) * rank.rate
+                rank.since, rank.rate = self._now, slowest
+                rank.version += 1
+                self._at(self._now + rank.left / slowest, _WAKE, rank)
+        for flow in changed:
+            flow.limit = min([1.0, *(self._pair(rank.op, flow)[1] for rank in flow.ranks if rank.op is not None)])
+            if flow in self._sharing:
+                is_freed = True
+            else:
+                self._set(flow, flow.limit)
+        if is_freed and self._sharing:
+            self._share()
+
+    def _pair(self, op: Op, flow: _Flow) -> tuple[float, float]:
+        assert self._rates is not None and flow.meeting is not None
+        return self._rates(op.name, op.work_ps, flow.meeting.call, flow.meeting.work_ps)
+
+    def _share(self) -> None:
+        """The rates of all that claims links."""
+        key = tuple([(flow.meeting, flow.limit) for flow in self._sharing])
+        found = self._known.get(key)
+        if found is None:
+            claims = [meeting.claims for meeting, _ in key if meeting is not None]
+            found = self._known[key] = max_min_rates([limit for _, limit in key], claims)
+        for flow, rate in zip(self._sharing, found, strict=True):
+            self._set(flow, rate)
+
+    def _set(self, flow: _Flow, rate: float) -> None:
+        if rate != flow.rate:
+            flow.left -= (self._now - flow.since) * flow.rate
+            flow.since, flow.rate = self._now, rate
+            flow.version += 1
+            self._at(self._now + flow.left / rate, _END, flow)
