@@ -60,10 +60,10 @@ CLOCK_POWER = 2.5
 MEMORY_J_PER_BYTE = 36e-12
 """What memory on the package draws for a byte (assumed: 4.5 pJ a bit)."""
 
-UNEXPLAINED = Interval(low=0.96, high=1.07)
-"""What the spreads of prices do not explain. Of 19 steps of our own transformers on 1 to 4 H200 and on an H100 that no
-host set the pace of (benchmarks/data/*-third-steps-*, h100-sxm-steps), none of them fitted, measured over predicted was
-0.955 to 1.066 (5 % and 95 % quantiles); prices alone explain 0.965 to 1.04."""
+UNEXPLAINED = Interval(low=0.955, high=1.045)
+"""What the spreads of prices do not explain. Of 17 replayed steps of our own transformers on 1 and 2 H200
+(benchmarks/data/h200-fourth-steps-*, the plans of the third set without context parallelism), none of them fitted,
+measured over predicted was 0.935 to 1.054 (5 % and 95 % quantiles); prices alone explain 0.963 to 1.038."""
 
 LEAST_REPEATED = 8
 
@@ -273,7 +273,7 @@ def with_power_limit(device: Device, bounds: tuple[float, float], date: str) -> 
 
 def with_interval(device: Device, status: Literal["measured", "assumed"], date: str) -> Device:
     """`device` with `UNEXPLAINED`, which is measured where its steps were."""
-    source = "19 device-bound steps of own transformers on 1 to 4 H200 and an H100, beyond what the spreads explain"
+    source = "17 replayed steps of own transformers on 1 and 2 H200, beyond what the spreads explain"
     says = Provenance(status=status, source=source, date=date)
     return msgspec.structs.replace(
         device, interval=UNEXPLAINED, provenance={**device.provenance, "interval": says}

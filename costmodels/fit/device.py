@@ -108,7 +108,7 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
         date=environment.get("date", ""),
         base=base,
         values={name: getattr(base, name) for name in ("collectives", "overlap", "dispatch_s", "replay")}
-        | {"compute": msgspec.structs.replace(base.compute, step_clock_drop=None)},
+        | {"compute": msgspec.structs.replace(base.compute, step_clock_MHz=None, step_clock_drop=None)},
         provenance=base.provenance,
     )
     draft = fit_sections(SECTIONS, draft)
@@ -180,22 +180,28 @@ def _fit_clock(points: Sequence[Point], draft: Draft) -> SectionFit:
     )
 
 
-def _mixed_products(draft: Draft) -> list[Point]:
-    """Products with other kernels between them, once the chip is at its power limit."""
-    if draft.compute.clock_MHz is None:
-        return []
-    own = [point for point in draft.fitted_points if (point.kind, point.call) == ("clock", "sustained")]
+def _settled(call: str, draft: Draft) -> list[Point]:
+    """Windows of a sustained load whose clock has settled."""
     return [
-        point for point in own
-        if point.options.get("duty") == STEP_DUTY and int(point.options.get("window", 0)) >= SETTLED and point.clock_MHz
+        point for point in draft.fitted_points
+        if (point.kind, point.call) == ("clock", call) and point.clock_MHz
+        and int(point.options.get("window", 0)) >= SETTLED and point.options.get("duty", STEP_DUTY) == STEP_DUTY
     ]  # fmt: skip
 
 
+def _mixed_products(draft: Draft) -> list[Point]:
+    """Products with copies between them, where the clock of copies alone is known too."""
+    known = draft.compute.clock_MHz is not None and _settled("sustained_memory", draft)
+    return _settled("sustained", draft) if known else []
+
+
 def _fit_step_clock(points: Sequence[Point], draft: Draft) -> SectionFit:
-    what = f"clocks of products that take {STEP_DUTY} % of the time, copies the rest: {len(points)} windows"
+    copies = _settled("sustained_memory", draft)
+    what = f"clocks of products that take {STEP_DUTY} % of the time, copies the rest: {len(points)} windows, and of "
+    what += f"copies alone: {len(copies)}"
     return SectionFit(
-        values={"compute": fit_step_clock(points, draft.compute)},
-        provenance=_compute_provenance(draft, ("step_clock_drop",), what),
+        values={"compute": fit_step_clock(points, copies, draft.compute)},
+        provenance=_compute_provenance(draft, ("step_clock_MHz", "step_clock_drop"), what),
     )
 
 

@@ -150,21 +150,24 @@ def fit_clock(points: Sequence[Point], compute: Compute) -> Compute:
     )
 
 
-def fit_step_clock(points: Sequence[Point], compute: Compute) -> Compute:
-    """`compute` with how far the clock falls in products between which other kernels run, as in a training step.
+def fit_step_clock(mixed: Sequence[Point], copies: Sequence[Point], compute: Compute) -> Compute:
+    """`compute` with the clock in a training step: of a chip at work that makes no products, and how far it falls.
 
-    A chip at its power limit has the less power for a product the more of the time it makes products. Products that
-    take `STEP_DUTY` of the time stand for a training step.
+    A chip at its power limit has the less power for a product the more of the time it makes products. Copies alone tell
+    the clock without products; products that take part of the time, as in a training step, tell how far it falls.
 
     Args:
-        points: kind "clock", call "sustained": products with copies between them, at a clock that has settled.
-        compute: with the clock of a chip that makes no products.
+        mixed: kind "clock", call "sustained": products with copies between them, at a clock that has settled.
+        copies: likewise, call "sustained_memory": copies alone.
+        compute: peaks.
     """
-    assert compute.clock_MHz is not None
-    clock_MHz, seconds = (float(np.median([getattr(p, name) for p in points])) for name in ("clock_MHz", "seconds"))
-    load = 2 * float(np.prod(points[0].shape)) / (compute.matrix_flops_per_s[points[0].dtype] * seconds)
-    drop = max(0.0, 1 - clock_MHz / compute.clock_MHz) / min(1.0, load)
-    return msgspec.structs.replace(compute, step_clock_drop=round(drop, 4))
+    highest_MHz = float(np.median([point.clock_MHz for point in copies]))
+    clock_MHz, seconds = (
+        float(np.median([getattr(point, name) for point in mixed])) for name in ("clock_MHz", "seconds")
+    )
+    load = 2 * float(np.prod(mixed[0].shape)) / (compute.matrix_flops_per_s[mixed[0].dtype] * seconds)
+    drop = max(0.0, highest_MHz / clock_MHz - 1) / min(1.0, load * highest_MHz / clock_MHz)
+    return msgspec.structs.replace(compute, step_clock_MHz=round(highest_MHz, 1), step_clock_drop=round(drop, 4))
 
 
 def fit_dtypes(points: Sequence[Point], compute: Compute) -> Compute:

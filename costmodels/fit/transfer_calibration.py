@@ -216,7 +216,7 @@ def _form_rate(device: Device) -> float:
     assert best is not None
     m, n, k = best.shape
     peak = device.compute.matrix_flops_per_s[best.dtype]
-    alone = msgspec.structs.replace(device.compute, step_clock_drop=None)
+    alone = msgspec.structs.replace(device.compute, step_clock_MHz=None, step_clock_drop=None)
     return 2 * m * n * k / matrix_s(alone, best.shape, peak, 2 * (m * k + n * k + m * n))
 
 

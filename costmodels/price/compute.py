@@ -105,8 +105,9 @@ class Compute(Section, frozen=True, kw_only=True):
         dtype_efficiency: dtype -> share of matrix_efficiency that its products reach; 1 where nothing is said.
         clock_MHz: clock of a chip at work that makes no products, to which `matrix_efficiency` refers; None: not known.
         clock_drop: share of it lost, for want of power, in products that reach the peak; in others in proportion.
-        step_clock_drop: the same where other kernels run between the products, as in a training step: the chip's power
-            is limited in the mean over many of them. None: `clock_drop`, that of products alone.
+        step_clock_MHz: as `clock_MHz`, in a training step: a chip's power is limited in the mean over many kernels, so
+            its clock is higher where products do not follow each other. None: `clock_MHz`.
+        step_clock_drop: as `clock_drop`, in a training step. None: `clock_drop`.
         sustained_clock: clock under load, relative to that of the chip the efficiencies were taken on.
         memory_efficiency: share of the memory peak that kernels reach that only stream (add, copy).
         memory_chunk_s: bytes that take t at full bandwidth take t + (memory_chunk_s t)^(1/2): the first come late, and
@@ -133,6 +134,7 @@ class Compute(Section, frozen=True, kw_only=True):
     dtype_efficiency: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
     clock_MHz: float | None = None
     clock_drop: float = 0.0
+    step_clock_MHz: float | None = None
     step_clock_drop: float | None = None
     sustained_clock: float = 1.0
     memory_efficiency: float = 1.0
@@ -200,12 +202,13 @@ def matrix_s(
     if m * n * k * batch == 0:
         return compute.kernel_s
     memory = touched / (compute.memory_Bps * compute.memory_efficiency)
-    per_s, cost = flops_per_s * compute.matrix_efficiency * compute.sustained_clock, compute.form_cost.get(form, 1.0)
+    clock, cost = product_clock(compute), compute.form_cost.get(form, 1.0)
+    per_s = flops_per_s * compute.matrix_efficiency * clock
     if compute.tiled is None:
         work = 2 * batch * m * n * k * (1 + compute.half_rows / min(m, n)) * (1 + compute.half_depth / k)
         return compute.kernel_s + join(work / per_s, memory, compute.sharpness) * cost
     model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
-    memory_cost, clock = model.memory_cost.get(aligned, 1.0), compute.sustained_clock
+    memory_cost = model.memory_cost.get(aligned, 1.0)
     made_s = one_tiled_s(shape, _terms(compute, model, shape, flops_per_s, batch, form, item_bytes), model)
     start_s = (compute.kernel_s + model.start_s + (model.unaligned_start_s if aligned != "16" else 0.0)) / clock
     loaded_s = memory * memory_cost
@@ -222,10 +225,11 @@ def _terms(
     item_bytes: int,
 ) -> ProductTerms[float]:  # fmt: skip
     aligned = str(alignment_bytes(shape, form, item_bytes))
-    per_s = flops_per_s * compute.matrix_efficiency * compute.sustained_clock
+    clock = product_clock(compute)
+    per_s = flops_per_s * compute.matrix_efficiency * clock
     return ProductTerms(
         per_s / compute.num_cores, compute.num_cores, batch, item_bytes, compute.form_cost.get(form, 1.0),
-        model.arithmetic_cost.get(aligned, 1.0), model.memory_cost.get(aligned, 1.0), compute.sustained_clock,
+        model.arithmetic_cost.get(aligned, 1.0), model.memory_cost.get(aligned, 1.0), clock,
     )  # fmt: skip
 
 
@@ -239,6 +243,18 @@ def matrix_share(
     return one_tiled_share(
         shape, _terms(compute, compute.tiled, shape, flops_per_s, batch, form, item_bytes), compute.tiled
     )
+
+
+def product_clock(compute: Compute) -> float:
+    """The clock at which small products run, relative to that of the chip the efficiencies were taken on.
+
+    >>> chip = Compute(matrix_flops_per_s={"float32": 1.0}, vector_flops_per_s={"float32": 1.0}, memory_Bps=1.0)
+    >>> product_clock(msgspec.structs.replace(chip, clock_MHz=1750.0, step_clock_MHz=1925.0))
+    1.1
+    """
+    if compute.clock_MHz is None or compute.step_clock_MHz is None:
+        return compute.sustained_clock
+    return compute.sustained_clock * compute.step_clock_MHz / compute.clock_MHz
 
 
 def lower_clock(drop: float, load: float) -> float:

@@ -277,10 +277,10 @@ def price_compute(
     kind, rates = compute_class(call), machine.compute
     rule = rates.rules.get(rule_name(call, num_inputs(call, shapes))) if own else None
     if rule is not None:
-        plain, times = price_compute(machine, call, shapes, dtype, touched_bytes, flops), _num_updated(call, shapes)
+        plain = price_compute(machine, call, shapes, dtype, touched_bytes, flops)
+        times = 1 if machine.host_async else _num_updated(call, shapes)  # by one kernel, or one after the other
         work_ps = plain.work_ps if rule.passes is None else _ps(machine, rule_s(rates, rule, touched_bytes, times))
-        issued = 1 if machine.host_async else times  # by one kernel, or one after the other
-        dispatch_ps = plain.dispatch_ps if rule.dispatch_s is None else _ps(machine, rule.dispatch_s * issued)
+        dispatch_ps = plain.dispatch_ps if rule.dispatch_s is None else _ps(machine, rule.dispatch_s * times)
         return Cost(dispatch_ps, work_ps)
     if kind == "view":
         return Cost(_ps(machine, machine.dispatch_s[kind]), 0)

@@ -122,11 +122,11 @@ def _execution_points(
     }  # fmt: skip
     figures = {"peak_bytes": peak, "reserved_bytes": reserved, "planned_peak_bytes": planned}
     points = [Point(figures=figures, options={"execution": execution}, **common, **fields)]
-    for call, (count, host_s, device_s) in _parts(interpreter, recorded).items():
-        figures = {"count": count, "host_s": host_s}
-        points.append(
-            Point(options={"execution": execution, "part": call}, seconds=device_s, figures=figures, **common)
-        )
+    for rank, parts in enumerate(sync.gather(_parts(interpreter, recorded))):
+        for call, (count, host_s, device_s) in parts.items():
+            figures = {"count": count, "host_s": host_s}
+            options: dict[str, Any] = {"execution": execution, "part": call, "rank": rank}
+            points.append(Point(options=options, seconds=device_s, figures=figures, **common))
     return points
 
 
