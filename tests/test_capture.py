@@ -350,7 +350,7 @@ REFUSED = {
     "autograd function": (mean_to(lambda m, x: Doubled.apply(m.fc(x))), "autograd function Doubled, but a plan makes"),
     "hook on a gradient": (mean_to(hooks_its_gradient), r"hooks the gradient of a tensor \(4, 6\)"),
     "inference mode": (within(torch.inference_mode), "uses torch.inference_mode.*requires_grad_"),
-    "no gradients": (within(torch.no_grad), "torch.no_grad in a forward is not supported: freeze"),
+    "no gradients": (within(torch.no_grad), "torch.no_grad around what depends on trained parameters is not supported"),
     "autocast": (within(lambda: torch.autocast("cpu", torch.bfloat16)), "torch.autocast in a forward is not supported"),
     "mean of the batch": (mean_to(lambda m, x: m.fc(x) - x.mean()), r"reduce_mean\) makes one \(\) out of all samples"),
     "norm of the batch": (mean_to(lambda m, x: m.fc(x) / x.norm()), r"opaque\) makes one \(\) out of all samples"),

@@ -25,8 +25,10 @@ from torch.nn.modules import module as torch_module
 
 from executor.capture.attention import batch_first_attention
 from executor.capture.gradients import check_hooks, refusing_own_gradients
+from executor.capture.masks import state_masks
 from executor.capture.opaque import opaque
 from executor.capture.rules import RULES
+from executor.capture.straight import drop_empty, inline_nested, keep_batch_first
 from executor.capture.translation import Translation
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
@@ -158,7 +160,7 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
     with _parameters_on_meta(module), _no_new_buffers(module), _silent(), batch_first_attention():
         try:
             with torch.device("meta"), refusing_own_gradients():
-                return torch.export.export(module, tuple(examples.values()), strict=False)
+                exported = torch.export.export(module, tuple(examples.values()), strict=False)
         except TwofoldError:
             raise
         except Exception as error:  # whatever the user's forward or torch raises
@@ -166,6 +168,11 @@ def _exported(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_siz
                 f"torch.export cannot capture {type(module).__name__} for a batch of {batch_size}: "
                 f"{type(error).__name__}: {_first_line(error)}; {_way_out(error)}"
             ) from error
+        inline_nested(exported)
+        drop_empty(exported)
+        keep_batch_first(exported)
+        state_masks(exported.graph)
+        return exported
 
 
 def _grown(exported: ExportedProgram, double: ExportedProgram) -> frozenset[str]:

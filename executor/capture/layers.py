@@ -179,7 +179,7 @@ def _attention(
 ) -> Value:
     settings = build.settings(node, _AttentionSettings, given, named)
     if attn_mask is not None and build.is_trained(attn_mask):
-        raise build.refused(node, "its mask depends on parameters; masks have no gradient here, add it to the scores")
+        return _by_formula(build, node, (q, k, v), attn_mask, settings)
     attrs: dict[str, Any] = {"causal": settings.is_causal}
     if settings.scale is not None:
         attrs["scale"] = settings.scale
@@ -187,6 +187,30 @@ def _attention(
         attrs |= {"p": settings.dropout_p, "seed": build.next_seed()}
     operands = (q, k, v) if attn_mask is None else (q, k, v, attn_mask)
     return build.make(node, "attention", operands, **attrs)
+
+
+def _by_formula(
+    build: Translation, node: fx.Node, heads: Sequence[Value], mask: Value, settings: _AttentionSettings
+) -> Value:
+    """softmax(q k^T scale + mask) v in operators of their own, for a mask that is trained, such as a relative bias."""
+    q, k, v = (build.plain(node, each) for each in heads)
+    shapes = [build.tensors[each].shape for each in (q, k, v)]
+    if settings.is_causal or settings.dropout_p or shapes[0][:-2] != shapes[1][:-2]:
+        raise build.refused(
+            node, "its mask depends on parameters; such an attention has no is_causal, dropout or heads that are shared"
+        )
+    dtype, rank = build.tensors[q].dtype, len(shapes[1])
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    turned = tuple(shapes[1][dim] for dim in order)
+    keys = build.make(node, "permute", (k,), shape=turned, dtype=dtype, shares=k, dims=order)
+    scores = (*shapes[0][:-1], shapes[1][-2])
+    made = build.make(node, "matmul", (q, keys), shape=scores, dtype=dtype)
+    scale = shapes[0][-1] ** -0.5 if settings.scale is None else settings.scale
+    if scale != 1:
+        made = build.make(node, "mul", (made,), shape=scores, dtype=dtype, number=scale)
+    made = build.make(node, "add", (made, mask), shape=scores, dtype=dtype)
+    made = build.make(node, "softmax", (made,), shape=scores, dtype=dtype, dim=rank - 1)
+    return build.make(node, "matmul", (made, v))
 
 
 @rule("embedding.default")

@@ -10,6 +10,7 @@ import inspect
 import math
 import operator as python_operator
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from executor.capture.masks import shape_only
+from executor.capture.straight import NO_GRADIENT
 from executor.kernels.random import seed_of
 from plans.errors import TwofoldError
 from plans.model.graph import Attr, Graph, Operator, Tensor
@@ -52,11 +55,14 @@ Rule = Callable[..., Value]
 """(translation, node, *arguments of the aten call) -> what the node stands for."""
 
 
+_NO_GRAD = (
+    "torch.no_grad around what depends on trained parameters is not supported: freeze the parameters instead, "
+    "requires_grad_(False)"
+)
+
 _WITHOUT = {
     "wrap_with_autocast": "torch.autocast in a forward is not supported: give modules and inputs the dtypes that "
     "they are to compute in, or cast where dtypes change",
-    "wrap_with_set_grad_enabled": "torch.no_grad in a forward is not supported: freeze parameters instead, "
-    "requires_grad_(False)",
 }
 
 
@@ -95,6 +101,7 @@ class Translation:
         self.batched: set[str] = set()  # tensors that depend on an input
         self.roots: dict[str, str] = {}  # tensor -> the tensor whose memory it shares
         self.positions = {node: position for position, node in enumerate(exported.graph.nodes)}
+        self.shape_only = shape_only(exported.graph)
         self.num_random = 0
         self._names: dict[str, int] = {}
         self._aliases: dict[int, list[str]] = {}
@@ -153,8 +160,12 @@ class Translation:
 
     def _run(self, exported: ExportedProgram) -> Value:
         for node in exported.graph.nodes:
-            if node.op == "call_function":
+            if node in self.shape_only:
+                self.values[node] = self._call_if_known(node)
+            elif node.op == "call_function":
                 self.values[node] = self._call(node)
+                if NO_GRADIENT in node.meta and any(map(self.is_trained, _flat(self.values[node]))):
+                    raise TwofoldError(f"{_NO_GRAD} ({self.where(node)})")
             elif node.op == "get_attr":
                 self.values[node] = Unreadable(reason=f"{node.target!r} is a constant or a nested graph")
         (output,) = [node for node in exported.graph.nodes if node.op == "output"]
@@ -165,6 +176,15 @@ class Translation:
                 f"alone: wrap the network with its loss, WithLossCell(net, loss_fn)"
             )
         return self.values[results[0]]
+
+    def _call_if_known(self, node: fx.Node) -> Value:
+        """A call whose value follows from shapes: what cannot be planned matters only where it is read."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return self._call(node)
+            except TwofoldError as error:
+                return Unreadable(reason=str(error))
 
     def _call(self, node: fx.Node) -> Value:
         target = str(node.target) if node.target is not python_operator.getitem else "getitem"
@@ -394,6 +414,10 @@ class Translation:
             operators=tuple(reversed(kept)),
             loss=loss,
         )
+
+
+def _flat(value: Value) -> tuple[Value, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:

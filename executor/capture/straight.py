@@ -1,0 +1,130 @@
+"""What torch.export writes in a roundabout way, put straight: nested graphs, and tensors without elements.
+
+What stands under `torch.no_grad` or a disabled `torch.autocast` is a graph of its own. Its nodes are moved into the
+outer graph; those under no_grad are marked, because a plan takes gradients of every trained value. Tensors without
+elements, such as an empty cache or what a rotation leaves of a head, are left out where they are joined to others. A
+dim that is put in front of the batch only to be taken apart, as of queries, keys and values, is so where it was.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map_only
+
+__all__ = ["NO_GRADIENT", "drop_empty", "inline_nested", "keep_batch_first"]
+
+NO_GRADIENT = "twofold_no_gradient"
+"""Key in the `meta` of nodes that stood under no_grad."""
+
+
+def inline_nested(exported: ExportedProgram) -> None:
+    """Put nested graphs of no_grad and of a disabled autocast into the graph, in place."""
+    _inline_all(exported.graph_module)
+    exported.graph.lint()
+
+
+def _inline_all(owner: fx.GraphModule) -> None:
+    """The innermost first, since the names of nested graphs are those of the module around them."""
+    for node in list(owner.graph.nodes):
+        if (call := _nested(owner, node)) is not None:
+            _inline_all(call[0])
+            _inline(owner.graph, node, *call)
+
+
+def _nested(owner: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
+    """The nested graph that a node runs, and what it is given; None for other nodes."""
+    called = str(node.target)
+    if called == "wrap_with_set_grad_enabled":
+        place = 1
+    elif called == "wrap_with_autocast" and node.args[2] is False:
+        place = 4
+    else:
+        return None
+    inner = node.args[place]
+    assert isinstance(inner, fx.Node)
+    return getattr(owner, str(inner.target)), node.args[place + 1 :]
+
+
+def _inline(graph: fx.Graph, node: fx.Node, inner: fx.GraphModule, arguments: tuple[Any, ...]) -> None:
+    without = str(node.target) == "wrap_with_set_grad_enabled" and node.args[0] is False
+    placed = dict(zip(inner.graph.find_nodes(op="placeholder"), arguments, strict=True))
+    results: tuple[Any, ...] = ()
+    with graph.inserting_before(node):
+        for each in inner.graph.nodes:
+            if each.op == "output":
+                results = fx.map_arg(each.args[0], lambda made: placed[made])
+            elif each.op != "placeholder":
+                copy = placed[each] = graph.node_copy(each, lambda read: placed[read])
+                if without:
+                    copy.meta[NO_GRADIENT] = True
+    for user in list(node.users):
+        assert user.target is operator.getitem, user
+        user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def drop_empty(exported: ExportedProgram) -> None:
+    """Leave tensors without elements out of what they are joined to, and then their calls, in place."""
+    graph = exported.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default):
+        parts = node.args[0]
+        assert isinstance(parts, tuple | list)
+        full = [part for part in parts if not _is_empty(part)]
+        if len(full) == 1 < len(parts):
+            node.replace_all_uses_with(full[0])
+            graph.erase_node(node)
+        elif full:
+            node.update_arg(0, full)
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and _is_empty(node) and not node.users:
+            graph.erase_node(node)
+
+
+def _is_empty(node: Any) -> bool:
+    made = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(made, torch.Tensor) and made.numel() == 0
+
+
+_PARTS = (torch.ops.aten.unbind.int, torch.ops.aten.select.int)
+
+
+def keep_batch_first(exported: ExportedProgram) -> None:
+    """Take parts of a dim before it is permuted to the front, in place."""
+    graph = exported.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.permute.default):
+        source, dims = node.args[0], [dim % len(node.args[1]) for dim in node.args[1]]
+        along = [user.args[1] if len(user.args) > 1 else 0 for user in node.users]
+        if dims[0] == 0 or any(user.target not in _PARTS for user in node.users) or any(along):
+            continue
+        rest = [dim - (dim > dims[0]) for dim in dims[1:]]
+        for user in list(node.users):
+            with graph.inserting_before(user):
+                made = _called(graph, user, (source, dims[0], *user.args[2:]))
+            parts = list(user.users) if user.target is _PARTS[0] else [user]
+            for part in parts:
+                with graph.inserting_before(part):
+                    own = _called(graph, part, (made, part.args[1])) if user.target is _PARTS[0] else made
+                    turned = _called(graph, node, (own, rest))
+                part.replace_all_uses_with(turned)
+                graph.erase_node(part)
+            if user.target is _PARTS[0]:
+                graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _called(graph: fx.Graph, like: fx.Node, args: tuple[Any, ...]) -> fx.Node:
+    """A call like another one, of other arguments."""
+    made = graph.call_function(like.target, args)  # type: ignore[arg-type]
+    shapes = fx.map_arg(args, lambda node: node.meta["val"])
+    made.meta = like.meta | {"val": like.target(*tree_map_only(torch.Tensor, _on_meta, shapes))}  # type: ignore[operator]
+    return made
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

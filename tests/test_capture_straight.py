@@ -1,0 +1,161 @@
+"""What libraries write in a roundabout way: masks of positions, no_grad around angles, empty caches, permuted parts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_capture_blocks import seeded, trained
+from torch import nn
+
+from executor.capture.capture import capture
+from executor.capture.masks import hides_later
+from executor.reference.reference import train_reference
+from plans.errors import TwofoldError
+from plans.plan import Optimizer
+
+BATCH, LENGTH, HEADS, SIZE = 4, 6, 2, 8
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def mask_of_positions(x):
+    """As transformers makes it: positions counted per sample, indexed and compared."""
+    length = x.shape[1]
+    positions = torch.arange(length, device=x.device)[None].expand(len(x), -1)
+    documents = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    sample = torch.arange(len(x), device=x.device)[:, None, None, None]
+    row, column = (torch.arange(length, device=x.device)[:, None], torch.arange(length, device=x.device)[None])
+    same = documents[sample, row[None, None]] == documents[sample, column[None, None]]
+    return same & (positions[sample, column[None, None]] <= positions[sample, row[None, None]])
+
+
+class Block(nn.Module):
+    """Attention of a library's kind; `way` says which roundabout forms it has."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 3)
+        self.bias = nn.Parameter(torch.randn(HEADS, LENGTH, LENGTH))
+        self.register_buffer("rates", torch.tensor([1.0, 0.1]))
+
+    def heads(self, x):
+        if self.way == "permuted":
+            return self.qkv(x).reshape(-1, LENGTH, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.way == "selected":
+            made = self.qkv(x).reshape(-1, LENGTH, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+            return made[0], made[1], made[2]
+        return [each.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1)]
+
+    def turned(self, x):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            angles = torch.arange(LENGTH, device=x.device)[:, None] * torch.cat([self.rates, self.rates])
+            cos, sin = angles.cos(), angles.sin()
+        first, rest = x[..., :4], x[..., 4:]
+        half = torch.cat([-first[..., 2:], first[..., :2]], -1)
+        made = torch.cat([first * cos + half * sin, rest, x[..., SIZE:]], -1)  # nothing is left behind SIZE
+        return made
+
+    def forward(self, x, labels):
+        q, k, v = self.heads(x)
+        mask, causal = None, False
+        if self.way == "mask":
+            mask = mask_of_positions(x)
+        if self.way == "added mask":
+            mask = torch.where(mask_of_positions(x), 0.0, torch.finfo(x.dtype).min)
+        if self.way == "open mask":
+            mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool, device=x.device)
+        if self.way == "rotated":
+            q, k, causal = self.turned(q), self.turned(k), True
+        if self.way == "cached":
+            k = torch.cat([torch.empty(len(x), HEADS, 0, SIZE, device=x.device), k], 2)
+        if self.way == "trained mask":
+            mask = self.bias + 0.0
+        made = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal).transpose(1, 2).flatten(2)
+        return F.mse_loss(self.out(made), labels) if self.way == "trained mask" else self.with_bias(made, labels)
+
+    def with_bias(self, made, labels):
+        return F.mse_loss(self.out(made) + self.bias.mean(), labels)
+
+
+WAYS = (
+    "permuted", "selected", "rotated", "cached", "mask", "added mask", "open mask", "trained mask"
+)  # fmt: skip
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(BATCH, LENGTH, 16, generator=generator), torch.randn(BATCH, LENGTH, 3, generator=generator))
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_trains_as_written(way):
+    module = seeded(lambda: Block(way))
+    graph, fed = capture(module, batches(1)[0]), batches(3)
+    losses, _ = trained(graph, module, fed, 2)
+    expected = train_reference(module, fed, optimizer=Optimizer(settings={"lr": 0.1}), num_steps=3, num_micro_batches=2)
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    assert graph.with_batch(2 * BATCH) == capture(module, tuple(torch.cat([each, each]) for each in fed[0]))
+
+
+@pytest.mark.parametrize(("way", "causal"), [("mask", True), ("added mask", True), ("open mask", False)])
+def test_a_mask_that_follows_from_shapes_is_said_in_words(way, causal):
+    graph = capture(Block(way), batches(1)[0])
+    (attention,) = [operator for operator in graph.operators if operator.kind == "attention"]
+    assert len(attention.inputs) == 3 and attention.attrs["causal"] is causal
+    assert not any(operator.kind in ("opaque", "arange", "le") for operator in graph.operators)
+
+
+def test_nothing_without_elements_is_left():
+    for way in ("cached", "rotated"):
+        assert all(tensor.num_elements for tensor in capture(Block(way), batches(1)[0]).tensors.values())
+
+
+def test_other_masks_are_not_taken_for_causal():
+    assert hides_later(torch.ones(4, 4).tril(1).bool()) is None
+    assert hides_later(torch.ones(2, 3).bool().tril()) is None
+    assert hides_later(torch.full((3, 3), -1.0)) is None
+    window = torch.ones(4, 4).tril().triu(-1).bool()
+    assert hides_later(window) is None
+    assert hides_later(torch.stack([torch.ones(3, 3).tril(), torch.ones(3, 3)]).bool()) is None
+
+
+class Windowed(Block):
+    """Reads through a window, which no word says."""
+
+    def forward(self, x, labels):
+        q, k, v = self.heads(x)
+        seen = mask_of_positions(x) & torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).triu(-2)
+        return self.with_bias(F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2), labels)
+
+
+def test_a_mask_of_another_kind_is_refused_where_it_is_read():
+    with pytest.raises(TwofoldError, match=r"scaled_dot_product_attention.* reads what a graph does not carry"):
+        capture(Windowed("mask"), batches(1)[0])
+
+
+class Teacher(nn.Module):
+    """Under no_grad: a frozen teacher, and a part of the student."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.cut = cut
+        self.teacher = nn.Linear(16, 3).requires_grad_(False)
+        self.first, self.student = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            wanted = self.teacher(x)
+            start = self.first(x) if self.cut else x
+        return F.mse_loss(self.student(start), wanted)
+
+
+def test_a_frozen_teacher_may_stand_under_no_grad():
+    (x, _), module = batches(1)[0], seeded(lambda: Teacher(False))
+    with pytest.warns(UserWarning, match="does not depend on first"):
+        graph = capture(module, (x,))
+    assert {tensor.name for tensor in graph.parameters} == {"student.weight", "student.bias"}
+    assert {tensor.name for tensor in graph.constants} == {"teacher.weight", "teacher.bias"}
+    with pytest.raises(TwofoldError, match=r"no_grad around what depends on trained parameters .*in module 'first'"):
+        capture(Teacher(True), (x,))
