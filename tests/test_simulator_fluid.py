@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import simpy
 
+from costmodels.price.sharing import max_min_rates
 from simulator.engine.fluid import Activity, Cores, Fabric
 
 
@@ -281,3 +282,30 @@ def test_random_networks_against_progressive_filling(seed):
         loads.append((start, devices, is_compute, draw.randint(1, 3000), () if is_compute else claims))
     rates = None if law is None else lambda *_: law
     assert network_ends(loads, rates) == integrated_ends(loads, law)
+
+
+def test_max_min_rates_fill_links_and_are_the_same_in_floating_point():
+    """No link is over-full, and each flow is at its limit or has a full link on which none is faster."""
+    for seed in range(200):
+        draw = random.Random(seed)
+        limits = [Fraction(draw.randint(1, 10), 10) for _ in range(draw.randint(1, 8))]
+        claims = [
+            [(link, Fraction(draw.randint(1, 20), 10)) for link in draw.sample("uvwxyz", draw.randint(0, 4))]
+            for _ in limits
+        ]
+        rates = max_min_rates(limits, claims)
+        load = {link: Fraction(0) for link in "uvwxyz"}
+        for rate, own in zip(rates, claims, strict=True):
+            for link, share in own:
+                load[link] += rate * share
+        assert max(load.values()) <= 1
+        for rate, limit, own in zip(rates, limits, claims, strict=True):
+            fastest = [
+                max(other for other, its in zip(rates, claims, strict=True) if link in dict(its))
+                for link, _ in own if load[link] == 1
+            ]  # fmt: skip
+            assert rate == limit or rate in fastest
+        quick = max_min_rates(
+            [float(limit) for limit in limits], [[(link, float(share)) for link, share in own] for own in claims]
+        )
+        assert quick == pytest.approx([float(rate) for rate in rates], rel=1e-12)
