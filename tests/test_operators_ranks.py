@@ -97,8 +97,7 @@ def runs(tmp_path_factory):
     modules = {name: seeded(make) for name, make in MODELS.items()}
     for name, module in modules.items():
         np.savez(folder / f"{name}.npz", **InitialParameters(module, 0))
-        with pytest.warns(UserWarning, match="aten.triu") if name == "gpt-2" else np.errstate():
-            graph = capture(module, inputs(name))
+        graph = capture(module, inputs(name))
         for seed in range(NUM_PLANS):
             save_plan(random_plan(graph, seed), folder / f"{name}.{seed}.json")
     run_on_ranks(work, 4, folder)
