@@ -3,7 +3,7 @@
 A collective is priced together with its siblings, which run at the same time (`Cost.together_ps`), and the maps of
 clocks know what it does to the compute of its body. They leave out that communication of several kinds shares links:
 collectives on other channels of the rank, those of other pipeline ranks, transfers; and that transfers and what
-outlasts a body slow compute. `Contention.most_ps` says what this may cost at most; where it is much, `ends_ps` walks
+outlasts a body slow compute. `Contention.most_ps` says about what this may cost; where it is much, `ends_ps` walks
 the step (`simulator.forecast.walk`) with the claims on links that the engine's meetings have, all siblings together.
 """
 
@@ -128,11 +128,17 @@ class Contention:
         stage, way = key
         return self._schedule.placement[stage], self._schedule.placement[stage + (1 if way == "F" else -1)]
 
+    @property
+    def num_messages(self) -> int:
+        """Collectives and transfers of a step, of one rank for each pipeline rank: what a walk takes its time for."""
+        moved = sum(kind.count for kind in self._moving.values())
+        return moved + sum(sum(total.values()) for total in self._collectives)
+
     # ----------------------------------------------------------------------------------------- what it may cost
 
     @property
     def most_ps(self) -> float:
-        """What the maps of clocks leave out in a step, at most.
+        """About the most that the maps of clocks leave out in a step.
 
         On a link that streams share, none of them is delayed by longer than all others take on it, but for the
         busiest; compute is slowed while transfers, or collectives that outlast bodies, run.

@@ -38,6 +38,10 @@ __all__ = ["StepForecast", "backward_kinds"]
 _MUCH = 0.015
 """Share of a step: what communication under way at once may cost before the step is walked by the clock."""
 
+_MOST_MESSAGES = 5000
+"""Messages of a step that is walked; a walk takes about 80 us for each. Searches on thousands of devices evaluate steps
+with 100,000 of them."""
+
 
 @lru_cache(maxsize=256)
 def backward_kinds(schedule: Schedule) -> tuple[Wanted, ...]:
@@ -123,12 +127,13 @@ class StepForecast:
 
     @cached_property
     def _contention(self) -> Contention | None:
-        """Where what is under way at once costs much."""
+        """Where what is under way at once costs much, and the step is not too long to be walked."""
         found = Contention(
             self.degrees, self.config.kv_heads, self.machine, [rank.undisturbed for rank in self.ranks],
             self._transfers, self.costs.sizes.arrival_bytes,
         )  # fmt: skip
-        return found if found.most_ps > _MUCH * int(self._first_step.step_ps) else None
+        is_much = found.most_ps > _MUCH * int(self._first_step.step_ps)
+        return found if is_much and found.num_messages <= _MOST_MESSAGES else None
 
     def end_ps(self) -> int:
         """Picoseconds from the start of the first step, which all ranks begin together, to its last end."""
