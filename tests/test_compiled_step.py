@@ -222,6 +222,22 @@ def test_where_one_rank_cannot_record_all_run_eagerly(capsys):
     assert "another rank cannot record" in capsys.readouterr().out
 
 
+def test_where_another_rank_leaves_an_instruction_to_the_host_no_rank_times_replays():
+    """Otherwise only some of the ranks would make, and vote on, the recording that is timed."""
+    votes = []
+
+    def agree(mine):
+        votes.append(mine)
+        return len(votes) == 1  # all have recorded; one has left an instruction to its host
+
+    compiled = CompiledStep(interpreter(PLANS["sgd"], RecordingDevice()), agree)
+    losses = [compiled.step(batch).item() for batch in batches(4)]
+    assert votes == [True, True] and compiled.execution == "graph" and compiled.fallback == ""
+    losses.append(compiled.record(batches(5)[4])[0].item())
+    assert votes == [True, True] and not compiled.times_replays
+    assert losses == trained(5)[0]
+
+
 # -- addresses, order --------------------------------------------------------------------------------------------------
 
 
@@ -333,15 +349,20 @@ def recorded_on_ranks(rank, folder):
         np.save(folder / f"{name}.{rank}.npy", result.losses)
 
 
+def assert_plain_training(folder, name, plan):
+    """The losses and weights that ranks saved are those of one rank."""
+    losses, weights = trained(6, plan.optimizer.kind, plan.optimizer.settings["lr"])
+    np.testing.assert_allclose(np.load(folder / f"{name}.0.npy"), losses, rtol=2e-6)
+    with np.load(folder / f"{name}.npz") as file:
+        for parameter, weight in weights.items():
+            np.testing.assert_allclose(file[parameter], weight, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.ranks
 def test_replayed_steps_with_communication_are_plain_training(tmp_path):
     run_on_ranks(recorded_on_ranks, 4, tmp_path)
     for name, plan in four_ranks().items():
-        losses, weights = trained(6, plan.optimizer.kind, plan.optimizer.settings["lr"])
-        np.testing.assert_allclose(np.load(tmp_path / f"{name}.0.npy"), losses, rtol=2e-6)
-        with np.load(tmp_path / f"{name}.npz") as file:
-            for parameter, weight in weights.items():
-                np.testing.assert_allclose(file[parameter], weight, rtol=1e-5, atol=1e-6)
+        assert_plain_training(tmp_path, name, plan)
 
 
 class Asking(Interpreter):
@@ -375,11 +396,7 @@ def recorded_in_pieces_on_ranks(rank, folder):
 def test_ranks_that_leave_an_instruction_to_the_host_train_as_one(tmp_path):
     run_on_ranks(recorded_in_pieces_on_ranks, 4, tmp_path)
     for name, plan in data_parallel_plans().items():
-        losses, weights = trained(6, plan.optimizer.kind, plan.optimizer.settings["lr"])
-        np.testing.assert_allclose(np.load(tmp_path / f"{name}.0.npy"), losses, rtol=2e-6)
-        with np.load(tmp_path / f"{name}.npz") as file:
-            for parameter, weight in weights.items():
-                np.testing.assert_allclose(file[parameter], weight, rtol=1e-5, atol=1e-6)
+        assert_plain_training(tmp_path, name, plan)
 
 
 # -- on two streams ----------------------------------------------------------------------------------------------------

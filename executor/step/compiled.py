@@ -166,12 +166,11 @@ class CompiledStep:
         while True:
             made, failed_at, why = self._attempt(by_host, marked)
             if self._agree(made is not None):
+                if not marked:  # all ranks time replays, or none does
+                    self.fallback, self._cannot_mark = "; ".join(by_host.values()), not self._agree(not by_host)
                 if by_host:
-                    self.fallback, self._cannot_mark = "; ".join(by_host.values()), True
-                    said = (
-                        f"rank {interpreter.rank} issues {len(by_host)} of {len(interpreter.codes)} instructions itself"
-                    )
-                    print(f"{said}: {self.fallback}", flush=True)
+                    share = f"{len(by_host)} of {len(interpreter.codes)} instructions"
+                    print(f"rank {interpreter.rank} issues {share} itself: {self.fallback}", flush=True)
                 return made
             can_go_on = not marked and interpreter.stream_order is None
             if made is not None:
