@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.step_plans import third_plans
+from benchmarks.step_plans import SETS
 from costmodels import Machine
 from costmodels.fit.points import load_points
 from plans.files import write_atomically
@@ -56,7 +56,7 @@ def host_rows(files: Sequence[str | Path]) -> list[dict[str, Any]]:
             if point.kind == "step" and point.stack == "twofold" and "part" not in point.options:
                 measured.setdefault(point.call, []).append(point.seconds)
     rows = []
-    for name, plan in third_plans().items():
+    for name, plan in SETS["third"]().items():
         if name in measured:
             machine = Machine.load(f"h200-x{plan.num_ranks}")
             truth = min(measured[name])

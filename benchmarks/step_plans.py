@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import Optimizer, Plan, save_plan
 from search import uniform_plan
 
-__all__ = ["SETS", "expert_plans", "fourth_plans", "main", "new_plans", "step_plans", "third_plans", "tiny_plans"]
+__all__ = ["SETS", "main"]
 
 MACHINE = "h200-x4"
 ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
@@ -246,56 +247,17 @@ _TINY: tuple[dict[str, Any], ...] = (
 )
 
 
-def step_plans() -> dict[str, Plan]:
-    """Name -> plan."""
-    machine = Machine.load(MACHINE)
-    return {
-        _name(model, batch, degrees): _plan(MODELS[model], batch, degrees, machine) for model, batch, degrees in _STEPS
-    }
-
-
-def new_plans() -> dict[str, Plan]:
-    """Name -> plan, of shapes that were not among the first ones."""
-    machine = Machine.load(MACHINE)
-    return {
-        _name(model, batch, degrees): _plan(NEW_MODELS[model], batch, degrees, machine)
-        for model, batch, degrees in _NEW
-    }
-
-
-def third_plans() -> dict[str, Plan]:
-    """Name -> plan, of shapes of neither of the two."""
-    machine = Machine.load(MACHINE)
-    return {
-        _name(model, batch, degrees): _plan(THIRD_MODELS[model], batch, degrees, machine)
-        for model, batch, degrees in _THIRD
-    }
-
-
-def fourth_plans() -> dict[str, Plan]:
-    """Name -> plan, of shapes of none of the three."""
-    machine = Machine.load(MACHINE)
-    return {
-        _name(model, batch, degrees): _plan(FOURTH_MODELS[model], batch, degrees, machine)
-        for model, batch, degrees in _FOURTH
-    }
-
-
-def expert_plans() -> dict[str, Plan]:
-    """Name -> plan, of mixtures of experts."""
-    machine = Machine.load(MACHINE)
-    return {
-        _name(model, batch, degrees): _plan(EXPERT_MODELS[model], batch, degrees, machine)
-        for model, batch, degrees in _EXPERTS
-    }
-
-
-def tiny_plans() -> dict[str, Plan]:
+def _tiny_plans() -> dict[str, Plan]:
     """Plans whose tensors are so small that the host's time is all there is."""
+    rows = [("tiny", 8, degrees) for degrees in _TINY] + [("tiny-moe", 8, degrees) for degrees in _TINY_EXPERTS]
+    return _plans({"tiny": TINY, "tiny-moe": TINY_EXPERTS}, rows)
+
+
+def _plans(models: Mapping[str, TransformerConfig], rows: Iterable[tuple[str, int, dict[str, Any]]]) -> dict[str, Plan]:
     machine = Machine.load(MACHINE)
-    dense = {_name("tiny", 8, degrees): _plan(TINY, 8, degrees, machine) for degrees in _TINY}
-    routed = {_name("tiny-moe", 8, degrees): _plan(TINY_EXPERTS, 8, degrees, machine) for degrees in _TINY_EXPERTS}
-    return dense | routed
+    return {
+        _name(model, batch, degrees): _plan(models[model], batch, degrees, machine) for model, batch, degrees in rows
+    }
 
 
 def _plan(config: TransformerConfig, batch: int, degrees: dict[str, Any], machine: Machine) -> Plan:
@@ -310,8 +272,9 @@ def _name(model: str, batch: int, degrees: dict[str, Any]) -> str:
 
 
 SETS: dict[str, Callable[[], dict[str, Plan]]] = {
-    "first": step_plans, "new": new_plans, "third": third_plans, "fourth": fourth_plans, "experts": expert_plans,
-    "tiny": tiny_plans,
+    "first": partial(_plans, MODELS, _STEPS), "new": partial(_plans, NEW_MODELS, _NEW),
+    "third": partial(_plans, THIRD_MODELS, _THIRD), "fourth": partial(_plans, FOURTH_MODELS, _FOURTH),
+    "experts": partial(_plans, EXPERT_MODELS, _EXPERTS), "tiny": _tiny_plans,
 }  # fmt: skip
 """Name -> its plans."""
 

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.calibration import DATA, fitted
-from benchmarks.step_plans import SETS, step_plans
+from benchmarks.step_plans import SETS
 from costmodels import Machine, executing
 from costmodels.fit.points import load_points
 from costmodels.machine.catalogue import Device, load_device
@@ -47,7 +47,7 @@ HOST_BOUND = 0.1
 
 def predictions(plans: dict[str, Plan], device: Device | Machine) -> list[dict[str, Any]]:
     """One row per plan and execution: step time with its interval, and peak memory."""
-    rows, first = [], step_plans()
+    rows, first = [], SETS["first"]()
     for (name, plan), execution in itertools.product(plans.items(), EXECUTIONS):
         machine = device if isinstance(device, Machine) else Machine.of_device(device, plan.num_ranks)
         timeline = simulate(msgspec.structs.replace(plan, execution=execution), executing(machine, execution))

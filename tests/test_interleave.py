@@ -150,6 +150,18 @@ def data_parallel(count: int) -> Plan:
     return Plan(graph=graph, stages=(Stage(mesh=MESH, operators=names),), strategies=strategies, interleave=count)
 
 
+SLICED = {
+    "tensor": tensor_parallel(blocks_of_layers(num_layers=3), interleave=2),
+    "tensor, three slices": tensor_parallel(blocks_of_layers(), interleave=3, num_micro_batches=2),
+    "tensor, level 3": tensor_parallel(
+        blocks_of_layers(), interleave=2, num_micro_batches=2,
+        optimizer=Optimizer(kind="adamw", settings={"lr": 0.1}, parallel_level=3, threshold_bytes=1),
+    ),
+    "data": data_parallel(2),
+}  # fmt: skip
+"""Plans whose slices run on two streams."""
+
+
 def test_interleaving_hides_communication_that_the_sequential_order_shows():
     graph, machine = blocks_of_layers(batch=4096, width=2048), Machine.load("h200-x4")
     exposed = {

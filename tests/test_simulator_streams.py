@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from random_plans import random_plan
-from test_interleave import blocks_of_layers, data_parallel, tensor_parallel
+from test_interleave import SLICED, blocks_of_layers, tensor_parallel
 
 from costmodels import Machine
 from costmodels.price.chip_share import chip_share
@@ -17,7 +17,7 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
 from plans.lower.lower import schedule_of
-from plans.plan import Optimizer, Plan, Stage
+from plans.plan import Plan, Stage
 from plans.program import Block, Body, GroupProgram, Instruction, Kind, Program, Value
 from plans.streams import stream_order
 from search import search
@@ -182,21 +182,10 @@ def plainly(group, work):
     return now
 
 
-PLANS = {
-    "tensor": tensor_parallel(blocks_of_layers(num_layers=3), interleave=2),
-    "tensor, three slices": tensor_parallel(blocks_of_layers(), interleave=3, num_micro_batches=2),
-    "tensor, level 3": tensor_parallel(
-        blocks_of_layers(), interleave=2, num_micro_batches=2,
-        optimizer=Optimizer(kind="adamw", settings={"lr": 0.1}, parallel_level=3, threshold_bytes=1),
-    ),
-    "data": data_parallel(2),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SLICED)
 def test_the_engine_agrees_with_a_plain_one(name, seed):
-    of = lower(PLANS[name])
+    of = lower(SLICED[name])
     (group,) = of.groups
     draw = np.random.default_rng(seed)
     times = {}
@@ -248,18 +237,18 @@ def test_random_sliced_programs_run_to_their_end_in_order(seed):
             last[streams.streams[position]] = spans[id_]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SLICED)
 def test_the_critical_path_of_two_streams_has_no_gaps(name):
-    of = lower(PLANS[name])
+    of = lower(SLICED[name])
     timeline = run_program(of, random_times(3), num_steps=3)
     path = critical_path(timeline, of)
     assert "gap" not in path.by_kind_ps
     assert path.step_ps == timeline.window_ps[1] - timeline.window_ps[0]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SLICED)
 def test_folded_ranks_take_as_long(name):
-    of = lower(PLANS[name])
+    of = lower(SLICED[name])
     for slow in (None, {0: 1.5}):
         every = run_program(of, random_times(1), num_steps=2, slowdown=slow)
         folded = run_program(of, random_times(1), num_steps=2, slowdown=slow, fold_ranks=True)
@@ -302,6 +291,6 @@ def test_the_search_interleaves_only_where_it_gains(num_devices, expected):
 
 
 def test_a_forecast_of_two_streams_is_refused_with_the_way_out():
-    plan = PLANS["tensor"]
+    plan = SLICED["tensor"]
     with pytest.raises(TwofoldError, match="two compute streams, which a forecast does not follow; simulate the plan"):
         bodies_of_program(lower(plan), schedule_of(plan), Machine.load("h200-x4"))

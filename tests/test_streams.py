@@ -9,7 +9,7 @@ import pytest
 from races import StreamLog, races
 from random_plans import random_plan
 from small_training import batches, one_rank, parameters
-from test_interleave import blocks_of_layers, data_parallel, tensor_parallel
+from test_interleave import SLICED, blocks_of_layers, tensor_parallel
 
 from executor.device import Device
 from executor.step.emulate import EmulatedInterpreter, Emulation
@@ -55,20 +55,9 @@ def test_no_two_streams_use_memory_at_the_same_time():
             assert found(group, order, one_by_one=True) == [], name
 
 
-CASES = {
-    "tensor": tensor_parallel(blocks_of_layers(num_layers=3), interleave=2),
-    "tensor, three slices, micro-batches": tensor_parallel(blocks_of_layers(), interleave=3, num_micro_batches=2),
-    "tensor, level 3": tensor_parallel(
-        blocks_of_layers(), interleave=2, num_micro_batches=2,
-        optimizer=Optimizer(kind="adamw", settings={"lr": 0.1}, parallel_level=3, threshold_bytes=1),
-    ),
-    "data": data_parallel(2),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SLICED)
 def test_without_any_one_of_its_events_there_is_a_race(name):
-    (group,) = lower(CASES[name]).groups
+    (group,) = lower(SLICED[name]).groups
     order = stream_order(group)
     assert found(group, order) == [] and order.waits
     for position, waits in order.waits.items():
@@ -78,7 +67,7 @@ def test_without_any_one_of_its_events_there_is_a_race(name):
 
 
 def test_an_instruction_on_the_other_stream_without_new_events_races():
-    (group,) = lower(CASES["tensor"]).groups
+    (group,) = lower(SLICED["tensor"]).groups
     order = stream_order(group)
     moved = [at for at, (_, each) in enumerate(group.walk()) if each.stream == 1 and each.flops]
     assert len(moved) > 10
@@ -110,7 +99,7 @@ def test_a_rank_issues_its_slices_on_two_streams_and_trains_as_on_one(micro_batc
 
 
 def test_a_step_that_fails_leaves_nothing_under_way_on_another_stream():
-    (group,) = lower(CASES["tensor"]).groups
+    (group,) = lower(SLICED["tensor"]).groups
     order, device = stream_order(group), StreamLog()
     last = max(at for at, stream in enumerate(order.streams) if stream == 1)
 

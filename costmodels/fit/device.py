@@ -47,8 +47,7 @@ LEAST_MESSAGES = 3
 """Points that a kind of communication needs."""
 
 STEP_DUTY = 60
-"""Percent of a training step that stands for the share of its products: of our own plans on H200 half to three
-quarters."""
+"""Percent of a training step that matrix products take; in our own plans on H200 it is 50 to 75."""
 
 SETTLED = 6
 """Windows of a tenth of a second until a chip under load is at its power limit."""

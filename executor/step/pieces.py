@@ -71,10 +71,7 @@ def stretches(count: int, by_host: Iterable[int]) -> list[slice]:
     [slice(0, 2, None), slice(3, 3, None), slice(4, 6, None)]
     """
     ends = sorted(by_host)
-    return [
-        slice(first, max(first, last))
-        for first, last in zip([0, *(end + 1 for end in ends)], [*ends, count], strict=True)
-    ]
+    return [slice(first, last) for first, last in zip([0, *(end + 1 for end in ends)], [*ends, count], strict=True)]
 
 
 def finish_before(interpreter: Interpreter, position: int) -> None:
@@ -107,8 +104,10 @@ def issued_by_host(interpreter: Interpreter, code: Code) -> Callable[[], None]:
         value = interpreter.declared(slot)
         if value.shares is not None:
             raise TwofoldError(f"{code.id} cannot run between two recordings, {value.name} shares {value.shares}")
-        new = torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=where) if slot not in given else None
-        homes[slot] = given[slot] if new is None else new
+        if slot in given:
+            homes[slot] = given[slot]
+        else:
+            homes[slot] = torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=where)
     passing = [slot for slot in given | homes if slot >= len(interpreter.kept_tensors)]
 
     def run() -> None:

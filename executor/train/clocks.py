@@ -1,4 +1,4 @@
-"""The hosts' clocks, brought together: what a rank's clock is ahead of that of rank 0.
+"""How far each rank's clock is ahead of rank 0's.
 
 All processes of a host share its monotonic clock, so only hosts differ. A rank on another host than rank 0 asks it for
 the time several times; the answer that came back soonest says most, and is wrong by at most half of the time it took
