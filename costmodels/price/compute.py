@@ -202,9 +202,9 @@ def matrix_s(
     if m * n * k * batch == 0:
         return compute.kernel_s
     memory = touched / (compute.memory_Bps * compute.memory_efficiency)
-    clock, cost = product_clock(compute), compute.form_cost.get(form, 1.0)
-    per_s = flops_per_s * compute.matrix_efficiency * clock
+    clock = product_clock(compute)
     if compute.tiled is None:
+        per_s, cost = flops_per_s * compute.matrix_efficiency * clock, compute.form_cost.get(form, 1.0)
         work = 2 * batch * m * n * k * (1 + compute.half_rows / min(m, n)) * (1 + compute.half_depth / k)
         return compute.kernel_s + join(work / per_s, memory, compute.sharpness) * cost
     model, aligned = compute.tiled, str(alignment_bytes(shape, form, item_bytes))
