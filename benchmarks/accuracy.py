@@ -20,7 +20,7 @@ from reports.accuracy_picture import Scored, accuracy_picture
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 OWN_STEPS = ("step_truth.json", "step_truth_experts.json", "step_truth_third.json", "step_truth_third_x4.json",
-             "step_truth_third_h100_measured.json")  # fmt: skip
+             "step_truth_third_h100_measured.json", "step_truth_fourth.json")  # fmt: skip
 """Steps of this executor that were predicted before they ran (not those that were predicted again)."""
 
 NAMES = {
@@ -93,7 +93,7 @@ def _own_steps() -> Scored:
     rows = [row for name in OWN_STEPS for row in json.loads(RESULTS.with_name(name).read_bytes())["rows"]]
     most = max(row["ranks"] for row in rows)
     return Scored(
-        name="twofold's own executor", detail=f"{len(rows)} plans on 1 to {most} H200, H100",
+        name="twofold's own executor", detail=f"{len(rows)} steps on 1 to {most} H200, H100",
         errors={"step time": [row["error"] for row in rows], "peak memory": [row["peak_error"] for row in rows]},
     )  # fmt: skip
 
