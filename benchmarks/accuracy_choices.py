@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
-from interop.measurements.rows import Case, Skip, case_of, read_table
+from interop.measurements.rows import Case, Skip, case_of
+from interop.measurements.tables import read_table
 from interop.measurements.scores import machine_of, measured_as
 from plans.degrees import Degrees
 from plans.errors import TwofoldError

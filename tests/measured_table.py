@@ -2,7 +2,7 @@
 
 import csv
 
-from interop.measurements.rows import COLUMNS
+from interop.measurements.tables import COLUMNS
 
 
 def write_table(path, rows):

@@ -12,6 +12,7 @@ from interop.measurements.devices import UnknownDevice, device_named, network_of
 from interop.measurements.models import catalogued, family_of, named_parameters
 from interop.measurements.rows import Skip, case_of
 from interop.measurements.scores import measured_as, model_flops, validate
+from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
 
 ROW = {
@@ -71,13 +72,15 @@ def test_names_of_models():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"model": "T5-11B"}, "decoder-only"), ({"model": "my-moe-8x7B"}, "experts"), ({"task": "lora"}, "lora"),
-     ({"notes": "HSDP over nodes"}, "hsdp"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.4"}, "in percent"),
-     ({"recompute": "every 2nd layer"}, "recompute"), ({"dp": "", "gpu_count": ""}, "dp is not stated"),
+     ({"notes": "HSDP over nodes"}, "hsdp"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.004"}, "in percent"),
+     ({"recompute": "every 2nd layer"}, "recompute"), ({"zero_level": "HSDP"}, "hsdp"),
+     ({"dp": "", "gpu_count": ""}, "dp is not stated"),
      ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "neither y nor n"),
      ({"precision": "fp8"}, "fp8"), ({"notes": "linear layers in FP8"}, "fp8"), ({"task": "RLHF PPO"}, "rlhf"),
      ({"interconnect": "PCIe Gen4", "gpu_type": "A100-80GB"}, "PCIe"), ({"notes": "no NVLink"}, "no NVLink"),
      ({"interconnect": "NVLink; 0 Gb/s"}, "0 Gb/s"), ({"value": "1e-308"}, "beyond anything"),
-     ({"source": "MaxText JAX"}, "maxtext"), ({"source": "MindSpore"}, "mindspore"), ({"source": "Colossal-AI"}, "col"),
+     ({"source": "MaxText JAX"}, "maxtext"), ({"zero_level": "some"}, "none of 0 to 3"),
+     ({"source": "Colossal-AI"}, "col"),
      ({"gpu_type": "Ascend 910B"}, "910B1, 910B2"), ({"gpu_type": "MI300X"}, "it has V100"),
      ({"schedule": "abc"}, "unknown schedule")],
 )  # fmt: skip
@@ -91,11 +94,98 @@ def test_what_is_not_stated_or_not_modelled_is_skipped(change, reason):
     [({"dp": ""}, ("dp", 4)), ({"vpp": "4", "schedule": "1F1B"}, ("schedule", "interleaved_1f1b")),
      ({"recompute": "core_attn"}, ("recompute", "selective")), ({"recompute": "True"}, ("recompute", "full")),
      ({"sequence_parallel": ""}, ("sequence_parallel", True)), ({"global_batch": "1,024"}, ("global_batch", 1024)),
-     ({"global_batch": "4", "micro_batch": "-"}, ("micro_batch", 1))],
+     ({"global_batch": "4", "micro_batch": "-"}, ("micro_batch", 1)),
+     ({"recompute": "full activation checkpointing"}, ("recompute", "full")),
+     ({"recompute": "no recomputation"}, ("recompute", "none")),
+     ({"recompute": "SAC (per op)"}, ("recompute", "selective_op")),
+     ({"recompute": "full, 2 layers per stage"}, ("recompute_layers", 2)),
+     ({"recompute": "selective"}, ("recompute", "selective"))],
 )  # fmt: skip
 def test_cells_in_other_spellings(change, value):
     case = case_of(ROW | change, 1)
     assert getattr(case.degrees, value[0]) == value[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [("amp_bf16 (DEFAULT)", "bfloat16"), ("bf16 (PURE)", "bfloat16"), ("bf16-mixed", "bfloat16"),
+     ("16-mixed", "float16"),
+     ("fp16 with dynamic loss scaling", "float16"), ("BF16/FP32", "bfloat16"), ("AMP O2 fp16", "float16"),
+     ("float32", "float32")],
+)  # fmt: skip
+def test_precisions_in_other_spellings(text, dtype):
+    assert case_of(ROW | {"precision": text}, 1).config.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [("FSDP full (ZeRO-3)", 3), ("FULL_SHARD", 3), ("FSDP2", 3), ("ZeRO stage 2", 2), ("SHARD_GRAD_OP", 2),
+     ("zero1", 1),
+     ("distributed optimizer", 1), ("Os+g+p", 3), ("DDP", 0), ("NO_SHARD", 0), ("y", 1)],
+)  # fmt: skip
+def test_levels_in_other_spellings(text, level):
+    assert case_of(ROW | {"zero_level": text, "pp": "1", "dp": "8"}, 1).degrees.optimizer.parallel_level == level
+
+
+@pytest.mark.parametrize(
+    ("source", "stack"),
+    [("Megatron-DeepSpeed, arXiv 2201.11990", "megatron-2022"), ("microsoft/Megatron-DeepSpeed", "megatron"),
+     ("Ascend/MindSpeed", "megatron"), ("MindFormers, MindSpore 2.3", "megatron"), ("NVIDIA NeMo", "megatron")],
+)  # fmt: skip
+def test_megatrons_relatives_are_priced_as_megatron(source, stack):
+    case = case_of(ROW | {"source": source, "gpu_type": "A100-80GB", "zero_level": "1"}, 1)
+    assert case.stack == stack and any("taken as megatron" in told for told in case.assumed)
+    assert case.degrees.optimizer.parallel_level == 1
+
+
+def test_what_a_row_leaves_open_widens_its_interval(tmp_path):
+    """Every reading is a row of its own where it is written out; the open row's interval spans theirs."""
+    stated = ROW | {"metric": "iteration_time_s", "sequence_parallel": "y", "zero_level": "1", "schedule": "1f1b"}
+    modes = [stated | {"recompute": mode} for mode in ("none", "selective", "full")]
+    rows = validate(write_table(tmp_path / "a.csv", [*modes, stated | {"recompute": ""}])).rows
+    *written_out, left_open = rows
+    assert left_open["predicted"] == pytest.approx(written_out[0]["predicted"])
+    assert left_open["low"] == pytest.approx(min(row["low"] for row in written_out))
+    assert left_open["high"] == pytest.approx(max(row["high"] for row in written_out))
+    assert [each["cells"] for each in left_open["readings"]] == [{"recompute": "selective"}, {"recompute": "full"}]
+    assert not written_out[0]["readings"]
+
+
+def test_a_missing_micro_batch_is_the_middle_of_its_readings(tmp_path):
+    stated = ROW | {"metric": "iteration_time_s", "sequence_parallel": "y", "zero_level": "1", "schedule": "1f1b"}
+    sizes = [stated | {"micro_batch": str(size)} for size in (1, 2, 4, 8)]
+    rows = validate(write_table(tmp_path / "a.csv", [*sizes, stated | {"micro_batch": ""}])).rows
+    fitting = sorted(row["predicted"] for row in rows[:-1] if row["fits"])
+    assert rows[-1]["predicted"] == pytest.approx(fitting[(len(fitting) - 1) // 2])
+    assert any("micro_batch not stated" in told for told in rows[-1]["assumed"])
+
+
+def test_a_row_that_stands_twice_is_named(tmp_path):
+    found = validate(write_table(tmp_path / "a.csv", [ROW, ROW | {"value": "41"}, ROW | {"notes": "again"}]))
+    assert [row["row"] for row in found.rows] == [1, 2] and found.skipped[0]["reason"] == "it is row 1 again"
+
+
+def test_columns_have_many_names_and_figures_columns_of_their_own(tmp_path):
+    path = tmp_path / "published.csv"
+    path.write_text(
+        "Framework,Model,GPU,#GPUs,Seq Len,GBS,MBS,TP,PP,DP,Activation Checkpointing,Precision,TFLOP/s/GPU,MFU (%)\n"
+        'Megatron-LM,GPT-3 175B,H100 80GB,64,2048,128,1,8,8,1,full,bf16,"420.5",\n'
+        "Megatron-LM,GPT-3 175B,H100 80GB,64,2048,128,2,8,8,1,full,bf16,450,0.455\n"
+    )
+    rows = read_table(path)
+    assert [(row["metric"], row["value"]) for row in rows] == [
+        ("tflops_per_gpu", "420.5"), ("tflops_per_gpu", "450"), ("mfu_percent", "0.455"),
+    ]  # fmt: skip
+    assert rows[0]["source"] == "Megatron-LM" and rows[0]["gpu_count"] == "64" and rows[0]["recompute"] == "full"
+    found = validate(path)
+    assert len(found.rows) == 3 and found.rows[2]["value"] == pytest.approx(45.5)
+
+
+def test_a_table_that_names_a_column_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.csv"
+    path.write_text("model,gpu,gpus,mbs,micro batch size,mfu\nllama-3-8b,H100,8,1,2,40\n")
+    with pytest.raises(TwofoldError, match="two columns for micro_batch: 'mbs' and 'micro batch size'"):
+        read_table(path)
 
 
 def test_what_a_rate_counts():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from measured_table import write_table
 
-from interop.measurements.rows import Skip, case_of, read_table
+from interop.measurements.rows import Skip, case_of
 from interop.measurements.scores import validate
+from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
 
 ROW = {

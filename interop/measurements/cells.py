@@ -73,8 +73,12 @@ class Cells:
             raise Skip(f"value {value} is not a positive number")
         if not _LEAST_VALUE <= value <= _MOST_VALUE:
             raise Skip(f"value {text!r} is beyond anything that {metric} measures")
-        if metric == "mfu_percent" and not 1 <= value <= 100:
-            raise Skip(f"value {value} is no share of the peak in percent")
+        if metric == "mfu_percent":
+            if 0.02 <= value < 1:
+                self.assumed.append(f"mfu {value:g} is a share: {100 * value:g} %")
+                value *= 100
+            if not 1 <= value <= 100:
+                raise Skip(f"value {text!r} is no share of the peak in percent")
         return value
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
@@ -99,7 +103,9 @@ class Cells:
             raise Skip(f"its task has {match.group()!r}, which runs more than one model's training step")
         if match := re.search(r"\b(q?lora|peft|inference|decode|prefill|generation|serving)\b", words):
             raise Skip(f"its task has {match.group()!r}; pre-training of all weights is modelled")
-        if match := re.search(r"\b(hsdp|hybrid[- ]shard\w*|offload\w*|tensor offload)\b", words):
+        if match := re.search(
+            r"\b(hsdp|hybrid[- _]shard\w*|offload\w*|tensor offload)\b", f"{words} {self.words('zero_level')}"
+        ):
             raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
 
     def dtype(self, device: str) -> str:
@@ -115,7 +121,10 @@ class Cells:
             half = "float16" if device.startswith("v100") else "bfloat16"
             self.assumed.append(f"precision not stated: {'bf16' if half == 'bfloat16' else 'fp16'}")
             return half
-        core = re.sub(r"amp|mixed|precision|pure|true|dense|full", "", text)
+        core = re.sub(r"\b(amp|automatic|auto|mixed|precision|pure|true|dense|full|default|dynamic|static|loss|scal\w+|"
+                      r"with|and|o[12]|params?|compute|training|autocast|torch)\b", "",
+                      re.sub(r"[^a-z0-9]+|(?<=amp)(?=[bf])", " ", self.text("precision").lower()))  # fmt: skip
+        core = re.sub(r" +", "", core)
         if core in ("", "16"):
             core = "fp16" if core or device.startswith("v100") else "bf16"
             self.assumed.append(f"precision {self.text('precision')!r}: {core}")

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from interop.measurements.cells import METRICS, ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import Network, UnknownDevice, check_within_node, device_named, network_of
 from interop.measurements.models import Family, catalogued, family_of, named_parameters, resized
 from interop.measurements.software import counts_recompute, level_of, software_of
+from interop.measurements.tables import COLUMNS
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 
-__all__ = ["COLUMNS", "METRICS", "Case", "Skip", "case_of", "read_table"]
-
-COLUMNS = (
-    "source", "provenance", "task", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
-    "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "ep", "schedule", "sequence_parallel", "recompute",
-    "zero_level", "gpu_type", "gpu_count", "interconnect", "precision", "compile", "async_tp", "metric", "value",
-    "layout_complete", "notes",
-)  # fmt: skip
-
-_NEEDED = ("source", "model", "metric", "value", "gpu_type", "gpu_count")
+__all__ = ["METRICS", "Case", "Skip", "case_of"]
 
 _SCHEDULES = {
     "1f1bi": "interleaved_1f1b", "vpp": "interleaved_1f1b", "interleaved": "interleaved_1f1b",
@@ -39,14 +28,13 @@ _SCHEDULES = {
     "noninterleaved1f1b": "1f1b", "default": "1f1b", "interleavedzb": "interleaved_zb",
 }  # fmt: skip
 
-_RECOMPUTE = {
-    **dict.fromkeys(("none", "no", "n", "false", "off", "0", "disabled"), "none"),
-    **dict.fromkeys(("full", "yes", "y", "true", "on", "1", "uniform", "fulllayer", "block", "layer", "fullac",
-                     "activationcheckpointing", "fullactivationcheckpointing", "fullrecompute"), "full"),
-    **dict.fromkeys(("selective", "selectiveattention", "attention", "attn", "attnonly", "coreattn", "coreattention",
-                     "selectiveac", "seqsel", "selectiverecompute"), "selective"),
-    **dict.fromkeys(("op", "perop", "selectiveop", "sacop", "selectiveperop", "operator", "sac"), "selective_op"),
-}  # fmt: skip
+_RECOMPUTE = (
+    (r"^(none|no|n|false|off|0|disabled|without|w/o.*|never|no[ -].*)$", "none"),
+    (r"(per[- ]?op|by op|selective[-_ ]?op|\bop\b|operator|\bsac\b|save.*matmul)", "selective_op"),
+    (r"selective|seq[-_ ]?sel|core[-_ ]?att|attention|\battn|softmax", "selective"),
+    (r"^(yes|y|true|on|1|ac|enabled)$|full|every layer|all layers|uniform|block|layer|checkpoint|recompute", "full"),
+)  # fmt: skip
+"""Words of a cell -> the mode, the first that is found."""
 
 _DESCRIBED = "measured/readme"
 """What the notes of our own runs refer to for their model."""
@@ -91,33 +79,6 @@ class Case:
     def machine_of_one(self) -> str:
         """The name of a machine with one such device."""
         return f"{self.machine.rpartition('-x')[0]}-x1"
-
-
-def read_table(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """The rows of a CSV table.
-
-    Raises:
-        TwofoldError: no such file, no rows, or columns missing.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: it is no text") from None
-    reader = csv.DictReader(text.splitlines())
-    try:
-        missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
-        rows = [{name: (cell or "").strip() for name, cell in row.items() if name is not None} for row in reader]
-    except csv.Error as error:
-        raise TwofoldError(f"cannot read the table {os.fspath(path)!r}: line {reader.line_num}: {error}") from None
-    if missing:
-        raise TwofoldError(
-            f"table {os.fspath(path)!r} has no column {', '.join(missing)}; see `twofold validate --help`"
-        )
-    if not rows:
-        raise TwofoldError(f"table {os.fspath(path)!r} has no rows")
-    return rows
 
 
 def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Case:
@@ -336,15 +297,13 @@ class _Reading(Cells):
         return found
 
     def recompute(self, stack: str) -> str:
-        text = self.plain("recompute")
+        text = re.sub(r"[_ ]+", " ", self.text("recompute").lower())
         if not text:
             self.assumed.append("recomputation not stated: none")
             return "none"
-        if self.recompute_layers() is not None:
-            return "full"
-        if text not in _RECOMPUTE:
+        found = next((mode for pattern, mode in _RECOMPUTE if re.search(pattern, text)), None)
+        if found is None or re.search(r"(every|each) (?!layer|block)", text):
             raise Skip(f"recompute {self.text('recompute')!r} is not modelled; modelled are none, selective, full")
-        found = _RECOMPUTE[text]
         if found == "selective" and stack.startswith("torch"):
             found = "selective_op"
             self.assumed.append("selective recomputation: torchtitan's, by operator")
@@ -352,7 +311,8 @@ class _Reading(Cells):
 
     def recompute_layers(self) -> int | None:
         """Of "full, 2 layers": how many of each chunk (--recompute-method block --recompute-num-layers)."""
-        found = re.fullmatch(r"(?:full|block)?[ ,:(]*(\d+) layers?\)?", self.text("recompute").lower())
+        text = self.text("recompute").lower()
+        found = None if re.search(r"every|each|selective", text) else re.search(r"(\d+) ?layers?\b", text)
         return int(found.group(1)) if found else None
 
     def schedule(self, pp: int, layers: int) -> tuple[str, int]:

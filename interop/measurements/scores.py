@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -18,7 +18,9 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
-from interop.measurements.rows import Case, Skip, case_of, read_table
+from interop.measurements.readings import Filling, needed_fillings, other_fillings
+from interop.measurements.rows import Case, Skip, case_of
+from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
 from simulator.forecast import Forecast, forecast, stack_named
 from simulator.forecast.memory import memory_interval
@@ -64,10 +66,12 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
     cases: list[tuple[Case, dict[str, Any]]] = []
+    seen: dict[tuple[tuple[str, str], ...], int] = {}
     for number, row in enumerate(read_table(path), start=1):
         try:
-            case = case_of(row, number, stack)
-            result = _row(case, machine)
+            if (earlier := seen.setdefault(_identity(row), number)) != number:
+                raise Skip(f"it is row {earlier} again")
+            case, result = _read(row, number, stack, machine)
         except (Skip, TwofoldError) as reason:
             skipped.append({"row": number, "reason": str(reason), "source": row.get("source", "")})
             continue
@@ -82,6 +86,53 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
         groups.setdefault((case.source, case.metric), []).append((case, result))
     sources = tuple(_score(source, metric, found) for (source, metric), found in groups.items())
     return Validation(sources=sources, rows=tuple(rows), skipped=tuple(skipped))
+
+
+def _identity(row: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What makes two rows the same measurement: all cells but what is said about them."""
+    return tuple(sorted((name, cell) for name, cell in row.items() if name not in ("notes", "provenance")))
+
+
+def _read(row: Mapping[str, str], number: int, stack: str | None, machine: str | None) -> tuple[Case, dict[str, Any]]:
+    """The configuration of a row and its prediction, over all plausible readings of what the row leaves open.
+
+    The prediction is that of the most plausible reading; where a cell is missing that has no usual value it is that of
+    the middle one. The interval spans all of them. A reading that does not fit the device is left out where another
+    fits: the row ran.
+    """
+    found = _priced(row, number, stack, machine, needed_fillings(row))
+    if isinstance(found, Exception):
+        raise found
+    found.sort(key=lambda each: each[2]["predicted"])
+    filled, case, result = found[(len(found) - 1) // 2]
+    others = [each for each in found if each[0] != filled]
+    more = _priced({**row, **filled}, number, stack, machine, list(
+        other_fillings({**row, **filled}, case, stack_is_given=stack is not None)
+    ))  # fmt: skip
+    others += [] if isinstance(more, Exception) else more
+    result["readings"] = [
+        {"cells": dict(filling), "predicted": each["predicted"]} for filling, _, each in others
+    ]  # fmt: skip
+    result["low"] = min(result["low"], *(each["low"] for _, _, each in others), result["low"])
+    result["high"] = max(result["high"], *(each["high"] for _, _, each in others), result["high"])
+    for name, cell in filled.items():
+        result["assumed"].append(f"{name} not stated: {cell}, the middle of {len(found)} readings")
+    return case, result
+
+
+def _priced(
+    row: Mapping[str, str], number: int, stack: str | None, machine: str | None, fillings: Sequence[Filling]
+) -> list[tuple[Filling, Case, dict[str, Any]]] | Exception:
+    """Every filling with its configuration and prediction, those that fit the device if any does; else why not."""
+    found: list[tuple[Filling, Case, dict[str, Any]]] = []
+    reason: Exception = Skip("nothing in it is open")
+    for filling in fillings:
+        try:
+            case = case_of({**row, **filling}, number, stack)
+            found.append((filling, case, _row(case, machine)))
+        except (Skip, TwofoldError) as error:
+            reason = error
+    return [each for each in found if each[2]["fits"]] or found or reason
 
 
 def _row(case: Case, machine: str | None) -> dict[str, Any]:

@@ -8,19 +8,28 @@ from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 
 __all__ = ["counts_recompute", "level_of", "software_of"]
 
-_LEVELS = {"none": 0, "no": 0, "ddp": 0, "distributedoptimizer": 1, "zero1": 1, "os": 1, "zero2": 2, "osg": 2,
-           "shardgradop": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3, "fullshard": 3, "osgp": 3}  # fmt: skip
+_LEVELS = (
+    (r"zero[ -]*(stage[ -]*)?([0-3])\b|stage[ -]*([0-3])\b|^([0-3])$", None),
+    (r"full[ _]*shard|os *\+ *g *\+ *p", 3),
+    (r"shard[ _]*grad[ _]*op|os *\+ *g\b", 2),
+    (r"fsdp", 3),
+    (r"distributed[ _-]*optimi[sz]er|dist(ributed)?[ _-]*opt|\bos\b|^(y|yes|true|on|enabled)$", 1),
+    (r"no[ _]*shard|^(none|no|n|ddp|false|off|disabled|replicated?|dp)$", 0),
+)  # fmt: skip
+"""Words of a cell -> the level, the first that is found; None: the number in the words."""
 
-_MEGATRONS = r"megatron|nemo|mcore|neox|nanotron|picotron"
+_MEGATRONS = r"megatron|nemo|mcore|neox|nanotron|picotron|mindspeed|mindspore|mindformers|modellink"
 _TORCHES = r"torch|\bfsdp|llm-foundry|mosaic|composer|lightning|accelerate|hugging ?face|deepspeed"
 _OTHER = (
-    r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|mindspore|mindformers|colossal-?ai|paddle\w*|tensorflow|"
+    r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|colossal-?ai|paddle\w*|tensorflow|"
     r"\balpa\b|oneflow|mesh-tensorflow|\bxla\b|neuronx?\b|axlearn|tinygrad|\bmlx\b|bmtrain|hetu|internevo"
 )
 """Software that is not modelled: which modelled one to predict it with would have to be guessed."""
 
 _TAKEN_AS = {
-    "deepspeed": "DeepSpeed", "neox": "GPT-NeoX", r"nemo\b": "NeMo", "nanotron": "nanotron", "picotron": "picotron",
+    "megatron-?deepspeed|megatron.*deepspeed": "Megatron-DeepSpeed", "deepspeed": "DeepSpeed",
+    "mindspeed|modellink": "MindSpeed", "mindformers|mindspore": "MindSpore's",
+    "neox": "GPT-NeoX", r"nemo\b": "NeMo", "nanotron": "nanotron", "picotron": "picotron",
     "llm-foundry": "LLM Foundry", "mosaic": "MosaicML's", r"\bcomposer\b": "Composer", "lightning": "Lightning",
     r"\baccelerate\b": "Accelerate", "hugging ?face": "Hugging Face's",
 }  # fmt: skip
@@ -33,10 +42,15 @@ _LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
 
 def level_of(cells: Cells, default: int | None = None) -> int | None:
     """The optimizer-parallel level of a row."""
-    text = cells.plain("zero_level")
-    if text in _LEVELS:
-        return _LEVELS[text]
-    return cells.count("zero_level", default, least=0) if cells.text("zero_level") else default
+    text = cells.text("zero_level").lower()
+    if not text:
+        return default
+    for pattern, level in _LEVELS:
+        if found := re.search(pattern, text):
+            return level if level is not None else int(next(each for each in found.groups()[1:] if each))
+    raise Skip(
+        f"zero_level is {cells.text('zero_level')!r}, none of 0 to 3, DDP, ZeRO-1 to ZeRO-3, FSDP, SHARD_GRAD_OP"
+    )
 
 
 def software_of(cells: Cells, device: str) -> str:
@@ -54,7 +68,7 @@ def software_of(cells: Cells, device: str) -> str:
         return name
     if (match := re.search(_OTHER, source)) and not re.search(rf"{_MEGATRONS}|\btorch\b|pytorch", source):
         raise Skip(f"software {match.group()!r} is not modelled; --stack says as which it is to be predicted")
-    if re.search(_MEGATRONS, words) and "megatron-deepspeed" not in words:
+    if re.search(_MEGATRONS, words):
         uses_torch = False
     else:
         uses_torch = own or bool(re.search(_TORCHES, words)) or compiled is not None or level_of(cells) in (2, 3)
@@ -67,9 +81,9 @@ def software_of(cells: Cells, device: str) -> str:
         name = "torch"
     if compiled and uses_torch:
         name += "-compile"
-    for word, software in _TAKEN_AS.items():
-        if re.search(word, source):
-            cells.assumed.append(f"{software} taken as {name}")
+    taken = next((software for word, software in _TAKEN_AS.items() if re.search(word, source)), "")
+    if taken:
+        cells.assumed.append(f"{taken} taken as {name}")
     if not re.search(f"{_MEGATRONS}|{_TORCHES}", words):
         cells.assumed.append(f"software not named: {name}")
     return name

@@ -23,8 +23,9 @@ class Validate:
         table: CSV file with the columns source, model, layers, hidden, heads, kv_heads, ffn, vocab, seq, global_batch,
             micro_batch, tp, pp, dp, vpp, cp, ep, schedule, sequence_parallel, recompute, zero_level, gpu_type,
             gpu_count, interconnect, precision, compile, metric, value and so on, in the usual spellings. What a row
-            does not state and has to be assumed stands beside its prediction (--json); rows that are not modelled are
-            listed with the reason.
+            does not state and has to be assumed stands beside its prediction (--json); the interval spans every
+            plausible reading of what it leaves open. Rows that are not modelled are listed with the reason. Columns may
+            have other usual names, and a column for each metric is read too.
         stack: the software that ran all rows; found from each row by default.
         machine: the machine of all rows; found from each row by default.
     """
@@ -43,6 +44,8 @@ class Validate:
         skipped = Counter(each["reason"] for each in result.skipped).most_common()
         if not result.rows:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in skipped[:3])
+            if self.output.json:
+                return result.to_json(), False
             raise TwofoldError(f"no row of {self.table!r} can be predicted: {reasons}")
         for score in result.sources:
             order = "" if score["pair_order"] is None else f", pair order {score['pair_order']:.0%}"
