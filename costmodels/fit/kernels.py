@@ -167,10 +167,11 @@ def _attention_parameters(points: Sequence[Point], compute: Compute) -> Compute:
     seconds = np.array([point.seconds for point in points])
     backs, dims = any(is_backward(point) for point in points), len({point.shape[5] for point in points}) > 1
     causal = len({point.options.get("causal", 0) for point in points}) > 1
+    split = any(point.shape[3] < point.shape[4] for point in points)
     typical = {
         name: value for name, value in _ATTENTION.items()
         if (backs or "backward" not in name) and (dims or name != "half_dim")
-        and (causal or name not in ("causal_cost", "backward_causal_cost"))
+        and (causal or not name.endswith("causal_cost")) and (split or not name.endswith("split_cost"))
     }  # fmt: skip
     start, lower, upper = np.log(np.array(list(typical.values()))).T
     clocks = [point.clock_MHz for point in points if point.clock_MHz]
@@ -195,7 +196,8 @@ def _attention_parameters(points: Sequence[Point], compute: Compute) -> Compute:
 _ATTENTION: Mapping[str, tuple[float, float, float]] = {
     "forward_efficiency": (0.6, 0.02, 1.0), "backward_efficiency": (0.5, 0.02, 1.0),
     "half_keys": (100.0, 1e-1, 4e3), "backward_half_keys": (200.0, 1e-1, 4e3), "half_dim": (30.0, 1e-1, 400.0),
-    "causal_cost": (1.1, 0.5, 3.0), "backward_causal_cost": (1.1, 0.5, 3.0), "quantisation": (0.5, 1e-2, 1.0),
+    "causal_cost": (1.1, 0.5, 3.0), "backward_causal_cost": (1.1, 0.5, 3.0),
+    "split_cost": (1.3, 0.5, 5.0), "backward_split_cost": (1.3, 0.5, 5.0), "quantisation": (0.5, 1e-2, 1.0),
     "tail": (0.5, 1e-2, 1.0), "backward_tail": (0.5, 1e-2, 1.0),
     "start_s": (3e-6, 1e-8, 5e-5), "backward_start_s": (6e-6, 1e-8, 1e-4),
 }  # fmt: skip

@@ -33,7 +33,8 @@ class Attention(Section, frozen=True, kw_only=True):
 
     A causal tile has m = keys - (queries - tile) / 2 keys in the mean, and those on the diagonal are made whole; the
     longest has all. Cores take tiles one by one, so the last ends at most one longest tile after the mean (Graham
-    1969): they take causal_cost u max(keys + half_keys, w (m + half_keys) + tail min(1, w) (keys + half_keys)).
+    1969): they take causal_cost u max(keys + half_keys, w (m + half_keys) + tail min(1, w) (keys + half_keys)). Fewer
+    queries than keys, the last of a sequence that is split, take another kernel, which costs split_cost times that.
 
     Args:
         forward_efficiency: share of the matrix peak that long sequences reach.
@@ -45,6 +46,8 @@ class Attention(Section, frozen=True, kw_only=True):
         half_dim: the rate is halved at this head dim and saturates beyond; the efficiencies are those of 128.
         causal_cost: factor on causal tiles.
         backward_causal_cost: likewise.
+        split_cost: factor on causal tiles of fewer queries than keys.
+        backward_split_cost: likewise.
         tail: share of a longest tile by which causal tiles end late.
         backward_tail: likewise.
         clock_MHz: clock under load at which the efficiencies were taken; None: not known.
@@ -61,6 +64,8 @@ class Attention(Section, frozen=True, kw_only=True):
     half_dim: float = 0.0
     causal_cost: float = 1.0
     backward_causal_cost: float = 1.0
+    split_cost: float = 1.0
+    backward_split_cost: float = 1.0
     tail: float = 0.0
     backward_tail: float = 0.0
     clock_MHz: float | None = None
@@ -350,6 +355,7 @@ def attention_s(
     waves, longest = heads * -(-length // model.tile) / compute.num_cores, keys + half
     if causal:
         whole = waves * (min(keys, keys - 0.5 * (length - model.tile)) + half)
+        cost *= 1.0 if length >= keys else model.backward_split_cost if backward else model.split_cost
         columns = cost * max(longest, whole + tail * min(1.0, waves) * longest)
     else:
         columns = longest * max(1.0, (1 - model.quantisation) * waves + model.quantisation * math.ceil(waves))

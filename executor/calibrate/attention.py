@@ -14,6 +14,7 @@ from costmodels.fit.points import Point
 from executor.calibrate.kernels import gradient
 from executor.calibrate.operands import Job, OperandPool, bytes_of
 from executor.calibrate.timing import Call
+from executor.kernels.fused_attention import attend, attend_backward
 
 __all__ = ["attention_job", "attention_jobs"]
 
@@ -35,6 +36,14 @@ _ATTENTION = (  # (batch, heads, kv heads, sequence, head dim)
     (1, 2, 2, 16384, 128),
     (8, 4, 4, 2048, 128),
 )
+_SPLIT = (  # (batch, heads, kv heads, rows, keys, head dim): the last rows of a causal sequence
+    (1, 32, 32, 2048, 4096, 128),
+    (2, 16, 16, 1024, 2048, 128),
+    (1, 40, 8, 4096, 8192, 128),
+    (1, 12, 4, 4096, 8192, 128),
+    (1, 32, 8, 1024, 4096, 128),
+    (4, 16, 16, 1024, 2048, 64),
+)
 _HELD_OUT = 24
 
 
@@ -53,6 +62,7 @@ def attention_jobs(*, seed: int = 20_28) -> list[Job]:
     for number, shape in enumerate(_ATTENTION):
         for part, causal in itertools.product(("forward", "backward"), (True, False)):
             jobs.append(attention_job(part, shape, causal, tier=(0 if number < 5 else 1) + (not causal)))
+    jobs += [split_job(part, shape) for shape in _SPLIT for part in ("forward", "backward")]
     first: dict[Any, Job] = {}
     for job in jobs:
         first.setdefault(job.point.key, job)
@@ -89,3 +99,25 @@ def attention_job(
 
     work = 4.0 * math.prod(queries) * sequence * (2.5 if part == "backward" else 1.0) / (2 if causal else 1)
     return Job(point=point, make=make, tier=tier, work=work, needs_bytes=4 * size)
+
+
+def split_job(part: str, shape: tuple[int, int, int, int, int, int]) -> Job:
+    """One part of causal attention of the last rows of a sequence, by the kernels of twofold's executor."""
+    batch, heads, kv_heads, rows, keys, dim = shape
+    point = Point(
+        kind="attention", call=f"sdpa_{part}", shape=shape, dtype="bfloat16", options={"causal": 1}, seconds=0.0
+    )
+    queries, columns = (batch, rows, heads, dim), (batch, keys, kv_heads, dim)
+
+    def one(pool: OperandPool) -> Call:
+        q, k, v, g = (pool.tensor(*size).transpose(1, 2) for size in (queries, columns, columns, queries))
+        if part == "forward":
+            return lambda: attend(q, k, v, keys - rows, None)
+        out, sums = attend(q, k, v, keys - rows, None)
+        return lambda: attend_backward(g, q, k, v, out, sums, first=keys - rows, scale=None)
+
+    size = bytes_of("bfloat16", queries, queries, columns, columns)
+    work = 4.0 * math.prod(queries) * (keys - rows / 2) * (2.5 if part == "backward" else 1.0)
+    return Job(
+        point=point, make=lambda pool: [one(pool) for _ in pool.sets(size)], tier=0, work=work, needs_bytes=4 * size
+    )

@@ -11,6 +11,7 @@ import torch
 from costmodels.fit.points import Point
 from executor.calibrate.allocation import allocation_points, communicator_points
 from executor.calibrate.attention import attention_jobs
+from executor.calibrate.block_steps import block_points
 from executor.calibrate.communication import (
     PING_PONG,
     communication_jobs,
@@ -22,7 +23,7 @@ from executor.calibrate.communication import (
 from executor.calibrate.dispatch import dispatch_points
 from executor.calibrate.instructions import instruction_points
 from executor.calibrate.kernels import kernel_jobs
-from executor.calibrate.load import block_points, load_points
+from executor.calibrate.load import load_points
 from executor.calibrate.matrix import matrix_jobs
 from executor.calibrate.operands import Job
 from executor.calibrate.overlap import overlap_jobs, overlap_points
@@ -154,8 +155,8 @@ DEVICE_SECTIONS: tuple[Section, ...] = (
         stream=lambda session: block_points(session.timer, small=not session.device.is_async),
     ),
     StreamSection(
-        name="load", share=0.03, ranks="every",
-        stream=lambda session: load_points(session.timer, 0.4 if session.options.quick else 1.5),
+        name="load", share=0.1, fits="compute.power", ranks="every",
+        stream=lambda session: load_points(session.timer, 0.4 if session.options.quick else 1.3),
     ),
     # last, as recording messages asks most of the library
     InStepSection(

@@ -1,177 +1,163 @@
-"""How a chip slows under load, and how whole blocks compare with the sum of their kernels."""
+"""How a chip slows under load: kernels of several kinds in turns, until its clock has settled.
+
+A chip at its power limit lowers its clock, the more of the time kernels run that draw much. A training step mixes
+products, attention and kernels bound by memory; how much each draws, and how its time goes with the clock, is told by
+mixtures of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from costmodels.fit.points import Point
-from executor.calibrate.block import Decoder, Sizes
-from executor.calibrate.timing import Timer, sampled
-from executor.device import Mark
+from executor.calibrate.kernels import gradient
+from executor.calibrate.timing import Timer
+from executor.device import Device
 
-__all__ = ["block_points", "load_points"]
+__all__ = ["MIXTURES", "load_points"]
 
-DUTIES = (100, 60)
-WINDOW_S = 0.1
-BLOCKS = (
-    # sizes, batch, sequence
-    (Sizes(hidden=4096, heads=32, ffn=11008, vocab=32000, blocks=2), 1, 2048),
-    (Sizes(hidden=4096, heads=32, ffn=11008, vocab=32000, blocks=2), 4, 2048),
-    (Sizes(hidden=2048, heads=16, ffn=5632, vocab=32000, blocks=4), 4, 1024),
-    (Sizes(hidden=1024, heads=16, ffn=2816, vocab=32000, blocks=4), 8, 1024),
+MIXTURES: tuple[Mapping[str, int], ...] = (
+    {"matrix": 100},
+    {"matrix": 60, "memory": 40},
+    {"memory": 100},
+    {"attention": 100},
+    {"update": 100},
+    {"matrix": 80, "memory": 20},
+    {"matrix": 60, "idle": 40},
+    {"matrix": 80, "update": 20},
+    {"small": 100},
+    {"matrix": 40, "memory": 60},
+    {"norm": 100},
+    {"matrix": 80, "norm": 20},
+    {"idle": 100},
+    {"matrix": 30, "idle": 70},
+    {"matrix": 80, "attention": 20},
+    {"small": 65, "attention": 10, "memory": 15, "update": 10},
 )
-STEPS = 12
+"""Percent of the time, at the speed that each kind of kernel has alone; what tells most comes first."""
+
+WINDOW_S = 0.1
+ROUND_S = 0.01
+"""In a round every kind of a mixture has its turn: well below the time a chip takes to change its clock."""
+
+IDLE_CYCLES = 400_000
 
 
-def load_points(timer: Timer, seconds: float = 1.5) -> Iterator[Point]:
-    """A product again and again, alone or with a share of the time spent in copies, then attention, then copies alone:
-    times, clocks and power, window by window.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A kernel that is run again and again: its operations on matrix units, and the bytes it moves."""
+
+    call: Callable[[], object]
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+
+
+def load_points(timer: Timer, seconds: float = 1.3) -> Iterator[Point]:
+    """Times, shares, clock and power of every mixture, window by window.
+
+    Figures of kind k: k_s, seconds of one call; k_share of the window; k_flops and k_bytes of a call.
 
     Args:
         timer: of the device.
-        seconds: per share.
+        seconds: per mixture.
     """
-    yield from _products(timer, seconds)
-    yield from _others(timer, seconds)
-
-
-def _others(timer: Timer, seconds: float) -> Iterator[Point]:
-    """What draws other power than a product."""
-    device = timer.device
-    place, kind = device.torch_device, torch.bfloat16 if device.is_async else torch.float32
-    shape = (4, 32, 4096, 128) if device.is_async else (1, 2, 64, 16)
-    q, k, v = (torch.randn(*shape, device=place).to(kind) for _ in range(3))
-    x = torch.randn(2**29 if device.is_async else 2**18, device=place).to(kind)
-    batch, heads, sequence, dim = shape
-    calls: dict[str, tuple[tuple[int, ...], Callable[[], object]]] = {
-        "attention": ((batch, heads, heads, sequence, sequence, dim), partial(_attend, q, k, v)),
-        "memory": ((x.numel(),), x.clone),
-    }
-    for name, (sizes, call) in calls.items():
-        call()
-        first = timer.mark()
-        call()
-        last = timer.mark()
-        device.synchronize()
-        rounds = max(1, round(WINDOW_S / max(1e-6, timer.between_s(first, last))))
+    loads = _loads(timer.device)
+    alone_s = {name: _alone_s(timer, load) for name, load in loads.items()}
+    for mixture in MIXTURES:
+        name = ", ".join(f"{kind} {percent}" for kind, percent in mixture.items())
+        longest_s = max(alone_s[kind] / percent for kind, percent in mixture.items())
+        round_s = max(ROUND_S, 100 * longest_s)
+        turns = {kind: max(1, round(round_s * percent / 100 / alone_s[kind])) for kind, percent in mixture.items()}
+        rounds = max(1, round(WINDOW_S / sum(count * alone_s[kind] for kind, count in turns.items())))
         for window in range(max(2, round(seconds / WINDOW_S))):
+            yield _window(timer, {kind: loads[kind] for kind in mixture}, turns, rounds, name, window)
+
+
+def _window(
+    timer: Timer, loads: Mapping[str, Load], turns: Mapping[str, int], rounds: int, name: str, window: int
+) -> Point:
+    marks = []
+    for _ in range(rounds):
+        for kind, count in turns.items():
             first = timer.mark()
-            for _ in range(rounds):
-                call()
-            last = timer.mark()
-            spun = timer.spin_marks()
-            device.synchronize()
-            clock = {"clock_MHz": round(timer.clock_of(spun), 1)}
-            sensors = {sensor: value for sensor, value in device.sensors().items() if sensor != "clock_MHz"}
-            fields = sampled([timer.between_s(first, last)], rounds).fields | clock | sensors
-            yield Point(
-                kind="clock", call=f"sustained_{name}", shape=sizes, dtype=str(kind).split(".")[-1],
-                options={"window": window}, **fields,
-            )  # fmt: skip
+            for _ in range(count):
+                loads[kind].call()
+            marks.append((kind, first, timer.mark()))
+    spun = timer.spin_marks()
+    sensors = timer.device.sensors()  # while it is at work: the host is ahead
+    timer.device.synchronize()
+    spent_s = dict.fromkeys(loads, 0.0)
+    for kind, first, last in marks:
+        spent_s[kind] += timer.between_s(first, last)
+    total_s = sum(spent_s.values())
+    figures = {}
+    for kind, load in loads.items():
+        figures[f"{kind}_s"] = spent_s[kind] / rounds / turns[kind]
+        figures[f"{kind}_share"] = spent_s[kind] / total_s
+        figures[f"{kind}_flops"], figures[f"{kind}_bytes"] = load.flops, load.moved_bytes
+    if "clock_MHz" in sensors:
+        figures["sensor_clock_MHz"] = sensors["clock_MHz"]
+    return Point(
+        kind="clock", call="mixture", dtype="bfloat16" if timer.device.is_async else "float32",
+        options={"mixture": name, "window": window}, seconds=total_s / rounds, figures=figures,
+        clock_MHz=round(timer.clock_of(spun), 1), power_W=sensors.get("power_W", 0.0),
+        temperature_C=sensors.get("temperature_C", 0.0),
+    )  # fmt: skip
+
+
+def _alone_s(timer: Timer, load: Load) -> float:
+    load.call()
+    first = timer.mark()
+    for _ in range(4):
+        load.call()
+    last = timer.mark()
+    timer.device.synchronize()
+    return max(1e-7, timer.between_s(first, last) / 4)
+
+
+def _loads(device: Device) -> dict[str, Load]:
+    large = device.is_async
+    kind = torch.bfloat16 if large else torch.float32
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device.torch_device).to(kind)
+
+    def product(m: int, n: int, k: int) -> Load:
+        return Load(call=partial(torch.mm, random(m, k), random(k, n)), flops=2.0 * m * n * k)
+
+    batch, heads, length, dim = (4, 32, 4096, 128) if large else (1, 2, 64, 16)
+    q, k, v, g = (random(batch, length, heads, dim).transpose(1, 2) for _ in range(4))
+    backward = gradient(_attend, [q, k, v], g)
+    source, rows = random(2**27 if large else 2**18), random(*(16384, 8192) if large else (64, 64))
+    scale, shift = random(rows.shape[1]), random(rows.shape[1])
+    weight = random(2**26 if large else 2**12).requires_grad_()
+    weight.grad = torch.randn_like(weight)
+    optimizer = torch.optim.AdamW([weight], lr=1e-6, fused=large)
+
+    def attention() -> None:
+        _attend(q, k, v)
+        backward()
+
+    return {
+        "matrix": product(8192, 8192, 8192) if large else product(256, 256, 256),
+        "small": product(4096, 4096, 4096) if large else product(64, 64, 64),
+        "attention": Load(call=attention, flops=7.0 * batch * heads * length**2 * dim),
+        "memory": Load(call=source.clone, moved_bytes=2.0 * source.nbytes),
+        "norm": Load(call=partial(_norm, rows, scale, shift), moved_bytes=2.0 * rows.nbytes),
+        "update": Load(call=optimizer.step, moved_bytes=7.0 * weight.nbytes),
+        "idle": Load(call=partial(device.spin, IDLE_CYCLES)),
+    }
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def _products(timer: Timer, seconds: float) -> Iterator[Point]:
-    device = timer.device
-    size = 8192 if device.is_async else 256
-    kind = torch.bfloat16 if device.is_async else torch.float32
-    left, right = (torch.randn(size, size, device=device.torch_device).to(kind) for _ in range(2))
-    block = torch.empty(2**28 if device.is_async else 2**20, device=device.torch_device, dtype=torch.uint8)
-    for duty in DUTIES:
-        torch.mm(left, right)
-        block.clone()
-        product_s, copy_s = _alone(timer, left, right, block)
-        copies = round(product_s * (100 - duty) / duty / copy_s)
-        rounds = max(1, round(WINDOW_S / (product_s + copies * copy_s)))
-        for window in range(max(2, round(seconds / WINDOW_S))):
-            marks = []
-            for _ in range(rounds):
-                first = timer.mark()
-                torch.mm(left, right)
-                marks.append((first, timer.mark()))
-                for _ in range(copies):
-                    block.clone()
-            spun = timer.spin_marks()
-            device.synchronize()
-            clock_MHz = timer.clock_of(spun)
-            sample = sampled([timer.between_s(first, last) for first, last in marks], 1)
-            sensors = {name: value for name, value in device.sensors().items() if name != "clock_MHz"}
-            fields = sample.fields | {"clock_MHz": round(clock_MHz, 1)} | sensors
-            options: dict[str, Any] = {"duty": duty, "window": window}
-            yield Point(
-                kind="clock", call="sustained", shape=(size, size, size), form="nn", dtype=str(kind).split(".")[-1],
-                options=options, **fields,
-            )  # fmt: skip
-
-
-def _alone(timer: Timer, left: Tensor, right: Tensor, block: Tensor) -> tuple[float, float]:
-    marks = [timer.mark()]
-    torch.mm(left, right)
-    marks.append(timer.mark())
-    block.clone()
-    marks.append(timer.mark())
-    timer.device.synchronize()
-    return timer.between_s(marks[0], marks[1]), timer.between_s(marks[1], marks[2])
-
-
-def block_points(timer: Timer, *, small: bool = False) -> Iterator[Point]:
-    """Training steps of plain torch decoders of a few blocks, one device: device time from first to last kernel.
-
-    They are for comparison with predictions, never for fitting.
-    """
-    device = timer.device
-    for sizes, batch, sequence in BLOCKS[: 1 if small else None]:
-        if small:
-            sizes, batch, sequence = Sizes(), 2, 8
-        torch.manual_seed(0)
-        with torch.device(device.torch_device):
-            model = Decoder(sizes, sequence).to(torch.bfloat16)
-            ids = torch.randint(sizes.vocab, (batch, sequence + 1))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.is_async)
-        parts: dict[str, list[float]] = {"step": [], "forward": [], "backward": [], "update": []}
-        device.reset_peak_memory()
-
-        def train(
-            model: Decoder = model, ids: Tensor = ids, optimizer: torch.optim.Optimizer = optimizer
-        ) -> list[Mark]:
-            marks = [timer.mark()]
-            logits = model(ids[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-            del logits
-            marks.append(timer.mark())
-            loss.backward()
-            marks.append(timer.mark())
-            optimizer.step()
-            optimizer.zero_grad()
-            marks.append(timer.mark())
-            return marks
-
-        for step in range(STEPS):
-            marks = train()
-            device.synchronize()
-            if step >= STEPS // 3:
-                for name, first, last in (("step", 0, 3), ("forward", 0, 1), ("backward", 1, 2), ("update", 2, 3)):
-                    parts[name].append(timer.between_s(marks[first], marks[last]))
-        clock_MHz = timer.clock_during(train, parts["step"][-1])
-        peak = float(device.max_memory_allocated())
-        options: dict[str, Any] = {
-            "hidden": sizes.hidden, "heads": sizes.heads, "ffn": sizes.ffn, "vocab": sizes.vocab,
-            "blocks": sizes.blocks, "batch": batch, "sequence": sequence,
-        }  # fmt: skip
-        for name, times in parts.items():
-            figures = {"peak_bytes": peak} if name == "step" else {}
-            fields = sampled(times, 1).fields | {"clock_MHz": round(clock_MHz, 1)}
-            yield Point(
-                kind="step", call=f"decoder_{name}", dtype="bfloat16", options=options, figures=figures, **fields
-            )
-        del model, optimizer, train
-        device.release_memory()
+def _norm(rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return F.layer_norm(rows, scale.shape, scale, shift)

@@ -64,14 +64,14 @@ def stack_step_points(timer: Timer, sync: RankSync) -> Iterator[Point]:
             if step >= STEPS[0]:
                 times.append(taken)
         sync.barrier()
-        clock_MHz = timer.clock_during(train, times[-1])
+        sensors = timer.sensors_during(lambda train=train: [train() for _ in range(STEPS[0])])  # type: ignore[misc]
         memory_bytes = [float(timer.device.max_memory_allocated()), float(timer.device.memory_reserved())]
         peak, reserved = sync.maximum(memory_bytes)
         what: dict[str, Any] = {
             "hidden": sizes.hidden, "heads": sizes.heads, "ffn": sizes.ffn, "vocab": sizes.vocab,
             "blocks": sizes.blocks, "batch": batch, "sequence": sequence, "micro_batches": MICRO_BATCHES,
         }  # fmt: skip
-        fields = sampled(times, 1).fields | {"clock_MHz": round(clock_MHz, 1)}
+        fields = sampled(times, 1).fields | sensors
         yield Point(
             kind="step", call="decoder_step", stack=stack, dtype="bfloat16", ranks=sync.size,
             active_ranks=sync.size, options=what | options,

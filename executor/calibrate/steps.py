@@ -42,6 +42,8 @@ WARM_STEPS = 4
 REPEATS = 5
 STEPS = 4
 """In a row, of one repeat."""
+SENSED_S = 0.5
+"""Of steps in a row while the sensors are read."""
 
 
 class CheapParameters(Mapping[str, npt.NDArray[Any]]):
@@ -110,17 +112,22 @@ def _execution_points(
     if isinstance(stepper, CompiledStep) and not sync.all_agree(stepper.execution == execution):
         return []
     sync.barrier()
-    clock_MHz = timer.clock_during(lambda: [stepper.step(next(feed)) for _ in range(STEPS)], STEPS * times[-1])
+    more = int(sync.maximum([math.ceil(SENSED_S / times[-1])])[0])
+    sensors = timer.sensors_during(lambda: [stepper.step(next(feed)) for _ in range(more)])
     peaks = [float(device.max_memory_allocated()), float(device.memory_reserved())]
     peak, reserved, planned = sync.maximum([*peaks, float(interpreter.peak.peak_bytes)])
     sync.barrier()
-    _, recorded = stepper.record(batches[0])
-    fields = {key: value for key, value in sampled(times, 1).fields.items() if key != "clock_MHz"}
+    stepper.record(next(feed))  # makes the recording with marks, where there is one
+    for _ in range(STEPS):
+        stepper.step(next(feed))  # to the clock of steps in a row
+    _, recorded = stepper.record(next(feed))
+    fields = sampled(times, 1).fields | sensors
     common: dict[str, Any] = {
         "kind": "step", "call": name, "stack": "twofold", "ranks": sync.size, "active_ranks": sync.size,
-        "clock_MHz": round(clock_MHz, 1),
     }  # fmt: skip
     figures = {"peak_bytes": peak, "reserved_bytes": reserved, "planned_peak_bytes": planned}
+    for rank, sensed in enumerate(sync.gather(sensors)):
+        figures |= {f"{sensor}_{rank}": value for sensor, value in sensed.items()}
     points = [Point(figures=figures, options={"execution": execution}, **common, **fields)]
     for rank, parts in enumerate(sync.gather(_parts(interpreter, recorded))):
         for call, (count, host_s, device_s) in parts.items():

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import math
 import statistics
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,9 @@ SHORT_REPEATS = 4
 
 BUSY_EACH = 1 / 3
 """Of the time that the device is kept busy at first, it is before every repeat."""
+
+SENSED_EVERY_S = 0.005
+"""Between two readings of the sensors."""
 
 MAX_RETAKES = 3
 MAX_NODES = 256
@@ -220,22 +224,32 @@ class Timer:
         self.device.synchronize()
         return self.clock_of(spun)
 
-    def clock_during(self, run: Call, seconds: float) -> float:
-        """The mean clock in MHz while the device does `run`, which takes about `seconds`; 0 where it cannot be read.
+    def sensors_during(self, run: Call) -> dict[str, float]:
+        """What the driver tells of the device while it does `run`: the median of the readings of its later half.
 
-        One thread of the device spins for a known number of cycles on a stream of its own beside it.
+        A kernel that counts cycles beside it would not do: replays on another stream hold back the mark behind it.
         """
-        stream, cycles = self.device.stream(), max(SPIN_CYCLES[1], int(seconds * 1.4e9))
-        if stream is None:
-            return 0.0
+        readings: list[dict[str, float]] = []
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(SENSED_EVERY_S):
+                readings.append(self.device.sensors())
+
+        watcher = threading.Thread(target=watch, daemon=True)
         self.device.synchronize()
-        with stream:
-            first = self.mark()
-            spins = self.device.spin(cycles)
-            last = self.mark()
-        run()
-        self.device.synchronize()
-        return cycles / self.between_s(first, last) / 1e6 if spins else 0.0
+        watcher.start()
+        try:
+            run()
+            self.device.synchronize()
+        finally:
+            ended.set()
+            watcher.join()
+        later = readings[len(readings) // 2 :]
+        names = {name for reading in later for name in reading}
+        return {
+            name: round(statistics.median(reading[name] for reading in later if name in reading), 1) for name in names
+        }
 
     def spin_marks(self) -> list[Mark]:
         """Issue what `clock_of` reads the device's clock from once it has run; nothing where that cannot be done."""

@@ -288,23 +288,18 @@ def _scatter_flat(team: Team, size: int) -> Launch:
     return launch
 
 
-def _is_leading(shape: Sequence[int], dim: int) -> bool:
-    """Whether parts along `dim` lie one behind the other in the whole tensor: all dims before it have one element."""
-    return all(size == 1 for size in shape[:dim])
-
-
 def _joined(rows: Tensor, team: Team, dim: int) -> Tensor:
     """Rows [position, ...] as one tensor, in the order of the members along `dim`; a view where they lie so."""
     part = rows.shape[1:]
-    if team.is_sorted and _is_leading(part, dim):
-        return rows.view(*part[:dim], team.size * part[dim], *part[dim + 1 :])
+    if team.is_sorted:  # one copy at most, which is several times faster than a concatenation along an inner dim
+        return rows.movedim(0, dim).reshape(*part[:dim], team.size * part[dim], *part[dim + 1 :])
     return torch.cat([rows[position] for position in team.order], dim)
 
 
 def _cut(x: Tensor, team: Team, dim: int) -> Tensor:
     """The chunks of `x` along `dim` as rows [position, ...]: the chunk of member i lies where member i stands."""
-    if team.is_sorted and _is_leading(x.shape, dim):
-        return x.contiguous().view(team.size, *x.shape[:dim], x.shape[dim] // team.size, *x.shape[dim + 1 :])
+    if team.is_sorted:
+        return x.unflatten(dim, (team.size, -1)).movedim(dim, 0).contiguous()
     chunks = x.chunk(team.size, dim)
     return torch.stack([chunks[member] for member in team.inverse])
 
