@@ -19,8 +19,8 @@ import msgspec
 
 from costmodels import Machine
 from interop.measurements.rows import Case, Skip, case_of
-from interop.measurements.tables import read_table
 from interop.measurements.scores import machine_of, measured_as
+from interop.measurements.tables import read_table
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.files import write_atomically

@@ -45,10 +45,10 @@ FOLDERS = (DATA, Path(costmodels.__file__).with_name("points"))
 MEASURED = ("h200", "h100-sxm")
 """Devices that have points, the first is carried over to the others."""
 
-SOURCES = {"h100-sxm-96gb": "h100-sxm", "gh200": "h100-sxm"}
+SOURCES = dict.fromkeys(("h100-sxm-96gb", "gh200", "h100-pcie", "h100-nvl", "h800"), "h100-sxm")
 """Device -> the measured one it is most like, if that is not the first."""
 
-LIMITED_W = {"h100-sxm-96gb": 500.0}
+LIMITED_W = {"h100-sxm-96gb": 500.0, "h100-pcie": 350.0, "h100-nvl": 400.0}
 """Devices with another power limit than the 700 W of the measured ones."""
 
 STATIC_W = 100.0

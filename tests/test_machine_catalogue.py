@@ -6,7 +6,7 @@ import pytest
 
 from costmodels import Machine, axes_group, price_collective, price_transfer
 from costmodels.fit.transfer_calibration import CARRIED, anchored, carried
-from costmodels.machine.catalogue import device_names, known_names, load_device
+from costmodels.machine.catalogue import CitedProduct, device_names, known_names, load_device
 from costmodels.price.compute import Compute, matrix_s
 from plans.errors import TwofoldError
 
@@ -147,9 +147,23 @@ def test_what_a_core_loads_grows_with_its_rate():
 def test_an_anchored_form_gives_the_cited_rate():
     shape, rate = (1024, 10240, 5120), 250e12
     m, n, k = shape
-    compute = anchored(load_device("a100-80gb").compute, shape, "bfloat16", rate)
+    cited = CitedProduct(shape=shape, dtype="bfloat16", flops_per_s=rate)
+    compute = anchored(load_device("a100-80gb").compute, [cited])
     seconds = matrix_s(compute, shape, 312e12, 2 * (m * k + n * k + m * n))
     assert 2 * m * n * k / seconds == pytest.approx(rate, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["b200", "gb200", "a100-pcie-80gb"])
+def test_typical_products_are_met_in_the_geometric_mean(name):
+    device = load_device(name)
+    ratios = []
+    for product in device.typical_products:
+        m, n, k = product.shape
+        peak = device.compute.matrix_flops_per_s[product.dtype]
+        seconds = matrix_s(device.compute, product.shape, peak, 2 * (m * k + n * k + m * n))
+        ratios.append(2 * m * n * k / seconds / product.flops_per_s)
+    assert math.prod(ratios) ** (1 / len(ratios)) == pytest.approx(1.0, rel=1e-6)
+    assert min(ratios) > 0.7 and max(ratios) < 1.4
 
 
 @pytest.mark.parametrize(("name", "bus_Bps", "tolerance"), [("a100-80gb", 235e9, 0.02), ("h100-sxm", 480e9, 0.03)])

@@ -27,13 +27,15 @@ ROW = {
     [("NVIDIA A100-SXM4-40G", "a100-40gb"), ("A100", "a100-80gb"), ("8xH100 80GB HBM3", "h100-sxm"),
      ("H100-SXM-96GB-HBM2e (500W)", "h100-sxm-96gb"), ("H200-SXM-141GB", "h200"), ("GH200 480GB", "gh200"),
      ("B200-192GB", "b200"), ("Tesla V100-SXM2-16GB", "v100-16gb"), ("p4de.24xlarge", "a100-80gb"),
-     ("Ascend 910B3", "ascend-910b3")],
+     ("Ascend 910B3", "ascend-910b3"), ("H100 PCIe", "h100-pcie"), ("A100-PCIE-40GB", "a100-pcie-40gb"),
+     ("GB200", "gb200"), ("GB300 NVL72", "gb300"), ("B300-288GB", "b300"), ("H800", "h800"), ("A800-SXM4-80GB", "a800"),
+     ("H20 96GB", "h20"), ("H100 NVL", "h100-nvl"), ("H200", "h200"), ("GB200 NVL72", "gb200")],
 )  # fmt: skip
 def test_devices_in_many_spellings(text, name):
     assert device_named(text)[0] == name
 
 
-@pytest.mark.parametrize("text", ["H100 PCIe", "A100-PCIE-40GB", "GB200", "H800", "MI300X", "A100-64GB", "H100 NVL"])
+@pytest.mark.parametrize("text", ["MI300X", "A100-64GB", "H200 PCIe", "V100-PCIE-16GB", "TPU v4", "H200 NVL"])
 def test_devices_that_are_others_are_not_taken_for_the_nearest(text):
     with pytest.raises(UnknownDevice, match="not in the catalogue"):
         device_named(text)
@@ -77,7 +79,8 @@ def test_names_of_models():
      ({"dp": "", "gpu_count": ""}, "dp is not stated"),
      ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "neither y nor n"),
      ({"precision": "fp8"}, "fp8"), ({"notes": "linear layers in FP8"}, "fp8"), ({"task": "RLHF PPO"}, "rlhf"),
-     ({"interconnect": "PCIe Gen4", "gpu_type": "A100-80GB"}, "PCIe"), ({"notes": "no NVLink"}, "no NVLink"),
+     ({"interconnect": "PCIe Gen5", "gpu_type": "H200"}, "PCIe"),
+     ({"notes": "no NVLink", "gpu_type": "H20"}, "no NVLink"),
      ({"interconnect": "NVLink; 0 Gb/s"}, "0 Gb/s"), ({"value": "1e-308"}, "beyond anything"),
      ({"source": "MaxText JAX"}, "maxtext"), ({"zero_level": "some"}, "none of 0 to 3"),
      ({"source": "Colossal-AI"}, "col"),
@@ -239,6 +242,15 @@ def test_the_unit_of_a_metric():
     assert measured_as(case, None, 2.0) == pytest.approx(64 * 2048 / 2 / 16)
     samples = dataclasses.replace(case, metric="samples_per_s_per_gpu")
     assert measured_as(samples, None, 2.0) == pytest.approx(2.0)
+
+
+def test_sizes_that_a_family_publishes_need_not_be_stated():
+    row = ROW | {"model": "MPT-7B", "layers": "", "hidden": "", "heads": "", "source": "llm-foundry"}
+    case = case_of(row, 1)
+    assert (case.config.num_layers, case.config.hidden, case.config.num_heads) == (32, 4096, 32)
+    assert any("as published" in told for told in case.assumed)
+    with pytest.raises(Skip, match="layers is not stated"):
+        case_of(row | {"model": "my 7B"}, 1)
 
 
 def test_software_that_is_taken_for_another_is_named():

@@ -2,20 +2,20 @@
 
 Equal for both: shares of a peak, tiles, quantisation, sharpness, the bytes a kernel needs, seconds of latency, the
 share of the link a collective reaches. The depth at which a product reaches half of its rate stands for a latency that
-a core fills with work: it grows with the rate of one core. Where a figure of the new device is cited (a best matrix
-product, an attention rate, a measured bus bandwidth), the efficiency is chosen so that the form gives it; of the best
-products found by search the form gives the share that it gives of those of the calibrated device.
+a core fills with work: it grows with the rate of one core. Where a figure of the new device is cited (typical or
+best matrix products, an attention rate, a measured bus bandwidth), the efficiency is chosen so that the form gives it;
+of the best products found by search the form gives the share that it gives of those of the calibrated device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from costmodels.machine.catalogue import Device
+from costmodels.machine.catalogue import CitedProduct, Device
 from costmodels.machine.sections import Collective, Interval, Provenance
 from costmodels.price.communication import with_unmeasured
 from costmodels.price.compute import Compute, matrix_s
@@ -101,6 +101,9 @@ class _Transfer:
                 values[name] = value
                 self.assume(f"compute.{name}", what)
         compute = msgspec.structs.replace(here, **values)
+        if typical := self.device.typical_products:
+            self.assume("compute.matrix_efficiency", "so that the form gives typical_products in the geometric mean")
+            return anchored(compute, typical)
         best = self.device.best_product
         if best is None:
             return compute
@@ -108,7 +111,7 @@ class _Transfer:
         if self.source.best_product is not None:
             ordinary = _form_rate(self.source) / self.source.best_product.flops_per_s
         self.assume("compute.matrix_efficiency", f"so that the form gives {ordinary:.2f} of best_product, as there")
-        return anchored(compute, best.shape, best.dtype, ordinary * best.flops_per_s)
+        return anchored(compute, [msgspec.structs.replace(best, flops_per_s=ordinary * best.flops_per_s)])
 
     def collectives(self) -> dict[str, Collective]:
         """Latencies, and the share of its links that each collective reaches."""
@@ -146,16 +149,22 @@ class _Transfer:
         }
 
 
-def anchored(compute: Compute, shape: tuple[int, int, int], dtype: str, flops_per_s: float) -> Compute:
-    """`compute` with the matrix efficiency at which a 16-bit product (m, n, k) reaches the cited rate."""
-    m, n, k = shape
-    seconds = 2 * m * n * k / flops_per_s
-    touched = 2 * (m * k + n * k + m * n)
+def anchored(compute: Compute, products: Sequence[CitedProduct]) -> Compute:
+    """`compute` with the matrix efficiency at which 16-bit products take as long as cited, in the geometric mean."""
+
+    def excess(tried: Compute) -> float:
+        logs = []
+        for product in products:
+            m, n, k = product.shape
+            peak, touched = compute.matrix_flops_per_s[product.dtype], 2 * (m * k + n * k + m * n)
+            cited_s = 2 * m * n * k / product.flops_per_s
+            logs.append(math.log(matrix_s(tried, product.shape, peak, touched) / cited_s))
+        return math.fsum(logs)
+
     low, high = 0.05, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        tried = msgspec.structs.replace(compute, matrix_efficiency=middle)
-        if matrix_s(tried, shape, compute.matrix_flops_per_s[dtype], touched) > seconds:
+        if excess(msgspec.structs.replace(compute, matrix_efficiency=middle)) > 0:
             low = middle
         else:
             high = middle

@@ -30,7 +30,7 @@ from plans.errors import TwofoldError
 from plans.files import write_atomically
 
 __all__ = [
-    "BestProduct",
+    "CitedProduct",
     "Device",
     "Network",
     "device_names",
@@ -56,8 +56,8 @@ class Network(Section, frozen=True, kw_only=True):
     ports: Literal["own", "below"] | None = None
 
 
-class BestProduct(Section, frozen=True, kw_only=True):
-    """The fastest matrix product reported for a device: what the form must give for this shape."""
+class CitedProduct(Section, frozen=True, kw_only=True):
+    """A matrix product (m, n, k) whose rate on a device was reported."""
 
     shape: tuple[int, int, int]
     dtype: str
@@ -68,7 +68,9 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
     """A device of the catalogue with the node it usually stands in; fields are those of `Machine`.
 
     Args:
-        best_product: sets matrix_efficiency where that is not calibrated (`costmodels.fit.transfer_calibration`).
+        typical_products: of a published table of operators; they set matrix_efficiency where that is not calibrated
+            (`costmodels.fit.transfer_calibration`).
+        best_product: the fastest that was reported; sets matrix_efficiency where there are no typical ones.
         node: tiers of links inside a node, the last joins all of it.
         pod: a tier that joins several nodes (a super-node), if there is one.
         network: what joins nodes, or pods.
@@ -83,7 +85,8 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
     memory_allowance: float = 0.0
     communicator_bytes: int | None = None
     compute: Compute
-    best_product: BestProduct | None = None
+    typical_products: tuple[CitedProduct, ...] = ()
+    best_product: CitedProduct | None = None
     node: tuple[Link, ...]
     pod: Link | None = None
     network: Network
@@ -132,7 +135,7 @@ class Device(Section, frozen=True, kw_only=True, omit_defaults=False):
             if first in ("node", "pod", "network"):
                 if first == "node" or number > self.per_node:
                     provenance["links" + entry[4:] if first == "node" else f"links.{entry}"] = source
-            elif first != "best_product":  # matrix_efficiency says that it comes from it
+            elif first not in ("best_product", "typical_products"):  # matrix_efficiency says that it comes from it
                 provenance[entry] = source
         return fields | {
             "name": f"{self.name}-x{number}", "variant": f"{self.variant}; {nodes}", "num_devices": number,

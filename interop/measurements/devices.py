@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Network", "UnknownDevice", "check_within_node", "device_named", "network_of"]
+__all__ = ["Network", "UnknownDevice", "device_named", "linked_within_node", "network_of"]
 
 
 class UnknownDevice(Exception):
@@ -18,16 +18,11 @@ _INSTANCES = (
 )  # fmt: skip
 """EC2 instances by the devices they have (vendor)."""
 
-_OTHERS = {
-    "pcie": "devices on PCIe cards have other clocks, memory and links than the catalogue's boards",
-    "nvl": "NVL cards are pairs on PCIe, not the catalogue's boards",
-    "a800": "an A800 has fewer links than the catalogue's A100",
-    "h800": "an H800 has fewer links than the catalogue's H100",
-    "h20": "the catalogue has no H20",
-    "gb200": "the catalogue has no GB200; B200 is the nearest",
-    "gb300": "the catalogue has no GB300",
-    "b300": "the catalogue has no B300",
+_CARDS = {
+    "a100": {"40": "a100-pcie-40gb", "80": "a100-pcie-80gb"},
+    "h100": {"80": "h100-pcie"},
 }
+"""PCIe cards by their memory."""
 
 _MEMORIES = {
     "a100": {"40": "a100-40gb", "80": "a100-80gb"},
@@ -36,11 +31,21 @@ _MEMORIES = {
     "h200": {"141": "h200", "140": "h200", "144": "h200"},
     "b200": {"180": "b200", "192": "b200", "179": "b200", "183": "b200"},
     "gh200": {"96": "gh200"},
+    "gb200": {"186": "gb200", "192": "gb200", "189": "gb200", "184": "gb200"},
+    "gb300": {"288": "gb300", "279": "gb300"},
+    "b300": {"288": "b300", "270": "b300", "262": "b300"},
+    "h800": {"80": "h800"},
+    "a800": {"80": "a800"},
+    "h20": {"96": "h20"},
 }
 
-_KNOWN = "V100, A100, H100, H200, GH200, B200 and Ascend 910B1 to 910B4 and 910C"
+_KNOWN = (
+    "V100, A100, A800, H100, H800, H20, H200, GH200, B200, B300, GB200, GB300, cards of A100 and H100 on PCIe, "
+    "H100 NVL and Ascend 910B1 to 910B4 and 910C"
+)
 
-_USUAL = {"a100": "80", "v100": "32", "h100": "80", "h200": "141", "b200": "180", "gh200": "96"}
+_USUAL = {"a100": "80", "v100": "32", "h100": "80", "h200": "141", "b200": "180", "gh200": "96", "gb200": "186",
+          "gb300": "288", "b300": "288", "h800": "80", "a800": "80", "h20": "96"}  # fmt: skip
 
 
 def device_named(text: str) -> tuple[str, tuple[str, ...]]:
@@ -57,9 +62,8 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
         if re.match(rf"{instance}\b", plain):
             plain = device
             break
-    for word, reason in _OTHERS.items():
-        if re.search(rf"(?<![a-z0-9]){word}(?![a-z0-9])", plain):
-            raise UnknownDevice(f"device {text!r} is not in the catalogue: {reason}")
+    if re.search(r"h100.*\bnvl\b(?! ?\d)", plain):
+        return "h100-nvl", ()
     if match := re.search(r"910 ?(b[1-4]|c)", plain):
         return f"ascend-910{match.group(1)}", ()
     if "910" in plain:
@@ -67,11 +71,15 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
             f"device {text!r} is not in the catalogue: it has 910B1, 910B2, 910B3, 910B4 and 910C, which differ in "
             "clocks and memory; name one of them"
         )
-    found = re.search(r"gh200|(?<!g)h200|(?<!g)b200|h100|a100|v100", plain)
+    found = re.search(r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b200|(?<!g)b300|h100|h800|a100|a800|h20(?!\d)|v100", plain)
     if found is None:
         raise UnknownDevice(f"device {text!r} is not in the catalogue; it has {_KNOWN}")
     kind = found.group()
     known = _MEMORIES[kind]
+    if re.search(r"(?<![a-z0-9])(pci ?e?|nvl(?! ?\d))(?![a-z0-9])", plain):
+        if kind not in _CARDS:
+            raise UnknownDevice(f"device {text!r} is not in the catalogue; of cards on PCIe it has A100 and H100")
+        known = _CARDS[kind]
     memory = re.search(r"(\d+) ?g(?:i?b)?(?![a-z0-9])", plain[found.end() :])
     if memory is None:
         usual = _USUAL[kind]
@@ -105,17 +113,32 @@ class Network:
 _BOARDS = r"nv-?link|nvswitch|\bnv\d+\b|sxm|hgx|dgx|c2c|hccs"
 
 
-def check_within_node(device: str, interconnect: str, notes: str) -> None:
-    """Check that devices of a node are linked as the catalogue's boards are.
+_AS_CARDS = {"a100-40gb": "a100-pcie-40gb", "a100-80gb": "a100-pcie-80gb", "h100-sxm": "h100-pcie"}
+
+
+def linked_within_node(name: str, device: str, interconnect: str, notes: str) -> str:
+    """The catalogue's device of this name, or the card that it is where devices of a node are linked by PCIe.
+
+    Args:
+        name: in the catalogue.
+        device, interconnect, notes: cells of a row.
 
     Raises:
-        UnknownDevice: they are said to be on PCIe, or to have no links of their own.
+        UnknownDevice: the catalogue has no such card.
+
+    >>> linked_within_node("a100-80gb", "A100-80GB", "PCIe Gen4", "")
+    'a100-pcie-80gb'
     """
+    if "pcie" in name or name.endswith("-nvl"):
+        return name
     without = re.search(r"\b(no|without|lacks?) (nv-?link|nvswitch|hccs)", f"{interconnect}; {notes}", re.I)
     pcie = re.search(r"\bpci-?e?(?![a-z])", interconnect, re.I)
-    if without or (pcie and not re.search(_BOARDS, f"{device}; {interconnect}", re.I)):
+    if not without and (not pcie or re.search(_BOARDS, f"{device}; {interconnect}", re.I)):
+        return name
+    if name not in _AS_CARDS:
         words = interconnect if pcie or not without else without.group()
-        raise UnknownDevice(f"devices linked by {words!r} within a node: {_OTHERS['pcie']}")
+        raise UnknownDevice(f"devices linked by {words!r} within a node: the catalogue's {name} has links of its own")
+    return _AS_CARDS[name]
 
 
 _GENERATIONS = {"fdr": 56e9, "edr": 100e9, "hdr100": 100e9, "hdr": 200e9, "ndr200": 200e9, "ndr": 400e9, "xdr": 800e9}

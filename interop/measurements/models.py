@@ -11,7 +11,7 @@ from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, named_config
 from plans.model.transformer.config import Rope
 
-__all__ = ["Family", "catalogued", "family_of", "named_parameters"]
+__all__ = ["Family", "catalogued", "family_of", "named_parameters", "published_sizes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,38 @@ _NOT_DECODERS = r"bert|\bt5|\bul2|\bvit\b|vit[-_]|\bdit\b|diffusion|unet|whisper
 _MIXTURES = (
     r"mixtral|moe|dbrx|grok|switch|glam|arctic|\d+ ?x ?\d+(\.\d+)?b|experts?|-a\d+(\.\d+)?b|deepseek[-_ ]?(v2|v3|r1)"
 )
+
+
+_GPT_SIZES = {
+    "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 16), "1.3b": (24, 2048, 16),
+    "2.7b": (32, 2560, 32), "6.7b": (32, 4096, 32), "13b": (40, 5120, 40), "175b": (96, 12288, 96),
+}  # fmt: skip
+"""Parameters -> layers, width and heads: GPT-3 (Brown et al. 2020, arXiv 2005.14165, table 2.1); OPT took them over."""
+
+_SIZES: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
+    r"gpt-?3|\bopt": _GPT_SIZES | {"30b": (48, 7168, 56), "66b": (64, 9216, 72)},
+    r"\bmpt|mosaic": {
+        "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16),
+        "3b": (32, 2560, 20), "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56),
+        "70b": (80, 8192, 64),
+    },
+}  # fmt: skip
+"""Words of a model's name -> its published sizes by the parameters that the name states: of OPT arXiv 2205.01068,
+table 1; of MPT the files of llm-foundry, scripts/train/yamls/pretrain."""
+
+
+def published_sizes(name: str) -> tuple[int, int, int] | None:
+    """Layers, width and heads of a model whose family publishes them by its number of parameters; None: not known.
+
+    >>> published_sizes("MPT-7B"), published_sizes("GPT-3 175B"), published_sizes("my 7B")
+    ((32, 4096, 32), (96, 12288, 96), None)
+    """
+    low = name.lower()
+    found = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mb])(?![a-z0-9])", low)
+    if not found:
+        return None
+    key = "".join(found[-1])
+    return next((sizes.get(key) for words, sizes in _SIZES.items() if re.search(words, low)), None)
 
 
 def catalogued(name: str) -> TransformerConfig | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from interop.measurements.cells import METRICS, ZERO_BUBBLE, Cells, Skip
-from interop.measurements.devices import Network, UnknownDevice, check_within_node, device_named, network_of
-from interop.measurements.models import Family, catalogued, family_of, named_parameters, resized
+from interop.measurements.devices import Network, UnknownDevice, device_named, linked_within_node, network_of
+from interop.measurements.models import Family, catalogued, family_of, named_parameters, published_sizes, resized
 from interop.measurements.software import counts_recompute, level_of, software_of
 from interop.measurements.tables import COLUMNS
 from plans.degrees import Degrees
@@ -130,7 +130,7 @@ class _Reading(Cells):
         interconnect, notes = self.text("interconnect"), self.text("notes")
         try:
             if gpus > 1:
-                check_within_node(self.text("gpu_type"), interconnect, notes)
+                device = linked_within_node(device, self.text("gpu_type"), interconnect, notes)
             network = network_of(interconnect, notes, 4 if device == "gh200" else 8)
         except UnknownDevice as error:
             raise Skip(str(error)) from None
@@ -153,14 +153,8 @@ class _Reading(Cells):
         """The model: the catalogue's where the name is known, else a family by its name and sizes."""
         name = self.text("model")
         known = catalogued(name)
-        if known is not None:
-            missing = [cell for cell in ("layers", "hidden", "heads") if not self.text(cell)]
-            if missing:
-                self.assumed.append(f"{', '.join(missing)} of {known.name} as published ({known.source})")
         seq = self.count("seq")
-        layers = self.count("layers", known.num_layers if known else None)
-        hidden = self.count("hidden", known.hidden if known else None)
-        heads = self.count("heads", known.num_heads if known else None)
+        layers, hidden, heads = self.sizes(name, known)
         if known is not None and (hidden, heads) != (known.hidden, known.num_heads):
             if known.experts is not None or known.latent is not None:
                 raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}")
@@ -192,6 +186,19 @@ class _Reading(Cells):
                 f"its sizes make {config.num_parameters / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9"
             )
         return config
+
+    def sizes(self, name: str, known: TransformerConfig | None) -> tuple[int, int, int]:
+        """Layers, width and heads; as published where they are blank."""
+        cells = ("layers", "hidden", "heads")
+        published = (known.num_layers, known.hidden, known.num_heads) if known else published_sizes(name)
+        missing = [cell for cell in cells if not self.text(cell)]
+        if missing and published is not None:
+            source = f" ({known.source})" if known else ""
+            self.assumed.append(f"{', '.join(missing)} of {known.name if known else name} as published{source}")
+        layers, hidden, heads = (
+            self.count(cell, usual) for cell, usual in zip(cells, published or (None, None, None), strict=True)
+        )
+        return layers, hidden, heads
 
     def vocab(self, usual: int, stack: str) -> int:
         """Entries of the vocabulary; Megatron-LM pads it (--make-vocab-size-divisible-by), torch splits it unevenly."""
