@@ -94,6 +94,11 @@ class Device:
         return self.kind != "cpu"
 
     @property
+    def multiplies_float8(self) -> bool:
+        """Whether it has products of float8 numbers."""
+        return self.own.multiplies_float8(self.index)
+
+    @property
     def torch_device(self) -> torch.device:
         """The device as torch names it, for `tensor.to(...)`."""
         return torch.device(self.kind, self.index) if self.is_async else torch.device("cpu")

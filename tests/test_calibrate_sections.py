@@ -12,13 +12,29 @@ from costmodels.fit.device import SECTIONS as DEVICE_FITS
 from costmodels.fit.points import Point, PointLog
 from executor.calibrate.cpu import cpu_sections
 from executor.calibrate.device_sections import DEVICE_SECTIONS
-from executor.calibrate.operands import Job
+from executor.calibrate.matrix import FLOAT8, matrix_job
+from executor.calibrate.operands import Job, OperandPool
 from executor.calibrate.rank_sync import RankSync
 from executor.calibrate.sections import AloneSection, InStepSection, StreamSection
 from executor.calibrate.session import Session, SessionOptions
 from executor.calibrate.timing import Timer
 from executor.device import Device
 from plans.errors import TwofoldError
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_products_of_float8_are_those_of_their_numbers(dtype, monkeypatch):
+    drawn = []
+    taken = OperandPool.tensor
+
+    def remembered(pool, *shape, **options):
+        drawn.append(taken(pool, *shape, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr(OperandPool, "tensor", remembered)
+    job = matrix_job("nt", (32, 16, 64), dtype=dtype)
+    made = job.make(OperandPool(device=Device(kind="cpu"), block_bytes=2**16))[0]()
+    torch.testing.assert_close(made, (drawn[0].float() @ drawn[1].float().T).bfloat16(), rtol=1e-2, atol=1e-2)
 
 
 @pytest.fixture

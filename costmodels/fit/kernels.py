@@ -232,7 +232,8 @@ def predicted_s(point: Point, compute: Compute, *, at_clock: bool = False) -> fl
             compute = msgspec.structs.replace(compute, step_clock_MHz=None, step_clock_drop=None)
         m, n, k = point.shape
         size = itemsize("float32" if point.dtype == "tf32" else point.dtype)
-        touched = point.batch * size * (m * k + n * k + m * n)
+        made = itemsize("bfloat16") if point.dtype.startswith("float8") else size
+        touched = point.batch * (size * (m * k + n * k) + made * m * n)
         return matrix_s(
             compute, (m, n, k), matrix_rate(compute, point.dtype), touched, point.batch, point.form or "nt", size
         )

@@ -216,7 +216,7 @@ def _tiled(compute: Compute, source: Compute) -> Tiled | None:
 
 
 def _core_rate(compute: Compute) -> float:
-    return max(compute.matrix_flops_per_s.values()) / compute.num_cores
+    return compute.matrix_flops_per_s["float16"] / compute.num_cores  # which every device of the catalogue has
 
 
 def _form_rate(device: Device) -> float:

@@ -123,7 +123,8 @@ DEVICE_SECTIONS: tuple[Section, ...] = (
         jobs=lambda session: requested_points(session.options.requested),
     ),
     AloneSection(
-        name="matrix", share=0.19, fits="compute", jobs=lambda session: matrix_jobs(session.device.num_processors)
+        name="matrix", share=0.19, fits="compute",
+        jobs=lambda session: matrix_jobs(session.device.num_processors, float8=session.device.multiplies_float8),
     ),
     AloneSection(name="kernels", share=0.1, fits="compute", jobs=lambda session: kernel_jobs()),
     AloneSection(name="attention", share=0.12, fits="compute", jobs=lambda session: attention_jobs()),

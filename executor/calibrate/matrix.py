@@ -18,7 +18,7 @@ from costmodels.fit.points import Point
 from executor.calibrate.operands import Job, OperandPool, bytes_of
 from executor.calibrate.timing import Call
 
-__all__ = ["FORMS", "linear_products", "matrix_job", "matrix_jobs"]
+__all__ = ["FLOAT8", "FORMS", "linear_products", "matrix_job", "matrix_jobs"]
 
 FORMS = ("nt", "nn", "tn")
 
@@ -64,25 +64,45 @@ _BATCHED = (  # (products, m, n, k): attention written out, experts
     (64, 128, 1408, 2048),
     (256, 64, 64, 64),
 )
+FLOAT8 = ("float8", "float8_precise", "float8_rowwise")
+_FLOAT8_SHAPES = (  # the three products of linears of 8 and 70 billion parameters, whole and split
+    (8192, 4096, 4096),
+    (4096, 14336, 8192),
+    (14336, 4096, 8192),
+    (16384, 4096, 14336),
+    (16384, 6144, 4096),
+    (4096, 4096, 16384),
+    (8192, 8192, 28672),
+    (8192, 28672, 8192),
+    (28672, 8192, 8192),
+    (16384, 3584, 8192),
+    (8192, 16384, 1024),
+    (8192, 1024, 16384),
+    (2048, 4096, 4096),
+    (2048, 14336, 4096),
+    (1024, 1024, 8192),
+)
 _POWERS = (512, 2048, 8192)
 _NUM_RANDOM = 90
 _NUM_HELD_OUT = 75
 _LEAST, _MOST = 16, 32_768
 
 
-def matrix_jobs(num_processors: int, *, seed: int = 20_26) -> list[Job]:
+def matrix_jobs(num_processors: int, *, float8: bool = False, seed: int = 20_26) -> list[Job]:
     """All products; held-out ones first chosen by `seed`, so that they do not depend on what else is in the grid.
 
     Args:
         num_processors: multiprocessors of the device, where the scans look for steps.
+        float8: whether the device multiplies float8 numbers.
     """
     rng = random.Random(seed)
     held_out = [matrix_job(*_drawn(rng), tier=number % 3, held_out=True) for number in range(_NUM_HELD_OUT)]
     taken = {job.point.key for job in held_out}
     jobs = [*held_out]
     for job in itertools.chain(
-        _core(), _linears(), _scans(num_processors), _skinny(), _odd(), _batched(), _other_dtypes(), _scattered(rng)
-    ):
+        _core(), _linears(), _scans(num_processors), _skinny(), _odd(), _batched(), _other_dtypes(), _scattered(rng),
+        _float8() if float8 else (),
+    ):  # fmt: skip
         if job.point.key not in taken:
             taken.add(job.point.key)
             jobs.append(job)
@@ -154,6 +174,11 @@ def _other_dtypes() -> Iterator[Job]:
         yield matrix_job(form, shape, dtype=dtype, tier=1 if form == "nt" else 2)
 
 
+def _float8() -> Iterator[Job]:
+    for dtype, shape in itertools.product(FLOAT8, _FLOAT8_SHAPES):
+        yield matrix_job("nt", shape, dtype=dtype, tier=1 if shape in _FLOAT8_SHAPES[::2] else 2)
+
+
 def _scattered(rng: random.Random) -> Iterator[Job]:
     for _ in range(_NUM_RANDOM):
         yield matrix_job(*_drawn(rng), tier=2)
@@ -187,10 +212,33 @@ def matrix_job(
         kind="matrix", call="mm" if batch == 1 else "bmm", shape=(m, n, k), form=form, batch=batch, dtype=dtype,
         held_out=held_out, seconds=0.0,
     )  # fmt: skip
+    make = _float8_products(point) if dtype.startswith("float8") else _products(point)
     return Job(
-        point=point, make=_products(point), tier=tier, work=2.0 * batch * m * n * k,
+        point=point, make=make, tier=tier, work=2.0 * batch * m * n * k,
         needs_bytes=batch * bytes_of(dtype, (m, k), (n, k), (m, n)),
     )  # fmt: skip
+
+
+def _float8_products(point: Point) -> Callable[[OperandPool], list[Call]]:
+    """Products of float8 numbers, whose result is bfloat16; the library takes operands of the form "nt" only."""
+    m, n, k = point.shape
+
+    def make(pool: OperandPool) -> list[Call]:
+        one = torch.ones((), device=pool.device.torch_device)
+        scales = (one, one)
+        if point.dtype == "float8_rowwise":
+            scales = (one.expand(m, 1).contiguous(), one.expand(1, n).contiguous())
+
+        def product() -> Call:
+            a, b = pool.tensor(m, k, dtype=point.dtype), pool.tensor(n, k, dtype=point.dtype).mT
+            fast = point.dtype != "float8_precise"
+            return lambda: torch._scaled_mm(
+                a, b, scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16, use_fast_accum=fast
+            )
+
+        return [product() for _ in pool.sets(bytes_of(point.dtype, (m, k), (n, k)) + bytes_of("bfloat16", (m, n)))]
+
+    return make
 
 
 def _products(point: Point) -> Callable[[OperandPool], list[Call]]:

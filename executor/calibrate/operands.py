@@ -16,8 +16,12 @@ from executor.device import Device
 
 __all__ = ["DTYPES", "Job", "OperandPool", "bytes_of", "in_order"]
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "tf32": torch.float32}
-"""Name in a `Point` -> torch dtype."""
+DTYPES = {
+    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "tf32": torch.float32,
+    "float8": torch.float8_e4m3fn, "float8_precise": torch.float8_e4m3fn, "float8_rowwise": torch.float8_e4m3fn,
+}  # fmt: skip
+"""Name in a `Point` -> torch dtype. Products of float8 have one scale a tensor, with fast accumulation or with sums kept
+in float32 ("precise"), or one a row with fast accumulation."""
 
 ROTATED = 2.5
 """Operands rotate through this many times the cache."""
@@ -74,7 +78,8 @@ class OperandPool:
         if block is None or block.numel() < count:
             size = max(count, self.block_bytes // kind.itemsize)
             self._blocks.pop(kind, None)
-            block = torch.empty(size, dtype=kind, device=self.device.torch_device).normal_()
+            drawn = torch.bfloat16 if kind.itemsize == 1 else kind
+            block = torch.empty(size, dtype=drawn, device=self.device.torch_device).normal_().to(kind)
             self._blocks[kind], self._next[kind] = block, 0
         start = self._next[kind]
         if start + count > block.numel():

@@ -27,6 +27,10 @@ class Cuda(DeviceKind):
         """That of NCCL."""
         return {"nccl": ".".join(str(part) for part in self.module.nccl.version())}
 
+    def multiplies_float8(self, index: int) -> bool:
+        """From compute capability 8.9 on."""
+        return bool(self.module.get_device_capability(index) >= (8, 9))
+
     def sensors(self, index: int) -> dict[str, float]:
         """temperature_C, power_W and clock_MHz, as far as NVML reports them."""
         module = self.module

@@ -55,6 +55,10 @@ class DeviceKind:
         """torch's module of the device, such as `torch.cuda`."""
         return torch.get_device_module(self.name)
 
+    def multiplies_float8(self, index: int) -> bool:
+        """Whether `torch._scaled_mm` multiplies float8 numbers on it."""
+        return False
+
     # -- what a device is ----------------------------------------------------------------------------------------------
 
     def product(self, index: int) -> str:
