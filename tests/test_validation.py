@@ -28,7 +28,7 @@ def test_row_becomes_a_configuration():
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"precision": "float8"}, "float8"), ({"async_tp": "y"}, "asynchronous"), ({"layout_complete": "n"}, "layout"),
+    [({"precision": "mxfp8"}, "mxfp8"), ({"async_tp": "y"}, "asynchronous"), ({"layout_complete": "n"}, "layout"),
      ({"gpu_type": "TPU v5"}, "catalogue"), ({"gpu_count": "16"}, "8 ranks"), ({"micro_batch": ""}, "micro_batch"),
      ({"value": "nan"}, "positive"), ({"metric": "joy"}, "metric"), ({"global_batch": "15"}, "divide"),
      ({"hidden": "many"}, "hidden"), ({"zero_level": "x"}, "zero_level is 'x'"), ({"layers": "inf"}, "layers is 'inf'"),

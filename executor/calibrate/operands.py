@@ -20,8 +20,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "tf32": torch.float32,
     "float8": torch.float8_e4m3fn, "float8_precise": torch.float8_e4m3fn, "float8_rowwise": torch.float8_e4m3fn,
 }  # fmt: skip
-"""Name in a `Point` -> torch dtype. Products of float8 have one scale a tensor, with fast accumulation or with sums kept
-in float32 ("precise"), or one a row with fast accumulation."""
+"""Name in a `Point` -> torch dtype. Products of float8 have one scale a tensor, with fast accumulation or with sums in
+float32 ("precise"), or one a row with fast accumulation."""
 
 ROTATED = 2.5
 """Operands rotate through this many times the cache."""

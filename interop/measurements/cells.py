@@ -108,8 +108,21 @@ class Cells:
         ):
             raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
 
+    @property
+    def float8(self) -> str:
+        """How linears in float8 are scaled, "tensorwise" or "rowwise"; "" where the precision says no float8."""
+        text = self.text("precision").lower()
+        if not re.search(r"\b(fp8|float8|f8|e4m3)", text):
+            return ""
+        if re.search(r"mx|block|nvfp", text):
+            raise Skip(f"precision {text!r}: scales of blocks are not modelled; one scale a tensor or a row is")
+        return "rowwise" if re.search(r"row|channel|axis", text) else "tensorwise"
+
     def dtype(self, device: str) -> str:
         text = self.plain("precision")
+        if self.float8:
+            self.assumed.append("float8: the products of the blocks' linears, everything else in bf16")
+            return "bfloat16"
         if match := re.search(r"\b(mxfp\w*|nvfp\w*|fp8|float8|fp4|int8)\b", self.words("notes")):
             said = self.words("notes")[: match.start()]
             if not re.search(r"\b(no|not|without|w/o|instead of|vs\.?|than|disabled)[ a-z]{0,12}$", said):

@@ -65,7 +65,7 @@ def software_of(cells: Cells, device: str) -> str:
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
     compiled, own = cells.switch("compile"), "own run" in words
     if (name := _named(cells, source, words)) is not None:
-        return name
+        return _with_float8(cells, name)
     if (match := re.search(_OTHER, source)) and not re.search(rf"{_MEGATRONS}|\btorch\b|pytorch", source):
         raise Skip(f"software {match.group()!r} is not modelled; --stack says as which it is to be predicted")
     if re.search(_MEGATRONS, words):
@@ -86,7 +86,25 @@ def software_of(cells: Cells, device: str) -> str:
         cells.assumed.append(f"{taken} taken as {name}")
     if not re.search(f"{_MEGATRONS}|{_TORCHES}", words):
         cells.assumed.append(f"software not named: {name}")
-    return name
+    return _with_float8(cells, name)
+
+
+_FLOAT8 = {"megatron": "megatron-float8", "torch": "torch-compile-float8", "torch-compile": "torch-compile-float8",
+           "torch-2024-compile": "torch-compile-float8"}  # fmt: skip
+"""Stack -> the one with float8 linears; torchao's need torch.compile."""
+
+
+def _with_float8(cells: Cells, name: str) -> str:
+    """The stack with float8 linears where the precision says so."""
+    recipe = cells.float8
+    if not recipe:
+        return name
+    if name.startswith("torchtitan"):
+        how = "async" if name == "torchtitan-async" else "compile"
+        return f"torchtitan-{how}-float8{'' if recipe == 'tensorwise' else '-rowwise'}"
+    if name not in _FLOAT8 or (recipe == "rowwise"):
+        raise Skip(f"float8 with scales a {'row' if recipe == 'rowwise' else 'tensor'} is not modelled for {name}")
+    return _FLOAT8[name]
 
 
 def _named(cells: Cells, source: str, words: str) -> str | None:

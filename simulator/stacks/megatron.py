@@ -15,10 +15,11 @@ from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from simulator.forecast.action import COMPUTE, Line
 from simulator.forecast.memory import Footprint
-from simulator.stacks.base import CHIP_SPREAD, Kernel, PieceSizes, Shape, Stack, update_bytes
+from simulator.stacks.base import CHIP_SPREAD, Kernel, PieceSizes, Shape, Stack, Step, update_bytes
+from simulator.stacks.float8 import FLOAT8_RECIPES
 from simulator.stacks.kernels import elementwise, unfused_attention
 
-__all__ = ["Megatron"]
+__all__ = ["Megatron", "MegatronFloat8"]
 
 _FREE = FREE_CALLS | {"accumulate", "add.forward"}
 """Also free are the sum of the residual, which is inside the fused bias, dropout and add, and accumulation, which is
@@ -239,6 +240,22 @@ class Megatron(Stack):
             machine, call, ((elements,),), optimizer.updates_in(dtype), elements * update_bytes(dtype, optimizer)
         )
         return [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronFloat8(Megatron):
+    """Megatron-LM with the float8 linears of Transformer Engine."""
+
+    name: str = "megatron-float8"
+    rearranges: bool = True
+
+    def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
+        """See `Stack`."""
+        return *super().assumptions(config, degrees), f"software {self.name}: {FLOAT8_RECIPES['engine'].words}"
+
+    def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
+        """The linears of blocks in float8."""
+        return FLOAT8_RECIPES["engine"].steps(steps)
 
 
 _WORKSPACE_BYTES = 32 * 2**20

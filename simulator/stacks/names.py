@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from plans.errors import TwofoldError
 from simulator.stacks.base import Stack
-from simulator.stacks.megatron import FETCH_S, Megatron
+from simulator.stacks.megatron import FETCH_S, Megatron, MegatronFloat8
 from simulator.stacks.torch_native import TorchNative
 
 __all__ = ["stack_named", "stack_names"]
@@ -29,6 +30,7 @@ was written out, torch.optim's default form of AdamW is foreach."""
 
 _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron": Megatron,
+    "megatron-float8": MegatronFloat8,
     "megatron-2022": lambda: Megatron(
         name="megatron-2022",
         flash_attention=False,
@@ -38,11 +40,24 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     ),
     "torch": TorchNative,
     "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True),
+    "torch-compile-float8": lambda: TorchNative(name="torch-compile-float8", compiled=True, float8="tensorwise"),
     "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
     "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", compiled=True, **_TORCH_2024),
     "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),
     "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, **_TORCHTITAN),
     "torchtitan-async": lambda: TorchNative(name="torchtitan-async", compiled=True, async_tp=True, **_TORCHTITAN),
+    **{
+        f"torchtitan-{how}-float8{'' if recipe == 'tensorwise' else f'-{recipe}'}": partial(
+            TorchNative,
+            name=f"torchtitan-{how}-float8{'' if recipe == 'tensorwise' else f'-{recipe}'}",
+            compiled=True,
+            async_tp=how == "async",
+            float8=recipe,
+            **_TORCHTITAN,
+        )
+        for how in ("compile", "async")
+        for recipe in ("tensorwise", "rowwise")
+    },
     "twofold": Stack,
     "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S, runs_experts=False),
 }

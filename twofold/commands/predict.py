@@ -29,7 +29,8 @@ class Predict:
         layers: blocks; the model's by default.
         mixed_precision: float32 gradients, master weights and optimizer states beside half-precision weights.
         stack: the software that runs it: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
-            torchtitan-compile, torchtitan-async, megatron, megatron-2022 or zero-bubble.
+            torchtitan-compile, torchtitan-async, megatron, megatron-2022, zero-bubble, or with float8 linears
+            torch-compile-float8, torchtitan-compile-float8, torchtitan-async-float8 (and -rowwise), megatron-float8.
         execution: of twofold's own steps: graph (one launch a step, the default) or eager.
     """
 
