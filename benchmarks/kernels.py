@@ -180,7 +180,7 @@ def _runs() -> list[Case]:
     config = TransformerConfig(
         name="8x4096", num_layers=1, hidden=HIDDEN, num_heads=HEADS, ffn=FFN, vocab=VOCAB, seq=LENGTH
     )
-    degrees = Degrees(micro_batch=BATCH, global_batch=BATCH, fused=True)
+    degrees = Degrees(micro_batch=BATCH, global_batch=BATCH)
     (group,) = lower(plan_of(degrees, transformer(config, batch_size=BATCH))).groups
     found: dict[object, Case] = {}
     for _, line in group.walk():

@@ -1,6 +1,6 @@
 """Plan files of the peers' cases, changed in one way, to measure what the change does: `executor.calibrate.steps`.
 
-python -m benchmarks.plan_files FOLDER 8x4096-b8-dp2-mb4 --change '{"fused": true}' --name fused
+python -m benchmarks.plan_files FOLDER 8x4096-b8-dp2-mb4 --change '{"fused": false}' --name apart
 """
 
 from __future__ import annotations

@@ -253,16 +253,16 @@ def _tiny_plans() -> dict[str, Plan]:
     return _plans({"tiny": TINY, "tiny-moe": TINY_EXPERTS}, rows)
 
 
-def _plans(models: Mapping[str, TransformerConfig], rows: Iterable[tuple[str, int, dict[str, Any]]]) -> dict[str, Plan]:
-    machine = Machine.load(MACHINE)
-    return {
-        _name(model, batch, degrees): _plan(models[model], batch, degrees, machine) for model, batch, degrees in rows
-    }
-
-
-def _plan(config: TransformerConfig, batch: int, degrees: dict[str, Any], machine: Machine) -> Plan:
-    plan = uniform_plan(transformer(config, batch_size=batch), machine, optimizer=ADAMW, **degrees)
-    return msgspec.structs.replace(plan, prediction=None)
+def _plans(
+    models: Mapping[str, TransformerConfig], rows: Iterable[tuple[str, int, dict[str, Any]]], *, fused: bool = False
+) -> dict[str, Plan]:
+    """The plans of one set; the sets so far were measured before runs of instructions were fused."""
+    machine, found = Machine.load(MACHINE), {}
+    for model, batch, degrees in rows:
+        graph = transformer(models[model], batch_size=batch)
+        plan = uniform_plan(graph, machine, optimizer=ADAMW, fused=fused, **degrees)
+        found[_name(model, batch, degrees)] = msgspec.structs.replace(plan, prediction=None)
+    return found
 
 
 def _name(model: str, batch: int, degrees: dict[str, Any]) -> str:

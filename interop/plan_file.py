@@ -55,6 +55,7 @@ def read_plan(path: str | os.PathLike[str], machine: Machine) -> tuple[Plan, tup
     statement = read_statement(path)
     config, degrees = configuration(statement, os.fspath(path))
     check(degrees, num_devices=machine.num_devices, machine=machine.name)
+    degrees = replace(degrees, fused=machine.fuses)
     plan = plan_of(degrees, transformer(config, batch_size=degrees.global_batch))
     notes = [f"assumed: {each}" for each in statement.assumed]
     notes += [f"ignored: {', '.join(statement.unread)}"] if statement.unread else []

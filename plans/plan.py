@@ -229,8 +229,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         memory_limit_bytes: per rank, or None.
         execution: "graph": from the third step on a step is one launch of a recorded graph, where the device can (a CPU
             cannot, and runs eagerly); "eager": the host issues every instruction. A file that does not say is "graph".
-        fused: whether runs of memory-bound instructions are one instruction each (`plans.lower.fuse`), as a GPU runs
-            them.
+        fused: whether runs of memory-bound instructions are one instruction each (`plans.lower.fuse`). A GPU gains by
+            it; other devices carry out the steps of a run one by one, and searches leave them apart there.
         receives: when what another stage sends is received: "ahead", from the start of the action before the one that
             reads it on, beside its compute; "needed", as the action begins that reads it. A transfer on a GPU takes
             multiprocessors while it waits for its peer, so the executor starts no receive before it is needed there.
@@ -256,7 +256,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     overlap_pairs: bool = False
     memory_limit_bytes: int | None = None
     execution: str = "graph"
-    fused: bool = False
+    fused: bool = True
     receives: str = "ahead"
     redistributions: tuple[Redistribution, ...] = ()
     prediction: Prediction | None = None

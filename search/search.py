@@ -43,6 +43,7 @@ def search(
     optimizer: Optimizer | None = None,
     full_batch: bool = True,
     output_broadcast: bool = False,
+    fused: bool = True,
     memory_limit_bytes: int | None = None,
     pinned: Mapping[str, Strategy] | None = None,
     global_batch: int | None = None,
@@ -66,6 +67,8 @@ def search(
         recompute: operators whose outputs are made again in the backward.
         optimizer: kind, settings and parallel level.
         full_batch, output_broadcast: see `Plan`.
+        fused: False leaves runs of memory-bound instructions apart; they are fused only where the machine gains by it
+            (`Machine.fuses`).
         memory_limit_bytes: per rank; by default the machine's device memory without what its runtime takes.
         pinned: operator -> strategy to keep. A mesh of its own has the ranks of its stage, or counts them from 0.
         top_k: plans to return.
@@ -98,8 +101,9 @@ def search(
     plan_search = PlanSearch(
         graph=graph, machine=machine, num_devices=num_devices, interleave=slices, may_slice=interleave is None,
         schedule=schedule, recompute=tuple(recompute), optimizer=optimizer or Optimizer(), full_batch=full_batch,
-        output_broadcast=output_broadcast, limit_bytes=memory_limit_bytes or machine.room_bytes,
-        pinned=dict(pinned or {}), say=on_progress or (lambda line: None), started=started,
+        output_broadcast=output_broadcast, fused=fused and machine.fuses,
+        limit_bytes=memory_limit_bytes or machine.room_bytes, pinned=dict(pinned or {}),
+        say=on_progress or (lambda line: None), started=started,
         deadline=None if time_limit_s is None else started + time_limit_s,
     )  # fmt: skip
     return plan_search.run(stages, num_stages, widths, num_micro_batches, top_k)

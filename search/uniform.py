@@ -53,6 +53,7 @@ def uniform_plan(
     stages: Sequence[Sequence[str]] | None = None,
     order: tuple[str, ...] = ORDER,
     full_batch: bool = True,
+    fused: bool = True,
 ) -> Plan:
     """The plan of given degrees.
 
@@ -80,6 +81,8 @@ def uniform_plan(
         order: in which ranks count along the axes, the innermost first; another than pp outermost, then dp, cp and tp
             is for transformers only.
         full_batch: see `Plan`.
+        fused: False leaves runs of memory-bound instructions apart; they are fused only where the machine gains by it
+            (`Machine.fuses`).
 
     Returns:
         The plan. Its `prediction` is made for searched graphs only: a transformer may be for 100,000 ranks.
@@ -104,7 +107,9 @@ def uniform_plan(
     if micro_batch is None:
         check_stated({"dp": dp, "global_batch": graph.batch_size})
         values["micro_batch"] = graph.batch_size // dp
-    degrees = Degrees.of(values, global_batch=graph.batch_size, optimizer=optimizer or Optimizer())
+    degrees = Degrees.of(
+        values, global_batch=graph.batch_size, optimizer=optimizer or Optimizer(), fused=fused and machine.fuses
+    )
     check(degrees, num_devices=machine.num_devices, machine=machine.name)
     names = () if by_name else tuple(recompute)
     if is_transformer(graph):
@@ -143,7 +148,7 @@ def _searched_plan(
         ),
         strategies={name: strategy for name, strategy in strategies.items() if strategy.dims},
         num_micro_batches=degrees.num_micro_batches, schedule=degrees.schedule, optimizer=degrees.optimizer,
-        full_batch=full_batch, recompute=recompute_set(graph, recompute or degrees.recompute),
+        full_batch=full_batch, recompute=recompute_set(graph, recompute or degrees.recompute), fused=degrees.fused,
     )  # fmt: skip
 
 

@@ -76,10 +76,15 @@ NAMES = [(count, name) for count, cases in CASES.items() for name in cases]
 SLICED = {"one, interleaved", "tensor, interleaved", "tensor, sequence, interleaved", "data, level 3, interleaved"}
 """Cases whose micro-batches are cut into two slices, on two streams."""
 
+FUSED = {"one", "one, interleaved", "data, level 2", "tensor, sequence", "pipeline, 1f1b"}
+"""Cases whose runs of instructions are fused: compiling them takes seconds for every layout."""
+
 
 def plan(count, name, execution):
     made = plan_of(CASES[count][name], transformer(CONFIG, batch_size=BATCH))
-    return msgspec.structs.replace(made, execution=execution, interleave=2 if name in SLICED else 1)
+    return msgspec.structs.replace(
+        made, execution=execution, interleave=2 if name in SLICED else 1, fused=name in FUSED
+    )
 
 
 def learning_rate(step):

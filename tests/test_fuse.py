@@ -29,8 +29,8 @@ from simulator import simulate
 ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-3})
 
 
-def fused(plan):
-    return msgspec.structs.replace(plan, fused=True)
+def apart(plan):
+    return msgspec.structs.replace(plan, fused=False)
 
 
 def transformer_plan(name, dtype="float32", **degrees):
@@ -50,11 +50,11 @@ def steps_of(plan):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_plans_train_as_one_device_does(seed):
-    check_training(fused(random_plan(seed)))
+    check_training(random_plan(seed))
 
 
 def test_random_plans_have_runs():
-    found = sum((steps_of(fused(random_plan(seed))) for seed in range(40)), Counter())
+    found = sum((steps_of(random_plan(seed)) for seed in range(40)), Counter())
     assert found.total() > 50 and len(found) > 10
 
 
@@ -65,13 +65,13 @@ def test_communication_products_and_updates_keep_their_order(seed):
         return [(block.label, line.name) for block, line in walk if line.call not in FUSIBLE and line.call != "fused"]
 
     plan = random_plan(seed)
-    for one, other in zip(lower(plan).groups, lower(fused(plan)).groups, strict=True):
+    for one, other in zip(lower(apart(plan)).groups, lower(plan).groups, strict=True):
         assert others(one) == others(other)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_fusing_again_changes_nothing(seed):
-    for group in lower(fused(random_plan(seed))).groups:
+    for group in lower(random_plan(seed)).groups:
         table = ValueTable(values=dict(group.values))
         for block in group.blocks:
             body = list(block.body.instructions)
@@ -81,7 +81,7 @@ def test_fusing_again_changes_nothing(seed):
 
 def test_a_decoder_has_these_runs():
     block = 4  # of them
-    assert steps_of(transformer_plan("tiny", "bfloat16", micro_batch=4, fused=True)) == {
+    assert steps_of(transformer_plan("tiny", "bfloat16", micro_batch=4)) == {
         ("add.forward", "rms_norm.forward"): block,
         ("silu.forward", "mul.forward"): block,
         ("cast.forward", "cross_entropy.forward"): 1,
@@ -111,7 +111,7 @@ def trained(plan, steps=3):
 @pytest.mark.parametrize("name", ["tiny", "tiny-gpt", "tiny-moe"])
 def test_plain_torch_gives_the_same_bits(name, dtype, recompute):
     plan = transformer_plan(name, dtype, recompute=recompute)
-    (losses, kept), (expected, others) = trained(fused(plan)), trained(plan)
+    (losses, kept), (expected, others) = trained(plan), trained(apart(plan))
     assert losses == expected
     assert all(torch.equal(one, other) for one, other in zip(kept, others, strict=True))
 
@@ -120,7 +120,7 @@ def test_plain_torch_gives_the_same_bits(name, dtype, recompute):
 def test_fewer_bytes_are_moved_and_held(name):
     plan = case_named(name).plan()
     moved, held, steps = [], [], []
-    for each in (plan, fused(plan)):
+    for each in (apart(plan), plan):
         (group,) = lower(each).groups
         own = [line for _, line in group.walk() if line.kind is Kind.COMPUTE]
         moved.append(sum(group.values[name].span_bytes for line in own for name in moved_values(line)))
@@ -130,7 +130,7 @@ def test_fewer_bytes_are_moved_and_held(name):
 
 
 def test_the_price_is_one_kernel_on_a_gpu_and_the_steps_elsewhere():
-    (group,) = lower(transformer_plan("tiny", fused=True)).groups
+    (group,) = lower(transformer_plan("tiny")).groups
     line = next(line for _, line in group.walk() if line.call == "fused")
     whole = dataclasses.replace(group, values={**group.values, **line.attrs["inner"]})
     for name, is_one in (("h200-x1", True), ("cpu-2core-x8", False), ("ascend-910b1-x8", False)):

@@ -29,7 +29,7 @@ GPT = TransformerConfig(
     out_bias=True, mlp_bias=True, position="learned", dtype="float64",
 )  # fmt: skip
 SGD = Optimizer(settings={"lr": 0.1})
-MACHINE = SimpleNamespace(name="any", num_devices=10**6)  # stated plans price nothing
+MACHINE = SimpleNamespace(name="any", num_devices=10**6, fuses=True)  # stated plans price nothing
 
 
 def planned(config: TransformerConfig = LLAMA, batch: int = 8, **options) -> Plan:

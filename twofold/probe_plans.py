@@ -63,8 +63,10 @@ _TINY_GPT = TransformerConfig(
 def dispatch_plans(num_ranks: int) -> dict[str, Plan]:
     """Plans for `num_ranks` ranks of transformers so small that the host's time to issue is all there is.
 
+    Those of the first degrees are there with runs of instructions fused and apart.
+
     >>> sorted(dispatch_plans(2))
-    ['tiny-dp2', 'tiny-dp2-zero3', 'tiny-gpt-dp2', 'tiny-pp2', 'tiny-tp2']
+    ['tiny-dp2', 'tiny-dp2-apart', 'tiny-dp2-zero3', 'tiny-gpt-dp2', 'tiny-gpt-dp2-apart', 'tiny-pp2', 'tiny-tp2']
     """
     machine, adamw = Machine.load("h200-x8"), Optimizer(kind="adamw", settings={"lr": 1e-4})
     ways: list[dict[str, Any]] = [{"dp": 2}, {"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2}]
@@ -79,10 +81,13 @@ def dispatch_plans(num_ranks: int) -> dict[str, Plan]:
             continue
         stated = degrees | ({"dp": degrees.get("dp", 1) * (num_ranks // used)} if num_ranks > used else {})
         micro_batch = 4 // max(1, degrees.get("pp", 1))
-        for config in (_TINY, _TINY_GPT)[: 1 if plans else 2]:
+        is_first = not plans
+        for config in (_TINY, _TINY_GPT) if is_first else (_TINY,):
             graph = transformer(config, batch_size=8 * max(1, stated.get("dp", 1)))
             name = "-".join([config.name, *(f"{axis}{count}" for axis, count in stated.items())])
             plans[name] = uniform_plan(graph, machine, micro_batch=micro_batch, optimizer=adamw, **stated)
+            if is_first:
+                plans[f"{name}-apart"] = msgspec.structs.replace(plans[name], fused=False)
     return plans
 
 
@@ -98,6 +103,8 @@ _EXPERT_RULES = ((2048, 8, 2, 5632), (1536, 16, 4, 2816))  # hidden, experts, of
 
 def rule_plans() -> dict[str, Plan]:
     """Plans of one block of usual sizes: their instructions are measured one by one, the plans are never run.
+
+    Runs of instructions are fused, which takes their compiler a second or two each, in one plan of every model.
 
     >>> sorted(rule_plans())[:2]
     ['rules-1024-dp2-zero1', 'rules-1024-recompute']
@@ -116,8 +123,9 @@ def rule_plans() -> dict[str, Plan]:
             position="rope" if gated else "learned", qkv_bias=not gated, out_bias=not gated, mlp_bias=not gated,
         )  # fmt: skip
         for name, degrees in ways.items():
-            plan = uniform_plan(transformer(config, batch_size=4), machine, optimizer=adamw, **degrees)
-            plans[f"rules-{hidden}-{name}"] = plan
+            plans[f"rules-{hidden}-{name}"] = uniform_plan(
+                transformer(config, batch_size=4), machine, optimizer=adamw, fused=name == "recompute", **degrees
+            )
     for hidden, num_experts, top_k, ffn in _EXPERT_RULES:
         config = TransformerConfig(
             name="rules-experts", num_layers=1, hidden=hidden, num_heads=16, num_kv_heads=4, ffn=ffn, vocab=32000,

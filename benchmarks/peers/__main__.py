@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers --gpus 1 2 --budget-s 420 --out FOLDER      on a machine of 2 GPUs
     python -m benchmarks.peers --gpus 2 --first 12 --out FOLDER            from the 13th case of 2 devices on
-    python -m benchmarks.peers --gpus 2 --sides graph fused --out FOLDER   fused runs against single instructions
+    python -m benchmarks.peers --gpus 2 --sides graph apart --out FOLDER   fused runs against single instructions
     python -m benchmarks.peers --list                                      the cases, in their order
     python -m benchmarks.peers --smoke --gpus 2 --out FOLDER               tiny sizes on CPU ranks
 
@@ -70,7 +70,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="begin nothing after so many seconds")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "peers")))
     parser.add_argument("--compile", choices=("none", "chosen", "all"), default=None, help="torch.compile of the peer")
-    parser.add_argument("--sides", nargs="*", default=[], choices=("graph", "fused", "eager", "torch", "compiled"))
+    parser.add_argument("--sides", nargs="*", default=[], choices=("graph", "apart", "eager", "torch", "compiled"))
     parser.add_argument("--only", nargs="*", default=[], help="cases of these names, or all whose names begin so")
     parser.add_argument("--first", type=int, default=0, help="leave out so many cases of every number of devices")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks; compiles only where asked to")

@@ -27,14 +27,14 @@ __all__ = ["executions", "measured_plan", "with_execution"]
 def executions(plan: Plan) -> tuple[str, ...]:
     """How this executor can run the plan, on a device that can record launches.
 
-    "graph" and "fused" are replayed, "fused" with runs of memory-bound instructions in one kernel (`Plan.fused`).
+    "graph" and "apart" are replayed, "apart" without joining runs of memory-bound instructions (`Plan.fused`).
     """
-    return ("graph", "fused", "eager")
+    return ("graph", "apart", "eager")
 
 
 def with_execution(plan: Plan, execution: str) -> Plan:
     """The plan run that way; a transfer of NCCL is received when it is needed, so the program says so."""
-    execution, fused = ("graph", True) if execution == "fused" else (execution, plan.fused)
+    execution, fused = ("graph", False) if execution == "apart" else (execution, plan.fused)
     return msgspec.structs.replace(plan, execution=execution, fused=fused, receives="needed")
 
 

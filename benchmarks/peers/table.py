@@ -12,7 +12,7 @@ __all__ = ["LOSS_TOLERANCE", "row_of", "table"]
 LOSS_TOLERANCE = {"bfloat16": 2.0**-8, "float32": 1e-6}
 """Relative difference of first losses that counts as rounding: one step of bfloat16; ten of single precision."""
 
-_OWN = ("graph", "fused", "eager")
+_OWN = ("graph", "apart", "eager")
 _PEER = ("torch", "compiled")
 
 
@@ -55,7 +55,7 @@ def row_of(case: Case, sides: Mapping[str, Any], predicted: Mapping[str, Any]) -
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
     """The rows as text; ms, GiB, and TFLOP/s of this executor's fastest execution."""
     titles = (
-        "case", "graph", "fused", "eager", "torch", "compiled", "g/torch", "f/torch", "e/torch", "g/comp", "f/comp",
+        "case", "graph", "apart", "eager", "torch", "compiled", "g/torch", "a/torch", "e/torch", "g/comp", "a/comp",
         "e/comp", "spread", "GiB", "/torch", "TFLOP/s", "loss diff", "later",
     )  # fmt: skip
     lines = [list(titles)]

@@ -90,7 +90,7 @@ class _Walk:
         sides.append("torch")
         if self.compile == "all" or (self.compile == "chosen" and case.compiles):
             sides.append("compiled")
-        return [side for side in sides if (side in self.only if self.only else side != "fused")]
+        return [side for side in sides if (side in self.only if self.only else side != "apart")]
 
     def take(self, case: Case, until: float) -> bool:
         """Measure all sides that are missing; False once the time is over."""
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--found", type=Path, required=True, help="file of what was found")
     parser.add_argument("--until", type=float, required=True, help="seconds since 1970; begin nothing after it")
     parser.add_argument("--compile", choices=("none", "chosen", "all"), default="chosen")
-    parser.add_argument("--sides", nargs="*", default=[], help="all but fused unless stated")
+    parser.add_argument("--sides", nargs="*", default=[], help="all but apart unless stated")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args(arguments)
     device = pick_device(options.device)

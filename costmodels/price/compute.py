@@ -6,14 +6,15 @@ All functions give device time of one kernel alone on a device at work, without 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from costmodels.machine.sections import Section, check_known, check_share
 from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_tiled_s, one_tiled_share
 from plans.errors import TwofoldError
 
 __all__ = [
-    "FORMS", "Attention", "Compute", "Rule", "attention_s", "matrix_rate", "matrix_s", "matrix_share", "memory_s",
-    "num_inputs", "rate", "rule_name", "rule_s",
+    "FORMS", "Attention", "Compute", "Rule", "attention_s", "fused_rule", "matrix_rate", "matrix_s", "matrix_share",
+    "memory_s", "num_inputs", "rate", "rule_name", "rule_s",
 ]  # fmt: skip
 
 FORMS = ("nt", "nn", "tn")
@@ -300,6 +301,26 @@ def rule_name(call: str, num_inputs: int) -> str:
     ('sum:3', 'mul.forward')
     """
     return f"{call}:{num_inputs}" if call in BY_INPUTS else call
+
+
+def fused_rule(steps: Iterable[str]) -> str:
+    """How the rule of a run of fused instructions is kept, by what its steps do besides reading and writing elements.
+
+    A loss runs kernels of its own. The gradients of weights and biases are sums over rows, which take a second kernel.
+    A norm's sums along a row are in the one kernel.
+
+    Args:
+        steps: their calls.
+
+    >>> fused_rule(["silu.forward", "mul.forward"]), fused_rule(["sum", "rms_norm.grad0", "rms_norm.grad1"])
+    ('fused:elements', 'fused:columns')
+    """
+    calls = set(steps)
+    if any(call.startswith("cross_entropy.") for call in calls):
+        return "fused:loss"
+    if calls & {"rms_norm.grad1", "layer_norm.grad1", "layer_norm.grad2", "linear.grad2"}:
+        return "fused:columns"
+    return "fused:rows" if any("norm." in call for call in calls) else "fused:elements"
 
 
 def num_inputs(call: str, shapes: tuple[tuple[int, ...], ...]) -> int:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from costmodels.machine.machine import Machine
 from costmodels.price.compute import (
     attention_s,
+    fused_rule,
     matrix_rate,
     matrix_s,
     memory_s,
@@ -221,7 +222,7 @@ class FusedStep(NamedTuple):
 def price_fused(machine: Machine, dtype: str, touched_bytes: int, steps: tuple[FusedStep, ...]) -> Cost:
     """The price of a run of fused instructions.
 
-    On a GPU it is one kernel that moves what enters and leaves; elsewhere its steps run one by one.
+    On a GPU it moves what enters and leaves, as its rule says or by one kernel; elsewhere its steps run one by one.
 
     Args:
         machine: it runs on.
@@ -232,7 +233,7 @@ def price_fused(machine: Machine, dtype: str, touched_bytes: int, steps: tuple[F
     if not machine.fuses:
         costs = [price_compute(machine, *step, own=True) for step in steps]
         return Cost(sum(cost.dispatch_ps for cost in costs), sum(cost.work_ps for cost in costs))
-    return price_compute(machine, "fused", (), dtype, touched_bytes)
+    return price_compute(machine, fused_rule(step.call for step in steps), (), dtype, touched_bytes, own=True)
 
 
 def _steps(instruction: Instruction, group: GroupProgram) -> tuple[FusedStep, ...]:

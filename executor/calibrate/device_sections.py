@@ -129,7 +129,7 @@ DEVICE_SECTIONS: tuple[Section, ...] = (
     AloneSection(name="kernels", share=0.1, fits="compute", jobs=lambda session: kernel_jobs()),
     AloneSection(name="attention", share=0.12, fits="compute", jobs=lambda session: attention_jobs()),
     AloneSection(
-        name="rules", share=0.14, fits="compute.rules",
+        name="rules", share=0.2, fits="compute.rules",
         jobs=lambda session: rule_jobs(session.options.rule_plans, session.options.plans),
     ),
     InStepSection(

@@ -1,7 +1,8 @@
 """Device time of the executor's own instructions, each alone: every distinct COMPUTE call and shape of given plans.
 
 Several kernels make up some of them (a norm's gradient, rotary positions, a loss), so that they take longer than their
-bytes say. Matrix products are left to their own grid.
+bytes say. Runs of fused instructions are measured as they are compiled, and their steps alone as well. Matrix products
+are left to their own grid.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from costmodels.fit.points import Point
+from costmodels.price.compute import fused_rule
 from costmodels.price.free_calls import LOADS
 from executor.calibrate.instructions import code_of, dispatch_class
 from executor.calibrate.operands import DTYPES, Job, OperandPool
@@ -23,7 +26,7 @@ from executor.kernels.context import OpContext, StepCounter, torch_dtype
 from executor.step.compute import prepared
 from plans.lower import lower
 from plans.plan import load_plan
-from plans.program import GroupProgram, Instruction, Kind, Value
+from plans.program import GroupProgram, Instruction, Kind, Program, Value
 
 __all__ = ["rule_jobs"]
 
@@ -40,14 +43,19 @@ def rule_jobs(plans: Sequence[Path], tiny_plans: Sequence[Path] = ()) -> list[Jo
     """
     jobs: dict[Any, Job] = {}
     for tier, path in [*((0, path) for path in plans), *((1, path) for path in tiny_plans)]:
-        program = lower(load_plan(path))
-        held_out = _HELD_OUT in Path(path).stem
-        for group in program.groups:
-            for instruction in _distinct(group):
-                job = _job(instruction, group, program.num_ranks, held_out, tier)
-                if job is not None:
-                    jobs.setdefault(job.point.key, job)
+        plan, held_out = load_plan(path), _HELD_OUT in Path(path).stem
+        for fused in sorted({False, plan.fused}):  # a run, and its steps alone
+            for job in _jobs(lower(msgspec.structs.replace(plan, fused=fused)), held_out, tier):
+                jobs.setdefault(job.point.key, job)
     return list(jobs.values())
+
+
+def _jobs(program: Program, held_out: bool, tier: int) -> Iterator[Job]:
+    for group in program.groups:
+        for instruction in _distinct(group):
+            job = _job(instruction, group, program.num_ranks, held_out, tier)
+            if job is not None:
+                yield job
 
 
 def _distinct(group: GroupProgram) -> Iterator[Instruction]:
@@ -60,8 +68,8 @@ def _distinct(group: GroupProgram) -> Iterator[Instruction]:
 
 
 def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out: bool, tier: int) -> Job | None:
-    which = dispatch_class(instruction)
-    if which in ("matrix", "view") or instruction.call == "fused":  # a run is priced by its bytes
+    which, call = dispatch_class(instruction), instruction.call
+    if which in ("matrix", "view"):
         return None
     reads = [group.values[name] for name in instruction.inputs]
     writes = [group.values[name] for name in instruction.outputs]
@@ -71,14 +79,17 @@ def _job(instruction: Instruction, group: GroupProgram, num_ranks: int, held_out
     if not moved or not writes:
         return None
     inputs = ";".join("x".join(map(str, value.shape)) for value in reads)
-    options: dict[str, int | float | str] = {"class": which, "inputs": inputs, "code": code_of(instruction.call)}
+    options: dict[str, int | float | str] = {"class": which, "inputs": inputs, "code": code_of(call)}
+    if call == "fused":
+        steps = [step.call for step in instruction.attrs["steps"]]
+        call, options = fused_rule(steps), options | {"steps": "+".join(steps)}
     options |= {f"dtype{number}": value.dtype for number, value in enumerate(reads) if value.dtype != writes[0].dtype}
     if writes[0].shares is not None:
         options["shares"] = 1  # a view: no kernel
     if "causal" in instruction.attrs:
         options["causal"] = int(instruction.attrs["causal"])
     point = Point(
-        kind="rule", call=instruction.call, shape=tuple(writes[0].shape), size_bytes=moved, dtype=writes[0].dtype,
+        kind="rule", call=call, shape=tuple(writes[0].shape), size_bytes=moved, dtype=writes[0].dtype,
         stack="twofold", options=options, held_out=held_out, seconds=0.0,
     )  # fmt: skip
     work = float(instruction.flops) if which == "attention" else 0.0

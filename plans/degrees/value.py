@@ -121,7 +121,7 @@ class Degrees:
         "neighbouring ranks", rules.order,
     )  # fmt: skip
     global_batch: int = 1
-    fused: bool = False
+    fused: bool = True
     """As `Plan.fused`; no degree, and without meaning for other software."""
 
     def __post_init__(self) -> None:
@@ -131,7 +131,9 @@ class Degrees:
             raise TwofoldError(sentence)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], *, global_batch: int, optimizer: Optimizer = _ADAMW) -> Degrees:
+    def of(
+        cls, values: Mapping[str, Any], *, global_batch: int, optimizer: Optimizer = _ADAMW, fused: bool = True
+    ) -> Degrees:
         """Degrees of plain values by name; those that are settings of the optimizer go into `optimizer`.
 
         Raises:
@@ -145,7 +147,7 @@ class Degrees:
         if settings:
             optimizer = msgspec.structs.replace(optimizer, **settings)
         own = {name: value for name, value in values.items() if not DEGREES[name].setting}
-        return cls(**own, global_batch=global_batch, optimizer=optimizer)
+        return cls(**own, global_batch=global_batch, optimizer=optimizer, fused=fused)
 
     @cached_property
     def values(self) -> Mapping[str, Any]:

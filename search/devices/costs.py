@@ -124,7 +124,7 @@ class Costs:
                 dp=dp, tp=stage.tp, cp=stage.cp, ep=stage.ep, pp=problem.num_devices // (dp * stage.tp * stage.cp),
                 micro_batch=stage.micro_batch, global_batch=dp * stage.micro_batch, recompute=stage.recompute,
                 sequence_parallel=stage.sequence_parallel, optimizer=problem.at_level(level),
-                order=stage.order or ORDER,
+                order=stage.order or ORDER, fused=problem.fuses,
             )  # fmt: skip
             self._chunks[key] = Chunks(
                 config=problem.config, degrees=degrees, machine=problem.machine, stack=problem.stack,

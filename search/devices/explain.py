@@ -254,7 +254,8 @@ def _lean(branching: Branching) -> Iterator[tuple[int, int, dict[str, Any]]]:
             )
             for level in levels(problem, mesh)[-2:]:
                 peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
-                layers, some = space.choice(rows, int(np.argmin(peaks)))
+                least = len(peaks) - 1 - int(np.argmin(peaks[::-1]))  # of equal ones that which recomputes most
+                layers, some = space.choice(rows, least)
                 values = values_of(mesh, sizes[0], sps[0], mode, shape, level, layers, some)
                 number += 1
                 yield int(np.min(peaks)), number, values

@@ -70,6 +70,7 @@ class Problem:
         stack: the software that runs it.
         memory_limit_bytes: of a device; by default the machine's memory without what its runtime takes. A hard limit.
         optimizer: its kind and dtypes; the level is searched.
+        fused: False leaves runs of memory-bound instructions apart; they are fused only where the machine gains by it.
 
     Raises:
         TwofoldError: counts below 1, a batch of more than 16384 sequences per device, more devices than the machine
@@ -85,6 +86,7 @@ class Problem:
     stack: Stack = field(default_factory=Stack)
     memory_limit_bytes: int | None = None
     optimizer: Optimizer | None = None
+    fused: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_devices", "global_batch"):
@@ -137,6 +139,11 @@ class Problem:
         return own if self.memory_limit_bytes is None else min(own, self.memory_limit_bytes)
 
     @property
+    def fuses(self) -> bool:
+        """Whether its programs fuse runs of memory-bound instructions."""
+        return self.fused and self.machine.fuses
+
+    @property
     def formula_excess(self) -> float:
         """By what share the formulas of memory may exceed the peak of a program; other software is judged by them."""
         return 0.05 if self.stack.runs_programs else 0.0
@@ -168,7 +175,7 @@ class Problem:
         """
         assert self.optimizer is not None
         values = {**self._pinned_settings, **values}
-        made = Degrees.of(values, global_batch=self.global_batch, optimizer=self.optimizer)
+        made = Degrees.of(values, global_batch=self.global_batch, optimizer=self.optimizer, fused=self.fuses)
         if made.layers is None:
             check(made, sizes_of(self.config))
         return made.spelled_out(self.config.num_layers)

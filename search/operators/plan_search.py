@@ -47,6 +47,7 @@ class PlanSearch:
     optimizer: Optimizer
     full_batch: bool
     output_broadcast: bool
+    fused: bool
     limit_bytes: int | None
     pinned: dict[str, Strategy]
     say: Callable[[str], None]
@@ -63,7 +64,8 @@ class PlanSearch:
         if key not in self._stages:
             self._stages[key] = StageSearch(
                 graph=self.graph, machine=self.machine, num_ranks=num_ranks, num_micro_batches=num_micro_batches,
-                interleave=self.interleave, optimizer=self.optimizer, full_batch=self.full_batch, pinned=self.pinned,
+                interleave=self.interleave, optimizer=self.optimizer, full_batch=self.full_batch, fused=self.fused,
+                pinned=self.pinned,
             )  # fmt: skip
         return self._stages[key]
 
@@ -222,7 +224,7 @@ class PlanSearch:
             strategies={name: strategy for name, strategy in strategies.items() if strategy != Strategy()},
             num_micro_batches=shape.num_micro_batches, interleave=self.interleave, schedule=self.schedule,
             recompute=self.recompute, optimizer=self.optimizer, full_batch=self.full_batch,
-            output_broadcast=self.output_broadcast, memory_limit_bytes=self.limit_bytes,
+            output_broadcast=self.output_broadcast, memory_limit_bytes=self.limit_bytes, fused=self.fused,
         )  # fmt: skip
 
     def _simulated(self, plan: Plan) -> Plan:

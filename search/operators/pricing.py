@@ -27,6 +27,7 @@ from costmodels import (
 from plans.layout import Layout
 from plans.lower import Choice
 from plans.lower.emit import step_instructions
+from plans.lower.fuse import FUSIBLE
 from plans.program import GroupProgram, Instruction, Kind, Value
 from plans.redistribution import Step, StepKind
 from plans.redistribution.price import LocalPrice
@@ -40,20 +41,23 @@ _PASSED_ON = ("add.grad0", "add.grad1")
 """Calls that may hand on what they are given, without any work."""
 
 
-def instruction_cost(machine: Machine, mesh: Layout, num_ranks: int) -> InstructionCost:
+def instruction_cost(machine: Machine, mesh: Layout, num_ranks: int, *, fused: bool = False) -> InstructionCost:
     """The price of an instruction of a group on `mesh`, one of `num_ranks` ranks.
 
     Host time is added where the host itself computes, and cores that ranks share are taken as shared by all of them. A
     SEND and its RECV both take host and processor time, but are under way together: the RECV has the time on the links.
+
+    Where lowering fuses runs of instructions (`fused`) what may become part of one is priced alone, which is more than
+    its part of the run; `parts`, which bounds are made of, has nothing for it.
     """
-    return _InstructionSeconds(machine, mesh, num_ranks)
+    return _InstructionSeconds(machine, mesh, num_ranks, fused)
 
 
 class _InstructionSeconds:
     """See `instruction_cost`."""
 
-    def __init__(self, machine: Machine, mesh: Layout, num_ranks: int) -> None:
-        self.machine, self.num_ranks = machine, num_ranks
+    def __init__(self, machine: Machine, mesh: Layout, num_ranks: int, fused: bool) -> None:
+        self.machine, self.num_ranks, self.fused = machine, num_ranks, fused
         self.mesh, self.shared = mesh, ranks_per_core(machine, num_ranks)
 
     def __call__(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> float:
@@ -66,6 +70,8 @@ class _InstructionSeconds:
 
     def parts(self, instruction: Instruction, values: Mapping[str, Value] | None = None) -> tuple[float, float]:
         """Seconds on the host and on the device, as if no other rank had anything to do."""
+        if self.fused and instruction.call in FUSIBLE:
+            return 0.0, 0.0
         cost = self._price(instruction, values)
         work_ps = 0 if instruction.call in _PASSED_ON else cost.together_ps
         if self.machine.host_async:

@@ -57,7 +57,7 @@ class StageSearch:
         graph: of the whole batch.
         machine: whose prices are taken.
         num_ranks: of the whole plan.
-        num_micro_batches, interleave, optimizer, full_batch: as of a `Plan`.
+        num_micro_batches, interleave, optimizer, full_batch, fused: as of a `Plan`.
         pinned: operator -> strategy to keep.
     """
 
@@ -68,6 +68,7 @@ class StageSearch:
     interleave: int
     optimizer: Optimizer
     full_batch: bool
+    fused: bool
     pinned: Mapping[str, Strategy]
     num_combinations: int = 0
     micro: Graph = field(init=False)
@@ -103,8 +104,9 @@ class StageSearch:
         return StageCosts(
             micro=self.micro, operators=[operator for operator in self.micro.operators if operator.name in mine],
             mesh=mesh, num_micro_batches=self.num_micro_batches * self.interleave, optimizer=self.optimizer,
-            full_batch=self.full_batch, cost=instruction_cost(self.machine, mesh, self.num_ranks), pinned=pinned,
-            suggested=suggestions(self.micro, mine, pinned, mesh), choice=self._choice, moves=moves, known=self._known,
+            full_batch=self.full_batch, pinned=pinned, suggested=suggestions(self.micro, mine, pinned, mesh),
+            cost=instruction_cost(self.machine, mesh, self.num_ranks, fused=self.fused), choice=self._choice,
+            moves=moves, known=self._known,
         )  # fmt: skip
 
     def meshes(self, names: Sequence[str], ranks: Sequence[int]) -> list[Layout]:

@@ -152,6 +152,7 @@ class LaunchOptions:
         seed: of weights and data order.
         port: of the rendezvous; a free one otherwise.
         execution: graph (a step is one launch, where the device can) or eager, instead of what the plan says.
+        fused: --no-fused leaves memory-bound instructions apart that the plan joins.
         profile: of so many steps every rank writes a trace of torch's profiler into OUT.
     """
 
@@ -164,6 +165,7 @@ class LaunchOptions:
     seed: int = 1
     port: int | None = None
     execution: str | None = None
+    fused: bool = True
     profile: int = 0
 
     def ran(self, execution: str, fallback: str) -> str | None:

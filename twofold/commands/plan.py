@@ -94,6 +94,7 @@ class PlanCommand:
             by operator.
         stack: transformers: the software that runs it: twofold, torch, torch-compile, megatron or megatron-2022.
         execution: of the plan: graph (a step is one launch, where the device can; the default) or eager.
+        fused: joins memory-bound instructions where the device gains by it; --no-fused leaves them apart.
         memory: limit per device, such as 25GB.
         time_limit: seconds after which the best so far is taken.
     """
@@ -107,6 +108,7 @@ class PlanCommand:
     method: str = "search"
     stack: str = "twofold"
     execution: str | None = None
+    fused: bool = True
     memory: str | None = None
     time_limit: float | None = None
     degrees: PinOptions = field(default_factory=PinOptions)
@@ -204,6 +206,7 @@ def _problem(options: PlanCommand, machine: Machine) -> Problem:
         num_devices=count, global_batch=count if options.global_batch is None else options.global_batch,
         pins=Pins(**options.degrees.pins), stack=stack,
         memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
+        fused=options.fused,
     )  # fmt: skip
 
 
@@ -319,7 +322,7 @@ def _plan_operators(options: PlanCommand, machine: Machine, say: Console) -> dic
             num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
             time_limit_s=options.time_limit, on_progress=say.note,
             schedule=schedule_text(options.degrees.pins.get("schedule", "1f1b")), recompute=recompute,
-            global_batch=options.global_batch, top_k=result.top_k or _SHOWN,
+            global_batch=options.global_batch, top_k=result.top_k or _SHOWN, fused=options.fused,
             optimizer=Optimizer(settings={"lr": operators.lr}, parallel_level=options.degrees.pins.get("zero", 0)),
             memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
         )  # fmt: skip

@@ -32,6 +32,8 @@ class Predict:
             torchtitan-compile, torchtitan-async, megatron, megatron-2022, zero-bubble, or with float8 linears
             torch-compile-float8, torchtitan-compile-float8, torchtitan-async-float8 (and -rowwise), megatron-float8.
         execution: of twofold's own steps: graph (one launch a step, the default) or eager.
+        fused: twofold's own steps join memory-bound instructions where the device gains by it; --no-fused leaves them
+            apart.
     """
 
     model: str
@@ -42,6 +44,7 @@ class Predict:
     mixed_precision: bool = True
     stack: str = "twofold"
     execution: str | None = None
+    fused: bool = True
     degrees: DegreeOptions = field(default_factory=DegreeOptions)
     factors: MachineFactors = field(default_factory=MachineFactors)
     output: Output = field(default_factory=Output)
@@ -56,9 +59,9 @@ class Predict:
         machine = executed(self._machine(), stack, self.execution)
         for remark in config_remarks(self.model):
             say.say(remark)
-        return show_forecast(config, self._degrees(config), machine, stack, say), True
+        return show_forecast(config, self._degrees(config, machine), machine, stack, say), True
 
-    def _degrees(self, config: TransformerConfig) -> Degrees:
+    def _degrees(self, config: TransformerConfig, machine: Machine) -> Degrees:
         from plans.degrees import Degrees
         from plans.plan import Optimizer
 
@@ -67,7 +70,7 @@ class Predict:
             batch = values["dp"] * values["micro_batch"] * values["pp"]
         wide = "float32" if self.mixed_precision and config.dtype in ("bfloat16", "float16") else None
         optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, gradient_dtype=wide, master_dtype=wide)
-        return Degrees.of(values, global_batch=batch, optimizer=optimizer)
+        return Degrees.of(values, global_batch=batch, optimizer=optimizer, fused=self.fused and machine.fuses)
 
     def _machine(self) -> Machine:
         """The machine, changed by the factors."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import tyro
 
 from plans.errors import TwofoldError
@@ -47,8 +48,10 @@ class Run:
     def _script(self, say: Console) -> tuple[dict[str, Any], bool]:
         from executor.launch.launch import Follow, Nodes, launch
 
-        if self.launch.execution is not None or self.launch.profile:
-            raise TwofoldError("--execution and --profile are for plans; a script's Model has execution='eager'")
+        if self.launch.execution is not None or self.launch.profile or not self.launch.fused:
+            raise TwofoldError(
+                "--execution, --profile and --no-fused are for plans; a script's Model has execution='eager'"
+            )
         log_dir = self.launch.log_dir
         with say.doing(f"running {self.target}"):
             ended = launch(
@@ -67,6 +70,7 @@ class Run:
 
         launch = self.launch
         plan = load_plan(self.target)
+        plan = msgspec.structs.replace(plan, fused=plan.fused and launch.fused)
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):
             result = run(
                 plan, steps=launch.steps, data=launch.data, model=self.model, seed=launch.seed, out=launch.out,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from plans.errors import TwofoldError
 from twofold.commands.options import MachineOption, Output, PlanFile, flag, given
@@ -67,6 +69,7 @@ class Simulate:
         plan: plan file, or a file of degrees (.degrees.json), of which the plan is made.
         steps: back to back; the last is reported.
         execution: graph (a step is one launch, where the device can) or eager, instead of what the plan says.
+        fused: --no-fused leaves memory-bound instructions apart that the plan joins.
         fold: simulate ranks that do the same only once; the result is the same.
         recost: the file states a transformer's degrees, which are forecast anew: .degrees.json as `twofold plan` writes
             it beside a plan, DTensor placements (.json), torchtitan's settings (.toml), or a text with Megatron-LM's
@@ -77,6 +80,7 @@ class Simulate:
     target: MachineOption
     steps: int = 3
     execution: str | None = None
+    fused: bool = True
     fold: bool = True
     recost: bool = False
     files: SimulationFiles = field(default_factory=SimulationFiles)
@@ -98,6 +102,7 @@ class Simulate:
         check_steps(self.steps)
         machine = Machine.load(self.target.machine)
         plan = open_plan(self.plan, machine, self.files.schedule, say)
+        plan = msgspec.structs.replace(plan, fused=plan.fused and self.fused)
         machine = executing(machine, self.execution or plan.execution)
         return self._simulate(plan, machine, say), True
 
@@ -253,4 +258,5 @@ def _recost(asked: Simulate, machine: Machine, say: Console) -> dict[str, Any]:
     if statement.unread:
         say.say(f"ignored: {', '.join(statement.unread)}")
     stack = stack_named(options.stack or statement.stack or "twofold")
+    degrees = replace(degrees, fused=asked.fused and machine.fuses)
     return show_forecast(config, degrees, executed(machine, stack, asked.execution), stack, say)

@@ -44,8 +44,9 @@ class Verify:
         launch = self.launch
         check_port(launch.port)
         plan, source = load_plan(self.plan), self.machine or launch.emulate
-        if launch.execution is not None:
-            plan = msgspec.structs.replace(plan, execution=launch.execution)
+        plan = msgspec.structs.replace(
+            plan, execution=launch.execution or plan.execution, fused=plan.fused and launch.fused
+        )
         predicted = None
         if source is not None:
             with say.doing(f"simulating {plan.num_ranks} ranks"):

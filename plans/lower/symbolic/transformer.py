@@ -66,7 +66,7 @@ def model_template(
     ep: int = 1,
     sequence_parallel: bool = False,
     recompute: str = "none",
-    fused: bool = False,
+    fused: bool = True,
 ) -> ModelTemplate:
     """The template of a configuration's structure; equal structures give the same object.
 
