@@ -82,7 +82,7 @@ class Case:
 
 @dataclass
 class Score:
-    """What was found."""
+    """What was found; `differ` says of each configuration that differs how much, bodies and memory above all."""
 
     cases: int = 0
     refused: int = 0
@@ -92,7 +92,7 @@ class Score:
     not_forecast: Counter[str] = field(default_factory=Counter)
     quiet_errors: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
-    differ: list[str] = field(default_factory=list)
+    differ: list[tuple[float, str]] = field(default_factory=list)
 
     def add(self, other: Score) -> None:
         """Count what another one has found, too."""
@@ -181,11 +181,12 @@ def check(case: Case, score: Score) -> None:
     score.quiet_errors.append(times[0] / times[1] - 1)
     said = f"{case.config.name} {case.config.num_layers} {case.degrees} {case.machine.name}"
     if not (equal and same_peaks and times[0] == times[1]):
-        score.differ.append(f"{said}: bodies {equal}, memory {same_peaks}, times {times}")
+        size = abs(score.quiet_errors[-1]) if equal and same_peaks else math.inf
+        score.differ.append((size, f"{said}: bodies {equal}, memory {same_peaks}, times {times}"))
     contended = step_forecast(case.config, case.degrees, case.machine).end_ps()
     score.errors.append(contended / _engine_ps(program, case.machine) - 1)
     if abs(score.errors[-1]) > 0.04:
-        score.differ.append(f"{said}: {score.errors[-1]:+.2%}")
+        score.differ.append((abs(score.errors[-1]), f"{said}: {score.errors[-1]:+.2%}"))
 
 
 def _engine_ps(program: object, machine: Machine) -> int:
@@ -243,7 +244,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
         "command": f"python -m benchmarks.one_world {' '.join(sys.argv[1:])}".strip(),
         **whole.row(), "machines": {kind: score.row() for kind, score in of_kind.items()},
-        "differ": whole.differ[:50],
+        "differ": [said for _, said in sorted(whole.differ, reverse=True)[:50]],
     }  # fmt: skip
     print(json.dumps(found, indent=1))
     if arguments.save:

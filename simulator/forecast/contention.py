@@ -37,9 +37,9 @@ Needs = Mapping[Hashable, float]
 
 Ops = tuple[Op, ...]
 
-_SLOWED_BY_TRANSFERS, _SLOWED_BY_CARRIED = 0.3, 0.1
-"""What compute loses while a transfer runs beside it, as matrix products do on the measured machines; of what outlasts
-a body, which the maps follow in part, a third of that."""
+_SLOWED = 0.3
+"""What compute loses while transfers, or collectives that outlast a body, run beside it, as matrix products do on the
+measured machines. The maps follow what outlasts a body as if nothing computed beside the rest of it."""
 
 _ROOM = 1 + 1e-9
 
@@ -143,7 +143,7 @@ class Contention:
         On a link that streams share, none of them is delayed by longer than all others take on it, but for the
         busiest; compute is slowed while transfers, or collectives that outlast bodies, run.
         """
-        slowed = _SLOWED_BY_TRANSFERS * self._moved_ps + _SLOWED_BY_CARRIED * self._carried_ps
+        slowed = _SLOWED * (self._moved_ps + self._carried_ps)
         return self._shared_ps + (slowed if self._machine.overlap else 0.0)
 
     @cached_property

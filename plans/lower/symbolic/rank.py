@@ -174,7 +174,7 @@ class _RankLowering:
         """The cells of a piece that read parameters, its first operator, and what it writes for the step."""
         skeleton.begin()
         for at, cell in self._marked(use, part):
-            skeleton.add(at, self._line(use, cell, at))
+            skeleton.add(at, self._line(use, part, at))
             if cell.writes:
                 self.table.add(Value(name=cell.writes, shape=(), dtype=cell.dtype, scope=Scope.STEP, role="buffer"))
 
@@ -198,11 +198,12 @@ class _RankLowering:
             self.marked[key] = found
         return found
 
-    def _line(self, use: PieceUse, cell: Cell, at: int, made: tuple[str, ...] = ()) -> Instruction:
-        """The line of a cell; all kinds of backward have the same."""
-        key = use, cell.part, at, made
+    def _line(self, use: PieceUse, part: str, at: int, made: tuple[str, ...] = ()) -> Instruction:
+        """The line of a cell of a part; bodies of one kind have the same."""
+        key = use, part, at, made
         found = self.lines.get(key)
         if found is None:
+            cell = self.pieces[use.piece].parts[part].cells[at]
             found = self.lines[key] = Instruction(
                 name=f"{use.piece}{use.block}#{at}", kind=Kind.COMPUTE, call="cell", part=cell.part,
                 outputs=(*made, cell.writes) if cell.writes else made,
@@ -237,11 +238,11 @@ class _RankLowering:
                 for at, cell in self._marked(use, part):
                     if at + 1 < len(cells) and self._adds(cells[at + 1], use, uses):
                         total = self.table.add(self.accumulators[self._named(cells[at + 1].gradient, use)])
-                        skeleton.add(at, self._line(use, cell, at, (total,)), join=True)
+                        skeleton.add(at, self._line(use, part, at, (total,)), join=True)
                     elif cell.gradient:
-                        self._gradient(emitter, skeleton, use, cell, at, uses, left, reduction)
+                        self._gradient(emitter, skeleton, use, (part, at), uses, left, reduction)
                     else:
-                        skeleton.add(at, self._line(use, cell, at))
+                        skeleton.add(at, self._line(use, part, at))
             skeleton.edge("#end", skeleton.uses)
             if part != "I":
                 reduction.finish(emitter)
@@ -253,8 +254,7 @@ class _RankLowering:
         emitter: Emitter,
         skeleton: Skeleton,
         use: PieceUse,
-        cell: Cell,
-        at: int,
+        place: tuple[str, int],
         uses: Mapping[str, int],
         left: dict[str, int],
         reduction: Reduction,
@@ -263,11 +263,13 @@ class _RankLowering:
 
         Where the cell before has added it already nothing is left to do.
         """
+        part, at = place
+        cell = self.pieces[use.piece].parts[part].cells[at]
         name = self._named(cell.gradient, use)
         like = self.accumulators[name]
         left[name] -= 1
         if self._adds(cell, use, uses):
-            skeleton.add(at, self._line(use, cell, at), drop=True)
+            skeleton.add(at, self._line(use, part, at), drop=True)
             if not left[name]:
                 reduction.add(emitter, name, like.name)
             return
@@ -275,7 +277,7 @@ class _RankLowering:
         value = self.table.add(
             Value(name=made, shape=like.shape, dtype=self.optimizer.local[name].tensor.dtype, role="gradient")
         )
-        skeleton.add(at, self._line(use, cell, at, made=(value,)), drop=True)
+        skeleton.add(at, self._line(use, part, at, made=(value,)), drop=True)
         if like.scope is not Scope.BODY or uses[name] > 1:
             total = self.table.add(like)  # the only gradient of a body is reduced as it is
             emitter.compute(f"{total}.use{left[name] + 1}", "accumulate", "W", (value,), (total,))
