@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.peers.__main__ import main
 from benchmarks.peers.cases import CASES, MODELS, SMOKE_CASES, Case, model_flops
 from benchmarks.peers.model import Decoder
 from benchmarks.peers.pipeline import chunks_of
@@ -94,3 +95,14 @@ def test_both_sides_train_alike_over_data_tensor_and_pipeline_parallel_ranks(tmp
         assert row["predicted"]["eager"]["step_s"] > 0 and row["predicted"]["torch"]["step_s"] > 0
     first = json.loads((tmp_path / "predictions.json").read_bytes())
     assert first["written"] == report["predictions_written"] <= report["date"]
+    again = subprocess.run(
+        [*command, *names, "--resume"], cwd=root, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "first loss" in done.stdout and "first loss" not in again.stdout  # nothing is measured twice
+    assert json.loads((tmp_path / "peers.json").read_bytes())["rows"] == report["rows"]
+
+
+def test_cases_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["--only", "8x4096", "unknown", "--out", str(tmp_path)]) == 2
+    assert "--only unknown: no case on 1 or 2 devices" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
     python -m benchmarks.peers --gpus 1 2 --budget-s 420 --out FOLDER      on a machine of 2 GPUs
     python -m benchmarks.peers --gpus 2 --first 12 --out FOLDER            from the 13th case of 2 devices on
     python -m benchmarks.peers --gpus 2 --sides graph apart --out FOLDER   fused runs against single instructions
+    python -m benchmarks.peers --gpus 2 --resume --out FOLDER              what an earlier call did not reach
     python -m benchmarks.peers --list                                      the cases, in their order
     python -m benchmarks.peers --smoke --gpus 2 --out FOLDER               tiny sizes on CPU ranks
 
@@ -25,6 +26,7 @@ from benchmarks.peers.cases import CASES, SMOKE_CASES, Case
 from benchmarks.peers.launches import taken
 from benchmarks.peers.predictions import predictions
 from benchmarks.peers.table import row_of, table
+from plans.errors import TwofoldError
 from plans.files import write_atomically
 
 __all__ = ["main"]
@@ -33,9 +35,13 @@ BUDGET_S = 420.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 1 if a side that ran failed or losses differ, else 0."""
+    """Returns 1 if a side that ran failed or losses differ, 2 if a case is not known, else 0."""
     options = _options(arguments)
-    chosen = _chosen(options)
+    try:
+        chosen = _chosen(options)
+    except TwofoldError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     if options.list:
         for ranks, cases in chosen.items():
             for number, case in enumerate(cases):
@@ -43,9 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     every = [case for cases in chosen.values() for case in cases]
-    predicted = predictions(every)
-    written = _now()
-    _write(options.out / "predictions.json", {"written": written, "predictions": predicted})
+    told = _told(options.out / "predictions.json", every, resumes=options.resume)
+    written, predicted = told["written"], told["predictions"]
     if options.predict:
         return 0
     start, done, found, rows = time.time(), 0, {}, []
@@ -53,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         done += len(cases)
         found[ranks] = taken(
             ranks, cases, options.out / f"found-{ranks}.json", until=start + options.budget_s * done / len(every),
-            compiles=options.compile, sides=options.sides, device="cpu" if options.smoke else "auto",
+            compiles=options.compile, sides=options.sides, resumes=options.resume,
+            device="cpu" if options.smoke else "auto",
         )  # fmt: skip
         measured = found[ranks]["rows"]
         rows += [row_of(case, measured[case.name], predicted[case.name]) for case in cases if case.name in measured]
@@ -72,6 +78,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compile", choices=("none", "chosen", "all"), default=None, help="torch.compile of the peer")
     parser.add_argument("--sides", nargs="*", default=[], choices=("graph", "apart", "eager", "torch", "compiled"))
     parser.add_argument("--only", nargs="*", default=[], help="cases of these names, or all whose names begin so")
+    parser.add_argument("--resume", action="store_true", help="take predictions and figures that FOLDER holds")
     parser.add_argument("--first", type=int, default=0, help="leave out so many cases of every number of devices")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on CPU ranks; compiles only where asked to")
     parser.add_argument("--predict", action="store_true", help="write predictions only")
@@ -82,8 +89,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _chosen(options: argparse.Namespace) -> dict[int, list[Case]]:
-    """Number of devices -> cases, the larger jobs first: they take the cases that tell most."""
+    """Number of devices -> cases, the larger jobs first: they take the cases that tell most.
+
+    Raises:
+        TwofoldError: a name that no case on so many devices has or begins with.
+    """
     tables: Mapping[int, Sequence[Case]] = SMOKE_CASES if options.smoke else CASES
+    names = [case.name for ranks in options.gpus for case in tables[ranks]]
+    if unknown := [name for name in options.only if not any(case.startswith(name) for case in names)]:
+        raise TwofoldError(
+            f"--only {unknown[0]}: no case on {' or '.join(map(str, options.gpus))} devices has this name or begins "
+            "with it; --list prints them"
+        )
     found = {}
     for ranks in sorted(set(options.gpus), reverse=True):
         every = {case.name for case in tables[ranks]}
@@ -95,6 +112,16 @@ def _chosen(options: argparse.Namespace) -> dict[int, list[Case]]:
         if cases:
             found[ranks] = cases
     return found
+
+
+def _told(path: Path, cases: Sequence[Case], *, resumes: bool) -> dict[str, Any]:
+    """The file of predictions: when they were written, and those of all cases."""
+    told: dict[str, Any] = json.loads(path.read_bytes()) if resumes and path.exists() else {"predictions": {}}
+    missing = [case for case in cases if case.name not in told["predictions"]]
+    if missing:
+        told = {"written": _now(), "predictions": told["predictions"] | predictions(missing)}
+        _write(path, told)
+    return told
 
 
 def _report(found: Mapping[int, Mapping[str, Any]], rows: Sequence[Any], predicted: str) -> dict[str, Any]:

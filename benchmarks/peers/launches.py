@@ -22,8 +22,9 @@ _START_S = 40.0
 
 
 def taken(
-    ranks: int, cases: Sequence[Case], path: Path, *, until: float, compiles: str, sides: Sequence[str], device: str
-) -> dict[str, Any]:
+    ranks: int, cases: Sequence[Case], path: Path, *, until: float, compiles: str, sides: Sequence[str], resumes: bool,
+    device: str,
+) -> dict[str, Any]:  # fmt: skip
     """Measure cases on so many ranks.
 
     Args:
@@ -33,12 +34,14 @@ def taken(
         until: seconds since 1970; nothing begins after it.
         compiles: "none", "chosen" or "all", as in `worker`.
         sides: "graph", "apart", "eager", "torch", "compiled"; all but "apart" where there are none.
+        resumes: what the file holds is not measured again.
         device: "auto", "cpu" or "cuda".
 
     Returns:
         What is in the file.
     """
-    path.unlink(missing_ok=True)
+    if not resumes:
+        path.unlink(missing_ok=True)
     for number in range(_MOST_JOBS):
         if number and time.time() > until:
             break
