@@ -1,10 +1,13 @@
-"""Microseconds of the executor's kernels on a GPU, before and after: `python -m benchmarks.kernels [--json]`.
+"""Microseconds of the executor's kernels on a GPU beside torch's own: `python -m benchmarks.kernels [--json]`.
 
 Each row is one rule at the size of a block of the 8 x 4096 model (micro-batch 4, 2048 positions, 32 heads of 128, a
-vocabulary of 32,000), or one run of fused instructions of that model (`Plan.fused`). "before" is the arithmetic that
-the executor ran before it had the kernel, in plain torch, or its steps one by one; "after" is the rule. Times
-are medians of single calls between CUDA events, with operands that rotate so that no call finds its own in the cache.
-The bound is what the bytes of operands and results take at the memory bandwidth given.
+vocabulary of 32,000), or one run of fused instructions of that model (`Plan.fused`). "torch" is what torch has for the
+same, as its modules and optimizers call it, or plain arithmetic of torch where it has nothing; of a run it is its steps
+one by one. "own" is the rule. Every kernel that is written here is in the table (Triton's, and those that Inductor
+makes), and every one of torch's that the executor takes in another way than torch's modules do.
+
+Times are medians of single calls between CUDA events, with operands that rotate so that no call finds its own in the
+cache. The bound is what the bytes of operands and results take at the memory bandwidth given.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One kernel: `make` gives a call as it was before and one as it is, on new operands; `moved` counts its bytes."""
+    """One kernel: `make` gives torch's call and the executor's, on new operands; `moved` counts its bytes."""
 
     name: str
     make: Callable[[], tuple[Call, Call]]
@@ -76,6 +79,20 @@ def _rope(call: str, sign: int) -> Case:
     return Case(name=call, make=make, moved=2 * 2 * BATCH * LENGTH * HIDDEN)
 
 
+def _attention_forward() -> Case:
+    shape, attrs = (BATCH, LENGTH, HEADS, DIM), {"causal": True, "layout": "bshd"}
+
+    def make() -> tuple[Call, Call]:
+        q, k, v = (_randn(*shape) for _ in range(3))
+        heads_first = [each.transpose(1, 2) for each in (q, k, v)]
+        return (
+            lambda: F.scaled_dot_product_attention(*heads_first, is_causal=True),
+            lambda: rule_of("attention.forward")(_site(shape), attrs, q, k, v),
+        )
+
+    return Case(name="attention.forward", make=make, moved=4 * 2 * BATCH * LENGTH * HIDDEN)
+
+
 def _attention() -> Case:
     shape, attrs = (BATCH, LENGTH, HEADS, DIM), {"causal": True, "layout": "bshd"}
 
@@ -92,6 +109,20 @@ def _attention() -> Case:
         )
 
     return Case(name="attention.grad012", make=make, moved=8 * 2 * BATCH * LENGTH * HIDDEN)
+
+
+def _norm_forward(kind: str) -> Case:
+    shape, attrs = (BATCH, LENGTH, HIDDEN), {"eps": 1e-5}
+
+    def make() -> tuple[Call, Call]:
+        x, weight = _randn(*shape), _randn(HIDDEN)
+        torchs = F.rms_norm if kind == "rms_norm" else F.layer_norm
+        return (
+            lambda: torchs(x, (HIDDEN,), weight, eps=1e-5),
+            lambda: rule_of(f"{kind}.forward")(_site(shape), attrs, x, weight),
+        )
+
+    return Case(name=f"{kind}.forward", make=make, moved=2 * 2 * BATCH * LENGTH * HIDDEN)
 
 
 def _norm(kind: str, which: int) -> Case:
@@ -117,6 +148,21 @@ def _norm(kind: str, which: int) -> Case:
     return Case(name=f"{kind}.grad{which}", make=make, moved=(3 - which) * 2 * BATCH * LENGTH * HIDDEN)
 
 
+def _loss_statistic(dtype: torch.dtype) -> Case:
+    """Of a part of the classes, as tensor parallelism has it."""
+    shape = (BATCH, LENGTH, VOCAB)
+
+    def make() -> tuple[Call, Call]:
+        x, t = _randn(*shape, dtype=dtype), torch.randint(VOCAB, shape[:-1], device="cuda")
+        return (
+            lambda: (torch.logsumexp(x, -1), x.gather(-1, t.unsqueeze(-1))),
+            lambda: rule_of("cross_entropy.statistic")(_site((1, 2, *shape[:-1]), "float32"), {}, x, t),
+        )
+
+    name = f"cross_entropy.statistic {str(dtype).removeprefix('torch.')}"
+    return Case(name=name, make=make, moved=dtype.itemsize * BATCH * LENGTH * VOCAB)
+
+
 def _loss(dtype: torch.dtype, part: str) -> Case:
     shape, count = (BATCH, LENGTH, VOCAB), BATCH * LENGTH
 
@@ -138,14 +184,58 @@ def _loss(dtype: torch.dtype, part: str) -> Case:
     return Case(name=name, make=make, moved=passes * dtype.itemsize * count * VOCAB)
 
 
+def _dropout() -> Case:
+    """Random numbers that do not depend on how the tensor is split, against torch's generator."""
+    shape, attrs = (BATCH, LENGTH, HIDDEN), {"p": 0.1, "seed": 7}
+
+    def make() -> tuple[Call, Call]:
+        x = _randn(*shape)
+        return lambda: F.dropout(x, 0.1), lambda: rule_of("dropout.forward")(_site(shape), attrs, x)
+
+    return Case(name="dropout.forward", make=make, moved=2 * 2 * BATCH * LENGTH * HIDDEN)
+
+
+def _accumulating_product() -> Case:
+    """The gradient of a weight from the second micro-batch on."""
+
+    def make() -> tuple[Call, Call]:
+        g, x, kept = _randn(BATCH, LENGTH, FFN), _randn(BATCH, LENGTH, HIDDEN), _randn(FFN, HIDDEN)
+        rows, columns = g.view(-1, FFN).t(), x.view(-1, HIDDEN)
+        return lambda: kept.add_(rows @ columns), lambda: rule_of("linear.grad1")(_site((FFN, HIDDEN)), {}, g, x, kept)
+
+    moved = 2 * (BATCH * LENGTH * (FFN + HIDDEN) + 2 * FFN * HIDDEN)
+    return Case(name="linear.grad1, added to the sum", make=make, moved=moved)
+
+
+BLOCK = [(HIDDEN, HIDDEN)] * 4 + [(FFN, HIDDEN)] * 3 + [(HIDDEN,)] * 2
+"""The weights of a block."""
+
+
+def _squares() -> Case:
+    """For clipping by the global norm."""
+
+    def make() -> tuple[Call, Call]:
+        tensors = [_randn(*shape) for shape in BLOCK]
+        return (
+            lambda: torch.nn.utils.get_total_norm(tensors),
+            lambda: rule_of("sum_squares")(_site((), "float32"), {"axes": ()}, *tensors),
+        )
+
+    return Case(name="sum_squares of a block", make=make, moved=2 * sum(torch.Size(shape).numel() for shape in BLOCK))
+
+
 def _update() -> Case:
-    shapes = [(HIDDEN, HIDDEN)] * 4 + [(FFN, HIDDEN)] * 3 + [(HIDDEN,)] * 2
+    shapes = BLOCK
 
     def make() -> tuple[Call, Call]:
         groups = [[_randn(*shape).abs_() for _ in range(4)] for shape in shapes]
+        weights = [torch.nn.Parameter(group[0].clone()) for group in groups]
+        for weight, group in zip(weights, groups, strict=True):
+            weight.grad = group[1]
+        torchs = torch.optim.AdamW(weights, lr=1e-4, fused=True)
         rule, site, settings = rule_of("adamw.update"), _site(shapes[0]), {"lr": 1e-4}
         flat = [each for group in groups for each in group]
-        return lambda: [rule(site, settings, *group) for group in groups], lambda: rule(site, settings, *flat)
+        return torchs.step, lambda: rule(site, settings, *flat)
 
     elements = sum(torch.Size(shape).numel() for shape in shapes)
     return Case(name="adamw.update of a block", make=make, moved=7 * 2 * elements)
@@ -216,11 +306,16 @@ def _run(line: Instruction, run: FusedRun, values: Mapping[str, Value]) -> Case:
 
 def cases() -> list[Case]:
     """All kernels."""
-    losses = [_loss(dtype, part) for dtype in (torch.bfloat16, torch.float32) for part in ("forward", "grad0")]
-    norms = [_norm(kind, which) for kind in ("rms_norm", "layer_norm") for which in (0, 1)]
+    losses = [
+        case for dtype in (torch.bfloat16, torch.float32)
+        for case in (_loss(dtype, "forward"), _loss(dtype, "grad0"), _loss_statistic(dtype))
+    ]  # fmt: skip
+    norms = [
+        case for kind in ("rms_norm", "layer_norm") for case in (_norm_forward(kind), _norm(kind, 0), _norm(kind, 1))
+    ]
     return [
-        _rope("rope.forward", 1), _rope("rope.grad0", -1), _attention(), *norms, *losses, _update(), _flat("flat_pack"),
-        _flat("flat_unpack"), *_runs(),
+        _rope("rope.forward", 1), _rope("rope.grad0", -1), _attention_forward(), _attention(), *norms, *losses,
+        _dropout(), _accumulating_product(), _squares(), _update(), _flat("flat_pack"), _flat("flat_unpack"), *_runs(),
     ]  # fmt: skip
 
 
@@ -242,9 +337,9 @@ def measured_us(calls: Sequence[Call], repeats: int) -> float:
 
 def _row(case: Case, repeats: int, memory_Bps: float) -> dict[str, float | str]:
     sets = [case.make() for _ in range(2)]
-    before, after = (measured_us([each[which] for each in sets], repeats) for which in (0, 1))
+    torchs, own = (measured_us([each[which] for each in sets], repeats) for which in (0, 1))
     bound = 1e6 * case.moved / memory_Bps
-    return {"kernel": case.name, "before_us": before, "after_us": after, "bytes_us": bound}
+    return {"kernel": case.name, "torch_us": torchs, "own_us": own, "bytes_us": bound}
 
 
 @torch.inference_mode()
@@ -263,7 +358,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(_row(case, options.repeats, options.memory_Bps))
         torch.cuda.empty_cache()
         if not options.json:
-            print("{kernel:64} {before_us:10.1f} -> {after_us:10.1f} us   (bytes {bytes_us:8.1f})".format(**rows[-1]))
+            print(
+                "{kernel:64} torch {torch_us:10.1f} own {own_us:10.1f} us   (bytes {bytes_us:8.1f})".format(**rows[-1])
+            )
     if options.json:
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "memory_Bps": options.memory_Bps}
         print(json.dumps(about | {"rows": rows}))
