@@ -26,7 +26,7 @@ from plans.layout import Layout
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op, Payload
-from simulator.forecast.overlap import pair_rates
+from simulator.forecast.overlap import PairRates, host_lead_ps, pair_rates
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.forecast.walk import POST, Actions, Line, Run, Transmission, Way, walked
 
@@ -141,10 +141,12 @@ class Contention:
         """About the most that the maps of clocks leave out in a step.
 
         On a link that streams share, none of them is delayed by longer than all others take on it, but for the
-        busiest; compute is slowed while transfers, or collectives that outlast bodies, run.
+        busiest; compute is slowed while transfers, or collectives that outlast bodies, run, and more than a body knows
+        where its host has got ahead.
         """
-        slowed = _SLOWED * (self._moved_ps + self._carried_ps)
-        return self._shared_ps + (slowed if self._machine.overlap else 0.0)
+        rates = pair_rates(self._machine)
+        slowed = 0.0 if rates is None else _SLOWED * (self._moved_ps + self._carried_ps) + self._led_ps(rates)
+        return self._shared_ps + slowed
 
     @cached_property
     def _claiming(self) -> Mapping[Hashable, _Kind]:
@@ -179,6 +181,14 @@ class Contention:
             sum(count * bodies.issued(*key)[1] for key, count in counts.items()) + bodies.issued(-1, "begin")[1]
             for counts, bodies in zip(counts_of_variants(self._schedule), self._bodies, strict=True)
         )
+
+    def _led_ps(self, rates: PairRates) -> int:
+        """How much longer a rank computes where some of its bodies give its host a lead that others take up."""
+        found = [0]
+        for counts, bodies in zip(counts_of_variants(self._schedule), self._bodies, strict=True):
+            own = [(count, *host_lead_ps(bodies.action(*key), rates)) for key, count in counts.items()]
+            found.append(min(sum(count * lead for count, lead, _ in own), sum(count * more for count, _, more in own)))
+        return max(found)
 
     @cached_property
     def _links(self) -> Sequence[Hashable]:

@@ -15,7 +15,7 @@ from costmodels.price.overlap import overlap_law
 from plans.timeline import PS_PER_S
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
 
-__all__ = ["PairRates", "pair_rates", "slowed"]
+__all__ = ["PairRates", "host_lead_ps", "pair_rates", "slowed"]
 
 PairRates = Callable[[str, float, str, float], tuple[float, float]]
 """(class of compute, its picoseconds alone, call of a collective, its picoseconds alone) -> rates of both, 1 is
@@ -48,9 +48,25 @@ def slowed(ops: Sequence[Op], rates: PairRates | None) -> tuple[Op, ...]:
     >>> [op.work_ps for op in slowed(body, lambda *pair: (0.7, 0.5))]
     [800, 1240, 0]
     """
+    return _slowed(ops, rates, is_late=_host_sets_the_pace(ops))
+
+
+def host_lead_ps(ops: Sequence[Op], rates: PairRates) -> tuple[int, int]:
+    """By how much a body lets its host get ahead, and how much longer its compute takes if the host was ahead before.
+
+    `slowed` takes the host to set the pace where it has more to do than the device. A body before may have given it a
+    lead; then more of the communication runs beside compute.
+    """
+    if not _host_sets_the_pace(ops):
+        return _computed(ops) - sum(op.dispatch_ps for op in ops), 0
+    late, early = (_computed(_slowed(ops, rates, is_late=is_late)) for is_late in (True, False))
+    return 0, abs(early - late)
+
+
+def _slowed(ops: Sequence[Op], rates: PairRates | None, *, is_late: bool) -> tuple[Op, ...]:
     if rates is None or not any(op.kind == ISSUE for op in ops):
         return tuple(ops)
-    walk = _Walk(rates, is_late=_host_sets_the_pace(ops))
+    walk = _Walk(rates, is_late=is_late)
     walk.run(ops)
     found = list(ops)
     for number, work_ps in walk.taken.items():
@@ -60,8 +76,11 @@ def slowed(ops: Sequence[Op], rates: PairRates | None) -> tuple[Op, ...]:
 
 
 def _host_sets_the_pace(ops: Sequence[Op]) -> bool:
-    work = sum(op.work_ps for op in ops if op.kind == COMPUTE)
-    return sum(op.dispatch_ps for op in ops) > work
+    return sum(op.dispatch_ps for op in ops) > _computed(ops)
+
+
+def _computed(ops: Sequence[Op]) -> int:
+    return sum(op.work_ps for op in ops if op.kind == COMPUTE)
 
 
 class _Flow:
