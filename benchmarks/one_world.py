@@ -5,8 +5,9 @@
 Random degrees of random models on random machines. For every one that can be: the symbolic bodies of each pipeline rank
 against the priced bodies of the lowered program (calls, host time, picoseconds, channels, one by one), the peak of its
 memory against the program's (bytes), the forecast against the engine without contention (picoseconds) and with it
-(relative error). Nothing is left out; what cannot be is refused by both, and counted. Machines are of many kinds
-(`benchmarks.one_world_machines`), each with figures of its own.
+(relative error). Steps in which slices or pairs take turns are forecast from their program by the event engine, with
+equal ranks once: they are compared with the engine that runs every rank. Nothing is left out; what cannot be is refused
+by both, and counted. Machines are of many kinds (`benchmarks.one_world_machines`), each with figures of its own.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ from plans.lower import lower
 from plans.lower.lower import schedule_of
 from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import EXECUTIONS, Optimizer, Plan
+from plans.program import Program
 from plans.schedules import chunks_per_rank, schedule_names
 from search.uniform import uniform_plan
 from simulator import simulate
+from simulator.forecast import forecast
 from simulator.forecast.body import ISSUE, WAIT, Op
 from simulator.forecast.predict import step_forecast
 from simulator.forecast.program import bodies_of_program
 from simulator.forecast.symbolic import bodies_of_rank
+from simulator.forecast.turns import simulated
 from simulator.timeline.memory import peak_of_order
 
 RESULTS = Path(__file__).with_name("results") / "one_world.json"
@@ -89,6 +93,7 @@ class Score:
     bodies_equal: int = 0
     memory_equal: int = 0
     time_equal: int = 0
+    turns: int = 0
     not_forecast: Counter[str] = field(default_factory=Counter)
     quiet_errors: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
@@ -103,9 +108,10 @@ class Score:
     def row(self) -> dict[str, object]:
         """As it is printed and saved."""
         return {
-            "cases": self.cases, "refused": self.refused, "not_forecast": dict(self.not_forecast),
-            "bodies_equal": self.bodies_equal, "peak_memory_equal": self.memory_equal,
-            "time_equal_without_overlap": self.time_equal, "without_overlap": _sizes(self.quiet_errors),
+            "cases": self.cases, "of_turns": self.turns, "refused": self.refused,
+            "not_forecast": dict(self.not_forecast), "bodies_equal": self.bodies_equal,
+            "peak_memory_equal": self.memory_equal, "time_equal_without_overlap": self.time_equal,
+            "without_overlap": _sizes(self.quiet_errors),
             "contention": _sizes(self.errors),
         }  # fmt: skip
 
@@ -144,8 +150,11 @@ def draw_case(draw: random.Random, num_ranks: int = 16, kinds: Sequence[str] = K
         degrees = Degrees(global_batch=16, **degrees_of)
         layers = degrees.layers_of(config.num_layers)
         plan = uniform_plan(transformer(config, batch_size=16), machine, layers_per_stage=layers, **degrees_of)
-        fused = random.Random(str(degrees)).random() < 0.5  # apart, so that the rest does not depend on it
-        degrees, plan = replace(degrees, layers=layers, fused=fused), msgspec.structs.replace(plan, fused=fused)
+        apart = random.Random(str(degrees))  # so that the rest does not depend on it
+        more = {"fused": apart.random() < 0.5}
+        if apart.random() < 0.25:
+            more |= {"interleave": degrees.micro_batch} if name != "dualpipe_v" else {"overlap_pairs": True}
+        degrees, plan = replace(degrees, layers=layers, **more), msgspec.structs.replace(plan, **more)
     except TwofoldError:
         return None
     return Case(kind=kind, config=config, degrees=degrees, machine=machine, plan=plan)
@@ -156,9 +165,12 @@ def check(case: Case, score: Score) -> None:
     quiet = msgspec.structs.replace(case.machine, overlap=())
     try:
         program = lower(case.plan)
-        step = step_forecast(case.config, case.degrees, quiet)
+        step = None if case.degrees.takes_turns else step_forecast(case.config, case.degrees, quiet)
     except TwofoldError:
         score.refused += 1
+        return
+    if step is None:
+        _check_turns(case, program, score)
         return
     schedule = schedule_of(case.plan)
     try:
@@ -189,8 +201,29 @@ def check(case: Case, score: Score) -> None:
         score.differ.append((abs(score.errors[-1]), f"{said}: {score.errors[-1]:+.2%}"))
 
 
-def _engine_ps(program: object, machine: Machine) -> int:
-    timeline = simulate(program, machine, num_steps=1, with_memory=False)  # type: ignore[arg-type]
+def _check_turns(case: Case, program: Program, score: Score) -> None:
+    """Compare a step in which slices or pairs take turns."""
+    score.cases += 1
+    score.turns += 1
+    quiet = msgspec.structs.replace(case.machine, overlap=())
+    timelines = {}
+    for name, machine in (("quiet", quiet), ("contended", case.machine)):
+        lowered, timelines[name] = simulated(case.config, case.degrees, machine, num_steps=1)
+    seen = forecast(case.config, case.degrees, case.machine)
+    peaks = [peak_of_order(group).peak_bytes for group in program.groups]
+    score.bodies_equal += lowered.groups == program.groups
+    score.memory_equal += seen.peak_bytes == max(peaks)
+    times = [(int(timelines[name].step_end_ps[0]), _engine_ps(program, machine, fold=False))
+             for name, machine in (("quiet", quiet), ("contended", case.machine))]  # fmt: skip
+    score.time_equal += times[0][0] == times[0][1]
+    score.quiet_errors.append(times[0][0] / times[0][1] - 1)
+    score.errors.append(times[1][0] / times[1][1] - 1)
+    if any(own != engine for own, engine in times):
+        score.differ.append(f"{case.config.name} {case.degrees} {case.machine.name}: times {times}")
+
+
+def _engine_ps(program: Program, machine: Machine, *, fold: bool | None = None) -> int:
+    timeline = simulate(program, machine, num_steps=1, with_memory=False, fold_ranks=fold)
     return int(timeline.step_end_ps[0])
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "load_plan",
     "plan_digest",
     "save_plan",
+    "slices_refused",
 ]
 
 PLAN_VERSION = 1
@@ -295,12 +296,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         check_execution(self.execution)
         if self.receives not in ("ahead", "needed"):
             raise TwofoldError(f"receives {self.receives!r} is not known: ahead or needed")
-        if self.interleave < 1 or self.graph.batch_size % self.num_slices:
-            micro_batch = self.graph.batch_size // self.num_micro_batches
-            raise TwofoldError(
-                f"interleave {self.interleave} does not divide the micro-batch of {micro_batch}: "
-                f"{micro_batch} % {self.interleave} != 0"
-            )
+        if sentence := slices_refused(self.graph.batch_size // self.num_micro_batches, self.interleave):
+            raise TwofoldError(sentence)
 
     def _check_stages(self) -> dict[str, int]:
         """Check the order of the stages and return operator -> the number of its stage."""
@@ -387,6 +384,17 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 _REPLICATED = Strategy()
+
+
+def slices_refused(micro_batch: int, interleave: int) -> str | None:
+    """Why a micro-batch cannot be cut into so many slices; None where it can.
+
+    >>> slices_refused(4, 2)
+    """
+    if interleave >= 1 and micro_batch % interleave == 0:
+        return None
+    rest = f": {micro_batch} % {interleave} != 0" if interleave >= 1 else ""
+    return f"interleave {interleave} does not divide the micro-batch of {micro_batch}{rest}"
 
 
 def check_execution(execution: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
-from plans.plan import Strategy
+from plans.plan import Strategy, slices_refused
 
 __all__ = ["check_devices", "check_graph", "check_stages"]
 
@@ -105,12 +105,8 @@ def _check_batch(graph: Graph, num_micro_batches: int, interleave: int) -> None:
             f"{graph.batch_size} % {num_micro_batches} != 0"
         )
     _check_interleave(interleave)
-    if graph.batch_size % (num_micro_batches * interleave):
-        micro_batch = graph.batch_size // num_micro_batches
-        raise TwofoldError(
-            f"interleave {interleave} does not divide the micro-batch of {micro_batch}: "
-            f"{micro_batch} % {interleave} != 0"
-        )
+    if sentence := slices_refused(graph.batch_size // num_micro_batches, interleave):
+        raise TwofoldError(sentence)
 
 
 def _check_interleave(interleave: int) -> None:

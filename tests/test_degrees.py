@@ -178,6 +178,7 @@ def test_absent_layers_have_one_reading() -> None:
 EVERYTHING = Degrees(
     dp=4, tp=2, pp=2, cp=2, micro_batch=2, global_batch=64, schedule="interleaved_1f1b", virtual=2, recompute="full",
     recompute_layers=1, sequence_parallel=True, layers=(1, 2, 2, 1), order=("tp", "cp", "pp", "dp"),
+    interleave=2, overlap_pairs=True,
 )  # fmt: skip
 
 
@@ -191,16 +192,19 @@ def test_json_holds_every_degree() -> None:
 
 
 def test_words_name_every_degree_that_is_not_usual() -> None:
-    usual = describe(Degrees())
     for name, degree in DEGREES.items():
         if name in ("ep", "virtual", "recompute_layers", "order"):
             continue  # told with others
         changed: Any = {
-            "schedule": "gpipe", "recompute": "full", "zero": 1, "sequence_parallel": True, "layers": (1,),
+            "schedule": "gpipe", "recompute": "full", "zero": 1, "sequence_parallel": True, "layers": (3, 1),
+            "overlap_pairs": True,
         }.get(name, 2)  # fmt: skip
-        batch = 2 if name in ("dp", "micro_batch") else 1
-        given = {"layers": (3, 1), "pp": 2} if name == "layers" else {name: changed}
-        assert describe(Degrees.of(given, global_batch=batch)) != usual, degree
+        usual: dict[str, Any] = {"layers": {"pp": 2}, "interleave": {"micro_batch": 2}}.get(name, {})
+        batch = 2 if name in ("dp", "micro_batch", "interleave") else 1
+        given = usual | {name: changed}
+        assert describe(Degrees.of(given, global_batch=batch)) != describe(Degrees.of(usual, global_batch=batch)), (
+            degree
+        )
 
 
 def test_groups_cover_a_stage() -> None:

@@ -15,7 +15,9 @@ from typing import Any
 
 from plans.degrees.groups import ORDER
 from plans.errors import TwofoldError
+from plans.plan import slices_refused
 from plans.schedules import chunks_per_rank, make_schedule
+from plans.schedules.pairs import overlapped_pairs
 from plans.schedules.registry import is_written
 
 __all__ = [
@@ -147,6 +149,10 @@ def _batch(global_batch: int, dp: int = 1, micro_batch: int = 1) -> str | None:
     return None
 
 
+def _slices(interleave: int, micro_batch: int) -> str | None:
+    return slices_refused(micro_batch, interleave)
+
+
 def _chunks(schedule: str, virtual: int) -> str | None:
     fixed = chunks_per_rank(schedule)
     if fixed is None or virtual in (1, fixed):
@@ -174,6 +180,24 @@ def _schedule(
         virtual = 2  # the fewest
     count = global_batch // (dp * micro_batch)
     return _refused(lambda: make_schedule(schedule, pp, count, virtual=schedule_virtual(schedule, virtual)))
+
+
+def _pairs(
+    overlap_pairs: bool, schedule: str, pp: int, global_batch: int, dp: int, micro_batch: int, virtual: int
+) -> str | None:
+    if not overlap_pairs:
+        return None
+    count = global_batch // (dp * micro_batch)
+
+    def find() -> None:
+        made = make_schedule(schedule, pp, count, virtual=schedule_virtual(schedule, virtual))
+        if not any(overlapped_pairs(made)):
+            raise TwofoldError(
+                f"overlap_pairs: schedule {schedule!r} of pp {pp} and {count} micro-batches has no forward beside a "
+                "backward of another chunk; take dualpipe_v and more micro-batches"
+            )
+
+    return _refused(find)
 
 
 def schedule_virtual(schedule: str, virtual: int | None) -> int | None:
@@ -336,11 +360,11 @@ def _rules(*sentences: Callable[..., str | None]) -> tuple[Rule, ...]:
     return tuple(listed)
 
 
-OF_DEGREES = _rules(_recompute_layers, _expert_ranks, _batch, _chunks, _layers)
+OF_DEGREES = _rules(_recompute_layers, _expert_ranks, _batch, _slices, _chunks, _layers)
 OF_DEVICES = _rules(_devices)
 OF_MODELS = _rules(
-    _schedule, _heads, _kv_heads, _mlp, _vocabulary, _sequence, _has_experts, _experts, _whole_samples, _expert_rows,
-    _expert_features, _all_layers, _enough_layers,
+    _schedule, _pairs, _heads, _kv_heads, _mlp, _vocabulary, _sequence, _has_experts, _experts, _whole_samples,
+    _expert_rows, _expert_features, _all_layers, _enough_layers,
 )  # fmt: skip
 
 

@@ -112,6 +112,14 @@ class Degrees:
     sequence_parallel: bool = _degree(
         False, "whether tp splits the sequence between the tensor-parallel products", rules.flag
     )
+    interleave: int = _degree(
+        1, "slices of a micro-batch that take turns, so that the communication of one hides behind the compute of the "
+        "others", rules.whole_number,
+    )  # fmt: skip
+    overlap_pairs: bool = _degree(
+        False, "whether a forward and the backward of another chunk that comes next on its rank run at once, as "
+        "DualPipe-V is made for", rules.flag,
+    )  # fmt: skip
     layers: tuple[int, ...] | None = _degree(
         None, "blocks of every chunk of the pipeline, in the order of the model; spread evenly when absent",
         rules.chunk_counts, flag="stage_layers",
@@ -185,6 +193,11 @@ class Degrees:
     def stage_ranks(self, stage: int) -> list[int]:
         """The ranks of a pipeline rank: along dp, then cp, then tp, tp fastest."""
         return groups.stage_ranks(self, stage)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether parts of a step take turns on a rank: slices of a micro-batch, or the two actions of a pair."""
+        return self.interleave > 1 or self.overlap_pairs
 
     @property
     def num_micro_batches(self) -> int:

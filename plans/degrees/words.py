@@ -78,6 +78,8 @@ _WORDS: dict[str, Callable[[Degrees], str]] = {
     "recompute_layers": lambda degrees: "",
     "zero": lambda degrees: f"optimizer level {degrees.optimizer.parallel_level}",
     "sequence_parallel": lambda degrees: "sequence parallel" if degrees.sequence_parallel else "",
+    "interleave": lambda degrees: f"{degrees.interleave} slices" if degrees.interleave > 1 else "",
+    "overlap_pairs": lambda degrees: "pairs at once" if degrees.overlap_pairs else "",
     "order": _order,
     "layers": _layers,
 }

@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 from plans.program import Block, Body, Instruction, Kind, Scope, Value
 
-__all__ = ["Pairing", "units_of"]
+__all__ = ["Pairing", "is_part", "units_of"]
 
 
 def units_of(num_actions: int, pairs: Collection[int]) -> list[tuple[int, ...]]:
@@ -23,6 +23,14 @@ def units_of(num_actions: int, pairs: Collection[int]) -> list[tuple[int, ...]]:
     """
     second = {place + 1 for place in pairs}
     return [(place, place + 1) if place in pairs else (place,) for place in range(num_actions) if place not in second]
+
+
+_PART = ".part"
+
+
+def is_part(body: Body) -> bool:
+    """Whether a body is a part of an action that takes turns with another one."""
+    return _PART in body.name
 
 
 class Pairing:
@@ -72,4 +80,4 @@ def _parts(body: Body) -> list[Body]:
         was_own = is_own
     if len(turns) == 1:
         return [body]
-    return [Body(name=f"{body.name}.part{number}", instructions=tuple(turn)) for number, turn in enumerate(turns)]
+    return [Body(name=f"{body.name}{_PART}{number}", instructions=tuple(turn)) for number, turn in enumerate(turns)]

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from costmodels import Machine
-from plans.degrees import Degrees, check
+from plans.degrees import Degrees, check, describe
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from simulator.forecast.action import Rates
@@ -42,7 +42,7 @@ def estimate(
         stack: the software that runs it; twofold's executor by default.
 
     Raises:
-        TwofoldError: a machine whose hosts compute; what `plans.degrees.check` refuses.
+        TwofoldError: a machine whose hosts compute; slices and pairs; what `plans.degrees.check` refuses.
 
     >>> from plans.model.transformer import transformer_config
     >>> degrees = Degrees(dp=16, tp=8, pp=8, micro_batch=1, global_batch=512)
@@ -52,6 +52,8 @@ def estimate(
     """
     check_machine(machine)
     check(degrees, sizes_of(config), num_devices=machine.num_devices, machine=machine.name)
+    if degrees.takes_turns:
+        raise TwofoldError(f"{describe(degrees)}: slices and pairs are forecast, not estimated, and for twofold only")
     schedule, stack = degrees.pipeline, stack or Stack()
     split = is_split(schedule)
     costs = chunk_costs(config, degrees, machine, stack, split, known_layouts(config, machine, stack, split))

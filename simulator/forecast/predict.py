@@ -1,8 +1,9 @@
 """The forecast of a transformer in stated degrees, on any number of devices: that of its lowered program.
 
 For twofold's own executor it is exact: calls, host time, bytes and memory are those of the program, and the time
-is that of the event engine wherever nothing is contended between ranks (`simulator.forecast.step`). Other software is
-estimated (`simulator.forecast.estimate`).
+is that of the event engine wherever nothing is contended between ranks (`simulator.forecast.step`). Slices and pairs,
+which take turns, are forecast by the event engine itself (`simulator.forecast.turns`). Other software is estimated
+(`simulator.forecast.estimate`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from costmodels.machine.machine import Machine
-from plans.degrees import Degrees, check
+from plans.degrees import Degrees, check, describe
+from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
 from simulator.forecast.case import Forecast
 from simulator.forecast.estimate import check_machine, chunk_costs, chunks_of, estimate, known_layouts
 from simulator.forecast.step import StepForecast
+from simulator.forecast.turns import simulated_forecast
 from simulator.stacks import Stack
 
 __all__ = ["forecast", "forecast_grid", "step_forecast"]
@@ -40,6 +43,9 @@ def forecast(config: TransformerConfig, degrees: Degrees, machine: Machine, *, s
     """
     if stack is not None and not stack.runs_programs:
         return estimate(config, degrees, machine, stack=stack)
+    if degrees.takes_turns:
+        _check(config, degrees, machine)
+        return simulated_forecast(config, degrees, machine)
     return step_forecast(config, degrees, machine).forecast()
 
 
@@ -54,13 +60,27 @@ def forecast_grid(
     return [forecast(config, each, machine, stack=stack) for each in degrees]
 
 
-def step_forecast(config: TransformerConfig, degrees: Degrees, machine: Machine) -> StepForecast:
-    """The bodies of a configuration's ranks, and what follows from them.
+def _check(config: TransformerConfig, degrees: Degrees, machine: Machine) -> None:
+    """Refuse what cannot be forecast.
 
     Raises:
         TwofoldError: as `forecast`.
     """
     check_machine(machine)
     check(degrees, sizes_of(config), num_devices=machine.num_devices, machine=machine.name)
+
+
+def step_forecast(config: TransformerConfig, degrees: Degrees, machine: Machine) -> StepForecast:
+    """The bodies of a configuration's ranks, and what follows from them.
+
+    Raises:
+        TwofoldError: as `forecast`; slices and pairs, which take turns.
+    """
+    _check(config, degrees, machine)
+    if degrees.takes_turns:
+        raise TwofoldError(
+            f"{describe(degrees)}: slices and pairs take turns, which bodies do not follow; forecast or simulate the "
+            "whole step instead"
+        )
     costs = chunk_costs(config, degrees, machine, Stack(), False, known_layouts(config, machine, Stack(), False))
     return StepForecast(config, degrees, machine, costs, chunks_of(config, degrees))

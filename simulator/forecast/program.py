@@ -8,10 +8,10 @@ from costmodels.machine.machine import Machine
 from costmodels.price.instruction import Cost, overlap_class, price
 from costmodels.price.traffic import plain_call
 from plans.errors import TwofoldError
+from plans.lower.pairs import is_part
 from plans.model.graph import itemsize
 from plans.program import Block, GroupProgram, Instruction, Kind, Program
 from plans.schedules import Schedule
-from plans.streams import stream_order
 from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op, Payload
 from simulator.forecast.rank import RankBodies, Transfers
 
@@ -27,20 +27,28 @@ def bodies_of_program(
 
     Raises:
         TwofoldError: stages that hand over more than one tensor, or to other stages than the next one; ranks of a stage
-            that send pieces to each other; slices on two compute streams; receives that are not posted ahead.
+            that send pieces to each other; slices and pairs, which take turns; receives that are not posted ahead.
     """
     transfers: dict[tuple[int, str], Transfers] = {}
     ranks = []
     for group in program.groups:
-        if stream_order(group) is not None:
+        if turns := _turns(group):
             raise TwofoldError(
-                "interleaved slices run on two compute streams, which a forecast does not follow; simulate the plan "
-                "instead"
+                f"{turns} take turns, and bodies follow one action after the other; forecast its degrees, or "
+                "simulate the plan instead"
             )
         reader = _Reader(program, group, machine)
         ranks.append(reader.bodies())
         transfers |= reader.transfers
     return ranks, transfers
+
+
+def _turns(group: GroupProgram) -> str:
+    """What takes turns on a rank, "" where nothing does."""
+    bodies = {id(block.body): block.body for block in group.blocks}.values()
+    if any(line.stream for body in bodies for line in body.instructions):
+        return "interleaved slices"
+    return "the two actions of pairs" if any(is_part(body) for body in bodies) else ""
 
 
 class _Reader:
