@@ -133,7 +133,10 @@ def score(cases: Mapping[str, list[Case]], choice: Choice) -> dict[str, dict[str
         errors = []
         for case in own:
             config = choice.config(case.config)
-            stack, machine = choice.stack(stack_named(case.stack)), choice.machine(machine_of(case))
+            stack, machine = (
+                choice.stack(stack_named(case.stack)),
+                choice.machine(machine_of(case.machine, case.network)),
+            )
             step = forecast(config, case.degrees, machine, stack=stack)
             errors.append(measured_as(case, step, step.step_s) / case.value - 1)
         found[table] = {"mean": statistics.fmean(abs(error) for error in errors), "bias": statistics.fmean(errors)}
@@ -147,7 +150,9 @@ def time_cases(tables: list[str]) -> dict[str, list[Case]]:
         for number, row in enumerate(read_table(table), start=1):
             try:
                 case = case_of(row, number)
-                forecast(case.config, case.degrees, machine_of(case), stack=stack_named(case.stack))
+                forecast(
+                    case.config, case.degrees, machine_of(case.machine, case.network), stack=stack_named(case.stack)
+                )
             except (Skip, TwofoldError):
                 continue
             if not case.metric.startswith("peak_memory"):

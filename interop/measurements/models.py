@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from plans.errors import TwofoldError
@@ -131,6 +132,7 @@ def published_sizes(name: str) -> tuple[int, int, int] | None:
     return next((sizes.get(key) for words, sizes in _SIZES.items() if re.search(words, low)), None)
 
 
+@lru_cache(maxsize=4096)
 def catalogued(name: str) -> TransformerConfig | None:
     """The catalogue's model of this name; None where it has none.
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from interop.measurements.cells import METRICS, ZERO_BUBBLE, Cells, Skip
@@ -95,6 +96,11 @@ def case_of(row: Mapping[str, str], number: int, stack: str | None = None) -> Ca
     return _Reading(row, number, stack).case()
 
 
+@lru_cache(maxsize=4096)
+def _num_parameters(config: TransformerConfig) -> int:
+    return config.num_parameters
+
+
 class _Reading(Cells):
     """One row, read column by column."""
 
@@ -181,10 +187,8 @@ class _Reading(Cells):
             seq=seq, dtype=dtype, dropout=dropout, attention_dropout=dropout, **settings,
         )  # fmt: skip
         named = named_parameters(name)
-        if named and not 0.8 < config.num_parameters / named < 1.25:
-            self.assumed.append(
-                f"its sizes make {config.num_parameters / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9"
-            )
+        if named and not 0.8 < (made := _num_parameters(config)) / named < 1.25:
+            self.assumed.append(f"its sizes make {made / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9")
         return config
 
     def sizes(self, name: str, known: TransformerConfig | None) -> tuple[int, int, int]:

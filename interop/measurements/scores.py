@@ -7,8 +7,11 @@ how much worse the row that the predictions choose measured than the best of its
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,10 +21,13 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
+from interop.measurements.devices import Network
 from interop.measurements.readings import Filling, needed_fillings, other_fillings
 from interop.measurements.rows import Case, Skip, case_of
 from interop.measurements.tables import read_table
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.model.transformer import TransformerConfig
 from simulator.forecast import Forecast, forecast, stack_named
 from simulator.forecast.memory import memory_interval
 
@@ -65,8 +71,8 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
         stack_named(stack)
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
-    cases: list[tuple[Case, dict[str, Any]]] = []
-    seen: dict[tuple[tuple[str, str], ...], int] = {}
+    groups: dict[tuple[str, str], list[tuple[tuple[str, ...], dict[str, Any]]]] = {}
+    seen: dict[bytes, int] = {}
     for number, row in enumerate(read_table(path), start=1):
         try:
             if (earlier := seen.setdefault(_identity(row), number)) != number:
@@ -79,18 +85,16 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
             told = "its sizes are beyond what can be counted"
             skipped.append({"row": number, "reason": told, "source": row.get("source", "")})
             continue
-        cases.append((case, result))
+        groups.setdefault((case.source, case.metric), []).append((case.group, result))
         rows.append(result)
-    groups: dict[tuple[str, str], list[tuple[Case, dict[str, Any]]]] = {}
-    for case, result in cases:
-        groups.setdefault((case.source, case.metric), []).append((case, result))
     sources = tuple(_score(source, metric, found) for (source, metric), found in groups.items())
     return Validation(sources=sources, rows=tuple(rows), skipped=tuple(skipped))
 
 
-def _identity(row: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What makes two rows the same measurement: all cells but what is said about them."""
-    return tuple(sorted((name, cell) for name, cell in row.items() if name not in ("notes", "provenance")))
+def _identity(row: Mapping[str, str]) -> bytes:
+    """A digest of what makes two rows the same measurement: all cells but what is said about them."""
+    told = sorted((name, cell) for name, cell in row.items() if name not in ("notes", "provenance"))
+    return hashlib.blake2b(repr(told).encode(), digest_size=16).digest()
 
 
 def _read(row: Mapping[str, str], number: int, stack: str | None, machine: str | None) -> tuple[Case, dict[str, Any]]:
@@ -135,23 +139,47 @@ def _priced(
     return [each for each in found if each[2]["fits"]] or found or reason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What several rows may have measured: a configuration on a machine with a software."""
+
+    found: Forecast
+    memory: tuple[float, float]
+    assumed: tuple[str, ...]
+    fits: bool
+
+
+@lru_cache(maxsize=100_000)
+def _run(
+    config: TransformerConfig, degrees: Degrees, machine: str, network: Network | None, stack_name: str
+) -> _Run:  # fmt: skip
+    """The forecast of a configuration; `network` is None where the machine is as its file says."""
+    stack = stack_named(stack_name)
+    target = Machine.load(machine) if network is None else machine_of(machine, network)
+    found = forecast(config, degrees, target, stack=stack)
+    unknown = stack.unknown_bytes(config, degrees)
+    assumed = [*stack.assumptions(config, degrees), *(_assumed_of(target, network) if network is not None else ())]
+    return _Run(
+        found=found, memory=memory_interval(found.memory, unknown_bytes=unknown, reserved=stack.reserved),
+        assumed=tuple(assumed), fits=found.peak_bytes <= target.room_bytes,
+    )  # fmt: skip
+
+
 def _row(case: Case, machine: str | None) -> dict[str, Any]:
-    stack = stack_named(case.stack)
-    target = machine_of(case) if machine is None else Machine.load(machine)
-    found = forecast(case.config, case.degrees, target, stack=stack)
+    own = dataclasses.replace(case.config, name="model")  # rows name one model in several ways
+    run = _run(own, case.degrees, machine or case.machine, None if machine else case.network, case.stack)
+    found = run.found
     predicted, low, high = (measured_as(case, found, seconds) for seconds in (found.step_s, found.low_s, found.high_s))
     low, high = min(low, high), max(low, high)
-    assumed = [*case.assumed, *stack.assumptions(case.config, case.degrees), *_assumed_of(target, case)]
+    assumed = [*map(sys.intern, case.assumed), *run.assumed]
     if case.metric.startswith("peak_memory"):
         unit = predicted / found.peak_bytes
-        unknown = stack.unknown_bytes(case.config, case.degrees)
-        edges = memory_interval(found.memory, unknown_bytes=unknown, reserved=stack.reserved)
-        low, high = (unit * edge for edge in edges)
+        low, high = (unit * edge for edge in run.memory)
     return {
         "row": case.row, "source": case.source, "metric": case.metric, "value": case.value, "predicted": predicted,
         "low": low, "high": high, "machine": machine or case.machine, "stack": case.stack,
-        "fits": found.peak_bytes <= target.room_bytes, "assumed": assumed,
-    } | {f"label_{name}": text for name, text in case.labels.items() if name in _SHOWN}  # fmt: skip
+        "fits": run.fits, "assumed": assumed,
+    } | {_SHOWN[name]: sys.intern(text) for name, text in case.labels.items() if name in _SHOWN}  # fmt: skip
 
 
 @lru_cache(maxsize=256)
@@ -159,13 +187,13 @@ def _load(name: str) -> Machine:
     return Machine.load(name)
 
 
-def machine_of(case: Case) -> Machine:
-    """The catalogue's machine with the links that the row states.
+def machine_of(name: str, network: Network) -> Machine:
+    """The catalogue's machine of a name with the links that a row states.
 
     Where the devices fill no whole number of nodes the next larger machine is taken.
     """
-    device, _, count = case.machine.rpartition("-x")
-    network, devices = case.network, int(count)
+    device, _, count = name.rpartition("-x")
+    devices = int(count)
     node = _load(f"{device}-x1").devices_per_node
     if devices > node and devices % node:
         devices = -(-devices // node) * node
@@ -191,15 +219,15 @@ def machine_of(case: Case) -> Machine:
     return msgspec.structs.replace(found, links=tuple(links))
 
 
-def _assumed_of(machine: Machine, case: Case) -> list[str]:
+def _assumed_of(machine: Machine, network: Network) -> list[str]:
     """What the machine file assumes of the device, in short."""
     notes = machine.provenance
     result = []
     if len(machine.links) > 1:
-        where = "" if case.network.per_device_Bps else (
+        where = "" if network.per_device_Bps else (
             f"; the catalogue's {8 * machine.links[-1].bandwidth_Bps / 1e9:.4g} Gb/s of each device"
         )  # fmt: skip
-        result = [f"{told}{where}" for told in case.network.assumed]
+        result = [f"{told}{where}" for told in network.assumed]
     for entry in ("compute.sustained_clock", "links.network.reached_fraction"):
         if (own := notes.get(entry)) is not None and (len(machine.links) > 1 or "links" not in entry):
             result.append(f"{machine.name.rpartition('-x')[0]}, {entry}: {own.status}: {own.source}")
@@ -212,8 +240,13 @@ def _assumed_of(machine: Machine, case: Case) -> list[str]:
     return result
 
 
-_SHOWN = ("model", "seq", "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "schedule", "sequence_parallel",
-          "recompute", "zero_level", "compile", "gpu_count")  # fmt: skip
+_SHOWN = {
+    name: f"label_{name}" for name in (
+        "model", "seq", "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "schedule", "sequence_parallel",
+        "recompute", "zero_level", "compile", "gpu_count",
+    )
+}  # fmt: skip
+"""Column -> its name beside a prediction."""
 
 
 def measured_as(case: Case, found: Forecast, step_s: float) -> float:
@@ -286,12 +319,12 @@ def ranking(groups: Iterable[Sequence[tuple[float, float]]]) -> tuple[float | No
     return agreed / pairs if pairs else None, regrets
 
 
-def _score(source: str, metric: str, found: Sequence[tuple[Case, dict[str, Any]]]) -> dict[str, Any]:
+def _score(source: str, metric: str, found: Sequence[tuple[tuple[str, ...], dict[str, Any]]]) -> dict[str, Any]:
     errors = [result["predicted"] / result["value"] - 1 for _, result in found]
     inside = [result["low"] <= result["value"] <= result["high"] for _, result in found]
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for case, result in found:
-        groups.setdefault(case.group, []).append(result)
+    for group, result in found:
+        groups.setdefault(group, []).append(result)
     sign = 1 if metric in _LESS_IS_BETTER else -1
     order, regrets = ranking(
         [[(row["predicted"] ** sign, row["value"] ** sign) for row in rows] for rows in groups.values()]
