@@ -60,15 +60,21 @@ def adamw(
     if decay:
         left = number(_left_by_decay, (lr, decay), scalar, device)
         weight.mul_(left) if precise else weight.copy_(weight.to(scalar).mul_(left))
-    first, second = mean.to(weight.dtype), square.to(weight.dtype)
+    first, second = _in(mean, weight.dtype), _in(square, weight.dtype)
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     # rounded where torch's single-tensor form rounds: after the root, its division and eps, and with the weight
-    root = second.sqrt().to(scalar).div_(number(_root_of_bias, (beta2,), scalar, device)).to(weight.dtype).add_(eps)
+    root = _in(second.sqrt(), scalar).div_(number(_root_of_bias, (beta2,), scalar, device))
+    root = _in(root, weight.dtype).add_(eps)
     # in the order of torch's addcdiv, which takes no tensor for the rate
-    step = first.to(scalar).mul(number(_unbiased_rate, (lr, beta1), scalar, device)).div_(root)
+    step = _in(first, scalar).mul(number(_unbiased_rate, (lr, beta1), scalar, device)).div_(root)
     weight.sub_(step) if precise else weight.copy_(weight.to(scalar).sub_(step))
     return weight, _rounded(mean, first), _rounded(square, second)
+
+
+def _in(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a dtype: itself where it has it, without a call of torch."""
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
 DEFAULT_LR = 1e-3
