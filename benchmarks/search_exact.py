@@ -108,7 +108,7 @@ def against_every_strategy(seed: int) -> tuple[float, float, int]:
                 largest = costs.sizes.index(max(costs.sizes))
                 kept = sorted(rng.permutation(len(costs.choices[largest]))[: max(1, max(costs.sizes) // 2)].tolist())
                 costs.choices[largest] = [costs.choices[largest][at] for at in kept]
-            found.append(best_assignment(costs.sizes, costs.tables())[0])
+            found.append(best_assignment(costs.sizes, costs.problem().tables())[0])
             combinations = list(itertools.product(*costs.choices))
             count += len(combinations)
             own_s = {
@@ -203,6 +203,107 @@ def against_milp(seed: int, num_variables: int) -> tuple[float, float]:
     )  # fmt: skip
     assert answer.success, answer.message
     return found, float(answer.fun)
+
+
+def by_integer_programming(costs: StageCosts) -> float:
+    """The least additive cost of a stage by scipy's milp, from layouts alone, without tables or edges.
+
+    One binary per operator and strategy. Per tensor and reader one variable for every two layouts, of the maker and of
+    the reader, whose sums are those of the strategies; and one per move, at least as large as what a reader asks of it.
+    """
+    program = _Program()
+    taken = [[program.variable(sum(costs.own.seconds(operator, each)[:2]), 1.0) for each in choices]
+             for operator, choices in zip(costs.operators, costs.choices, strict=True)]  # fmt: skip
+    for mine in taken:
+        program.equal(dict.fromkeys(mine, 1.0), 1.0)
+    place = {operator.name: at for at, operator in enumerate(costs.operators)}
+    gradients = costs.micro.needs_gradient()
+    for name, tensor in costs.micro.tensors.items():
+        around = [op for op in costs.operators if name in op.outputs]
+        readers = [op for op in costs.operators if name in op.inputs]
+        fed = tensor.kind == "constant" or (tensor.kind == "input" and costs.full_batch)
+        if not readers or (not around and (fed or len(readers) < 2)):
+            continue
+        wanted = name in gradients and tensor.kind != "parameter"
+        first = (around or readers)[0]
+        made: dict[Any, list[int]] = {}
+        for number, strategy in enumerate(costs.choices[place[first.name]]):
+            spec, mesh = costs.micro.spec(first), strategy.mesh or costs.mesh
+            if around:
+                source = strategy.output_layout(spec, first.outputs.index(name), mesh)
+            else:
+                source = spec.input_layout(first.inputs.index(name), mesh, strategy.dims)
+            made.setdefault(source, []).append(taken[place[first.name]][number])
+        moves: dict[tuple[Any, Any, str], int] = {}
+
+        def move(source: Any, target: Any, way: str, tensor: Tensor = tensor, moves: Any = moves) -> int:
+            if (source, target, way) not in moves:
+                seconds = 0.0
+                if source != target:
+                    assert costs.moves is not None
+                    seconds = costs.moves.price(source, target, tensor.shape, tensor.dtype) * costs.num_micro_batches
+                moves[source, target, way] = program.variable(seconds)
+            return moves[source, target, way]
+
+        for reader in readers:
+            for index in [at for at, each in enumerate(reader.inputs) if each == name]:
+                asked: dict[Any, list[int]] = {}
+                for number, strategy in enumerate(costs.choices[place[reader.name]]):
+                    spec, mesh = costs.micro.spec(reader), strategy.mesh or costs.mesh
+                    both = (
+                        spec.input_layout(index, mesh, strategy.dims), spec.gradient_layout(index, mesh, strategy.dims)
+                    )  # fmt: skip
+                    asked.setdefault(both, []).append(taken[place[reader.name]][number])
+                pairs = {(source, both): program.variable(0.0) for source in made for both in asked}
+                for source, mine in made.items():
+                    program.equal({pairs[source, both]: 1.0 for both in asked} | dict.fromkeys(mine, -1.0), 0.0)
+                for both, mine in asked.items():
+                    program.equal({pairs[source, both]: 1.0 for source in made} | dict.fromkeys(mine, -1.0), 0.0)
+                for source in made:
+                    for target in {there for there, _ in asked}:
+                        uses = {pairs[source, both]: 1.0 for both in asked if both[0] == target}
+                        program.at_most(uses | {move(source, target, "there"): -1.0}, 0.0)
+                    arrives = source.without_partial()
+                    for back in {back for _, back in asked} if wanted else ():
+                        uses = {pairs[source, both]: 1.0 for both in asked if both[1] == back}
+                        program.at_most(uses | {move(back, arrives, f"back of {source}"): -1.0}, 0.0)
+    return program.least()
+
+
+class _Program:
+    """A mixed-integer program that grows variable by variable and row by row."""
+
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+        self.integral: list[float] = []
+        self.rows: list[tuple[dict[int, float], float, float]] = []
+
+    def variable(self, cost: float, integral: float = 0.0) -> int:
+        self.costs.append(cost)
+        self.integral.append(integral)
+        return len(self.costs) - 1
+
+    def equal(self, row: dict[int, float], value: float) -> None:
+        self.rows.append((row, value, value))
+
+    def at_most(self, row: dict[int, float], value: float) -> None:
+        self.rows.append((row, -math.inf, value))
+
+    def least(self) -> float:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import coo_array
+
+        entries = [(at, column, value) for at, (row, *_) in enumerate(self.rows) for column, value in row.items()]
+        rows, columns, values = zip(*entries, strict=True)
+        matrix = coo_array((values, (rows, columns)), shape=(len(self.rows), len(self.costs))).tocsr()
+        scale = 1.0 / max(self.costs)
+        answer = milp(
+            np.array(self.costs) * scale, integrality=np.array(self.integral), bounds=Bounds(0, 1),
+            constraints=LinearConstraint(matrix, [low for _, low, _ in self.rows], [high for *_, high in self.rows]),
+            options={"mip_rel_gap": 1e-7},
+        )  # fmt: skip
+        assert answer.success, answer.message
+        return float(answer.fun) / scale
 
 
 def against_every_plan(seed: int) -> tuple[float, float, int]:

@@ -100,6 +100,8 @@ class SearchResult(Generic[PlanT]):
         search_s: how long the search took.
         complete: whether it ended by itself rather than by its time limit or an interrupt.
         num_proven: so many of `plans`, from the first on, are proven to be the fastest of the space in this order.
+        strategies_gap: by what share the additive cost of the best plan's strategies may exceed the least one of its
+            stages; 0 where that is proven to be the least. Of searches over operators.
         margin: by what share quick estimates are taken to exceed forecasts at most, in what is proven.
         num_evaluated: plans simulated, or configurations forecast.
         num_combinations: combinations of strategies that the exact search covers.
@@ -117,6 +119,7 @@ class SearchResult(Generic[PlanT]):
     search_s: float
     complete: bool = True
     num_proven: int = 0
+    strategies_gap: float = 0.0
     margin: float = 0.0
     num_evaluated: int = 0
     num_combinations: int = 0
@@ -219,6 +222,7 @@ class SearchResult(Generic[PlanT]):
             "gap_to_physics": self.gap_to_physics,
             "complete": self.complete,
             "num_proven": self.num_proven,
+            "strategies_gap": self.strategies_gap,
             "margin": self.margin,
             "evaluated": self.num_evaluated,
             "nodes": self.num_nodes,

@@ -22,8 +22,8 @@ from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Plan, Stage, Strategy
 from search.attach_prediction import predicted
 from search.operators.additive import StageCosts
-from search.operators.eliminate import best_assignment
 from search.operators.pricing import instruction_cost
+from search.operators.refine import cheapest
 from search.operators.stages import balanced_cuts
 
 __all__ = ["uniform_plan"]
@@ -182,8 +182,7 @@ class _Searched:
         found: dict[str, Strategy] = {}
         for part, mesh in zip(parts, meshes, strict=True):
             table = self._costs(part, mesh)
-            _, values = best_assignment(table.sizes, table.tables())
-            found |= table.picked(values)
+            found |= table.picked(cheapest(table.question(), 1).found[0].values)
         return found
 
 

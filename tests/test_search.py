@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -150,7 +150,7 @@ def test_stage_minimum_equals_brute_force_on_a_branching_graph(machine: Machine,
         full_batch=True, cost=instruction_cost(machine, mesh, mesh.num_ranks),
     )  # fmt: skip
     costs.choices[:] = [choices[:12] for choices in costs.choices]  # keeps brute force small
-    tables = costs.tables()
+    tables = costs.problem().tables()
     assert best_assignment(costs.sizes, tables)[0] == pytest.approx(brute_force(costs.sizes, tables), rel=1e-12)
 
 
@@ -164,9 +164,12 @@ def test_a_tensor_with_two_readers_is_paid_once_per_layout(machine: Machine) -> 
     split, whole = Strategy(dims={"d0": ("d0",)}), Strategy()
     act, two, join = (costs.choices[number].index(each) for number, each in ((1, split), (2, whole), (3, whole)))
     tensors = costs.tensors
-    one = tensors.table(tensors.edge_of("b", graph.operators[1], [graph.operators[2]], False))
-    both = tensors.table(tensors.edge_of("b", graph.operators[1], graph.operators[2:4], False))
-    assert one.costs[act, two] == both.costs[act, two, join] == 1.0
+
+    def paid_s(readers: Sequence[Operator]) -> np.ndarray:
+        edge = tensors.edge_of("b", graph.operators[1], readers, False)
+        return edge.table(edge.costs(tensors.seconds(edge))).costs
+
+    assert paid_s(graph.operators[2:3])[act, two] == paid_s(graph.operators[2:4])[act, two, join] == 1.0
 
 
 def test_sums_there_and_back_between_the_same_layouts_are_paid_twice() -> None:
@@ -190,7 +193,7 @@ def test_sums_there_and_back_between_the_same_layouts_are_paid_twice() -> None:
     )  # fmt: skip
     chosen = {"one": Strategy(dims={"k": ("d",)}), "two": Strategy(dims={"n": ("d",)}), "loss": Strategy()}
     values = [choices.index(chosen[each.name]) for choices, each in zip(costs.choices, operators, strict=True)]
-    paid = next(table.costs[values[0], values[1]] for table in costs.tables() if table.variables == (0, 1))
+    paid = next(table.costs[values[0], values[1]] for table in costs.problem().tables() if table.variables == (0, 1))
     stages = (Stage(mesh=mesh, operators=("one", "two", "loss")),)
     program = lower(Plan(graph=graph, stages=stages, strategies={n: s for n, s in chosen.items() if s.dims}))
     calls = [instruction for _, instruction in program.groups[0].walk() if instruction.call == "all_reduce"]

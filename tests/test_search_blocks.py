@@ -1,19 +1,15 @@
-"""Graphs of equal blocks: eliminated once, and tied where they are too entangled."""
+"""Graphs of equal blocks: eliminated once, and split alike."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks.search_exact import tangled_problem
-from costmodels import Machine
 from plans.layout import Layout
 from plans.model.transformer import transformer
-from plans.plan import Optimizer, Plan, Stage, Strategy
-from search.operators.additive import StageCosts
+from plans.plan import Plan, Stage, Strategy
 from search.operators.eliminate import Memory, Table, best_assignment
 from search.operators.equal_blocks import alike_plans
-from search.operators.pricing import instruction_cost, redistribution_choice
 
 
 def blocks(count: int, seed: int, size: int = 3) -> tuple[list[int], list[Table]]:
@@ -64,42 +60,6 @@ def test_what_changed_is_joined_again_and_nothing_else() -> None:
     total, _ = best_assignment(sizes, tables, memory)
     assert total == pytest.approx(best_assignment(sizes, tables)[0], rel=1e-12)
     assert set(before) & set(memory.joins)
-
-
-def costs_of(graph_seed: int) -> StageCosts:
-    graph, machine, mesh = tangled_problem(graph_seed), Machine.load("h200-x8"), Layout((2, 2), ("d0", "d1"))
-    return StageCosts(
-        micro=graph, operators=graph.operators, mesh=mesh, num_micro_batches=1, optimizer=Optimizer(), full_batch=True,
-        cost=instruction_cost(machine, mesh, 4), choice=redistribution_choice(machine, 4),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_tied_operators_cost_what_they_cost_untied_with_one_strategy(seed: int) -> None:
-    free, tied = costs_of(seed), costs_of(seed)
-    tied.tie()
-    total, values = best_assignment(tied.sizes, tied.tables())
-    picked = tied.picked(values)
-    numbers = [
-        choices.index(picked[operator.name]) for operator, choices in zip(free.operators, free.choices, strict=True)
-    ]
-    same = sum(table.costs[tuple(numbers[variable] for variable in table.variables)] for table in free.tables())
-    assert total == pytest.approx(same, rel=1e-9)
-    assert best_assignment(free.sizes, free.tables())[0] <= total * (1 + 1e-12)
-
-
-def test_queries_keys_and_values_are_tied() -> None:
-    graph, machine = transformer("llama-3-8b", batch_size=2, seq=64, num_layers=1), Machine.load("h200-x8")
-    mesh = Layout((2,), ("d0",))
-    costs = StageCosts(
-        micro=graph, operators=graph.operators, mesh=mesh, num_micro_batches=1, optimizer=Optimizer(), full_batch=True,
-        cost=instruction_cost(machine, mesh, 2), choice=redistribution_choice(machine, 2),
-    )  # fmt: skip
-    assert costs.tie()
-    variable = {op.name: at for op, at in zip(costs.operators, costs.variable_of, strict=True)}
-    names = [f"layers.0.attention.{name}" for name in ("wq", "wk", "wv")]
-    assert len({variable[name] for name in names}) == 1
-    assert variable["layers.0.feed_forward.w1"] == variable["layers.0.feed_forward.w3"] != variable[names[0]]
 
 
 def test_plans_that_split_equal_blocks_alike_are_tried() -> None:

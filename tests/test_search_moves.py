@@ -71,8 +71,8 @@ def test_few_prices_give_the_answers_of_all_prices(seed: int) -> None:
         )  # fmt: skip
 
     bounded, priced = costs(Moves(choice.seconds, choice.price_of)), costs(None)  # type: ignore[arg-type]
-    found = cheapest(bounded, 4)
-    tables = priced.tables()
+    found = cheapest(bounded.question(), 4).found
+    tables = priced.problem().tables()
     assert found[0].cost_s == pytest.approx(best_assignment(priced.sizes, tables)[0], rel=1e-9)
     every = {values: total for row in min_marginals(priced.sizes, tables) for total, values in row}
     assert [each.cost_s for each in found] == pytest.approx(sorted(every.values())[: len(found)], rel=1e-9)

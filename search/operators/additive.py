@@ -1,6 +1,6 @@
 """The additive cost of a stage: one table per operator and one per tensor that is handed on.
 
-The variables are the operators, or groups of them that are tied; their values are strategies on the stage's mesh.
+The variables are the operators, by position; their values are strategies on the stage's mesh.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from plans.model.graph import Graph, Operator
 from plans.operators import OperatorSpec
 from plans.plan import Optimizer, Strategy
 from search.operators.cost_keys import CostKeys
-from search.operators.eliminate import Memory, Table, widest
 from search.operators.moves import Moves
 from search.operators.operator_costs import InstructionCost, OperatorCosts, OperatorSeconds, seconds_of_least_bytes
+from search.operators.problem import Problem
+from search.operators.refine import Question
 from search.operators.space import strategies
 from search.operators.tensor_costs import TensorCosts
 
@@ -45,8 +46,8 @@ class StageCosts:
         moves: seconds of redistributions, or bounds of them; by `choice`, all exact, where it is None.
         known: costs of single operators by all that they depend on; may be shared by stages and meshes.
 
-    Besides, `choices` has the strategies of every operator, `variable_of` its variable, `own` prices single operators,
-    `tensors` what is handed on, and `memory` is for `best_assignment`.
+    Besides, `choices` has the strategies of every operator, `own` prices single operators, `tensors` what is handed on,
+    and `memory` is for `best_assignment`.
     """
 
     micro: Graph
@@ -63,10 +64,9 @@ class StageCosts:
     moves: Moves | None = None
     known: dict[object, OperatorSeconds] = field(default_factory=dict)
     choices: list[list[Strategy]] = field(init=False)
-    variable_of: list[int] = field(init=False)
-    memory: Memory = field(init=False, default_factory=Memory)
     own: OperatorCosts = field(init=False)
     tensors: TensorCosts = field(init=False)
+    _problem: Problem | None = field(init=False, default=None)
     _keys: CostKeys = field(init=False)
     _offered: dict[int, list[Strategy]] = field(init=False, default_factory=dict)
     _parts: dict[object, np.ndarray] = field(init=False, default_factory=dict)
@@ -78,14 +78,13 @@ class StageCosts:
                 self.choice.seconds if self.choice is not None else seconds_of_least_bytes(self.cost)
             )  # fmt: skip
         self.choices = [self._choices(operator) for operator in self.operators]
-        self.variable_of = list(range(len(self.operators)))
         self.own = OperatorCosts(
             micro=self.micro, mesh=self.mesh, num_micro_batches=self.num_micro_batches, optimizer=self.optimizer,
             cost=self.cost, ways=self.choice or least_bytes,
         )  # fmt: skip
         self.tensors = TensorCosts(
-            micro=self.micro, operators=self.operators, choices=self.choices, variable_of=self.variable_of,
-            mesh=self.mesh, num_micro_batches=self.num_micro_batches, full_batch=self.full_batch, moves=self.moves,
+            micro=self.micro, operators=self.operators, choices=self.choices, mesh=self.mesh,
+            num_micro_batches=self.num_micro_batches, full_batch=self.full_batch, moves=self.moves,
         )  # fmt: skip
         self._keys = CostKeys(self.micro, self.mesh, self.num_micro_batches, self.cost.group_key)
 
@@ -106,71 +105,60 @@ class StageCosts:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of strategies per variable: per operator, or per operators that are tied."""
-        sizes = dict(zip(self.variable_of, (len(choices) for choices in self.choices), strict=True))
-        return [sizes[variable] for variable in range(len(sizes))]
+        """Number of strategies per operator."""
+        return [len(choices) for choices in self.choices]
 
     def picked(self, values: Sequence[int]) -> dict[str, Strategy]:
-        """operator name -> strategy, for a value of every variable."""
+        """operator name -> strategy, for the number of a strategy of every operator."""
         return {
-            operator.name: self.choices[position][values[self.variable_of[position]]]
-            for position, operator in enumerate(self.operators)
+            operator.name: choices[value]
+            for operator, choices, value in zip(self.operators, self.choices, values, strict=True)
         }
 
-    def entangled(self) -> tuple[float, float]:
-        """Cells of the largest table that elimination would join, and of all of them."""
-        return widest(self.sizes, self.tensors.scopes())
+    def batch_split(self) -> tuple[int, ...]:
+        """Numbers of the strategies that split the batch dim of every operator as far as it goes, and nothing else."""
+        found = []
+        for operator, choices in zip(self.operators, self.choices, strict=True):
+            batch = self.micro.spec(operator).leading
+            parts = [
+                (set(strategy.dims) <= {batch}, (strategy.mesh or self.mesh).size(strategy.dims.get(batch, ())))
+                for strategy in choices
+            ]
+            found.append(parts.index(max(parts)))
+        return tuple(found)
 
-    def tie(self) -> bool:
-        """Let operators of one kind that read the same tensor (queries, keys and values) have one strategy together.
+    # ------------------------------------------------------------------ problem
 
-        A beam, for graphs that are too entangled to be searched without it; whether it ties anything.
+    def question(self) -> Question:
+        """All that is to be minimised, for `refine.cheapest`."""
+        return Question(problem=self.problem(), price=self.tensors.price, start=self.batch_split())
+
+    def problem(self) -> Problem:
+        """The tables, to be solved.
+
+        Where `moves` has bounds, so have the tensors, until `tensors.price` has been asked for a choice.
         """
-        groups: dict[object, list[int]] = {}
-        for position, operator in enumerate(self.operators):
-            free = operator.name not in self.pinned and operator.name not in self.suggested
-            dims = tuple(self.micro.spec(operator).sizes)
-            key = (operator.kind, operator.inputs[0], dims) if free and operator.inputs else position
-            groups.setdefault(key, []).append(position)
-        shared: dict[object, list[Strategy]] = {}  # equal groups share the list, as equal operators do
-        for variable, members in enumerate(groups.values()):
-            specs = [self.micro.spec(self.operators[at]) for at in members]
-            alike = tuple((id(spec), id(self.choices[at])) for spec, at in zip(specs, members, strict=True))
-            if len(members) > 1 and alike not in shared:
-                offered = self.choices[members[0]]
-                shared[alike] = [each for each in offered if all(s.fits(self.mesh, each.dims) for s in specs)]
-            for at in members:
-                self.choices[at] = shared.get(alike, self.choices[at])
-                self.variable_of[at] = variable
-        self.memory = Memory()
-        self.tensors.forget()
-        return len(groups) < len(self.operators)
+        if self._problem is None:
+            self._problem = self.problem_with([0.0] * len(self.operators))
+        return self._problem
 
-    # ------------------------------------------------------------------- tables
-
-    def tables(self, compute_only: bool = False) -> list[Table]:
-        """All cost tables; `compute_only` leaves out communication (a lower bound on any choice).
-
-        Where `moves` has bounds, the cells of tensors' tables are bounds too until `price` has been asked for them.
-        """
-        result = [self._own_table(position, compute_only) for position in range(len(self.operators))]
-        return result if compute_only else result + self.tensors.tables()
-
-    def price(self, values: Sequence[int]) -> bool:
-        """Make the tables exact for one choice of strategies; whether anything of it was a bound."""
-        return self.tensors.price(values)
+    def problem_with(self, extra: Sequence[float | np.ndarray]) -> Problem:
+        """The same with something added to what the strategies of each operator cost by themselves."""
+        own = [self._own_table(position) for position in range(len(self.operators))]
+        return Problem(
+            own=[each + more if np.any(more) else each for each, more in zip(own, extra, strict=True)],
+            edges=self.tensors.edges(), seconds=self.tensors.seconds, left=[np.arange(len(each)) for each in own],
+        )  # fmt: skip
 
     def least_parts_s(self, position: int) -> tuple[float, float, float]:
         """The least that an operator takes by itself in a step; its compute on the host, and on the device."""
         compute, others, host, device = self._own_parts(position)
         return float((compute + others).min()), float(host.min()), float(device.min())
 
-    def _own_table(self, position: int, compute_only: bool) -> Table:
+    def _own_table(self, position: int) -> np.ndarray:
+        """What each strategy of an operator takes; the same array for equal operators."""
         compute, others, *_ = self._own_parts(position)
-        if compute_only:
-            return Table((self.variable_of[position],), compute)
-        summed = self._summed.setdefault(self._column_key(position), compute + others)
-        return Table((self.variable_of[position],), summed)
+        return self._summed.setdefault(self._column_key(position), compute + others)
 
     def _own_parts(self, position: int) -> np.ndarray:
         """[4, strategies]: the `OperatorSeconds` of an operator with each strategy."""

@@ -66,6 +66,7 @@ class _Space:
     layouts: list[TensorLayout] = field(default_factory=list)
     seconds: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     is_exact: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
+    version: int = 0
 
 
 @dataclass(slots=True)
@@ -107,22 +108,22 @@ class Moves:
             old, known = len(space.seconds), space
             seconds, is_exact = self._bounded(space.layouts, shape, dtype)
             seconds[:old, :old], is_exact[:old, :old] = known.seconds, known.is_exact
-            space.seconds, space.is_exact = seconds, is_exact
+            space.seconds, space.is_exact, space.version = seconds, is_exact, space.version + 1
         return space.seconds
 
-    def price_all(self, shape: tuple[int, ...], dtype: str, pairs: Iterable[tuple[int, int]]) -> None:
-        """Take the price of every pair of numbers."""
+    def version(self, shape: tuple[int, ...], dtype: str) -> int:
+        """A number that changes whenever `table` does."""
         self.table(shape, dtype)
-        space = self._spaces[shape, dtype]
-        for source, target in pairs:
-            if not space.is_exact[source, target]:
-                self.price(space.layouts[source], space.layouts[target], shape, dtype)
+        return self._spaces[shape, dtype].version
 
-    def is_exact(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> bool:
-        """Whether `table` has the price of a pair already."""
+    def price_all(self, shape: tuple[int, ...], dtype: str, pairs: Iterable[tuple[int, int]]) -> bool:
+        """Take the price of every pair of numbers; whether one of them was not known yet."""
         self.table(shape, dtype)
         space = self._spaces[shape, dtype]
-        return bool(space.is_exact[space.number[source], space.number[target]])
+        open_ = [pair for pair in pairs if not space.is_exact[pair]]
+        for source, target in open_:
+            self.price(space.layouts[source], space.layouts[target], shape, dtype)
+        return bool(open_)
 
     def price(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> float:
         """The price of a pair, which `table` has from now on."""
@@ -132,15 +133,32 @@ class Moves:
         space = self._spaces.get((shape, dtype))
         if space is not None and source in space.number and target in space.number:
             self.table(shape, dtype)
-            cell = space.number[source], space.number[target]
-            space.seconds[cell], space.is_exact[cell] = found, True
+            for cell in self._cells(space, source, target, dtype):
+                space.version += not space.is_exact[cell]
+                space.seconds[cell], space.is_exact[cell] = found, True
         return found
+
+    def _cells(self, space: _Space, source: TensorLayout, target: TensorLayout, dtype: str) -> list[tuple[int, int]]:
+        """The cells of all pairs that cost what one costs."""
+        if not self._has_names_to_spare(source, target, dtype):
+            return [(space.number[source], space.number[target])]
+        mesh, found = source.mesh, []
+        for order in _renamings(mesh.device_matrix):
+            one, two = (space.number.get(_with_names(layout, order), -1) for layout in (source, target))
+            if one >= 0 and two >= 0:
+                found.append((one, two))
+        return found
+
+    def _has_names_to_spare(self, source: TensorLayout, target: TensorLayout, dtype: str) -> bool:
+        """Whether axes of one size may change their names: all links are alike, and so are the meshes."""
+        mesh = source.mesh
+        return self.floors is not None and mesh == target.mesh and self.floors(dtype).domains(mesh.rank_list) is None
 
     def _key(self, source: TensorLayout, target: TensorLayout, shape: tuple[int, ...], dtype: str) -> object:
         """Pairs that differ only in the names of axes of one size cost the same, where all links are alike."""
-        mesh = source.mesh
-        if self.floors is None or mesh != target.mesh or self.floors(dtype).domains(mesh.rank_list) is not None:
+        if not self._has_names_to_spare(source, target, dtype):
             return source, target, shape, dtype
+        mesh = source.mesh
         least = min((_renamed(source, names), _renamed(target, names)) for names in _renamings(mesh.device_matrix))
         return mesh.device_matrix, least, shape, dtype
 
@@ -241,3 +259,13 @@ def _renamings(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 def _renamed(layout: TensorLayout, order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     at = {axis: order[position] for position, axis in enumerate(layout.mesh.alias_name)}
     return tuple(tuple(at[axis] for axis in axes) for axes in layout.dims), tuple(sorted(at[a] for a in layout.partial))
+
+
+@lru_cache(maxsize=65_536)
+def _with_names(layout: TensorLayout, order: tuple[int, ...]) -> TensorLayout:
+    names = layout.mesh.alias_name
+    new = {axis: names[order[position]] for position, axis in enumerate(names)}
+    return TensorLayout(
+        mesh=layout.mesh, dims=tuple(tuple(new[axis] for axis in axes) for axes in layout.dims),
+        partial=tuple(sorted((new[axis] for axis in layout.partial), key=names.index)),
+    )  # fmt: skip

@@ -75,6 +75,10 @@ class PlanSearch:
             self.complete = False
         return not self.complete
 
+    def _is_late(self) -> bool:
+        """Whether strategies have had their part of the time; the rest is for simulations."""
+        return self.deadline is not None and time.perf_counter() > (self.started + self.deadline) / 2
+
     def run(
         self,
         stages: Sequence[Sequence[str]] | None,
@@ -128,6 +132,7 @@ class PlanSearch:
             complete=self.complete,
             search_s=time.perf_counter() - self.started,
             num_evaluated=len(self._tried),
+            strategies_gap=self._strategies_gap(best),
             num_combinations=sum(each.num_combinations for each in self._stages.values()),
             alternatives=LazyAlternatives(lambda: self._alternatives(best)),
             rejected=self.rejected,
@@ -204,13 +209,22 @@ class PlanSearch:
     def _answers(self, shape: PipelineShape, count: int) -> list[list[StageAnswer]]:
         search = self._search_of(shape)
         return [
-            search.answers(names, ranks, count)
+            search.answers(names, ranks, count, self._is_late)
             for names, ranks in zip(shape.names, ranks_of(shape.widths), strict=True)
         ]
 
+    def _strategies_gap(self, best: Plan) -> float:
+        """By what share the strategies that were found may exceed the cheapest ones of the same stages."""
+        search = self.stage_search(best.num_micro_batches, self._num_ranks([best.num_ranks]))
+        found = [search.solved[stage.operators, stage.mesh.num_ranks] for stage in best.stages]
+        return max(0.0, sum(cost_s for cost_s, _ in found) / sum(bound_s for _, bound_s in found) - 1.0)
+
+    def _num_ranks(self, widths: Sequence[int]) -> int:
+        """Whose prices count: of a plan with stages of these widths."""
+        return self.num_devices if self.machine.host_async else sum(widths)
+
     def _search_of(self, shape: PipelineShape) -> StageSearch:
-        num_ranks = self.num_devices if self.machine.host_async else sum(shape.widths)
-        return self.stage_search(shape.num_micro_batches, num_ranks)
+        return self.stage_search(shape.num_micro_batches, self._num_ranks(shape.widths))
 
     def _plan(self, shape: PipelineShape, answers: Sequence[StageAnswer]) -> Plan:
         strategies: dict[str, Strategy] = {}
@@ -287,16 +301,15 @@ class PlanSearch:
     def _alternatives(self, best: Plan) -> list[Alternative]:
         """For every operator of the best plan its strategies, and what the best answer with each costs more."""
         found = []
-        num_ranks = self.num_devices if self.machine.host_async else best.num_ranks
-        search = self.stage_search(best.num_micro_batches, num_ranks)
+        search = self.stage_search(best.num_micro_batches, self._num_ranks([best.num_ranks]))
         for stage in best.stages:
             costs = search.costs(stage.operators, stage.mesh)
-            every = cheapest(costs, _EVERY)
+            every = cheapest(costs.question(), _EVERY).found
             for position, operator in enumerate(costs.operators):
                 kept = best.strategy(operator)
                 least: dict[int, float] = {}
                 for answer in every:
-                    least.setdefault(answer.values[costs.variable_of[position]], answer.cost_s)
+                    least.setdefault(answer.values[position], answer.cost_s)
                 for value, cost_s in sorted(least.items()):
                     strategy = costs.choices[position][value]
                     found.append(

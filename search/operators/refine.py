@@ -1,26 +1,53 @@
 """The cheapest answers of one stage on one mesh, with as few redistributions priced as that takes.
 
-Tables start with bounds where tensors are moved (`moves`). The best answer under bounds is priced; if it held a bound,
-the tables have become dearer there, and the question is asked again. An answer without bounds that is still the best
+Seconds start with bounds where tensors are moved (`moves`). The best answer under bounds is priced; if it held a bound,
+the problem has become dearer there, and the question is asked again. An answer without bounds that is still the best
 is the best of all, since every other one costs at least what its bounds say. The same holds for the neighbours: for
 every operator and each of its strategies the best answer with it.
+
+The best answer under bounds is found by elimination. Where the operators are too entangled for that, a dual bound
+(`dual`) is raised first: answers that it meets are priced, so there is always one, and strategies that can be in no
+better one are taken away, until elimination can do the rest or nothing is left to do. If neither comes about in time,
+the best answer met stands, and the bound says by how much a better one could be cheaper.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from search.operators.additive import StageCosts
+from search.operators.dual import Dual
 from search.operators.eliminate import MinMarginals, best_assignment
+from search.operators.problem import Problem
 
-__all__ = ["Priced", "cheapest"]
-
+__all__ = ["NO_LOOK", "Answers", "Priced", "Question", "cheapest", "glance"]
 
 MAX_CELLS = 4_000_000
-"""Cells of a joined table beyond which operators are tied (`StageCosts.tie`)."""
+"""Cells of a joined table up to which a whole problem is eliminated; of all joined tables four times as many."""
+
+LEFT_CELLS = 1_000_000
+"""Cells of all joined tables up to which the rest of a problem is eliminated: about as long as some sweeps."""
+
+MOST_SWEEPS = 300
+"""Sweeps of a dual bound."""
+
+_FEW_SWEEPS = 4
+"""Sweeps of a first look."""
+
+_DROP_EVERY = 6
+"""Sweeps after which strategies are taken away."""
+
+_NEIGHBOURHOOD = 0.02
+"""Share by which neighbours may cost more than the best answer, where a dual bound is needed."""
+
+_NEAR = (_NEIGHBOURHOOD, 0.005, 1e-3, 1e-9)
+"""Such shares; the first counts with which elimination can end what is left."""
+
+_EQUAL = 1e-9
+"""Share by which an answer may exceed a bound that proves it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Priced:
     """A strategy for every operator (their numbers), and the additive cost."""
 
@@ -28,31 +55,134 @@ class Priced:
     values: tuple[int, ...]
 
 
-def cheapest(costs: StageCosts, count: int, above_s: float = float("inf")) -> list[Priced]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The best answer and its cheapest neighbours, and below what no answer costs.
+
+    Args:
+        found: the cheapest first; none where all cost more than was asked for.
+        bound_s: no answer costs less; the first one's cost where that is proven to be the least.
+    """
+
+    found: list[Priced]
+    bound_s: float
+
+
+NO_LOOK = Answers(found=[], bound_s=0.0)
+"""Nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be solved.
+
+    Args:
+        problem: own costs and tensors; those may hold bounds.
+        price: makes the problem exact for one answer; whether anything of it was a bound.
+        start: any answer that is allowed.
+    """
+
+    problem: Problem
+    price: Callable[[Sequence[int]], bool]
+    start: tuple[int, ...]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether elimination can do it alone."""
+        largest, every = self.problem.entangled()
+        return largest <= MAX_CELLS and every <= 4 * MAX_CELLS
+
+    def priced(self, values: tuple[int, ...]) -> Priced:
+        """An answer with what it really costs."""
+        self.price(values)
+        return Priced(cost_s=self.problem.total(values), values=values)
+
+
+def cheapest(
+    question: Question, count: int, above_s: float = float("inf"), is_over: Callable[[], bool] = lambda: False
+) -> Answers:
     """The best answer and its cheapest neighbours, `count` in all or fewer, the cheapest first.
 
     Args:
-        costs: whose tables become exact where that matters.
+        question: whose problem becomes exact where that matters.
         count: of answers.
         above_s: answers that cost more are of no interest; what is left out may cost as little as that.
+        is_over: whether time is up; then the best answer met so far is taken.
 
     Raises:
         TwofoldError: no combination of strategies is allowed.
     """
-    largest, every = costs.entangled()
-    if largest > MAX_CELLS and costs.tie():
-        largest, every = costs.entangled()
-    if every > 2 * MAX_CELLS:  # no neighbours then: they take the tables of all operators at once
-        count = 1
+    if question.is_small:
+        return _eliminated(question, question.problem, count, above_s, is_over)
+    narrowed = _Narrowed(question)
+    narrowed.run(MOST_SWEEPS, above_s, is_over)
+    found, bound_s = {narrowed.best}, narrowed.bound_s
+    if bound_s < above_s and (left := narrowed.left()) is not None:
+        answers = _eliminated(question, left, count, narrowed.best.cost_s * (1 + _NEIGHBOURHOOD), is_over)
+        found |= set(answers.found)
+        bound_s = max(bound_s, answers.bound_s)
+    kept = sorted(found)[:count] if min(found).cost_s <= above_s else []
+    return Answers(found=kept, bound_s=min(bound_s, *(each.cost_s for each in kept[:1]), float("inf")))
+
+
+def glance(question: Question) -> Answers:
+    """An answer, and a bound of all, after a short time; `NO_LOOK` where the whole takes no longer."""
+    if question.is_small:
+        return NO_LOOK
+    narrowed = _Narrowed(question)
+    narrowed.run(_FEW_SWEEPS, float("inf"), lambda: False)
+    return Answers(found=[narrowed.best], bound_s=narrowed.bound_s)
+
+
+class _Narrowed:
+    """A question whose answers are bounded, and whose strategies become fewer; `best` is the best answer met."""
+
+    def __init__(self, question: Question) -> None:
+        self.question, self.dual = question, Dual(question.problem)
+        self.best = question.priced(question.start)
+        self.dual.rise()
+        self.bound_s = self.dual.bound()
+
+    def run(self, most_sweeps: int, above_s: float, is_over: Callable[[], bool]) -> None:
+        """Raise the bound until the best answer is proven, or nothing costs less than `above_s`, or little is left."""
+        for sweep in range(1, most_sweeps + 1):
+            self.dual.sweep()
+            met = [self.question.priced(self.dual.problem.numbers(values)) for values in self.dual.met]
+            self.best = min(self.best, *met)
+            self.dual.rise()
+            self.bound_s = max(self.bound_s, self.dual.bound())
+            if self.bound_s >= min(self.best.cost_s * (1 - _EQUAL), above_s) or is_over():
+                return
+            if sweep % _DROP_EVERY == 0:
+                self.dual.drop(self.best.cost_s * (1 + _EQUAL))
+                if self._fits(self.dual.problem.sizes):
+                    return
+
+    def _fits(self, sizes: Sequence[int]) -> bool:
+        return self.dual.problem.entangled(sizes)[1] <= LEFT_CELLS
+
+    def left(self) -> Problem | None:
+        """What elimination can end: all that no answer better than the best one can do without; None if it cannot."""
+        return self.dual.near((self.best.cost_s * (1 + share) for share in _NEAR), self._fits)
+
+
+def _eliminated(
+    question: Question, problem: Problem, count: int, above_s: float, is_over: Callable[[], bool]
+) -> Answers:
+    """What `cheapest` gives, of a part of the question's problem that may be eliminated."""
     while True:
-        total, values = best_assignment(costs.sizes, costs.tables(), costs.memory)
+        total, values = best_assignment(problem.sizes, problem.tables(), problem.memory)
         if total > above_s:
-            return []
-        if not costs.price(values):
+            return Answers(found=[], bound_s=total)
+        if not question.price(problem.numbers(values)):
             break
+        if is_over():
+            return Answers(found=[question.priced(problem.numbers(values))], bound_s=total)
     found: dict[tuple[int, ...], float] = {values: total}
+    if problem.entangled()[1] > 2 * MAX_CELLS:  # no neighbours then: they take the tables of all operators at once
+        count = 1
     while count > 1:
-        marginals = MinMarginals(costs.sizes, costs.tables())
+        marginals = MinMarginals(problem.sizes, problem.tables())
         found, bounded = {values: total}, False
         for cost_s, variable, value in marginals.in_order():
             if len(found) >= count or cost_s > above_s:
@@ -62,8 +192,9 @@ def cheapest(costs: StageCosts, count: int, above_s: float = float("inf")) -> li
             other = marginals.reached(variable, value)
             if other in found:
                 continue
-            bounded |= costs.price(other)
+            bounded |= question.price(problem.numbers(other))
             found[other] = cost_s
         if not bounded:
             break
-    return [Priced(cost_s=cost_s, values=other) for other, cost_s in sorted(found.items(), key=lambda each: each[::-1])]
+    priced = [Priced(cost_s=cost_s, values=problem.numbers(other)) for other, cost_s in found.items()]
+    return Answers(found=sorted(priced), bound_s=total)

@@ -15,15 +15,16 @@ from plans.lower import Choice
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Strategy
 from search.operators.additive import StageCosts
-from search.operators.eliminate import MinMarginals, Table, best_assignment
 from search.operators.moves import Floors, Moves
 from search.operators.operator_costs import OperatorSeconds
 from search.operators.pinned import on_ranks, suggestions
 from search.operators.pricing import instruction_cost, known_moves, redistribution_choice
-from search.operators.refine import cheapest
+from search.operators.refine import NO_LOOK, Question, cheapest, glance
 from search.operators.space import finest, meshes
 
 __all__ = ["Floor", "StageAnswer", "StageSearch"]
+
+_EVERY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,8 @@ class StageSearch:
         num_ranks: of the whole plan.
         num_micro_batches, interleave, optimizer, full_batch, fused: as of a `Plan`.
         pinned: operator -> strategy to keep.
+
+    `solved` has, for operators and a number of devices, what the best answer costs, and below what none does.
     """
 
     graph: Graph
@@ -71,6 +74,7 @@ class StageSearch:
     fused: bool
     pinned: Mapping[str, Strategy]
     num_combinations: int = 0
+    solved: dict[tuple[tuple[str, ...], int], tuple[float, float]] = field(init=False, default_factory=dict)
     micro: Graph = field(init=False)
     _choice: Choice = field(init=False)
     _known_moves: dict[object, float] = field(init=False)
@@ -139,40 +143,47 @@ class StageSearch:
             raise TwofoldError(f"pinned strategies fit no mesh of {len(ranks)} devices; on the last one: {reason}")
         return kept
 
-    def answers(self, names: Sequence[str], ranks: Sequence[int], count: int) -> list[StageAnswer]:
-        """The cheapest strategies of a stage and their neighbours, over all meshes."""
-        found: list[StageAnswer] = []
-        above_s = math.inf
-        for mesh in self.meshes(names, ranks):
-            costs = self.costs(names, mesh)
-            self.num_combinations += math.prod(costs.sizes)
-            new = [self._answer(costs, each.values, each.cost_s) for each in cheapest(costs, count, above_s)]
-            found = sorted([*found, *new], key=lambda answer: answer.cost_s)[:count]
-            if len(found) == count:
-                above_s = found[-1].cost_s
-        return [self._coarser(names, found[0]), *found[1:]]
+    def answers(
+        self, names: Sequence[str], ranks: Sequence[int], count: int, is_over: Callable[[], bool] = lambda: False
+    ) -> list[StageAnswer]:
+        """The cheapest strategies of a stage and their neighbours, over all meshes; `is_over`: whether time is up."""
+        every = [self.costs(names, mesh) for mesh in self.meshes(names, ranks)]
+        looks = [glance(costs.question()) if len(every) > 1 else NO_LOOK for costs in every]
+        found = {(each.cost_s, at, each.values) for at, look in enumerate(looks) for each in look.found}
+        above_s = min((cost_s for cost_s, *_ in found), default=math.inf)
+        bound_s = math.inf
+        for at in sorted(range(len(every)), key=lambda at: looks[at].bound_s):
+            self.num_combinations += math.prod(every[at].sizes)
+            if looks[at].bound_s > above_s:
+                continue
+            answers = cheapest(every[at].question(), count, above_s, is_over)
+            bound_s = min(bound_s, max(answers.bound_s, looks[at].bound_s))
+            found |= {(each.cost_s, at, each.values) for each in answers.found}
+            best = sorted(found)[: 1 if looks[at].found else count]  # neighbours of large problems are of one mesh
+            if looks[at].found or len(best) == count:
+                above_s = min(above_s, best[-1][0])
+        kept = [self._answer(every[at], cost_s, values) for cost_s, at, values in sorted(found)[:count]]
+        self.solved[tuple(names), len(ranks)] = kept[0].cost_s, min(bound_s, kept[0].cost_s)
+        return [self._coarser(names, kept[0]), *kept[1:]]
 
     def least_s(self, names: Sequence[str], ranks: Sequence[int]) -> float:
         """The least additive cost of a stage over all meshes."""
         return self.answers(names, ranks, 1)[0].cost_s
 
     def every(self, names: Sequence[str], ranks: Sequence[int]) -> list[StageAnswer]:
-        """For every mesh and every strategy of every operator the cheapest answer with it, and lean ones.
+        """For every mesh and every strategy that is left of every operator the cheapest answer with it, and lean ones.
 
         Their costs are estimates where redistributions were not priced; they are for searching what fits into memory.
         """
         found = []
         for mesh in self.meshes(names, ranks):
             costs = self.costs(names, mesh)
-            tables = costs.tables()
-            marginals = MinMarginals(costs.sizes, tables)
-            seen: dict[tuple[int, ...], float] = {}
-            for cost_s, variable, value in marginals.in_order():
-                seen.setdefault(marginals.reached(variable, value), cost_s)
-            for other in self._lean(costs, tables):
-                seen.setdefault(other, _total(tables, other))
-            found += [self._answer(costs, other, cost_s) for other, cost_s in seen.items()]
-        return sorted(found, key=lambda answer: answer.cost_s)
+            question = Question(problem=costs.problem(), price=_as_it_is, start=costs.batch_split())
+            lean = [question.priced(values) for values in self._lean(costs)]
+            found += [
+                self._answer(costs, each.cost_s, each.values) for each in {*cheapest(question, _EVERY).found, *lean}
+            ]
+        return sorted(found, key=lambda answer: (answer.cost_s, str(answer.strategies)))
 
     def floors(self, ranks: Sequence[int]) -> dict[str, Floor]:
         """For every operator of the graph the least that it takes on some ranks, whatever its strategy."""
@@ -191,7 +202,7 @@ class StageSearch:
 
     # ---------------------------------------------------------------- helpers
 
-    def _answer(self, costs: StageCosts, values: Sequence[int], cost_s: float) -> StageAnswer:
+    def _answer(self, costs: StageCosts, cost_s: float, values: Sequence[int]) -> StageAnswer:
         return StageAnswer(cost_s=cost_s, mesh=costs.mesh, strategies=costs.picked(values))
 
     def _coarser(self, names: Sequence[str], answer: StageAnswer) -> StageAnswer:
@@ -216,25 +227,23 @@ class StageSearch:
         }
         try:
             costs = self._tables(names, coarse, chosen, None)
-            cost_s = _total(costs.tables(), (0,) * len(names))
+            cost_s = costs.problem().total((0,) * len(names))
         except TwofoldError:  # pins that mean something else on the coarser mesh
             return answer
         if cost_s > answer.cost_s * (1 + 1e-9):
             return answer
         return StageAnswer(cost_s=cost_s, mesh=coarse, strategies=chosen)
 
-    def _lean(self, costs: StageCosts, tables: Sequence[Table]) -> list[tuple[int, ...]]:
+    def _lean(self, costs: StageCosts) -> list[tuple[int, ...]]:
         """Answers that trade time for memory: the additive cost with a growing price on local bytes."""
-        weigh = [
-            Table((costs.variable_of[position],), self._bytes(costs, position))
-            for position in range(len(costs.operators))
-        ]
-        largest = max(float(table.costs.max()) for table in weigh) or 1.0
-        scale = sum(float(table.costs[np.isfinite(table.costs)].max()) for table in tables) / largest
+        weigh = [self._bytes(costs, position) for position in range(len(costs.operators))]
+        largest = max(float(each.max()) for each in weigh) or 1.0
+        scale = sum(float(own.max()) for own in costs.problem().own) / largest
         answers = []
         for weight in (0.01, 0.1, 1.0, 100.0):
-            priced = [Table(table.variables, table.costs * scale * weight) for table in weigh]
-            answers.append(best_assignment(costs.sizes, [*tables, *priced])[1])
+            problem = costs.problem_with([each * scale * weight for each in weigh])
+            question = Question(problem=problem, price=_as_it_is, start=costs.batch_split())
+            answers.append(cheapest(question, 1).found[0].values)
         return answers
 
     def _bytes(self, costs: StageCosts, position: int) -> np.ndarray:
@@ -263,5 +272,6 @@ def _together(one: str, two: str, strategy: Strategy) -> bool:
     return True
 
 
-def _total(tables: Sequence[Table], values: Sequence[int]) -> float:
-    return float(sum(table.costs[tuple(values[variable] for variable in table.variables)] for table in tables))
+def _as_it_is(values: Sequence[int]) -> bool:
+    """Prices nothing: bounds will do."""
+    return False

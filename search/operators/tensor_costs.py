@@ -1,8 +1,8 @@
-"""What the tensors cost that operators hand on: one table for each, over the strategies of its maker and readers.
+"""What the tensors cost that operators hand on: one edge for each, over the strategies of its maker and readers.
 
 For every tensor the redistributions between its maker's layout and each distinct layout its readers ask for are paid,
 forward and backward. Strategies that hand it on, or read it, in the same layouts are of one kind, and tensors whose
-kinds are alike share one table.
+kinds are alike have equal edges.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 from plans.layout import Layout, TensorLayout
 from plans.model.graph import Graph, Operator
 from plans.plan import Strategy
-from search.operators.eliminate import Table
 from search.operators.moves import Moves
 from search.operators.tensor_edges import Layouts, TensorEdge
 
@@ -25,13 +24,12 @@ __all__ = ["TensorCosts"]
 
 @dataclass(slots=True)
 class TensorCosts:
-    """Tables of the tensors of one stage on one mesh.
+    """Edges of the tensors of one stage on one mesh.
 
     Args:
         micro: the graph of one micro-batch.
         operators: of the stage, in graph order.
         choices: per operator its strategies; the stage's own list, which may still change before tensors are asked for.
-        variable_of: per operator its variable, likewise.
         mesh: the stage's mesh.
         num_micro_batches: how often tensors are handed on in a step.
         full_batch: whether inputs are fed whole (any layout is a free slice) or in parts.
@@ -41,7 +39,6 @@ class TensorCosts:
     micro: Graph
     operators: Sequence[Operator]
     choices: list[list[Strategy]]
-    variable_of: list[int]
     mesh: Layout
     num_micro_batches: int
     full_batch: bool
@@ -49,66 +46,30 @@ class TensorCosts:
     _position: dict[str, int] = field(init=False)
     _edges: list[TensorEdge] | None = field(init=False, default=None)
     _kinds: dict[object, tuple[list[Layouts], np.ndarray]] = field(init=False, default_factory=dict)
-    _tables: dict[object, np.ndarray] = field(init=False, default_factory=dict)
-    _version: dict[tuple[tuple[int, ...], str], int] = field(init=False, default_factory=dict)
+    _seconds: dict[object, tuple[int, np.ndarray]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._position = {operator.name: number for number, operator in enumerate(self.operators)}
 
-    def forget(self) -> None:
-        """Look at the strategies and variables anew: they have changed."""
-        self._edges = None
-
-    def scopes(self) -> list[tuple[int, ...]]:
-        """The variables of every table."""
-        return [tuple(dict.fromkeys(edge.variables)) for edge in self._tensors()]
-
-    def tables(self) -> list[Table]:
-        """One per tensor; where `moves` has bounds, cells are bounds too until `price` has been asked for them."""
-        return [self.table(edge) for edge in self._tensors()]
-
     def price(self, values: Sequence[int]) -> bool:
-        """Make the tables exact for one value of every variable; whether anything of it was a bound."""
-        changed = set()
-        for edge in self._tensors():
+        """Make the seconds exact for one value of every variable; whether anything of it was a bound."""
+        rose = False
+        for edge in self.edges():
             tensor = self.micro.tensors[edge.tensor]
-            for source, target in self._moves_of(edge, values):
-                if not self.moves.is_exact(source, target, tensor.shape, tensor.dtype):
-                    self.moves.price(source, target, tensor.shape, tensor.dtype)
-                    changed.add((tensor.shape, tensor.dtype))
-        for each in changed:
-            self._version[each] = self._version.get(each, 0) + 1
-        return bool(changed)
+            rose |= self.moves.price_all(tensor.shape, tensor.dtype, edge.moves(values))
+        return rose
 
-    def _moves_of(self, edge: TensorEdge, values: Sequence[int]) -> set[tuple[TensorLayout, TensorLayout]]:
-        """The pairs of layouts that a choice of strategies moves the tensor, and its gradient, between."""
+    def seconds(self, edge: TensorEdge) -> np.ndarray:
+        """[layouts, layouts]: seconds per step from one to another, for the tensor of an edge; the same array until a
+        price changes."""
         tensor = self.micro.tensors[edge.tensor]
-        layouts = self.moves.layouts(tensor.shape, tensor.dtype)
-        kinds = [int(kind_of[values[variable]]) for kind_of, variable in zip(edge.kind_of, edge.variables, strict=True)]
-        source, arrives = layouts[edge.source[kinds[0]]], layouts[edge.arrives[kinds[0]]]
-        found = set()
-        for variable, read, back in edge.slots:
-            found.add((source, layouts[read[kinds[variable]]]))
-            if edge.wanted:
-                found.add((layouts[back[kinds[variable]]], arrives))
-        return found
-
-    # ------------------------------------------------------------------- tables
-
-    def table(self, edge: TensorEdge) -> Table:
-        """[values of every variable of the tensor]: seconds per step."""
-        tensor = self.micro.tensors[edge.tensor]
-        version = self._version.get((tensor.shape, tensor.dtype), 0)
-        key = (tensor.shape, tensor.dtype), version, edge.key
-        if key not in self._tables:
-            if self.moves.floors is None:
-                self._price_all(edge)
-            costs = edge.costs(self.moves.table(tensor.shape, tensor.dtype)) * self.num_micro_batches
-            for at, kinds in enumerate(edge.kind_of):
-                costs = costs.take(kinds, axis=at)
-            self._tables.pop((key[0], version - 1, key[2]), None)
-            self._tables[key] = costs
-        return Table(edge.variables, self._tables[key])
+        if self.moves.floors is None:
+            self._price_all(edge)
+        key = tensor.shape, tensor.dtype
+        version = self.moves.version(*key)
+        if (known := self._seconds.get(key)) is None or known[0] != version:
+            known = self._seconds[key] = version, self.moves.table(*key) * self.num_micro_batches
+        return known[1]
 
     def _price_all(self, edge: TensorEdge) -> None:
         """Take the prices of all moves that any strategies make."""
@@ -120,7 +81,7 @@ class TensorCosts:
 
     # ------------------------------------------------------------------ tensors
 
-    def _tensors(self) -> list[TensorEdge]:
+    def edges(self) -> list[TensorEdge]:
         """The tensors whose layouts make a difference, announced to `moves`."""
         if self._edges is None:
             self._edges = []
@@ -142,12 +103,13 @@ class TensorCosts:
     def edge_of(self, name: str, maker: Operator | None, readers: Sequence[Operator], wanted: bool) -> TensorEdge:
         """A tensor with its maker, if that is in the stage, and its readers in it; `wanted`: has it a gradient?"""
         tensor = self.micro.tensors[name]
+        wanted = wanted and tensor.kind != "parameter"
         around = [*([] if maker is None else [maker]), *readers]
         positions = [self._position[operator.name] for operator in around]
         kinds: list[list[Layouts]] = []
         kind_of: list[np.ndarray] = []
         for number, (operator, position) in enumerate(zip(around, positions, strict=True)):
-            found, which = self._kinds_of(name, operator, position, maker is not None and number == 0)
+            found, which = self._kinds_of(name, operator, position, maker is not None and number == 0, wanted)
             kinds.append(found)
             kind_of.append(which)
         every = dict.fromkeys(layout for known in kinds for pairs in known for pair in pairs for layout in pair)
@@ -164,33 +126,38 @@ class TensorCosts:
                 read = numbers([pairs[slot][0] for pairs in kinds[number]])
                 back = numbers([pairs[slot][1] for pairs in kinds[number]])
                 slots.append((number, read, back))
-        edge = TensorEdge(
-            tensor=name, variables=tuple(self.variable_of[position] for position in positions), source=numbers(first),
+        return TensorEdge(
+            tensor=name, form=(tensor.shape, tensor.dtype), variables=tuple(positions), source=numbers(first),
             arrives=numbers([layout.without_partial() for layout in first]), slots=slots, kind_of=kind_of,
-            sizes=tuple(len(known) for known in kinds), wanted=wanted and tensor.kind != "parameter",
+            sizes=tuple(len(known) for known in kinds), wanted=wanted,
         )  # fmt: skip
-        return edge.joined()
 
-    def _kinds_of(self, name: str, operator: Operator, position: int, made: bool) -> tuple[list[Layouts], np.ndarray]:
+    def _kinds_of(
+        self, name: str, operator: Operator, position: int, made: bool, wanted: bool
+    ) -> tuple[list[Layouts], np.ndarray]:
         """The different layouts of a tensor at one operator, and which of them each strategy has."""
         side = operator.outputs if made else operator.inputs
         where = tuple(at for at, each in enumerate(side) if each == name)
-        key = id(self.micro.spec(operator)), id(self.choices[position]), made, where
+        key = id(self.micro.spec(operator)), id(self.choices[position]), made, wanted, where
         if key not in self._kinds:
             known: dict[Layouts, int] = {}
-            layouts = [self._layouts_of(name, operator, strategy, made) for strategy in self.choices[position]]
+            layouts = [self._layouts_of(name, operator, strategy, made, wanted) for strategy in self.choices[position]]
             which = np.array([known.setdefault(each, len(known)) for each in layouts])
             self._kinds[key] = list(known), which
         return self._kinds[key]
 
-    def _layouts_of(self, name: str, operator: Operator, strategy: Strategy, made: bool) -> Layouts:
-        """In which layout a strategy hands a tensor on; or in which it is read, and its gradient made, each time."""
+    def _layouts_of(self, name: str, operator: Operator, strategy: Strategy, made: bool, wanted: bool) -> Layouts:
+        """In which layout a strategy hands a tensor on; or in which it is read, and its gradient made, each time.
+
+        Where no gradient is wanted, its layout makes no difference, and that of the tensor stands for it.
+        """
         spec, mesh = self.micro.spec(operator), strategy.mesh or self.mesh
         if made:
             layout = strategy.output_layout(spec, operator.outputs.index(name), mesh)
             return ((layout, layout),)
-        return tuple(
-            (spec.input_layout(index, mesh, strategy.dims), spec.gradient_layout(index, mesh, strategy.dims))
-            for index, read in enumerate(operator.inputs)
-            if read == name
-        )
+        found = []
+        for index, read in enumerate(operator.inputs):
+            if read == name:
+                layout = spec.input_layout(index, mesh, strategy.dims)
+                found.append((layout, spec.gradient_layout(index, mesh, strategy.dims) if wanted else layout))
+        return tuple(found)
