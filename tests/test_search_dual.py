@@ -131,7 +131,7 @@ def test_the_search_states_the_gap_of_its_strategies(llama: Graph) -> None:
 def test_strategies_of_the_batch_are_no_better(llama: Graph, devices: int) -> None:
     options: dict[str, Any] = {
         "graph": llama, "machine": Machine.load("h200-x8"), "num_ranks": devices, "num_micro_batches": 1,
-        "interleave": 1, "optimizer": Optimizer(), "full_batch": True, "pinned": {},
+        "interleave": 1, "optimizer": Optimizer(), "full_batch": True, "pinned": {}, "fused": False,
     }  # fmt: skip
     stage = StageSearch(**options)
     names = tuple(operator.name for operator in llama.operators)
