@@ -16,7 +16,9 @@ from handmade import Price
 from plans.layout import Layout
 from plans.program import END, Block, Body, GroupProgram, Instruction, Kind, Program, Scope, Value
 from plans.redistribution import Piece
+from plans.schedules import Action, ActionKind, Schedule
 from simulator import run_program
+from simulator.forecast.columns import MaxPlus, PipelineCosts, pipeline_times
 
 SCHEDULES = {  # torch's class, chunks per rank where they are given
     "gpipe": (torch_schedules.ScheduleGPipe, 1),
@@ -229,3 +231,28 @@ def test_pipelines_in_torch_orders_take_the_longest_path(name):
             )  # fmt: skip
             found = {span.id: span.end_ps for span in timeline.spans() if span.stream == "compute"}
             assert found == expected
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_columns_take_the_longest_path(name):
+    """The evaluator of forecasts, on the same pipelines; a step ends when its last transfer has arrived."""
+    draw = random.Random(f"2026 {name}")
+    for _ in range(NUM_PIPELINES):
+        pipeline = drawn(name, draw)
+        rows = [[Action(stage=s, kind=ActionKind(k), micro_batch=m) for k, s, m in row] for row in pipeline.order]
+        schedule = Schedule.from_order(rows)
+        costs = PipelineCosts(maps=maps_of(pipeline), transfer_ps=pipeline.transfer)
+        assert int(pipeline_times(schedule, costs).end_ps.max()) == max(longest_path(pipeline).values())
+
+
+def maps_of(pipeline):
+    """Of each kind of action, by stage: compute, after what arrives."""
+    last, found = pipeline.num_stages - 1, {}
+    for kind in {kind for row in pipeline.order for kind, _, _ in row}:
+        own = []
+        for stage, work in enumerate(pipeline.work[kind]):
+            receives = kind != "W" and not (kind == "F" and stage == 0) and not (kind in "BI" and stage == last)
+            before = MaxPlus.identity().wait_for("arrival") if receives else MaxPlus.identity()
+            own.append(before.compute(0, work))
+        found[kind] = MaxPlus.stack(own)
+    return found
