@@ -87,6 +87,34 @@ FOURTH_MODELS = {
         dtype="bfloat16",
     ),
 }  # fmt: skip
+FIFTH_MODELS = {
+    "8x4096": TransformerConfig(
+        name="8x4096", num_layers=8, hidden=4096, num_heads=32, num_kv_heads=8, ffn=12288, vocab=48000, seq=2048,
+        dtype="bfloat16",
+    ),
+    "24x1024": TransformerConfig(
+        name="24x1024", num_layers=24, hidden=1024, num_heads=16, ffn=2816, vocab=32000, seq=1536, dtype="bfloat16"
+    ),
+    "3x8192": TransformerConfig(
+        name="3x8192", num_layers=3, hidden=8192, num_heads=64, num_kv_heads=8, ffn=22016, vocab=32000, seq=2048,
+        dtype="bfloat16",
+    ),
+    "10x3072": TransformerConfig(
+        name="10x3072", num_layers=10, hidden=3072, num_heads=24, num_kv_heads=6, ffn=8448, vocab=100352, seq=1024,
+        dtype="bfloat16",
+    ),
+    "5x5120": TransformerConfig(
+        name="5x5120", num_layers=5, hidden=5120, num_heads=40, ffn=13312, vocab=32768, seq=4096, dtype="bfloat16"
+    ),
+    "gpt-2048": TransformerConfig(
+        name="gpt-2048", num_layers=14, hidden=2048, num_heads=32, vocab=50304, seq=2048, dtype="bfloat16",
+        gated=False, norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+    ),
+    "moe-1536": TransformerConfig(
+        name="moe-1536", num_layers=6, hidden=1536, num_heads=12, num_kv_heads=4, ffn=4096, vocab=32000, seq=2048,
+        dtype="bfloat16", experts=Experts(num_experts=8, top_k=2, ffn=4096),
+    ),
+}  # fmt: skip
 EXPERT_MODELS = {
     "moe8": TransformerConfig(
         name="moe8", num_layers=6, hidden=2048, num_heads=16, num_kv_heads=4, ffn=5632, vocab=32000, seq=2048,
@@ -218,6 +246,57 @@ _FOURTH: tuple[tuple[str, int, dict[str, Any]], ...] = (  # on one and two H200,
     ("huge-cut", 8, {"pp": 2, "micro_batch": 1}),
     ("huge-cut", 2, {"cp": 2, "micro_batch": 1}),
 )
+_FIFTH: tuple[tuple[str, int, dict[str, Any]], ...] = (  # on one and two H200, each in both executions
+    ("8x4096", 2, {"micro_batch": 2}),
+    ("8x4096", 4, {"micro_batch": 2, "recompute": "full"}),
+    ("24x1024", 4, {"micro_batch": 1}),
+    ("24x1024", 16, {"micro_batch": 8}),
+    ("24x1024", 16, {"micro_batch": 16, "recompute": "selective"}),
+    ("3x8192", 2, {"micro_batch": 1}),
+    ("3x8192", 2, {"micro_batch": 2}),
+    ("10x3072", 8, {"micro_batch": 4}),
+    ("10x3072", 4, {"micro_batch": 1, "recompute": "selective"}),
+    ("5x5120", 1, {"micro_batch": 1}),
+    ("5x5120", 2, {"micro_batch": 2, "recompute": "full"}),
+    ("gpt-2048", 4, {"micro_batch": 2}),
+    ("gpt-2048", 8, {"micro_batch": 8}),
+    ("moe-1536", 4, {"micro_batch": 2}),
+    ("8x4096", 4, {"dp": 2, "micro_batch": 2}),
+    ("8x4096", 4, {"dp": 2, "micro_batch": 1, "zero": 1}),
+    ("8x4096", 4, {"dp": 2, "micro_batch": 2, "zero": 3}),
+    ("8x4096", 2, {"tp": 2, "micro_batch": 2}),
+    ("8x4096", 2, {"tp": 2, "micro_batch": 1, "sequence_parallel": True}),
+    ("8x4096", 4, {"pp": 2, "micro_batch": 1}),
+    ("8x4096", 4, {"pp": 2, "micro_batch": 1, "schedule": "zb_h1"}),
+    ("8x4096", 4, {"pp": 2, "micro_batch": 1, "schedule": "interleaved_1f1b", "virtual": 2}),
+    ("24x1024", 16, {"dp": 2, "micro_batch": 4, "zero": 2}),
+    ("24x1024", 16, {"dp": 2, "micro_batch": 8, "recompute": "full"}),
+    ("24x1024", 8, {"tp": 2, "micro_batch": 8}),
+    ("24x1024", 8, {"tp": 2, "micro_batch": 4, "sequence_parallel": True}),
+    ("24x1024", 16, {"pp": 2, "micro_batch": 4, "schedule": "gpipe"}),
+    ("24x1024", 16, {"pp": 2, "micro_batch": 2, "schedule": "interleaved_1f1b", "virtual": 4}),
+    ("3x8192", 2, {"dp": 2, "micro_batch": 1, "zero": 1}),
+    ("3x8192", 2, {"tp": 2, "micro_batch": 2}),
+    ("3x8192", 2, {"tp": 2, "micro_batch": 2, "sequence_parallel": True}),
+    ("10x3072", 8, {"dp": 2, "micro_batch": 4}),
+    ("10x3072", 8, {"dp": 2, "micro_batch": 2, "zero": 3}),
+    ("10x3072", 8, {"tp": 2, "micro_batch": 8}),
+    ("10x3072", 8, {"pp": 2, "micro_batch": 1}),
+    ("10x3072", 8, {"pp": 2, "micro_batch": 2, "schedule": "zb_h1"}),
+    ("5x5120", 2, {"dp": 2, "micro_batch": 1, "zero": 2}),
+    ("5x5120", 1, {"tp": 2, "micro_batch": 1}),
+    ("5x5120", 2, {"tp": 2, "micro_batch": 2, "sequence_parallel": True}),
+    ("5x5120", 1, {"cp": 2, "micro_batch": 1}),
+    ("5x5120", 2, {"pp": 2, "micro_batch": 1, "schedule": "gpipe"}),
+    ("gpt-2048", 8, {"dp": 2, "micro_batch": 4}),
+    ("gpt-2048", 8, {"dp": 2, "micro_batch": 2, "zero": 2}),
+    ("gpt-2048", 4, {"tp": 2, "micro_batch": 4}),
+    ("gpt-2048", 4, {"cp": 2, "micro_batch": 2}),
+    ("gpt-2048", 8, {"pp": 2, "micro_batch": 2}),
+    ("gpt-2048", 8, {"pp": 2, "micro_batch": 2, "schedule": "zb_v"}),
+    ("moe-1536", 4, {"dp": 2, "ep": 2, "micro_batch": 2}),
+    ("moe-1536", 8, {"dp": 2, "micro_batch": 4, "zero": 1}),
+)
 _EXPERTS: tuple[tuple[str, int, dict[str, Any]], ...] = (  # mixtures of experts
     ("moe8", 4, {"micro_batch": 2}),
     ("moe64", 4, {"micro_batch": 2}),
@@ -274,6 +353,7 @@ def _name(model: str, batch: int, degrees: dict[str, Any]) -> str:
 SETS: dict[str, Callable[[], dict[str, Plan]]] = {
     "first": partial(_plans, MODELS, _STEPS), "new": partial(_plans, NEW_MODELS, _NEW),
     "third": partial(_plans, THIRD_MODELS, _THIRD), "fourth": partial(_plans, FOURTH_MODELS, _FOURTH),
+    "fifth": partial(_plans, FIFTH_MODELS, _FIFTH),
     "experts": partial(_plans, EXPERT_MODELS, _EXPERTS), "tiny": _tiny_plans,
 }  # fmt: skip
 """Name -> its plans."""
