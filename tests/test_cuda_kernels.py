@@ -5,6 +5,7 @@ Without a GPU they are skipped; where Triton is installed its interpreter runs t
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,6 +96,32 @@ def test_a_row_of_minus_infinity_has_no_sum():
     x[1, 2] = 1.5
     sums, _ = log_sum_and_logit(x, torch.tensor([0, 2], device=DEVICE), torch.float32)
     assert sums.tolist() == [-torch.inf, 1.5]
+
+
+# a part of [8, 6, 5, 4]: all, some samples, some of the last dim, of two dims, of three; counted along 1 to 3 dims
+PARTS = [
+    ((0, 8), (0, 6), (0, 5), (0, 4)), ((2, 5), (0, 6), (0, 5), (0, 4)), ((0, 8), (0, 6), (0, 5), (2, 4)),
+    ((4, 8), (3, 6), (0, 5), (0, 4)), ((4, 8), (3, 6), (0, 5), (1, 2)), ((4, 8), (3, 6), (1, 4), (1, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("region", PARTS)
+def test_dropout_in_one_pass_drops_what_plain_torch_drops(region, p, dtype, monkeypatch):
+    whole = (8, 6, 5, 4)
+    splits = [size // (high - low) for size, (low, high) in zip(whole, region, strict=True)]
+    monkeypatch.setattr("executor.kernels.random.offset", lambda context, attrs, dim, width: region[int(dim[1:])][0])
+    monkeypatch.setattr("executor.kernels.random.num_parts", lambda context, attrs, dim: splits[int(dim[1:])])
+    torch.manual_seed(0)
+    x = torch.randn([high - low for low, high in region]).to(DEVICE, dtype)
+    found = []
+    for way in (True, False):
+        monkeypatch.setattr("executor.kernels.random.has_triton", lambda x, way=way: way)
+        context = replace(site(tuple(x.shape)), micro_batch=3)
+        found.append(rule_of("dropout.forward")(context, {"p": p, "seed": 7}, x))
+    assert torch.equal(found[0] == 0, found[1] == 0)
+    close(*found)
 
 
 # -- in a graph --------------------------------------------------------------------------------------------------------

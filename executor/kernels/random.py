@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from executor.kernels.chips import has_triton
 from executor.kernels.context import OpContext, Rule, StepCounter
 from executor.kernels.place import num_parts, offset
 
@@ -119,8 +120,32 @@ def dropout(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
         low = offset(context, attrs, f"d{dim}", size)
         region.append((low, low + size))
         shape.append(size * num_parts(context, attrs, f"d{dim}"))
+    if has_triton(x) and x.dtype != torch.float64:
+        from executor.kernels.triton_dropout import MOST_RUNS, dropped
+
+        if len(runs := _runs(region, shape)) <= MOST_RUNS:
+            base = context.counter.number(_base_now, (attrs["seed"],), torch.int64, x.device)
+            first = context.micro_batch * math.prod(shape)
+            first += sum(low * math.prod(shape[dim + 1 :]) for dim, (low, _) in enumerate(region))
+            return dropped(x, base, runs, first, least=int(p * 2**_BITS), shift=64 - _BITS, scale=1 / (1 - p))
     kept = kept_now(context, attrs, region, shape, x.device)
     return (x * kept).mul_(1 / (1 - p))
+
+
+def _runs(region: Sequence[tuple[int, int]], shape: Sequence[int]) -> list[tuple[int, int]]:
+    """The dims of a part as (elements, distance in the whole from one to the next), with as few as there can be.
+
+    >>> _runs([(2, 4), (0, 3), (0, 5)], [4, 3, 5]), _runs([(0, 4), (5, 10)], [4, 10])
+    ([(30, 1)], [(4, 10), (5, 1)])
+    """
+    found: list[tuple[int, int]] = []
+    for dim in reversed(range(len(shape))):
+        (low, high), stride = region[dim], math.prod(shape[dim + 1 :])
+        if found and stride == found[0][0] * found[0][1]:
+            found[0] = (found[0][0] * (high - low), found[0][1])
+        else:
+            found.insert(0, (high - low, stride))
+    return found or [(1, 1)]
 
 
 RANDOM_RULES: Mapping[str, Rule] = {"dropout.forward": dropout, "dropout.grad0": dropout}
