@@ -7,7 +7,9 @@ an activation function or a cast of one tensor, is not kept for the backward: ea
 of what is kept.
 
 Nothing else is moved: products, communication and updates keep their order, and a run stays within a block of the
-model, as lowering without the length writes block by block.
+model, as lowering without the length writes block by block. What that leaves is the sum at the end of a block and the
+norm at the start of the next, which read the same tensor one after the other: one reading of it, 0.1 % of a step of 8
+layers of width 4096.
 """
 
 from __future__ import annotations
