@@ -11,7 +11,7 @@ from plans.errors import TwofoldError
 from plans.schedules import chunks_per_rank, make_schedule, schedule_names
 from search.devices.bounds import ScheduleSpace
 from search.devices.costs import WAYS, Table
-from search.devices.linear import Linear
+from search.devices.linear import Linear, Terms
 from search.devices.space import layer_choices
 
 
@@ -38,9 +38,9 @@ def test_they_are_the_bounds_of_all_terms(name):
         dense = draw.choice((0, 2))
         frame = ScheduleSpace(schedule=schedule, layers=layer_choices(32, schedule.num_stages, 4), num_dense=dense)
         transfers = tuple((numbers.random(pp) * draw.choice((0.0, 0.1, 1.0))).tolist())
-        quick = Linear(frame)
         for together in (True, False):
+            quick = Linear([Terms(frame, together=together)])
             table = _early_table(frame.pieces.shape[2], frame.split, numbers)
             expected = frame.bounds_s(table, transfers, together=together)
-            np.testing.assert_allclose(quick.bounds_s(table, transfers, together=together), expected, rtol=1e-12)
+            np.testing.assert_allclose(quick.bounds_s(table, transfers), expected, rtol=1e-12)
             compared += 1

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from plans.schedules import Schedule
 from search.devices.costs import WAYS, Table, piece_counts
+from search.devices.critical_paths import CriticalPaths
 
 __all__ = ["LayerSplits", "ScheduleSpace", "mesh_bound_s"]
 
@@ -133,6 +134,11 @@ class ScheduleSpace:
             object.__setattr__(self, name, value)
 
     @cached_property
+    def paths(self) -> CriticalPaths:
+        """The longest paths that are known; none at first."""
+        return CriticalPaths(self.schedule, split=self.split)
+
+    @cached_property
     def all(self) -> LayerSplits:
         """All spreads; every block recomputes, or none does."""
         every = np.full(len(self.layers), self.most)
@@ -173,6 +179,10 @@ class ScheduleSpace:
         """The layers of a row, and how many blocks of a chunk recompute, None for all."""
         layers, some = self.layers[int(rows.spread[number])], int(rows.recomputed[number])
         return layers, None if some >= max(layers) else some
+
+    def learn(self, table: Table, transfers_s: Sequence[float], *, together: bool = True) -> None:
+        """Find the longest paths of all spreads with these times; arguments as of `bounds_s`."""
+        self.paths.learn(self.pieces @ table.work, self.hops_s(transfers_s), only_first=not together)
 
     def hops_s(self, transfers_s: Sequence[float]) -> Floats:
         """Per chunk the time on the link from the chunk before it."""
@@ -264,6 +274,11 @@ class ScheduleSpace:
         around = way.sum(axis=1, keepdims=True) - np.cumsum(way, axis=1) + way + 2 * (travelled[-1] - travelled)
         cycle = head + self.rest * np.minimum(passing[..., _FIRST], there_s) + self.rounds * around + tail
         result = np.maximum(result, cycle.max(axis=1) + after)
+        if len(self.paths):
+            on_paths = self.paths.lengths_s(passing, hops) + update[:, self.paths.ends]
+            if not together:
+                on_paths = on_paths[:, self.paths.ends == self.placement[0]]
+            result = np.maximum(result, on_paths.max(axis=1, initial=0.0))
         host = self._by_rank(rows.pieces @ table.host(count))
         if not together:
             host = host[:, [int(self.placement[0])]]

@@ -8,7 +8,7 @@ also knows the data-parallel width and the optimizer's level: its numbers are th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -94,10 +94,11 @@ class Costs:
     _relaxed: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _exact: dict[tuple[StageConfig, int, int], Table] = field(default_factory=dict)
     _chunks: dict[tuple[StageConfig, int, int, bool], Chunks] = field(default_factory=dict)
+    _optimizer: dict[tuple[object, ...], tuple[Floats, Floats, Floats]] = field(default_factory=dict)
     _piece_seconds: dict[StageConfig, Floats] = field(default_factory=dict)
     _longer: dict[tuple[StageConfig, int, int], bool] = field(default_factory=dict)
     _trailing: dict[tuple[StageConfig, int, int, Chunk], float] = field(default_factory=dict)
-    _transfer: dict[tuple[StageConfig, int, int], tuple[float, ...]] = field(default_factory=dict)
+    _transfer: dict[tuple[int, int, int], tuple[float, ...]] = field(default_factory=dict)
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
@@ -233,25 +234,42 @@ class Costs:
         of = self.exact_table if exact else self.relaxed_table
         return of(stage, dp, level).beside(of(without_recompute(stage), dp, level), self.blocks)
 
-    def gathered_s(self, stage: StageConfig, dp: int, level: int) -> Floats:
-        """(piece) seconds that the gather of a block's weights keeps its channel busy; blocks wait for it.
+    def optimizer_s(self, stage: StageConfig, dp: int, level: int) -> tuple[Floats, Floats, Floats]:
+        """(piece) seconds that gathers and reductions keep their channels busy at least, and of the update.
 
-        Neither the micro-batch nor what is recomputed or split changes it.
+        Neither the micro-batch nor what is recomputed changes them.
         """
-        chunks = self.chunks(stage, dp, level, contention=True)
-        return _seconds([
-            chunks.gather_busy_ps(piece) if number in self.blocks else 0.0 for number, piece in enumerate(self.pieces)
-        ])  # fmt: skip
+        key = (stage.tp, stage.cp, stage.ep, stage.sequence_parallel, stage.split, stage.order, dp, level)
+        if key not in self._optimizer:
+            chunks, part = self.chunks(stage, dp, level, contention=True), "W" if stage.split else "B"
+            gathered, reduced = np.zeros((2, len(self.pieces)))
+            for number in self.blocks:
+                gathered[number] = chunks.gather_busy_ps(self.pieces[number]) if level >= 1 else 0.0
+                reduced[number] = chunks.reduce_busy_ps(self.pieces[number], part)
+            updated = [chunks.update(one_piece(piece)).work_ps for piece in self.pieces]
+            self._optimizer[key] = gathered / PS_PER_S, reduced / PS_PER_S, _seconds(updated)
+        return self._optimizer[key]
 
-    def quick_floor(self, stage: StageConfig, dp: int, level: int) -> Floats:
-        """(piece, way) less than any early table of `floor`: that of level 0, and no block faster than its gathers."""
-        work = self.relaxed_table(without_recompute(stage), dp, 0).work
+    def quick_floor(self, stage: StageConfig, dp: int, level: int) -> Table:
+        """No entry above that of `floor_table` with any blocks kept whole: of level 0, no block before its gathers."""
+        table = self.relaxed_table(without_recompute(stage), dp, 0)
         if level < 3:
-            return work
-        busy, work = self.gathered_s(stage, dp, level), work.copy()
+            return table
+        busy, work = self.optimizer_s(stage, dp, level)[0], table.work.copy()
         for way in (_F_FIRST, _F, _I if stage.split else _CLOSING):
             np.maximum(work[:, way], busy, out=work[:, way])
-        return work
+        return replace(table, work=work)
+
+    def with_optimizer(self, table: Table, stage: StageConfig, dp: int, level: int) -> Table:
+        """An early table with what the optimizer takes at least.
+
+        The first forwards wait for gathers, the step ends after the last chunk's reductions and the update.
+        """
+        gathered, reduced, updated = self.optimizer_s(stage, dp, level)
+        work = table.work.copy()
+        np.maximum(work[:, _F_FIRST], gathered, out=work[:, _F_FIRST])
+        np.maximum(work[:, _LAST], reduced, out=work[:, _LAST])
+        return replace(table, work=work, update=updated)
 
     def floor_table(self, stage: StageConfig, dp: int, level: int, *, partial: bool) -> Table:
         """An early table no entry of which is above that of any blocks that may be there, with any of them kept whole.
@@ -323,12 +341,12 @@ class Costs:
 
     def transfer_s(self, stage: StageConfig, dp: int, pp: int) -> tuple[float, ...]:
         """Seconds of what passes from pipeline rank i to i + 1, for every i; the last entry is from the last to 0."""
-        key = (stage, dp, pp)
+        chunks = self.widest_chunks(stage)
+        size = chunks.numbers[chunks.template.pieces["block"].leaves]
+        sizes = {"dp": dp, "tp": stage.tp, "cp": stage.cp, "pp": pp}
+        stride = strides(sizes, stage.order or ORDER)["pp"]
+        key = (size, stride, pp)
         if key not in self._transfer:
-            chunks = self.widest_chunks(stage)
-            size = chunks.numbers[chunks.template.pieces["block"].leaves]
-            sizes = {"dp": dp, "tp": stage.tp, "cp": stage.cp, "pp": pp}
-            stride = strides(sizes, stage.order or ORDER)["pp"]
             machine = self.problem.machine
             self._transfer[key] = tuple(
                 price_transfer(machine, rank * stride, (rank + 1) % pp * stride, size, stride).together_ps / PS_PER_S

@@ -131,14 +131,14 @@ class Estimates:
         forward, *backward = self._least_s(stage, excess_bytes)
         return self._spread_bound_s(mesh, size, stage.split, forward, backward[0], sum(backward[1:]))
 
-    def quick_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, level: int) -> float:
-        """Of a level of the optimizer, from what is quickly known: no more than `level_bound_s`."""
-        quick = [self.costs.quick_floor(each, mesh.dp, level) for each in self.in_orders(mesh, stage, level)]
-        return self._work_bound_s(mesh, size, stage, functools.reduce(np.minimum, quick))
-
-    def level_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, level: int) -> float:
-        """Of a level of the optimizer."""
-        return self._work_bound_s(mesh, size, stage, self.floor(mesh, stage, level).work)
+    def quick_floor(self, mesh: Mesh, stage: StageConfig, level: int) -> Table:
+        """An early table no entry of which is above `floor`, from what is quickly known."""
+        if level < 2 or not self.costs.recompute_only_adds:
+            return self.floor(mesh, stage, level)
+        return self._least_table([
+            self.costs.with_optimizer(self.costs.quick_floor(each, mesh.dp, level), each, mesh.dp, level)
+            for each in self.in_orders(mesh, stage)
+        ])  # fmt: skip
 
     def _least_s(self, stage: StageConfig, excess_bytes: float) -> list[float]:
         """The parts of the whole model and one micro-batch at least, the first of them the forward.
@@ -163,21 +163,20 @@ class Estimates:
             parts[-1] += excess_bytes * float((longer[saved > 0] / saved[saved > 0]).min())
         return parts
 
-    def _work_bound_s(self, mesh: Mesh, size: int, stage: StageConfig, work: Floats) -> float:
-        """Of an early table."""
-        _, forward, closing, _, inputs = (float(each) for each in self.costs.all_counts @ work)
-        parts = (inputs, closing) if stage.split else (closing, 0.0)
-        return self._spread_bound_s(mesh, size, stage.split, forward, *parts)
-
     def floor(self, mesh: Mesh, stage: StageConfig, level: int) -> Table:
         """An early table that no configuration of a node is below, in whichever order of the axes."""
         partial = self.spaces.is_partial(stage.recompute)
-        tables = [
-            self.costs.floor_table(each, mesh.dp, level, partial=partial) for each in self.in_orders(mesh, stage, level)
-        ]
+        return self._least_table([
+            self.costs.with_optimizer(
+                self.costs.floor_table(each, mesh.dp, level, partial=partial), each, mesh.dp, level
+            )
+            for each in self.in_orders(mesh, stage)
+        ])  # fmt: skip
+
+    @staticmethod
+    def _least_table(tables: Sequence[Table]) -> Table:
         return functools.reduce(Table.least, tables)
 
-    def in_orders(self, mesh: Mesh, stage: StageConfig, level: int) -> list[StageConfig]:
-        """The orders of the axes that an early table may be least in: it knows of the optimizer from level 2 on."""
-        every = self.axis_orders.nearest(mesh)
-        return [in_order(stage, order) for order in (every if level >= 2 else every[:1])]
+    def in_orders(self, mesh: Mesh, stage: StageConfig) -> list[StageConfig]:
+        """The orders of the axes in which what the optimizer communicates may take least."""
+        return [in_order(stage, order) for order in self.axis_orders.nearest(mesh)]

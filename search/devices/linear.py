@@ -1,4 +1,4 @@
-"""The bounds of `ScheduleSpace.bounds_s` for tables that are quickly made, as one small matrix product for all spreads.
+"""The bounds of `ScheduleSpace.bounds_s` for tables that are quickly made, as one matrix product for many schedules.
 
 In such a table the first and the last actions are as all others, and the optimizer takes nothing. Every term of the
 bound is then a sum of the times of pieces, with whole numbers that only the schedule and the spread know, and of times
@@ -9,6 +9,7 @@ work the one that begins last, of chunks that are filled equally often the first
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,39 +17,112 @@ from numpy.typing import NDArray
 from search.devices.bounds import ScheduleSpace
 from search.devices.costs import WAYS, Table
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "Terms"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_FORWARD, _CLOSING, _INPUTS = (WAYS.index(way) for way in ("F", "closing", "I"))
+_FIRST, _FORWARD, _CLOSING, _LAST, _INPUTS = range(len(WAYS))
 
 
 class Linear:
-    """The bounds of a space's spreads."""
+    """The bounds of the spreads of schedules with equally many ranks and micro-batches.
 
-    def __init__(self, space: ScheduleSpace) -> None:
-        self._space = space
-        self._links: dict[tuple[tuple[float, ...], bool], Floats] = {}
-        pieces = space.pieces
+    Args:
+        terms: of each schedule.
+
+    Attributes:
+        starts: the first spread of each schedule among all of them.
+    """
+
+    def __init__(self, terms: Sequence[Terms]) -> None:
+        self.terms = terms
+        lengths = [len(each.space.layers) for each in terms]
+        self.starts = np.cumsum([0, *lengths])
+        self._links: dict[tuple[float, ...], Floats] = {}
+        self._num_paths = -1
+
+    def bounds_s(self, table: Table, transfers_s: Sequence[float]) -> Floats:
+        """A bound for each spread of each schedule, as of `ScheduleSpace.bounds_s`; `table` as of `Costs.floor_table`.
+
+        Of one schedule they are at `starts[number] : starts[number + 1]`.
+        """
+        num_paths = sum(len(each.space.paths) for each in self.terms)
+        if num_paths != self._num_paths:
+            self._num_paths = num_paths
+            self._links.clear()
+            every = [each.coefficients() for each in self.terms]
+            self._coefficients = np.concatenate([each for each, _ in every])
+            before = np.cumsum([0, *(len(each) for each, _ in every)])
+            self._first = np.concatenate([first + own for (_, first), own in zip(every, before, strict=False)])
+        key = tuple(transfers_s)
+        if key not in self._links:
+            self._links[key] = np.concatenate([each.on_links(key) for each in self.terms])
+        times = _columns(table)
+        return np.asarray(np.maximum.reduceat(self._coefficients @ times + self._links[key], self._first))
+
+    def learn(self, table: Table, transfers_s: Sequence[float], numbers: Sequence[int]) -> bool:
+        """Find the longest paths of some schedules with these times, where none are known yet; whether any were not."""
+        new = [self.terms[number] for number in numbers if not len(self.terms[number].space.paths)]
+        for each in new:
+            each.space.learn(table, transfers_s, together=each.together)
+        return bool(new)
+
+
+@dataclass(eq=False)
+class Terms:
+    """The terms of the bounds of one schedule's spreads.
+
+    Args:
+        space: the schedule and the spreads.
+        together: whether all ranks begin a step together (see `ScheduleSpace.bounds_s`).
+    """
+
+    space: ScheduleSpace
+    together: bool = True
+
+    def __post_init__(self) -> None:
+        pieces = self.space.pieces
         self._before = np.cumsum(pieces, axis=1) - pieces
+        self._work = np.einsum("scp,cr->srp", pieces, self.space.owners)  # (spread, rank, piece)
+        of_rank = [np.flatnonzero(self.space.placement == rank) for rank in range(self.space.schedule.num_ranks)]
+        # (spread, rank, piece) in any one of the rank's chunks
+        self._least_chunk = np.stack([pieces[:, chunks].min(axis=1) for chunks in of_rank], axis=1)
         self._ranks = self._distinct_ranks()
         self._chunks = self._distinct_chunks()
-        self._terms = {together: self._coefficients(together) for together in (True, False)}
+        self._closed = self._closed_form()
 
-    def bounds_s(self, table: Table, transfers_s: Sequence[float], *, together: bool = True) -> Floats:
-        """A bound for each spread, as of `ScheduleSpace.bounds_s`; `table` as of `Costs.early`."""
-        coefficients, starts = self._terms[together]
-        key = (tuple(transfers_s), together)
-        if key not in self._links:
-            self._links[key] = self._on_links(*key)
-        times = table.work[:, [_FORWARD, _CLOSING, _INPUTS]].ravel()
-        return np.maximum.reduceat(coefficients @ times + self._links[key], starts)
+    def coefficients(self) -> tuple[Floats, Ints]:
+        """(term, column) how often each of `_columns` counts, and the first term of each spread."""
+        known = self.space.paths
+        own = np.arange(len(known)) if self.together else np.flatnonzero(known.ends == self.space.placement[0])
+        self._on_paths = known.links[own]
+        first, usual, closing, last, inputs = np.moveaxis(known.actions[own], 2, 0)
+        times = np.stack([first + usual, closing + last, inputs], axis=2)
+        on_ways = np.einsum("scp,ncw->snwp", self.space.pieces, times)
+        paths = _ways(*np.moveaxis(on_ways, 2, 0), update=self._work[:, known.ends[own]])
+        every = np.concatenate([self._closed, paths])
+        num_spreads = len(self.space.layers)
+        of = np.concatenate([self._of, np.repeat(np.arange(num_spreads), len(own))])
+        self._order = np.argsort(of, kind="stable")
+        starts = np.searchsorted(of[self._order], np.arange(num_spreads))
+        return np.ascontiguousarray(every[self._order]), starts
+
+    def on_links(self, transfers_s: tuple[float, ...]) -> Floats:
+        """(term) the time on links."""
+        space, (_, rank, _), (_, chunk) = self.space, self._ranks, self._chunks
+        hops = space.hops_s(transfers_s)
+        travelled = np.cumsum(hops)
+        there = travelled[space.begins[rank]]
+        cycle = 2 * travelled[chunk] + space.rounds[chunk] * (2 * (travelled[-1] - travelled[chunk]))
+        paths = np.tile(self._on_paths @ hops, len(space.layers))
+        begun = there if self.together else np.zeros_like(there)
+        return np.asarray(np.concatenate([begun, 2 * there, cycle, paths])[self._order])
 
     def _distinct_ranks(self) -> tuple[Ints, Ints, Floats]:
         """(spread, rank) of the terms of ranks, and the pieces of each."""
-        space = self._space
-        work = np.einsum("scp,cr->srp", space.pieces, space.owners)
+        space = self.space
+        work = self._work
         by_begin = np.argsort(-space.begins, kind="stable")
         spread, place = _first_of_each(work[:, by_begin])
         rank = by_begin[place]
@@ -56,47 +130,61 @@ class Linear:
 
     def _distinct_chunks(self) -> tuple[Ints, Ints]:
         """(spread, chunk) of the terms of chunks."""
-        space = self._space
+        space = self.space
         filled = np.stack([space.rounds, space.rest], axis=1).astype(np.float64)
         every = np.broadcast_to(filled, (len(space.pieces), *filled.shape))
         return _first_of_each(np.concatenate([space.pieces, every], axis=2))
 
-    def _coefficients(self, together: bool) -> tuple[Floats, Ints]:
-        """(term, piece and way) how often each counts, and the first term of each spread."""
-        space, before, (spread, rank, work) = self._space, self._before, self._ranks
+    def _closed_form(self) -> Floats:
+        """(term, column) of the terms that need no paths; `_of` says of which spread each is."""
+        space, before, (spread, rank, work) = self.space, self._before, self._ranks
         count, split = space.schedule.num_micro_batches, space.split
         head = before[spread, space.begins[rank]]
-        none, start = np.zeros_like(head), head if together else np.zeros_like(head)
+        none, start = np.zeros_like(head), head if self.together else np.zeros_like(head)
         all_work = count * work
-        first = space.pieces[:, 0]  # whose weight gradients come when all else is done
-        busy = _ways(start + all_work, all_work, all_work if split else none)
-        if split:
-            through = _ways(head + all_work, first[spread], head + all_work)
+        first, ending = space.pieces[:, 0], self._work[:, space.placement[0]]
+        # gathers of a rank's first chunk may be over before its tensor arrives
+        ahead = start.any(axis=1, keepdims=True) * space.pieces[spread, space.begins[rank]]
+        busy = _ways(
+            start + all_work, all_work, all_work if split else none, gathers=work - ahead,
+            reductions=self._least_chunk[spread, rank], update=work,
+        )  # fmt: skip
+        if split:  # the weight gradients of the first chunk come when all else is done
+            through = _ways(head + all_work, first[spread], head + all_work, update=ending[spread])
         else:
-            through = _ways(head + all_work, head + all_work, none)
+            through = _ways(head + all_work, head + all_work, none, update=ending[spread])
         at, chunk = self._chunks
         mine, rounds, rest = before[at, chunk], space.rounds[chunk, None], space.rest[chunk, None]
         around = rounds * (space.pieces.sum(axis=1)[at] - mine)
         forward, back = mine + around + rest * space.pieces[at, chunk], mine + around
-        cycle = _ways(forward, first[at], back) if split else _ways(forward, back, np.zeros_like(back))
-        of = np.concatenate([spread, spread, at])
-        order = np.argsort(of, kind="stable")
-        self._order = order
-        starts = np.searchsorted(of[order], np.arange(len(space.pieces)))
-        return np.ascontiguousarray(np.concatenate([busy, through, cycle])[order]), starts
-
-    def _on_links(self, transfers_s: tuple[float, ...], together: bool) -> Floats:
-        """(term) the time on links."""
-        space, (_, rank, _), (_, chunk) = self._space, self._ranks, self._chunks
-        travelled = np.cumsum(space.hops_s(transfers_s))
-        there = travelled[space.begins[rank]]
-        cycle = 2 * travelled[chunk] + space.rounds[chunk] * (2 * (travelled[-1] - travelled[chunk]))
-        return np.concatenate([there if together else np.zeros_like(there), 2 * there, cycle])[self._order]
+        closing, inputs = (first[at], back) if split else (back, np.zeros_like(back))
+        cycle = _ways(forward, closing, inputs, update=ending[at])
+        self._of = np.concatenate([spread, spread, at])
+        return np.concatenate([busy, through, cycle])
 
 
-def _ways(forward: Floats, closing: Floats, inputs: Floats) -> Floats:
-    """(term, piece and way), as the ravelled columns of a table."""
-    return np.stack([forward, closing, inputs], axis=2).reshape(len(forward), -1)
+def _columns(table: Table) -> Floats:
+    """The times of a table that terms count: what every action takes, and what gathers, reductions, update add."""
+    work = table.work
+    gathers, reductions = work[:, _FIRST] - work[:, _FORWARD], work[:, _LAST] - work[:, _CLOSING]
+    return np.concatenate(
+        [work[:, _FORWARD], work[:, _CLOSING], work[:, _INPUTS], gathers, reductions, table.update]
+    )  # fmt: skip
+
+
+def _ways(
+    forward: Floats,
+    closing: Floats,
+    inputs: Floats,
+    *,
+    gathers: Floats | None = None,
+    reductions: Floats | None = None,
+    update: Floats,
+) -> Floats:
+    """(term, column) how often the times of `_columns` count; each given as (..., piece)."""
+    none = np.zeros_like(forward)
+    found = [forward, closing, inputs, none if gathers is None else gathers, none if reductions is None else reductions]
+    return np.concatenate([*found, update], axis=-1).reshape(-1, 6 * forward.shape[-1])
 
 
 def _first_of_each(values: Floats) -> tuple[Ints, Ints]:

@@ -20,6 +20,7 @@ from search.devices.bounds import LayerSplits, ScheduleSpace
 from search.devices.costs import Table, piece_counts
 from search.devices.estimates import Estimates
 from search.devices.problem import Problem
+from search.devices.schedule_space import ScheduleGroup
 from search.devices.space import (
     Mesh,
     ScheduleChoice,
@@ -37,6 +38,7 @@ __all__ = ["Child", "Kind", "Nodes", "after_leaf", "leaf_values"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 class Kind(IntEnum):
@@ -79,6 +81,7 @@ class Nodes:
         known = self.estimates
         self.problem, self.costs, self.peak_memory = known.problem, known.costs, known.peak_memory
         self.spaces, self.axis_orders = known.spaces, known.axis_orders
+        self._fit: dict[tuple[StageConfig, int, int, int], Mask] = {}
         self._open: dict[Kind, Callable[..., Iterator[Child]]] = {
             Kind.MESH: self._open_mesh, Kind.INNER: self._open_inner, Kind.LEVEL: self._open_level,
             Kind.MEMORY: self._open_memory, Kind.SHAPE: self._open_shape, Kind.SPREADS: self._open_spreads,
@@ -100,9 +103,8 @@ class Nodes:
             for place in places[1:]:
                 # where no group inside a stage lies on nearer links, the bound is no less: priced when it comes up
                 is_farther = self.axis_orders.is_farther(place, mesh)
-                if not is_farther:
-                    bound = min(self.estimates.mesh_bound_s(place, size, sp) for sp in sps)
-                yield bound, Kind.MESH, (place, size, not is_farther)
+                own = bound if is_farther else min(self.estimates.mesh_bound_s(place, size, sp) for sp in sps)
+                yield own, Kind.MESH, (place, size, not is_farther)
 
     def _open_mesh(self, bound: float, enough_s: float, mesh: Mesh, size: int, priced: bool) -> Iterator[Child]:
         sps = sequence_parallels(self.problem, mesh)
@@ -128,31 +130,66 @@ class Nodes:
     def _open_inner(
         self, bound: float, enough_s: float, mesh: Mesh, size: int, stage: StageConfig, chosen: tuple[int, ...]
     ) -> Iterator[Child]:
+        count = self.problem.global_batch // (mesh.dp * size)
+        group = self.spaces.group(mesh.pp, count, split=stage.split)
+        if group is None:
+            return
         for level in chosen:
             own = bound
             if len(chosen) > 1 and (excess := self.estimates.excess_bytes(mesh, stage, level)):
-                own = self.estimates.inner_bound_s(mesh, size, stage, excess)
-            if level >= 3 and self.costs.recompute_only_adds:
-                own = max(own, self.estimates.quick_bound_s(mesh, size, stage, level))
-            if max(bound, own) < enough_s:
-                own = max(own, self.estimates.level_bound_s(mesh, size, stage, level))
-                yield max(bound, own), Kind.LEVEL, (mesh, size, stage, level)
+                own = max(own, self.estimates.inner_bound_s(mesh, size, stage, excess))
+            if own >= enough_s:
+                continue
+            may_fit = self._may_fit(mesh, stage, level, group)
+            if not may_fit.any():
+                continue
+            table = self.estimates.quick_floor(mesh, stage, level)
+            bounds = self._quick_bounds_s(mesh, stage, group, table, may_fit, max(enough_s, own))
+            own = max(own, float(bounds.min()))
+            if own < enough_s:
+                yield own, Kind.LEVEL, (mesh, size, stage, level)
+
+    def _quick_bounds_s(
+        self, mesh: Mesh, stage: StageConfig, group: ScheduleGroup, table: Table, may_fit: Mask, enough_s: float
+    ) -> Floats:
+        """For each spread of each schedule of a group; infinite where it cannot fit."""
+        transfers, starts, step_s = self._transfers(mesh, stage), group.linear.starts, self.problem.stack.step_s
+        bounds = np.where(may_fit, group.linear.bounds_s(table, transfers) + step_s, np.inf)
+        good = np.flatnonzero(np.minimum.reduceat(bounds, starts[:-1]) < enough_s)
+        if group.linear.learn(table, transfers, good.tolist()):
+            bounds = np.where(may_fit, group.linear.bounds_s(table, transfers) + step_s, np.inf)
+        return bounds
+
+    def _may_fit(self, mesh: Mesh, stage: StageConfig, level: int, group: ScheduleGroup) -> Mask:
+        """Which spreads of each schedule of a group may fit if every block recomputes."""
+        key = (in_any_place(stage), mesh.pp, mesh.dp, level)
+        if key not in self._fit:
+            least = group.memory.bytes_of(
+                self.peak_memory, key[0], dp=mesh.dp, level=level, partial=self.spaces.is_partial(stage.recompute)
+            )  # fmt: skip
+            limit = int(self.problem.limit_bytes / (1.0 - self.problem.formula_excess))
+            self._fit[key] = least <= limit
+            if (least > limit).any():
+                self._refuse_memory(f"{_text(mesh, stage)} optimizer level {level}", least, limit)
+        return self._fit[key]
 
     def _open_level(
         self, bound: float, enough_s: float, mesh: Mesh, size: int, stage: StageConfig, level: int
     ) -> Iterator[Child]:
         partial = self.spaces.is_partial(stage.recompute)
-        count = self.problem.global_batch // (mesh.dp * size)
-        table = self.estimates.floor(mesh, stage, level)
-        transfers, step_s = self._transfers(mesh, stage), self.problem.stack.step_s
-        for shape, space in self.spaces.all_of(mesh.pp, count, split=stage.split):
-            bounds = self.spaces.linear(space).bounds_s(table, transfers, together=self.spaces.together(shape)) + step_s
-            if (least := max(bound, float(bounds.min()))) < enough_s:
-                decided = Scheduled(mesh, stage, level, shape)
-                if partial:
-                    yield least, Kind.MEMORY, (decided, np.flatnonzero(bounds < enough_s))
-                else:
-                    yield least, Kind.SHAPE, (decided, None)
+        group = self.spaces.group(mesh.pp, self.problem.global_batch // (mesh.dp * size), split=stage.split)
+        assert group is not None
+        table, may_fit = self.estimates.floor(mesh, stage, level), self._may_fit(mesh, stage, level, group)
+        bounds = self._quick_bounds_s(mesh, stage, group, table, may_fit, enough_s)
+        starts = group.linear.starts
+        least = np.minimum.reduceat(bounds, starts[:-1])
+        for number in np.flatnonzero(least < enough_s).tolist():
+            decided, own = Scheduled(mesh, stage, level, group.shapes[number]), max(bound, float(least[number]))
+            if partial:
+                spreads = np.flatnonzero(bounds[starts[number] : starts[number + 1]] < enough_s)
+                yield own, Kind.MEMORY, (decided, spreads)
+            else:
+                yield own, Kind.SHAPE, (decided, None)
 
     def _table(self, stage: StageConfig, dp: int, level: int) -> Table:
         """With what pieces of rows of a mode cost."""
@@ -169,7 +206,7 @@ class Nodes:
         fit = chosen[self._fitting(decided, space, rows.take(chosen))]
         if not len(fit):
             return
-        placed = self.estimates.in_orders(mesh, stage, level)
+        placed = self.estimates.in_orders(mesh, stage)
         first = fit
         # the fewest that fit are the least
         if all(self.costs.some_are_longer(each, mesh.dp, level) for each in placed):
@@ -182,11 +219,12 @@ class Nodes:
 
     def _fitting(self, decided: Scheduled, space: ScheduleSpace, rows: LayerSplits) -> Ints:
         """The rows that may fit the memory."""
-        mesh, stage, level, _ = decided
+        mesh, stage, level, shape = decided
         limit = int(self.problem.limit_bytes / (1.0 - self.problem.formula_excess))
         peaks = self.peak_memory.peaks_bytes(in_any_place(stage), space, dp=mesh.dp, level=level, rows=rows)
         if not (peaks <= limit).all():
-            self._refuse_memory(decided, peaks, limit)
+            what = f"{_text(mesh, stage)} {shape.schedule} x {shape.virtual} optimizer level {level}"
+            self._refuse_memory(what, peaks, limit)
         return np.flatnonzero(peaks <= limit)
 
     def _open_shape(self, bound: float, enough_s: float, decided: Scheduled, fit: Ints | None) -> Iterator[Child]:
@@ -276,16 +314,18 @@ class Nodes:
         ]
         return tuple(map(min, *every)) if len(every) > 1 else every[0]
 
-    def _refuse_memory(self, decided: Scheduled, peaks: Any, limit: int) -> None:
-        mesh, stage, level, shape = decided
+    def _refuse_memory(self, what: str, peaks: Any, limit: int) -> None:
         over = peaks[peaks > limit]
-        what = (
-            f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {stage.micro_batch} {shape.schedule} x "
-            f"{shape.virtual} recompute {stage.recompute} optimizer level {level}"
-        )
         self.estimates.rejected.append(
             Rejected(what=what, reason="memory", count=len(over), excess_bytes=int(over.min()) - limit)
         )
+
+
+def _text(mesh: Mesh, stage: StageConfig) -> str:
+    return (
+        f"dp {mesh.dp} cp {mesh.cp} tp {mesh.tp} pp {mesh.pp} micro-batch {stage.micro_batch} recompute "
+        f"{stage.recompute}"
+    )
 
 
 def leaf_values(problem: Problem, node: tuple[Any, ...]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from search.devices.costs import Costs, one_piece
 from search.devices.stage_config import StageConfig, without_recompute
 from simulator.forecast.memory import Footprint
 
-__all__ = ["PeakMemory"]
+__all__ = ["PeakMemory", "moments"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -93,6 +93,14 @@ class PeakMemory:
         """What one micro-batch leaves behind in one block, for each kind of block."""
         prints = self._footprints(stage)
         return tuple(prints[number].kept for number in self.costs.blocks)
+
+    def kept_of_pieces(self, stage: StageConfig) -> tuple[Floats, Floats]:
+        """(piece) bytes that one micro-batch leaves behind: until its backward, and for the gradients of weights."""
+        prints = self._footprints(stage)
+        return (
+            np.array([own.kept for own in prints], dtype=np.float64),
+            np.array([own.kept_for_weights for own in prints], dtype=np.float64),
+        )
 
     def _footprints(self, stage: StageConfig) -> tuple[Footprint, ...]:
         if stage not in self._prints:
@@ -190,6 +198,17 @@ class _Alive:
         total = self.state @ own
         total += np.ascontiguousarray(during.transpose(0, 2, 1)).reshape(-1, len(kept))[self.runs]
         return np.asarray(total.max(axis=1).T)
+
+
+def moments(schedule: Schedule) -> tuple[Ints, Floats, bool]:
+    """The moments of a schedule that can be a rank's peak, and whether gradients may come where activations were.
+
+    Returns:
+        (rank, chunk of the rank) number of the chunk, the first one again where a rank has fewer; (rank, moment, chunk
+        of the rank) micro-batches that it keeps then, and behind these those between the two parts of a backward.
+    """
+    found = _alive(schedule)
+    return found.chunks, found.state, _forwards_first(schedule)
 
 
 @lru_cache(maxsize=2048)

@@ -7,11 +7,21 @@ from dataclasses import dataclass, field
 from plans.degrees import Degrees
 from search.devices.bounds import LayerSplits, ScheduleSpace
 from search.devices.costs import num_dense
-from search.devices.linear import Linear
+from search.devices.least_memory import LeastMemory
+from search.devices.linear import Linear, Terms
 from search.devices.problem import Problem
 from search.devices.space import ScheduleChoice, recompute_counts, recomputes_some, schedule_of, shapes, spreads
 
 __all__ = ["ScheduleSpaces"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduleGroup:
+    """Schedules that differ in nothing that is decided before them, with what bounds all their spreads at once."""
+
+    shapes: tuple[ScheduleChoice, ...]
+    linear: Linear
+    memory: LeastMemory
 
 
 @dataclass(kw_only=True)
@@ -20,7 +30,7 @@ class ScheduleSpaces:
 
     problem: Problem
     _spaces: dict[tuple[ScheduleChoice, int, int], ScheduleSpace | None] = field(default_factory=dict)
-    _linears: dict[ScheduleSpace, Linear] = field(default_factory=dict)
+    _groups: dict[tuple[int, int, bool], ScheduleGroup | None] = field(default_factory=dict)
 
     def of(self, shape: ScheduleChoice, pp: int, count: int) -> ScheduleSpace | None:
         """A schedule of so many ranks and micro-batches; None where there is none, or no layers for its chunks."""
@@ -36,16 +46,17 @@ class ScheduleSpaces:
             )
         return self._spaces[key]
 
-    def all_of(self, pp: int, count: int, *, split: bool) -> list[tuple[ScheduleChoice, ScheduleSpace]]:
-        """All schedules that there are for so many ranks and micro-batches, with a backward in two parts or in one."""
-        spaces = ((shape, self.of(shape, pp, count)) for shape in shapes(self.problem, pp))
-        return [(shape, space) for shape, space in spaces if space is not None and space.split is split]
-
-    def linear(self, space: ScheduleSpace) -> Linear:
-        """The quick bounds of a space."""
-        if space not in self._linears:
-            self._linears[space] = Linear(space)
-        return self._linears[space]
+    def group(self, pp: int, count: int, *, split: bool) -> ScheduleGroup | None:
+        """All schedules for so many ranks and micro-batches, with a backward in two parts or in one; None: no such."""
+        key = (pp, count, split)
+        if key not in self._groups:
+            found = [(shape, self.of(shape, pp, count)) for shape in shapes(self.problem, pp)]
+            own = {shape: space for shape, space in found if space is not None and space.split is split}
+            self._groups[key] = None
+            if own:
+                terms = [Terms(space, together=self.together(shape)) for shape, space in own.items()]
+                self._groups[key] = ScheduleGroup(tuple(own), Linear(terms), LeastMemory(list(own.values())))
+        return self._groups[key]
 
     def is_partial(self, mode: str) -> bool:
         """Whether some blocks may recompute in a mode while the others keep everything."""
@@ -65,5 +76,5 @@ class ScheduleSpaces:
         """Of a part of the space, with what is known already."""
         own, its = self.problem.pins, problem.pins
         if own.layers is None and its.layers is None and its.recompute_layers == own.recompute_layers:
-            return ScheduleSpaces(problem=problem, _spaces=self._spaces, _linears=self._linears)
+            return ScheduleSpaces(problem=problem, _spaces=self._spaces)
         return ScheduleSpaces(problem=problem)

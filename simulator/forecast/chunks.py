@@ -37,7 +37,7 @@ from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Body, ClockMap,
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.lowered import Lowered
 from simulator.forecast.memory import Footprint, footprint, parameter_bytes
-from simulator.forecast.pricing import Groups, priced_lines
+from simulator.forecast.pricing import Groups, busy_ps, hosted, priced_lines
 from simulator.stacks import PieceSizes, Stack
 
 __all__ = ["Chunks"]
@@ -306,11 +306,12 @@ class Chunks:
     def gather_busy_ps(self, piece: str) -> float:
         """How long the gather of a piece's weights keeps its channel."""
         lines = self.gather(piece) if self.lowered is None else self.lowered.gathers(self.parameters(piece))[0]
-        channels: dict[str, float] = {}
-        for line in lines:
-            if line.kind == COLLECTIVE:
-                channels[line.channel] = channels.get(line.channel, 0.0) + line.work_ps
-        return max(channels.values(), default=0.0)
+        return busy_ps(lines)
+
+    def reduce_busy_ps(self, piece: str, part: str) -> float:
+        """How long the reduction of the gradients that a part of a piece makes keeps its channel."""
+        reduce = self._beside(piece, part, False, True)[4]
+        return busy_ps(reduce if self.lowered is None else [line for _, lines in reduce for line in lines])
 
     def reduce(self, piece: str) -> tuple[Line, ...]:
         """The reduction of a piece's gradients."""
@@ -410,18 +411,9 @@ class Chunks:
     def _body(self, piece: str, part: str, given: float | None) -> Body:
         key = ("body", piece, part, given)
         if key not in self.known:
-            self.known[key] = body_of(tuple(self._hosted(self.lines(piece, part), given)), self.rates)
+            self.known[key] = body_of(tuple(hosted(self.lines(piece, part), given)), self.rates)
         found: Body = self.known[key]
         return found
-
-    @staticmethod
-    def _hosted(lines: list[Line], given: float | None) -> list[Line]:
-        """The lines with the host time that the stack is known to take for a whole block, in equal proportion."""
-        summed = sum(line.dispatch_ps for line in lines)
-        if given is None or not summed:
-            return lines
-        factor = given * 1e12 / summed
-        return [line._replace(dispatch_ps=round(line.dispatch_ps * factor)) for line in lines]
 
     def action(self, chunk: Chunk, part: str, *, gathers: bool = False, reduces: bool = False) -> ClockMap:
         """A chunk's whole action: its pieces in the order of the part."""

@@ -32,7 +32,7 @@ from simulator.forecast.body import Payload
 from simulator.stacks import Stack
 from simulator.stacks.base import Kernel, Message, Step
 
-__all__ = ["Groups", "priced_cells", "priced_lines"]
+__all__ = ["Groups", "busy_ps", "hosted", "priced_cells", "priced_lines"]
 
 Groups = Mapping[str, Group]
 """axis -> its groups, as they lie on the links."""
@@ -63,6 +63,24 @@ def priced_cells(
     """
     prices = _prices(machine, stack)
     return [(each.cell, prices.lines(each, numbers, groups)) for each in _looked_up(part).cells]
+
+
+def hosted(lines: list[Line], given_s: float | None) -> list[Line]:
+    """The lines with the host time that the stack is known to take for a whole block, in equal proportion."""
+    summed = sum(line.dispatch_ps for line in lines)
+    if given_s is None or not summed:
+        return lines
+    factor = given_s * 1e12 / summed
+    return [line._replace(dispatch_ps=round(line.dispatch_ps * factor)) for line in lines]
+
+
+def busy_ps(lines: Sequence[Line]) -> float:
+    """How long the busiest channel of some collectives is busy."""
+    channels: dict[str, float] = {}
+    for line in lines:
+        if line.kind == COLLECTIVE:
+            channels[line.channel] = channels.get(line.channel, 0.0) + line.work_ps
+    return max(channels.values(), default=0.0)
 
 
 class _LookUp(NamedTuple):

@@ -1,0 +1,78 @@
+"""The least memory that spreads of the layers need, of many schedules at once, as one matrix product.
+
+A rank's peak is no less than what it holds at any moment: its weights, gradients and states, and for each of its chunks
+the micro-batches that the schedule keeps there then. These numbers depend on the schedule and the spread only, so the
+moments that are the peak of some layout are found once; layouts then differ in the bytes of each piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.devices.bounds import ScheduleSpace
+from search.devices.peak_memory import PeakMemory, moments
+from search.devices.stage_config import StageConfig, without_recompute
+
+__all__ = ["LeastMemory"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_LIKELY = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.03], [1.0, 0.1], [1.0, 0.3]])
+"""What a block's weights and states and its activations of one micro-batch may weigh: moments that are the peak for one
+of these are kept."""
+
+
+class LeastMemory:
+    """Of the spreads of some schedules with equally many ranks and micro-batches, every block recomputing.
+
+    Args:
+        spaces: the schedules.
+    """
+
+    def __init__(self, spaces: Sequence[ScheduleSpace]) -> None:
+        self._terms = np.concatenate([_terms(space) for space in spaces], axis=1)  # (kind, spread and moment, piece)
+
+    def bytes_of(self, peak_memory: PeakMemory, stage: StageConfig, *, dp: int, level: int, partial: bool) -> Floats:
+        """(spread) no more than `PeakMemory.peaks_bytes` of any number of blocks that recompute.
+
+        Args:
+            peak_memory: knows what pieces hold.
+            stage, dp, level: the layout.
+            partial: whether some blocks may keep everything.
+        """
+        held = peak_memory.static_bytes(stage, dp, level).astype(np.float64)
+        whole, part = peak_memory.kept_of_pieces(stage)
+        if partial:
+            whole, part = map(np.minimum, (whole, part), peak_memory.kept_of_pieces(without_recompute(stage)))
+        weights, gradients, kept, kept_for_weights = self._terms
+        total = weights @ held.sum(axis=1) + kept @ whole + kept_for_weights @ part
+        total -= gradients @ held[:, 1]
+        return np.asarray(total.reshape(-1, len(_LIKELY)).max(axis=1))
+
+
+def _terms(space: ScheduleSpace) -> Floats:
+    """(kind, spread and moment, piece): pieces of the rank, those whose gradients may come where activations were, and
+    micro-batches of pieces that are kept, wholly or for the gradients of weights."""
+    chunks, states, late_gradients = moments(space.schedule)
+    num_ranks, num_moments, most = states.shape[0], states.shape[1], chunks.shape[1]
+    counts = np.bincount(space.placement, minlength=num_ranks)
+    own = space.pieces[:, chunks] * (np.arange(most) < counts[:, None])[None, :, :, None]  # spread, rank, place, piece
+    held = own.sum(axis=2)
+    blocks = own.sum(axis=3) - own[..., 2]  # the head weighs otherwise
+    blocks[:, space.placement[0], 0] -= 1.0  # as does the embedding
+    kept = (states[None, :, :, :most] @ blocks[..., None])[..., 0]  # spread, rank, moment
+    weighed = blocks.sum(axis=2)[:, None, :, None] * _LIKELY[:, 0, None, None]
+    likely = weighed + kept[:, None] * _LIKELY[:, 1, None, None]
+    rank, moment = np.divmod(likely.reshape(*likely.shape[:2], -1).argmax(axis=2), num_moments)  # spread, kind
+    spread = np.arange(len(own))[:, None]
+    then, own, held = states[rank, moment], own[spread, rank], held[spread, rank]  # spread, kind, place
+    for_weights = then[..., most:]
+    kinds = [
+        held, held * late_gradients, np.einsum("skc,skcp->skp", then[..., :most], own),
+        np.einsum("skc,skcp->skp", for_weights, own[:, :, : for_weights.shape[2]]),
+    ]  # fmt: skip
+    return np.stack(kinds).reshape(4, -1, held.shape[2])

@@ -1,0 +1,119 @@
+"""Bounds of the search over degrees hold: nothing below a node is faster by its estimate, or needs less memory."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from costmodels import Machine
+from plans.model.transformer import transformer_config
+from plans.schedules import make_schedule
+from search.devices import Problem
+from search.devices.bounds import ScheduleSpace
+from search.devices.branch import Branching
+from search.devices.costs import WAYS
+from search.devices.nodes import Kind, leaf_values
+from search.devices.space import layer_choices, meshes
+from search.devices.stage_config import in_any_place
+
+PROBLEMS = {
+    "two nodes": Problem(
+        config=transformer_config("llama-3-8b", num_layers=8), machine=Machine.load("h100-sxm-x16"), num_devices=16,
+        global_batch=64,
+    ),
+    "experts": Problem(
+        config=transformer_config("deepseek-moe-16b", num_layers=6), machine=Machine.load("h100-sxm-x16"),
+        num_devices=16, global_batch=64,
+    ),
+    "three tiers": Problem(
+        config=transformer_config("llama-3-8b", num_layers=8), machine=Machine.load("leaf-spine-x256"),
+        num_devices=64, global_batch=64,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_bound_on_the_way_to_a_configuration_exceeds_its_estimate(name):
+    problem, draw = PROBLEMS[name], random.Random(name)
+    branching = Branching(problem=problem)
+    nodes = branching._nodes()
+    roots = [child for mesh in meshes(problem)[0] for child in nodes.roots(mesh)]
+    compared = 0
+    while compared < 60:
+        child = draw.choice(roots)
+        bounds = [child[0]]
+        while child[1] is not Kind.LEAF and (children := list(nodes.open(child[1], child[0], child[2], float("inf")))):
+            child = draw.choice(children)
+            bounds.append(child[0])
+        if child[1] is not Kind.LEAF:
+            continue  # nothing of this branch fits
+        decided, ranked, _ = child[2]
+        at = draw.randrange(len(ranked))
+        estimate = branching._estimated(problem.degrees(leaf_values(problem, (decided, ranked, at))))
+        if estimate is not None:
+            assert max(*bounds, ranked[at][0]) <= estimate.step_s * (1 + 1e-9)
+            _check_least_memory(branching, nodes, decided, ranked[at][1][0])
+            compared += 1
+
+
+def _check_least_memory(branching, nodes, decided, layers):
+    mesh, stage, level, shape = decided
+    count = branching.problem.global_batch // (mesh.dp * stage.micro_batch)
+    group, stage = nodes.spaces.group(mesh.pp, count, split=stage.split), in_any_place(stage)
+    partial = nodes.spaces.is_partial(stage.recompute)
+    least = group.memory.bytes_of(branching.peak_memory, stage, dp=mesh.dp, level=level, partial=partial)
+    space = branching.space(shape, mesh.pp, count)
+    rows, spread = branching.rows(space, stage.recompute), space.layers.index(layers)
+    peaks = branching.peak_memory.peaks_bytes(stage, space, dp=mesh.dp, level=level, rows=rows)
+    assert least[group.linear.starts[group.shapes.index(shape)] + spread] <= peaks[rows.spread == spread].min()
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_zb", "v_half", "dualpipe_v"])
+def test_the_longest_path_is_the_step_of_a_schedule(name):
+    """Against a replay of the schedule, action by action."""
+    schedule = make_schedule(name, 4, 8, virtual=3 if name == "interleaved_zb" else None)
+    space = ScheduleSpace(schedule=schedule, layers=layer_choices(40, schedule.num_stages, 3))
+    numbers = np.random.default_rng(3)
+    times = numbers.random((len(space.layers), schedule.num_stages, len(WAYS)))
+    hops = space.hops_s(tuple(numbers.random(4)))
+    space.paths.learn(times, hops, only_first=False)
+    lengths = space.paths.lengths_s(times, hops).max(axis=1)
+    for own, length in zip(times, lengths, strict=True):
+        replayed = _replayed(schedule, own, hops, split=space.split)
+        assert replayed / 1.0021 <= length <= replayed * (1 + 1e-12)
+
+
+def _replayed(schedule, times, hops, *, split):
+    """When the last action ends, each begun as soon as its rank is free and its tensor is there."""
+    last = {  # of each stage the numbers of its first forward and of its last backward
+        stage: max(at for at, action in enumerate(order) if action.stage == stage and str(action.kind) in "BW")
+        for order in schedule.order for stage in {each.stage for each in order}
+    }  # fmt: skip
+    free, done, at = [0.0] * schedule.num_ranks, {}, [0] * schedule.num_ranks
+    begun = set()
+    while any(number < len(order) for number, order in zip(at, schedule.order, strict=True)):
+        for rank, order in enumerate(schedule.order):
+            while at[rank] < len(order):
+                action, kind = order[at[rank]], str(order[at[rank]].kind)
+                stage, batch = action.stage, action.micro_batch
+                needed = {"F": ("F", stage - 1, batch), "W": None}.get(kind, ("back", stage + 1, batch))
+                there = 0.0
+                if needed and 0 <= needed[1] < schedule.num_stages:
+                    if needed not in done:
+                        break
+                    moved = schedule.placement[needed[1]] != rank
+                    there = done[needed] + moved * hops[max(stage, needed[1])]
+                way = dict(zip(WAYS, times[stage], strict=True))
+                if kind == "F":
+                    took = way["F" if stage in begun else "F.first"]
+                    begun.add(stage)
+                else:
+                    closing = way["closing.last" if at[rank] == last[stage] else "closing"]
+                    took = {"I": way["I"], "W": closing, "B": closing + split * way["I"]}[kind]
+                free[rank] = max(free[rank], there) + took
+                if kind != "W":
+                    done["F" if kind == "F" else "back", stage, batch] = free[rank]
+                at[rank] += 1
+    return max(free)
