@@ -296,9 +296,12 @@ class Program:
 def moved_values(instruction: Instruction) -> tuple[str, ...]:
     """The values that a COMPUTE instruction reads and writes, one entry for each time their bytes are moved.
 
-    What is written in place is moved both ways. A lookup reads only the rows it finds, as many bytes as it writes.
+    What is written in place is moved both ways. A lookup reads only the rows it finds, as many bytes as it writes. The
+    angles of rotary positions, given or not, are a table that all samples and heads share and the cache holds.
     """
     names = (*instruction.inputs, *instruction.outputs)
+    if instruction.call.startswith("rope."):
+        return (instruction.inputs[0], *instruction.outputs)
     if instruction.call == "embedding.forward" and len(instruction.inputs) == 2:
         return (instruction.inputs[0], *instruction.outputs, *instruction.outputs)
     return names

@@ -32,6 +32,7 @@ from executor.capture.straight import drop_empty, inline_nested, keep_batch_firs
 from executor.capture.translation import Translation
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
+from plans.model.whole import whole_operators
 from plans.operators import factors
 
 __all__ = ["capture"]
@@ -51,7 +52,8 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     Returns:
         The graph. Its operators are called module path + kind ("layer1.linear") with `module` the path in `module`,
         its parameters as in the state dict (a tied parameter by its first name), its inputs as the arguments of
-        forward, in that order; buffers and frozen parameters that are read are constants.
+        forward, in that order; buffers and frozen parameters that are read are constants. What the module writes in
+        parts (a norm, rotary positions) is one operator where `plans.model.whole` knows it.
 
     Raises:
         TwofoldError: what export cannot capture (data-dependent control flow), an operator that is not known, gradients
@@ -85,7 +87,7 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     read = {parameter.name for parameter in graph.parameters}
     if unread := [path for path, each in module.named_parameters() if each.requires_grad and path not in read]:
         warnings.warn(f"the loss does not depend on {', '.join(unread)}; they stay as they are", stacklevel=2)
-    return graph
+    return whole_operators(graph)
 
 
 # -- example inputs ----------------------------------------------------------------------------------------------------

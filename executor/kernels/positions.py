@@ -55,12 +55,29 @@ def _turns(
         return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
-def _turned(turn: Turn, context: OpContext, attrs: Attrs, x: Tensor, sign: int) -> Tensor:
+@lru_cache(maxsize=32)
+def _turns_of(frequencies: Tensor, first: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """As `_turns`, of given frequencies: a constant, which is the same tensor in every step."""
+    with torch.inference_mode(False):
+        positions = torch.arange(first, first + length, dtype=dtype, device=frequencies.device)
+        angles = torch.outer(positions, frequencies.to(dtype)).unsqueeze(1)
+        return angles.cos(), angles.sin()
+
+
+def _turned(turn: Turn, context: OpContext, attrs: Attrs, x: Tensor, angles: tuple[Tensor, ...], sign: int) -> Tensor:
     rotary, length = attrs.get("rotary", x.shape[-1]), x.shape[-3]
-    key = tuple(sorted((name, value) for name, value in attrs.items() if name != "split"))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is turned in single
-    cos, sin = _turns(key, rotary, offset(context, attrs, "s", length), length, wide, x.device)
-    return turn(x, cos, sin, sign, interleaved=attrs.get("interleaved", False))
+    is_interleaved = attrs.get("interleaved", False)
+    if len(angles) == 2:
+        cos, sin = (table.to(wide).unsqueeze(1).contiguous() for table in angles)
+        return _turned_by_torch(x, cos, sin, sign, interleaved=is_interleaved)
+    first = offset(context, attrs, "s", length)
+    if angles:
+        cos, sin = _turns_of(angles[0], first, length, wide)
+    else:
+        key = tuple(sorted((name, value) for name, value in attrs.items() if name != "split"))
+        cos, sin = _turns(key, rotary, first, length, wide, x.device)
+    return turn(x, cos, sin, sign, interleaved=is_interleaved)
 
 
 def _turned_by_torch(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interleaved: bool) -> Tensor:
@@ -91,14 +108,14 @@ def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, sign: int, *, interleave
     return y
 
 
-def rope(turn: Turn, context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
-    """(a cos - b sin, b cos + a sin) of each pair (a, b)."""
-    return _turned(turn, context, attrs, x, 1)
+def rope(turn: Turn, context: OpContext, attrs: Attrs, x: Tensor, *angles: Tensor) -> Tensor:
+    """(a cos - b sin, b cos + a sin) of each pair (a, b); `angles` where they are given, see `plans.operators`."""
+    return _turned(turn, context, attrs, x, angles, 1)
 
 
-def rope_grad(turn: Turn, context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
+def rope_grad(turn: Turn, context: OpContext, attrs: Attrs, g: Tensor, *angles: Tensor) -> Tensor:
     """Gradient of the rotation: g rotated by the opposite angles."""
-    return _turned(turn, context, attrs, g, -1)
+    return _turned(turn, context, attrs, g, angles, -1)
 
 
 def position_rules(turn: Turn) -> Mapping[str, Rule]:

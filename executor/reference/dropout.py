@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from executor.kernels.random import kept_elements, seed_of
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
+from plans.operators.attention import heads_first
 
 __all__ = ["Dropping"]
 
@@ -127,6 +128,7 @@ def _random_operators(graph: Graph) -> dict[int, tuple[str, float, tuple[int, ..
         if "seed" in operator.attrs:
             shape = graph.tensors[operator.inputs[0]].shape
             if operator.kind == "attention":
-                shape = (*shape[:-1], graph.tensors[operator.inputs[1]].shape[-2])
+                queries, keys = heads_first([graph.tensors[name].shape for name in operator.inputs[:2]], operator.attrs)
+                shape = (*queries[:-1], keys[-2])
             found[int(operator.attrs["seed"])] = (operator.name, float(operator.attrs["p"]), shape)  # type: ignore[arg-type]
     return found

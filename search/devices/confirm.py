@@ -35,11 +35,14 @@ class Confirmed:
 def plan_of(problem: Problem, found: Candidate) -> Plan:
     """The plan that can be simulated and run: the configuration that was forecast, layer by layer.
 
+    It has the names of the module that the model was recognised in, where there is one.
+
     Raises:
         TwofoldError: a tied head on another pipeline rank than its table, which is forecast but has no plan.
     """
     degrees = found.degrees
-    return plan_of_degrees(degrees, transformer(problem.config, batch_size=degrees.global_batch))
+    plan = plan_of_degrees(degrees, transformer(problem.config, batch_size=degrees.global_batch))
+    return plan if problem.recognised is None else problem.recognised.plan(plan)
 
 
 def confirmed(

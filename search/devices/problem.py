@@ -12,7 +12,7 @@ import msgspec
 from costmodels import Machine
 from plans.degrees import DEGREES, Degrees, check, check_stated
 from plans.errors import TwofoldError
-from plans.model.transformer import TransformerConfig, sizes_of
+from plans.model.transformer import Recognised, TransformerConfig, sizes_of
 from plans.plan import Optimizer
 from search.request import check_devices
 from simulator.forecast import Stack
@@ -63,6 +63,7 @@ class Problem:
 
     Args:
         config: of a transformer.
+        recognised: the module that it was recognised in, whose names plans have; None: those of `transformer`.
         machine: whose compute runs behind the host.
         num_devices: all are used.
         global_batch: sequences of a step.
@@ -87,6 +88,7 @@ class Problem:
     memory_limit_bytes: int | None = None
     optimizer: Optimizer | None = None
     fused: bool = True
+    recognised: Recognised | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_devices", "global_batch"):

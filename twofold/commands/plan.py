@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plans.degrees import DEGREES
 from plans.errors import TwofoldError
+from twofold.commands.models import GivenModel, given_model
 from twofold.commands.options import (
     MachineOption,
     Output,
@@ -20,7 +21,6 @@ from twofold.commands.options import (
 
 if TYPE_CHECKING:
     from costmodels import Machine
-    from plans.model.graph import Graph
     from plans.plan import Plan
     from search.devices import Candidate, Problem, SearchResult
     from twofold.console import Console
@@ -80,8 +80,9 @@ class ResultOptions:
 class PlanCommand:
     """Search the best plans for a model on a machine and save the best one.
 
-    A transformer by name or config.json on accelerators is searched in degrees, on any number of devices: whatever is
-    not given is searched. Any other model is searched operator by operator. Ctrl-C gives the best so far and its gap.
+    A transformer on accelerators, by name, by config.json or as a module that is recognised as one, is searched in
+    degrees, on any number of devices: whatever is not given is searched. Any other model is searched operator by
+    operator. Ctrl-C gives the best so far and its gap.
 
     Args:
         model: package.module:function or file.py:function that gives (module with its loss, example inputs); the name
@@ -129,23 +130,36 @@ class PlanCommand:
         check_at_least("simulate", self.result.simulate, 0)
         if self.time_limit is not None and not self.time_limit > 0:
             raise TwofoldError(f"--time-limit {self.time_limit}: it is a number of seconds above 0")
-        if self.method == _BY_OPERATORS or ":" in self.model or not machine.host_async:
-            only = [DEGREES[name].flag for name in self.degrees.pins if name not in ("schedule", "zero")]
-            only += ["export"] if self.result.export else []
-            if only:
+        model = given_model(self.model, self.seq, self.layers)
+        operators = given(replace(self.operators, lr=None))  # type: ignore[arg-type]
+        why = self._by_operators(machine, model, bool(operators))
+        if why is None:
+            if operators:
                 raise TwofoldError(
-                    f"{flag(only[0])} is for transformers by name or config.json on accelerators; {self.model!r} on "
-                    f"{machine.name} is searched operator by operator"
+                    "--stages, --widths and --micro-batches are for other models; a transformer takes --pp and others"
                 )
-            return _plan_operators(self, machine, say), True
-        if given(replace(self.operators, lr=None)):  # type: ignore[arg-type]
+            return _plan_degrees(self, model, machine, say), True
+        only = [DEGREES[name].flag for name in self.degrees.pins if name not in ("schedule", "zero")]
+        only += ["export"] if self.result.export else []
+        if only:
             raise TwofoldError(
-                "--stages, --widths and --micro-batches are for other models; a transformer takes --pp and others"
+                f"{flag(only[0])} is for transformers on accelerators; {self.model!r} on {machine.name} is searched "
+                f"operator by operator{why and f': {why}'}"
             )
-        return _plan_degrees(self, machine, say), True
+        if why:
+            say.say(f"searched operator by operator: {why}")
+        return _plan_operators(self, model, machine, say), True
+
+    def _by_operators(self, machine: Machine, model: GivenModel, is_pinned: bool) -> str | None:
+        """Why the model is searched operator by operator, "" if that goes without saying; None where it is not."""
+        if self.method == _BY_OPERATORS or not machine.host_async:
+            return ""
+        if model.graph is None:
+            return None
+        return "--stages, --widths and --micro-batches are for that" if is_pinned else model.unknown
 
 
-def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[str, Any]:
+def _plan_degrees(options: PlanCommand, model: GivenModel, machine: Machine, say: Console) -> dict[str, Any]:
     """Search the degrees of a transformer; show, save and export the best. Returns the JSON object.
 
     Raises:
@@ -162,9 +176,10 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
     for file in (result.out, _degrees_file(result.out), result.report):  # before the search
         if file is not None:
             check_writable(file)
-    problem, shown = _problem(options, machine), result.top_k or _SHOWN
-    for remark in config_remarks(options.model):
-        say.say(remark)
+    problem, shown = _problem(options, model, machine), result.top_k or _SHOWN
+    if model.graph is None:
+        for remark in config_remarks(options.model):
+            say.say(remark)
     with say.doing("searching"):
         found = _search(problem, options, say)
         answer, simulated = _confirm(problem, found, result.simulate, say)
@@ -191,8 +206,7 @@ def _plan_degrees(options: PlanCommand, machine: Machine, say: Console) -> dict[
     return result_json(answer, shown) | more | (reasons.to_json() if reasons else {})
 
 
-def _problem(options: PlanCommand, machine: Machine) -> Problem:
-    from plans.model.transformer import transformer_config
+def _problem(options: PlanCommand, model: GivenModel, machine: Machine) -> Problem:
     from search.devices import Pins, Problem
     from simulator.forecast import stack_named
     from twofold.commands.execution import executed
@@ -200,10 +214,10 @@ def _problem(options: PlanCommand, machine: Machine) -> Problem:
 
     stack = stack_named(options.stack)
     count = machine.num_devices if options.devices is None else options.devices
+    usual = count if model.graph is None else model.graph.batch_size
     return Problem(
-        config=transformer_config(options.model, seq=options.seq, num_layers=options.layers),
-        machine=executed(machine, stack, options.execution),
-        num_devices=count, global_batch=count if options.global_batch is None else options.global_batch,
+        config=model.config, recognised=model.recognised, machine=executed(machine, stack, options.execution),
+        num_devices=count, global_batch=usual if options.global_batch is None else options.global_batch,
         pins=Pins(**options.degrees.pins), stack=stack,
         memory_limit_bytes=None if options.memory is None else parse_bytes(options.memory, "--memory"),
         fused=options.fused,
@@ -293,7 +307,7 @@ def _save(answer: SearchResult[Candidate], execution: str, out: str, say: Consol
     return [str(path) for path in saved]
 
 
-def _plan_operators(options: PlanCommand, machine: Machine, say: Console) -> dict[str, Any]:
+def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, say: Console) -> dict[str, Any]:
     """Search the strategies of operators; show and save the best. Returns the JSON object.
 
     Raises:
@@ -312,7 +326,7 @@ def _plan_operators(options: PlanCommand, machine: Machine, say: Console) -> dic
     result, operators, execution = options.result, options.operators, options.execution or "graph"
     check_writable(result.out)  # before the search
     batch = options.global_batch or options.devices or machine.num_devices
-    graph, recompute = _graph_of(options.model, batch, options.seq, options.layers)
+    graph, recompute = model.at_batch(batch)
     widths = _widths(operators.widths)
     unless = None if widths == "any" else 1
     with say.doing("searching"):
@@ -344,23 +358,6 @@ def _widths(given: str | None) -> str | tuple[int, ...] | None:
         return tuple(int(width) for width in given.split(","))
     except ValueError:
         raise TwofoldError(f"--widths {given!r}: even, any, or devices per stage such as 4,2,2") from None
-
-
-def _graph_of(model: str, batch: int, seq: int | None, layers: int | None) -> tuple[Graph, tuple[str, ...]]:
-    """The graph that a model on the command line stands for, and its operators that are marked to be recomputed."""
-    if ":" not in model:
-        from plans.model.transformer import transformer
-
-        return transformer(model, batch_size=batch, seq=seq, num_layers=layers), ()
-    if seq is not None or layers is not None:
-        raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {model!r}")
-    from executor.capture.capture import capture
-    from executor.recompute import marked_operators
-    from executor.train.models import load_model
-
-    module, examples = load_model(model)
-    graph = capture(module, examples)
-    return graph, tuple(marked_operators(graph, module))
 
 
 def _prediction(plan: Plan) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def model_template(
             kv_rank=1, q_rank=config.latent.q_rank and 1, nope_dim=1, rope_dim=2, value_dim=1
         ),
         dropout=0.1 if config.dropout else 0.0, attention_dropout=0.1 if config.attention_dropout else 0.0,
-        norm_eps=1e-5, tied=False, source="", rope=Rope(),
+        norm_eps=1e-5, tied=False, source="", rope=Rope(angles=config.rope.angles),
+        ignore_index=None if config.ignore_index is None else 0,
         experts=experts and Experts(
             num_experts=1, top_k=1, ffn=1, num_shared=min(1, experts.num_shared),
             num_dense_layers=min(1, experts.num_dense_layers), shared_gate=experts.shared_gate,

@@ -7,12 +7,14 @@
 * `sizes`: those that degrees must divide.
 * `strategies`: the layouts for degrees of data, context and tensor parallelism, with or without sequence parallelism.
 * `recompute`: which operators are made again in the backward.
+* `recognise`: the configuration that the graph of a module is of.
 """
 
 from plans.model.transformer.catalogue import model_names, named_config
 from plans.model.transformer.config import Experts, Latent, Rope, Scales, TransformerConfig
 from plans.model.transformer.model import config_remarks, transformer, transformer_config
 from plans.model.transformer.parts import Parts, is_transformer, parts_of
+from plans.model.transformer.recognise import Recognised, recognise
 from plans.model.transformer.recompute import recompute_set
 from plans.model.transformer.sizes import sizes_of
 from plans.model.transformer.strategies import block_strategies
@@ -21,6 +23,7 @@ __all__ = [
     "Experts",
     "Latent",
     "Parts",
+    "Recognised",
     "Rope",
     "Scales",
     "TransformerConfig",
@@ -30,6 +33,7 @@ __all__ = [
     "model_names",
     "named_config",
     "parts_of",
+    "recognise",
     "recompute_set",
     "sizes_of",
     "transformer",

@@ -12,6 +12,11 @@ __all__ = ["build_graph"]
 
 _ALIBI = "alibi"
 
+_ANGLES: dict[str, tuple[str, ...]] = {
+    "base": (), "frequencies": ("rope.frequencies",), "tables": ("rope.cos", "rope.sin"),
+}  # fmt: skip
+"""The constants that tell angles, by `Rope.angles`."""
+
 
 def build_graph(config: TransformerConfig, batch_size: int, seq: int) -> Graph:
     """The training step of `config` on `batch_size` samples of `seq` tokens: inputs "tokens" and "labels" [b, s].
@@ -61,7 +66,12 @@ class _Builder:
             # as Megatron-LM and Meta's Llama do: a sum over the vocabulary needs more than half precision
             logits = self._add("output.cast", "cast", (self.batch, self.seq, config.vocab), (logits,), dtype="float32")
         wide = self.tensors[logits].dtype
-        loss = self._add("loss", "cross_entropy", (), (logits, "labels"), dtype=wide)
+        read = [logits, "labels"]
+        ignored: dict[str, Attr] = {}
+        if config.ignore_index is not None:
+            ignored = {"ignore_index": config.ignore_index}
+            read.append(self._add("labels.count", "count_labels", (), ("labels",), attrs=ignored, dtype="float32"))
+        loss = self._add("loss", "cross_entropy", (), tuple(read), attrs=ignored, dtype=wide)
         return Graph(
             name=config.name, batch_size=self.batch, tensors=self.tensors, operators=tuple(self.operators), loss=loss
         )
@@ -90,6 +100,11 @@ class _Builder:
             x = self._add(f"{module}.add", "add", shape, (x, positions), module)
         if config.position == "alibi":
             self._tensor(_ALIBI, (config.num_heads, 1, self.seq), config.dtype, "constant")
+        if config.position == "rope":
+            pairs = config.rotary_dim // 2
+            for name in _ANGLES[config.rope.angles]:
+                shape_of = (self.seq, pairs) if config.rope.angles == "tables" else (pairs,)
+                self._tensor(name, shape_of, "float32", "constant")
         if config.embedding_norm:
             x = self._norm("embeddings.norm", x)
         return self._dropout("embeddings.dropout", x, p=config.embedding_dropout)
@@ -151,7 +166,7 @@ class _Builder:
             if config.qk_norm.startswith("head") and name != "v":
                 part = self._norm(f"{module}.{name}_head_norm", part, bare=config.qk_norm != "head")
             if config.position == "rope" and name != "v":
-                part = self._add(f"{module}.{name}_rope", "rope", heads, (part,), module, self._rope_attrs())
+                part = self._rope(f"{module}.{name}_rope", part)
             parts.append(part)
         return parts
 
@@ -162,7 +177,6 @@ class _Builder:
         Products of their own are the same rows, and nothing has to be cut apart afterwards.
         """
         config, own = self.config, (self.batch, self.seq, self.config.num_heads)
-        rope = self._rope_attrs()
         if latent.q_rank is None:
             q = self._linear(f"{module}.wq", x, config.num_heads * config.head_size, False)
         else:
@@ -170,13 +184,11 @@ class _Builder:
             q = self._linear(f"{module}.wq_b", q, config.num_heads * config.head_size, False)
         q = self._heads(f"{module}.q_heads", q, config.num_heads, config.head_size)
         shape = (*own, config.head_size)
-        turned = rope | {"rotary": latent.rope_dim} if latent.rope_dim < config.head_size else rope
-        q = self._add(f"{module}.q_rope", "rope", shape, (q,), module, turned)
+        q = self._rope(f"{module}.q_rope", q, latent.rope_dim)
 
         shared = self._linear(f"{module}.wk_pos", x, latent.rope_dim, False)
         shared = self._heads(f"{module}.k_pos_heads", shared, 1, latent.rope_dim)
-        alone = (self.batch, self.seq, 1, latent.rope_dim)
-        shared = self._add(f"{module}.k_pos_rope", "rope", alone, (shared,), module, rope)
+        shared = self._rope(f"{module}.k_pos_rope", shared)
         shared = self._add(f"{module}.k_pos", "expand", (*own, latent.rope_dim), (shared,), module)
 
         narrow = self._norm(f"{module}.kv_norm", self._linear(f"{module}.wkv_a", x, latent.kv_rank, False))
@@ -191,8 +203,18 @@ class _Builder:
         shape = (self.batch, self.seq, num_heads, size)
         return self._add(name, "reshape", shape, (flat,), name.rpartition(".")[0])
 
+    def _rope(self, name: str, x: str, rotary: int | None = None) -> str:
+        """x with its pairs turned; of every head the first `rotary` elements where it has more."""
+        angles, shape = _ANGLES[self.config.rope.angles], self.tensors[x].shape
+        attrs = self._rope_attrs()
+        if rotary is not None and rotary < shape[-1]:
+            attrs["rotary"] = rotary
+        return self._add(name, "rope", shape, (x, *angles), name.rpartition(".")[0], attrs)
+
     def _rope_attrs(self) -> dict[str, Attr]:
         rope = self.config.rope
+        if rope.angles != "base":
+            return {"interleaved": True} if rope.interleaved else {}
         attrs: dict[str, Attr] = {"base": rope.base}
         if rope.fraction < 1:
             attrs["rotary"] = self.config.rotary_dim

@@ -29,6 +29,8 @@ class Rope:
         scaling: "none"; "linear" divides positions by `factor`; "llama3" divides low frequencies by it (Llama 3.1:
             wavelengths above `original_seq / low_factor` entirely, below `original_seq / high_factor` not at all).
         factor, low_factor, high_factor, original_seq: of the scaling.
+        angles: what tells them: "base", all of the above; or constants of a captured model, "frequencies" (radians per
+            position of each pair) or "tables" (cosines and sines of every position and pair).
     """
 
     base: float = 10_000.0
@@ -39,12 +41,15 @@ class Rope:
     low_factor: float = 1.0
     high_factor: float = 4.0
     original_seq: int = 8192
+    angles: Literal["base", "frequencies", "tables"] = "base"
 
     def __post_init__(self) -> None:
         if self.base <= 0 or not 0 < self.fraction <= 1 or self.factor <= 0 or self.original_seq < 1:
             raise TwofoldError(f"{self}: base and factor are positive, fraction lies above 0 and is at most 1")
         if self.scaling not in ("none", "linear", "llama3"):
             raise TwofoldError(f"rope scaling {self.scaling!r} is not known; known: none, linear, llama3")
+        if self.angles not in ("base", "frequencies", "tables"):
+            raise TwofoldError(f"rope angles {self.angles!r} are not known; known: base, frequencies, tables")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,7 @@ class TransformerConfig:
         dropout: probability after the attention and the MLP.
         embedding_dropout: after the embedding; `dropout` when None.
         attention_dropout: probability of the attention's weights.
+        ignore_index: labels of this number count for nothing; None: all count.
         dtype: of parameters and activations; the loss is taken in float32.
         experts: None for a dense model.
         latent: of multi-head latent attention; head_dim is then that of queries and keys. None: plain attention.
@@ -219,6 +225,7 @@ class TransformerConfig:
     dropout: float = 0.0
     embedding_dropout: float | None = None
     attention_dropout: float = 0.0
+    ignore_index: int | None = None
     dtype: str = "bfloat16"
     experts: Experts | None = None
     latent: Latent | None = None

@@ -125,6 +125,8 @@ def _dims_by_kind(role: str, kind: str, axes: MeshAxes, between: DimAxes) -> dic
         return {"b0": dp, "s": cp, "h": kv} | ({"r": served} if served else {})
     if kind == "cross_entropy":
         return {"b0": dp, "b1": cp, "c": tp}
+    if kind == "count_labels":
+        return {"b0": dp, "b1": cp}
     if kind in ("rms_norm", "layer_norm"):
         return {"b0": dp, "b1": between}
     if part in ("act", "mul", "cast") or role.startswith("output."):

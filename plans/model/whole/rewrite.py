@@ -1,0 +1,156 @@
+"""Rewriting of a graph: a rule finds what several operators make together, other operators make it in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from plans.model.graph import Attr, Graph, Operator, Tensor
+
+__all__ = ["New", "Rule", "View", "rewritten"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class New:
+    """An operator to be made.
+
+    `inputs` are names of tensors, or numbers of operators made before it for the same result. `shape` and `dtype` are
+    those of its output.
+    """
+
+    kind: str
+    inputs: tuple[str | int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    attrs: dict[str, Attr] = field(default_factory=dict)
+
+
+class View:
+    """The operators of a graph, with who makes and who reads each tensor."""
+
+    def __init__(self, tensors: dict[str, Tensor], operators: Sequence[Operator]) -> None:
+        self.tensors = tensors
+        self.operators = operators
+        self.makers = {name: operator for operator in operators for name in operator.outputs}
+        self.readers: dict[str, list[Operator]] = {}
+        for operator in operators:
+            for name in dict.fromkeys(operator.inputs):
+                self.readers.setdefault(name, []).append(operator)
+
+    def made(self, name: str, kind: str) -> Operator | None:
+        """The operator that makes a tensor, where it is of this kind."""
+        maker = self.makers.get(name)
+        return maker if maker is not None and maker.kind == kind else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return self.tensors[name].shape
+
+    def behind(self, name: str, *kinds: str) -> str:
+        """What a tensor was made from by operators of these kinds, which have one input: itself where by none."""
+        while (maker := self.makers.get(name)) is not None and maker.kind in kinds and len(maker.inputs) == 1:
+            name = maker.inputs[0]
+        return name
+
+
+Rule = Callable[[View, Operator], Sequence[New] | str | None]
+"""(the graph, an operator) -> the operators that make its output instead, the last one makes it; or the tensor that its
+output is equal to; or None."""
+
+
+def rewritten(graph: Graph, rules: Iterable[Rule]) -> Graph:
+    """The graph after every rule was tried at every operator, one rule after the other.
+
+    What nobody reads any more is left out. New operators are in the module of the one that they replace, and are called
+    after it and their kind.
+    """
+    rewriting = _Rewriting(graph)
+    for rule in rules:
+        rewriting.apply(rule)
+    return rewriting.named(graph)
+
+
+class _Rewriting:
+    """A graph that is being rewritten; new operators have provisional names, which no operator of a model can have."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.tensors = dict(graph.tensors)
+        self.operators = list(graph.operators)
+        self.loss = graph.loss
+        self.new: dict[str, str] = {}
+        """Provisional name -> what the operator is to be called, if the name is free."""
+
+    def apply(self, rule: Rule) -> None:
+        """Try a rule at every operator."""
+        view = View(self.tensors, self.operators)
+        found = [(operator, rule(view, operator)) for operator in self.operators]
+        if all(news is None for _, news in found):
+            return
+        equal: dict[str, str] = {}
+        made: list[Operator] = []
+        for operator, news in found:
+            if isinstance(news, str):
+                equal[operator.outputs[0]] = equal.get(news, news)
+                continue
+            made += (
+                structs.replace(each, inputs=tuple(equal.get(name, name) for name in each.inputs))
+                for each in ([operator] if news is None else self._made(operator, news))
+            )
+        self.operators = _read(made, self.loss)
+
+    def _made(self, operator: Operator, news: Sequence[New]) -> Iterator[Operator]:
+        outputs: list[str] = []
+        for number, new in enumerate(news):
+            name = f"new {len(self.new)}"
+            self.new[name] = f"{operator.module}.{new.kind}" if operator.module else new.kind
+            output = operator.outputs[0] if number == len(news) - 1 else f"{name}.out"
+            self.tensors[output] = Tensor(name=output, shape=new.shape, dtype=new.dtype)
+            inputs = tuple(outputs[each] if isinstance(each, int) else each for each in new.inputs)
+            outputs.append(output)
+            yield Operator(
+                name=name, kind=new.kind, inputs=inputs, outputs=(output,), attrs=new.attrs, module=operator.module
+            )
+
+    def named(self, graph: Graph) -> Graph:
+        """The graph, new operators and what they make with names of their own."""
+        taken = {operator.name for operator in self.operators}
+        called: dict[str, str] = {}
+        operators = []
+        for operator in self.operators:
+            if operator.name in self.new:
+                name = _free(self.new[operator.name], taken)
+                called[operator.outputs[0]] = f"{name}.out"
+                operator = structs.replace(operator, name=name, outputs=(f"{name}.out",))
+            operators.append(
+                structs.replace(operator, inputs=tuple(called.get(each, each) for each in operator.inputs))
+            )
+        read = {name for operator in self.operators for name in (*operator.inputs, *operator.outputs)}
+        kept = (tensor for name, tensor in self.tensors.items() if name in read or tensor.kind == "input")
+        tensors = (structs.replace(tensor, name=called.get(tensor.name, tensor.name)) for tensor in kept)
+        return structs.replace(
+            graph, tensors={tensor.name: tensor for tensor in tensors}, operators=tuple(operators),
+            loss=called.get(self.loss, self.loss),
+        )  # fmt: skip
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that no operator has, and takes it."""
+    number, free = 0, name
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    taken.add(free)
+    return free
+
+
+def _read(operators: Sequence[Operator], loss: str) -> list[Operator]:
+    """The operators that the loss depends on."""
+    wanted, kept = {loss}, []
+    for operator in reversed(operators):
+        if wanted.intersection(operator.outputs):
+            wanted.update(operator.inputs)
+            kept.append(operator)
+    kept.reverse()
+    return kept

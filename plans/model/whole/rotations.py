@@ -1,0 +1,152 @@
+"""Rotary positions in parts: the pairs of a head turned by products with tables of cosines and sines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from plans.model.graph import Attr, Operator
+from plans.model.whole.heads import SWAPPED
+from plans.model.whole.rewrite import New, Rule, View
+
+__all__ = ["ROTATION_RULES"]
+
+
+class _Table(NamedTuple):
+    """A table [length, pairs] of the model, and at which dim of four the length stands where it is multiplied with."""
+
+    name: str
+    length_at: int
+
+
+class _Turn(NamedTuple):
+    """What a rotation reads."""
+
+    x: str
+    cos: _Table
+    sin: _Table
+
+
+def _neighbours(view: View, operator: Operator) -> Sequence[New] | None:
+    """Pairs (2i, 2i + 1): x as [.., pairs, 2], its two columns turned and joined again."""
+    joined = view.made(operator.inputs[0], "concat") if operator.kind == "reshape" else None
+    if joined is None or tuple(joined.attrs["sizes"]) != (1, 1):  # type: ignore[arg-type]
+        return None
+    pair = _turned_pair(view, [view.behind(name, "reshape") for name in joined.inputs])
+    if pair is None:
+        return None
+    (a, b), cos, sin = pair
+    parts = [view.made(view.behind(name, "reshape"), "narrow") for name in (a, b)]
+    columns = _parts_of(view, parts, step=1, sizes=(1, 1))
+    if columns is None or view.shape(columns)[:-2] != view.shape(operator.outputs[0])[:-1]:
+        return None
+    return _rope(view, operator, _Turn(columns, cos, sin), interleaved=True)
+
+
+def _halves(view: View, operator: Operator) -> Sequence[New] | None:
+    """Pairs (i, i + half): two halves of x turned and joined again."""
+    if operator.kind != "concat" or len(operator.inputs) != 2:
+        return None
+    pair = _turned_pair(view, operator.inputs)
+    if pair is None:
+        return None
+    (a, b), cos, sin = pair
+    half = view.shape(a)[-1]
+    x = _parts_of(view, [view.made(name, "narrow") for name in (a, b)], step=half, sizes=(half, half))
+    return None if x is None else _rope(view, operator, _Turn(x, cos, sin), interleaved=False)
+
+
+def _turned_pair(view: View, made: Sequence[str]) -> tuple[tuple[str, str], _Table, _Table] | None:
+    """(a, b), cos and sin, where `made` are a cos - b sin and b cos + a sin."""
+    first, second = view.made(made[0], "sub"), view.made(made[1], "add")
+    if first is None or second is None or len(first.inputs) != 2 or len(second.inputs) != 2:
+        return None
+    products = [view.made(name, "mul") for name in (*first.inputs, *second.inputs)]
+    if any(each is None or len(each.inputs) != 2 for each in products):
+        return None
+    operands = [_operands(view, each) for each in products if each is not None]
+    if any(each is None for each in operands):
+        return None
+    (a, cos), (b, sin), one, other = (each for each in operands if each is not None)
+    if {one, other} != {(b, cos), (a, sin)} or a == b:
+        return None
+    return (a, b), cos, sin
+
+
+def _operands(view: View, product: Operator) -> tuple[str, _Table] | None:
+    """What is multiplied, and the table that it is multiplied with."""
+    for x, factor in (product.inputs, product.inputs[::-1]):
+        table = _table(view, factor, len(view.shape(x)))
+        if table is not None:
+            return x, table
+    return None
+
+
+def _table(view: View, name: str, num_dims: int) -> _Table | None:
+    """A table of the model that is repeated over samples and heads."""
+    source = view.tensors[view.behind(name, "reshape", "cast", "expand")]
+    if source.kind != "constant" or len(source.shape) != 2 or num_dims != 4:
+        return None
+    shape = (1,) * (num_dims - len(view.shape(name))) + view.shape(name)
+    length, pairs = source.shape
+    places = [at for at in (1, 2) if shape == tuple({at: length, 3: pairs}.get(each, 1) for each in range(4))]
+    return _Table(source.name, places[0]) if places else None
+
+
+def _parts_of(view: View, parts: Sequence[Operator | None], *, step: int, sizes: tuple[int, int]) -> str | None:
+    """What two parts of the last dim were cut from, the first from 0 and the second from `step` on."""
+    first, second = parts
+    if first is None or second is None or first.inputs != second.inputs:
+        return None
+    x = first.inputs[0]
+    last = len(view.shape(x)) - 1
+    for part, start, size in ((first, 0, sizes[0]), (second, step, sizes[1])):
+        if part.attrs["dim"] != last or part.attrs["start"] != start or part.attrs.get("step", 1) != 1:
+            return None
+        if view.shape(part.outputs[0])[-1] != size:
+            return None
+    return x if view.shape(x)[-1] == sum(sizes) else None
+
+
+def _rope(view: View, operator: Operator, turn: _Turn, *, interleaved: bool) -> Sequence[New] | None:
+    """The rotation as one operator, before heads and length change places."""
+    made, cos, sin = view.tensors[operator.outputs[0]], turn.cos, turn.sin
+    if len(made.shape) != 4 or cos.length_at != sin.length_at or view.shape(cos.name) != view.shape(sin.name):
+        return None
+    attrs: dict[str, Attr] = {"interleaved": True} if interleaved else {}
+    x = turn.x
+    if view.tensors[x].dtype != made.dtype:
+        return None
+    if cos.length_at == 1:
+        ready = New(kind="reshape", inputs=(x,), shape=made.shape, dtype=made.dtype)
+        return [
+            ready,
+            New(kind="rope", inputs=(0, cos.name, sin.name), shape=made.shape, dtype=made.dtype, attrs=attrs),
+        ]
+    swapped = view.made(view.behind(x, "reshape"), "permute")
+    if swapped is None or swapped.attrs.get("dims") != SWAPPED or view.shape(swapped.outputs[0]) != made.shape:
+        return None
+    source = swapped.inputs[0]
+    return [
+        New(
+            kind="rope", inputs=(source, cos.name, sin.name), shape=view.shape(source), dtype=made.dtype, attrs=attrs
+        ),
+        New(kind="permute", inputs=(0,), shape=made.shape, dtype=made.dtype, attrs={"dims": SWAPPED}),
+    ]  # fmt: skip
+
+
+def _narrow(view: View, operator: Operator) -> Sequence[New] | None:
+    """cast(rope(cast(x))) back to the dtype of x: half precision is turned in single anyway."""
+    rope = view.made(operator.inputs[0], "rope") if operator.kind == "cast" else None
+    before = rope and view.made(view.behind(rope.inputs[0], "reshape"), "cast")
+    if rope is None or before is None:
+        return None
+    made, x = view.tensors[operator.outputs[0]], view.tensors[before.inputs[0]]
+    if x.dtype != made.dtype or view.tensors[rope.outputs[0]].dtype not in ("float32", made.dtype):
+        return None
+    ready = New(kind="reshape", inputs=(x.name,), shape=made.shape, dtype=made.dtype)
+    inputs: tuple[str | int, ...] = (0, *rope.inputs[1:])
+    return [ready, New(kind="rope", inputs=inputs, shape=made.shape, dtype=made.dtype, attrs=rope.attrs)]
+
+
+ROTATION_RULES: tuple[Rule, ...] = (_neighbours, _halves, _narrow)

@@ -1,0 +1,192 @@
+"""Modules that are transformers: found by what they compute, searched as by name, run under their own names."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from on_ranks import run_on_ranks
+from plain_llama import SMALL, PlainLlama, examples, plain
+from torch import nn
+
+from costmodels import Machine
+from executor.capture.capture import capture
+from executor.reference.reference import compare_losses, compare_weights, train_reference
+from executor.train.run import run_rank
+from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
+from plans.errors import TwofoldError
+from plans.lower import lower
+from plans.model.transformer import Rope, recognise, transformer, transformer_config
+from plans.plan import Optimizer, load_plan, save_plan
+from search.devices import Pins, Problem, solve
+from search.devices.confirm import plan_of as plan_of_found
+from simulator.forecast import forecast
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUM_STEPS = 8
+
+
+def found_in(config, batch=4):
+    return recognise(capture(plain(config), examples(config, batch)))
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_a_plain_llama_is_the_configuration_that_it_was_written_for(kv_heads, dtype, interleaved):
+    config = replace(SMALL, num_layers=2, num_kv_heads=kv_heads, dtype=dtype, rope=Rope(interleaved=interleaved))
+    expected = replace(config, name="PlainLlama", rope=Rope(interleaved=interleaved, angles="tables"))
+    assert found_in(config).config == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gated": False, "norm": "layer", "qkv_bias": True, "out_bias": True, "mlp_bias": True, "position": "learned"},
+        {"tied": True, "qk_norm": "head"}, {"norm_place": "around"}, {"norm_place": "after", "qk_norm": "row"},
+        {"parallel_residual": True, "shared_norm": True, "norm": "layer"}, {"parallel_residual": True},
+        {"norm_place": "sum", "norm": "layer", "embedding_norm": True, "causal": False}, {"dropout": 0.1},
+        {"rope": Rope(base=5e5, scaling="llama3", factor=8.0)}, {"head_dim": 16}, {"ignore_index": -1},
+    ],
+)  # fmt: skip
+def test_a_transformer_by_name_is_recognised_as_itself(change):
+    graph = transformer(replace(SMALL, **change), batch_size=4)
+    assert transformer(recognise(graph).config, batch_size=4) == graph
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (lambda block: nn.Sequential(block.w2, nn.ReLU()), "relu"),
+        (lambda block: nn.Sequential(block.w2, nn.Linear(32, 32, bias=False)), r"\(32, 32\)"),
+    ],
+)
+def test_what_differs_in_one_block_is_not_recognised(part, reason):
+    module = plain(SMALL)
+    module.layers[2].w2 = part(module.layers[2])
+    with pytest.raises(TwofoldError, match=rf"PlainLlama is no transformer of known form: .*{reason}"):
+        recognise(capture(module, examples(SMALL, 4)))
+
+
+# -- forecasts and plans -----------------------------------------------------------------------------------------------
+
+SIZES = [
+    ("llama-3-8b", {"num_layers": 4}, "h100-sxm-x8", Degrees(dp=2, tp=2, pp=2, micro_batch=1, global_batch=16)),
+    ("llama-3-8b", {"num_layers": 8, "seq": 2048}, "h200-x8", Degrees(dp=8, global_batch=32, schedule="1f1b")),
+    ("llama-2-7b", {"num_layers": 4}, "h100-sxm-x16",
+     Degrees(tp=4, cp=2, pp=2, sequence_parallel=True, schedule="interleaved_1f1b", virtual=2, global_batch=8)),
+    ("llama-3-70b", {"num_layers": 2}, "h100-sxm-x16",
+     Degrees(dp=2, tp=8, sequence_parallel=True, recompute="full", recompute_layers=1, global_batch=8)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "machine", "degrees"), SIZES)
+def test_a_plain_llama_is_forecast_as_that_by_name(name, options, machine, degrees):
+    config, machine = transformer_config(name, **options), Machine.load(machine)
+    seen, by_name = (forecast(each, degrees, machine) for each in (found_in(config).config, config))
+    assert seen.step_s == pytest.approx(by_name.step_s, rel=1e-3)
+    assert seen.peak_bytes == pytest.approx(by_name.peak_bytes, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "options", "machine", "degrees"), SIZES)
+def test_its_plan_is_the_program_that_was_forecast(name, options, machine, degrees):
+    found = found_in(transformer_config(name, **options))
+    by_name = plan_of(degrees, transformer(found.config, batch_size=degrees.global_batch))
+    plan = found.plan(by_name)
+    assert set(plan.graph.by_name) == {operator.name for operator in found.graph.operators}
+    assert _signature(lower(plan)) == _signature(lower(by_name))
+
+
+def _signature(program):
+    """All that is executed, but for names."""
+    return [
+        [
+            (block.label, each.kind, each.call, each.part, each.shapes, each.dtype, each.flops, each.axes)
+            for block, each in group.walk()
+        ]
+        for group in program.groups
+    ]
+
+
+def test_a_search_in_the_module_is_that_by_name_under_the_names_of_the_module():
+    config, machine = transformer_config("llama-3-8b", num_layers=4), Machine.load("h100-sxm-x8")
+    found = found_in(config)
+    asked = {"machine": machine, "num_devices": 8, "global_batch": 64, "pins": Pins(recompute="none", micro_batch=1)}
+    by_name = solve(Problem(config=config, **asked))
+    problem = Problem(config=found.config, recognised=found, **asked)
+    answer = solve(problem)
+    assert answer.best.forecast.step_s == pytest.approx(by_name.best.forecast.step_s, rel=1e-3)
+    plan = plan_of_found(problem, answer.best)
+    assert {tensor.name for tensor in plan.graph.parameters} == {name for name, _ in plain(config).named_parameters()}
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+RANKS = {
+    "dp 2 pp 2": Degrees(dp=2, pp=2, micro_batch=2, global_batch=8),
+    "tp 2 pp 2, sequence parallel": Degrees(
+        tp=2, pp=2, sequence_parallel=True, schedule="interleaved_1f1b", virtual=2, micro_batch=2, global_batch=8
+    ),
+    "dp 2 cp 2, level 1, recompute": Degrees(dp=2, cp=2, recompute="full", micro_batch=2, global_batch=8),
+    "tp 4": Degrees(tp=4, micro_batch=4, global_batch=8),
+}
+
+
+def small():
+    torch.manual_seed(3)
+    return PlainLlama(SMALL)
+
+
+def batch():
+    generator = torch.Generator().manual_seed(4)
+    return tuple(torch.randint(0, SMALL.vocab, (8, SMALL.seq), generator=generator) for _ in range(2))
+
+
+def stated(name):
+    level = int("level 1" in name)
+    optimizer = Optimizer(kind="adamw", settings={"lr": 1e-3}, parallel_level=level, threshold_bytes=1)
+    return replace(RANKS[name], optimizer=optimizer)
+
+
+def work(rank, folder):
+    module, (ids, labels) = small(), batch()
+    held = {name: each.detach().numpy() for name, each in (*module.named_parameters(), *module.named_buffers())}
+    for number, name in enumerate(RANKS):
+        plan = load_plan(folder / f"{number}.json")
+        batches = [{"ids": ids.numpy(), "labels": labels.numpy()}] * NUM_STEPS
+        result = run_rank(
+            lower(plan), plan, batches, held, NUM_STEPS, device="cpu", weights_path=folder / f"{number}.weights.npz"
+        )
+        assert not result.differences, (name, result.differences)
+        if rank == 0:
+            np.save(folder / f"{number}.losses.npy", np.asarray(result.losses))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recognised")
+    found = recognise(capture(small(), batch()))
+    for number, name in enumerate(RANKS):
+        degrees = stated(name)
+        plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=degrees.global_batch)))
+        save_plan(msgspec.structs.replace(plan, output_broadcast=True), folder / f"{number}.json")
+    run_on_ranks(work, 4, folder)
+    return folder
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", RANKS)
+def test_its_plan_trains_on_ranks_as_the_module_does_alone(folder, name):
+    number = list(RANKS).index(name)
+    plan = load_plan(folder / f"{number}.json")
+    expected = train_reference(
+        small(), [batch()] * NUM_STEPS, optimizer=plan.optimizer, num_steps=NUM_STEPS,
+        num_micro_batches=plan.num_micro_batches,
+    )  # fmt: skip
+    losses = np.load(folder / f"{number}.losses.npy").tolist()
+    assert compare_losses(losses, expected.losses).max_rel_diff < 2e-6
+    with np.load(folder / f"{number}.weights.npz") as weights:
+        assert compare_weights(dict(weights), dict(expected.weights)).max_rel_diff < 1e-4

@@ -1,0 +1,82 @@
+"""What a model on the command line stands for: a transformer by name or file, or a module, which may be one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plans.errors import TwofoldError
+
+if TYPE_CHECKING:
+    from plans.model.graph import Graph
+    from plans.model.transformer import Recognised, TransformerConfig
+
+__all__ = ["GivenModel", "given_model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenModel:
+    """A model.
+
+    Args:
+        word: as it was given.
+        transformer: its configuration; None where it is no transformer of known form.
+        graph: of a module; None for names and files.
+        marked: operators of the module that are marked to be recomputed.
+        recognised: the module as a transformer, if it is one.
+        unknown: why it is not searched as one; None where it is.
+    """
+
+    word: str
+    transformer: TransformerConfig | None
+    graph: Graph | None = None
+    marked: tuple[str, ...] = ()
+    recognised: Recognised | None = None
+    unknown: str | None = None
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The transformer that it is."""
+        assert self.transformer is not None, self.word
+        return self.transformer
+
+    def at_batch(self, batch: int) -> tuple[Graph, tuple[str, ...]]:
+        """The graph, of a transformer by name for a batch of this size, and the operators marked to be recomputed."""
+        if self.graph is not None:
+            return self.graph, self.marked
+        from plans.model.transformer import transformer
+
+        return transformer(self.config, batch_size=batch), ()
+
+
+def given_model(word: str, seq: int | None, layers: int | None) -> GivenModel:
+    """The model that a word stands for.
+
+    Args:
+        word: a name, a config.json, or package.module:function or file.py:function.
+        seq, layers: tokens of a sample and blocks, instead of the transformer's own.
+
+    Raises:
+        TwofoldError: an unknown name, a module that cannot be loaded or captured, seq or layers of a module.
+    """
+    from plans.model.transformer import recognise, transformer_config
+
+    if ":" not in word:
+        return GivenModel(word=word, transformer=transformer_config(word, seq=seq, num_layers=layers))
+    if seq is not None or layers is not None:
+        raise TwofoldError(f"--seq and --layers are for transformers by name or config.json, not for {word!r}")
+    from executor.capture.capture import capture
+    from executor.recompute import marked_operators
+    from executor.train.models import load_model
+
+    module, examples = load_model(word)
+    graph = capture(module, examples)
+    marked = tuple(marked_operators(graph, module))
+    if marked:
+        unknown = "it marks what is recomputed"
+        return GivenModel(word=word, transformer=None, graph=graph, marked=marked, unknown=unknown)
+    try:
+        found = recognise(graph)
+    except TwofoldError as error:
+        return GivenModel(word=word, transformer=None, graph=graph, unknown=str(error))
+    return GivenModel(word=word, transformer=found.config, graph=graph, recognised=found)
