@@ -291,7 +291,10 @@ def ship() -> dict[str, DeviceFit]:
     for name in MEASURED:
         base = load_device(name)
         if fits:  # what was not measured on this one
-            base = carried(base, fits[MEASURED[0]].device, date=today)
+            first = fits[MEASURED[0]].device
+            base = carried(base, first, date=today)
+            rules = {**base.compute.rules, **first.compute.rules}  # the fit replaces those that have points
+            base = msgspec.structs.replace(base, compute=msgspec.structs.replace(base.compute, rules=rules))
         base = with_interval(base, "measured", today)
         fit = fitted(name, base=base)
         if fit is not None:

@@ -12,6 +12,7 @@ from test_lowering import check_training
 
 from benchmarks.peers.cases import MODELS, case_named
 from costmodels import Machine
+from costmodels.price.compute import fused_rule
 from costmodels.price.instruction import price
 from executor.device import Device
 from executor.step.interpreter import Interpreter
@@ -129,12 +130,31 @@ def test_fewer_bytes_are_moved_and_held(name):
     assert moved[1] < 0.9 * moved[0] and held[1] < 0.95 * held[0] and steps[1] < 0.99 * steps[0]
 
 
+def without_runs(machine):
+    """The machine without what was measured of fused runs."""
+    rules = {name: rule for name, rule in machine.compute.rules.items() if not name.startswith("fused")}
+    return msgspec.structs.replace(machine, compute=msgspec.structs.replace(machine.compute, rules=rules))
+
+
+def test_a_run_takes_what_runs_of_its_kind_took_where_they_were_measured():
+    (group,) = lower(transformer_plan("tiny", "bfloat16")).groups
+    machine, found = Machine.load("h200-x1"), {}
+    for line in (line for _, line in group.walk() if line.call == "fused"):
+        kind = fused_rule(step.call for step in line.attrs["steps"])
+        rule, moved = machine.compute.rules[kind], sum(group.values[name].span_bytes for name in moved_values(line))
+        found[kind] = price(line, group, machine, 1)
+        expected_s = rule.kernels * machine.compute.kernel_s + rule.passes * moved / machine.compute.memory_Bps
+        assert found[kind].work_ps == pytest.approx(1e12 * expected_s, abs=1)
+        assert found[kind].dispatch_ps == pytest.approx(1e12 * rule.dispatch_s, abs=1)
+    assert found.keys() == {"fused:elements", "fused:rows", "fused:columns", "fused:loss"}
+
+
 def test_the_price_is_one_kernel_on_a_gpu_and_the_steps_elsewhere():
     (group,) = lower(transformer_plan("tiny")).groups
     line = next(line for _, line in group.walk() if line.call == "fused")
     whole = dataclasses.replace(group, values={**group.values, **line.attrs["inner"]})
     for name, is_one in (("h200-x1", True), ("cpu-2core-x8", False), ("ascend-910b1-x8", False)):
-        machine = Machine.load(name)
+        machine = without_runs(Machine.load(name))
         steps = [price(step, whole, machine, 1) for step in line.attrs["steps"]]
         found, summed = price(line, group, machine, 1), sum(cost.work_ps for cost in steps)
         assert found.work_ps < summed if is_one else found.work_ps == summed
