@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from measured_table import write_table
 
@@ -9,6 +11,8 @@ from interop.measurements.rows import Skip, case_of
 from interop.measurements.scores import validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
+from reports.validation import write_validation_report
+from twofold.cli import main
 
 ROW = {
     "source": "arXiv 2205.05198", "model": "gpt", "layers": "8", "hidden": "1024", "heads": "16", "seq": "1024",
@@ -78,3 +82,21 @@ def test_tables_that_cannot_be_read_are_refused(tmp_path):
     write_table(tmp_path / "empty.csv", [])
     with pytest.raises(TwofoldError, match="no rows"):
         read_table(tmp_path / "empty.csv")
+
+
+def test_a_page_shows_scores_and_the_rows_that_are_furthest_off(tmp_path):
+    rows = [ROW | {"value": str(value)} for value in (0.1, 0.2, 40)] + [ROW | {"gpu_type": "TPU v5"}]
+    document = validate(write_table(tmp_path / "a.csv", rows)).to_json()
+    text = write_validation_report(tmp_path / "page.html", "a.csv", document).read_text()
+    worst = text[text.index("Furthest off first") :]
+    assert worst.index("<td>arXiv 2205.05198</td>") > 0 and worst.index(">40<") < worst.index(">0.2<")
+    assert "TPU v5" in text and "rows skipped" in text and "nan" not in text.lower()
+
+
+def test_json_is_printed_where_no_row_can_be_predicted(tmp_path, capsys):
+    table = write_table(tmp_path / "a.csv", [ROW | {"gpu_type": "TPU v5"}])
+    assert main(["validate", str(table), "--json"]) != 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == [] and "TPU v5" in found["skipped"][0]["reason"]
+    assert main(["validate", str(table)]) == 2
+    assert "no row of" in capsys.readouterr().err

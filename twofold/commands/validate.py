@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
@@ -28,11 +29,13 @@ class Validate:
             have other usual names, and a column for each metric is read too.
         stack: the software that ran all rows; found from each row by default.
         machine: the machine of all rows; found from each row by default.
+        report: write a page with scores, errors and the rows that are furthest off to this HTML file.
     """
 
     table: Word
     stack: str | None = None
     machine: str | None = None
+    report: str | None = None
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
@@ -41,6 +44,11 @@ class Validate:
 
         with say.doing("predicting the rows"):
             result = validate(self.table, stack=self.stack, machine=self.machine)
+        if self.report is not None:
+            from reports.validation import write_validation_report
+
+            saved = write_validation_report(self.report, Path(self.table).name, result.to_json())
+            say.say(f"saved {saved}")
         skipped = Counter(each["reason"] for each in result.skipped).most_common()
         if not result.rows:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in skipped[:3])
