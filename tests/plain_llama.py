@@ -28,6 +28,9 @@ class Block(nn.Module):
         self.w2 = nn.Linear(inner, width, bias=False)
 
     def turned(self, x, cos, sin):
+        if self.config.rope.angles == "frequencies":
+            first, second = x.chunk(2, -1)
+            return x * cos.unsqueeze(2) + torch.cat((-second, first), -1) * sin.unsqueeze(2)
         wide = x.float() if x.dtype == torch.bfloat16 else x
         if self.config.rope.interleaved:
             real, imaginary = wide.reshape(*x.shape[:-1], -1, 2).unbind(-1)
@@ -62,19 +65,33 @@ class PlainLlama(nn.Module):
         self.norm, self.head = Norm(config.hidden), nn.Linear(config.hidden, config.vocab, bias=False)
         rates = config.rope.base ** (-torch.arange(0, config.head_size, 2) / config.head_size)
         angles = torch.outer(torch.arange(config.seq), rates)
-        self.register_buffer("cos", angles.cos())
-        self.register_buffer("sin", angles.sin())
+        self.angles = config.rope.angles
+        if self.angles == "frequencies":
+            self.register_buffer("frequencies", rates)
+        else:
+            self.register_buffer("cos", angles.cos())
+            self.register_buffer("sin", angles.sin())
+
+    def turns(self, x):
+        """Cosines and sines of the positions, from tables or made as Hugging Face's models make them."""
+        if self.angles != "frequencies":
+            return self.cos, self.sin
+        positions = torch.arange(x.shape[1], device=x.device)[None, :, None]
+        angles = positions.float() * self.frequencies.float()[None, None, :]
+        twice = torch.cat((angles, angles), -1)
+        return twice.cos().to(x.dtype), twice.sin().to(x.dtype)
 
     def forward(self, ids, labels):
         x = self.table(ids)
+        cos, sin = self.turns(x)
         for layer in self.layers:
-            x = layer(x, self.cos, self.sin)
+            x = layer(x, cos, sin)
         return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), labels.flatten())
 
 
 SMALL = TransformerConfig(
     num_layers=4, hidden=32, num_heads=4, num_kv_heads=2, ffn=48, vocab=64, seq=16, dtype="float32",
-    rope=Rope(interleaved=True),
+    rope=Rope(interleaved=True, angles="tables"),
 )  # fmt: skip
 
 

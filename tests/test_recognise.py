@@ -10,6 +10,7 @@ from on_ranks import run_on_ranks
 from plain_llama import SMALL, PlainLlama, examples, plain
 from torch import nn
 
+from benchmarks.field.models import MODELS
 from costmodels import Machine
 from executor.capture.capture import capture
 from executor.reference.reference import compare_losses, compare_weights, train_reference
@@ -33,13 +34,24 @@ def found_in(config, batch=4):
     return recognise(capture(plain(config), examples(config, batch)))
 
 
-@pytest.mark.parametrize("interleaved", [True, False])
+ROPES = (Rope(interleaved=True, angles="tables"), Rope(angles="tables"), Rope(angles="frequencies"))
+
+
+@pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_a_plain_llama_is_the_configuration_that_it_was_written_for(kv_heads, dtype, interleaved):
-    config = replace(SMALL, num_layers=2, num_kv_heads=kv_heads, dtype=dtype, rope=Rope(interleaved=interleaved))
-    expected = replace(config, name="PlainLlama", rope=Rope(interleaved=interleaved, angles="tables"))
-    assert found_in(config).config == expected
+def test_a_plain_llama_is_the_configuration_that_it_was_written_for(kv_heads, dtype, rope):
+    config = replace(SMALL, num_layers=2, num_kv_heads=kv_heads, dtype=dtype, rope=rope)
+    assert found_in(config).config == replace(config, name="PlainLlama")
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+def test_models_of_transformers_are_recognised(name):
+    pytest.importorskip("transformers")
+    found = recognise(capture(*MODELS[f"transformers {name}"]())).config
+    sizes = (found.num_layers, found.hidden, found.num_heads, found.kv_heads, found.head_dim, found.inner, found.seq)
+    assert sizes == (2, 64, 4, 2, 16, 128, 32) and found.rope == Rope(angles="frequencies")
+    assert found.qkv_bias == (name == "Qwen2") and found.qk_norm == ("head" if name == "Qwen3" else "none")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +137,7 @@ def test_a_search_in_the_module_is_that_by_name_under_the_names_of_the_module():
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
+FREQUENCIES = replace(SMALL, rope=Rope(angles="frequencies"))
 RANKS = {
     "dp 2 pp 2": Degrees(dp=2, pp=2, micro_batch=2, global_batch=8),
     "tp 2 pp 2, sequence parallel": Degrees(
@@ -132,12 +145,13 @@ RANKS = {
     ),
     "dp 2 cp 2, level 1, recompute": Degrees(dp=2, cp=2, recompute="full", micro_batch=2, global_batch=8),
     "tp 4": Degrees(tp=4, micro_batch=4, global_batch=8),
+    "cp 2 tp 2, frequencies": Degrees(cp=2, tp=2, micro_batch=4, global_batch=8),
 }
 
 
-def small():
+def small(name):
     torch.manual_seed(3)
-    return PlainLlama(SMALL)
+    return PlainLlama(FREQUENCIES if "frequencies" in name else SMALL)
 
 
 def batch():
@@ -152,9 +166,10 @@ def stated(name):
 
 
 def work(rank, folder):
-    module, (ids, labels) = small(), batch()
-    held = {name: each.detach().numpy() for name, each in (*module.named_parameters(), *module.named_buffers())}
+    ids, labels = batch()
     for number, name in enumerate(RANKS):
+        module = small(name)
+        held = {key: each.detach().numpy() for key, each in (*module.named_parameters(), *module.named_buffers())}
         plan = load_plan(folder / f"{number}.json")
         batches = [{"ids": ids.numpy(), "labels": labels.numpy()}] * NUM_STEPS
         result = run_rank(
@@ -168,9 +183,8 @@ def work(rank, folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recognised")
-    found = recognise(capture(small(), batch()))
     for number, name in enumerate(RANKS):
-        degrees = stated(name)
+        degrees, found = stated(name), recognise(capture(small(name), batch()))
         plan = found.plan(plan_of(degrees, transformer(found.config, batch_size=degrees.global_batch)))
         save_plan(msgspec.structs.replace(plan, output_broadcast=True), folder / f"{number}.json")
     run_on_ranks(work, 4, folder)
@@ -183,7 +197,7 @@ def test_its_plan_trains_on_ranks_as_the_module_does_alone(folder, name):
     number = list(RANKS).index(name)
     plan = load_plan(folder / f"{number}.json")
     expected = train_reference(
-        small(), [batch()] * NUM_STEPS, optimizer=plan.optimizer, num_steps=NUM_STEPS,
+        small(name), [batch()] * NUM_STEPS, optimizer=plan.optimizer, num_steps=NUM_STEPS,
         num_micro_batches=plan.num_micro_batches,
     )  # fmt: skip
     losses = np.load(folder / f"{number}.losses.npy").tolist()

@@ -23,7 +23,7 @@ from plans.plan import Plan
 
 __all__ = ["Recognised", "recognise"]
 
-_FREE = ("seed", "approximate", "num_dims")
+_FREE = ("seed", "approximate", "num_dims", "padding_id")
 """Settings that may differ: no layout, no instruction and no price depends on them."""
 
 _COMMUTE = ("add", "mul")

@@ -13,7 +13,10 @@ __all__ = ["ROTATION_RULES"]
 
 
 class _Table(NamedTuple):
-    """A table [length, pairs] of the model, and at which dim of four the length stands where it is multiplied with."""
+    """What tells the cosines or sines of a rotation: a table [length, pairs] of the model, or frequencies [pairs].
+
+    `length_at` is the dim of four at which the length stands where they are multiplied with.
+    """
 
     name: str
     length_at: int
@@ -54,6 +57,68 @@ def _halves(view: View, operator: Operator) -> Sequence[New] | None:
     half = view.shape(a)[-1]
     x = _parts_of(view, [view.made(name, "narrow") for name in (a, b)], step=half, sizes=(half, half))
     return None if x is None else _rope(view, operator, _Turn(x, cos, sin), interleaved=False)
+
+
+def _turned_halves(view: View, operator: Operator) -> Sequence[New] | None:
+    """x cos + (-b, a) sin for the halves a and b of x, as Hugging Face's models write it."""
+    if operator.kind != "add" or len(operator.inputs) != 2:
+        return None
+    straight, crossed = (view.made(name, "mul") for name in operator.inputs)
+    if straight is None or crossed is None or len(straight.inputs) != 2 or len(crossed.inputs) != 2:
+        return None
+    x, swapped = straight.inputs[0], view.made(crossed.inputs[0], "concat")
+    cos = _angles(view, straight.inputs[1], "cos", len(view.shape(x)))
+    sin = _angles(view, crossed.inputs[1], "sin", len(view.shape(x)))
+    negative = swapped and view.made(swapped.inputs[0], "neg")
+    if swapped is None or negative is None or cos is None or sin is None or len(swapped.inputs) != 2:
+        return None
+    half = view.shape(x)[-1] // 2
+    parts = [view.made(name, "narrow") for name in (swapped.inputs[1], negative.inputs[0])]
+    if _parts_of(view, parts, step=half, sizes=(half, half)) != x:
+        return None
+    return _rope(view, operator, _Turn(x, cos, sin), interleaved=False)
+
+
+def _angles(view: View, name: str, kind: str, num_dims: int) -> _Table | None:
+    """Frequencies of which `name` is the cosine (or sine) of their products with positions, twice side by side."""
+    shape = (1,) * (num_dims - len(view.shape(name))) + view.shape(name)
+    turned = view.made(_unscaled(view, name), kind)
+    twice = turned and view.made(turned.inputs[0], "concat")
+    product = twice and view.made(view.behind(twice.inputs[0], "reshape"), "mul")
+    if turned is None or twice is None or product is None or len(product.inputs) != 2:
+        return None
+    if len(twice.inputs) != 2 or twice.inputs[0] != twice.inputs[1] or num_dims != 4:
+        return None
+    for positions, frequencies in (product.inputs, product.inputs[::-1]):
+        length = _counted(view, positions)
+        source = view.tensors[view.behind(frequencies, "reshape", "cast", "expand")]
+        if length is None or source.kind != "constant" or len(source.shape) != 1:
+            continue
+        pairs = source.shape[0]
+        for at in (1, 2):
+            if shape == tuple({at: length, 3: 2 * pairs}.get(each, 1) for each in range(4)):
+                return _Table(source.name, at)
+    return None
+
+
+def _unscaled(view: View, name: str) -> str:
+    """What a tensor is but for its form and a factor of 1."""
+    while (maker := view.makers.get(name)) is not None and len(maker.inputs) == 1:
+        if maker.kind not in ("reshape", "cast", "expand") and (maker.kind, maker.attrs.get("number")) != ("mul", 1):
+            break
+        name = maker.inputs[0]
+    return name
+
+
+def _counted(view: View, name: str) -> int | None:
+    """The length of a sequence, where a tensor is 0, 1, 2, ... of it."""
+    while (maker := view.makers.get(name)) is not None and len(maker.inputs) == 1:
+        if maker.kind not in ("reshape", "cast") and (maker.kind, maker.attrs.get("number")) != ("add", 0):
+            return None
+        name = maker.inputs[0]
+    if maker is None or maker.kind != "arange" or (maker.attrs["start"], maker.attrs["step"]) != (0, 1):
+        return None
+    return view.shape(name)[0]
 
 
 def _turned_pair(view: View, made: Sequence[str]) -> tuple[tuple[str, str], _Table, _Table] | None:
@@ -111,6 +176,7 @@ def _parts_of(view: View, parts: Sequence[Operator | None], *, step: int, sizes:
 def _rope(view: View, operator: Operator, turn: _Turn, *, interleaved: bool) -> Sequence[New] | None:
     """The rotation as one operator, before heads and length change places."""
     made, cos, sin = view.tensors[operator.outputs[0]], turn.cos, turn.sin
+    angles = (cos.name,) if cos == sin else (cos.name, sin.name)
     if len(made.shape) != 4 or cos.length_at != sin.length_at or view.shape(cos.name) != view.shape(sin.name):
         return None
     attrs: dict[str, Attr] = {"interleaved": True} if interleaved else {}
@@ -121,7 +187,7 @@ def _rope(view: View, operator: Operator, turn: _Turn, *, interleaved: bool) -> 
         ready = New(kind="reshape", inputs=(x,), shape=made.shape, dtype=made.dtype)
         return [
             ready,
-            New(kind="rope", inputs=(0, cos.name, sin.name), shape=made.shape, dtype=made.dtype, attrs=attrs),
+            New(kind="rope", inputs=(0, *angles), shape=made.shape, dtype=made.dtype, attrs=attrs),
         ]
     swapped = view.made(view.behind(x, "reshape"), "permute")
     if swapped is None or swapped.attrs.get("dims") != SWAPPED or view.shape(swapped.outputs[0]) != made.shape:
@@ -129,7 +195,7 @@ def _rope(view: View, operator: Operator, turn: _Turn, *, interleaved: bool) -> 
     source = swapped.inputs[0]
     return [
         New(
-            kind="rope", inputs=(source, cos.name, sin.name), shape=view.shape(source), dtype=made.dtype, attrs=attrs
+            kind="rope", inputs=(source, *angles), shape=view.shape(source), dtype=made.dtype, attrs=attrs
         ),
         New(kind="permute", inputs=(0,), shape=made.shape, dtype=made.dtype, attrs={"dims": SWAPPED}),
     ]  # fmt: skip
@@ -149,4 +215,4 @@ def _narrow(view: View, operator: Operator) -> Sequence[New] | None:
     return [ready, New(kind="rope", inputs=inputs, shape=made.shape, dtype=made.dtype, attrs=rope.attrs)]
 
 
-ROTATION_RULES: tuple[Rule, ...] = (_neighbours, _halves, _narrow)
+ROTATION_RULES: tuple[Rule, ...] = (_neighbours, _halves, _turned_halves, _narrow)
