@@ -246,6 +246,26 @@ def test_hierarchical_exchanges_send_one_message_to_every_node():
     assert large == pytest.approx(plain, rel=0.05)
 
 
+def test_small_exchanges_on_rails_go_by_pxn():
+    """The shipped network of rails: 31 messages of a node instead of 248, 1 us each, for a step more in a node."""
+    machine = Machine.load("rail-only-x256")
+    model = machine.collectives["all_to_all"]
+    direct = {**machine.collectives, "all_to_all": msgspec.structs.replace(model, protocols=model.protocols[:1])}
+    without = msgspec.structs.replace(machine, collectives=direct, name="direct")
+    found, plain = (
+        seconds(each, "all_to_all", axes_group(each, [(256, 1)], 256), 2**20)[0] for each in (machine, without)
+    )
+    step_s = model.hop_s + model.protocols[1].hop_s + machine.links[0].latency_s
+    assert plain - found == pytest.approx((248 - 31) * 1e-6 - step_s, rel=1e-6)
+    # one rank of every node has no other rail to reach, so the NVLink of its node carries nothing
+    slow = msgspec.structs.replace(machine.links[0], bandwidth_Bps=5 * GB)
+    narrow = msgspec.structs.replace(machine, links=(slow, machine.links[1]), name="narrow")
+    alone, other = (
+        seconds(each, "all_to_all", axes_group(each, [(32, 8)], 256), 2**30)[0] for each in (narrow, machine)
+    )
+    assert alone == other
+
+
 def test_broadcast_and_reduce_move_the_message_once():
     machine = fabric(NODE, CARD)
     for call in ("broadcast", "reduce"):

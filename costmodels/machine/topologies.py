@@ -108,11 +108,12 @@ def example_machines() -> dict[str, Machine]:
     into_leaf = Wire(ends=("", "leaf"), bandwidth_Bps=50e9, latency_s=2e-6, name="NDR")
     as_h100 = "NVLink, cards, latencies and reached fraction as h100-sxm"
     found = {
-        "rail-only-x256": _in_tiers(
+        "rail-only-x256": _by_rail(_in_tiers(
             "h100-sxm", "nodes of 8 and one switch for each rail, none above",
             (node, msgspec.structs.replace(card, ranks=256, rails=True)),
-            {"links": ("assumed", f"the network of Wang et al. 2023, arXiv 2307.12169; {as_h100}")},
-        ),
+            {"links": ("assumed", f"the network of Wang et al. 2023, arXiv 2307.12169; {as_h100}"),
+             "collectives.protocols.peer_s": ("assumed", "1 us for NCCL's proxy to post and complete a message")},
+        )),
         "leaf-spine-x256": _in_tiers(
             "h100-sxm", "8 nodes of 8 a leaf, leaves oversubscribed 4:1", (node, card, spine),
             {"links": ("assumed", f"an uplink of a quarter of the cards of a leaf; {as_h100}")},
@@ -167,6 +168,19 @@ def _in_tiers(
         made, num_devices=links[-1].ranks, devices_per_node=per_host or links[0].ranks, links=links,
         provenance=provenance, variant=f"example: {variant}",
     )  # fmt: skip
+
+
+def _by_rail(machine: Machine) -> Machine:
+    """All-to-alls also as NCCL sends them since 2.12 (PXN; NCCL's user guide, NCCL_P2P_PXN_LEVEL, 2 by default): each
+    rank hands what is for another rail to the rank of its node there, which sends what all of the node have for one
+    rank as one message."""
+    exchange = machine.collectives["all_to_all"]
+    direct = tuple(msgspec.structs.replace(protocol, peer_s=1e-6) for protocol in exchange.protocols)
+    by_rail = tuple(
+        msgspec.structs.replace(protocol, name=f"PXN {protocol.name}", algorithm="hierarchical") for protocol in direct
+    )
+    exchange = msgspec.structs.replace(exchange, protocols=(*direct, *by_rail))
+    return msgspec.structs.replace(machine, collectives={**machine.collectives, "all_to_all": exchange})
 
 
 def _on_graph(number: int, per_node: int, graph: Graph, variant: str, said: _Said) -> Machine:

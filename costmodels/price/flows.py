@@ -12,7 +12,8 @@ domain, D domains, and a message of S bytes (the larger of a member's input and 
   switches there add too;
 - pat: (n-q)/n S in log2 n steps (arXiv 2506.20252);
 - direct: q (n-q)/n S, every pair its part;
-- hierarchical: the same bytes, exchanged inside each node first, so that each rank has one message for every node.
+- hierarchical: the same bytes, exchanged inside each node first, so that each rank has one message for every node
+  (NCCL since 2.12, PXN).
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _exchange(links: Sequence[Link], group: Group, traffic: Traffic, hierarchica
             if hierarchical:
                 moved = (first.fullest - 1) / first.fullest * n + (n - first.emptiest if end else 0)
             elif any(link.rails for link in links[1 : group.top + 1]):
-                moved += (n - first.emptiest) * (1 - 1 / links[0].ranks)  # what goes to another rail
+                moved += (n - first.emptiest) * (1 - 1 / first.fullest)  # what goes to another rail
         if moved > 0:
             loads.append(Load(tier, False, moved / n * size))
         if tier and links[tier].way_out_Bps is not None:
