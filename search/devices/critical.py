@@ -19,6 +19,8 @@ from simulator.forecast.case import LayoutCosts, PipelineForecast, RankKinds, is
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.estimate import chunk_costs, chunks_of
 from simulator.forecast.predict import step_forecast
+from simulator.forecast.turns import simulated
+from simulator.timeline.critical_path import critical_path
 
 __all__ = ["critical_path_s"]
 
@@ -66,6 +68,8 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
 
 def _of_program(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], float]:
     """Seconds by kind, and the pace, of the lowered program."""
+    if degrees.takes_turns:
+        return _of_turns(problem, degrees)
     step = step_forecast(problem.config, degrees, problem.machine)
 
     def pace_s(kind: str, share: float) -> float:
@@ -81,6 +85,21 @@ def _of_program(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], f
         {kind: (pace_s(kind, _PROGRAM_SHARE) - pace_s(kind, -_PROGRAM_SHARE)) / (2 * _PROGRAM_SHARE) for kind in kinds},
         step.pace_ps() / _PS_PER_S,
     )
+
+
+def _of_turns(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], float]:
+    """Likewise of a step in which slices or pairs take turns: the path of its timeline."""
+    program, timeline = simulated(problem.config, degrees, problem.machine)
+    spent: dict[str, float] = {}
+    for span in critical_path(timeline, program).spans:
+        if span.stream == "host":  # told as what the others leave
+            continue
+        kind = _TRANSFERS if span.kind == "transfer" else f"exposed {span.kind}"
+        if span.stream == "compute":
+            body = span.id.partition("/")[0].lstrip("0123456789")
+            kind = _UPDATE if body == "end" else _FORWARD if body[0] in "bF" else _BACKWARD
+        spent[kind] = spent.get(kind, 0.0) + (span.end_ps - span.start_ps) / _PS_PER_S
+    return spent, timeline.step_interval_s
 
 
 def _kind_of(body: str, op: Op) -> str:

@@ -65,7 +65,9 @@ def neighbours(branching: Branching, best: Candidate) -> tuple[Alternative, ...]
 def _changes(problem: Problem, best: Candidate) -> Iterator[tuple[str, Pins]]:
     """What is changed, in words, and the pins of the part of the space with this change."""
     degrees = best.degrees
-    base = Pins(**degrees.values).changed(layers=None, recompute_layers=problem.pins.recompute_layers)
+    base = Pins(**degrees.values).changed(
+        layers=None, interleave=None, overlap_pairs=None, recompute_layers=problem.pins.recompute_layers
+    )
     yield from _mesh_changes(problem, degrees, base)
     yield from _placement_changes(problem, degrees, base)
     yield from _micro_batch_changes(problem, degrees, base)

@@ -44,6 +44,11 @@ class Pins:
             return self.given.get(name)
         raise AttributeError(f"{name} is no degree; degrees are {', '.join(DEGREES)}")
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether slices or pairs are asked for."""
+        return self.given.get("interleave", 1) > 1 or self.given.get("overlap_pairs", False)
+
     def changed(self, **pins: Any) -> Pins:
         """The same with other pins; None frees one.
 
@@ -131,6 +136,8 @@ class Problem:
             )
         if pins.sequence_parallel and pins.tp == 1:
             raise TwofoldError("sequence_parallel is pinned, but tp=1 leaves nothing to split; pin tp above 1")
+        if pins.takes_turns and not self.stack.runs_programs:
+            raise TwofoldError(f"slices and pairs are twofold's; {self.stack.name} runs none: unpin them")
         if pins.layers is not None and pins.pp is None:
             raise TwofoldError("layers are pinned for every chunk, so pp must be pinned too")
 

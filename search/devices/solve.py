@@ -11,6 +11,7 @@ from search.devices.baselines import physical_bound_s, usual_candidates
 from search.devices.branch import Branching
 from search.devices.explain import neighbours, relaxations
 from search.devices.problem import Problem
+from search.devices.turns import Tried, turns
 from search.result import NothingFits, SearchResult
 
 __all__ = ["solve"]
@@ -24,7 +25,7 @@ def solve(
     explain: bool = False,
     on_better: Callable[[Candidate], None] | None = None,
 ) -> SearchResult[Candidate]:
-    """Search the space of a problem.
+    """Search the space of a problem, and try slices and pairs on the fastest (`search.devices.turns`).
 
     Args:
         problem: what is asked.
@@ -59,16 +60,34 @@ def solve(
     branching.run()
     if not branching.candidates:
         raise _nothing(branching)
+    tried = turns(problem, branching.candidates, deadline_s=deadline_s)
+    plans, num_proven = _ranked(problem, branching, tried)
     physics = physical_bound_s(problem)
-    bound_s = min(max(branching.bound_s, physics), branching.candidates[0].forecast.step_s)
+    bound_s = min(max(branching.bound_s, physics), plans[0].forecast.step_s)
     return SearchResult(
-        problem=problem, plans=tuple(branching.candidates), lower_bound_s=bound_s,
+        problem=problem, plans=plans, lower_bound_s=bound_s,
         relaxed_bound_s=min(branching.relaxed_s, bound_s), physics_bound_s=physics, complete=branching.complete,
-        num_proven=branching.num_proven, margin=branching.margin, search_s=time.monotonic() - began,
-        num_evaluated=branching.num_forecasts,
-        num_nodes=branching.num_opened, rejected=tuple(branching.rejected),
-        alternatives=neighbours(branching, branching.candidates[0]) if explain else (),
+        num_proven=num_proven, margin=branching.margin, search_s=time.monotonic() - began,
+        num_evaluated=branching.num_forecasts + len(tried.candidates),
+        num_nodes=branching.num_opened, rejected=(*branching.rejected, *tried.rejected),
+        alternatives=neighbours(branching, plans[0]) if explain else (),
     )  # fmt: skip
+
+
+def _ranked(problem: Problem, branching: Branching, tried: Tried) -> tuple[tuple[Candidate, ...], int]:
+    """All that fits, and how many of the first are proven; slices and pairs are outside of what is proven.
+
+    Raises:
+        TwofoldError: slices or pairs are pinned, and none can be.
+    """
+    if problem.pins.takes_turns:
+        if not tried.candidates:
+            told = "; ".join(dict.fromkeys(each.reason for each in tried.rejected))
+            raise TwofoldError(f"{problem.config.name}: no configuration can take turns as it is pinned: {told}")
+        return tuple(sorted(tried.candidates, key=lambda each: each.key)), 0
+    plans = tuple(sorted((*branching.candidates, *tried.candidates), key=lambda each: each.key))
+    before = [number for number, each in enumerate(plans) if each.degrees.takes_turns]
+    return plans, min([branching.num_proven, *before])
 
 
 def _nothing(branching: Branching) -> TwofoldError:

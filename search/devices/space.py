@@ -211,9 +211,10 @@ def orders(problem: Problem, mesh: Mesh) -> list[tuple[tuple[str, ...], Placemen
 def micro_batches(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
     """The samples of a micro-batch on a rank that are possible."""
     each = problem.global_batch // mesh.dp
+    slices = problem.pins.interleave or 1
     if problem.pins.micro_batch is not None:
         return (problem.pins.micro_batch,) if each % problem.pins.micro_batch == 0 else ()
-    return tuple(size for size in divisors(each) if size <= MAX_MICRO_BATCH)
+    return tuple(size for size in divisors(each) if size <= MAX_MICRO_BATCH and size % slices == 0)
 
 
 def sequence_parallels(problem: Problem, mesh: Mesh) -> tuple[bool, ...]:
@@ -281,8 +282,10 @@ def shapes(problem: Problem, pp: int) -> tuple[ScheduleChoice, ...]:
     """The schedules and chunks per rank to try with `pp` pipeline ranks.
 
     With one pipeline rank every order does the same work, so only 1F1B, which keeps the least, is tried, unless pinned.
+    Pairs are those of DualPipe-V, unless another schedule is pinned.
     """
-    return _shapes(problem.pins.schedule, problem.pins.virtual, problem.config.num_layers, pp)
+    pinned = problem.pins.schedule or ("dualpipe_v" if problem.pins.overlap_pairs else None)
+    return _shapes(pinned, problem.pins.virtual, problem.config.num_layers, pp)
 
 
 @lru_cache(maxsize=4096)
