@@ -56,6 +56,8 @@ def critical_path_s(problem: Problem, found: Candidate) -> dict[str, float]:
         spent, whole_s = _of_program(problem, found.degrees)
     else:
         spent, whole_s = _of_estimate(problem, found.degrees)
+    # what contends may end a step sooner by taking longer: it is not on the path
+    spent = {kind: max(0.0, seconds) for kind, seconds in spent.items()}
     told = sum(spent.values())
     if told > whole_s:
         spent = {kind: seconds * whole_s / told for kind, seconds in spent.items()}
