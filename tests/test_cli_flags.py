@@ -13,13 +13,13 @@ from twofold.cli import commands
 _DEGREES = "dp tp pp cp ep micro-batch schedule virtual recompute recompute-layers zero sequence-parallel order "
 _DEGREES += "bucket-bytes interleave overlap-pairs"
 _FACTORS = "bandwidth latency compute memory dispatch"
-_LAUNCH = "steps data emulate dilate out log-dir seed port execution profile"
+_LAUNCH = "steps data emulate dilate out log-dir seed port execution fused profile"
 
 FLAGS = {
     "demo": "case steps epochs data machine out log-dir seed port json",
     "plan": f"machine devices global-batch seq layers method {_DEGREES} stage-layers stack stages micro-batches widths "
-    "lr memory execution time-limit top-k out report export simulate explain json",
-    "simulate": "machine schedule trace rank-traces report measured steps execution fold recost model global-batch "
+    "lr memory execution fused time-limit top-k out report export simulate explain json",
+    "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model global-batch "
     "seq stack json",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
     "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps json",
@@ -27,8 +27,8 @@ FLAGS = {
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": "devices out name device points base minutes quick report json",
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
-    "execution json",
-    "validate": "stack machine json",
+    "execution fused json",
+    "validate": "stack machine report json",
 }
 POSITIONAL = {"plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "run": {"target", "script-args"},
               "verify": {"plan"}, "validate": {"table"}}  # fmt: skip
