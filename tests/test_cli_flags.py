@@ -19,8 +19,8 @@ FLAGS = {
     "demo": "case steps epochs data machine out log-dir seed port json",
     "plan": f"machine devices global-batch seq layers method {_DEGREES} stage-layers stack stages micro-batches widths "
     "lr memory execution fused time-limit top-k out report export simulate explain json",
-    "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model global-batch "
-    "seq stack json",
+    "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model "
+    "global-batch seq stack json",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
     "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps json",
     "run": f"devices model machine timeout {_LAUNCH} json",
