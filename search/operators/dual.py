@@ -222,7 +222,7 @@ class _Groups:
     place: Ints
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4096)
 def _groups(given: bytes) -> _Groups:
     numbers = np.frombuffer(given, dtype=np.int64)
     found, place = np.unique(numbers, return_inverse=True)

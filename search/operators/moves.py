@@ -3,59 +3,29 @@
 A tensor on a mesh of three axes has some hundred layouts, so thousands of pairs, and nearly none of them is on the way
 to a good plan. `Moves` starts with a lower bound for every pair and takes the exact price of those that it is asked
 for; the search asks for what its answer uses until nothing in it is a bound any more (`search.operators.refine`).
-
-The bound of a pair is the least that any one step may take which brings a rank what it lacks: the elements of its part
-in the target that it does not hold in the source, or all of them where they are sums yet to be taken. Several steps
-that bring as much together take no less, as no link has less to do for a byte when bytes are fewer.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from plans.layout import Layout, TensorLayout
+from plans.layout import TensorLayout
 from plans.model.graph import itemsize
-from plans.redistribution import StepKind
-from plans.redistribution.atomic import primes
+from search.operators.move_floors import Floors, least_seconds
 
-__all__ = ["Floors", "MoveSeconds", "Moves"]
+__all__ = ["MoveSeconds", "Moves"]
 
 MoveSeconds = Callable[[TensorLayout, TensorLayout, tuple[int, ...], str], float]
 """(source, target, whole shape, dtype) -> seconds."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-_MOVING = (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
-_MAX_GROUPED = 6
-"""Axes up to which collectives over several of them are looked at; over more ranks none takes less."""
-
-_MAX_CELLS = 1 << 22
-"""Pairs times ranks up to which what a rank lacks is counted rank by rank."""
-
-
-class Floors(Protocol):
-    """What a price says about steps it is not shown: see `pricing.StepSeconds`; what was found by it is kept."""
-
-    def __hash__(self) -> int:
-        """Of what it says."""
-
-    def local_s(self, kind: StepKind, mesh: Layout, axes: frozenset[str], size_bytes: int, itemsize: int) -> float:
-        """Seconds of a slice or a collective over `axes`."""
-
-    def transfer_floors_s(self, sizes_bytes: Ints, least_peers: Ints, most_peers: int, leaves_domain: bool) -> Floats:
-        """For each: no transfer takes less whose busiest rank has at least so many bytes, and so many peers."""
-
-    def domains(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
-        """For each rank the domain that the fastest links join; None where that is all of them."""
 
 
 @dataclass(slots=True)
@@ -170,80 +140,8 @@ class Moves:
         meshes = {layout.mesh for layout in layouts}
         if self.floors is None or len(meshes) > 1 or not shape:
             return seconds, is_exact
-        mesh, floors, size = meshes.pop(), self.floors(dtype), itemsize(dtype)
-        lacking, adds, possible = _lacking(mesh, layouts, shape)
-        needed, place = np.unique(lacking, return_inverse=True)
-        least, adding = _least_steps(floors, mesh, tuple((needed * size).tolist()), size)
-        seconds = np.array(least)[place.reshape(lacking.shape)]
-        seconds = np.where(adds, np.maximum(seconds, adding), seconds)
-        seconds[np.eye(count, dtype=bool)] = 0.0
-        return np.where(possible, seconds * (1 - 1e-9), np.inf), is_exact | ~possible
-
-
-def _lacking(
-    mesh: Layout, layouts: Sequence[TensorLayout], shape: tuple[int, ...]
-) -> tuple[Ints, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """For every pair the most elements that a rank lacks, whether sums have to be taken, and whether there is a way."""
-    sizes = dict(zip(mesh.alias_name, mesh.device_matrix, strict=True))
-    local = np.array([math.prod(layout.local_shape(shape)) for layout in layouts], dtype=np.int64)
-    bits = {axis: 1 << at for at, axis in enumerate(mesh.alias_name) if sizes[axis] > 1}
-    partial = np.array([sum(bits.get(axis, 0) for axis in layout.partial) for layout in layouts], dtype=np.int64)
-    possible = (partial[None, :] & ~partial[:, None]) == 0
-    adds = (partial[:, None] & ~partial[None, :]) != 0
-    count, num_ranks = len(layouts), mesh.num_ranks
-    if count * count * num_ranks > _MAX_CELLS:
-        held = np.minimum(local[:, None], local[None, :])
-    else:
-        index = dict(zip(mesh.alias_name, np.indices(mesh.device_matrix).reshape(len(sizes), -1), strict=True))
-        common = np.ones((count, count, num_ranks), dtype=np.int64)
-        for dim, whole in enumerate(shape):
-            cuts: dict[tuple[str, ...], int] = {}
-            place = np.array([cuts.setdefault(layout.dims[dim], len(cuts)) for layout in layouts])
-            start, stop = np.array([_part(axes, whole, sizes, index, num_ranks) for axes in cuts]).transpose(1, 0, 2)
-            both = np.minimum(stop[:, None], stop[None]) - np.maximum(start[:, None], start[None])
-            common *= np.maximum(both, 0)[place[:, None], place[None, :]]
-        held = common.min(axis=-1)  # parts are even: who holds least lacks most
-    return np.where(adds, local[None, :], np.maximum(local[None, :] - held, 0)), adds, possible
-
-
-def _part(
-    axes: Sequence[str], whole: int, sizes: dict[str, int], index: dict[str, Ints], num_ranks: int
-) -> tuple[Ints, Ints]:
-    """Where the part of every rank begins and ends."""
-    start, long = np.zeros(num_ranks, dtype=np.int64), np.full(num_ranks, whole, dtype=np.int64)
-    for axis in axes:
-        part = -(-long // sizes[axis])
-        offset = np.minimum(part * index[axis], long)
-        start, long = start + offset, np.minimum(part, long - offset)
-    return start, start + long
-
-
-@lru_cache(maxsize=4096)
-def _least_steps(
-    floors: Floors, mesh: Layout, needed_bytes: tuple[int, ...], item_bytes: int
-) -> tuple[tuple[float, ...], float]:
-    """For each number of bytes the least seconds of one step that brings so many to a rank; and of one that adds."""
-    if floors.domains(mesh.rank_list) is not None:
-        mesh = primes(mesh)[0]  # a step may be taken over a part of an axis that lies within a node
-    axes = [axis for axis in mesh.alias_name if mesh.size((axis,)) > 1]
-    most = len(axes) if len(axes) <= _MAX_GROUPED else 1
-    groups = [frozenset(some) for count in range(1, most + 1) for some in itertools.combinations(axes, count)]
-    if floors.domains(mesh.rank_list) is None:
-        groups = list({mesh.size(group): group for group in groups}.values())
-    if not groups:
-        return tuple(0.0 for _ in needed_bytes), 0.0
-    sizes = np.array(needed_bytes, dtype=np.int64)
-    least = floors.transfer_floors_s(sizes, np.ones_like(sizes), mesh.num_ranks - 1, False).tolist()
-    slice_s = floors.local_s(StepKind.SLICE, mesh, frozenset(), 0, item_bytes)
-    for at, size in enumerate(needed_bytes):
-        moved = [floors.local_s(kind, mesh, group, size, item_bytes) for kind in _MOVING for group in groups]
-        least[at] = min(least[at], *moved) if size else min(least[at], slice_s, *moved)
-    adding = min(
-        floors.local_s(kind, mesh, group, 0, item_bytes)
-        for kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
-        for group in groups
-    )
-    return tuple(least), adding
+        found, possible = least_seconds(self.floors(dtype), meshes.pop(), layouts, shape, itemsize(dtype))
+        return np.where(possible, found * (1 - 1e-9), np.inf), is_exact | ~possible
 
 
 @lru_cache(maxsize=1024)

@@ -15,11 +15,12 @@ from plans.lower import Choice
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Strategy
 from search.operators.additive import StageCosts
-from search.operators.moves import Floors, Moves
+from search.operators.move_floors import Floors
+from search.operators.moves import Moves
 from search.operators.operator_costs import OperatorSeconds
 from search.operators.pinned import on_ranks, suggestions
 from search.operators.pricing import instruction_cost, known_moves, redistribution_choice
-from search.operators.refine import NO_LOOK, Question, cheapest, glance
+from search.operators.refine import NO_LOOK, Answers, Question, cheapest, glance
 from search.operators.space import finest, meshes
 
 __all__ = ["Floor", "StageAnswer", "StageSearch"]
@@ -80,6 +81,8 @@ class StageSearch:
     _known_moves: dict[object, float] = field(init=False)
     _moves: dict[Layout, Moves] = field(init=False, default_factory=dict)
     _known: dict[object, OperatorSeconds] = field(init=False, default_factory=dict)
+    _floors: dict[tuple[int, ...], dict[str, Floor]] = field(init=False, default_factory=dict)
+    _answers: dict[object, list[StageAnswer]] = field(init=False, default_factory=dict)
     _costs: dict[tuple[tuple[str, ...], Layout], StageCosts] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,25 +149,57 @@ class StageSearch:
     def answers(
         self, names: Sequence[str], ranks: Sequence[int], count: int, is_over: Callable[[], bool] = lambda: False
     ) -> list[StageAnswer]:
-        """The cheapest strategies of a stage and their neighbours, over all meshes; `is_over`: whether time is up."""
-        every = [self.costs(names, mesh) for mesh in self.meshes(names, ranks)]
-        looks = [glance(costs.question()) if len(every) > 1 else NO_LOOK for costs in every]
+        """The cheapest strategies of a stage and their neighbours, over all meshes.
+
+        `is_over`: whether time is up; then meshes count that have been looked at, one at least.
+        """
+        key = tuple(names), tuple(ranks), count
+        if key not in self._answers:
+            self._answers[key] = self._solved(names, ranks, count, is_over)
+        return self._answers[key]
+
+    def _solved(
+        self, names: Sequence[str], ranks: Sequence[int], count: int, is_over: Callable[[], bool]
+    ) -> list[StageAnswer]:
+        meshes = self.meshes(names, ranks)
+        looks = [self._look(names, mesh, is_over) if len(meshes) > 1 else NO_LOOK for mesh in meshes]
         found = {(each.cost_s, at, each.values) for at, look in enumerate(looks) for each in look.found}
         above_s = min((cost_s for cost_s, *_ in found), default=math.inf)
         bound_s = math.inf
-        for at in sorted(range(len(every)), key=lambda at: looks[at].bound_s):
-            self.num_combinations += math.prod(every[at].sizes)
-            if looks[at].bound_s > above_s:
+        for at in sorted(range(len(meshes)), key=lambda at: looks[at].bound_s):
+            if looks[at].bound_s > above_s or (found and is_over()):
+                bound_s = min(bound_s, looks[at].bound_s)
                 continue
-            answers = cheapest(every[at].question(), count, above_s, is_over)
+            costs = self.costs(names, meshes[at])
+            self.num_combinations += math.prod(costs.sizes)
+            answers = cheapest(costs.question(), count, above_s, is_over)
             bound_s = min(bound_s, max(answers.bound_s, looks[at].bound_s))
             found |= {(each.cost_s, at, each.values) for each in answers.found}
             best = sorted(found)[: 1 if looks[at].found else count]  # neighbours of large problems are of one mesh
             if looks[at].found or len(best) == count:
                 above_s = min(above_s, best[-1][0])
-        kept = [self._answer(every[at], cost_s, values) for cost_s, at, values in sorted(found)[:count]]
+            if looks[at].found:
+                self._forget(names, meshes[at])
+        kept = [
+            self._answer(self.costs(names, meshes[at]), cost_s, values) for cost_s, at, values in sorted(found)[:count]
+        ]
         self.solved[tuple(names), len(ranks)] = kept[0].cost_s, min(bound_s, kept[0].cost_s)
         return [self._coarser(names, kept[0]), *kept[1:]]
+
+    def _look(self, names: Sequence[str], mesh: Layout, is_over: Callable[[], bool]) -> Answers:
+        """A first look at a mesh; where time is up, only what its operators take at least by themselves."""
+        if is_over():
+            least = self.floors(mesh.rank_list)
+            return Answers(found=[], bound_s=sum(least[name].own_s for name in names))
+        look = glance(self.costs(names, mesh).question())
+        if look is not NO_LOOK:
+            self._forget(names, mesh)
+        return look
+
+    def _forget(self, names: Sequence[str], mesh: Layout) -> None:
+        """Tables of large problems on many meshes would fill the memory."""
+        self._costs.pop((tuple(names), mesh), None)
+        self._moves.pop(mesh, None)
 
     def least_s(self, names: Sequence[str], ranks: Sequence[int]) -> float:
         """The least additive cost of a stage over all meshes."""
@@ -187,6 +222,8 @@ class StageSearch:
 
     def floors(self, ranks: Sequence[int]) -> dict[str, Floor]:
         """For every operator of the graph the least that it takes on some ranks, whatever its strategy."""
+        if tuple(ranks) in self._floors:
+            return self._floors[tuple(ranks)]
         names = tuple(operator.name for operator in self.micro.operators)
         found: dict[str, Floor] = {}
         for mesh in self.meshes((), ranks):
@@ -198,6 +235,7 @@ class StageSearch:
                     own_s=min(known.own_s, own_s), host_s=min(known.host_s, host_s),
                     device_s=min(known.device_s, device_s),
                 )  # fmt: skip
+        self._floors[tuple(ranks)] = found
         return found
 
     # ---------------------------------------------------------------- helpers
