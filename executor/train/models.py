@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import math
@@ -46,9 +47,22 @@ def load_named(spec: str, what: str) -> Any:
             found.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and place.split(".")[0] == error.name.split(".")[0]:
+            raise TwofoldError(
+                f"{what} {spec!r}: there is no module {error.name!r}; name an installed one, or a file as in "
+                "file.py:function"
+            ) from None
+        raise TwofoldError(f"{what} {spec!r} needs {error.name!r}, which is not installed") from None
+    except ImportError as error:
+        raise TwofoldError(f"{what} {spec!r} cannot be imported: {error}") from None
+    try:
         return getattr(module, name)
-    except (ImportError, AttributeError) as error:
-        raise TwofoldError(f"{what} {spec!r}: {error}") from None
+    except AttributeError:
+        known = [each for each in vars(module) if not each.startswith("_")]
+        close = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise TwofoldError(f"{what} {spec!r}: {place} has no {name!r}{hint}") from None
 
 
 def load_model(spec: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:
