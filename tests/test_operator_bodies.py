@@ -74,7 +74,8 @@ def in_the_middle(
         for mesh, names in zip(mesh_of, [("first",), ("mine",), ("last", "loss")], strict=True)
     )
     return Plan(
-        graph=graph, stages=stages, strategies={"mine": strategy}, num_micro_batches=count, optimizer=optimizer
+        graph=graph, stages=stages, strategies={"mine": strategy}, num_micro_batches=count, optimizer=optimizer,
+        fused=False,  # an operator is priced alone
     )  # fmt: skip
 
 
