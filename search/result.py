@@ -166,15 +166,14 @@ class SearchResult(Generic[PlanT]):
         parts = []
         if not self.complete:
             parts.append("stopped before its end, the best so far")
-        space = "the space"
-        if isinstance(self.best, Candidate) and self.best.degrees.takes_turns:
-            space = "the searched space, which has no slices or pairs,"
+        is_beyond = isinstance(self.best, Candidate) and self.best.degrees.takes_turns
+        space = "the searched space, which has no slices or pairs," if is_beyond else "the space"
         under = f" if no estimate exceeds its forecast by over {self.margin:.1%}" if self.margin else ""
         if self.num_proven > 1:
             parts.append(f"the first {self.num_proven} proven the fastest of {space} under this forecast{under}")
         elif self.num_proven:
             parts.append(f"proven the fastest of {space} under this forecast{under}")
-        elif not self.complete or self.lower_bound_s > self.relaxed_bound_s:
+        elif is_beyond or not self.complete or self.lower_bound_s > self.relaxed_bound_s:
             parts.append(f"at most {_above(self.gap)} the fastest of {space} under this forecast{under}")
         if self.method == "search":
             parts.append(f"{_above(self.gap_to_relaxation)} the optimistic relaxation ({self.relaxed_bound_s:.4g} s)")

@@ -25,8 +25,11 @@ from simulator.forecast.turns import simulated
 
 __all__ = ["Tried", "turns"]
 
-_NUM_TRIED = 3
-"""Configurations on which slices and pairs are tried, until some gain."""
+_NUM_TRIED = 6
+"""Configurations on which slices and pairs are tried."""
+
+_NUM_FORECAST = 2
+"""Of them so many are forecast, those that are expected to be the fastest."""
 
 _LEAST_GAIN = 0.002
 """Share of a step that must be exposed beyond what the best takes."""
@@ -61,26 +64,46 @@ def turns(problem: Problem, found: Sequence[Candidate], *, deadline_s: float | N
     """
     if not problem.stack.runs_programs or not found:
         return Tried()
-    candidates, rejected, best_s = list[Candidate](), list[Rejected](), found[0].forecast.step_s
-    for own in _promising(problem, found):
-        if deadline_s is not None and time.monotonic() > deadline_s:
+    candidates, rejected = list[Candidate](), list[Rejected]()
+    trials = _trials(problem, found, rejected, deadline_s)
+    for _, _, degrees in sorted(trials)[: _NUM_TRIED if problem.pins.takes_turns else _NUM_FORECAST]:
+        if candidates and deadline_s is not None and time.monotonic() > deadline_s:
             break
-        for change in _changes(problem.pins, own.degrees):
-            degrees = replace(own.degrees, **change)
-            try:
-                reason = "" if problem.pins.takes_turns else _why_not(problem, degrees)
-                seen = None if reason else forecast(problem.config, degrees, problem.machine)
-            except TwofoldError as error:
-                reason, seen = str(error), None
-            if seen is None:
-                rejected.append(Rejected(what=describe(degrees), reason=reason, count=1))
-            elif (excess := seen.peak_bytes - problem.limit_bytes) > 0:
-                rejected.append(Rejected(what=describe(degrees), reason="memory", count=1, excess_bytes=excess))
-            else:
-                candidates.append(Candidate(degrees=degrees, forecast=seen))
-        if any(each.forecast.step_s < best_s for each in candidates):
-            break
+        try:
+            seen = forecast(problem.config, degrees, problem.machine)
+        except TwofoldError as error:
+            rejected.append(Rejected(what=describe(degrees), reason=str(error), count=1))
+            continue
+        if (excess := seen.peak_bytes - problem.limit_bytes) > 0:
+            rejected.append(Rejected(what=describe(degrees), reason="memory", count=1, excess_bytes=excess))
+        else:
+            candidates.append(Candidate(degrees=degrees, forecast=seen))
     return Tried(candidates=tuple(candidates), rejected=tuple(rejected))
+
+
+def _trials(
+    problem: Problem, found: Sequence[Candidate], rejected: list[Rejected], deadline_s: float | None
+) -> list[tuple[float, int, Degrees]]:
+    """What may gain: the seconds that its step is expected to take, a number of its own, and its degrees."""
+    trials: list[tuple[float, int, Degrees]] = []
+    for own in _promising(problem, found):
+        for change in _changes(problem.pins, own.degrees):
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                return trials
+            degrees, expected_s, reason = replace(own.degrees, **change), own.forecast.step_s, ""
+            if not problem.pins.takes_turns:
+                try:
+                    share, reason = _tried(problem, degrees)
+                except TwofoldError as error:
+                    share, reason = 1.0, str(error)
+                expected_s *= share
+                if not reason and expected_s >= found[0].forecast.step_s:
+                    reason = "a step with few blocks and micro-batches gains too little"
+            if reason:
+                rejected.append(Rejected(what=describe(degrees), reason=reason, count=1))
+            else:
+                trials.append((expected_s, len(trials), degrees))
+    return trials
 
 
 def _promising(problem: Problem, found: Sequence[Candidate]) -> list[Candidate]:
@@ -116,8 +139,8 @@ def _hidden_s(own: Candidate) -> float:
     return own.forecast.step_s - own.forecast.exposed_comm_s
 
 
-def _why_not(problem: Problem, degrees: Degrees) -> str:
-    """Why a configuration need not be forecast, "" where it may gain.
+def _tried(problem: Problem, degrees: Degrees) -> tuple[float, str]:
+    """The share of its time that a short step takes with slices or pairs; and why the whole one is not forecast, or "".
 
     Raises:
         TwofoldError: degrees that cannot be.
@@ -125,13 +148,12 @@ def _why_not(problem: Problem, degrees: Degrees) -> str:
     config, short = _short(problem.config, degrees)
     plain = replace(short, interleave=1, overlap_pairs=False)
     program, timeline = simulated(config, short, problem.machine)
-    if timeline.step_interval_s >= forecast(config, plain, problem.machine).step_s:
-        return "a step with few blocks and micro-batches gains nothing"
     longer = problem.config.num_layers * degrees.num_micro_batches / (config.num_layers * short.num_micro_batches)
+    share = timeline.step_interval_s / forecast(config, plain, problem.machine).step_s
     count = round(_num_instructions(program) * longer)
-    if count > _MOST_INSTRUCTIONS:
-        return f"may gain, but its step of about {count:,} instructions is forecast only where it is pinned"
-    return ""
+    if share < 1 and count > _MOST_INSTRUCTIONS:
+        return share, f"may gain, but its step of about {count:,} instructions is forecast only where it is pinned"
+    return share, ""
 
 
 def _short(config: TransformerConfig, degrees: Degrees) -> tuple[TransformerConfig, Degrees]:
