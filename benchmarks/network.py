@@ -3,7 +3,7 @@
 The points are bus bandwidths that others published (benchmarks/data/nccl-published.csv says where), of A100, H100,
 H200, B200 and GB200 nodes, alone and joined by network cards, 1 MiB to 8 GiB. Tables are dealt out in turn: the first,
 third, ... are what `--fit` fits, the others are only scored. What was fitted is in the device files (their provenance
-says so): what spanning nodes costs, and how the switch of a node fills.
+says so; `--ship`): what spanning nodes costs, how the switch of a node fills, and what rings reach on Blackwell.
 
 Wanted: within 10 % from 64 MiB on, within 20 % from 1 MiB on. Clusters of equal devices and cards differ by as much:
 two nodes of 8 B200 gather at 308 and at 376 GB/s.
@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 
 from costmodels.fit.forms import solve
-from costmodels.machine.catalogue import Device, load_device
+from costmodels.machine.catalogue import Device, device_names, load_device, save_device
 from costmodels.machine.links import Link
-from costmodels.machine.sections import Collective
+from costmodels.machine.sections import Collective, Protocol, Provenance
 from costmodels.price.communication import carried
 from costmodels.price.group import first_group
 from costmodels.price.traffic import collective_traffic
@@ -41,11 +41,16 @@ MIB = 2**20
 CONSTANTS = {
     "switch_member_chunk_s": (5e-7, 1e-9, 2e-5), "switch_far_ratio": (0.83, 0.3, 1.5),
     "ll_far_share": (0.12, 0.01, 0.6), "far_start_s": (2e-5, 1e-7, 1e-4), "far_chunk_s": (2e-6, 1e-9, 1e-4),
-    "ampere_chunk_s": (2e-6, 1e-8, 5e-6),
+    "ampere_chunk_s": (2e-6, 1e-8, 5e-6), "blackwell_link_ratio": (1.0, 0.7, 1.3),
+    "blackwell_member_chunk_s": (5e-7, 1e-9, 2e-5),
 }  # fmt: skip
 """What is fitted: where the search for it starts, and its bounds. Shares of a bandwidth, or seconds.
 
 With longer chunks 8 GiB on 8 A100 would be slower than the 235 GB/s that NCCL's own tables give."""
+
+_AMPERE, _BLACKWELL = ("a100", "a800"), ("b200", "b300", "gb200", "gb300")
+"""How the names of their devices begin. Rings and exchanges reach less of Blackwell's NVLink, relative to H200, and its
+switch fills more slowly."""
 
 SWITCH_CROSS_S = 14e-6
 """A step between nodes of a switch's tree: NCCL's own model (src/graph/tuning.cc, network, Simple)."""
@@ -118,22 +123,27 @@ def predicted_GBps(point: Published, constants: Mapping[str, float] | None = Non
 
 def with_constants(device: Device, constants: Mapping[str, float]) -> Device:
     """The device with fitted constants in place of its own; one without a switch keeps none."""
+    is_blackwell = device.name.startswith(_BLACKWELL)
 
     def changed(call: str, model: Collective) -> Collective:
         protocols = []
         for protocol in model.protocols:
             if protocol.algorithm == "switch":
                 protocol = msgspec.structs.replace(
-                    protocol, far_share=protocol.share * constants["switch_far_ratio"],
-                    member_chunk_s=constants["switch_member_chunk_s"], cross_s=SWITCH_CROSS_S,
+                    protocol, far_share=protocol.share * constants["switch_far_ratio"], cross_s=SWITCH_CROSS_S,
+                    member_chunk_s=constants[f"{'blackwell' if is_blackwell else 'switch'}_member_chunk_s"],
                 )  # fmt: skip
             elif protocol.name.endswith(" LL"):
                 protocol = msgspec.structs.replace(protocol, far_share=constants["ll_far_share"])
             protocols.append(protocol)
         if call == "transfer":  # no published points
             return model
-        if device.name.startswith("a100") and call != "all_to_all":
+        if device.name.startswith(_AMPERE) and call != "all_to_all":
             model = msgspec.structs.replace(model, chunk_s=constants["ampere_chunk_s"])
+        if is_blackwell:
+            fraction = load_device("h200").collectives[call].link_fraction * constants["blackwell_link_ratio"]
+            protocols = [_with_fraction(protocol, model.link_fraction / fraction) for protocol in protocols]
+            model = msgspec.structs.replace(model, link_fraction=fraction)
         return msgspec.structs.replace(
             model, protocols=tuple(protocols), far_start_s=constants["far_start_s"],
             far_chunk_s=constants["far_chunk_s"],
@@ -141,6 +151,33 @@ def with_constants(device: Device, constants: Mapping[str, float]) -> Device:
 
     collectives = {call: changed(call, model) for call, model in device.collectives.items()}
     return msgspec.structs.replace(device, collectives=collectives)
+
+
+def ship(constants: Mapping[str, float]) -> None:
+    """Write the device files whose provenance says that they have these constants, to three digits."""
+    rounded = {name: float(f"{value:.3g}") for name, value in constants.items()}
+    for name in device_names():
+        device = load_device(name)
+        says = device.provenance.get("collectives.far_start_s")
+        if says is None or "published nccl-tests" not in says.source:
+            continue
+        device = with_constants(device, rounded)
+        if name.startswith(_BLACKWELL):
+            known = Provenance(
+                status="cited", date=says.date,
+                source=f"{rounded['blackwell_link_ratio']:g} of the share of H200, {says.source}",
+            )  # fmt: skip
+            cited = {f"collectives.{call}.link_fraction": known for call in device.collectives if call != "transfer"}
+            device = msgspec.structs.replace(device, provenance=device.provenance | cited)
+        save_device(device)
+
+
+def _with_fraction(protocol: Protocol, factor: float) -> Protocol:
+    """A switch at the bandwidth that it had before the collective's link fraction became smaller by a factor."""
+    if protocol.algorithm != "switch":
+        return protocol
+    far_share = None if protocol.far_share is None else protocol.far_share * factor
+    return msgspec.structs.replace(protocol, share=protocol.share * factor, far_share=far_share)
 
 
 def fitted_constants(points: Sequence[Published]) -> dict[str, float]:
@@ -168,10 +205,13 @@ def _score(rows: Sequence[dict[str, object]], least_bytes: int, most: float) -> 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the constants again and print them")
+    parser.add_argument("--ship", action="store_true", help="fit, and write the constants into the device files")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     given = parser.parse_args(arguments)
     points = load_published()
-    constants = fitted_constants(points) if given.fit else None
+    constants = fitted_constants(points) if given.fit or given.ship else None
+    if constants is not None and given.ship:
+        ship(constants)
     if constants is not None:
         print(json.dumps(constants, indent=1))
     rows: list[dict[str, object]] = []

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.network import RESULTS, Published, fitted_constants, load_published, predicted_GBps
+from costmodels.fit.transfer_calibration import carried
 from costmodels.machine.catalogue import load_device
 
 
@@ -44,9 +45,18 @@ def test_devices_have_the_fitted_constants(points):
         if "NVLS" in protocols:
             switch = protocols["NVLS"]
             assert switch.far_share == pytest.approx(switch.share * found["switch_far_ratio"], rel=0.02)
-            assert switch.member_chunk_s == pytest.approx(found["switch_member_chunk_s"], rel=0.02)
+            family = "blackwell" if name == "b200" else "switch"
+            assert switch.member_chunk_s == pytest.approx(found[f"{family}_member_chunk_s"], rel=0.02)
         else:
             assert model.chunk_s == pytest.approx(found["ampere_chunk_s"], rel=0.02)
+    fractions = [load_device(name).collectives["all_gather"].link_fraction for name in ("b200", "h200")]
+    assert fractions[0] / fractions[1] == pytest.approx(found["blackwell_link_ratio"], rel=0.02)
+
+
+def test_figures_carried_over_keep_what_is_fitted_here():
+    for name in ("a100-80gb", "b200"):
+        device = load_device(name)
+        assert carried(device, load_device("h200"), date="2026-11-23").collectives == device.collectives
 
 
 def test_the_saved_errors_are_those_of_these_devices(points):

@@ -34,7 +34,7 @@ HOST_BOUND_BYTES = 4_000_000
 
 _NCCL_RINGS = (
     Protocol(name="ring LL", start_s=6.6 * MICRO, hop_s=0.6 * MICRO, cross_s=2.7 * MICRO, share=0.37,
-             far_share=0.119),
+             far_share=0.12),
     Protocol(name="ring LL128", start_s=14.0 * MICRO, hop_s=1.9 * MICRO, cross_s=4.0 * MICRO, share=0.92),
     Protocol(name="ring Simple", start_s=8.4 * MICRO, hop_s=3.4 * MICRO, cross_s=14.0 * MICRO),
 )  # fmt: skip
@@ -43,7 +43,7 @@ NCCL_PROTOCOLS = {
     "all_reduce": (
         *_NCCL_RINGS,
         Protocol(name="tree LL", algorithm="tree", start_s=6.8 * MICRO, hop_s=0.6 * MICRO, cross_s=5.0 * MICRO,
-                 share=0.24, far_share=0.119),
+                 share=0.24, far_share=0.12),
         Protocol(name="tree LL128", algorithm="tree", start_s=14.0 * MICRO, hop_s=1.25 * MICRO, cross_s=8.5 * MICRO,
                  share=0.72),
         Protocol(name="tree Simple", algorithm="tree", start_s=8.4 * MICRO, hop_s=4.0 * MICRO, cross_s=14.0 * MICRO,
@@ -60,7 +60,7 @@ NCCL_PROTOCOLS = {
 
 From NCCL 2.28.3, src/graph/tuning.cc (ncclTunerConstantsDefaults): LL at most half of the bus bandwidth and at most
 141 GB/s (Hopper) or 87.7 (Ampere), which is 0.37 of what rings reach on both; LL128 120/128, rounded there to 0.92;
-trees 0.92 of it, LL at most 1/3.8, LL128 7/9 inside a node. Between nodes LL is bound to 45 GB/s (Hopper), 0.119 of
+trees 0.92 of it, LL at most 1/3.8, LL128 7/9 inside a node. Between nodes LL is bound to 45 GB/s (Hopper), 0.12 of
 what 8 cards of 400 Gb/s reach: fitted to published bandwidths (`benchmarks.network`), as is this share. PAT: 0.75 of
 the bandwidth and 14 / 3.5 us for a step.
 """

@@ -119,7 +119,9 @@ class _Transfer:
         for call, model in self.source.collectives.items():
             if not {f"collectives.{call}", "collectives"} & self.own:
                 is_cited = f"collectives.{call}.link_fraction" in self.own
+                chunk_s = models[call].chunk_s if "collectives.chunk_s" in self.own else model.chunk_s
                 models[call] = _scaled(model, models[call], self.device.per_node, keep_fraction=is_cited)
+                models[call] = msgspec.structs.replace(models[call], chunk_s=chunk_s)
                 self.assume(f"collectives.{call}", "latencies; the share of its links unless cited")
         return models
 
