@@ -34,6 +34,7 @@ def layers(num_layers: int, level: int, num_micro_batches: int = 1, recompute: t
             num_micro_batches=num_micro_batches,
             schedule="1f1b",
             recompute=recompute,
+            fused=False,  # prices are those of calls
         )
     )
 
