@@ -260,13 +260,24 @@ def test_a_llama_block_consists_of_these_operators():
     assert attention.attrs == {"causal": True} and graph.spec(attention).sizes["r"] == 2
 
 
+class Cumulated(nn.Module):
+    """Times the sums of a weight's elements up to each: its one dim cannot be split."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 6))
+
+    def forward(self, x):
+        return x * self.weight.cumsum(0)
+
+
 def test_an_unknown_operator_is_replicated_and_named():
-    module = WithLossCell(nn.Sequential(nn.Linear(6, 6), nn.Softplus(), nn.Linear(6, 1)), nn.MSELoss())
+    module = WithLossCell(nn.Sequential(nn.Linear(6, 6), Cumulated(), nn.Linear(6, 1)), nn.MSELoss())
     batch = (torch.randn(4, 6), torch.randn(4, 1))
-    with pytest.warns(UserWarning, match=r"aten\.softplus\.default in module '_backbone\.1' .*every rank computes all"):
+    with pytest.warns(UserWarning, match=r"aten\.cumsum\.default in module '_backbone\.1' .*every rank computes all"):
         graph = capture(module, batch)
     (unknown,) = [operator for operator in graph.operators if operator.kind == "opaque"]
-    assert graph.spec(unknown).splittable == frozenset()
+    assert graph.spec(unknown).splittable == frozenset() and unknown.attrs["dims"] == ".->."
     losses, _ = trained(graph, module, [batch] * 3, 2)
     assert losses == pytest.approx(train_reference(module, [batch] * 3, optimizer=SGD, num_steps=3).losses, rel=1e-6)
 
@@ -281,6 +292,36 @@ class Sorted(nn.Module):
     def forward(self, x):
         values, places = self.fc(x).sort(dim=1)
         return values * places
+
+
+DERIVED = {
+    "pointwise": (lambda x: F.softplus(x), "ab->ab"),
+    "with a bias": (lambda x: torch.lerp(x, torch.ones(6, device=x.device), 0.5), "ab,b->ab"),
+    "sums up to each": (lambda x: x.cumsum(1), "a.->a."),
+    "sums of pairs": (lambda x: (x[:, :, None] * x[:, None]).logcumsumexp(2), "ab.->ab."),
+    "groups of channels": (lambda x: F.group_norm(x[:, :, None], 3), "a..->a.."),
+    "one result of several": (lambda x: x[:, :, None].expand(-1, -1, 4).sort(dim=2)[0], "ab.->ab."),
+    "numbers that it cannot take": (lambda x: torch.acosh(2 + x.abs()), "ab->ab"),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_dims_of_an_operator_without_an_entry_are_found_by_trying_it_out(name):
+    function, dims = DERIVED[name]
+    module = WithLossCell(nn.Sequential(nn.Linear(6, 6), Called(function)), nn.MSELoss())
+    made = function(torch.randn(4, 6))
+    graph = capture(module, (torch.randn(4, 6), torch.randn(made.shape)))
+    (found,) = [operator for operator in graph.operators if operator.kind == "opaque"]
+    assert found.attrs["dims"] == dims
+
+
+class Called(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
 
 
 @pytest.mark.filterwarnings("ignore:aten.sort.default.*every rank computes all of it")

@@ -31,7 +31,7 @@ MESHES = (
     Layout((2, 3), ("a", "b"), (5, 3, 1, 0, 2, 4)),
     Layout((2, 2, 2), ("a", "b", "c")),
 )
-LOSSES = ("l1_loss", "mse_loss", "cross_entropy")
+LOSSES = ("l1_loss", "mse_loss", "cross_entropy", "mean_loss")
 
 
 def numbers(high, *shape):
@@ -120,9 +120,9 @@ def turned(x, rotary, frequencies, interleaved=False):
     return torch.cat([head, rest], -1)
 
 
-def fixed(call):
-    """An opaque operator's arguments that are tensors alone, but for the rest given."""
-    return {"target": call[0], "arguments": call[1], "result": call[2] if len(call) > 2 else -1}
+def fixed(dims, target, arguments, result=-1):
+    """The attrs of an opaque operator."""
+    return {"dims": dims, "target": target, "arguments": arguments, "result": result}
 
 
 CONV = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
@@ -318,10 +318,19 @@ CASES = {
     "fill": ("fill", (), {"value": 1.5}, lambda: torch.full((4, 6), 1.5, dtype=torch.float64)),
     "fill like": ("fill", (numbers(2, 4, 6),), {"value": 1.5}, lambda x: torch.full_like(x, 1.5, dtype=torch.float64)),
     "opaque": (
-        "opaque", ((4, 6),), fixed(("aten.cumsum.default", '[[{"tensor": 0}, 1], {}]')), lambda x: x.cumsum(1),
+        "opaque", ((4, 6),), fixed("a.->a.", "aten.cumsum.default", '[[{"tensor": 0}, 1], {}]'), lambda x: x.cumsum(1),
     ),
+    "opaque, of two inputs": (
+        "opaque", ((4, 6), (6,)), fixed("ab,b->ab", "aten.lerp.Scalar", '[[{"tensor": 0}, {"tensor": 1}, 0.25], {}]'),
+        lambda x, y: torch.lerp(x, y, 0.25),
+    ),
+    "mean_loss": ("mean_loss", ((4, 6),), {}, lambda x: x.mean()),
+    "batch_mean": ("batch_mean", (numbers(5, 4, 6).double(),), {}, lambda x: x.mean()),
+    "pick": ("pick", ((4, 6, 8), torch.arange(24).view(4, 6) % 8),{},
+             lambda x, t: x.gather(-1, t.unsqueeze(-1)).squeeze(-1)),
+    "detach": ("detach", (numbers(5, 4, 6).double(),), {}, lambda x: x),
     "opaque, one of several results": (
-        "opaque", ((4, 6),), fixed(("aten.sort.default", '[[{"tensor": 0}, 1], {}]', 0)),
+        "opaque", ((4, 6),), fixed("a.->a.", "aten.sort.default", '[[{"tensor": 0}, 1], {}]', 0),
         lambda x: x.sort(1).values,
     ),
 }  # fmt: skip
@@ -368,7 +377,7 @@ class OnRanks:
         self.spec = spec_of(name)
         self.attrs = attrs | self.spec.local_attrs(assignment)
         if self.kind in LOSSES:
-            self.attrs |= {"count": self.inputs[1].numel(), "scale": 0.25}
+            self.attrs |= {"count": self.inputs[:2][-1].numel(), "scale": 0.25}
         self.layouts = [self.spec.input_layout(index, mesh, assignment) for index in range(len(given))]
         self.out_layout = self.spec.output_layout(0, mesh, assignment)
         self.saved = {

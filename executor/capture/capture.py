@@ -301,6 +301,8 @@ def _batched(graph: Graph) -> set[str]:
     """The tensors whose dim 0 is the batch; refuses operators that work along it."""
     batched = {tensor.name for tensor in graph.tensors.values() if tensor.kind == "input"}
     for operator in graph.operators:
+        if graph.spec(operator).of_the_batch:
+            continue
         if any(name in batched for name in operator.inputs):
             batched.update(operator.outputs)
         for dims, name in zip(graph.spec(operator).inputs, operator.inputs, strict=True):
@@ -320,7 +322,7 @@ def _check_growth(graph: Graph, double: Graph, name: str, is_batched: bool) -> N
     """Refuse an activation that does not grow along dim 0, and there only, when the batch does."""
     before, after = graph.tensors[name].shape, double.tensors[name].shape
     producer, size = graph.producers()[name], graph.batch_size
-    if is_batched and before == after and producer.kind != "count_labels":
+    if is_batched and before == after:
         raise TwofoldError(
             f"operator {producer.name!r} ({producer.kind}) makes one {before} out of all samples of a batch; {_WAY_OUT}"
         )

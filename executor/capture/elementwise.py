@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from executor.capture.losses import mean_over
 from executor.capture.opaque import opaque
 from executor.capture.table import Number, rule
 from executor.capture.translation import Translation, Transposed, Value
@@ -155,6 +156,8 @@ def _reduce(
     rank = len(build.tensors[x].shape)
     given = range(rank) if dims is None or dims == () else (dims,) if isinstance(dims, int) else dims
     over = tuple(sorted(dim % max(1, rank) for dim in given))
+    if over == tuple(range(rank)) and not keepdim and x in build.batched:
+        return mean_over(build, node, x, is_sum=".sum" in str(node.target))
     return build.make(node, f"reduce_{str(node.target).split('.')[1]}", (x,), dims=over, keepdim=keepdim)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
@@ -27,9 +28,9 @@ from plans.errors import TwofoldError
 from plans.model.graph import Attr, Graph, Operator, Tensor
 from plans.operators import kinds
 
-__all__ = ["Rule", "Translation", "Transposed", "Value"]
+__all__ = ["Mean", "Rule", "Translation", "Transposed", "Value", "of_means"]
 
-LOSSES = ("cross_entropy", "l1_loss", "mse_loss")
+LOSSES = ("cross_entropy", "l1_loss", "mean_loss", "mse_loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,26 @@ class Unreadable:
     reason: str
 
 
-Value = str | Transposed | Unreadable | tuple[Any, ...] | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A mean (or a sum) over the samples of a batch, which only a loss may be.
+
+    A weighted sum of such means is the mean of the same sum of every sample's terms, so those are what is computed.
+
+    Args:
+        node: the call that makes it.
+        terms: adds the operators that make [batch], of which it is the mean; returns the tensor's name.
+        own: adds the operator of a kind of its own that makes it in one; None where there is no such kind.
+        is_sum: whether it is the sum over the samples instead.
+    """
+
+    node: fx.Node
+    terms: Callable[[], str]
+    own: Callable[[], str] | None = None
+    is_sum: bool = False
+
+
+Value = str | Transposed | Unreadable | Mean | tuple[Any, ...] | None
 """What a node stands for: the name of a tensor, mostly."""
 
 SettingsT = TypeVar("SettingsT")
@@ -54,11 +74,6 @@ SettingsT = TypeVar("SettingsT")
 Rule = Callable[..., Value]
 """(translation, node, *arguments of the aten call) -> what the node stands for."""
 
-
-_NO_GRAD = (
-    "torch.no_grad around what depends on trained parameters is not supported: freeze the parameters instead, "
-    "requires_grad_(False)"
-)
 
 _WITHOUT = {
     "wrap_with_autocast": "torch.autocast in a forward is not supported: give modules and inputs the dtypes that "
@@ -103,6 +118,10 @@ class Translation:
         self.positions = {node: position for position, node in enumerate(exported.graph.nodes)}
         self.shape_only = shape_only(exported.graph)
         self.num_random = 0
+        placed = (
+            node.meta["val"] for node in exported.graph.nodes if node.name in exported.graph_signature.user_inputs
+        )
+        self.batch_size: int = next(placed).shape[0]
         self._names: dict[str, int] = {}
         self._aliases: dict[int, list[str]] = {}
         for path, submodule in module.named_modules(remove_duplicate=False):
@@ -164,8 +183,6 @@ class Translation:
                 self.values[node] = self._call_if_known(node)
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
-                if NO_GRADIENT in node.meta and any(map(self.is_trained, _flat(self.values[node]))):
-                    raise TwofoldError(f"{_NO_GRAD} ({self.where(node)})")
             elif node.op == "get_attr":
                 self.values[node] = Unreadable(reason=f"{node.target!r} is a constant or a nested graph")
         (output,) = [node for node in exported.graph.nodes if node.op == "output"]
@@ -197,6 +214,8 @@ class Translation:
         if in_place:
             self._check_in_place(node)
         args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
+        if any(isinstance(each, Mean) for each in args):
+            rule = self.rules.get(of_means(target), _no_sum_of_means)
         try:
             inspect.signature(rule).bind(self, node, *args, **kwargs)
         except TypeError as error:
@@ -223,7 +242,7 @@ class Translation:
             value = self.values[argument]
             if isinstance(value, Unreadable):
                 raise self.refused(node, f"it reads what a graph does not carry: {value.reason}")
-            return value
+            return self.detached(node, value) if NO_GRADIENT in node.meta else value
         if isinstance(argument, tuple | list):
             return tuple(self.held(node, entry) for entry in argument)
         if isinstance(argument, dict):
@@ -287,7 +306,11 @@ class Translation:
         self.roots[output] = self.roots[shares] if shares else output
         if any(value in self.batched for value in read):
             self.batched.add(output)
-        if self.tensors[output].differentiable and kind != "fill" and any(value in self.trained for value in read):
+        if (
+            self.tensors[output].differentiable
+            and kind not in ("detach", "fill")
+            and any(value in self.trained for value in read)
+        ):
             self.trained.add(output)
         return output
 
@@ -299,6 +322,8 @@ class Translation:
                 node, "permute", (value.tensor,), shape=tensor.shape[::-1], dtype=tensor.dtype, shares=value.tensor,
                 dims=(1, 0),
             )  # fmt: skip
+        if isinstance(value, Mean):
+            return str(_no_sum_of_means(self, node))
         if not isinstance(value, str):
             raise self.refused(node, f"it takes tensors, not {value!r}")
         return value
@@ -315,6 +340,17 @@ class Translation:
         if tensor.shape == shape:
             return name
         return self.make(node, "reshape", (name,), shape=shape, dtype=tensor.dtype, shares=name)
+
+    def detached(self, node: fx.Node, value: Value) -> Value:
+        """A value through which no gradient goes; itself where none would."""
+        if isinstance(value, tuple):
+            return tuple(self.detached(node, each) for each in value)
+        return self.make_as(node, "detach", self.plain(node, value)) if self.is_trained(value) else value
+
+    def make_as(self, node: fx.Node, kind: str, value: str, *more: Value, **attrs: Any) -> str:
+        """Add an operator whose output has the shape and the dtype of its first input."""
+        tensor = self.tensors[value]
+        return self.make(node, kind, (value, *more), shape=tensor.shape, dtype=tensor.dtype, **attrs)
 
     def cast(self, node: fx.Node, value: str, dtype: str) -> str:
         """`value` in another dtype; itself where it has it."""
@@ -382,10 +418,22 @@ class Translation:
 
     # -- the result
 
+    def _loss(self, mean: Mean) -> str:
+        """The operator that makes the mean which the forward returns."""
+        if mean.is_sum:
+            raise self.refused(
+                mean.node, "the loss must be a mean over the samples (or a sum divided by their number), so that "
+                "micro-batches average to it"
+            )  # fmt: skip
+        if mean.own is not None:
+            return mean.own()
+        terms = mean.terms()
+        return self.make(mean.node, "mean_loss", (terms,), shape=(), dtype=self.tensors[terms].dtype)
+
     def graph(self, name: str, batch_size: int) -> Graph:
         """Everything that the loss depends on; inputs stay in the order of forward's arguments."""
+        loss = self._loss(self.output) if isinstance(self.output, Mean) else self.output
         made = {output: operator for operator in self.operators for output in operator.outputs}
-        loss = self.output
         kind = type(self.module).__name__
         if not isinstance(loss, str) or self.tensors[loss].shape != ():
             shape = self.tensors[loss].shape if isinstance(loss, str) else "none"
@@ -403,7 +451,7 @@ class Translation:
                 kept.append(operator)
         if not needed & self.trained - set(made):
             raise TwofoldError(f"the loss of {kind} depends on no parameter; there is nothing to train")
-        return Graph(
+        graph = Graph(
             name=name,
             batch_size=batch_size,
             tensors={
@@ -414,10 +462,21 @@ class Translation:
             operators=tuple(reversed(kept)),
             loss=loss,
         )
+        wanted = graph.needs_gradient()
+        untrained = [each for each in graph.parameters if each.name not in wanted]  # read under no_grad alone
+        constants = {each.name: msgspec.structs.replace(each, kind="constant") for each in untrained}
+        return msgspec.structs.replace(graph, tensors=graph.tensors | constants)
 
 
-def _flat(value: Value) -> tuple[Value, ...]:
-    return value if isinstance(value, tuple) else (value,)
+def of_means(target: str) -> str:
+    """The name of the rule for a call that reads a `Mean`."""
+    return f"{target} of means"
+
+
+def _no_sum_of_means(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:
+    """it reads a value made of all samples of a batch, which micro-batches would change; the loss may be a sum of means
+    over the samples, each times a number, and nothing else may be made of them"""
+    raise build.refused(node, " ".join((_no_sum_of_means.__doc__ or "").split()))
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:

@@ -299,6 +299,7 @@ ELEMENTWISE_RULES: Mapping[str, Rule] = {
     "abs.grad0": absolute_grad,
     "neg.forward": negative,
     "neg.grad0": negative,
+    "detach.forward": cast,
     "cast.forward": cast,
     "cast.grad0": cast,
     "add.forward": add,

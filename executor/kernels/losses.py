@@ -14,6 +14,7 @@ forward is one number a row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor
 from executor.kernels.chips import has_triton
 from executor.kernels.context import OpContext, Rule
 from executor.kernels.lookup import local_ids
+from executor.kernels.place import num_parts
 from plans.errors import TwofoldError
 
 __all__ = ["LOSS_RULES", "gradient_plainly"]
@@ -50,6 +52,36 @@ def mse_loss(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
 def mse_loss_grad(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
     """Gradient of the squared error: 2 (x - t) scale / count."""
     return (x - t).mul_(2.0 * attrs.get("scale", 1.0) / attrs["count"])
+
+
+def mean_loss(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Sum of x / count."""
+    return x.sum() / attrs["count"]
+
+
+def mean_loss_grad(context: OpContext, attrs: Attrs) -> Tensor:
+    """Gradient of the mean: scale / count everywhere."""
+    value = attrs.get("scale", 1.0) / attrs["count"]
+    return torch.full(context.shape, value, dtype=context.torch_dtype, device=context.device)
+
+
+def batch_mean(context: OpContext, attrs: Attrs, x: Tensor) -> Tensor:
+    """Sum of x over the number of elements of all parts."""
+    parts = math.prod(num_parts(context, attrs, f"d{dim}") for dim in range(x.dim()))
+    return x.sum() / (x.numel() * parts)
+
+
+def pick(context: OpContext, attrs: Attrs, x: Tensor, t: Tensor) -> Tensor:
+    """x[b.., t[b..]], 0 where the class lies in another part."""
+    label, mine = local_ids(context, attrs, "c", t, x.shape[-1], "a label")
+    return x.gather(-1, label.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0)
+
+
+def pick_grad(context: OpContext, attrs: Attrs, g: Tensor, t: Tensor) -> Tensor:
+    """Gradient of a pick: g at the class of each label, else 0."""
+    label, mine = local_ids(context, attrs, "c", t, context.shape[-1], "a label")
+    made = torch.zeros(context.shape, dtype=g.dtype, device=g.device)
+    return made.scatter_(-1, label.unsqueeze(-1), g.masked_fill(~mine, 0).unsqueeze(-1))
 
 
 def count_labels(context: OpContext, attrs: Attrs, t: Tensor) -> Tensor:
@@ -191,6 +223,11 @@ LOSS_RULES: Mapping[str, Rule] = {
     "l1_loss.grad0": l1_loss_grad,
     "mse_loss.forward": mse_loss,
     "mse_loss.grad0": mse_loss_grad,
+    "mean_loss.forward": mean_loss,
+    "mean_loss.grad0": mean_loss_grad,
+    "batch_mean.forward": batch_mean,
+    "pick.forward": pick,
+    "pick.grad0": pick_grad,
     "count_labels.forward": count_labels,
     "cross_entropy.statistic": cross_entropy_statistic,
     "cross_entropy.forward": cross_entropy,

@@ -24,7 +24,7 @@ from plans.program import ConstantPlacement, Instruction, Kind, Scope, Value
 
 __all__ = ["ADDING", "LOSSES", "ChunkLowering", "fed_layout"]
 
-LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy"})
+LOSSES = frozenset({"l1_loss", "mse_loss", "cross_entropy", "mean_loss"})
 
 ADDING = frozenset({"linear.grad1"})
 """Calls that can add what they make to what is there (attrs "adds"): a product takes its result's old value with it."""
@@ -180,8 +180,8 @@ class ChunkLowering:
         attrs: dict[str, object] = dict(operator.attrs)
         assignment = self.plan.strategy(operator).dims
         if operator.kind in LOSSES:
-            labels = self.micro.tensors[operator.inputs[1]]
-            attrs["count"] = labels.num_elements  # of the whole micro-batch: local parts add up to the mean
+            terms = self.micro.tensors[operator.inputs[:2][-1]]  # the labels, where there are any
+            attrs["count"] = terms.num_elements  # of the whole micro-batch: local parts add up to the mean
         return attrs | spec.local_attrs(assignment)
 
     def obtain(self, emitter: Emitter, name: str, target: TensorLayout) -> str:

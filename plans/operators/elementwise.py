@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from plans.errors import TwofoldError
@@ -27,6 +28,12 @@ def _unary_by_input(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) ->
 def _unary_by_nothing(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """The gradient reads nothing but the output's gradient: a change of dtype, or of sign."""
     return unary(kind, inputs[0], Gradient())
+
+
+@declares("detach")
+def _detach(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """The input as it is; no gradient goes through."""
+    return dataclasses.replace(unary(kind, inputs[0], None, flops_per_element=0), blind=True, aliases=True)
 
 
 @declares("dropout")

@@ -27,6 +27,30 @@ def _elementwise_loss(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) 
     )  # fmt: skip
 
 
+@declares("mean_loss")
+def _mean_loss(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """The mean of x, whose elements are what the samples (or their parts) add to the loss; every dim is summed over."""
+    dims, flops = named("d", inputs[0]), math.prod(inputs[0])
+    return OperatorSpec(
+        kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,), outputs=((),),
+        splittable=frozenset(dims), flops=flops, gradients={0: Gradient(flops=flops)},
+    )  # fmt: skip
+
+
+@declares("pick")
+def _pick(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """x[b.., t[b..]] of x[b.., classes] and class numbers t[b..].
+
+    Where the classes c are split, the shard with the label gives the value and the others 0, which are summed.
+    """
+    batch = named("b", inputs[0][:-1])
+    sizes = dict(zip(batch, inputs[0][:-1], strict=True)) | {"c": inputs[0][-1]}
+    return OperatorSpec(
+        kind=kind, sizes=sizes, inputs=((*batch, "c"), batch), outputs=(batch,), splittable=frozenset(sizes),
+        flops=math.prod(inputs[1]), gradients={0: Gradient(needs=("x1",), flops=math.prod(inputs[0]))}, located=("c",),
+    )  # fmt: skip
+
+
 @declares("cross_entropy")
 def _cross_entropy(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
     """The mean over the batch of -log softmax(x)[label]; x is [b.., classes].
@@ -57,5 +81,15 @@ def _count_labels(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> O
     dims = named("b", inputs[0])
     return OperatorSpec(
         kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,), outputs=((),),
-        splittable=frozenset(dims), flops=math.prod(inputs[0]),
+        splittable=frozenset(dims), flops=math.prod(inputs[0]), of_the_batch=True,
+    )  # fmt: skip
+
+
+@declares("batch_mean")
+def _batch_mean(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """The mean of data over all elements of a micro-batch, such as the weights of labels; it has no gradient."""
+    dims = named("d", inputs[0])
+    return OperatorSpec(
+        kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)), inputs=(dims,), outputs=((),),
+        splittable=frozenset(dims), flops=math.prod(inputs[0]), located=dims, of_the_batch=True,
     )  # fmt: skip

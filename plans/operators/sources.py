@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from plans.errors import TwofoldError
-from plans.operators.registry import Attrs, Shapes, declares, named
+from plans.operators.registry import Attrs, Shape, Shapes, declares, named
 from plans.operators.spec import Gradient, OperatorSpec
 
 __all__ = ["MAX_OPAQUE_INPUTS"]
@@ -45,25 +45,31 @@ def _fill(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorS
 
 @declares("opaque")
 def _opaque(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
-    """Any other operator: every rank runs all of it, and its gradient by autograd of it alone.
+    """Any other operator, whose gradient autograd finds of it alone.
 
     attrs "target" is its aten name, "arguments" its arguments as JSON, "result" which of its results this is (-1: it
-    has one), "batched" whether dim 0 of the result is the batch, "batched_inputs" the inputs whose dim 0 is the batch.
+    has one). "dims" names the dims as "ab,b->ab": small letters can be split, the others stay whole; a dot is a dim
+    that no other tensor has.
     """
+    before, _, after = attrs["dims"].partition("->")
     sizes: dict[str, int] = {}
-    operands = []
-    for index, shape in enumerate(inputs):
-        dims = tuple(
-            "_b" if at == 0 and index in attrs.get("batched_inputs", ()) else f"_i{index}_{at}"
-            for at in range(len(shape))
-        )
-        sizes.update(zip(dims, shape, strict=True))
-        operands.append(dims)
-    out = tuple("_b" if at == 0 and attrs.get("batched") else f"_o{at}" for at in range(len(outputs[0])))
-    sizes.update(zip(out, outputs[0], strict=True))
+    operands = tuple(_lettered(*each, sizes) for each in zip(before.split(","), inputs, "x" * len(inputs), strict=True))
+    out = _lettered(after, outputs[0], "y", sizes)
     flops = sum(math.prod(shape) for shape in (*inputs, *outputs))
     needs = tuple(f"x{index}" for index in range(len(inputs)))
     return OperatorSpec(
-        kind=kind, sizes=sizes, inputs=tuple(operands), outputs=(out,), splittable=frozenset(), flops=flops,
+        kind=kind, sizes=sizes, inputs=operands, outputs=(out,),
+        splittable=frozenset(dim for dim in sizes if not dim.startswith("_")), flops=flops,
         gradients={index: Gradient(needs=needs, flops=2 * flops) for index in range(len(inputs))},
     )  # fmt: skip
+
+
+def _lettered(letters: str, shape: Shape, what: str, sizes: dict[str, int]) -> tuple[str, ...]:
+    """The dims of one tensor by their letters; their sizes are entered into `sizes`."""
+    names = []
+    for letter, size in zip(letters, shape, strict=True):
+        name = letter if letter.islower() else f"_{letter.lower()}" if letter != "." else f"_{what}{len(sizes)}"
+        if sizes.setdefault(name, size) != size:
+            raise TwofoldError(f"dims {letters!r} of {shape}: {letter!r} is {sizes[name]} elsewhere")
+        names.append(name)
+    return tuple(names)

@@ -109,7 +109,8 @@ class OperatorSpec:
         passed: inputs whose gradient is that of the output as it is (a sum's terms that are not repeated), so that both
             can share one memory.
         joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
-        blind: whether only the shape of its inputs matters, so that no gradient goes to them.
+        blind: whether no gradient goes through it: only the shape of its inputs matters, or it is a detach.
+        of_the_batch: whether it makes one value of all samples of a micro-batch on purpose (how many labels count).
         discrete: inputs of which only a choice is read (which of them is the largest), so that no gradient goes to
             them.
     """
@@ -129,6 +130,7 @@ class OperatorSpec:
     kept: tuple[Kept, ...] = ()
     joint: tuple[int, ...] = ()
     blind: bool = False
+    of_the_batch: bool = False
     discrete: frozenset[int] = frozenset()
     passed: frozenset[int] = frozenset()
 

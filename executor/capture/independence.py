@@ -1,0 +1,212 @@
+"""The named dims of an operator that nothing is declared of, found by trying it out.
+
+A dim can be split where half of the inputs makes half of the output. That is tested, not believed: when one half of an
+input along a dim changes, only that half of the output along some dim may change; then the operator is run on both
+halves, whose results must be those of the whole. Inputs without the dim stay whole, and their gradient is a sum over
+the parts. Numbers are random, drawn twice: between 0 and 1, and of both signs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from string import ascii_lowercase
+
+import torch
+from torch import Tensor
+
+from executor.kernels.sources import aten_call
+
+__all__ = ["Call", "Read", "dims_of", "samples_meet"]
+
+_MOST_TRIED = 2**22
+"""Elements; larger operators are not tried out."""
+
+_SAMPLES = 4
+"""Samples of the batch that is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A tensor that a call reads; `batched`: its dim 0 is the batch."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    batched: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """An aten call as `executor.kernels.sources.aten_call` takes it, and what it reads."""
+
+    target: str
+    arguments: str
+    inputs: tuple[Read, ...]
+
+
+def dims_of(call: Call, which: int, shape: tuple[int, ...]) -> str:
+    """The dims of inputs and output `which` (-1: the only one), as "ab,b->ab".
+
+    A small letter is a dim that can be split. A capital letter is the batch where that is not known. A dim with a dot
+    is whole and no other's.
+
+    >>> read = Read(shape=(8, 6), dtype="float32", batched=True)
+    >>> dims_of(Call(target="aten.cumsum.default", arguments='[[{"tensor": 0}, 1], {}]', inputs=(read,)), -1, (8, 6))
+    'a.->a.'
+    """
+    inputs = [["."] * len(each.shape) for each in call.inputs]
+    output = ["."] * len(shape)
+    links = _links(_shrunk(call), which)
+    for letter, (at, ends) in zip(ascii_lowercase, links or (), strict=False):
+        output[at] = letter
+        for index, dim in ends:
+            inputs[index][dim] = letter
+    batched = [index for index, each in enumerate(call.inputs) if each.batched]
+    if output[:1] == ["."] and any(call.inputs[index].shape[:1] == shape[:1] for index in batched):
+        output[0] = "A"
+        for index in batched:
+            if call.inputs[index].shape[0] == shape[0] and inputs[index][0] == ".":
+                inputs[index][0] = "A"
+    return f"{','.join(map(''.join, inputs))}->{''.join(output)}"
+
+
+def samples_meet(call: Call) -> bool:
+    """Whether other samples' results change when the first or the last one does, as far as random numbers show."""
+    return _samples_meet(_shrunk(call))
+
+
+def _shrunk(call: Call) -> Call:
+    """The same call of a small batch, unless its arguments hold sizes of the whole one."""
+    small = Call(
+        target=call.target, arguments=call.arguments,
+        inputs=tuple(
+            Read(shape=(min(each.shape[0], _SAMPLES), *each.shape[1:]), dtype=each.dtype, batched=True)
+            if each.batched else each
+            for each in call.inputs
+        ),
+    )  # fmt: skip
+    return small if small == call or _results(small, next(_draws(small))) is not None else call
+
+
+def _draws(call: Call) -> Iterator[list[Tensor]]:
+    """Inputs of random numbers: floating-point ones in double precision, whole ones 0 or 1."""
+    for seed in (0, 1):
+        generator = torch.Generator().manual_seed(seed)
+
+        def numbers(read: Read, seed: int = seed, generator: torch.Generator = generator) -> Tensor:
+            if not read.dtype.startswith(("float", "bfloat")):
+                return (torch.rand(read.shape, generator=generator) < 0.5).to(getattr(torch, read.dtype))
+            draw = torch.randn if seed else torch.rand
+            made = draw(read.shape, generator=generator, dtype=torch.float64)
+            return made if seed else made * 0.9 + 0.05
+
+        yield [numbers(each) for each in call.inputs]
+
+
+def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+    """What the call makes, on the CPU; None where it takes other numbers or sizes, or is too large to be tried."""
+    if sum(math.prod(each.shape) for each in inputs) > _MOST_TRIED:
+        return None
+    try:
+        with torch.no_grad():
+            made = aten_call(call.target, call.arguments)(torch.device("cpu"), *inputs)
+    except (RuntimeError, IndexError, ValueError, NotImplementedError):
+        return None
+    return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+
+@lru_cache(maxsize=1024)
+def _samples_meet(call: Call) -> bool:
+    if not any(each.batched for each in call.inputs):
+        return False
+    drawn, other = (list(each) for each in _draws(call))
+    before = _results(call, drawn)
+    for changed, others in ((0, slice(1, None)), (-1, slice(None, -1))):
+        altered = [each.clone() for each in drawn]
+        for each, fresh, read in zip(altered, other, call.inputs, strict=True):
+            if read.batched:
+                each[changed] = ~each[changed] if each.dtype == torch.bool else fresh[changed]
+        after = _results(call, altered)
+        if before is None or after is None:
+            return False  # made for other numbers than random ones
+        if any(one.dim() and not _equal(one[others], two[others]) for one, two in zip(before, after, strict=True)):
+            return True
+    return False
+
+
+Ends = tuple[tuple[int, int], ...]
+"""(input, dim) pairs that are split together."""
+
+
+@lru_cache(maxsize=1024)
+def _links(call: Call, which: int) -> tuple[tuple[int, Ends], ...] | None:
+    """(dim of the output, dims of the inputs) that can be split, one by one and all at once."""
+    draws = [(inputs, made) for inputs in _draws(call) if (made := _results(call, inputs)) is not None]
+    if not draws or not all(isinstance(each, Tensor) for each in draws[0][1]):
+        return None
+    shape = draws[0][1][which].shape
+    found: list[tuple[int, Ends]] = []
+    taken: set[tuple[int, int]] = set()
+    for at, size in enumerate(shape):
+        if size < 2:
+            continue
+        ends: list[tuple[int, int]] = []
+        for index, read in enumerate(call.inputs):
+            for dim, own in enumerate(read.shape):
+                if own == size and (index, dim) not in taken and _follows(call, draws, which, at, index, dim):
+                    ends.append((index, dim))
+                    break
+        link = (at, tuple(ends))
+        if ends and all(_in_halves(call, *draw, which, [*found, link]) for draw in draws):
+            found.append(link)
+            taken.update(ends)
+    return tuple(found)
+
+
+Draw = tuple[list[Tensor], tuple[Tensor, ...]]
+
+
+def _follows(call: Call, draws: Sequence[Draw], which: int, at: int, index: int, dim: int) -> bool:
+    """Whether each half of an input along `dim` changes the same half of the output along `at`, and no other."""
+    changes = False
+    for inputs, made in draws:
+        size = made[which].shape[at]
+        for half in (range(size // 2), range(size // 2, size)):
+            altered = [each.clone() for each in inputs]
+            part = altered[index].narrow(dim, half.start, len(half))
+            part.copy_(1 - part.to(torch.int64) if not part.is_floating_point() else part.flip(dim) * 0.5 + 0.2)
+            after = _results(call, altered)
+            if after is None:
+                return False
+            rest = range(size // 2, size) if half.start == 0 else range(size // 2)
+            if not _equal(*(each[which].narrow(at, rest.start, len(rest)) for each in (made, after))):
+                return False
+            changes = changes or not _equal(made[which], after[which])
+    return changes
+
+
+def _in_halves(
+    call: Call, inputs: Sequence[Tensor], made: tuple[Tensor, ...], which: int, links: Sequence[tuple[int, Ends]]
+) -> bool:
+    """Whether halves of the inputs make halves of the output: along the last link alone, and along all at once."""
+    for chosen in ([links[-1]], links):
+        for second in (False, True):
+            parts, expected = list(inputs), made[which]
+            for at, ends in chosen:
+                size = made[which].shape[at]
+                half = (size // 2, size - size // 2) if second else (0, size // 2)
+                expected = expected.narrow(at, *half)
+                for index, dim in ends:
+                    parts[index] = parts[index].narrow(dim, *half)
+            found = _results(call, [each.contiguous() for each in parts])
+            if found is None or found[which].shape != expected.shape:
+                return False
+            if not torch.allclose(found[which].double(), expected.double(), rtol=1e-9, atol=1e-12, equal_nan=True):
+                return False
+    return True
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), two.nan_to_num())

@@ -1,0 +1,346 @@
+"""Capture of losses: means over the samples of a batch, and weighted sums of them.
+
+A mean that alone is the loss becomes the operator of its own kind (cross entropy, L1, squared error). Any other becomes
+the terms of every sample in ordinary operators, whose mean is the loss: 0.5 mean(a) + 2 mean(b) = mean(0.5 a + 2 b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from executor.capture.opaque import aten_operators
+from executor.capture.table import Number, mean_rule, rule
+from executor.capture.translation import Mean, Translation, Transposed, Value
+
+__all__ = ["mean_over"]
+
+
+def mean_over(build: Translation, node: fx.Node, x: str, *, is_sum: bool = False) -> Mean:
+    """The mean (the sum) of all elements of a tensor whose dim 0 is the batch."""
+    return Mean(node=node, terms=lambda: per_sample(build, node, x, is_sum=is_sum), is_sum=is_sum)
+
+
+def per_sample(build: Translation, node: fx.Node, x: str, *, is_sum: bool = False) -> str:
+    """The mean (the sum) of each sample's elements: [batch]."""
+    tensor = build.tensors[x]
+    over = tuple(range(1, len(tensor.shape)))
+    if not over:
+        return x
+    kind = "reduce_sum" if is_sum else "reduce_mean"
+    return build.make(node, kind, (x,), shape=tensor.shape[:1], dtype=tensor.dtype, dims=over, keepdim=False)
+
+
+# -- sums of means -----------------------------------------------------------------------------------------------------
+
+
+@mean_rule(
+    "alias.default", "clone.default", "contiguous.default", "view.default", "reshape.default", "squeeze.default",
+    "mean.default", "sum.default",
+)  # fmt: skip
+def _same(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) -> Value:
+    return x if node.meta["val"].shape == () else build.plain(node, x)
+
+
+@mean_rule("to.dtype", "to.dtype_layout", "to.device", "_to_copy.default")
+def _to(build: Translation, node: fx.Node, x: Mean, *_: Any, **__: Any) -> Value:
+    dtype = build.shape_dtype(node)[1]
+    return Mean(node=node, terms=lambda: build.cast(node, x.terms(), dtype), is_sum=x.is_sum)
+
+
+@mean_rule("neg.default")
+def _negative(build: Translation, node: fx.Node, x: Mean) -> Value:
+    return _with(build, node, "mul", x, -1)
+
+
+@mean_rule("add.Tensor", "sub.Tensor", "rsub.Scalar", "rsub.Tensor", "add.Scalar", "sub.Scalar")
+def _sum(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number, alpha: Number = 1) -> Value:
+    called = str(node.target).split(".")[1].rstrip("_")
+    kind = "add" if called == "add" else "sub"
+    if alpha != 1:
+        y = _with(build, node, "mul", y, alpha) if isinstance(y, Mean) else _times(build, node, y, alpha)
+    return _with(build, node, kind, *((y, x) if called == "rsub" else (x, y)))
+
+
+def _times(build: Translation, node: fx.Node, y: Value | Number, by: Number) -> Value | Number:
+    if isinstance(y, bool | int | float):
+        return y * by
+    return build.make_as(node, "mul", build.plain(node, y), number=by)
+
+
+@mean_rule("mul.Tensor", "mul.Scalar")
+def _product(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
+    if isinstance(x, Mean) and isinstance(y, Mean):
+        return build.plain(node, x)
+    return _with(build, node, "mul", x, y)
+
+
+@mean_rule("div.Tensor", "div.Scalar")
+def _quotient(build: Translation, node: fx.Node, x: Value | Number, y: Value | Number) -> Value:
+    if not isinstance(x, Mean) or isinstance(y, Mean):
+        return build.plain(node, y)  # type: ignore[arg-type]
+    if x.is_sum and isinstance(y, int | float) and y % build.batch_size == 0:
+        x, y = Mean(node=node, terms=x.terms), y // build.batch_size
+        return x if y == 1 else _with(build, node, "div", x, y)
+    return _with(build, node, "div", x, y)
+
+
+def _with(build: Translation, node: fx.Node, kind: str, x: Value | Number, y: Value | Number) -> Value:
+    """x kind y of the terms; the other one is a mean, a number, or a scalar that is the same for all samples."""
+    means = [each for each in (x, y) if isinstance(each, Mean)]
+    others = [each for each in (x, y) if isinstance(each, str | Transposed)]
+    shifts = kind in ("add", "sub") and len(means) == 1
+    if len({each.is_sum for each in means}) > 1 or (shifts and means[0].is_sum):
+        raise build.refused(node, "it adds a sum over the samples of a batch to what is not summed over them")
+    if any(build.tensors[str(each)].shape != () or each in build.batched for each in others):
+        return build.plain(node, means[0])
+
+    def terms() -> str:
+        left, right = (each.terms() if isinstance(each, Mean) else each for each in (x, y))
+        numbers = [isinstance(each, bool | int | float) for each in (left, right)]
+        attrs: dict[str, Any] = {}
+        if any(numbers):
+            attrs = {"number": left if numbers[0] else right} | ({"reverse": True} if numbers[0] else {})
+        operands = [each for each, is_number in zip((left, right), numbers, strict=True) if not is_number]
+        dtype = build.shape_dtype(node)[1]
+        read = [build.cast(node, build.plain(node, each), dtype) for each in operands]  # type: ignore[arg-type]
+        return build.make(node, kind, read, shape=(build.batch_size,), dtype=dtype, **attrs)
+
+    return Mean(node=node, terms=terms, is_sum=means[0].is_sum)
+
+
+# -- losses of elements ------------------------------------------------------------------------------------------------
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+@rule("l1_loss.default", "mse_loss.default")
+def _elementwise_loss(build: Translation, node: fx.Node, x: Value, target: Value, reduction: int = 1) -> Value:
+    kind = str(node.target).split(".")[1]
+    dtype = build.shape_dtype(node)[1]
+    if not isinstance(x, str) or not isinstance(target, str):
+        raise build.refused(node, f"{kind} takes tensors, not {x!r} and {target!r}")
+    x, target = build.cast(node, x, dtype), build.cast(node, target, dtype)
+    if not build.is_trained(x):
+        x, target = target, x  # both losses are symmetric; the gradient is that of the first operand
+    read = (x, target)
+
+    def elements() -> str:
+        apart = build.make_as(node, "sub", *read)
+        return build.make_as(node, "abs", apart) if kind == "l1_loss" else build.make_as(node, "pow", apart, exponent=2)
+
+    own = None if build.is_trained(target) else lambda: build.make(node, kind, read, shape=(), dtype=dtype)
+    return _reduced(build, node, elements, reduction, own)
+
+
+def _reduced(
+    build: Translation, node: fx.Node, elements: Callable[[], str], reduction: int, own: Callable[[], str] | None = None
+) -> Value:
+    """Elements whose dim 0 is the batch as they are (0), their mean (1) or their sum (2)."""
+    if _REDUCTIONS[reduction] == "none":
+        return elements()
+    is_sum = _REDUCTIONS[reduction] == "sum"
+    return Mean(
+        node=node, terms=lambda: per_sample(build, node, elements(), is_sum=is_sum), own=None if is_sum else own,
+        is_sum=is_sum,
+    )  # fmt: skip
+
+
+@rule(
+    "binary_cross_entropy.default", "binary_cross_entropy_with_logits.default", "smooth_l1_loss.default",
+    "huber_loss.default", "kl_div.default", "soft_margin_loss.default", "poisson_nll_loss.default",
+)  # fmt: skip
+def _loss_of_aten(build: Translation, node: fx.Node, *_: Any, **__: Any) -> Value:
+    """torch's own call for the elements; their mean is the loss."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [argument.name for argument in node.target._schema.arguments]
+    place = names.index("reduction")
+    reduction: Any = node.args[place] if len(node.args) > place else node.kwargs.get("reduction", 1)
+    shapes = [each.meta["val"].shape for each in node.args[:2] if isinstance(each, fx.Node)]
+    if len(set(shapes)) != 1:
+        raise build.refused(node, f"it compares {shapes[0]} with {shapes[-1]}; reshape the labels to {shapes[0]}")
+    args = tuple(0 if at == place else each for at, each in enumerate(node.args))
+    kwargs = dict(node.kwargs) | ({"reduction": 0} if len(args) <= place else {})
+    result = torch.empty(shapes[0], dtype=node.meta["val"].dtype, device="meta")
+    return _reduced(build, node, lambda: str(aten_operators(build, node, args, kwargs, result)), reduction)
+
+
+# -- losses of classes -------------------------------------------------------------------------------------------------
+
+
+@rule("cross_entropy_loss.default")
+def _cross_entropy(
+    build: Translation,
+    node: fx.Node,
+    x: Value,
+    target: Value,
+    weight: Value = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Value:
+    logits = _classes_last(build, node, build.plain(node, x))
+    target = build.plain(node, target)
+    if build.tensors[target].differentiable:
+        return _of_probabilities(build, node, logits, _classes_last(build, node, target), weight, reduction,
+                                 label_smoothing)  # fmt: skip
+    _check_labels(build, node, logits, target)
+    counted = _is_counted(build, target, ignore_index)
+    own = None
+    if weight is None and not label_smoothing:
+        own = lambda: _own_cross_entropy(build, node, logits, target, ignore_index if counted else None)  # noqa: E731
+
+    def elements() -> str:
+        chances = build.make_as(node, "log_softmax", logits, dim=len(build.tensors[logits].shape) - 1)
+        ignored = ignore_index if counted else None
+        return _label_terms(build, node, chances, target, weight, ignored, reduction, label_smoothing)
+
+    return _reduced(build, node, elements, reduction, own)
+
+
+@rule("nll_loss_nd.default", "nll_loss.default", "nll_loss2d.default")
+def _nll(
+    build: Translation, node: fx.Node, x: Value, target: Value, weight: Value = None, reduction: int = 1,
+    ignore_index: int = -100,
+) -> Value:  # fmt: skip
+    """Of a log_softmax over the classes it is the cross entropy, since log_softmax(log_softmax(x)) = log_softmax(x)."""
+    x = build.plain(node, x)
+    is_softmax = _is_log_softmax(build, x)
+    chances, labels = _classes_last(build, node, x), build.plain(node, target)
+    _check_labels(build, node, chances, labels)
+    ignored = ignore_index if _is_counted(build, labels, ignore_index) else None
+    own = None
+    if weight is None and is_softmax:
+        own = lambda: _own_cross_entropy(build, node, chances, labels, ignored)  # noqa: E731
+    return _reduced(
+        build, node, lambda: _label_terms(build, node, chances, labels, weight, ignored, reduction), reduction, own
+    )
+
+
+def _own_cross_entropy(build: Translation, node: fx.Node, x: str, labels: str, ignore_index: int | None) -> str:
+    dtype = build.tensors[x].dtype
+    if ignore_index is None:
+        return build.make(node, "cross_entropy", (x, labels), shape=(), dtype=dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+    count = build.make(node, "count_labels", (labels,), shape=(), dtype=wide, ignore_index=ignore_index)
+    return build.make(node, "cross_entropy", (x, labels, count), shape=(), dtype=dtype, ignore_index=ignore_index)
+
+
+def _label_terms(
+    build: Translation, node: fx.Node, chances: str, labels: str, weight: Value, ignore_index: int | None,
+    reduction: int, smoothing: float = 0.0,
+) -> str:  # fmt: skip
+    """What every label adds: -w[label] log p[label], smoothed over all classes, over the mean weight of the labels.
+
+    `torch.nn.CrossEntropyLoss` has the formulas; labels that are ignored have the weight 0.
+    """
+    tensor, shape = build.tensors[chances], build.tensors[labels].shape
+
+    def made(kind: str, *operands: Value, dtype: str = tensor.dtype, **attrs: Any) -> str:
+        return build.make(node, kind, operands, shape=shape, dtype=dtype, **attrs)
+
+    counts = None
+    if ignore_index is not None:
+        counts = made("ne", labels, dtype="bool", number=ignore_index)
+        labels = made("masked_fill", labels, made("logical_not", counts, dtype="bool"),
+                      dtype=build.tensors[labels].dtype, value=0)  # fmt: skip
+    terms = made("neg", made("pick", chances, labels))
+    weights: str | None = None
+    if weight is not None:
+        table = build.reshaped(node, weight, (tensor.shape[-1], 1))
+        chosen = build.make(node, "embedding", (labels, table), shape=(*shape, 1), dtype=tensor.dtype)
+        weights = build.reshaped(node, chosen, shape)
+        terms = made("mul", terms, weights)
+    if smoothing:
+        spread = build.make_as(node, "mul", chances, weight) if weight is not None else chances
+        over: dict[str, Any] = {"dims": (len(tensor.shape) - 1,), "keepdim": False}
+        rest = made("mul", made("reduce_mean", spread, **over), number=-smoothing)
+        terms = made("add", made("mul", terms, number=1 - smoothing), rest)
+    if counts is not None:
+        kept = build.cast(node, counts, tensor.dtype)
+        weights = kept if weights is None else made("mul", weights, kept)
+        terms = made("mul", terms, kept)
+    if weights is None or _REDUCTIONS[reduction] != "mean":
+        return terms
+    mean = build.make(node, "batch_mean", (weights,), shape=(), dtype=tensor.dtype)
+    return made("div", terms, mean)
+
+
+def _of_probabilities(
+    build: Translation, node: fx.Node, logits: str, wanted: str, weight: Value, reduction: int, smoothing: float
+) -> Value:
+    """The mean over all labels but the classes of -sum_c w[c] p[c] log softmax(x)[c]."""
+    rank = len(build.tensors[logits].shape)
+    dtype = build.tensors[logits].dtype
+
+    def elements() -> str:
+        chances = build.make_as(node, "log_softmax", logits, dim=rank - 1)
+        aim = build.cast(node, wanted, dtype)
+        if smoothing:
+            aim = build.make_as(node, "mul", aim, number=1 - smoothing)
+            aim = build.make_as(node, "add", aim, number=smoothing / build.tensors[logits].shape[-1])
+        terms = build.make_as(node, "mul", chances, aim)
+        if weight is not None:
+            terms = build.make_as(node, "mul", terms, weight)
+        shape = build.tensors[logits].shape[:-1]
+        total = build.make(node, "reduce_sum", (terms,), shape=shape, dtype=dtype, dims=(rank - 1,), keepdim=False)
+        return build.make_as(node, "neg", total)
+
+    return _reduced(build, node, elements, reduction)
+
+
+def _classes_last(build: Translation, node: fx.Node, x: str) -> str:
+    """[batch, classes, ...] -> [batch, ..., classes]."""
+    tensor = build.tensors[x]
+    rank = len(tensor.shape)
+    if rank < 3:
+        return x
+    order = (0, *range(2, rank), 1)
+    shape = tuple(tensor.shape[dim] for dim in order)
+    return build.make(node, "permute", (x,), shape=shape, dtype=tensor.dtype, dims=order)
+
+
+def _check_labels(build: Translation, node: fx.Node, logits: str, labels: str) -> None:
+    shape, label = build.tensors[logits].shape, build.tensors[labels]
+    if len(shape) < 2 or label.shape != shape[:-1] or label.differentiable:
+        given = (shape[0], shape[-1], *shape[1:-1]) if len(shape) > 1 else shape
+        raise build.refused(
+            node, f"it compares {given} with {label.dtype} {label.shape}; logits must be [batch, classes, ...] and "
+            f"labels class numbers [batch, ...]"
+        )  # fmt: skip
+
+
+def _is_counted(build: Translation, labels: str, ignore_index: int) -> bool:
+    """Whether labels may be ignored: not where torch's default of -100 is as good as never meant."""
+    return ignore_index != -100 or not _is_fed(build, labels)
+
+
+def _is_fed(build: Translation, name: str) -> bool:
+    """Whether a tensor holds only values of an input of the graph."""
+    made = {output: operator for operator in build.operators for output in operator.outputs}
+    while name in made and made[name].kind in ("reshape", "permute", "narrow", "cast"):
+        (name,) = made[name].inputs
+    return build.tensors[name].kind == "input"
+
+
+def _is_log_softmax(build: Translation, x: str) -> bool:
+    """Whether x [batch, classes, ...] is a log_softmax over the classes, seen through changes of shape."""
+    made = {output: operator for operator in build.operators for output in operator.outputs}
+    name, dim = x, min(1, len(build.tensors[x].shape) - 1)
+    while name in made and made[name].kind in ("reshape", "permute"):
+        operator = made[name]
+        (before,) = (build.tensors[each].shape for each in operator.inputs)
+        after = build.tensors[name].shape
+        if operator.kind == "permute":
+            dim = int(tuple(operator.attrs["dims"])[dim])  # type: ignore
+        elif dim == len(after) - 1 and before[-1] == after[-1]:
+            dim = len(before) - 1
+        else:
+            return False
+        (name,) = operator.inputs
+    maker = made.get(name)
+    rank = len(build.tensors[name].shape)
+    return maker is not None and maker.kind == "log_softmax" and int(str(maker.attrs["dim"])) % rank == dim
