@@ -192,6 +192,9 @@ class PlanSearch:
             if self._tried and self.is_over():
                 break
             self._simulated(self._plan(shape, [found[at] for found, at in zip(answers, pick, strict=True)]))
+        if not self.is_over():
+            search, ranks = self._search_of(shape), ranks_of(shape.widths)
+            self._simulated(self._plan(shape, list(map(search.batch_split, shape.names, ranks))))
         fitting = self._fitting()
         for plan in alike_plans(min(fitting, key=_rank), self.pinned) if fitting else ():
             if self.is_over():

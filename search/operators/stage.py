@@ -201,6 +201,12 @@ class StageSearch:
         self._costs.pop((tuple(names), mesh), None)
         self._moves.pop(mesh, None)
 
+    def batch_split(self, names: Sequence[str], ranks: Sequence[int]) -> StageAnswer:
+        """Every operator's batch split as far as it goes: what one would do without a search."""
+        costs = self.costs(names, self.meshes(names, ranks)[0])
+        question = costs.question()
+        return self._answer(costs, question.priced(question.start).cost_s, question.start)
+
     def least_s(self, names: Sequence[str], ranks: Sequence[int]) -> float:
         """The least additive cost of a stage over all meshes."""
         return self.answers(names, ranks, 1)[0].cost_s
