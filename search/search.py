@@ -8,6 +8,9 @@ together and simulated as whole programs; the simulated step time decides, under
     additive cost of a stage = micro-batches x (operators' forward and backward + redistributions both ways)
                                + weight gathers, gradient reductions and updates
 
+A transformer on accelerators is searched over degrees instead, where `degrees` are given (`search.devices`): stages,
+schedule, chunks, micro-batch, recompute, optimizer level and the usual layouts, also in a captured module.
+
 Around it, where they are not given: the number of stages, their boundaries and how many devices each has, devices that
 are better left idle, and the number of micro-batches (`shapes`).
 """
@@ -16,11 +19,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
 
 from costmodels import Machine
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Strategy
+from search.devices import Pins
+from search.devices.of_graph import plans_of_graph
 from search.operators.plan_search import PlanSearch
 from search.request import check_devices, check_graph, check_stages
 from search.result import SearchResult
@@ -44,6 +53,7 @@ def search(
     full_batch: bool = True,
     output_broadcast: bool = False,
     fused: bool = True,
+    degrees: Mapping[str, Any] | None = None,
     memory_limit_bytes: int | None = None,
     pinned: Mapping[str, Strategy] | None = None,
     global_batch: int | None = None,
@@ -71,6 +81,9 @@ def search(
             (`Machine.fuses`).
         memory_limit_bytes: per rank; by default the machine's device memory without what its runtime takes.
         pinned: operator -> strategy to keep. A mesh of its own has the ranks of its stage, or counts them from 0.
+        degrees: of a transformer on accelerators, a captured one included: those given are fixed, all others searched
+            ({} fixes none), instead of strategies operator by operator; see `search.devices` and `plans.degrees`.
+            Only machine, devices, batch, optimizer, memory, fused and what is to be returned go with it.
         top_k: plans to return.
         time_limit_s: after it, or on Ctrl-C, the best so far is returned; what has been started is finished first.
         on_progress: called with a line now and then.
@@ -90,6 +103,21 @@ def search(
     num_devices = machine.num_devices if num_devices is None else num_devices
     check_devices(machine, num_devices)
     check_stages(graph, num_devices, num_stages=num_stages, stages=stages, widths=widths)
+    if degrees is not None:
+        stated = (num_stages, stages, widths, num_micro_batches, interleave, schedule, tuple(recompute), pinned or None)
+        if stated != (1, None, None, 1, 1, "1f1b", (), None):
+            raise TwofoldError(
+                "degrees are searched, and stages, widths, micro-batches, interleave, schedule, recompute or pinned "
+                "strategies are given: state them as degrees, or leave degrees out"
+            )
+        found = plans_of_graph(
+            graph, top_k=top_k, time_limit_s=time_limit_s, machine=machine, num_devices=num_devices,
+            pins=Pins(**degrees), optimizer=optimizer, memory_limit_bytes=memory_limit_bytes, fused=fused,
+        )  # fmt: skip
+        plans = (
+            structs.replace(plan, full_batch=full_batch, output_broadcast=output_broadcast) for plan in found.plans
+        )
+        return replace(found, plans=tuple(plans))
     slices = 1 if interleave is None else interleave
     check_graph(graph, num_micro_batches=num_micro_batches, interleave=slices, pinned=pinned or {})
     if top_k < 1:

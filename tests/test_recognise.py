@@ -21,8 +21,10 @@ from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.model.transformer import Rope, recognise, transformer, transformer_config
 from plans.plan import Optimizer, load_plan, save_plan
+from search import search
 from search.devices import Pins, Problem, solve
 from search.devices.confirm import plan_of as plan_of_found
+from simulator import simulate
 from simulator.forecast import forecast
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -133,6 +135,23 @@ def test_a_search_in_the_module_is_that_by_name_under_the_names_of_the_module():
     assert answer.best.forecast.step_s == pytest.approx(by_name.best.forecast.step_s, rel=1e-3)
     plan = plan_of_found(problem, answer.best)
     assert {tensor.name for tensor in plan.graph.parameters} == {name for name, _ in plain(config).named_parameters()}
+
+
+def test_the_search_over_degrees_of_a_module_is_no_worse_than_by_operators_or_data_parallel():
+    config = replace(SMALL, hidden=512, ffn=2048, vocab=4096, seq=512, num_heads=8, num_kv_heads=8, head_dim=64)
+    graph, machine = capture(plain(config), examples(config, 16)), Machine.load("h200-x4")
+    optimizer = Optimizer(settings={"lr": 0.1})
+    best = search(graph, machine, degrees={}, optimizer=optimizer).best
+    by_operators = search(graph, machine, optimizer=optimizer, top_k=1).best
+    assert simulate(best, machine).step_interval_s <= simulate(by_operators, machine).step_interval_s
+    spread = Degrees(dp=4, micro_batch=4, global_batch=16, optimizer=optimizer, fused=True)
+    assert best.prediction.step_s <= forecast(recognise(graph).config, spread, machine).step_s
+
+
+def test_degrees_and_choices_for_operators_exclude_each_other():
+    graph = transformer(SMALL, batch_size=4)
+    with pytest.raises(TwofoldError, match="state them as degrees, or leave degrees out"):
+        search(graph, Machine.load("h200-x4"), degrees={"tp": 2}, num_stages=2)
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
