@@ -2,6 +2,7 @@
 
 * `problem`: the question and its pins. `space`: every configuration that the sizes allow.
 * `stage_config`, `costs`: what the pieces of a model cost. `bounds`, `linear`: lower bounds on the step.
+* `critical_paths`: longest paths of schedules. `least_memory`: what many schedules need at least.
 * `peak_memory`: peak bytes of many layer splits at once. `schedule_space`, `axis_orders`: schedules and orders of axes.
 * `branch`, `nodes`, `estimates`, `seeds`: branch and bound. `solve`: all of it as one call.
 * `explain`: alternatives to the best; what would have to change where nothing fits. `baselines`: rules of thumb.
