@@ -20,7 +20,7 @@ from reports.accuracy_picture import Scored, accuracy_picture
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 OWN_STEPS = ("step_truth.json", "step_truth_experts.json", "step_truth_third.json", "step_truth_third_x4.json",
-             "step_truth_third_h100_measured.json", "step_truth_fourth.json")  # fmt: skip
+             "step_truth_third_h100_measured.json", "step_truth_fourth.json", "step_truth_fifth.json")  # fmt: skip
 """Steps of this executor that were predicted before they ran (not those that were predicted again)."""
 
 NAMES = {

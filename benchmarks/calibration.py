@@ -27,8 +27,9 @@ import msgspec
 import numpy as np
 
 import costmodels
-from costmodels.fit.device import SETTLED, DeviceFit, fit_device
+from costmodels.fit.device import DeviceFit, fit_device
 from costmodels.fit.points import Point, load_points, save_points
+from costmodels.fit.power import SETTLED
 from costmodels.fit.predict import TARGETS, scoreboard
 from costmodels.fit.transfer_calibration import carried
 from costmodels.machine.catalogue import Device, device_names, load_device, save_device
@@ -60,14 +61,14 @@ CLOCK_POWER = 2.5
 MEMORY_J_PER_BYTE = 36e-12
 """What memory on the package draws for a byte (assumed: 4.5 pJ a bit)."""
 
-UNEXPLAINED = Interval(low=0.955, high=1.045)
-"""What the spreads of prices do not explain. Of 17 replayed steps of our own transformers on 1 and 2 H200
-(benchmarks/data/h200-fourth-steps-*, the plans of the third set without context parallelism), none of them fitted,
-measured over predicted was 0.935 to 1.054 (5 % and 95 % quantiles); prices alone explain 0.963 to 1.038."""
+UNEXPLAINED = Interval(low=0.965, high=1.05)
+"""What the spreads of prices do not explain. Of 60 replayed steps of our own transformers on 1 and 2 H200 of three
+hosts (the third and fourth set of plans, benchmarks/data/h200-f*-steps-* and -scored-*), none of them fitted, measured
+over predicted was 0.96 to 1.07 (5 % and 95 % quantiles); prices alone explain 0.963 to 1.038."""
 
 LEAST_REPEATED = 8
 
-NEWER = ("third", "fourth")
+NEWER = ("third", "fourth", "fifth")
 """Parts of the names of files whose short kernels were taken with the chip kept busy before every single repeat."""
 
 KERNELS = ("matrix", "memory", "attention")
@@ -273,7 +274,7 @@ def with_power_limit(device: Device, bounds: tuple[float, float], date: str) -> 
 
 def with_interval(device: Device, status: Literal["measured", "assumed"], date: str) -> Device:
     """`device` with `UNEXPLAINED`, which is measured where its steps were."""
-    source = "17 replayed steps of own transformers on 1 and 2 H200, beyond what the spreads explain"
+    source = "60 replayed steps of own transformers on 1 and 2 H200, beyond what the spreads explain"
     says = Provenance(status=status, source=source, date=date)
     return msgspec.structs.replace(
         device, interval=UNEXPLAINED, provenance={**device.provenance, "interval": says}

@@ -19,10 +19,11 @@ from collections.abc import Mapping
 
 from costmodels.machine.machine import SPREAD_CLASSES, Machine
 from costmodels.machine.sections import check_known
-from costmodels.price.instruction import PS_PER_S, compute_class, price
+from costmodels.price.instruction import PS_PER_S, compute_class, overlap_class, price
+from costmodels.price.power import Load
 from plans.program import Kind, Program
 
-__all__ = ["class_seconds", "dispatch_seconds", "price_interval", "step_interval"]
+__all__ = ["class_seconds", "dispatch_seconds", "price_interval", "program_load", "step_interval"]
 
 TOGETHER = {frozenset({"matrix", "attention"}): 0.5}
 """Classes whose errors are correlated, and how much (assumed: about half of each is the clock)."""
@@ -106,6 +107,36 @@ def class_seconds(program: Program, machine: Machine) -> dict[str, float]:
                 own[name] += count * price(instruction, group, machine, program.num_ranks).work_ps
         most = max(most, own, key=lambda each: each.total())
     return {name: picoseconds / PS_PER_S for name, picoseconds in most.items()}
+
+
+def program_load(program: Program, machine: Machine, step_s: float) -> Load:
+    """The work of the rank that computes most in a step, from which its clock follows (`costmodels.price.power`).
+
+    Args:
+        program: of the step.
+        machine: that it was priced on, at a clock (`at_clock`).
+        step_s: how long the step takes there.
+    """
+    assert machine.compute.at_MHz is not None
+    loads = []
+    for group in program.groups:
+        every = {id(instruction): instruction for _, instruction in group.walk()}
+        work = dict.fromkeys(("matrix", "attention", "memory", "message"), 0)
+        energy = dict.fromkeys(work, 0)
+        for number, count in Counter(id(instruction) for _, instruction in group.walk()).items():
+            instruction = every[number]
+            if instruction.kind is Kind.COMPUTE:
+                name = overlap_class(instruction.call)
+            elif instruction.kind is Kind.COLLECTIVE:
+                name = "message"
+            else:
+                continue
+            cost = price(instruction, group, machine, program.num_ranks)
+            work[name] += count * cost.together_ps
+            energy[name] += count * cost.energy_pJ
+        seconds, energy_J = ({name: each / PS_PER_S for name, each in some.items()} for some in (work, energy))
+        loads.append(Load(machine.compute.at_MHz, step_s, seconds, energy_J))
+    return max(loads, key=lambda load: load.compute_s)
 
 
 def dispatch_seconds(program: Program, machine: Machine, step_s: float) -> float:

@@ -25,12 +25,15 @@ from typing import Any
 from msgspec import structs
 
 from costmodels import Machine
+from costmodels.price.clock import at_usual_clock
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.plan import Optimizer, Plan, Strategy
+from search.attach_prediction import predicted
 from search.devices import Pins
 from search.devices.of_graph import plans_of_graph
 from search.operators.plan_search import PlanSearch
+from search.own_clock import with_own_clocks
 from search.request import check_devices, check_graph, check_stages
 from search.result import SearchResult
 
@@ -126,12 +129,24 @@ def search(
         raise TwofoldError(f"time_limit_s is {time_limit_s}: seconds above 0")
     if memory_limit_bytes is not None and memory_limit_bytes < 1:
         raise TwofoldError(f"memory_limit_bytes is {memory_limit_bytes}: bytes per device, at least 1")
+    usual = at_usual_clock(machine)
     plan_search = PlanSearch(
-        graph=graph, machine=machine, num_devices=num_devices, interleave=slices, may_slice=interleave is None,
+        graph=graph, machine=usual, num_devices=num_devices, interleave=slices, may_slice=interleave is None,
         schedule=schedule, recompute=tuple(recompute), optimizer=optimizer or Optimizer(), full_batch=full_batch,
         output_broadcast=output_broadcast, fused=fused and machine.fuses,
         limit_bytes=memory_limit_bytes or machine.room_bytes, pinned=dict(pinned or {}),
         say=on_progress or (lambda line: None), started=started,
         deadline=None if time_limit_s is None else started + time_limit_s,
     )  # fmt: skip
-    return plan_search.run(stages, num_stages, widths, num_micro_batches, top_k)
+    found = plan_search.run(stages, num_stages, widths, num_micro_batches, top_k)
+    if usual is machine:
+        return found
+    own = [predicted(plan, machine, plan_search.limit_bytes) for plan in found.plans]
+    before_s, after_s = (step_s(plan) for plan in (found.best, own[0]))
+    return with_own_clocks(found, sorted(own, key=step_s), before_s, after_s)
+
+
+def step_s(plan: Plan) -> float:
+    """The step that was predicted for a plan."""
+    assert plan.prediction is not None
+    return plan.prediction.step_s

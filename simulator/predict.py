@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from costmodels.interval import class_seconds, dispatch_seconds, step_interval
+from costmodels.interval import class_seconds, dispatch_seconds, program_load, step_interval
 from costmodels.machine.machine import Machine
 from costmodels.price.chip_share import chip_share
+from costmodels.price.clock import at_usual_clock, settled
 from costmodels.price.instruction import Cost, overlap_class, price, price_launch
 from costmodels.price.overlap import overlap_law
 from costmodels.price.replay import executing
@@ -81,8 +83,24 @@ def simulate(
             raise TwofoldError(f"{what} of rank {absent[0]}: the program's ranks are 0 to {num_ranks - 1}")
     machine = what_if.machine(machine)
     check_program(program, between_ranks=False)  # `run_program` finds out the rest
-    network = Network(machine, program, what_if.links)
-    timeline = run_program(
+    usual = at_usual_clock(machine)
+    if usual is not machine:
+        first = _timeline(program, usual, what_if, num_steps=2, with_memory=False, fold_ranks=True)
+        machine = settled(machine, program_load(program, usual, first.step_interval_s), num_ranks)
+    timeline = _timeline(
+        program, machine, what_if, num_steps=num_steps, with_memory=with_memory, fold_ranks=fold_ranks is not False
+    )
+    if fold_ranks is None and len(timeline.rank) * num_ranks <= _MOST_SPANS * len(timeline.represents):
+        timeline = timeline.spelled_out()
+    return finished(timeline, program, machine, what_if)
+
+
+def _timeline(
+    program: Program, machine: Machine, what_if: WhatIf, *, num_steps: int, with_memory: bool, fold_ranks: bool
+) -> Timeline:
+    """Steps at one clock."""
+    num_ranks, network = program.num_ranks, Network(machine, program, what_if.links)
+    return run_program(
         program,
         _cost_on(machine, machine, num_ranks),
         num_steps=num_steps,
@@ -96,17 +114,16 @@ def simulate(
         cost_of_rank=_costs_of_ranks(what_if, machine, num_ranks),
         slowdown=_slowdown(what_if),
         with_memory=with_memory,
-        fold_ranks=fold_ranks is not False,
+        fold_ranks=fold_ranks,
     )
-    if fold_ranks is None and len(timeline.rank) * num_ranks <= _MOST_SPANS * len(timeline.represents):
-        timeline = timeline.spelled_out()
-    return finished(timeline, program, machine, what_if)
 
 
 def finished(timeline: Timeline, program: Program, machine: Machine, what_if: WhatIf) -> Timeline:
     """A timeline of `program` with its interval, the allowances of memory, and what it was made for."""
     timeline = with_allowance(timeline, program, machine)
-    meta = {"machine": machine.name, "program": program.name}
+    meta: dict[str, Any] = {"machine": machine.name, "program": program.name}
+    if machine.compute.at_MHz is not None:
+        meta["clock_MHz"] = machine.compute.at_MHz
     by_class = class_seconds(program, machine) if machine.spreads else {}
     if by_class:
         by_class["dispatch"] = dispatch_seconds(program, machine, timeline.step_interval_s)

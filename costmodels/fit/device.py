@@ -19,6 +19,7 @@ from costmodels.fit.kernels import fit_attention, fit_memory
 from costmodels.fit.links import HOST_BOUND_BYTES, fit_links, fit_overlaps
 from costmodels.fit.matrix import fit_clock, fit_dtypes, fit_matrix, fit_step_clock
 from costmodels.fit.points import Point
+from costmodels.fit.power import SETTLED, fit_power
 from costmodels.fit.predict import (
     SIXTEEN_BIT,
     Predicted,
@@ -38,7 +39,7 @@ from costmodels.machine.sections import COLLECTIVES, Overlap, Provenance, Replay
 from costmodels.price.communication import with_unmeasured
 from costmodels.price.executor_kernels import fit_rules, rule_points
 
-__all__ = ["SECTIONS", "SETTLED", "STEP_DUTY", "DeviceFit", "fit_device"]
+__all__ = ["SECTIONS", "STEP_DUTY", "DeviceFit", "fit_device"]
 
 LEAST_S = 5e-9
 """Points below this are not times of anything."""
@@ -48,9 +49,6 @@ LEAST_MESSAGES = 3
 
 STEP_DUTY = 60
 """Percent of a training step that matrix products take; in our own plans on H200 it is 50 to 75."""
-
-SETTLED = 6
-"""Windows of a tenth of a second until a chip under load is at its power limit."""
 
 LEAST_REPLAYS = 2
 """Lengths of recordings that tell the launch from the nodes."""
@@ -107,14 +105,14 @@ def fit_device(points: Iterable[Point], environment: Mapping[str, str], base: De
         date=environment.get("date", ""),
         base=base,
         values={name: getattr(base, name) for name in ("collectives", "overlap", "dispatch_s", "replay")}
-        | {"compute": msgspec.structs.replace(base.compute, step_clock_MHz=None, step_clock_drop=None)},
+        | {"compute": msgspec.structs.replace(base.compute, step_clock_MHz=None, step_clock_drop=None, power=None)},
         provenance=base.provenance,
     )
     draft = fit_sections(SECTIONS, draft)
     draft = dataclasses.replace(draft, predicted=tuple(predict_points(draft.points, draft.device, draft.issued)))
     held_out = [point for point in draft.points if point.held_out]
     at_clock = predict_points(held_out, draft.device, at_clock=True)
-    draft = fit_sections((*SPREADS, STEP_CLOCK), draft)
+    draft = fit_sections((*SPREADS, STEP_CLOCK, POWER), draft)
     clocked = tuple(entry for entry in at_clock if entry.section in ("matrix", "attention") and entry.point.clock_MHz)
     return DeviceFit(
         device=draft.device, forms=draft.forms, predicted=draft.predicted, held_out_at_clock=clocked
@@ -201,6 +199,21 @@ def _fit_step_clock(points: Sequence[Point], draft: Draft) -> SectionFit:
     return SectionFit(
         values={"compute": fit_step_clock(points, copies, draft.compute)},
         provenance=_compute_provenance(draft, ("step_clock_MHz", "step_clock_drop"), what),
+    )
+
+
+def _mixtures(draft: Draft) -> list[Point]:
+    return [point for point in draft.fitted_points if (point.kind, point.call) == ("clock", "mixture")]
+
+
+def _fit_power(points: Sequence[Point], draft: Draft) -> SectionFit:
+    compute = fit_power(points, draft.fitted_points, draft.compute)
+    if compute.power is None:
+        return SectionFit(values={})
+    what = f"clocks and power of {len({point.options['mixture'] for point in points}) - 1} mixtures of kernels"
+    return SectionFit(
+        values={"compute": compute},
+        provenance=_compute_provenance(draft, ("power", "step_clock_MHz", "step_clock_drop"), what),
     )
 
 
@@ -356,3 +369,4 @@ SECTIONS = (
 
 STEP_CLOCK = FitSection(name="step clock", points=_mixed_products, fit=_fit_step_clock)
 """Fitted last: points of kernels are predicted as they were measured, without others between them."""
+POWER = FitSection(name="power", points=_mixtures, fit=_fit_power)

@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import msgspec
+
 from costmodels.machine.sections import Section, check_known, check_share
+from costmodels.price.power import Power, limited_clock
 from costmodels.price.tiled import ProductTerms, Tiled, alignment_bytes, one_tiled_s, one_tiled_share
 from plans.errors import TwofoldError
 
 __all__ = [
-    "FORMS", "Attention", "Compute", "Rule", "attention_s", "fused_rule", "matrix_rate", "matrix_s", "matrix_share",
-    "memory_s", "num_inputs", "rate", "rule_name", "rule_s",
+    "FORMS", "SUMS_ROWS", "Attention", "Compute", "Rule", "attention_s", "fused_rule", "matrix_rate", "matrix_s",
+    "matrix_share", "memory_s", "num_inputs", "rate", "rule_name", "rule_s",
 ]  # fmt: skip
 
 FORMS = ("nt", "nn", "tn")
@@ -22,6 +25,10 @@ FORMS = ("nt", "nn", "tn")
 
 BY_INPUTS = ("sum", "cross_entropy.forward")
 """Calls whose kernels depend on the number of operands: a sum of more, a loss whose statistic was made before."""
+
+
+SUMS_ROWS = ("rms_norm.grad1", "layer_norm.grad1")
+"""Calls whose cores sum columns row by row: gradients of scales. torch's sums, as of biases, split rows among cores."""
 
 
 class Attention(Section, frozen=True, kw_only=True):
@@ -86,11 +93,14 @@ class Rule(Section, frozen=True, kw_only=True):
         kernels: least times of a kernel in it (a fit, so not a whole number).
         passes: times the bytes of its operands and results go over the peak bandwidth of the memory; None: its device
             time follows the forms of its class.
+        row_s: of a call that sums over rows (`SUMS_ROWS`), seconds for each row of its first operand: a core takes them
+            one after the other for its columns.
         dispatch_s: host time to issue all of it; None: that of its class.
     """
 
     kernels: float = 1.0
     passes: float | None = None
+    row_s: float = 0.0
     dispatch_s: float | None = None
 
 
@@ -114,6 +124,9 @@ class Compute(Section, frozen=True, kw_only=True):
         step_clock_MHz: as `clock_MHz`, in a training step: a chip's power is limited in the mean over many kernels, so
             its clock is higher where products do not follow each other. None: `clock_MHz`.
         step_clock_drop: as `clock_drop`, in a training step. None: `clock_drop`.
+        power: what the chip draws, from which the clock of a step follows; None: not known, `step_clock_MHz` is taken.
+        at_MHz: the clock that prices are for, where the work of a step told it (`costmodels.price.clock`);
+            None: that of the fields above. Machine files have none.
         sustained_clock: clock under load, relative to that of the chip the efficiencies were taken on.
         memory_efficiency: share of the memory peak that kernels reach that only stream (add, copy).
         memory_chunk_s: bytes that take t at full bandwidth take t + (memory_chunk_s t)^(1/2): the first come late, and
@@ -142,6 +155,8 @@ class Compute(Section, frozen=True, kw_only=True):
     clock_drop: float = 0.0
     step_clock_MHz: float | None = None
     step_clock_drop: float | None = None
+    power: Power | None = None
+    at_MHz: float | None = None
     sustained_clock: float = 1.0
     memory_efficiency: float = 1.0
     memory_chunk_s: float = 0.0
@@ -207,6 +222,15 @@ def matrix_s(
     m, n, k = shape
     if m * n * k * batch == 0:
         return compute.kernel_s
+    if compute.power is not None and compute.at_MHz is not None:
+        power = compute.power
+
+        def at_s(clock_MHz: float) -> float:
+            fixed = msgspec.structs.replace(compute, at_MHz=None, step_clock_MHz=clock_MHz, step_clock_drop=0.0)
+            return matrix_s(fixed, shape, flops_per_s, touched, batch, form, item_bytes)
+
+        share = 2 * batch * m * n * k / flops_per_s / at_s(power.highest_MHz)
+        return at_s(limited_clock(power, share, compute.at_MHz))
     memory = touched / (compute.memory_Bps * compute.memory_efficiency)
     clock = product_clock(compute)
     if compute.tiled is None:
@@ -337,17 +361,18 @@ def num_inputs(call: str, shapes: tuple[tuple[int, ...], ...]) -> int:
     return len(shapes) - 1
 
 
-def rule_s(compute: Compute, rule: Rule, touched: float, times: int = 1) -> float:
+def rule_s(compute: Compute, rule: Rule, touched: float, times: int = 1, rows: int = 0) -> float:
     """Seconds of an instruction of twofold's executor whose operands and results have `touched` bytes.
 
-    One that does the same for several operands, one behind the other, does it so many `times`.
+    One that does the same for several operands, one behind the other, does it so many `times`; `rows` are those that it
+    sums over, if it does.
 
     >>> compute = Compute(matrix_flops_per_s={"float32": 1.0}, vector_flops_per_s={"float32": 1.0}, memory_Bps=100.0)
     >>> rule_s(compute, Rule(kernels=3.0, passes=2.5), 10.0)
     0.25
     """
     assert rule.passes is not None
-    return rule.kernels * times * compute.kernel_s + rule.passes * touched / compute.memory_Bps
+    return rule.kernels * times * compute.kernel_s + rule.passes * touched / compute.memory_Bps + rule.row_s * rows
 
 
 def attention_s(
@@ -382,7 +407,8 @@ def attention_s(
         columns = longest * max(1.0, (1 - model.quantisation) * waves + model.quantisation * math.ceil(waves))
     narrow = (1 + 2 * model.half_dim / (dim + values_dim)) / (1 + model.half_dim / 128)
     flops = 2 * min(model.tile, length) * (dim + values_dim) * (2.5 if backward else 1.0) * columns * narrow
-    arithmetic_s = flops * compute.num_cores / (flops_per_s * efficiency * compute.sustained_clock)
+    clock = compute.at_MHz / model.clock_MHz if compute.at_MHz and model.clock_MHz else 1.0
+    arithmetic_s = flops * compute.num_cores / (flops_per_s * efficiency * compute.sustained_clock * clock)
     memory = touched / (compute.memory_Bps * compute.memory_efficiency)
     start_s = compute.kernel_s + (model.backward_start_s if backward else model.start_s)
     return start_s + max(arithmetic_s, memory)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from costmodels.fit.forms import Residuals, log_ratio, residuals, solve
 from costmodels.fit.points import Point
-from costmodels.price.compute import Compute, Rule, rule_name, rule_s
+from costmodels.price.compute import SUMS_ROWS, Compute, Rule, rule_name, rule_s
 from plans.model.graph import itemsize
 
 __all__ = ["RuleFit", "fit_rules", "rule_points"]
@@ -90,7 +90,7 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
 
     def judged(held_out: bool) -> Residuals | None:
         some = [point for point in own if _name(point) in judged_calls and point.held_out is held_out]
-        told = [rule_s(compute, rules[_name(point)], touched_bytes(point)) for point in some]
+        told = [rule_s(compute, rules[_name(point)], touched_bytes(point), rows=_rows(point)) for point in some]
         return residuals("rule", told, [point.seconds for point in some]) if some else None
 
     fitted = judged(False) or residuals("rule", [1.0], [1.0])
@@ -99,6 +99,14 @@ def fit_rules(points: Sequence[Point], compute: Compute) -> RuleFit:
 
 def _num_inputs(point: Point) -> int:
     return len(str(point.options.get("inputs", "")).split(";"))
+
+
+def _rows(point: Point) -> int:
+    """The rows that it sums over."""
+    if point.call not in SUMS_ROWS:
+        return 0
+    first = str(point.options.get("inputs", "1")).partition(";")[0]
+    return math.prod(int(size) for size in first.split("x")[:-1])
 
 
 def _name(point: Point) -> str:
@@ -128,12 +136,18 @@ def touched_bytes(point: Point) -> int:
 
 def _fit(points: Sequence[Point], compute: Compute) -> Rule:
     sizes = np.array([touched_bytes(point) for point in points], dtype=float)
+    rows = np.array([_rows(point) for point in points], dtype=float)
     seconds = np.array([point.seconds for point in points])
 
     def misfit(q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         told = np.exp(q[0]) * compute.kernel_s + np.exp(q[1]) * sizes / compute.memory_Bps
+        told = told + np.exp(q[2]) * rows if len(q) > 2 else told
         return np.concatenate([log_ratio(told, seconds), 0.05 * q[:1]])  # one kernel unless small ones say otherwise
 
     start = np.array([0.0, np.log(np.median(seconds * compute.memory_Bps / sizes))])
-    solved = np.exp(solve(misfit, start, np.array([-3.0, -4.0]), np.array([4.0, 6.0])))
-    return Rule(kernels=float(solved[0]), passes=float(solved[1]))
+    least, most = np.array([-3.0, -4.0]), np.array([4.0, 6.0])
+    if len(set(rows)) > 1 and len(points) > len(start) + 1:
+        each = np.log(np.array([1e-9, 1e-13, 1e-6]))
+        start, least, most = (np.append(ends, end) for ends, end in zip((start, least, most), each, strict=True))
+    solved = np.exp(solve(misfit, start, least, most))
+    return Rule(kernels=float(solved[0]), passes=float(solved[1]), row_s=float(solved[2]) if len(solved) > 2 else 0.0)

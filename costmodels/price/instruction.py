@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from costmodels.machine.machine import Machine
 from costmodels.price.compute import (
+    SUMS_ROWS,
     attention_s,
     fused_rule,
     matrix_rate,
@@ -36,6 +37,7 @@ from costmodels.price.links import (
     transfer_links,
     transfer_on_graph,
 )
+from costmodels.price.power import slower
 from costmodels.price.products import keeps_sums, matrix_shape, product
 from plans.errors import TwofoldError
 from plans.model.graph import itemsize
@@ -49,6 +51,7 @@ __all__ = [
     "Shapes",
     "compute_class",
     "matrix_shape",
+    "num_copies",
     "overlap_class",
     "price",
     "price_collective",
@@ -88,12 +91,14 @@ class Cost:
         work_ps: time on the compute stream; for communication on the links, alone, from its last member's arrival.
         cpu_ps: processor time that every member of a communication spends on its node's shared cores.
         waiting_ps: what it takes longer while the sibling groups of a communication share links with it.
+        energy_pJ: what compute draws at the highest clock beside an idle chip, where that is known (`Compute.power`).
     """
 
     dispatch_ps: int
     work_ps: int
     cpu_ps: int = 0
     waiting_ps: int = 0
+    energy_pJ: int = 0
 
     @property
     def together_ps(self) -> int:
@@ -131,8 +136,8 @@ def price(instruction: Instruction, group: GroupProgram, machine: Machine, num_r
         return price_compute(machine, instruction.call, shapes, instruction.dtype, touched, instruction.flops, True)
     if instruction.kind is Kind.COLLECTIVE:
         own = mesh_group(machine, instruction.mesh or group.mesh, instruction.axes)
-        size = itemsize(instruction.dtype)
-        return price_collective(machine, instruction.call, own, instruction.message_bytes, size)
+        size, copies = itemsize(instruction.dtype), num_copies(instruction)
+        return price_collective(machine, instruction.call, own, instruction.message_bytes, size, copies)
     if instruction.kind is Kind.WAIT:
         return price_wait(machine)
     return _pieces_cost(machine, instruction)
@@ -148,7 +153,18 @@ def price_step(step: Step, shape: tuple[int, ...], dtype: str, machine: Machine)
         ranks = tuple(sorted({*step.before.mesh.rank_list, *step.after.mesh.rank_list}))
         return price_exchange(machine, 1, after, machine.tier(ranks))
     group = mesh_group(machine, step.before.mesh, step.axes)
-    return price_collective(machine, str(step.kind), group, max(before, after), size)
+    copies = _copied(step.leading(*(layout.local_shape(shape) for layout in (step.before, step.after))))
+    return price_collective(machine, str(step.kind), group, max(before, after), size, copies)
+
+
+def num_copies(instruction: Instruction) -> int:
+    """How often a COLLECTIVE copies what it moves, to cut it along an inner dim or to join it there."""
+    step = instruction.attrs.get("step")
+    return 0 if step is None else _copied(step.leading(*instruction.shapes))
+
+
+def _copied(leading: tuple[tuple[int, ...], ...]) -> int:
+    return sum(math.prod(sizes) > 1 for sizes in leading)
 
 
 def price_transfer(machine: Machine, src_rank: int, dst_rank: int, size_bytes: int, pairs: int = 1) -> Cost:
@@ -280,26 +296,64 @@ def price_compute(
     if rule is not None:
         plain = price_compute(machine, call, shapes, dtype, touched_bytes, flops)
         times = 1 if machine.host_async else _num_updated(call, shapes)  # by one kernel, or one after the other
-        work_ps = plain.work_ps if rule.passes is None else _ps(machine, rule_s(rates, rule, touched_bytes, times))
+        slow = _slower(machine, kind)
+        rows = math.prod(shapes[0][:-1]) if call in SUMS_ROWS else 0
+        made_s = None if rule.passes is None else slow * rule_s(rates, rule, touched_bytes, times, rows)
+        work_ps = plain.work_ps if made_s is None else _ps(machine, made_s)
         dispatch_ps = plain.dispatch_ps if rule.dispatch_s is None else _ps(machine, rule.dispatch_s * times)
-        return Cost(dispatch_ps, work_ps)
+        energy_pJ = plain.energy_pJ
+        if kind not in ("matrix", "attention"):
+            energy_pJ = _slow_energy_pJ(machine, kind, work_ps, rule.kernels * times)
+        return Cost(dispatch_ps, work_ps, energy_pJ=energy_pJ)
     if kind == "view":
         return Cost(_ps(machine, machine.dispatch_s[kind]), 0)
     if kind == "update":
         kernels, passes, operands = _update(call)
         kernels *= _num_updated(call, shapes)
         moved = touched_bytes * passes // operands
-        work_s = memory_s(rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels)
-        return Cost(_ps(machine, kernels * machine.dispatch_s[kind]), _ps(machine, work_s))
+        work_s = _slower(machine, kind) * memory_s(rates, moved, _vector_s(machine, moved, 0, dtype), call, kernels)
+        work_ps = _ps(machine, work_s)
+        energy_pJ = _slow_energy_pJ(machine, kind, work_ps, kernels)
+        return Cost(_ps(machine, kernels * machine.dispatch_s[kind]), work_ps, energy_pJ=energy_pJ)
     if kind == "matrix":
         made = product(call, shapes)
         work_s = matrix_s(rates, (made.m, made.n, made.k), _matrix_rate(machine, dtype), touched_bytes, made.batch,
                           made.form, itemsize(dtype))  # fmt: skip
+        energy_pJ = _energy_pJ(machine, kind, dtype, 2 * made.batch * made.m * made.n * made.k)
     elif kind == "attention":
         work_s = _attention_s(machine, call, shapes, dtype, touched_bytes, flops)
+        energy_pJ = _energy_pJ(machine, kind, dtype, flops)
     else:
         work_s = memory_s(rates, touched_bytes, _vector_s(machine, touched_bytes, flops, dtype), call)
-    return Cost(_ps(machine, machine.dispatch_s[kind]), _ps(machine, work_s))
+        work_s *= _slower(machine, kind)
+        energy_pJ = _slow_energy_pJ(machine, kind, _ps(machine, work_s), 1)
+    return Cost(_ps(machine, machine.dispatch_s[kind]), _ps(machine, work_s), energy_pJ=energy_pJ)
+
+
+def _energy_pJ(machine: Machine, kind: str, dtype: str, flops: int) -> int:
+    """Of arithmetic on matrix units: it goes with the operations."""
+    power = machine.compute.power
+    if power is None:
+        return 0
+    drawn_W = power.matrix_W if kind == "matrix" else power.attention_W
+    return round(drawn_W * flops / _matrix_rate(machine, dtype) * PS_PER_S)
+
+
+def _slow_energy_pJ(machine: Machine, kind: str, work_ps: int, kernels: float) -> int:
+    """Of kernels bound by memory: it goes with the time but for that in which they start."""
+    power = machine.compute.power
+    if power is None:
+        return 0
+    drawn_W = power.update_W if kind == "update" else power.memory_W
+    return round(drawn_W * max(0, work_ps - _ps(machine, kernels * machine.compute.kernel_s)))
+
+
+def _slower(machine: Machine, kind: str) -> float:
+    """How many times as long kernels bound by memory take at the clock of the prices."""
+    power, clock_MHz = machine.compute.power, machine.compute.at_MHz
+    if power is None or clock_MHz is None:
+        return 1.0
+    return slower(power, clock_MHz, is_update=kind == "update")
 
 
 def _attention_s(machine: Machine, call: str, shapes: Shapes, dtype: str, touched: int, flops: int) -> float:
@@ -356,7 +410,9 @@ def _update(call: str) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=262_144)
-def price_collective(machine: Machine, call: str, group: Group, size_bytes: int, item_bytes: int) -> Cost:
+def price_collective(
+    machine: Machine, call: str, group: Group, size_bytes: int, item_bytes: int, copies: int = 0
+) -> Cost:
     """The price of a collective of a group and, as `Cost.together_ps`, beside its siblings; kept by its arguments.
 
     Args:
@@ -365,6 +421,7 @@ def price_collective(machine: Machine, call: str, group: Group, size_bytes: int,
         group: how its members lie on the links (`costmodels.price.group`).
         size_bytes: of the larger of a member's input and output.
         item_bytes: of an element.
+        copies: of all of it that every member makes before or behind (`num_copies`).
 
     Raises:
         TwofoldError: a call that has no price.
@@ -374,7 +431,11 @@ def price_collective(machine: Machine, call: str, group: Group, size_bytes: int,
     >>> price_collective(machine, "all_reduce", axes_group(machine, [(16, 1)], 16), 2**30, 2).work_ps > 4 * 10**9
     True
     """
-    return _communication(machine, "collective", collective_links(machine, call, group, size_bytes, item_bytes))
+    cost = _communication(machine, "collective", collective_links(machine, call, group, size_bytes, item_bytes))
+    if not copies or group.members == 1:
+        return cost
+    copied_ps = copies * price_compute(machine, "slice", (), "uint8", 2 * size_bytes).work_ps
+    return replace(cost, work_ps=cost.work_ps + copied_ps)
 
 
 def _pieces_cost(machine: Machine, instruction: Instruction) -> Cost:

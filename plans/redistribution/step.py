@@ -6,6 +6,7 @@ A step says what happens to the layout; which bytes move follows from `before`, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -70,6 +71,19 @@ class Step:
             raise TwofoldError(f"only all_to_all takes to_dim, and needs it; {self.kind} got {self.to_dim}")
         if bool(self.axes) == (self.kind is StepKind.TRANSFER):
             raise TwofoldError(f"a step of kind {self.kind} cannot have the axes {self.axes}")
+
+    def leading(self, before: Sequence[int], after: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Per dim that a collective joins parts or cuts them along, the local sizes of the dims before it.
+
+        Where these are not all 1, the parts do not lie one behind the other, and whoever runs the step copies them.
+
+        Args:
+            before, after: local shapes.
+        """
+        gathered = (tuple(after[: self.dim]),) if self.kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL) else ()
+        cut = self.to_dim if self.kind is StepKind.ALL_TO_ALL else self.dim
+        scattered = self.kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL)
+        return ((tuple(before[:cut]),) if scattered else ()) + gathered
 
     def __str__(self) -> str:
         where = (

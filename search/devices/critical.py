@@ -18,7 +18,7 @@ from simulator.forecast.body import COMPUTE, ISSUE, Op
 from simulator.forecast.case import LayoutCosts, PipelineForecast, RankKinds, is_split
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.estimate import chunk_costs, chunks_of
-from simulator.forecast.predict import step_forecast
+from simulator.forecast.predict import step_forecast, step_machine
 from simulator.forecast.turns import simulated
 from simulator.timeline.critical_path import critical_path
 
@@ -72,7 +72,7 @@ def _of_program(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], f
     """Seconds by kind, and the pace, of the lowered program."""
     if degrees.takes_turns:
         return _of_turns(problem, degrees)
-    step = step_forecast(problem.config, degrees, problem.machine)
+    step = step_forecast(problem.config, degrees, step_machine(problem.config, degrees, problem.machine))
 
     def pace_s(kind: str, share: float) -> float:
         def longer(body: str, op: Op) -> Op:

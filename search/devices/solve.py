@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from costmodels.price.clock import at_usual_clock
 from plans.errors import TwofoldError
 from search.candidate import Candidate
 from search.devices.baselines import physical_bound_s, usual_candidates
@@ -12,7 +14,9 @@ from search.devices.branch import Branching
 from search.devices.explain import neighbours, relaxations
 from search.devices.problem import Problem
 from search.devices.turns import Tried, turns
+from search.own_clock import with_own_clocks
 from search.result import NothingFits, SearchResult
+from simulator.forecast import forecast
 
 __all__ = ["solve"]
 
@@ -47,7 +51,8 @@ def solve(
     >>> solve(problem).gap
     0.0
     """
-    began = time.monotonic()
+    began, asked = time.monotonic(), problem
+    problem = problem.changed(machine=at_usual_clock(problem.machine))
     deadline_s = None if time_limit_s is None else began + time_limit_s
     branching = Branching(problem=problem, keep=keep, on_better=on_better, deadline_s=deadline_s)
     if not problem.pins.given:  # a search that ends early is no worse than what one would do without it
@@ -64,7 +69,7 @@ def solve(
     plans, num_proven = _ranked(problem, branching, tried)
     physics = physical_bound_s(problem)
     bound_s = min(max(branching.bound_s, physics), plans[0].forecast.step_s)
-    return SearchResult(
+    found = SearchResult(
         problem=problem, plans=plans, lower_bound_s=bound_s,
         relaxed_bound_s=min(branching.relaxed_s, bound_s), physics_bound_s=physics, complete=branching.complete,
         num_proven=num_proven, margin=branching.margin, search_s=time.monotonic() - began,
@@ -72,6 +77,20 @@ def solve(
         num_nodes=branching.num_opened, rejected=(*branching.rejected, *tried.rejected),
         alternatives=neighbours(branching, plans[0]) if explain else (),
     )  # fmt: skip
+    return _at_own_clocks(found, asked, problem)
+
+
+def _at_own_clocks(found: SearchResult[Candidate], asked: Problem, problem: Problem) -> SearchResult[Candidate]:
+    """What was found at the clock of `problem`, each at its own; other software is predicted at one."""
+    if problem.machine is asked.machine or not asked.stack.runs_programs:
+        return found
+    own = [
+        replace(each, forecast=forecast(asked.config, each.degrees, asked.machine, stack=asked.stack))
+        for each in found.plans
+    ]
+    before_s, after_s = found.plans[0].forecast.step_s, own[0].forecast.step_s
+    own.sort(key=lambda each: each.key)
+    return with_own_clocks(replace(found, problem=asked), tuple(own), before_s, after_s)
 
 
 def _ranked(problem: Problem, branching: Branching, tried: Tried) -> tuple[tuple[Candidate, ...], int]:

@@ -37,6 +37,7 @@ class Line(NamedTuple):
         channel: of a collective.
         token: number of a collective in its sequence; a WAIT bears that of what it waits for.
         payload: of a collective, what it moves.
+        energy_pJ: of compute (`costmodels.price.instruction.Cost`).
     """
 
     kind: int
@@ -46,6 +47,7 @@ class Line(NamedTuple):
     channel: str = ""
     token: int = -1
     payload: Payload | None = None
+    energy_pJ: int = 0
 
 
 class ClockMap(NamedTuple):
@@ -328,7 +330,7 @@ class _Walk:
         """Walk the lines; `late`: the host starts at 0 with the stream idle, else it is far ahead."""
         host = self._host
         tokens: dict[int, _Flow] = {}
-        for kind, dispatch, work, name, channel, token, _ in lines:
+        for kind, dispatch, work, name, channel, token, _, _ in lines:
             if late:
                 host += dispatch
             ready = max(self.stream, host)

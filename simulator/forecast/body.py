@@ -30,11 +30,13 @@ class Payload(NamedTuple):
         call: such as "all_gather_flat".
         size_bytes: of the larger of a member's input and output.
         item_bytes: of an element.
+        copies: of it that every member makes.
     """
 
     call: str
     size_bytes: int
     item_bytes: int
+    copies: int = 0
 
 
 class Op(NamedTuple):
@@ -49,6 +51,7 @@ class Op(NamedTuple):
         channel: of a collective.
         token: of a collective, and of the WAIT for it.
         payload: of a collective, what it moves.
+        energy_pJ: of compute (`costmodels.price.instruction.Cost`).
     """
 
     kind: int
@@ -58,6 +61,7 @@ class Op(NamedTuple):
     channel: str = ""
     token: str = ""
     payload: Payload | None = None
+    energy_pJ: int = 0
 
 
 Row = Mapping[str, int]
@@ -90,7 +94,7 @@ def steps_of(ops: Iterable[Op]) -> Steps:
     last: dict[str, str] = {}
     found: list[tuple[int, int, int, int, str, str]] = []
     host = work = lead = 0
-    for kind, dispatch_ps, work_ps, _, channel, token, _ in ops:
+    for kind, dispatch_ps, work_ps, _, channel, token, _, _ in ops:
         if kind == COMPUTE:
             host += dispatch_ps
             work += work_ps
@@ -177,7 +181,7 @@ def opened(ops: Iterable[Op]) -> Opened:
     stream = host = 0
     channels: dict[str, int] = {}
     ends: dict[str, int] = {}
-    for kind, dispatch_ps, work_ps, _, channel, token, _ in ops:
+    for kind, dispatch_ps, work_ps, _, channel, token, _, _ in ops:
         host += dispatch_ps
         if kind == COMPUTE:
             stream = max(stream, host) + work_ps

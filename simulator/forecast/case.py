@@ -21,6 +21,7 @@ import numpy.typing as npt
 from costmodels import Machine
 from costmodels.interval import step_interval
 from costmodels.price.instruction import price_transfer
+from costmodels.price.power import slowest_of
 from plans.degrees import Degrees
 from plans.lower.symbolic import plain
 from plans.schedules import Schedule
@@ -29,7 +30,7 @@ from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import action_columns, pipeline_ends_ps
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
-from simulator.forecast.classes import class_seconds, device_classes, overlap_penalty_share, slowest_of
+from simulator.forecast.classes import class_seconds, device_classes, overlap_penalty_share
 from simulator.forecast.pipeline import Runtime, pipeline_end_ps
 from simulator.stacks import Stack
 

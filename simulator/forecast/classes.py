@@ -12,15 +12,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from statistics import NormalDist
 
 from costmodels import Machine
 from plans.lower.symbolic import plain
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 
-__all__ = ["class_seconds", "device_classes", "overlap_penalty_share", "slowest_of"]
+__all__ = ["class_seconds", "device_classes", "overlap_penalty_share"]
 
 _NAMES = ("attention", "matrix", "memory")
 
@@ -73,18 +71,6 @@ def overlap_penalty_share(machine: Machine, kernels: Mapping[str, float]) -> flo
         for name, seconds in kernels.items() if name in pairs
     )  # fmt: skip
     return lost / total if total else 0.0
-
-
-@lru_cache(maxsize=1024)
-def slowest_of(count: int) -> float:
-    """By how many standard deviations the slowest of `count` equal chips is expected to be slower than their mean.
-
-    Blom 1958, the expected largest of a normal sample: Phi^-1((count - 0.375) / (count + 0.25)).
-
-    >>> slowest_of(1), round(slowest_of(8), 2), round(slowest_of(1024), 2)
-    (0.0, 1.43, 3.23)
-    """
-    return 0.0 if count == 1 else NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def class_seconds(

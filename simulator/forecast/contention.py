@@ -324,7 +324,7 @@ def _waited_at_once(bodies: Iterable[Ops]) -> Collection[str]:
 def _family(machine: Machine, mesh: Layout, axes: tuple[str, ...], payload: Payload) -> tuple[int, int, Needs]:
     """A collective of all groups along some axes: alone, beside its siblings, and what they need of links."""
     group = mesh_group(machine, mesh, axes)
-    cost = price_collective(machine, payload.call, group, payload.size_bytes, payload.item_bytes)
+    cost = price_collective(machine, payload.call, group, payload.size_bytes, payload.item_bytes, payload.copies)
     needs: dict[Hashable, float] = {}
     if cost.work_ps and machine.shares_ways:
         for members in mesh.groups(axes):

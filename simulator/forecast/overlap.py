@@ -119,7 +119,7 @@ class _Walk:
         """Do all operations."""
         stream, host, is_late = 0.0, 0.0, self._is_late
         for number, op in enumerate(ops):
-            kind, dispatch_ps, work_ps, _, channel, token, _ = op
+            kind, dispatch_ps, work_ps, _, channel, token, _, _ = op
             if is_late:
                 host += dispatch_ps
             if kind == COMPUTE:

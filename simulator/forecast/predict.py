@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from costmodels.machine.machine import Machine
+from costmodels.price.clock import at_usual_clock, settled
 from plans.degrees import Degrees, check, describe
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
@@ -20,7 +21,7 @@ from simulator.forecast.step import StepForecast
 from simulator.forecast.turns import simulated_forecast
 from simulator.stacks import Stack
 
-__all__ = ["forecast", "forecast_grid", "step_forecast"]
+__all__ = ["forecast", "forecast_grid", "step_forecast", "step_machine"]
 
 
 def forecast(config: TransformerConfig, degrees: Degrees, machine: Machine, *, stack: Stack | None = None) -> Forecast:
@@ -46,7 +47,15 @@ def forecast(config: TransformerConfig, degrees: Degrees, machine: Machine, *, s
     if degrees.takes_turns:
         _check(config, degrees, machine)
         return simulated_forecast(config, degrees, machine)
-    return step_forecast(config, degrees, machine).forecast()
+    return step_forecast(config, degrees, step_machine(config, degrees, machine)).forecast()
+
+
+def step_machine(config: TransformerConfig, degrees: Degrees, machine: Machine) -> Machine:
+    """The machine at the clock of a configuration's step, where its power is known and no clock is given."""
+    usual = at_usual_clock(machine)
+    if usual is machine:
+        return machine
+    return settled(machine, step_forecast(config, degrees, usual).load(), degrees.num_ranks)
 
 
 def forecast_grid(

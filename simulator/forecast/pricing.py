@@ -109,12 +109,12 @@ def _looked_up(part: PartTemplate) -> _Template:
         ranks = tuple(len(shape) for shape in cell.shapes)
         form = (
             cell.kind, cell.call, cell.part, cell.dtype, cell.axes, cell.token, cell.causal, ranks, len(cell.touched),
-            cell.operator if cell.kind is Kind.COLLECTIVE else "", cell.is_view,
+            cell.operator if cell.kind is Kind.COLLECTIVE else "", tuple(map(len, cell.leading)), cell.is_view,
             tuple((step.call, step.dtype, tuple(map(len, step.shapes)), len(step.touched)) for step in cell.steps),
         )  # fmt: skip
         places = [place for each in (cell, *cell.steps) for shape in (*each.shapes, each.touched) for place in shape]
         if cell.kind is Kind.COLLECTIVE:
-            places = [cell.message]
+            places = [cell.message, *(place for sizes in cell.leading for place in sizes)]
         used.update(dict.fromkeys(places))
         found.append(_LookUp(cell, _FORMS.setdefault(form, len(_FORMS)), itemgetter(*places) if places else _none))
     axes = tuple(dict.fromkeys(cell.axes for cell in part.cells if cell.axes))
@@ -198,6 +198,7 @@ def _steps(cell: Cell, numbers: Sequence[int], stack: Stack) -> list[Step]:
             Message(
                 call=cell.call, axes=cell.axes, size_bytes=numbers[cell.message], item_bytes=itemsize(cell.dtype),
                 token=cell.token, operator=cell.operator, part=cell.part,
+                copies=sum(math.prod(numbers[size] for size in sizes) > 1 for sizes in cell.leading),
             )
         ]  # fmt: skip
     (call, shapes, dtype, touched), *steps = [
@@ -219,9 +220,11 @@ def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
         if step.call == "wait":
             dispatch = stack.dispatch_ps(price_wait(machine).dispatch_ps, "wait", step.part)
             return Line(WAIT, dispatch, 0, token=step.token)
-        cost = price_collective(machine, step.call, _members(step.axes, groups), step.size_bytes, step.item_bytes)
+        copies = step.copies if stack.runs_programs else 0
+        group = _members(step.axes, groups)
+        cost = price_collective(machine, step.call, group, step.size_bytes, step.item_bytes, copies)
         dispatch = stack.dispatch_ps(cost.dispatch_ps, "collective", step.part)
-        payload = Payload(step.call, step.size_bytes, step.item_bytes)
+        payload = Payload(step.call, step.size_bytes, step.item_bytes, copies)
         call, channel = plain_call(step.call), ".".join(step.axes)
         return Line(COLLECTIVE, dispatch, cost.together_ps, call, channel, step.token, payload)
     flops = attention_flops(step.call, step.shapes, causal=step.causal)
@@ -231,7 +234,9 @@ def _line(step: Step, groups: Groups, machine: Machine, stack: Stack) -> Line:
         own = stack.runs_programs
         cost = price_compute(machine, step.call, step.shapes, step.dtype, step.touched_bytes, flops, own)
     dispatch = stack.dispatch_ps(cost.dispatch_ps, step.call, step.part)
-    return Line(COMPUTE, dispatch, round(cost.work_ps * step.times), overlap_class(step.call))
+    name = overlap_class(step.call)
+    energy_pJ = round(cost.energy_pJ * step.times)
+    return Line(COMPUTE, dispatch, round(cost.work_ps * step.times), name, energy_pJ=energy_pJ)
 
 
 def _members(axes: tuple[str, ...], groups: Groups) -> Group:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from costmodels.machine.machine import Machine
-from costmodels.price.instruction import Cost, overlap_class, price
+from costmodels.price.instruction import Cost, num_copies, overlap_class, price
 from costmodels.price.traffic import plain_call
 from plans.errors import TwofoldError
 from plans.lower.pairs import is_part
@@ -146,7 +146,8 @@ def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ..
     for line in instructions:
         cost = cost_of(line)
         if line.kind is Kind.COMPUTE:
-            found.append(Op(COMPUTE, cost.dispatch_ps, cost.work_ps, overlap_class(line.call)))
+            name = overlap_class(line.call)
+            found.append(Op(COMPUTE, cost.dispatch_ps, cost.work_ps, name, energy_pJ=cost.energy_pJ))
         elif line.kind is Kind.WAIT:
             if is_boundary(line.waits):
                 found.append(Op(ARRIVE, cost.dispatch_ps))
@@ -154,7 +155,7 @@ def ops_of(instructions: Sequence[Instruction], cost_of: CostOf) -> tuple[Op, ..
                 found.append(Op(WAIT, cost.dispatch_ps, token=str(line.waits)))
         elif line.kind is Kind.COLLECTIVE:
             token = line.token or f"{line.name}.blocking"
-            payload = Payload(line.call, line.message_bytes, itemsize(line.dtype))
+            payload = Payload(line.call, line.message_bytes, itemsize(line.dtype), num_copies(line))
             call, channel = plain_call(line.call), channel_name(line)
             found.append(Op(ISSUE, cost.dispatch_ps, cost.together_ps, call, channel, token, payload))
             if line.token is None:

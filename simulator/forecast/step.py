@@ -14,6 +14,7 @@ import numpy as np
 from costmodels.interval import step_interval
 from costmodels.machine.machine import Machine
 from costmodels.price.instruction import Cost, price_launch, price_pieces, price_transfer, price_wait
+from costmodels.price.power import Load
 from plans.degrees import Degrees
 from plans.model.transformer import TransformerConfig
 from plans.schedules import Schedule
@@ -205,6 +206,24 @@ class StepForecast:
             exposed_comm_s=exposed_s, host_wait_s=host_wait_s,
             rank_s=tuple({"compute": own.compute_s, **own.exposed_s} for own in figures),
         )  # fmt: skip
+
+    def load(self) -> Load:
+        """The work of the rank that computes most in a step, as `costmodels.interval.program_load` counts it."""
+        assert self.machine.compute.at_MHz is not None
+        step_s, found = self.pace_ps() / PS_PER_S, []
+        for rank, counts in zip(self.ranks, counts_of_variants(self.schedule), strict=True):
+            work = dict.fromkeys(("matrix", "attention", "memory", "message"), 0)
+            energy = dict.fromkeys(work, 0)
+            own = rank.undisturbed
+            for ops, count in ((own.begin, 1), (own.end, 1), *((own.action(*key), n) for key, n in counts.items())):
+                for op in ops:
+                    if op.kind in (COMPUTE, ISSUE):
+                        name = op.name if op.kind == COMPUTE else "message"
+                        work[name] += count * op.work_ps
+                        energy[name] += count * op.energy_pJ
+            seconds, energy_J = ({name: each / PS_PER_S for name, each in some.items()} for some in (work, energy))
+            found.append(Load(self.machine.compute.at_MHz, step_s, seconds, energy_J))
+        return max(found, key=lambda load: load.compute_s)
 
     def _host_waits_s(self) -> list[float]:
         """Per pipeline rank the seconds by which its host makes its actions end later than all else would."""

@@ -304,7 +304,7 @@ def _shifted(ops: Sequence[Op], by: int | Callable[[int], int]) -> Iterable[Op]:
     found = []
     for op in ops:
         if "layers." in op.token:
-            kind, dispatch_ps, work_ps, name, channel, token, payload = op
+            kind, dispatch_ps, work_ps, name, channel, token, payload, _ = op
             number = block_number(token)
             if number is not None:
                 token = _renumbered(token, number + (by if isinstance(by, int) else by(number)))
@@ -321,7 +321,7 @@ def _renumbered(token: str, number: int) -> str:
 def _ops(line: Line) -> tuple[Op, ...]:
     token = str(line.token)
     if line.kind == COMPUTE:
-        return (Op(body.COMPUTE, line.dispatch_ps, line.work_ps, line.name),)
+        return (Op(body.COMPUTE, line.dispatch_ps, line.work_ps, line.name, energy_pJ=line.energy_pJ),)
     if line.kind == COLLECTIVE:
         issue = Op(body.ISSUE, line.dispatch_ps, line.work_ps, line.name, line.channel, token, line.payload)
         return (issue,) if line.token >= 0 else (issue, Op(body.WAIT, 0, token=token))

@@ -57,6 +57,7 @@ class Message:
         token: of the collective in its body; a wait bears that of what it waits for; -1 blocks.
         operator: that needs it, where one does.
         part: as of `Instruction`.
+        copies: that every member makes (`costmodels.price.instruction.num_copies`).
     """
 
     call: str
@@ -66,6 +67,7 @@ class Message:
     token: int = -1
     operator: str = ""
     part: str = "C"
+    copies: int = 0
 
 
 Step = Kernel | Message

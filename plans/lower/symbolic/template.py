@@ -19,6 +19,7 @@ from plans.lower.stage_bodies import StageBodies
 from plans.lower.symbolic.symbols import Monomials
 from plans.operators.attention import heads_first
 from plans.program import Instruction, Kind, Scope, Value, moved_values
+from plans.redistribution.step import Step
 
 __all__ = [
     "KEPT",
@@ -50,6 +51,7 @@ class Cell:
         shapes: the local shapes that the price depends on.
         touched: bytes of every operand, whose sum is read and written.
         message: bytes of a collective's larger end, or -1.
+        leading: of a collective, the sizes of the dims before each that it joins or cuts (`Step.leading`).
         axes: mesh axes of a collective.
         token: numbers the collectives of a body; a WAIT bears the number of what it waits for; -1 for compute.
         gradient: the parameter whose gradient this cell accumulates, where it does.
@@ -69,6 +71,7 @@ class Cell:
     shapes: tuple[tuple[int, ...], ...] = ()
     touched: tuple[int, ...] = ()
     message: int = -1
+    leading: tuple[tuple[int, ...], ...] = ()
     axes: tuple[str, ...] = ()
     token: int = -1
     causal: bool = False
@@ -242,8 +245,12 @@ def _cell(
     if line.kind is Kind.COLLECTIVE:
         if line.token is not None:
             tokens[line.token] = len(tokens)
+        step: Step | None = line.attrs.get("step")
         return Cell(
             kind=Kind.COLLECTIVE, message=monomials.enter(line.message_bytes), axes=line.axes,
+            leading=() if step is None else tuple(
+                tuple(monomials.enter(size) for size in sizes) for sizes in step.leading(*line.shapes)
+            ),
             token=-1 if line.token is None else tokens[line.token], **common,
         )  # fmt: skip
     shapes = heads_first(line.shapes, line.attrs) if line.call.startswith("attention.") else line.shapes

@@ -1,0 +1,41 @@
+"""A machine at the clock of a training step.
+
+Where a machine says what its chips draw (`Compute.power`), every step has a clock of its own. It is found in two
+passes: the step is priced at a usual clock, its load tells the clock at which it settles
+(`costmodels.price.power.settled_MHz`), and it is priced again there. Machines that do not say so have the constant
+clock of their file.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from costmodels.machine.machine import Machine
+from costmodels.price.power import Load, settled_MHz
+
+__all__ = ["START", "at_clock", "at_usual_clock", "settled"]
+
+START = 0.85
+"""Share of the highest clock that a step is priced at before its own clock is known."""
+
+
+def at_usual_clock(machine: Machine) -> Machine:
+    """The machine with prices at a clock, before that of a step is known (`START`).
+
+    It is returned as it is where its power is not known, or where its prices are at a clock already.
+    """
+    power = machine.compute.power
+    if power is None or machine.compute.at_MHz is not None:
+        return machine
+    return at_clock(machine, START * power.highest_MHz)
+
+
+def settled(machine: Machine, load: Load, num_chips: int) -> Machine:
+    """The machine, whose power is known, with prices at the clock of a step."""
+    assert machine.compute.power is not None
+    return at_clock(machine, settled_MHz(machine.compute.power, load, num_chips))
+
+
+def at_clock(machine: Machine, clock_MHz: float) -> Machine:
+    """The machine with prices at a clock of its devices (`Compute.at_MHz`)."""
+    return msgspec.structs.replace(machine, compute=msgspec.structs.replace(machine.compute, at_MHz=clock_MHz))
