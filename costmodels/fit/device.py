@@ -213,7 +213,7 @@ def _fit_power(points: Sequence[Point], draft: Draft) -> SectionFit:
     what = f"clocks and power of {len({point.options['mixture'] for point in points}) - 1} mixtures of kernels"
     return SectionFit(
         values={"compute": compute},
-        provenance=_compute_provenance(draft, ("power", "step_clock_MHz", "step_clock_drop"), what),
+        provenance=_compute_provenance(draft, ("power",), what),
     )
 
 

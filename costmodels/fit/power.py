@@ -153,7 +153,10 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
         update_share=round(_share(found, "update"), 4), chip_spread=CHIP_SPREAD,
         message_W=round(max(0.0, float(np.median(drawn)) - q["idle"]), 1) if drawn else 0.0,
     )  # fmt: skip
-    return msgspec.structs.replace(compute, power=power, step_clock_MHz=START * highest_MHz, step_clock_drop=0.0)
+    compute = msgspec.structs.replace(compute, power=power)
+    if compute.step_clock_MHz is not None:  # what is not priced at its own clock keeps the one that was fitted for it
+        return compute
+    return msgspec.structs.replace(compute, step_clock_MHz=START * highest_MHz, step_clock_drop=0.0)
 
 
 def _product_clock(found: Sequence[Mixture], highest_MHz: float) -> float:
