@@ -31,7 +31,9 @@ from plans.layout import Region
 from plans.program import Instruction, Kind, Value
 from plans.redistribution import Step, StepKind
 
-__all__ = ["Launch", "SelfTransfer", "SelfTransfers", "Work", "collective_launch", "transfer_launch"]
+__all__ = [
+    "Launch", "SelfTransfer", "SelfTransfers", "Work", "collective_launch", "cut_parts", "joined_parts", "transfer_launch",
+]  # fmt: skip
 
 # 2.13 renames two functions and warns about the old names, which are the only ones in 2.11
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -105,7 +107,7 @@ def collective_launch(instruction: Instruction, team: Team, output: Value) -> La
 
 def _all_reduce(team: Team, in_place: bool) -> Launch:
     def launch(x: Tensor) -> Work:
-        total = x if in_place else x.clone()
+        total = x if in_place else x.clone(memory_format=torch.contiguous_format)
         if team.size == 1:
             return Work((), lambda: (total,))
         return Work((dist.all_reduce(total, group=team.group, async_op=True),), lambda: (total,))
@@ -120,14 +122,14 @@ def _gather(team: Team, dim: int) -> Launch:
         x = x.contiguous()
         buffer = x.new_empty((team.size, *x.shape))
         work = _all_gather(buffer.view(-1), x.view(-1), group=team.group, async_op=True)
-        return Work((work,), lambda: (_joined(buffer, team, dim),))
+        return Work((work,), lambda: (joined_parts(buffer, team, dim),))
 
     return launch
 
 
 def _scatter(team: Team, dim: int) -> Launch:
     def launch(x: Tensor) -> Work:
-        rows = _cut(x, team, dim)
+        rows = cut_parts(x, team, dim)
         mine = rows.new_empty(rows.shape[1:])
         work = _reduce_scatter(mine.view(-1), rows.view(-1), group=team.group, async_op=True)
         return Work((work,), _kept(rows, mine))
@@ -137,10 +139,10 @@ def _scatter(team: Team, dim: int) -> Launch:
 
 def _exchange(team: Team, dim: int, to_dim: int) -> Launch:
     def launch(x: Tensor) -> Work:
-        rows = _cut(x, team, to_dim)
+        rows = cut_parts(x, team, to_dim)
         buffer = torch.empty_like(rows)
         work = dist.all_to_all_single(buffer.view(-1), rows.view(-1), group=team.group, async_op=True)
-        return Work((work,), lambda: (_joined(buffer, team, dim), rows)[:1])
+        return Work((work,), lambda: (joined_parts(buffer, team, dim), rows)[:1])
 
     return launch
 
@@ -288,17 +290,18 @@ def _scatter_flat(team: Team, size: int) -> Launch:
     return launch
 
 
-def _joined(rows: Tensor, team: Team, dim: int) -> Tensor:
-    """Rows [position, ...] as one tensor, in the order of the members along `dim`; a view where they lie so."""
+def joined_parts(rows: Tensor, team: Team, dim: int) -> Tensor:
+    """Rows [position, ...] as one contiguous tensor, in the order of the members along `dim`; a view where they lie
+    so."""
     if team.is_sorted:
         wide = _wide(rows)
         part = wide.shape[1:]
         whole = wide.movedim(0, dim).reshape(*part[:dim], team.size * part[dim], *part[dim + 1 :])
-        return whole.view(rows.dtype)
+        return whole.contiguous().view(rows.dtype)  # a reshape may be a view of the rows, in another order
     return torch.cat([rows[position] for position in team.order], dim)
 
 
-def _cut(x: Tensor, team: Team, dim: int) -> Tensor:
+def cut_parts(x: Tensor, team: Team, dim: int) -> Tensor:
     """The chunks of `x` along `dim` as rows [position, ...]: the chunk of member i lies where member i stands."""
     if team.is_sorted:
         wide = _wide(x, team.size if dim == x.dim() - 1 else 1)
@@ -315,7 +318,8 @@ def _wide(x: Tensor, parts: int = 1) -> Tensor:
     width = 8 // x.element_size()
     if width < 2 or not x.is_contiguous() or x.shape[-1] % (parts * width) or x.storage_offset() % width:
         return x
-    return x.view(torch.int64)
+    plain = x.view(-1).view(x.shape)  # the strides of dims of one element may be any number
+    return plain.view(torch.int64)
 
 
 def _kept(sent: Tensor, result: Tensor) -> Callable[[], tuple[Tensor, ...]]:
