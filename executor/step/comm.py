@@ -32,7 +32,8 @@ from plans.program import Instruction, Kind, Value
 from plans.redistribution import Step, StepKind
 
 __all__ = [
-    "Launch", "SelfTransfer", "SelfTransfers", "Work", "collective_launch", "cut_parts", "joined_parts", "transfer_launch",
+    "Launch", "SelfTransfer", "SelfTransfers", "Work", "collective_launch", "cut_parts", "joined_parts",
+    "transfer_launch",
 ]  # fmt: skip
 
 # 2.13 renames two functions and warns about the old names, which are the only ones in 2.11
