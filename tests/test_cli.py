@@ -50,7 +50,10 @@ def test_plan_writes_a_plan_that_simulates(tmp_path: Path, capsys: pytest.Captur
     ("arguments", "message"),
     [
         (["simulate", "nowhere.json", "--machine", "h200-x8"], "nowhere.json"),
-        (["simulate", "PLAN", "--machine", "h300-x8"], "machine 'h300-x8' is not known; did you mean h800-x8 or h200-x8"),
+        (
+            ["simulate", "PLAN", "--machine", "h300-x8"],
+            "machine 'h300-x8' is not known; did you mean h800-x8 or h200-x8",
+        ),
         (["demo", "--case", "multiple_max"], "case 'multiple_max' is not known"),
         (["demo", "--steps", "0"], "steps=0"),
         (["demo", "--data", "/nowhere/at/all"], "/nowhere/at/all"),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from executor.step.comm import cut_parts, joined_parts
+from executor.step.parts import cut_parts, joined_parts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

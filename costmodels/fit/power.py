@@ -98,6 +98,12 @@ def mixtures(points: Sequence[Point], compute: Compute) -> list[Mixture]:
     return found
 
 
+def _message_W(points: Sequence[Point], idle_W: float) -> float:
+    """What large messages draw beside an idle chip; 0 where none was measured with its power."""
+    drawn = [point.power_W for point in points if point.power_W and _is_large_message(point)]
+    return round(max(0.0, float(np.median(drawn)) - idle_W), 1) if drawn else 0.0
+
+
 def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute) -> Compute:
     """`compute` with what the chip draws; as it is where too few mixtures settled, or none at a limit.
 
@@ -143,7 +149,6 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
     alone = max(each.peak_share for each in found if each.name.split()[0] in PRODUCTS and len(each.shares) == 1)
     fastest = max(each.peak_share / each.shares["matrix"] for each in found if "matrix" in each.shares)
     peak_W = q["idle"] + q["matrix"] * max(alone, fastest) * (product_MHz / highest_MHz) ** (q["exponent"] - 1)
-    drawn = [point.power_W for point in others if point.power_W and _is_large_message(point)]
     power = Power(
         limit_W=round(limit_W, 1), highest_MHz=highest_MHz, idle_W=round(q["idle"], 1), matrix_W=round(q["matrix"], 1),
         attention_W=round(q["attention"], 1), memory_W=round((q["memory"] + q["norm"]) / 2, 1),
@@ -151,7 +156,7 @@ def fit_power(points: Sequence[Point], others: Sequence[Point], compute: Compute
         memory_exponent=round(q["memory_exponent"], 3),
         memory_share=round((_share(found, "memory") + _share(found, "norm")) / 2, 4),
         update_share=round(_share(found, "update"), 4), chip_spread=CHIP_SPREAD,
-        message_W=round(max(0.0, float(np.median(drawn)) - q["idle"]), 1) if drawn else 0.0,
+        message_W=_message_W(others, q["idle"]),
     )  # fmt: skip
     compute = msgspec.structs.replace(compute, power=power)
     if compute.step_clock_MHz is not None:  # what is not priced at its own clock keeps the one that was fitted for it

@@ -7,7 +7,7 @@ included.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -34,7 +34,9 @@ from plans.redistribution.price import LocalPrice
 from plans.timeline import PS_PER_S
 from search.operators.operator_costs import InstructionCost
 
-__all__ = ["StepSeconds", "instruction_cost", "known_moves", "ranks_per_core", "redistribution_choice"]
+__all__ = [
+    "StepSeconds", "instruction_cost", "known_moves", "ranks_per_core", "redistribution_choice", "without_copies",
+]  # fmt: skip
 
 
 _PASSED_ON = ("add.grad0", "add.grad1")
@@ -111,9 +113,20 @@ def known_moves(machine: Machine, num_ranks: int) -> dict[object, float]:
     return {}
 
 
+def without_copies(instruction: Instruction) -> Instruction:
+    """A collective as if its parts lay one behind the other, so that nobody copies them (`num_copies`)."""
+    if instruction.kind is not Kind.COLLECTIVE:
+        return instruction
+    attrs = {name: value for name, value in instruction.attrs.items() if name != "step"}
+    return replace(instruction, attrs=attrs)
+
+
 @dataclass(frozen=True, slots=True)
 class StepSeconds(LocalPrice):
     """The price of a step of a redistribution, for `plans.redistribution.redistribute`.
+
+    Sequences are chosen without the copies that collectives along an inner dim need, which would make the price of a
+    step depend on its dims; the programs that are simulated have them.
 
     Args:
         machine: whose prices are taken.
@@ -189,7 +202,7 @@ class StepSeconds(LocalPrice):
 @lru_cache(maxsize=65_536)
 def _step_s(price: StepSeconds, step: Step, shape: tuple[int, ...]) -> float:
     seconds = instruction_cost(price.machine, step.before.mesh, price.num_ranks)
-    return sum(seconds(each) for each in step_instructions(step, shape, price.dtype))
+    return sum(seconds(without_copies(each)) for each in step_instructions(step, shape, price.dtype))
 
 
 @lru_cache(maxsize=65_536)
