@@ -221,7 +221,8 @@ def _check_turns(case: Case, program: Program, score: Score) -> None:
     score.quiet_errors.append(times[0][0] / times[0][1] - 1)
     score.errors.append(times[1][0] / times[1][1] - 1)
     if any(own != engine for own, engine in times):
-        score.differ.append(f"{case.config.name} {case.degrees} {case.machine.name}: times {times}")
+        size = max(abs(score.quiet_errors[-1]), abs(score.errors[-1]))
+        score.differ.append((size, f"{case.config.name} {case.degrees} {case.machine.name}: times {times}"))
 
 
 def _engine_ps(program: Program, machine: Machine, *, fold: bool | None = None) -> int:
