@@ -341,6 +341,33 @@ def test_importing_twofold_is_light() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
+FIRST_IMPORTS = """
+import importlib, os, sys, numpy, msgspec, simpy, torch
+for room in sys.argv[1:]:
+    own = room.split(",")
+    for package in own:
+        child = os.fork()
+        if not child:
+            importlib.import_module(package)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            print(package)
+    for package in own:
+        importlib.import_module(package)
+"""
+"""Packages that cannot be what a process imports first. Rooms above find those below them loaded: each was tried."""
+
+
+def test_any_package_may_be_imported_first() -> None:
+    rooms = [
+        ",".join(".".join(path.parent.relative_to(ROOT).parts) for path in sorted((ROOT / room).rglob("__init__.py")))
+        for room in MAY_IMPORT
+    ]
+    command = [sys.executable, "-c", FIRST_IMPORTS, *rooms]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 # What is installed and what people read speaks of the project, not of the machine and the days it was written on.
 TEXTS = sorted(
     path.relative_to(ROOT).as_posix()

@@ -25,11 +25,12 @@ from plans.schedules import make_schedule
 from search import uniform_plan
 from simulator import simulate
 from simulator.forecast import Stack, forecast, stack_named, stack_names
-from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, ClockMap, Line, measure
+from simulator.forecast.action import ClockMap, measure
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.memory import peak_activations
 from simulator.forecast.pipeline import Runtime, pipeline_end_ps
 from simulator.forecast.predict import step_forecast
+from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 from simulator.stacks import TorchNative
 
 LLAMA = TransformerConfig(

@@ -17,10 +17,11 @@ from plans.errors import TwofoldError
 from plans.lower.symbolic import Cell
 from plans.program import Kind
 from search.devices.problem import Problem
-from simulator.forecast.action import COLLECTIVE, COMPUTE, Line, Rates, measure
+from simulator.forecast.action import Rates, measure
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.estimate import rates_of
 from simulator.forecast.pricing import priced_cells
+from simulator.lines import COLLECTIVE, COMPUTE, Line
 
 __all__ = ["OperatorCost", "operator_costs"]
 

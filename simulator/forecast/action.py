@@ -16,38 +16,12 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from simulator.forecast.body import Payload
+from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
-__all__ = ["COLLECTIVE", "COMPUTE", "WAIT", "Body", "ClockMap", "Line", "body_of", "measure"]
-
-COMPUTE, COLLECTIVE, WAIT = range(3)
+__all__ = ["Body", "ClockMap", "body_of", "measure"]
 
 Rates = Callable[[str, str], tuple[float, float]]
 """(class of compute, collective) -> the rates of both while both run; 1 is alone."""
-
-
-class Line(NamedTuple):
-    """One priced instruction.
-
-    Args:
-        kind: COMPUTE, COLLECTIVE (issued asynchronously) or WAIT.
-        dispatch_ps: host time to issue it.
-        work_ps: on the compute stream, or of the collective alone.
-        name: class of compute for the rates ("matrix", "memory", "attention"), or the collective's call.
-        channel: of a collective.
-        token: number of a collective in its sequence; a WAIT bears that of what it waits for.
-        payload: of a collective, what it moves.
-        energy_pJ: of compute (`costmodels.price.instruction.Cost`).
-    """
-
-    kind: int
-    dispatch_ps: int
-    work_ps: int
-    name: str = ""
-    channel: str = ""
-    token: int = -1
-    payload: Payload | None = None
-    energy_pJ: int = 0
 
 
 class ClockMap(NamedTuple):

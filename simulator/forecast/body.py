@@ -14,29 +14,14 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from simulator.forecast.clock_map import NEVER
+from simulator.lines import Payload
 
 __all__ = [
-    "ARRIVE", "COMPUTE", "ISSUE", "SEND", "WAIT", "Op", "Opened", "Payload", "Row", "Steps", "opened", "rests", "row",
+    "ARRIVE", "COMPUTE", "ISSUE", "SEND", "WAIT", "Op", "Opened", "Row", "Steps", "opened", "rests", "row",
     "steps_of",
 ]  # fmt: skip
 
 COMPUTE, ISSUE, WAIT, ARRIVE, SEND = range(5)
-
-
-class Payload(NamedTuple):
-    """What a collective moves.
-
-    Args:
-        call: such as "all_gather_flat".
-        size_bytes: of the larger of a member's input and output.
-        item_bytes: of an element.
-        copies: of it that every member makes.
-    """
-
-    call: str
-    size_bytes: int
-    item_bytes: int
-    copies: int = 0
 
 
 class Op(NamedTuple):

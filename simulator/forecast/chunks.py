@@ -33,12 +33,14 @@ from plans.lower.symbolic import (
 )
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
-from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Body, ClockMap, Line, Rates, body_of, measure
+from simulator.forecast.action import Body, ClockMap, Rates, body_of, measure
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.lowered import Lowered
-from simulator.forecast.memory import Footprint, footprint, parameter_bytes
+from simulator.forecast.memory import footprint, parameter_bytes
 from simulator.forecast.pricing import Groups, busy_ps, hosted, priced_lines
+from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 from simulator.stacks import PieceSizes, Stack
+from simulator.stacks.footprint import Footprint
 
 __all__ = ["Chunks"]
 

@@ -25,10 +25,11 @@ from plans.degrees.groups import mesh_axes
 from plans.layout import Layout
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS, counts_of_variants, variant_of_rows
-from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op, Payload
+from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, WAIT, Op
 from simulator.forecast.overlap import PairRates, host_lead_ps, pair_rates
 from simulator.forecast.rank import RankBodies, Transfers
 from simulator.forecast.walk import POST, Actions, Line, Run, Transmission, Way, walked
+from simulator.lines import Payload
 
 __all__ = ["Contention"]
 

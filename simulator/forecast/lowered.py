@@ -23,7 +23,7 @@ from plans.lower.completed import adds_alike
 from plans.lower.symbolic import ParameterTemplate
 from plans.model.graph import itemsize
 from plans.plan import Optimizer
-from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Line
+from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line
 
 __all__ = ["Lowered"]
 

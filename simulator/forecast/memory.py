@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -14,27 +13,9 @@ from plans.lower.symbolic import ParameterTemplate, PartTemplate, PieceTemplate
 from plans.model.graph import itemsize
 from plans.plan import Optimizer
 from plans.schedules import Schedule
+from simulator.stacks.footprint import Footprint
 
-__all__ = ["Footprint", "footprint", "memory_interval", "parameter_bytes", "peak_activations"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """Bytes of activations of one piece for one micro-batch.
-
-    Args:
-        kept: alive from the end of its forward until its backward.
-        kept_for_weights: alive between the input-gradient and the weight-gradient part, where they are apart.
-        forward: the most alive during the forward, `kept` included.
-        backward: the most alive above `kept` during the (whole or input-gradient) backward.
-        weights: the most alive above `kept_for_weights` during the weight-gradient part.
-    """
-
-    kept: int = 0
-    kept_for_weights: int = 0
-    forward: int = 0
-    backward: int = 0
-    weights: int = 0
+__all__ = ["footprint", "memory_interval", "parameter_bytes", "peak_activations"]
 
 
 def footprint(piece: PieceTemplate, numbers: Sequence[int], arrives: int = 0, *, split: bool = False) -> Footprint:

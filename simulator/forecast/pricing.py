@@ -27,8 +27,7 @@ from costmodels.price.traffic import plain_call
 from plans.lower.symbolic import Cell, PartTemplate
 from plans.model.graph import itemsize
 from plans.program import Kind
-from simulator.forecast.action import COLLECTIVE, COMPUTE, WAIT, Line
-from simulator.forecast.body import Payload
+from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line, Payload
 from simulator.stacks import Stack
 from simulator.stacks.base import Kernel, Message, Step
 

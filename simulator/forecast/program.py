@@ -12,8 +12,9 @@ from plans.lower.pairs import is_part
 from plans.model.graph import itemsize
 from plans.program import Block, GroupProgram, Instruction, Kind, Program
 from plans.schedules import Schedule
-from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op, Payload
+from simulator.forecast.body import ARRIVE, COMPUTE, ISSUE, SEND, WAIT, Op
 from simulator.forecast.rank import RankBodies, Transfers
+from simulator.lines import Payload
 
 __all__ = ["bodies_of_program", "channel_name", "is_boundary", "ops_of"]
 

@@ -16,11 +16,12 @@ import numpy as np
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS
-from simulator.forecast.body import ISSUE, SEND, WAIT, Op, Payload, Row, opened, rests, row, steps_of
+from simulator.forecast.body import ISSUE, SEND, WAIT, Op, Row, opened, rests, row, steps_of
 from simulator.forecast.clock_map import NEVER, MaxPlus
 from simulator.forecast.columns import PipelineCosts
 from simulator.forecast.columns.structure import CHANNELS
 from simulator.forecast.overlap import PairRates, slowed
+from simulator.lines import Payload
 
 __all__ = ["RankBodies", "Transfers", "pipeline_costs"]
 

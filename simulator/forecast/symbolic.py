@@ -25,12 +25,12 @@ from plans.model.graph import itemsize
 from plans.plan import Optimizer
 from plans.program import GroupProgram, Instruction
 from simulator.forecast import body
-from simulator.forecast.action import COLLECTIVE, COMPUTE, Line
 from simulator.forecast.body import Op
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.program import ops_of
 from simulator.forecast.rank import RankBodies
+from simulator.lines import COLLECTIVE, COMPUTE, Line
 
 __all__ = ["LoweredRank", "bodies_of_rank", "lowered_rank"]
 

@@ -12,8 +12,8 @@ from plans.degrees import RECOMPUTE_MODES, Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
-from simulator.forecast.action import COMPUTE, Line
-from simulator.forecast.memory import Footprint
+from simulator.lines import COMPUTE, Line
+from simulator.stacks.footprint import Footprint
 
 __all__ = ["CHIP_SPREAD", "Kernel", "Message", "PieceSizes", "Shape", "Stack", "Step"]
 

@@ -13,10 +13,10 @@ from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
-from simulator.forecast.action import COMPUTE, Line
-from simulator.forecast.memory import Footprint
+from simulator.lines import COMPUTE, Line
 from simulator.stacks.base import CHIP_SPREAD, Kernel, PieceSizes, Shape, Stack, Step, update_bytes
 from simulator.stacks.float8 import FLOAT8_RECIPES
+from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise, unfused_attention
 
 __all__ = ["Megatron", "MegatronFloat8"]

@@ -14,10 +14,10 @@ from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from plans.timeline import PS_PER_S
-from simulator.forecast.action import COMPUTE, Line
-from simulator.forecast.memory import Footprint
+from simulator.lines import COMPUTE, Line
 from simulator.stacks.base import CHIP_SPREAD, Kernel, Message, PieceSizes, Shape, Stack, Step, update_bytes
 from simulator.stacks.float8 import FLOAT8_RECIPES
+from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise
 from simulator.stacks.torch_hosts import host_s
 
