@@ -1,15 +1,23 @@
-"""The base exception of twofold, and two checks of numbers for public functions."""
+"""The base exceptions of twofold, and two checks of numbers for public functions."""
 
 from __future__ import annotations
 
 import math
 from numbers import Integral, Real
 
-__all__ = ["TwofoldError", "number", "whole_number"]
+__all__ = ["TrainingStopped", "TwofoldError", "number", "whole_number"]
 
 
 class TwofoldError(ValueError):
     """Bad input; the message names the user's input and a way out (exit code 2)."""
+
+    exit_code = 2
+
+
+class TrainingStopped(TwofoldError):
+    """Training began and may not go on, as after a loss that is not finite (exit code 1)."""
+
+    exit_code = 1
 
 
 def whole_number(what: str, value: object, *, least: int = 1) -> int:

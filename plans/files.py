@@ -1,15 +1,31 @@
-"""Writing files atomically: a reader finds the old content or the new, never a part."""
+"""Writing files atomically: a reader finds the old content or the new, never a part. And what JSON can express."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from plans.errors import TwofoldError
 
-__all__ = ["check_writable", "write_atomically"]
+__all__ = ["check_writable", "finite", "write_atomically"]
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for NaN and infinities, which JSON cannot express.
+
+    >>> finite({"losses": [2.5, float("nan")]})
+    {'losses': [2.5, None]}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): finite(each) for name, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

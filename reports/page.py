@@ -7,12 +7,12 @@ themes follow the reader's setting.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from string import Template
 from typing import Any
 
+from plans.files import finite
 from reports.svg import Picture, style_sheet, template
 
 __all__ = ["figure", "folded", "key_figures", "page", "page_data", "section"]
@@ -70,14 +70,5 @@ def page_data(**given: Any) -> str:
     >>> page_data(name="<b>", step_s=float("inf"), notes=[])
     '{"name":"\\\\u003cb>","step_s":null}'
     """
-    kept = {name: _finite(value) for name, value in given.items() if value not in (None, {}, [], "")}
+    kept = {name: finite(value) for name, value in given.items() if value not in (None, {}, [], "")}
     return json.dumps(kept, default=str, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-
-
-def _finite(value: Any) -> Any:
-    """The same value with null for NaN and infinities, which JSON cannot express."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(each) for name, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value

@@ -13,17 +13,17 @@ from twofold.cli import commands
 _DEGREES = "dp tp pp cp ep micro-batch schedule virtual recompute recompute-layers zero sequence-parallel order "
 _DEGREES += "bucket-bytes interleave overlap-pairs"
 _FACTORS = "bandwidth latency compute memory dispatch"
-_LAUNCH = "steps data emulate dilate out log-dir seed port execution fused profile"
+_LAUNCH = "steps data emulate dilate out log-dir seed port execution fused profile timeout"
 
 FLAGS = {
-    "demo": "case steps epochs data machine out log-dir seed port json",
+    "demo": "case steps epochs data machine out log-dir seed port timeout json",
     "plan": f"machine devices global-batch seq layers method {_DEGREES} stage-layers stack stages micro-batches widths "
     "lr memory execution fused time-limit top-k out report export simulate explain json",
     "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model "
     "global-batch seq stack json",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
     "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps json",
-    "run": f"devices model machine timeout {_LAUNCH} json",
+    "run": f"devices model machine {_LAUNCH} json",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": "devices out name device points base minutes quick report json",
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "

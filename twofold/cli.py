@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
+from plans.files import finite
 
 if TYPE_CHECKING:
     from twofold.commands.options import Command
@@ -90,7 +91,7 @@ def _run(command: Command) -> int:
     try:
         result, passed = command.run(Console(json=as_json))
     except TwofoldError as error:
-        return _refused(str(error), int(getattr(error, "exit_code", 2)))
+        return _refused(str(error), error.exit_code)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
@@ -104,7 +105,7 @@ def _run(command: Command) -> int:
         print(f"interrupted; every process that was started has ended{more}", file=sys.stderr, flush=True)
         return 130
     if as_json:
-        print(json.dumps(result, indent=1), flush=True)
+        print(json.dumps(finite(result), indent=1, allow_nan=False), flush=True)
     return 0 if passed else 1
 
 

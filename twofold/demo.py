@@ -142,6 +142,7 @@ def demo(options: DemoOptions, say: Console) -> DemoResult:
         result = run(
             plan, steps=steps, data=options.data or "digits", model=chosen.model, seed=options.seed,
             out=folder / "run", log_dir=options.log_dir, print_every=max(1, min(50, steps // 3)), port=options.port,
+            timeout_s=options.timeout,
             on_line=lambda rank, line: _say_loss(say, line),
         )  # fmt: skip
     verification = _verify(chosen, result, options, predicted, say)

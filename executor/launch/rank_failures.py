@@ -37,9 +37,11 @@ class RankFailed(RunFailed):
 
 
 class RankRefused(RankFailed):
-    """The first failure was bad input that a rank refused; the error has the rank's message."""
+    """The first failure was an error of twofold's own on a rank, such as bad input; it has that error's words."""
 
-    exit_code = 2
+    def __init__(self, message: str, *, rank: int, exit_code: int) -> None:
+        super().__init__(message, rank=rank)
+        self.exit_code = exit_code
 
 
 class RunTimedOut(RunFailed):
@@ -65,11 +67,13 @@ class Failure:
     story: str = ""
     lost_peer: bool = False
     refusal: str = ""
+    exit_code: int = 2
 
     def error(self, job: JobFolder) -> RankFailed:
         """The exception that reports this failure."""
         if self.refusal:
-            return RankRefused(f"{self.refusal} (rank {self.rank}; its log: {job.stderr(self.rank)})", rank=self.rank)
+            told = f"{self.refusal} (rank {self.rank}; its log: {job.stderr(self.rank)})"
+            return RankRefused(told, rank=self.rank, exit_code=self.exit_code)
         text = f"rank {self.rank} {self.headline}"
         if self.lost_peer:
             text += _ended_before(job)
@@ -111,6 +115,7 @@ def _read_failure(job: JobFolder, rank: int) -> Failure | None:
             story=story,
             lost_peer=error["lost_peer"],
             refusal=error.get("refusal", ""),
+            exit_code=error["code"],
         )
     end = job.read(rank, "end.json")
     if end is None or end["code"] == 0:

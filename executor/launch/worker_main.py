@@ -202,11 +202,14 @@ def report_exception(folder: str, error: BaseException) -> int:
     story = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip().splitlines()
     lost_peer = is_lost_peer(error)
-    content = {"error": summary[-1] if isinstance(error, SyntaxError) else summary[0], "code": 1}
-    # Bad input, told apart by name since nothing of ours is imported here.
+    # Told apart by name since nothing of ours is imported here.
     is_refusal = any(kind.__name__ == "TwofoldError" for kind in type(error).__mro__)
-    refusal = str(error) if is_refusal else ""
-    report_error(folder, content | {"traceback": story, "lost_peer": lost_peer, "refusal": refusal})
+    content = {
+        "error": summary[-1] if isinstance(error, SyntaxError) else summary[0],
+        "code": getattr(error, "exit_code", 2) if is_refusal else 1,
+        "refusal": str(error) if is_refusal else "",
+    }
+    report_error(folder, content | {"traceback": story, "lost_peer": lost_peer})
     sys.excepthook(type(error), error, frames)
     if lost_peer:
         time.sleep(LOST_PEER_WAIT_S)

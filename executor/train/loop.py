@@ -7,6 +7,7 @@ those of marks on the device.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from executor.step.compiled import CompiledStep, Stepper
 from executor.step.interpreter import Batch
 from executor.train.options import RunOptions
 from executor.train.profile import Profile
-from plans.errors import TwofoldError
+from plans.errors import TrainingStopped, TwofoldError
 
 __all__ = ["Training", "train"]
 
@@ -52,6 +53,7 @@ def train(stepper: Stepper, device: Device, batches: Iterator[Batch], steps: int
 
     Raises:
         TwofoldError: the data ends early.
+        TrainingStopped: a loss is not finite.
     """
     losses: list[Tensor] = []
     recorded: list[RecordedStep] = []
@@ -95,6 +97,7 @@ class _Watch:
         self._device, self._on_step = device, options.on_step
         self._marks = behind and device.is_async
         self._behind = behind
+        self._loss = math.nan
         self._begun: Mark = None
         self._pending: tuple[int, Any, Mark, Mark] | None = None
         if self._marks:
@@ -107,7 +110,7 @@ class _Watch:
 
     def launched(self, step: int, loss: Tensor | None) -> None:
         """A step was launched; look at the one before it, or at this one if it has ended."""
-        said = loss if loss is None or self._on_step is None else self._on_host(loss)
+        said = None if loss is None else self._on_host(loss)
         before, self._pending = self._pending, (step, said, self._begun, self._mark())
         if self._behind:
             self._look_at(before)
@@ -132,8 +135,20 @@ class _Watch:
         else:
             start_ns, end_ns = begun, ended
         self.times_ns[:, step] = start_ns, end_ns
+        value = None if loss is None else float(loss)
+        if value is not None:
+            self._check_finite(step, value)
         if self._on_step is not None:
-            self._on_step(step, None if loss is None else float(loss))
+            self._on_step(step, value)
+
+    def _check_finite(self, step: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            before = "" if step == 0 else f", after {self._loss:.6g} in the step before"
+            raise TrainingStopped(
+                f"training diverged: the loss of step {step + 1} is {loss}{before}; take a lower learning rate, clip "
+                "gradients, or look at the data of this step"
+            )
+        self._loss = loss
 
     def _mark(self) -> Mark:
         return self._device.mark() if self._marks else now_ns()

@@ -154,6 +154,7 @@ class LaunchOptions:
         execution: graph (a step is one launch, where the device can) or eager, instead of what the plan says.
         fused: --no-fused leaves memory-bound instructions apart that the plan joins.
         profile: of so many steps every rank writes a trace of torch's profiler into OUT.
+        timeout: seconds for the whole launch; no limit otherwise, but ranks that stop moving are found.
     """
 
     steps: int = 100
@@ -167,6 +168,7 @@ class LaunchOptions:
     execution: str | None = None
     fused: bool = True
     profile: int = 0
+    timeout: float | None = None
 
     def ran(self, execution: str, fallback: str) -> str | None:
         """What to say of how steps ran: only where it is not what was asked for."""
@@ -189,6 +191,7 @@ class DemoOptions:
         log_dir: what the ranks print goes to LOG_DIR/1/rank.N/stdout.
         seed: of weights and data order.
         port: of the rendezvous; a free one otherwise.
+        timeout: seconds for the run on processes.
     """
 
     case: str = "multiple_mix"
@@ -200,6 +203,7 @@ class DemoOptions:
     log_dir: str = "log_output"
     seed: int = 1
     port: int | None = None
+    timeout: float | None = None
 
 
 def given(options: Any) -> dict[str, Any]:

@@ -29,7 +29,6 @@ class Run:
         devices: ranks for a script; a plan says itself how many it needs.
         model: package.module:function or file.py:function, for initial weights; random ones otherwise.
         machine: for a script: machine that Model.train plans for (TWOFOLD_MACHINE).
-        timeout: seconds for the whole run.
     """
 
     target: PlanOrScript
@@ -37,7 +36,6 @@ class Run:
     devices: int = 8
     model: str = ""
     machine: str | None = None
-    timeout: float | None = None
     launch: LaunchOptions = field(default_factory=LaunchOptions)
     output: Output = field(default_factory=Output)
 
@@ -55,8 +53,8 @@ class Run:
         log_dir = self.launch.log_dir
         with say.doing(f"running {self.target}"):
             ended = launch(
-                self.target, num_ranks=self.devices, args=self.script_args, log_dir=log_dir, timeout_s=self.timeout,
-                nodes=Nodes(port=self.launch.port), env={"TWOFOLD_MACHINE": self.machine} if self.machine else {},
+                self.target, num_ranks=self.devices, args=self.script_args, log_dir=log_dir,
+                timeout_s=self.launch.timeout, nodes=Nodes(port=self.launch.port), env={"TWOFOLD_MACHINE": self.machine} if self.machine else {},
                 follow=Follow(lambda rank, line: say.say(line)),
             )  # fmt: skip
         say.say(f"{self.devices} ranks finished after {ended.elapsed_s:.1f} s, logs in {log_dir}/1/rank.N/stdout")
@@ -74,7 +72,7 @@ class Run:
         with say.doing(f"running {launch.steps} steps on {plan.num_ranks} ranks"):
             result = run(
                 plan, steps=launch.steps, data=launch.data, model=self.model, seed=launch.seed, out=launch.out,
-                log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate, timeout_s=self.timeout,
+                log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate, timeout_s=launch.timeout,
                 port=launch.port, execution=launch.execution, profile_steps=launch.profile,
                 print_every=max(1, launch.steps // 10), on_line=lambda rank, line: say.say(line),
             )  # fmt: skip

@@ -57,7 +57,8 @@ class Verify:
             result = verify(
                 plan, model=self.model, predicted=predicted, steps=launch.steps, data=launch.data,
                 seed=launch.seed, out=launch.out, log_dir=launch.log_dir, emulate=launch.emulate, dilate=launch.dilate,
-                port=launch.port, profile_steps=launch.profile, print_every=max(1, launch.steps // 10),
+                port=launch.port, timeout_s=launch.timeout, profile_steps=launch.profile,
+                print_every=max(1, launch.steps // 10),
                 on_line=lambda rank, line: say.say(line),
             )  # fmt: skip
         measured = figures_of_run(result.run)

@@ -1,0 +1,68 @@
+"""A run that goes wrong is no success: losses that are not finite, and JSON that is always JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from executor.device import pick_device
+from executor.train.loop import train
+from executor.train.options import RunOptions
+from plans.errors import TrainingStopped
+from plans.layout import Layout
+from plans.plan import Optimizer, save_plan
+from tests.small_training import ALL, plan
+from twofold import cli
+from twofold.cli import main
+
+ROWS = {"fc1": {"b0": ("dp",)}, "act": {"d0": ("dp",)}, "fc2": {"b0": ("dp",)}, "loss": {"d0": ("dp",)}}
+
+
+def two_ranks(lr=0.1, **rest):
+    optimizer = Optimizer(settings={"lr": lr}, parallel_level=1, threshold_bytes=0)
+    return plan((Layout((2,), ("dp",)), ALL), strategies=ROWS, optimizer=optimizer, **rest)
+
+
+def test_a_run_that_diverges_stops_with_exit_code_1(tmp_path, capsys):
+    path = save_plan(two_ranks(lr=1e38), tmp_path / "plan.json")
+    asked = ["run", str(path), "--steps", "6", "--data", "random", "--log-dir", str(tmp_path / "logs"), "--json"]
+    assert main(asked) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    (line,) = [line for line in told.err.splitlines() if line.startswith("error:")]
+    assert "training diverged: the loss of step" in line and "(rank " in line and "learning rate" in line
+    assert "Traceback" not in told.err
+
+
+class Stepper:
+    """Steps whose losses are given."""
+
+    def __init__(self, losses):
+        self.losses = iter(losses)
+
+    def step(self, batch, learning_rate=None):
+        import torch
+
+        return torch.tensor(next(self.losses))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_the_step_and_the_loss_before_are_named(bad):
+    options = RunOptions(record_steps=0)
+    with pytest.raises(TrainingStopped, match=r"step 3 is -?(nan|inf), after 1.5 in the step before"):
+        train(Stepper([2.0, 1.5, bad, 1.0]), pick_device("cpu"), iter([{}] * 4), 4, options)
+
+
+def test_what_is_printed_as_json_is_json(monkeypatch, capsys):
+    class Says:
+        class output:
+            json = True
+
+        def run(self, say):
+            return {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": (float("-inf"), 2)}}, True
+
+    monkeypatch.setattr(cli, "_read", lambda arguments: Says())
+    assert main([]) == 0
+    refuse = {"parse_constant": lambda word: pytest.fail(f"{word} in JSON")}
+    assert json.loads(capsys.readouterr().out, **refuse) == {"a": None, "b": [1.0, None], "c": {"d": [None, 2]}}
