@@ -145,7 +145,7 @@ def _fit(points: Sequence[Point], compute: Compute) -> Rule:
         return np.concatenate([log_ratio(told, seconds), 0.05 * q[:1]])  # one kernel unless small ones say otherwise
 
     start = np.array([0.0, np.log(np.median(seconds * compute.memory_Bps / sizes))])
-    least, most = np.array([-3.0, -4.0]), np.array([4.0, 6.0])
+    least, most = np.array([-3.0, -4.0]), np.array([5.0, 6.0])
     if len(set(rows)) > 1 and len(points) > len(start) + 1:
         each = np.log(np.array([1e-9, 1e-13, 1e-6]))
         start, least, most = (np.append(ends, end) for ends, end in zip((start, least, most), each, strict=True))
