@@ -115,6 +115,30 @@ FIFTH_MODELS = {
         dtype="bfloat16", experts=Experts(num_experts=8, top_k=2, ffn=4096),
     ),
 }  # fmt: skip
+SIXTH_MODELS = {
+    "9x3840": TransformerConfig(
+        name="9x3840", num_layers=9, hidden=3840, num_heads=30, num_kv_heads=10, ffn=10240, vocab=40000, seq=2048,
+        dtype="bfloat16",
+    ),
+    "18x1408": TransformerConfig(
+        name="18x1408", num_layers=18, hidden=1408, num_heads=22, ffn=3840, vocab=32000, seq=1024, dtype="bfloat16"
+    ),
+    "4x6144": TransformerConfig(
+        name="4x6144", num_layers=4, hidden=6144, num_heads=48, num_kv_heads=8, ffn=16384, vocab=32768, seq=2048,
+        dtype="bfloat16",
+    ),
+    "11x2816": TransformerConfig(
+        name="11x2816", num_layers=11, hidden=2816, num_heads=22, ffn=7680, vocab=65536, seq=4096, dtype="bfloat16"
+    ),
+    "gpt-2560": TransformerConfig(
+        name="gpt-2560", num_layers=10, hidden=2560, num_heads=20, vocab=50304, seq=1024, dtype="bfloat16",
+        gated=False, norm="layer", position="learned", qkv_bias=True, out_bias=True, mlp_bias=True,
+    ),
+    "moe-1792": TransformerConfig(
+        name="moe-1792", num_layers=5, hidden=1792, num_heads=14, num_kv_heads=7, ffn=4864, vocab=32000, seq=2048,
+        dtype="bfloat16", experts=Experts(num_experts=16, top_k=2, ffn=2432),
+    ),
+}  # fmt: skip
 EXPERT_MODELS = {
     "moe8": TransformerConfig(
         name="moe8", num_layers=6, hidden=2048, num_heads=16, num_kv_heads=4, ffn=5632, vocab=32000, seq=2048,
@@ -297,6 +321,40 @@ _FIFTH: tuple[tuple[str, int, dict[str, Any]], ...] = (  # on one and two H200, 
     ("moe-1536", 4, {"dp": 2, "ep": 2, "micro_batch": 2}),
     ("moe-1536", 8, {"dp": 2, "micro_batch": 4, "zero": 1}),
 )
+_SIXTH: tuple[tuple[str, int, dict[str, Any]], ...] = (  # on one and two H200, fused, replayed only
+    ("9x3840", 2, {"micro_batch": 1}),
+    ("9x3840", 4, {"micro_batch": 4}),
+    ("18x1408", 4, {"micro_batch": 1}),
+    ("18x1408", 16, {"micro_batch": 8}),
+    ("18x1408", 16, {"micro_batch": 16, "recompute": "full"}),
+    ("4x6144", 2, {"micro_batch": 2}),
+    ("4x6144", 2, {"micro_batch": 1, "recompute": "selective"}),
+    ("11x2816", 2, {"micro_batch": 1}),
+    ("11x2816", 4, {"micro_batch": 2, "recompute": "selective"}),
+    ("gpt-2560", 4, {"micro_batch": 2}),
+    ("gpt-2560", 16, {"micro_batch": 8}),
+    ("moe-1792", 4, {"micro_batch": 2}),
+    ("moe-1792", 8, {"micro_batch": 8}),
+    ("9x3840", 4, {"dp": 2, "micro_batch": 2, "zero": 1}),
+    ("9x3840", 4, {"dp": 2, "micro_batch": 1, "zero": 3}),
+    ("9x3840", 4, {"tp": 2, "micro_batch": 4}),
+    ("9x3840", 4, {"pp": 2, "micro_batch": 1}),
+    ("9x3840", 4, {"pp": 2, "micro_batch": 1, "schedule": "zb_h1"}),
+    ("18x1408", 16, {"dp": 2, "micro_batch": 8}),
+    ("18x1408", 16, {"dp": 2, "micro_batch": 2, "zero": 2}),
+    ("18x1408", 8, {"tp": 2, "micro_batch": 8}),
+    ("18x1408", 16, {"pp": 2, "micro_batch": 4, "schedule": "interleaved_1f1b", "virtual": 3}),
+    ("4x6144", 4, {"dp": 2, "micro_batch": 2, "zero": 2}),
+    ("4x6144", 2, {"tp": 2, "micro_batch": 2, "sequence_parallel": True}),
+    ("4x6144", 4, {"pp": 2, "micro_batch": 1, "schedule": "gpipe"}),
+    ("11x2816", 4, {"dp": 2, "micro_batch": 2}),
+    ("11x2816", 2, {"tp": 2, "micro_batch": 2}),
+    ("11x2816", 2, {"cp": 2, "micro_batch": 1}),
+    ("gpt-2560", 16, {"dp": 2, "micro_batch": 4, "zero": 1}),
+    ("gpt-2560", 8, {"tp": 2, "micro_batch": 4, "sequence_parallel": True}),
+    ("gpt-2560", 16, {"pp": 2, "micro_batch": 2, "schedule": "zb_v"}),
+    ("moe-1792", 8, {"dp": 2, "ep": 2, "micro_batch": 4}),
+)
 _EXPERTS: tuple[tuple[str, int, dict[str, Any]], ...] = (  # mixtures of experts
     ("moe8", 4, {"micro_batch": 2}),
     ("moe64", 4, {"micro_batch": 2}),
@@ -333,14 +391,15 @@ def _tiny_plans() -> dict[str, Plan]:
 
 
 def _plans(
-    models: Mapping[str, TransformerConfig], rows: Iterable[tuple[str, int, dict[str, Any]]], *, fused: bool = False
-) -> dict[str, Plan]:
-    """The plans of one set; the sets so far were measured before runs of instructions were fused."""
+    models: Mapping[str, TransformerConfig], rows: Iterable[tuple[str, int, dict[str, Any]]], *, fused: bool = False,
+    receives: str = "ahead",
+) -> dict[str, Plan]:  # fmt: skip
+    """The plans of one set; earlier ones were measured before runs were fused, with receives posted early."""
     machine, found = Machine.load(MACHINE), {}
     for model, batch, degrees in rows:
         graph = transformer(models[model], batch_size=batch)
         plan = uniform_plan(graph, machine, optimizer=ADAMW, fused=fused, **degrees)
-        found[_name(model, batch, degrees)] = msgspec.structs.replace(plan, prediction=None)
+        found[_name(model, batch, degrees)] = msgspec.structs.replace(plan, prediction=None, receives=receives)
     return found
 
 
@@ -354,6 +413,7 @@ SETS: dict[str, Callable[[], dict[str, Plan]]] = {
     "first": partial(_plans, MODELS, _STEPS), "new": partial(_plans, NEW_MODELS, _NEW),
     "third": partial(_plans, THIRD_MODELS, _THIRD), "fourth": partial(_plans, FOURTH_MODELS, _FOURTH),
     "fifth": partial(_plans, FIFTH_MODELS, _FIFTH),
+    "sixth": partial(_plans, SIXTH_MODELS, _SIXTH, fused=True, receives="needed"),
     "experts": partial(_plans, EXPERT_MODELS, _EXPERTS), "tiny": _tiny_plans,
 }  # fmt: skip
 """Name -> its plans."""

@@ -1,10 +1,13 @@
 """Whole steps of plans, to compare predictions with: `python -m executor.calibrate.steps POINTS.jsonl PLAN.json...`.
 
+With `--replayed` steps are not measured eagerly where the device can record them.
+
 Weights are random numbers that cost the host little to make, since only time and memory matter here.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import math
@@ -69,8 +72,17 @@ class CheapParameters(Mapping[str, npt.NDArray[Any]]):
         return len(self._tensors)
 
 
-def step_points(timer: Timer, sync: RankSync, plan: Plan, name: str) -> list[Point]:
+def step_points(
+    timer: Timer, sync: RankSync, plan: Plan, name: str, *, only_replayed: bool = False
+) -> list[Point]:  # fmt: skip
     """Train a plan for a few steps, eagerly and then replayed where that can be; every rank of the job must call it.
+
+    Args:
+        timer: of this rank's device.
+        sync: of all ranks.
+        plan: for as many ranks as there are.
+        name: of the points.
+        only_replayed: not eagerly where the device can record steps.
 
     Returns:
         For each execution (option "execution") the pace of steps in a row, of the slowest rank, with the peak bytes,
@@ -85,7 +97,8 @@ def step_points(timer: Timer, sync: RankSync, plan: Plan, name: str) -> list[Poi
         interpreter = Interpreter(program, sync.rank, device, groups)
         interpreter.set_parameters(CheapParameters(plan.graph))
         batches = list(rows_of_rank(plan, sync.rank, random_batches(plan.graph, 0, 2)))
-        points += _execution_points(timer, sync, interpreter, interpreter, batches, name)
+        if not (only_replayed and device.can_record):
+            points += _execution_points(timer, sync, interpreter, interpreter, batches, name)
         if device.can_record:
             compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree)
             try:
@@ -171,18 +184,22 @@ def _line(name: str, point: Point) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the plans for as many ranks as there are, one after the other; a plan that fails does not stop the others."""
-    path, *plans = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="executor.calibrate.steps", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("points", help="file of JSON lines, appended to")
+    parser.add_argument("plans", nargs="*", help="plan files")
+    parser.add_argument("--replayed", action="store_true", help="not eagerly where steps can be recorded")
+    options = parser.parse_args(arguments)
     device = pick_device("auto")
     device.use()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         connect(device)
     device.use_own_stream()
     sync = RankSync(device, 60.0)
-    log = PointLog(path) if sync.rank == 0 else None
+    log = PointLog(options.points) if sync.rank == 0 else None
     if log is not None:
         resume(log, surroundings(device, sync.size))
     timer, failed = Timer(device), 0
-    for file in plans:
+    for file in options.plans:
         plan, name = load_plan(file), Path(file).stem
         if plan.num_ranks != sync.size:
             continue
@@ -190,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         try:
             with sync.watch(f"the plan {name}"):
-                points = step_points(timer, sync, plan, name)
+                points = step_points(timer, sync, plan, name, only_replayed=options.replayed)
         except torch.OutOfMemoryError as error:
             failed += 1
             print(f"{name}: {str(error).splitlines()[0]}", flush=True)
