@@ -186,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the plans for as many ranks as there are, one after the other; a plan that fails does not stop the others."""
     parser = argparse.ArgumentParser(prog="executor.calibrate.steps", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("points", help="file of JSON lines, appended to")
-    parser.add_argument("plans", nargs="*", help="plan files")
+    parser.add_argument("plans", nargs="+", help="plan files")
     parser.add_argument("--replayed", action="store_true", help="not eagerly where steps can be recorded")
     options = parser.parse_args(arguments)
     device = pick_device("auto")
