@@ -7,6 +7,9 @@ import json
 import pytest
 
 from executor.device import pick_device
+from executor.launch.launch import launch
+from executor.launch.rank_failures import RankFailed, RunFailed
+from executor.train.heartbeat import Heartbeat
 from executor.train.loop import train
 from executor.train.options import RunOptions
 from plans.errors import TrainingStopped
@@ -49,9 +52,9 @@ class Stepper:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_the_step_and_the_loss_before_are_named(bad):
-    options = RunOptions(record_steps=0)
+    options, heartbeat = RunOptions(record_steps=0), Heartbeat(memoryview(bytearray(24)).cast("q"))
     with pytest.raises(TrainingStopped, match=r"step 3 is -?(nan|inf), after 1.5 in the step before"):
-        train(Stepper([2.0, 1.5, bad, 1.0]), pick_device("cpu"), iter([{}] * 4), 4, options)
+        train(Stepper([2.0, 1.5, bad, 1.0]), pick_device("cpu"), iter([{}] * 4), 4, options, heartbeat)
 
 
 def test_what_is_printed_as_json_is_json(monkeypatch, capsys):
@@ -66,3 +69,49 @@ def test_what_is_printed_as_json_is_json(monkeypatch, capsys):
     assert main([]) == 0
     refuse = {"parse_constant": lambda word: pytest.fail(f"{word} in JSON")}
     assert json.loads(capsys.readouterr().out, **refuse) == {"a": None, "b": [1.0, None], "c": {"d": [None, 2]}}
+
+
+SCRIPT = """
+import os, signal, sys, time
+from executor.train.options import RunOptions
+from executor.train.run import run_rank
+from plans.lower import lower
+from tests.small_training import batches, four_ranks, parameters
+
+plan, rank = four_ranks()["two stages"], int(os.environ["RANK"])
+
+def on_step(step, loss):
+    if step == 5 and (rank == 1 or sys.argv[1] == "all"):
+        if sys.argv[1] == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(600)
+
+run_rank(lower(plan), plan, iter(batches(50)), parameters(), 50, device="cpu", options=RunOptions(on_step=on_step))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("sleep", r"rank 1 stopped at \S+ \(\S+\) of step 6, 1\d s ago is in on_step .*; ranks 0, 2, 3 wait for it"),
+        ("stop", r"rank 1 stopped at \S+ \(\S+\) of step 6: process \d+ was stopped by .*; ranks 0, 2, 3 wait for it"),
+        ("all", r"rank \d stopped at \S+ \(\S+\) of step 6, 1\d s ago is in on_step"),
+    ],
+)
+def test_a_rank_that_stops_is_named_with_its_place_and_who_waits(how, says, tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(SCRIPT)
+    with pytest.raises(RankFailed, match=says) as caught:
+        launch(script, num_ranks=4, args=[how], log_dir=tmp_path / "logs", env={"OMP_NUM_THREADS": "1"}, timeout_s=100)
+    assert how == "all" or caught.value.rank == 1
+
+
+def test_an_agent_that_is_stopped_is_named(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "import os, signal, time\nfrom pathlib import Path\n"
+        "guard = Path(f'/proc/{os.getppid()}/stat').read_text().split()\n"
+        "os.kill(int(guard[3]), signal.SIGSTOP)\ntime.sleep(600)\n"
+    )
+    with pytest.raises(RunFailed, match=r"torchrun's process has stopped: process \d+ was stopped by a signal"):
+        launch(script, num_ranks=1, log_dir=tmp_path / "logs", timeout_s=60)

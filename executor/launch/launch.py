@@ -27,6 +27,7 @@ from typing import NoReturn
 
 from executor.launch.rank_failures import NUM_LOG_LINES, RunFailed, Weight, first_failure, timed_out
 from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders, tail
+from executor.launch.stalls import StallWatch
 from plans.errors import TwofoldError
 
 WORKER_MAIN = Path(__file__).with_name("worker_main.py")
@@ -184,6 +185,7 @@ class _Torchrun:
     def watch(self, pass_lines: Callable[[], None], start_s: float, timeout_s: float | None) -> TwofoldError | None:
         """Wait for the end; return None on success, else the error, with processes perhaps still running."""
         first_seen_s: float | None = None
+        stalls = StallWatch(self.job, self.ranks, self.process.pid)
         while True:
             code = self.process.poll()
             pass_lines()
@@ -197,6 +199,8 @@ class _Torchrun:
                 return None if code == 0 else self._why_it_ended(code)
             if timeout_s is not None and time.monotonic() - start_s > timeout_s:
                 return timed_out(self.job, self.ranks, timeout_s)
+            if failure is None and (stopped := stalls.look()) is not None:
+                return stopped
             time.sleep(POLL_S)
 
     def _why_it_ended(self, code: int) -> TwofoldError:

@@ -202,7 +202,7 @@ def timed_out(job: JobFolder, ranks: Sequence[int], timeout_s: float) -> RunTime
         text += f"; {name_ranks([rank for rank in ended if ended[rank] == code])} {_how_it_ended(code)}"
     asked = running[:NUM_RANKS_LISTED]
     last_lines = {rank: job.last_line(rank) for rank in asked}
-    where = dict(zip(asked, _where(job, asked), strict=True))
+    where = dict(zip(asked, where_ranks_are(job, asked), strict=True))
     for rank in asked:
         if job.read(rank, "pids.json") is None:
             text += f"\n  rank {rank} had not started"
@@ -212,8 +212,12 @@ def timed_out(job: JobFolder, ranks: Sequence[int], timeout_s: float) -> RunTime
     return RunTimedOut(text)
 
 
-def _where(job: JobFolder, ranks: Sequence[int]) -> Iterator[str]:
+def where_ranks_are(job: JobFolder, ranks: Sequence[int]) -> list[str]:
     """For every rank `" is in f (file.py line 3)"`, or an empty text if it does not answer."""
+    return list(_where(job, ranks))
+
+
+def _where(job: JobFolder, ranks: Sequence[int]) -> Iterator[str]:
     sizes = {}
     for rank in ranks:
         pids = job.read(rank, "pids.json")

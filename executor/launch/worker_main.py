@@ -16,6 +16,7 @@ What a rank leaves in its folder `rank.N`, next to `stdout` and `stderr`:
 | --- | --- | --- |
 | `pids.json` | guard | the two process ids |
 | `error.json` | rank | the exception that ended it and its traceback, as soon as it is known |
+| `heartbeat`, `heartbeat.json` | rank | where it is in its program (`executor.train.heartbeat`), while it trains |
 | `end.json` | guard | exit code (minus the number of a signal), and whether the guard was told to end the rank |
 
 This file is run by its path and imports nothing of twofold: a rank must not pay for what its target does not need. The
@@ -29,6 +30,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 AGENT_PID = "TWOFOLD_AGENT_PID"
+RANK_FOLDER = "TWOFOLD_RANK_FOLDER"
 LOST_PEER_WAIT_S = 1.0  # a rank whose peer went away lets that peer tell its own story before torchrun ends them all
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -106,6 +108,7 @@ def run_guard(job_dir: str, kind: str, target: str, args: list[str]) -> None:
         os.close(watching)
         os.read(ready, 1)  # ends when the guard watches: a rank that kills its guard finds it written down
         os.close(ready)
+        os.environ[RANK_FOLDER] = folder
         run_rank(folder, kind, target, args)
     else:
         os.close(ready)

@@ -54,6 +54,9 @@ class Interpreter:
         groups: the program's process groups; None where the program has one rank.
         memory_limit_bytes: refuse a program that needs more on this rank.
 
+    `place[0]` is the position of the instruction that is being issued; whoever watches the rank may put memory of its
+    own there.
+
     Raises:
         TwofoldError: the memory limit is too small (it names the instruction), an unknown call, a WAIT for nothing.
     """
@@ -71,6 +74,7 @@ class Interpreter:
         self.num_micro_batches = program.num_micro_batches
         self.peak = memory_peak(self.group, rank, memory_limit_bytes)
         self.counter = StepCounter()
+        self.place = memoryview(bytearray(8)).cast("q")
         self._groups = groups
         self._self_transfers: SelfTransfers = defaultdict(SelfTransfer)
         self._slots: dict[tuple[str, int | None], int] = {}
@@ -190,7 +194,7 @@ class Interpreter:
             one_by_one: no two streams at a time (`Streams.issue`).
             positions: which; all of them where there are several streams.
         """
-        env, codes, streams = self._env, self.codes[positions], self._streams
+        env, codes, streams, place = self._env, self.codes[positions], self._streams, self.place
         code = codes[0] if codes else None
         try:
             if streams is not None:
@@ -198,13 +202,15 @@ class Interpreter:
                 def run_and_free(position: int) -> None:
                     nonlocal code
                     code = codes[position]
+                    place[0] = position
                     code.run() if run is None else run(code)
                     for slot in code.frees:
                         env[slot] = None
 
                 streams.issue(run_and_free, one_by_one=one_by_one)
                 return
-            for code in codes:
+            for position, code in enumerate(codes, positions.start or 0):
+                place[0] = position
                 code.run() if run is None else run(code)
                 for slot in code.frees:
                     env[slot] = None

@@ -22,6 +22,7 @@ from executor.device import Device, Mark, now_ns
 from executor.step.code import RecordedStep
 from executor.step.compiled import CompiledStep, Stepper
 from executor.step.interpreter import Batch
+from executor.train.heartbeat import Heartbeat
 from executor.train.options import RunOptions
 from executor.train.profile import Profile
 from plans.errors import TrainingStopped, TwofoldError
@@ -48,7 +49,14 @@ class Training:
     last_batch: Batch
 
 
-def train(stepper: Stepper, device: Device, batches: Iterator[Batch], steps: int, options: RunOptions) -> Training:
+def train(
+    stepper: Stepper,
+    device: Device,
+    batches: Iterator[Batch],
+    steps: int,
+    options: RunOptions,
+    heartbeat: Heartbeat,
+) -> Training:
     """Train for so many steps.
 
     Raises:
@@ -64,7 +72,9 @@ def train(stepper: Stepper, device: Device, batches: Iterator[Batch], steps: int
     for step in range(steps):
         if step == warm:
             cpu_ns = time.process_time_ns()
+        heartbeat.reads(step)
         batch = next(batches, None)
+        heartbeat.trains()
         if batch is None:
             raise TwofoldError(f"the data ended after {step} of {steps} steps; give more batches or fewer steps")
         if options.profile_steps and step == profiled_from:

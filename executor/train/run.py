@@ -24,6 +24,7 @@ from executor.step.emulate import EmulatedInterpreter, Emulation
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Batch, Interpreter
 from executor.train.clocks import ahead_ns
+from executor.train.heartbeat import beating
 from executor.train.loop import train
 from executor.train.options import AS_PLANNED, RunOptions
 from executor.train.result import RankResult, spans_of, write_npz
@@ -79,7 +80,10 @@ def run_rank(
     compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree) if replays else None
     device.reset_peak_memory()
     try:
-        done = train(compiled or interpreter, device, iter(feed), steps, options)
+        with beating(
+            interpreter, None if plan is None else plan.prediction, watched=options.emulation is None
+        ) as heartbeat:
+            done = train(compiled or interpreter, device, iter(feed), steps, options, heartbeat)
     except BaseException:
         if compiled is not None:
             compiled.close(wait=False)

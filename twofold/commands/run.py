@@ -54,7 +54,8 @@ class Run:
         with say.doing(f"running {self.target}"):
             ended = launch(
                 self.target, num_ranks=self.devices, args=self.script_args, log_dir=log_dir,
-                timeout_s=self.launch.timeout, nodes=Nodes(port=self.launch.port), env={"TWOFOLD_MACHINE": self.machine} if self.machine else {},
+                timeout_s=self.launch.timeout, nodes=Nodes(port=self.launch.port),
+                env={"TWOFOLD_MACHINE": self.machine} if self.machine else {},
                 follow=Follow(lambda rank, line: say.say(line)),
             )  # fmt: skip
         say.say(f"{self.devices} ranks finished after {ended.elapsed_s:.1f} s, logs in {log_dir}/1/rank.N/stdout")
