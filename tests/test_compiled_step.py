@@ -1,6 +1,9 @@
 """Recorded steps, replayed by a stand-in: they are as the eager ones, whatever changes between them."""
 
+import os
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,8 @@ from torch import nn
 from executor.capture.capture import capture
 from executor.device import Device
 from executor.kernels.context import StepCounter
+from executor.launch.launch import launch
+from executor.launch.rank_failures import RankFailed
 from executor.reference.dropout import Dropping
 from executor.step.compiled import CompiledStep
 from executor.step.interpreter import Interpreter
@@ -211,6 +216,25 @@ def test_out_of_memory_while_recording_falls_back_and_gives_the_memory_back(caps
     assert compiled.fallback.startswith("CUDA out of memory. Tried to allocate 2 GiB")
     assert "release memory" in device.log and "replay" not in device.log
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_out_of_memory_in_a_recorded_instruction_names_it_and_is_not_left_to_the_host(capsys):
+    device = RecordingDevice()
+    rank = interpreter(PLANS["sgd"], device)
+    full = next(code for code in rank.codes if code.instruction.call == "linear.grad1")
+
+    def run():
+        if rank.counter.is_recording:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        full.run()
+
+    rank.codes = tuple(replace(code, run=run) if code is full else code for code in rank.codes)
+    compiled = CompiledStep(rank)
+    losses = [compiled.step(batch).item() for batch in batches(5)]
+    assert losses == trained(5)[0]
+    assert compiled.execution == "eager" and device.log.count("replay") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "out of memory" in line and f"instruction {full.id} (linear.grad1)" in line
 
 
 def test_where_one_rank_cannot_record_all_run_eagerly(capsys):
@@ -451,3 +475,37 @@ def test_where_an_instruction_on_two_streams_cannot_be_recorded_the_whole_step_r
     assert [compiled.step(batch).item() for batch in batches(4)] == pytest.approx(trained(4)[0], rel=2e-6)
     assert compiled.execution == "eager" and code.id in compiled.fallback
     assert "steps run eagerly on rank 0" in capsys.readouterr().out
+
+
+DIES_IN_A_REPLAY = """
+import os, signal
+from recording_device import RecordingDevice, TapeRecording
+from small_training import batches, four_ranks, parameters
+from executor.train.batches import rows_of_rank
+from executor.train.run import run_rank
+from plans.lower import lower
+
+replay, count = TapeRecording.replay, 0
+
+def until_the_third(recording):
+    global count
+    count += 1
+    if count == 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return replay(recording)
+
+TapeRecording.replay = until_the_third
+plan = four_ranks()["data parallel"]
+feed = rows_of_rank(plan, int(os.environ["RANK"]), batches(8))
+run_rank(lower(plan), plan, feed, parameters(), 8, device=RecordingDevice())
+"""
+
+
+@pytest.mark.ranks
+def test_a_rank_that_dies_in_a_replay_ends_the_run_with_its_name(tmp_path):
+    """The other ranks are inside the same replay and wait for it there."""
+    script = tmp_path / "train.py"
+    script.write_text(DIES_IN_A_REPLAY)
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
+        launch(script, num_ranks=4, log_dir=tmp_path / "log", env={"PYTHONPATH": paths}, timeout_s=60)
