@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from executor.step.groups import Groups, connect
 from executor.step.interpreter import Batch, Interpreter
 from executor.train.clocks import ahead_ns
 from executor.train.heartbeat import beating
-from executor.train.loop import train
+from executor.train.loop import Training, train
 from executor.train.options import AS_PLANNED, RunOptions
 from executor.train.result import RankResult, spans_of, write_npz
 from plans.errors import TwofoldError
@@ -79,15 +79,7 @@ def run_rank(
     interpreter.set_parameters(parameters)
     compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree) if replays else None
     device.reset_peak_memory()
-    try:
-        with beating(
-            interpreter, None if plan is None else plan.prediction, watched=options.emulation is None
-        ) as heartbeat:
-            done = train(compiled or interpreter, device, iter(feed), steps, options, heartbeat)
-    except BaseException:
-        if compiled is not None:
-            compiled.close(wait=False)
-        raise
+    done = _trained(interpreter, compiled, plan, iter(feed), steps, options)
     peak_bytes, reserved_bytes = device.max_memory_allocated(), device.memory_reserved()
     ran = _execution(compiled)
     if compiled is not None:
@@ -116,6 +108,20 @@ def run_rank(
     if joined:
         dist.destroy_process_group()
     return result
+
+
+def _trained(
+    interpreter: Interpreter, compiled: CompiledStep | None, plan: Plan | None, batches: Iterator[Batch], steps: int,
+    options: RunOptions,
+) -> Training:  # fmt: skip
+    predicted = None if plan is None else plan.prediction
+    try:
+        with beating(interpreter, predicted, watched=options.emulation is None) as heartbeat:
+            return train(compiled or interpreter, interpreter.device, batches, steps, options, heartbeat)
+    except BaseException:
+        if compiled is not None:
+            compiled.close(wait=False)
+        raise
 
 
 def _interpreter(
