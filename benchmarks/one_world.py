@@ -45,7 +45,7 @@ from simulator.forecast.body import ISSUE, WAIT, Op
 from simulator.forecast.predict import step_forecast
 from simulator.forecast.program import bodies_of_program
 from simulator.forecast.symbolic import bodies_of_rank
-from simulator.forecast.turns import simulated
+from simulator.forecast.turns import program_of, simulated
 from simulator.timeline.memory import peak_of_order
 
 RESULTS = Path(__file__).with_name("results") / "one_world.json"
@@ -208,9 +208,9 @@ def _check_turns(case: Case, program: Program, score: Score) -> None:
     score.cases += 1
     score.turns += 1
     quiet = msgspec.structs.replace(case.machine, overlap=())
-    timelines = {}
+    lowered, timelines = program_of(case.config, case.degrees), {}
     for name, machine in (("quiet", quiet), ("contended", case.machine)):
-        lowered, timelines[name] = simulated(case.config, case.degrees, machine, num_steps=1)
+        timelines[name] = simulated(lowered, machine, num_steps=1)
     seen = forecast(case.config, case.degrees, case.machine)
     peaks = [peak_of_order(group).peak_bytes for group in program.groups]
     score.bodies_equal += lowered.groups == program.groups

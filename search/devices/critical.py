@@ -19,7 +19,7 @@ from simulator.forecast.case import LayoutCosts, PipelineForecast, RankKinds, is
 from simulator.forecast.chunk import Chunk
 from simulator.forecast.estimate import chunk_costs, chunks_of
 from simulator.forecast.predict import step_forecast, step_machine
-from simulator.forecast.turns import simulated
+from simulator.forecast.turns import program_of, simulated
 from simulator.timeline.critical_path import critical_path
 
 __all__ = ["critical_path_s"]
@@ -91,7 +91,8 @@ def _of_program(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], f
 
 def _of_turns(problem: Problem, degrees: Degrees) -> tuple[dict[str, float], float]:
     """Likewise of a step in which slices or pairs take turns: the path of its timeline."""
-    program, timeline = simulated(problem.config, degrees, problem.machine)
+    program = program_of(problem.config, degrees)
+    timeline = simulated(program, problem.machine)
     spent: dict[str, float] = {}
     for span in critical_path(timeline, program).spans:
         if span.stream == "host":  # told as what the others leave

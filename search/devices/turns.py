@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
+from costmodels import Machine
 from plans.degrees import Degrees, describe
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
@@ -21,7 +23,7 @@ from search.candidate import Candidate
 from search.devices.problem import Pins, Problem
 from search.result import Rejected
 from simulator.forecast import forecast
-from simulator.forecast.turns import simulated
+from simulator.forecast.turns import program_of, simulated
 
 __all__ = ["Tried", "turns"]
 
@@ -86,6 +88,7 @@ def _trials(
 ) -> list[tuple[float, int, Degrees]]:
     """What may gain: the seconds that its step is expected to take, a number of its own, and its degrees."""
     trials: list[tuple[float, int, Degrees]] = []
+    tried = lru_cache(_tried)  # configurations whose layers differ have equal short steps
     for own in _promising(problem, found):
         for change in _changes(problem.pins, own.degrees):
             if deadline_s is not None and time.monotonic() > deadline_s:
@@ -93,7 +96,7 @@ def _trials(
             degrees, expected_s, reason = replace(own.degrees, **change), own.forecast.step_s, ""
             if not problem.pins.takes_turns:
                 try:
-                    share, reason = _tried(problem, degrees)
+                    share, reason = tried(*_short(problem.config, degrees), problem.machine)
                 except TwofoldError as error:
                     share, reason = 1.0, str(error)
                 expected_s *= share
@@ -139,31 +142,36 @@ def _hidden_s(own: Candidate) -> float:
     return own.forecast.step_s - own.forecast.exposed_comm_s
 
 
-def _tried(problem: Problem, degrees: Degrees) -> tuple[float, str]:
-    """The share of its time that a short step takes with slices or pairs; and why the whole one is not forecast, or "".
+def _tried(config: TransformerConfig, short: Degrees, longer: float, machine: Machine) -> tuple[float, str]:
+    """The share of its time that a short step takes with slices or pairs; or why the whole one is not forecast.
+
+    Args:
+        config, short: as `_short` makes them.
+        longer: how many times as many instructions the whole step has.
+        machine: that both run on.
 
     Raises:
         TwofoldError: degrees that cannot be.
     """
-    config, short = _short(problem.config, degrees)
-    plain = replace(short, interleave=1, overlap_pairs=False)
-    program, timeline = simulated(config, short, problem.machine)
-    longer = problem.config.num_layers * degrees.num_micro_batches / (config.num_layers * short.num_micro_batches)
-    share = timeline.step_interval_s / forecast(config, plain, problem.machine).step_s
+    program = program_of(config, short)
     count = round(_num_instructions(program) * longer)
-    if share < 1 and count > _MOST_INSTRUCTIONS:
-        return share, f"may gain, but its step of about {count:,} instructions is forecast only where it is pinned"
-    return share, ""
+    if count > _MOST_INSTRUCTIONS:
+        return 1.0, f"its step of about {count:,} instructions is forecast only where slices or pairs are pinned"
+    plain = replace(short, interleave=1, overlap_pairs=False)
+    return simulated(program, machine).step_interval_s / forecast(config, plain, machine).step_s, ""
 
 
-def _short(config: TransformerConfig, degrees: Degrees) -> tuple[TransformerConfig, Degrees]:
-    """A model of few blocks, and the degrees of a step with few micro-batches that is like the whole one."""
+def _short(config: TransformerConfig, degrees: Degrees) -> tuple[TransformerConfig, Degrees, float]:
+    """A model of few blocks, the degrees of a step with few micro-batches, and how many times as long the whole is."""
     blocks, some = min(_SHORT_BLOCKS, config.num_layers // degrees.num_chunks or 1), degrees.recompute_layers
     count = min(degrees.num_micro_batches, 4 * degrees.pp if degrees.overlap_pairs else 2 * degrees.pp)
-    return replace(config, num_layers=blocks * degrees.num_chunks), replace(
+    short = replace(
         degrees, layers=(blocks,) * degrees.num_chunks, recompute_layers=None if some is None else min(some, blocks),
         global_batch=degrees.dp * degrees.micro_batch * count,
     )  # fmt: skip
+    num_layers = blocks * degrees.num_chunks
+    longer = config.num_layers * degrees.num_micro_batches / (num_layers * count)
+    return replace(config, num_layers=num_layers), short, longer
 
 
 def _num_instructions(program: Program) -> int:

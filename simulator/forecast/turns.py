@@ -19,29 +19,31 @@ from simulator.predict import simulate
 from simulator.timeline.analysis import composition
 from simulator.timeline.memory import peak_of_order
 
-__all__ = ["simulated", "simulated_forecast"]
+__all__ = ["program_of", "simulated", "simulated_forecast"]
 
 _PACED = 2
 """Steps that show the pace."""
 
 
-def simulated(
-    config: TransformerConfig, degrees: Degrees, machine: Machine, *, num_steps: int = _PACED
-) -> tuple[Program, Timeline]:
-    """The program of a configuration, and a timeline of some steps with one of each kind of rank.
+def program_of(config: TransformerConfig, degrees: Degrees) -> Program:
+    """The program of a configuration, at its whole length.
 
     Raises:
         TwofoldError: degrees that no plan can be made of.
     """
-    program = lower(plan_of(degrees, transformer(config, batch_size=degrees.global_batch)))
-    return program, simulate(program, machine, num_steps=num_steps, with_memory=False, fold_ranks=True)
+    return lower(plan_of(degrees, transformer(config, batch_size=degrees.global_batch)))
+
+
+def simulated(program: Program, machine: Machine, *, num_steps: int = _PACED) -> Timeline:
+    """A timeline of some steps with one of each kind of rank."""
+    return simulate(program, machine, num_steps=num_steps, with_memory=False, fold_ranks=True)
 
 
 def simulated_forecast(config: TransformerConfig, degrees: Degrees, machine: Machine) -> Forecast:
     """The whole prediction; its step is the pace of training.
 
     Raises:
-        TwofoldError: as `simulated`.
+        TwofoldError: as `program_of`.
 
     >>> from plans.model.transformer import transformer_config
     >>> degrees = Degrees(tp=2, micro_batch=2, global_batch=4, interleave=2)
@@ -49,7 +51,8 @@ def simulated_forecast(config: TransformerConfig, degrees: Degrees, machine: Mac
     >>> 0 < found.exposed_comm_s < found.step_s
     True
     """
-    program, timeline = simulated(config, degrees, machine)
+    program = program_of(config, degrees)
+    timeline = simulated(program, machine)
     peak = max((peak_of_order(group) for group in program.groups), key=lambda each: each.peak_bytes)
     parts = {each.rank: each for each in composition(timeline)}
     of_groups = [parts[timeline.representatives[group.ranks[0]]] for group in program.groups]
