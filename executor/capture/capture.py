@@ -27,6 +27,7 @@ from executor.capture.attention import batch_first_attention
 from executor.capture.gradients import check_hooks, refusing_own_gradients
 from executor.capture.masks import state_masks
 from executor.capture.opaque import opaque
+from executor.capture.repeats import Stack, shortened, stacks_of_equal_blocks, with_all_blocks
 from executor.capture.rules import RULES
 from executor.capture.straight import drop_empty, inline_nested, keep_batch_first
 from executor.capture.translation import Translation
@@ -76,6 +77,38 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
     examples = _examples(module, example_inputs)
     batch_size = _batch_size(examples)
     name = name or type(getattr(module, "_backbone", module)).__name__
+    graph = _graph(module, examples, batch_size, name)
+    read = {parameter.name for parameter in graph.parameters}
+    if unread := [path for path, each in module.named_parameters() if each.requires_grad and path not in read]:
+        warnings.warn(f"the loss does not depend on {', '.join(unread)}; they stay as they are", stacklevel=2)
+    return whole_operators(graph)
+
+
+def _graph(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int, name: str) -> Graph:
+    """The graph as the module's calls say it: equal blocks are exported once if possible."""
+    stacks = _stacks(module, examples)
+    if stacks:
+        with contextlib.suppress(TwofoldError), warnings.catch_warnings(record=True) as told, shortened(module, stacks):
+            short = _graph_of_exports(module, examples, batch_size, name)
+            if not told and (graph := with_all_blocks(short, stacks)):
+                return graph
+    return _graph_of_exports(module, examples, batch_size, name)
+
+
+def _stacks(module: nn.Module, examples: Mapping[str, torch.Tensor]) -> tuple[Stack, ...]:
+    with (
+        _parameters_on_meta(module),
+        _no_new_buffers(module),
+        _silent(),
+        batch_first_attention(),
+        torch.device("meta"),
+        refusing_own_gradients(),
+    ):
+        return stacks_of_equal_blocks(module, lambda: module(*examples.values()))
+
+
+def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int, name: str) -> Graph:
+    """The graph of `module`, exported for two sizes of the batch."""
     sizes = (batch_size, 2 * batch_size)
     exports = [_exported(module, _with_batch(examples, size), size) for size in sizes]
     grown = _grown(*exports)
@@ -84,10 +117,7 @@ def capture(module: nn.Module, example_inputs: object, *, name: str | None = Non
         for exported, size in zip(exports, sizes, strict=True)
     )
     _check_batch(graph, double)
-    read = {parameter.name for parameter in graph.parameters}
-    if unread := [path for path, each in module.named_parameters() if each.requires_grad and path not in read]:
-        warnings.warn(f"the loss does not depend on {', '.join(unread)}; they stay as they are", stacklevel=2)
-    return whole_operators(graph)
+    return graph
 
 
 # -- example inputs ----------------------------------------------------------------------------------------------------
