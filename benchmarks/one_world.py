@@ -152,9 +152,11 @@ def draw_case(draw: random.Random, num_ranks: int = 16, kinds: Sequence[str] = K
         layers = degrees.layers_of(config.num_layers)
         plan = uniform_plan(transformer(config, batch_size=16), machine, layers_per_stage=layers, **degrees_of)
         apart = random.Random(str(degrees))  # so that the rest does not depend on it
-        more = {"fused": apart.random() < 0.5}
+        more: dict[str, object] = {"fused": apart.random() < 0.5}
         if apart.random() < 0.25:
             more |= {"interleave": degrees.micro_batch} if name != "dualpipe_v" else {"overlap_pairs": True}
+        if apart.random() < 0.25:
+            more |= {"receives": "needed"}
         degrees, plan = replace(degrees, layers=layers, **more), msgspec.structs.replace(plan, **more)
     except TwofoldError:
         return None
@@ -186,7 +188,7 @@ def check(case: Case, score: Score) -> None:
         and all(_normal(ops) == _normal(other.actions.get(key, ())) for key, ops in own.actions.items())
         for own, other in zip(ranks, (bodies_of_rank(step.costs, rank.lowered) for rank in step.ranks), strict=True)
     )  # fmt: skip
-    peaks = [rank.peak(schedule, stages)[0] for rank, stages in zip(step.ranks, step.stages_of, strict=True)]
+    peaks = [peak for peak, _ in step.peaks]
     same_peaks = peaks == [peak_of_order(group).peak_bytes for group in program.groups]
     times = step.end_ps(), _engine_ps(program, quiet)
     score.bodies_equal += equal

@@ -24,6 +24,7 @@ from plans.stored_redistribution import Redistribution
 __all__ = [
     "EXECUTIONS",
     "PLAN_VERSION",
+    "RECEIVES",
     "Optimizer",
     "Plan",
     "Prediction",
@@ -40,6 +41,9 @@ PLAN_VERSION = 1
 
 EXECUTIONS = ("graph", "eager")
 """How a step is carried out (`Plan.execution`)."""
+
+RECEIVES = ("ahead", "needed")
+"""When what another stage sends is received (`Plan.receives`)."""
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -294,8 +298,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.interleave_order not in ("interleaved", "sequential"):
             raise TwofoldError(f"interleave_order {self.interleave_order!r} is not known: interleaved or sequential")
         check_execution(self.execution)
-        if self.receives not in ("ahead", "needed"):
-            raise TwofoldError(f"receives {self.receives!r} is not known: ahead or needed")
+        if self.receives not in RECEIVES:
+            raise TwofoldError(f"receives {self.receives!r} is not known: {' or '.join(RECEIVES)}")
         if sentence := slices_refused(self.graph.batch_size // self.num_micro_batches, self.interleave):
             raise TwofoldError(sentence)
 

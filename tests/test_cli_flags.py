@@ -11,7 +11,7 @@ import pytest
 from twofold.cli import commands
 
 _DEGREES = "dp tp pp cp ep micro-batch schedule virtual recompute recompute-layers zero sequence-parallel order "
-_DEGREES += "bucket-bytes interleave overlap-pairs"
+_DEGREES += "bucket-bytes interleave overlap-pairs receives"
 _FACTORS = "bandwidth latency compute memory dispatch"
 _LAUNCH = "steps data emulate dilate out log-dir seed port execution fused profile timeout"
 

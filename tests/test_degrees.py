@@ -197,7 +197,7 @@ def test_words_name_every_degree_that_is_not_usual() -> None:
             continue  # told with others
         changed: Any = {
             "schedule": "gpipe", "recompute": "full", "zero": 1, "sequence_parallel": True, "layers": (3, 1),
-            "overlap_pairs": True,
+            "overlap_pairs": True, "receives": "needed",
         }.get(name, 2)  # fmt: skip
         usual: dict[str, Any] = {"layers": {"pp": 2}, "interleave": {"micro_batch": 2}}.get(name, {})
         batch = 2 if name in ("dp", "micro_batch", "interleave") else 1

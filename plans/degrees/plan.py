@@ -73,6 +73,7 @@ def plan_of(
         num_micro_batches=degrees.num_micro_batches, schedule=degrees.schedule, optimizer=degrees.optimizer,
         recompute=recompute_set(graph, recompute or degrees.recompute, some), full_batch=full_batch,
         fused=degrees.fused, interleave=degrees.interleave, overlap_pairs=degrees.overlap_pairs,
+        receives=degrees.receives,
     )  # fmt: skip
     return by_collectives(plan) if degrees.ep > 1 and degrees.tp > 1 else plan  # tokens go by all-to-all
 

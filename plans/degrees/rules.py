@@ -15,14 +15,14 @@ from typing import Any
 
 from plans.degrees.groups import ORDER
 from plans.errors import TwofoldError
-from plans.plan import slices_refused
+from plans.plan import RECEIVES, slices_refused
 from plans.schedules import chunks_per_rank, make_schedule
 from plans.schedules.pairs import overlapped_pairs
 from plans.schedules.registry import is_written
 
 __all__ = [
     "OF_DEGREES", "OF_DEVICES", "OF_MODELS", "RECOMPUTE_MODES", "ModelSizes", "broken", "byte_count",
-    "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "schedule_virtual", "tied_head",
+    "chunk_counts", "flag", "level", "mode", "name_of_schedule", "order", "receiving", "schedule_virtual", "tied_head",
     "unpredicted", "whole_number",
 ]  # fmt: skip
 
@@ -85,6 +85,11 @@ def level(name: str, value: object) -> str | None:
 def mode(name: str, value: object) -> str | None:
     """A way to recompute."""
     return None if value in RECOMPUTE_MODES else f"{name} is {value!r}; it is one of {', '.join(RECOMPUTE_MODES)}"
+
+
+def receiving(name: str, value: object) -> str | None:
+    """When tensors of other stages are received."""
+    return None if value in RECEIVES else f"{name} {value!r} is not known: {' or '.join(RECEIVES)}"
 
 
 def flag(name: str, value: object) -> str | None:

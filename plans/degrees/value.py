@@ -34,6 +34,7 @@ class Degree:
         word: before its value in tables and messages; "" where `plans.degrees.words` has more to say.
         flag: on the command line of a search, without dashes.
         setting: the field of the optimizer that it is; "": a field of `Degrees`.
+        is_searched: by searches over degrees; others take what is given, or the default.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Degree:
     word: str
     flag: str
     setting: str = ""
+    is_searched: bool = True
 
     @property
     def path(self) -> str:
@@ -51,8 +53,11 @@ class Degree:
         return f"optimizer.{self.setting}" if self.setting else self.name
 
 
-def _degree(default: Any, meaning: str, check: Check, *, word: str = "", flag: str = "") -> Any:
-    return field(default=default, metadata={"meaning": meaning, "check": check, "word": word, "flag": flag})
+def _degree(
+    default: Any, meaning: str, check: Check, *, word: str = "", flag: str = "", is_searched: bool = True
+) -> Any:
+    said = {"meaning": meaning, "check": check, "word": word, "flag": flag, "is_searched": is_searched}
+    return field(default=default, metadata=said)
 
 
 _ADAMW = Optimizer(kind="adamw", settings={"lr": 1e-4})
@@ -66,6 +71,7 @@ _SETTINGS = (
         name="bucket_bytes", type=int, default=_ADAMW.bucket_bytes, check=rules.byte_count, word="bucket bytes",
         meaning="gradients and weights are reduced and gathered in buckets of so many bytes; 0: each by itself. Not "
         "searched; other stacks have buckets of their own", flag="bucket_bytes", setting="bucket_bytes",
+        is_searched=False,
     ),
 )  # fmt: skip
 """Degrees that are settings of the optimizer."""
@@ -119,6 +125,11 @@ class Degrees:
     overlap_pairs: bool = _degree(
         False, "whether a forward and the backward of another chunk that comes next on its rank run at once, as "
         "DualPipe-V is made for", rules.flag,
+    )  # fmt: skip
+    receives: str = _degree(
+        "ahead", "when what another stage sends is received: ahead, beside the action before the one that reads it, or "
+        "needed, as the action begins that reads it, as on GPUs. Not searched", rules.receiving, word="receives",
+        is_searched=False,
     )  # fmt: skip
     layers: tuple[int, ...] | None = _degree(
         None, "blocks of every chunk of the pipeline, in the order of the model; spread evenly when absent",
@@ -200,6 +211,11 @@ class Degrees:
         return self.interleave > 1 or self.overlap_pairs
 
     @property
+    def posts_ahead(self) -> bool:
+        """Whether receives are posted one action ahead."""
+        return self.receives == "ahead"
+
+    @property
     def num_micro_batches(self) -> int:
         """Micro-batches of one step."""
         return self.global_batch // (self.dp * self.micro_batch)
@@ -259,6 +275,7 @@ def _declared() -> dict[str, Degree]:
             listed[each.name] = Degree(
                 name=each.name, type=types[each.name], default=each.default, meaning=each.metadata["meaning"],
                 check=each.metadata["check"], word=each.metadata["word"], flag=each.metadata["flag"] or each.name,
+                is_searched=each.metadata["is_searched"],
             )  # fmt: skip
     return listed
 

@@ -183,7 +183,8 @@ class Problem:
             TwofoldError: layers that are not given and cannot be spread evenly; values that contradict each other.
         """
         assert self.optimizer is not None
-        values = {**self._pinned_settings, **values}
+        given = {name: value for name, value in self.pins.given.items() if not DEGREES[name].is_searched}
+        values = {**self._pinned_settings, **given, **values}
         made = Degrees.of(values, global_batch=self.global_batch, optimizer=self.optimizer, fused=self.fuses)
         if made.layers is None:
             check(made, sizes_of(self.config))

@@ -67,6 +67,7 @@ class Contention:
         bodies: of each pipeline rank, undisturbed.
         transfers: (sending stage, "F" or "B") -> what goes over a boundary.
         arrival_bytes: that one rank sends over a boundary.
+        posts_ahead: whether receives are posted one action ahead.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Contention:
         bodies: Sequence[RankBodies],
         transfers: Mapping[tuple[int, str], Transfers],
         arrival_bytes: int,
+        *,
+        posts_ahead: bool = True,
     ) -> None:
         self._machine = machine
         self._schedule: Schedule = degrees.pipeline
@@ -85,6 +88,7 @@ class Contention:
         axes = mesh_axes(dp=degrees.dp, cp=degrees.cp, tp=degrees.tp, num_kv_heads=kv_heads, ep=degrees.ep)
         self._meshes = [axes.mesh(degrees.stage_ranks(rank)) for rank in range(degrees.pp)]
         self._arrival_bytes = arrival_bytes
+        self._posts_ahead = posts_ahead
 
     @cached_property
     def _kinds(self) -> Mapping[Hashable, _Kind]:
@@ -143,11 +147,25 @@ class Contention:
 
         On a link that streams share, none of them is delayed by longer than all others take on it, but for the
         busiest; compute is slowed while transfers, or collectives that outlast bodies, run, and more than a body knows
-        where its host has got ahead.
+        where its host has got ahead; a pipeline that receives when it needs to waits for what a transfer takes longer
+        beside kernels, once per boundary as it fills and drains and once per micro-batch.
         """
         rates = pair_rates(self._machine)
-        slowed = 0.0 if rates is None else _SLOWED * (self._moved_ps + self._carried_ps) + self._led_ps(rates)
-        return self._shared_ps + slowed
+        if rates is None:
+            return self._shared_ps
+        slowed_ps = _SLOWED * (self._moved_ps + self._carried_ps) + self._led_ps(rates)
+        if not self._posts_ahead:
+            waits = 2 * (self._schedule.num_stages - 1) + self._schedule.num_micro_batches
+            slowed_ps += waits * self._held_ps(rates)
+        return self._shared_ps + slowed_ps
+
+    def _held_ps(self, rates: PairRates) -> int:
+        """How much longer a transfer takes beside kernels, the most of all."""
+        held = [
+            self._bodies[rank].holds_ps(rates, each.work_ps)
+            for key, each in self._transfers.items() if len(ends := set(self._ends(key))) > 1 for rank in ends
+        ]  # fmt: skip
+        return max(held, default=0)
 
     @cached_property
     def _claiming(self) -> Mapping[Hashable, _Kind]:
@@ -234,7 +252,7 @@ class Contention:
         return Transmission(kind.call, float(kind.alone_ps), tuple([each for each in claims if each[1]]))
 
     def _actions(self, writer: _Writer, ways: Mapping[tuple[int, str], Way]) -> Actions:
-        """A rank's step: the receive of an action is posted before the action ahead of it (`plans.lower`)."""
+        """A rank's step: a receive is posted before the action ahead of its own, or its own (`Plan.receives`)."""
         schedule, rank = self._schedule, writer.rank
         first, variants = int(schedule.table.rank_start[rank]), variant_of_rows(schedule)
         numbers = {stage: number for number, stage in enumerate(schedule.stages_of(rank))}
@@ -247,9 +265,12 @@ class Contention:
             receives = [Line(POST, self._transfers[source].receive_dispatch_ps) for op in lines if op.kind == ARRIVE]
             posts.append((receives, ways.get(source), None))
             actions.append((lines, ways.get(source), ways.get(target)))
-        step = [(writer.begin, None, None), *posts[:1]]
-        for own, following in zip(actions, [*posts[1:], ((), None, None)], strict=True):
-            step += [following, own]
+        step: list[tuple[Sequence[Line], Way | None, Way | None]] = [(writer.begin, None, None)]
+        if self._posts_ahead:
+            step += posts[:1]
+            posts = [*posts[1:], ((), None, None)]
+        for own, before in zip(actions, posts, strict=True):
+            step += [before, own]
         return [*step, (writer.end, None, None)]
 
 

@@ -199,12 +199,15 @@ class RankMemory:
     def _repeat(self, block: int) -> Repeat | None:
         return next((each for each in self._rank.repeats if each.first <= block < each.stop), None)
 
-    def peak(self, schedule: Schedule, stages: Sequence[int]) -> tuple[int, dict[str, int]]:
+    def peak(
+        self, schedule: Schedule, stages: Sequence[int], *, posts_ahead: bool = True
+    ) -> tuple[int, dict[str, int]]:
         """The peak and what it consists of.
 
         Args:
             schedule: of the pipeline.
             stages: of the rank's chunks.
+            posts_ahead: whether receives are posted one action ahead.
         """
         table, rank = schedule.table, schedule.placement[stages[0]]
         rows = slice(int(table.rank_start[rank]), int(table.rank_start[rank + 1]))
@@ -222,14 +225,16 @@ class RankMemory:
             key = int(chunks[at]), VARIANTS[int(names[at])], bool(is_later[at])
             changes[place], state = self._after(state, key)
         closed, _ = self._after(state, "end")
-        return self._highest(opened, changes, number, self._received(schedule, rows), closed)
+        return self._highest(opened, changes, number, self._received(schedule, rows, posts_ahead), closed)
 
-    def _received(self, schedule: Schedule, rows: slice) -> Ints:
-        """Per action the bytes whose receive is posted just before it: those of the action after it."""
+    def _received(self, schedule: Schedule, rows: slice, posts_ahead: bool) -> Ints:
+        """Per action the bytes whose receive is posted just before it: its own, or those of the action after it."""
         table, last = schedule.table, schedule.num_stages - 1
         kind, stage = table.kind[rows], table.stage[rows]
         receives = ((kind == 0) & (stage > 0)) | (((kind == 1) | (kind == 2)) & (stage < last))
         own = np.where(receives, self._arrival_bytes, 0).astype(np.int64)
+        if not posts_ahead:
+            return own
         posted = np.append(own[1:], 0)
         posted[0] += own[0]
         return posted

@@ -28,7 +28,7 @@ def bodies_of_program(
 
     Raises:
         TwofoldError: stages that hand over more than one tensor, or to other stages than the next one; ranks of a stage
-            that send pieces to each other; slices and pairs, which take turns; receives that are not posted ahead.
+            that send pieces to each other; slices and pairs, which take turns.
     """
     transfers: dict[tuple[int, str], Transfers] = {}
     ranks = []
@@ -73,14 +73,7 @@ class _Reader:
         begin: tuple[Op, ...] = ()
         end: tuple[Op, ...] = ()
         actions: dict[tuple[int, str], tuple[Op, ...]] = {}
-        before = ""
         for block in self._group.blocks:
-            if actions and before == f"{block.label}.recv":
-                raise TwofoldError(
-                    f"{before!r} is posted as its action begins, and a forecast takes receives to be posted one action "
-                    'ahead; simulate the plan instead, or forecast it with receives "ahead"'
-                )
-            before = block.label
             if block.label == "begin":
                 begin = ops_of(block.body.instructions, self._cost)
             elif block.label == "end":

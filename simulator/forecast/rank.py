@@ -16,7 +16,7 @@ import numpy as np
 from plans.errors import TwofoldError
 from plans.schedules import Schedule
 from plans.schedules.variants import VARIANTS
-from simulator.forecast.body import ISSUE, SEND, WAIT, Op, Row, opened, rests, row, steps_of
+from simulator.forecast.body import COMPUTE, ISSUE, SEND, WAIT, Op, Row, opened, rests, row, steps_of
 from simulator.forecast.clock_map import NEVER, MaxPlus
 from simulator.forecast.columns import PipelineCosts
 from simulator.forecast.columns.structure import CHANNELS
@@ -106,6 +106,21 @@ class RankBodies:
         )
 
     @cached_property
+    def _kernels(self) -> Counter[tuple[str, int]]:
+        """(class, picoseconds) of the kernels of all actions -> how many."""
+        ops = (op for own in self.actions.values() for op in own)
+        return Counter((op.name, op.work_ps) for op in ops if op.kind == COMPUTE)
+
+    def holds_ps(self, rates: PairRates, work_ps: int) -> int:
+        """How much longer a transfer takes beside kernels of the actions, as one meets them at any moment."""
+        total_ps, longer_ps = 0, 0.0
+        for (name, kernel_ps), count in self._kernels.items():
+            _, rate = rates(name, kernel_ps, "transfer", work_ps)
+            total_ps += count * kernel_ps
+            longer_ps += count * kernel_ps * work_ps * (1 / rate - 1)
+        return round(longer_ps / total_ps) if total_ps else 0
+
+    @cached_property
     def maps(self) -> RankMaps:
         """What the bodies do to the clocks."""
         return RankMaps(self)
@@ -118,7 +133,11 @@ def _slowed_together(first: Ops, then: Ops, rates: PairRates) -> tuple[Ops, Ops]
 
 
 def pipeline_costs(
-    schedule: Schedule, ranks: Sequence[RankBodies], transfers: Mapping[tuple[int, str], Transfers]
+    schedule: Schedule,
+    ranks: Sequence[RankBodies],
+    transfers: Mapping[tuple[int, str], Transfers],
+    *,
+    posts_ahead: bool = True,
 ) -> PipelineCosts:
     """The costs of a pipeline.
 
@@ -126,6 +145,7 @@ def pipeline_costs(
         schedule: of the pipeline.
         ranks: per pipeline rank.
         transfers: (sending stage, "F" or "B") -> what it sends to the next stage, or the gradient to the one before.
+        posts_ahead: whether receives are posted one action ahead.
 
     Raises:
         TwofoldError: more channels that outlast an action than the evaluator has clocks for.
@@ -165,6 +185,7 @@ def pipeline_costs(
         wait_dispatch_ps=np.full(
             schedule.num_ranks, max((each.wait_dispatch_ps for each in transfers.values()), default=0), dtype=np.int64
         ),
+        posts_ahead=posts_ahead,
     )  # fmt: skip
 
 

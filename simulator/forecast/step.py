@@ -31,7 +31,7 @@ from simulator.forecast.columns import PipelineCosts, PipelineTimes, action_time
 from simulator.forecast.contention import Contention
 from simulator.forecast.held import RankMemory
 from simulator.forecast.overlap import pair_rates
-from simulator.forecast.rank import Transfers, pipeline_costs
+from simulator.forecast.rank import RankBodies, Transfers, pipeline_costs
 from simulator.forecast.symbolic import LoweredRank, Wanted, bodies_of_rank, lowered_rank
 
 __all__ = ["StepForecast", "backward_kinds"]
@@ -98,7 +98,12 @@ class StepForecast:
     @cached_property
     def pipeline_costs(self) -> PipelineCosts:
         """What the column evaluator needs."""
-        return pipeline_costs(self.schedule, [rank.bodies for rank in self.ranks], self._transfers)
+        return self._pipeline_costs([rank.bodies for rank in self.ranks], self._slowed_transfers)
+
+    def _pipeline_costs(
+        self, bodies: Sequence[RankBodies], transfers: Mapping[tuple[int, str], Transfers]
+    ) -> PipelineCosts:
+        return pipeline_costs(self.schedule, bodies, transfers, posts_ahead=self.degrees.posts_ahead)
 
     @cached_property
     def _transfers(self) -> dict[tuple[int, str], Transfers]:
@@ -115,12 +120,37 @@ class StepForecast:
                 )  # fmt: skip
         return found
 
+    @cached_property
+    def _slowed_transfers(self) -> dict[tuple[int, str], Transfers]:
+        """With the time that they take beside kernels of their ends, on average; what is received when it is needed
+        moves beside few of them."""
+        rates, placement = pair_rates(self.machine), self.schedule.placement
+        if rates is None or not self.degrees.posts_ahead:
+            return self._transfers
+        found = {}
+        for (stage, way), each in self._transfers.items():
+            ends = {placement[stage], placement[stage + (1 if way == "F" else -1)]}
+            held = (
+                [self.ranks[rank].undisturbed.holds_ps(rates, each.work_ps) for rank in ends] if len(ends) > 1 else []
+            )
+            found[stage, way] = replace(each, work_ps=each.work_ps + max(held, default=0))
+        return found
+
     def _transfer(self, here: int, there: int, size_bytes: int, stride: int) -> Cost:
         """From one pipeline rank to another; on a graph of links what all pairs do to the links is found out."""
         if self.machine.graph is None or here == there:
             return price_transfer(self.machine, here * stride, there * stride, size_bytes, stride)
         ends = self.degrees.stage_ranks(here), self.degrees.stage_ranks(there)
         return price_pieces(self.machine, dict.fromkeys(zip(*ends, strict=True), size_bytes))
+
+    @cached_property
+    def peaks(self) -> list[tuple[int, dict[str, int]]]:
+        """Per pipeline rank the peak of its memory in bytes, and the bytes of each role then."""
+        posts_ahead = self.degrees.posts_ahead
+        return [
+            rank.peak(self.schedule, stages, posts_ahead)
+            for rank, stages in zip(self.ranks, self.stages_of, strict=True)
+        ]
 
     @cached_property
     def _first_step(self) -> PipelineTimes:
@@ -131,7 +161,7 @@ class StepForecast:
         """Where what is under way at once costs much, and the step is not too long to be walked."""
         found = Contention(
             self.degrees, self.config.kv_heads, self.machine, [rank.undisturbed for rank in self.ranks],
-            self._transfers, self.costs.sizes.arrival_bytes,
+            self._transfers, self.costs.sizes.arrival_bytes, posts_ahead=self.degrees.posts_ahead,
         )  # fmt: skip
         is_much = found.most_ps > _MUCH * int(self._first_step.step_ps)
         return found if is_much and found.num_messages <= _MOST_MESSAGES else None
@@ -165,8 +195,10 @@ class StepForecast:
         if self._contention is not None:
             return _last_interval(self._contention.ends_ps(self._num_paced, change, transfers))
         bodies = {id(rank): rank.bodies.changed(change) for rank in self.ranks}
-        longer = {key: replace(each, work_ps=round(each.work_ps * transfers)) for key, each in self._transfers.items()}
-        costs = pipeline_costs(self.schedule, [bodies[id(rank)] for rank in self.ranks], longer)
+        longer = {
+            key: replace(each, work_ps=round(each.work_ps * transfers)) for key, each in self._slowed_transfers.items()
+        }
+        costs = self._pipeline_costs([bodies[id(rank)] for rank in self.ranks], longer)
         return self._pace_ps(costs, pipeline_times(self.schedule, costs))
 
     def forecast(self) -> Forecast:
@@ -174,7 +206,8 @@ class StepForecast:
 
         It is kept for what does the same: equal ranks and transfers in an equal schedule.
         """
-        key = self.schedule, self.machine, tuple(self.ranks), tuple(self._transfers.items())
+        posts_ahead = self.degrees.posts_ahead
+        key = self.schedule, posts_ahead, self.machine, tuple(self.ranks), tuple(self._transfers.items())
         found = _FORECASTS.get(key)
         if found is None:
             if len(_FORECASTS) >= _MOST:
@@ -188,7 +221,7 @@ class StepForecast:
         figures = [
             rank.figures(counts) for rank, counts in zip(self.ranks, counts_of_variants(self.schedule), strict=True)
         ]  # fmt: skip
-        peaks = [rank.peak(self.schedule, stages) for rank, stages in zip(self.ranks, self.stages_of, strict=True)]
+        peaks = self.peaks
         peak_bytes, memory = max(peaks, key=lambda peak: peak[0])
         busiest = max(figures, key=lambda own: own.compute_s + sum(own.exposed_s.values()))
         compute_s = sum(own.compute_s for own in figures) / len(figures)
@@ -287,14 +320,14 @@ class _Rank:
         self.bodies = self.undisturbed.slowed(pair_rates(key.costs.machine))
         self._figures: dict[tuple[int, str], _Figures] = {}
         self._sums: dict[tuple[tuple[tuple[int, str], int], ...], _Figures] = {}
-        self._peaks: dict[tuple[Schedule, tuple[int, ...]], tuple[int, dict[str, int]]] = {}
+        self._peaks: dict[tuple[Schedule, tuple[int, ...], bool], tuple[int, dict[str, int]]] = {}
         self._memory = RankMemory(lowered, key.costs.pieces, key.costs.sizes.arrival_bytes)
 
-    def peak(self, schedule: Schedule, stages: tuple[int, ...]) -> tuple[int, dict[str, int]]:
+    def peak(self, schedule: Schedule, stages: tuple[int, ...], posts_ahead: bool) -> tuple[int, dict[str, int]]:
         """The peak of its memory in bytes, and the bytes of each role then."""
-        key = schedule, stages
+        key = schedule, stages, posts_ahead
         if key not in self._peaks:
-            self._peaks[key] = self._memory.peak(schedule, stages)
+            self._peaks[key] = self._memory.peak(schedule, stages, posts_ahead=posts_ahead)
         return self._peaks[key]
 
     def figures(self, counts: Mapping[tuple[int, str], int]) -> _Figures:

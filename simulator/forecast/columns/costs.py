@@ -41,6 +41,8 @@ class PipelineCosts:
         begin: constants (*batch, num_ranks): the clocks "stream", "host" and `CHANNELS` from "start".
         end: constants (*batch, num_ranks): "stream" and "host" from "stream", "host", `CHANNELS`, "start".
         wait_dispatch_ps: (*batch, num_ranks) host time of the WAIT for one send; all sends are waited for at the end.
+        posts_ahead: whether receives are posted one action ahead, or as the action begins (`Plan.receives`); of the
+            whole batch.
     """
 
     maps: Mapping[str, MaxPlus]
@@ -49,6 +51,7 @@ class PipelineCosts:
     begin: MaxPlus | None = None
     end: MaxPlus | None = None
     wait_dispatch_ps: Times = 0
+    posts_ahead: bool = True
 
     def __post_init__(self) -> None:
         for name, each in self.maps.items():
@@ -85,6 +88,11 @@ class PipelineCosts:
     def has_final(self) -> bool:
         """Whether a last backward says when the step may end."""
         return any((own := self.of(name)) is not None and "final" in own.clocks for name in ("B.last", "W.last"))
+
+    @property
+    def structure_kind(self) -> tuple[tuple[frozenset[str], ...], bool, bool]:
+        """What decides which events a schedule has, and what they wait for: see `structure_of`."""
+        return self.on_channel, self.has_final, self.posts_ahead
 
     def of(self, variant: str) -> MaxPlus | None:
         """The map of a variant, that of its kind where it has none of its own."""

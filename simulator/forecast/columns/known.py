@@ -32,7 +32,7 @@ class Known:
         start: of the step on each rank.
         begun: "stream", "host" and the channels after the opening block.
         first_stream: when the first action finds the stream.
-        dispatch, receive, ahead: of each row: host time of its body, of the receive of its tensor, of the receives
+        dispatch, receive, posts: of each row: host time of its body, of the receive of its tensor, of the receives
             posted just before its body.
         body_host: when the host begins to issue the body of each row.
         fixed, own, posted: what events wait for at least: a constant; the host of their own rank (of the sender);
@@ -58,14 +58,15 @@ class Known:
         self.dispatch = columns.dispatch[self.classes]
         receives = structure.transfer_of_row > 0
         self.receive = np.where(receives[:, None], columns.receive[self.classes], 0)
-        # posted one action ahead: before the body of a row the receive of the next one is issued
-        self.ahead = np.zeros_like(self.receive)
-        self.ahead[:-1] = self.receive[1:]
-        self.ahead[self.last_row[self.has_rows]] = 0
-        self.issues = bool(self.dispatch.any() or self.ahead.any())
-        first_receive = np.zeros((num_ranks, expand.count), dtype=np.int64)
-        first_receive[self.has_rows] = self.receive[self.first_row[self.has_rows]]
-        self.begun_host = self.begun["host"] + first_receive
+        self.posts, self.begun_host = self.receive, self.begun["host"]
+        if structure.posts_ahead:  # before the body of a row the receive of the next one is issued
+            self.posts = np.zeros_like(self.receive)
+            self.posts[:-1] = self.receive[1:]
+            self.posts[self.last_row[self.has_rows]] = 0
+            first_receive = np.zeros((num_ranks, expand.count), dtype=np.int64)
+            first_receive[self.has_rows] = self.receive[self.first_row[self.has_rows]]
+            self.begun_host = self.begun["host"] + first_receive
+        self.issues = bool(self.dispatch.any() or self.posts.any())
         self.first_stream = self.begun["stream"] if host_async else self.begun_host
         self.body_host = self._host_at_bodies()
         shape = (structure.num_events, expand.count)
@@ -78,7 +79,7 @@ class Known:
         rank = self._structure.rank
         if not self._host_async or not self.issues:
             return self.begun_host[rank]
-        issued = np.cumsum(self.ahead + self.dispatch, axis=0)
+        issued = np.cumsum(self.posts + self.dispatch, axis=0)
         offset = np.zeros_like(self.begun_host)
         later = np.flatnonzero(self.has_rows & (self.first_row > 0))
         offset[later] = issued[self.first_row[later] - 1]
@@ -125,7 +126,7 @@ class Known:
         if len(first):
             on_stream = coefficient("stream", first)
             if not self._host_async:
-                on_stream = on_stream + self.ahead[rows[first]]
+                on_stream = on_stream + self.posts[rows[first]]
             fixed[first] = np.maximum(fixed[first], self.first_stream[rank[first]] + on_stream)
         for number in range(len(self._structure.channel_of_row)):
             untouched = np.flatnonzero(self._no_channel_before(number)[rows])
@@ -142,19 +143,19 @@ class Known:
 
     def _posts(self, receivers: Ints) -> tuple[Ints, Ints]:
         """When receives are posted: what is fixed of it, and the host; (receivers, batch) each."""
-        rank = self._structure.rank[receivers]
+        rank, ahead = self._structure.rank[receivers], int(self._structure.posts_ahead)
         place = receivers - self.first_row[rank]
         fixed = np.full((len(receivers), self.start.shape[1]), NEVER, dtype=np.int64)
-        early = np.flatnonzero(place < 2)
+        early = np.flatnonzero(place <= ahead)
         if not self._host_async:
-            second = np.where((place[early] == 1)[:, None], self.receive[receivers[early]], 0)
-            fixed[early] = self.begun_host[rank[early]] + second
+            own = np.where((place[early] == ahead)[:, None], self.receive[receivers[early]], 0)
+            fixed[early] = self.begun_host[rank[early]] + own
             return fixed, np.full_like(fixed, NEVER)
         fixed[early] = self.begun["stream"][rank[early]]
-        first = np.flatnonzero(place == 0)
-        fixed[first] = np.maximum(fixed[first], self.begun_host[rank[first]])
-        host = self.body_host[receivers - 1]
-        host[first] = NEVER
+        host = self.body_host[receivers - ahead]
+        opening = np.flatnonzero(place < ahead)
+        fixed[opening] = np.maximum(fixed[opening], self.begun_host[rank[opening]])
+        host[opening] = NEVER
         return fixed, host
 
 

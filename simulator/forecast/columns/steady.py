@@ -134,19 +134,24 @@ _FIRST_TRIED: dict[str, Callable[[int, int], int]] = {
 
 
 @lru_cache(maxsize=512)
-def steady_of(family: Family, on_channel: tuple[frozenset[str], ...] = (), with_final: bool = False) -> Steady | None:
+def steady_of(
+    family: Family,
+    on_channel: tuple[frozenset[str], ...] = (),
+    with_final: bool = False,
+    posts_ahead: bool = True,
+) -> Steady | None:
     """A small member of a family with a steady state, so that it can stand for all larger ones, or None.
 
     Args:
         family: of schedules.
-        on_channel, with_final: as for `structure_of`.
+        on_channel, with_final, posts_ahead: as for `structure_of`.
     """
     step = family.step
     first = _FIRST_TRIED[family.name](family.num_ranks, family.virtual)
     for periods in range(first, 4 * first, 1 if step > 1 else max(2, family.num_ranks // 4)):
         size = periods * step
         try:
-            structure = structure_of(family.schedule(size), on_channel, with_final)
+            structure = structure_of(family.schedule(size), on_channel, with_final, posts_ahead)
         except ScheduleError:  # the family begins later
             continue
         found = _cuts(structure, step, _growing(structure.schedule, family.schedule(size + step), step))

@@ -4,8 +4,8 @@ Events are the end of an action on its rank's compute stream, the end of the tra
 of communication channels that outlast actions, and what else the end of the step waits for. They are sorted
 by level (the longest path to them), so that a whole level, of all configurations of a batch, is one array operation.
 
-Order and waiting are those of `plans.lower` and `simulator.engine.run`: a receive is posted one action ahead, after the
-compute issued before it; transfers between two stages keep their order.
+Order and waiting are those of `plans.lower` and `simulator.engine.run`: a receive is posted one action ahead, or as its
+action begins, after the compute issued before it; transfers between two stages keep their order.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Structure:
             variant) * number of stages + stage; the one behind the last of these for none.
         channel_of_row: (channels, rows) the event of a channel's tail after each action that moves it, else 0.
         sends: how many tensors each row sends, hand-overs on its own rank included: 0 or 1.
+        posts_ahead: whether receives are posted one action ahead.
     """
 
     schedule: Schedule
@@ -85,6 +86,7 @@ class Structure:
     select: Ints
     channel_of_row: Ints
     sends: Ints
+    posts_ahead: bool
 
     @property
     def num_events(self) -> int:
@@ -94,7 +96,10 @@ class Structure:
 
 @lru_cache(maxsize=512)
 def structure_of(
-    schedule: Schedule, on_channel: tuple[frozenset[str], ...] = (), with_final: bool = False
+    schedule: Schedule,
+    on_channel: tuple[frozenset[str], ...] = (),
+    with_final: bool = False,
+    posts_ahead: bool = True,
 ) -> Structure:
     """The events of a schedule.
 
@@ -102,6 +107,7 @@ def structure_of(
         schedule: complete and valid.
         on_channel: for each channel the variants that move it, or wait for it.
         with_final: whether last backwards have a `final`.
+        posts_ahead: whether receives are posted one action ahead, or as the action begins.
 
     Raises:
         TwofoldError: an action without what it waits for, ranks that wait for each other, or a sender and a receiver
@@ -120,7 +126,8 @@ def structure_of(
     num_transfers = len(receivers)
     tensor = np.zeros(num_rows, dtype=np.int64)
     tensor[receivers] = 1 + num_rows + np.arange(num_transfers)
-    posted_after = np.where(place[receivers] >= 2, receivers - 1, 0)
+    actions_ahead = int(posts_ahead)
+    posted_after = np.where(place[receivers] > actions_ahead, receivers - actions_ahead, 0)
     way = 2 * table.stage[receivers].astype(np.int64) + (table.kind[receivers] != 0)
     previous = _previous(way, 1 + num_rows)
     _check_same_order(schedule, way, senders, receivers)
@@ -182,6 +189,7 @@ def structure_of(
         select=_select(schedule, variant, kind[by_level], row[by_level], sorted_inputs),
         channel_of_row=number_of[tail_of_row],
         sends=np.bincount(senders, minlength=num_rows),
+        posts_ahead=posts_ahead,
     )
 
 
@@ -269,8 +277,7 @@ def _levels(schedule: Schedule, inputs: Ints) -> Ints:
 
         validate(schedule)
         raise TwofoldError(
-            f"schedule {schedule.name!r} cannot run when receives are posted one action ahead: "
-            "ranks wait for each other"
+            f"schedule {schedule.name!r} cannot run as its receives are posted: ranks wait for each other"
         )
     return np.array(level)
 

@@ -143,7 +143,7 @@ def action_times(
     """
     if shape := costs.batch_shape(schedule.num_stages, schedule.num_ranks, [start_ps]):
         raise TwofoldError(f"action_times is for one configuration, and the costs have the batch axes {shape}")
-    structure = structure_of(_checked(schedule), costs.on_channel, costs.has_final)
+    structure = structure_of(_checked(schedule), *costs.structure_kind)
     run = _Run(structure, costs, Expand((), np.zeros(1, dtype=np.int64)), start_ps, host_async)
     values = run.values[:, 0]
     received = np.where(structure.transfer_of_row > 0, values[structure.transfer_of_row], -1)
@@ -174,7 +174,7 @@ class _Task:
         self._batch_shape = batch_shape
         self._start_ps = start_ps
         self._host_async = host_async
-        self._structure_kind = (costs.on_channel, costs.has_final)
+        self._structure_kind = costs.structure_kind
         size = int(np.prod(batch_shape, dtype=np.int64))
         self.end = np.zeros((schedule.num_ranks, size), dtype=np.int64)
         self.busy = np.zeros((schedule.num_ranks, size), dtype=np.int64)
@@ -263,7 +263,7 @@ class _Run:
         weights = known.columns.table[structure.select]
         if not self._host_async:
             events = np.flatnonzero((structure.kind >= 0) & (structure.inputs[FROM_STREAM] > 0))
-            weights[FROM_STREAM, events] += known.ahead[structure.row[events]]
+            weights[FROM_STREAM, events] += known.posts[structure.row[events]]
             events = np.flatnonzero(structure.inputs[FROM_POST] > 0)
             weights[FROM_POST, events] += known.receive[structure.receiver[events]]
         weights[FROM_CONSTANT] = np.maximum(np.maximum(known.fixed, known.own), known.posted)
@@ -317,7 +317,7 @@ class _Run:
         """(ranks, batch) host time of one period."""
         total = np.zeros_like(self._known.start)
         if self._host_async:
-            np.add.at(total, self._structure.rank[cut.rows], (self._known.dispatch + self._known.ahead)[cut.rows])
+            np.add.at(total, self._structure.rank[cut.rows], (self._known.dispatch + self._known.posts)[cut.rows])
         return total
 
     def _period(self, cut: Cut) -> Period:
