@@ -87,21 +87,28 @@ def transfer_links(
 
 def pieces_links(machine: Machine, sizes: Mapping[tuple[int, int], int]) -> Links:
     """What a transfer of several pairs at once takes: (from rank, to rank) -> bytes."""
+    return _pieces_links(machine, tuple(sizes.items()))
+
+
+@lru_cache(maxsize=1024)
+def _pieces_links(machine: Machine, sizes: tuple[tuple[tuple[int, int], int], ...]) -> Links:
     ends: Counter[tuple[str, int]] = Counter()
     peers: Counter[tuple[str, int]] = Counter()
-    for (src, dst), size in sizes.items():
-        ends.update({("out", src): size, ("in", dst): size})
-        peers.update((("out", src), ("in", dst)))
+    for (src, dst), size in sizes:
+        for end in (("out", src), ("in", dst)):
+            ends[end] += size
+            peers[end] += 1
     if machine.graph is not None:
-        return _graph_pieces(machine, sizes, max(peers.values()))
-    tier = max(map(machine.tier, sizes))
-    forwarded = any(is_forwarded(machine, *pair) for pair in sizes)
+        return _graph_pieces(machine, dict(sizes), max(peers.values()))
+    tier = max(machine.tier(pair) for pair, _ in sizes)
+    forwarded = any(is_forwarded(machine, *pair) for pair, _ in sizes)
     own = transfer_links(
         machine, max(peers.values()), max(ends.values()), pair_group(tier), is_forwarded=forwarded
     )  # fmt: skip
     ways: Counter[Hashable] = Counter()
-    for pair, size in sizes.items():
-        ways.update(transfer_claims(machine, pair, size))
+    for pair, size in sizes if machine.shares_ways else ():
+        for way, needed_ps in transfer_claims(machine, pair, size).items():
+            ways[way] += needed_ps
     return Links(own.alone_ps, max([own.alone_ps, *ways.values()]), own.cpu_ps)
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -263,65 +264,122 @@ def _claim(program: Program, patterns: Mapping[Hashable, _Pattern], cost_of: Cos
             key = _key(instruction, group)
             if patterns[key].instruction is instruction:
                 work_of[key] = cost_of(instruction, group).work_ps
+    known: dict[Hashable, _Pattern] = {}
     for key, pattern in patterns.items():
+        line = pattern.instruction
+        moved = tuple((each.src_rank, each.dst_rank, each.num_elements) for each in line.pieces)
+        like = known.setdefault((line.kind, line.dtype, work_of[key], moved) if pattern.is_transfer else key, pattern)
+        if like is not pattern:
+            pattern.work_ps, pattern.claims = like.work_ps, like.claims
+            continue
         for members in pattern.meetings:
             is_local = pattern.is_transfer and members[0] == members[1]
-            work_ps = 0 if is_local else wires.work_ps(pattern.instruction, members, work_of[key])
+            work_ps = 0 if is_local else wires.work_ps(line, members, work_of[key])
             pattern.work_ps.append(work_ps)
-            pattern.claims.append(wires.claims(pattern.instruction, members, work_ps) if work_ps else ())
+            pattern.claims.append(wires.claims(line, members, work_ps) if work_ps else ())
+
+
+class _Kind(NamedTuple):
+    """What patterns with equal meetings and claims have in common, with links and shares as numbers.
+
+    Attributes:
+        is_transfer, meetings, work_ps: as of `_Pattern`.
+        over: of each meeting (link, share) of its claims.
+        first: number of the first sign of its meetings; every one has two.
+    """
+
+    is_transfer: bool
+    meetings: tuple[_Members, ...]
+    work_ps: tuple[int, ...]
+    over: tuple[tuple[tuple[int, int], ...], ...]
+    first: int
 
 
 def _refined(
     first: Mapping[int, Hashable], patterns: Mapping[Hashable, _Pattern]
 ) -> tuple[dict[int, int], dict[Hashable, int]]:
     """Rank -> its class, and link -> its class; those of meetings are kept in their patterns."""
+    kinds, kind_of, links = _kinds(patterns)
     numbers: dict[Hashable, int] = {}
     class_of = {rank: numbers.setdefault(kind, len(numbers)) for rank, kind in first.items()}
-    link_class: dict[Hashable, int] = {}
+    classes = [[0] * len(kind.meetings) for kind in kinds]
+    link_class = [0] * len(links)
     size = -1
     while True:
-        met: dict[int, list[tuple[int, int]]] = {rank: [] for rank in class_of}
-        on_link: dict[Hashable, Counter[object]] = {}
+        met: dict[int, list[int]] = {rank: [] for rank in class_of}
+        on_link: list[list[tuple[int, int]]] = [[] for _ in links]
         num_meetings = 0
-        for number, pattern in enumerate(patterns.values()):
-            num_meetings += _refine_meetings(pattern, class_of, link_class)
-            for members in pattern.meetings:
-                kind = pattern.class_of[members]
+        for number, kind in enumerate(kinds):
+            classes[number] = _refine_meetings(kind, classes[number], class_of, link_class)
+            num_meetings += len(set(classes[number]))
+            for members, own in zip(kind.meetings, classes[number], strict=True):
+                sign = kind.first + 2 * own
                 for place, rank in enumerate(members):
                     if rank in met:
-                        met[rank].append((number, 2 * kind + (place if pattern.is_transfer else 0)))
-            for members, claims in zip(pattern.meetings, pattern.claims, strict=False):
-                for link, share in claims:
-                    on_link.setdefault(link, Counter())[number, pattern.class_of[members], share] += 1
+                        met[rank].append(sign + place if kind.is_transfer else sign)
+            for over, own in zip(kind.over, classes[number], strict=False):
+                for link, share in over:
+                    on_link[link].append((kind.first + 2 * own, share))
         signs: dict[object, int] = {}
         class_of = {
             rank: signs.setdefault((kind, tuple(sorted(met[rank]))), len(signs)) for rank, kind in class_of.items()
         }
         link_signs: dict[object, int] = {}
-        link_class = {
-            link: link_signs.setdefault((link_class.get(link, 0), frozenset(sign.items())), len(link_signs))
-            for link, sign in on_link.items()
-        }
+        link_class = [
+            link_signs.setdefault((kind, tuple(sorted(own))), len(link_signs))
+            for kind, own in zip(link_class, on_link, strict=True)
+        ]
         now = len(signs) + len(link_signs) + num_meetings
         if now == size:
-            return class_of, link_class
+            break
         size = now
+    for pattern, number in zip(patterns.values(), kind_of, strict=True):
+        pattern.class_of = dict(zip(kinds[number].meetings, classes[number], strict=True))
+    return class_of, dict(zip(links, link_class, strict=True))
 
 
-def _refine_meetings(pattern: _Pattern, class_of: Mapping[int, int], link_class: Mapping[Hashable, int]) -> int:
-    """Number the meetings of a pattern anew; returns how many classes there are."""
+def _kinds(patterns: Mapping[Hashable, _Pattern]) -> tuple[list[_Kind], list[int], list[Hashable]]:
+    """The kinds, that of each pattern, and the links in the order of their numbers."""
+    links: dict[Hashable, int] = {}
+    shares: dict[tuple[int, int], int] = {}
+    known: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {}
+    found: dict[Hashable, int] = {}
+    kinds: list[_Kind] = []
+    kind_of = []
+    first = 0
+    for pattern in patterns.values():
+        if id(pattern.claims) not in known:
+            known[id(pattern.claims)] = tuple(
+                tuple(
+                    (links.setdefault(link, len(links)), shares.setdefault(share.as_integer_ratio(), len(shares)))
+                    for link, share in claims
+                )
+                for claims in pattern.claims
+            )
+        over = known[id(pattern.claims)]
+        kind = _Kind(pattern.is_transfer, tuple(pattern.meetings), tuple(pattern.work_ps), over, first)
+        number = found.setdefault(kind[:-1], len(kinds))
+        kind_of.append(number)
+        if number == len(kinds):
+            kinds.append(kind)
+            first += 2 * len(kind.meetings)
+    return kinds, kind_of, list(links)
+
+
+def _refine_meetings(
+    kind: _Kind, before: Sequence[int], class_of: Mapping[int, int], links: Sequence[int]
+) -> list[int]:
+    """Number the meetings of a kind anew, by the classes of ranks and links."""
     signs: dict[object, int] = {}
-    before = pattern.class_of
-    pattern.class_of = {}
-    for number, members in enumerate(pattern.meetings):
+    found = []
+    for number, (members, own) in enumerate(zip(kind.meetings, before, strict=True)):
         ranks = [class_of.get(rank, -1) for rank in members]
-        who: object = tuple(ranks) if pattern.is_transfer else frozenset(Counter(ranks).items())
+        who = tuple(ranks if kind.is_transfer else sorted(ranks))
         over: object = None
-        if pattern.claims:
-            links = Counter((link_class.get(link, 0), share) for link, share in pattern.claims[number])
-            over = pattern.work_ps[number], frozenset(links.items())
-        pattern.class_of[members] = signs.setdefault((before[members], who, over), len(signs))
-    return len(signs)
+        if kind.over:
+            over = kind.work_ps[number], tuple(sorted([(links[link], share) for link, share in kind.over[number]]))
+        found.append(signs.setdefault((own, who, over), len(signs)))
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
