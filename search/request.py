@@ -9,7 +9,23 @@ from plans.errors import TwofoldError
 from plans.model.graph import Graph
 from plans.plan import Strategy, slices_refused
 
-__all__ = ["check_devices", "check_graph", "check_stages"]
+__all__ = ["check_asked", "check_devices", "check_graph", "check_stages"]
+
+
+def check_asked(*, method: str, top_k: int, time_limit_s: float | None, memory_limit_bytes: int | None) -> None:
+    """Refuse an unknown method and limits below their least values; see `search` for the arguments.
+
+    Raises:
+        TwofoldError: with what may be given.
+    """
+    if method not in ("search", "operators"):
+        raise TwofoldError(f"method={method!r} is not known; known are search, operators")
+    if top_k < 1:
+        raise TwofoldError(f"top_k is {top_k}: it is at least 1")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise TwofoldError(f"time_limit_s is {time_limit_s}: seconds above 0")
+    if memory_limit_bytes is not None and memory_limit_bytes < 1:
+        raise TwofoldError(f"memory_limit_bytes is {memory_limit_bytes}: bytes per device, at least 1")
 
 
 def check_devices(machine: Machine, num_devices: int) -> None:

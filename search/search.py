@@ -8,8 +8,8 @@ together and simulated as whole programs; the simulated step time decides, under
     additive cost of a stage = micro-batches x (operators' forward and backward + redistributions both ways)
                                + weight gathers, gradient reductions and updates
 
-A transformer on accelerators is searched over degrees instead, where `degrees` are given (`search.devices`): stages,
-schedule, chunks, micro-batch, recompute, optimizer level and the usual layouts, also in a captured module.
+A transformer on accelerators is searched over degrees instead (`search.devices`), also in a captured module: stages,
+schedule, chunks, micro-batch, recompute, optimizer level and the usual layouts. `search.way` decides.
 
 Around it, where they are not given: the number of stages, their boundaries and how many devices each has, devices that
 are better left idle, and the number of micro-batches (`shapes`).
@@ -34,8 +34,9 @@ from search.devices import Pins
 from search.devices.of_graph import plans_of_graph
 from search.operators.plan_search import PlanSearch
 from search.own_clock import with_own_clocks
-from search.request import check_devices, check_graph, check_stages
+from search.request import check_asked, check_devices, check_graph, check_stages
 from search.result import SearchResult
+from search.way import pins_of, stated_by_operator, why_by_operators
 
 __all__ = ["search"]
 
@@ -57,6 +58,7 @@ def search(
     output_broadcast: bool = False,
     fused: bool = True,
     degrees: Mapping[str, Any] | None = None,
+    method: str = "search",
     memory_limit_bytes: int | None = None,
     pinned: Mapping[str, Strategy] | None = None,
     global_batch: int | None = None,
@@ -65,6 +67,11 @@ def search(
     on_progress: Callable[[str], None] | None = None,
 ) -> SearchResult[Plan]:
     """The best plans for one training step of `graph` on `machine`.
+
+    A graph that is recognised as a transformer is searched over degrees on accelerators, and everything that is not
+    given is searched, stages and micro-batches too. Any other graph is searched operator by operator, and so is a
+    transformer where stages, widths, micro-batches, interleave, schedule, recompute or pinned strategies are given.
+    `on_progress` is told which, and why.
 
     Args:
         graph: of the whole batch; `global_batch` resizes it.
@@ -84,9 +91,10 @@ def search(
             (`Machine.fuses`).
         memory_limit_bytes: per rank; by default the machine's device memory without what its runtime takes.
         pinned: operator -> strategy to keep. A mesh of its own has the ranks of its stage, or counts them from 0.
-        degrees: of a transformer on accelerators, a captured one included: those given are fixed, all others searched
-            ({} fixes none), instead of strategies operator by operator; see `search.devices` and `plans.degrees`.
-            Only machine, devices, batch, optimizer, memory, fused and what is to be returned go with it.
+        degrees: of a transformer on accelerators: those given are fixed, all others searched ({} fixes none); see
+            `search.devices` and `plans.degrees`. Only machine, devices, batch, optimizer, memory, fused and what is to
+            be returned go with it. With them a graph that is no transformer is refused, and AdamW is the default.
+        method: "search", or "operators": a transformer operator by operator too.
         top_k: plans to return.
         time_limit_s: after it, or on Ctrl-C, the best so far is returned; what has been started is finished first.
         on_progress: called with a line now and then.
@@ -106,36 +114,44 @@ def search(
     num_devices = machine.num_devices if num_devices is None else num_devices
     check_devices(machine, num_devices)
     check_stages(graph, num_devices, num_stages=num_stages, stages=stages, widths=widths)
-    if degrees is not None:
-        stated = (num_stages, stages, widths, num_micro_batches, interleave, schedule, tuple(recompute), pinned or None)
-        if stated != (1, None, None, 1, 1, "1f1b", (), None):
-            raise TwofoldError(
-                "degrees are searched, and stages, widths, micro-batches, interleave, schedule, recompute or pinned "
-                "strategies are given: state them as degrees, or leave degrees out"
-            )
-        found = plans_of_graph(
-            graph, top_k=top_k, time_limit_s=time_limit_s, machine=machine, num_devices=num_devices,
-            pins=Pins(**degrees), optimizer=optimizer, memory_limit_bytes=memory_limit_bytes, fused=fused,
-        )  # fmt: skip
-        plans = (
-            structs.replace(plan, full_batch=full_batch, output_broadcast=output_broadcast) for plan in found.plans
+    check_asked(method=method, top_k=top_k, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
+    say = on_progress or (lambda line: None)
+    stated = stated_by_operator(
+        num_stages=num_stages, stages=stages, widths=widths, num_micro_batches=num_micro_batches, interleave=interleave,
+        schedule=schedule, recompute=tuple(recompute), pinned=pinned,
+    )  # fmt: skip
+    if degrees is not None and (stated or method != "search"):
+        raise TwofoldError(
+            f"degrees are searched, and {', '.join(stated) or f'method={method!r}'} given: state it as degrees, or "
+            "leave degrees out"
         )
-        return replace(found, plans=tuple(plans))
+    asked: dict[str, Any] = {
+        "top_k": top_k, "time_limit_s": time_limit_s, "machine": machine, "num_devices": num_devices,
+        "memory_limit_bytes": memory_limit_bytes, "fused": fused,
+    }  # fmt: skip
+    if degrees is not None:
+        found = plans_of_graph(graph, pins=Pins(**degrees), optimizer=optimizer, **asked)
+        return _fed(found, full_batch, output_broadcast)
+    why = "that is asked" if method == "operators" else why_by_operators(graph, machine, stated, full_batch=full_batch)
+    if why is None:
+        try:
+            trained = optimizer or Optimizer()
+            found = plans_of_graph(graph, pins=pins_of(trained), optimizer=trained, **asked)
+        except TwofoldError as error:
+            why = f"over degrees there is no plan: {error}"
+        else:
+            say(f"{graph.name} is a transformer: searched over degrees")
+            return _fed(found, full_batch, output_broadcast)
+    say(f"{graph.name} is searched operator by operator: {why}")
     slices = 1 if interleave is None else interleave
     check_graph(graph, num_micro_batches=num_micro_batches, interleave=slices, pinned=pinned or {})
-    if top_k < 1:
-        raise TwofoldError(f"top_k is {top_k}: it is at least 1")
-    if time_limit_s is not None and not time_limit_s > 0:
-        raise TwofoldError(f"time_limit_s is {time_limit_s}: seconds above 0")
-    if memory_limit_bytes is not None and memory_limit_bytes < 1:
-        raise TwofoldError(f"memory_limit_bytes is {memory_limit_bytes}: bytes per device, at least 1")
     usual = at_usual_clock(machine)
     plan_search = PlanSearch(
         graph=graph, machine=usual, num_devices=num_devices, interleave=slices, may_slice=interleave is None,
         schedule=schedule, recompute=tuple(recompute), optimizer=optimizer or Optimizer(), full_batch=full_batch,
         output_broadcast=output_broadcast, fused=fused and machine.fuses,
         limit_bytes=memory_limit_bytes or machine.room_bytes, pinned=dict(pinned or {}),
-        say=on_progress or (lambda line: None), started=started,
+        say=say, started=started,
         deadline=None if time_limit_s is None else started + time_limit_s,
     )  # fmt: skip
     found = plan_search.run(stages, num_stages, widths, num_micro_batches, top_k)
@@ -144,6 +160,12 @@ def search(
     own = [predicted(plan, machine, plan_search.limit_bytes) for plan in found.plans]
     before_s, after_s = (step_s(plan) for plan in (found.best, own[0]))
     return with_own_clocks(found, sorted(own, key=step_s), before_s, after_s)
+
+
+def _fed(found: SearchResult[Plan], full_batch: bool, output_broadcast: bool) -> SearchResult[Plan]:
+    """The result, its plans fed and answering as asked."""
+    plans = (structs.replace(plan, full_batch=full_batch, output_broadcast=output_broadcast) for plan in found.plans)
+    return replace(found, plans=tuple(plans))
 
 
 def step_s(plan: Plan) -> float:

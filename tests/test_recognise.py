@@ -1,5 +1,7 @@
 """Modules that are transformers: found by what they compute, searched as by name, run under their own names."""
 
+import contextlib
+import re
 from dataclasses import replace
 
 import msgspec
@@ -137,12 +139,39 @@ def test_a_search_in_the_module_is_that_by_name_under_the_names_of_the_module():
     assert {tensor.name for tensor in plan.graph.parameters} == {name for name, _ in plain(config).named_parameters()}
 
 
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"num_stages": 2}, "num_stages is given"),
+        ({"num_micro_batches": 2, "schedule": "gpipe"}, "num_micro_batches and schedule are given"),
+        ({"full_batch": False}, "every rank is fed its own part of the batch"),
+        ({"machine": "cpu-2core-x8"}, "machine cpu-2core-x8 computes on its hosts"),
+        ({"memory_limit_bytes": 1}, "over degrees there is no plan: .* nothing fits .*"),
+    ],
+)
+def test_a_transformer_that_is_searched_operator_by_operator_is_told_why(asked, why):
+    graph, said = capture(plain(replace(SMALL, num_layers=1)), examples(SMALL, 4)), []
+    machine = Machine.load(asked.get("machine", "h200-x2"))
+    keys = {name: value for name, value in asked.items() if name != "machine"}
+    with contextlib.suppress(TwofoldError):
+        search(graph, machine, num_devices=2, top_k=1, on_progress=said.append, **keys)
+    assert re.fullmatch(f"PlainLlama is searched operator by operator: {why}", said[0])
+
+
+def test_an_optimizer_level_that_is_given_is_kept():
+    graph = capture(plain(replace(SMALL, num_layers=1)), examples(SMALL, 4))
+    optimizer = Optimizer(settings={"lr": 0.1}, parallel_level=2)
+    assert search(graph, Machine.load("h200-x2"), optimizer=optimizer, top_k=1).best.optimizer.parallel_level == 2
+
+
 def test_the_search_over_degrees_of_a_module_is_no_worse_than_by_operators_or_data_parallel():
     config = replace(SMALL, hidden=512, ffn=2048, vocab=4096, seq=512, num_heads=8, num_kv_heads=8, head_dim=64)
     graph, machine = capture(plain(config), examples(config, 16)), Machine.load("h200-x4")
     optimizer = Optimizer(settings={"lr": 0.1})
-    best = search(graph, machine, degrees={}, optimizer=optimizer).best
-    by_operators = search(graph, machine, optimizer=optimizer, top_k=1).best
+    said: list[str] = []
+    best = search(graph, machine, optimizer=optimizer, on_progress=said.append).best
+    by_operators = search(graph, machine, method="operators", optimizer=optimizer, top_k=1).best
+    assert said == ["PlainLlama is a transformer: searched over degrees"]
     assert simulate(best, machine).step_interval_s <= simulate(by_operators, machine).step_interval_s
     spread = Degrees(dp=4, micro_batch=4, global_batch=16, optimizer=optimizer, fused=True)
     assert best.prediction.step_s <= forecast(recognise(graph).config, spread, machine).step_s

@@ -122,7 +122,7 @@ def test_when_time_is_over_the_best_answer_stands_with_its_bound(llama: Graph) -
 
 
 def test_the_search_states_the_gap_of_its_strategies(llama: Graph) -> None:
-    found = search(llama, Machine.load("h200-x8"), num_devices=4, top_k=1)
+    found = search(llama, Machine.load("h200-x8"), num_devices=4, top_k=1, method="operators")
     assert found.strategies_gap == pytest.approx(0.0, abs=1e-8)
     assert found.to_json()["strategies_gap"] == found.strategies_gap
 

@@ -193,7 +193,7 @@ def test_numbers_that_mean_nothing_are_refused(machine: Machine, name: str, valu
 
 def test_a_transformer_is_searched_operator_by_operator(machine: Machine) -> None:
     graph = transformer("llama-3-8b", batch_size=4, seq=256, num_layers=2)
-    found = search(graph, machine, num_devices=4, top_k=1)
+    found = search(graph, machine, num_devices=4, top_k=1, method="operators")
     assert found.best.prediction is not None and found.lower_bound_s < found.best.prediction.step_s
     blocks = [
         {name.split(".", 2)[2]: strategy.dims for name, strategy in found.best.strategies.items()

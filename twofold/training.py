@@ -257,7 +257,7 @@ class Model:
             num_micro_batches=self.wrapped.num_micro_batches, interleave=self.wrapped.interleave,
             schedule=settings.schedule, pinned=pinned, recompute=marked_operators(graph, module),
             optimizer=self.optimizer, full_batch=settings.full_batch, output_broadcast=settings.output_broadcast,
-            memory_limit_bytes=settings.memory_limit_bytes,
+            memory_limit_bytes=settings.memory_limit_bytes, on_progress=_say,
         )  # fmt: skip
         if os.environ.get(GRAPHS_VARIABLE) == "2":
             _save_graphs(graph, found.best)
@@ -278,6 +278,10 @@ class Model:
         if graph.batch_size % num_slices:
             return {}  # the search refuses it
         return given_strategies(graph.with_batch(graph.batch_size // num_slices), module, width)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _shipped(device_kind: str) -> str:

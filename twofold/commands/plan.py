@@ -331,7 +331,7 @@ def _plan_operators(options: PlanCommand, model: GivenModel, machine: Machine, s
     unless = None if widths == "any" else 1
     with say.doing("searching"):
         plans = search(
-            graph, executing(machine, execution), num_devices=options.devices,
+            graph, executing(machine, execution), num_devices=options.devices, method="operators",
             num_stages=unless if operators.stages is None else operators.stages,
             num_micro_batches=unless if operators.micro_batches is None else operators.micro_batches, widths=widths,
             time_limit_s=options.time_limit, on_progress=say.note,

@@ -1,0 +1,57 @@
+"""Which way a graph is searched: over degrees where it is a transformer, else operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.model.graph import Graph
+from plans.model.transformer import recognise
+from plans.plan import Optimizer
+from search.devices import Pins
+
+__all__ = ["pins_of", "stated_by_operator", "why_by_operators"]
+
+_UNLESS_GIVEN: dict[str, Any] = {"num_stages": 1, "num_micro_batches": 1, "interleave": 1, "schedule": "1f1b"}
+
+
+def stated_by_operator(**asked: Any) -> list[str]:
+    """The arguments of `search.search` about stages of operators, but for defaults and what is left to the search.
+
+    >>> stated_by_operator(num_stages=2, num_micro_batches=1, pinned=None, recompute=())
+    ['num_stages']
+    """
+    return [name for name, value in asked.items() if value not in (None, (), {}, [], _UNLESS_GIVEN.get(name))]
+
+
+def why_by_operators(graph: Graph, machine: Machine, stated: Sequence[str], *, full_batch: bool) -> str | None:
+    """Why a graph is searched operator by operator; None where its degrees are searched.
+
+    Args:
+        graph: of the whole batch.
+        machine: that it is to run on.
+        stated: what is given that only the search over operators knows.
+        full_batch: whether every rank is fed the whole batch.
+    """
+    if not machine.host_async:
+        return f"machine {machine.name} computes on its hosts"
+    if stated:
+        return f"{' and '.join(stated)} {'is' if len(stated) == 1 else 'are'} given"
+    if not full_batch:
+        return "every rank is fed its own part of the batch"
+    try:
+        recognise(graph)
+    except TwofoldError as error:
+        return str(error)
+    return None
+
+
+def pins_of(optimizer: Optimizer) -> Pins:
+    """The degrees that an optimizer fixes: its level, unless that is 0.
+
+    >>> pins_of(Optimizer()).given, pins_of(Optimizer(parallel_level=2)).given
+    ({}, {'zero': 2})
+    """
+    return Pins(zero=optimizer.parallel_level or None)
