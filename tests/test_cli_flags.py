@@ -24,6 +24,7 @@ FLAGS = {
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
     "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps json",
     "run": f"devices model machine {_LAUNCH} json",
+    "train": "resume max-restarts timeout json",
     "verify": f"model machine {_LAUNCH} json",
     "calibrate": "devices out name device points base minutes quick report json",
     "predict": f"model machine {_DEGREES} stage-layers {_FACTORS} global-batch seq layers mixed-precision stack "
@@ -31,7 +32,7 @@ FLAGS = {
     "validate": "stack machine report json",
 }
 POSITIONAL = {"plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "run": {"target", "script-args"},
-              "verify": {"plan"}, "validate": {"table"}}  # fmt: skip
+              "train": {"job"}, "verify": {"plan"}, "validate": {"table"}}  # fmt: skip
 
 
 def flags_of(options: type) -> Iterator[str]:
@@ -51,6 +52,6 @@ def test_flags_are_spelled_as_they_were(command: str) -> None:
 
 def test_every_command_has_its_flags_listed() -> None:
     assert list(commands()) == [
-        "demo", "plan", "simulate", "whatif", "run", "verify", "calibrate", "predict", "validate",
+        "demo", "plan", "simulate", "whatif", "run", "train", "verify", "calibrate", "predict", "validate",
     ]  # fmt: skip
     assert set(FLAGS) == set(commands())

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from executor.train.rates import Rate
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 
-__all__ = ["Emulate", "Job", "Task", "load_job", "save_job"]
+__all__ = ["Emulate", "Job", "Task", "TaskCheckpoints", "load_job", "save_job"]
 
 
 class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -21,6 +22,16 @@ class Emulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     machine: str
     dilate: float
+
+
+class TaskCheckpoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Checkpoints of a task: their folder, the steps between, how many stay, and which to resume, of `first` steps."""
+
+    folder: str
+    every: int
+    keep: int
+    resume: str | None = None
+    first: int = 0
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,6 +50,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         print_every: print the loss of every n-th step; 0 for none.
         emulate: machine and dilation, or None.
         profile_steps: of how many steps before the recorded ones torch's profiler writes `profile.rank.N.json`.
+        learning_rate: a schedule over the steps; None keeps the rate of the plan's optimizer.
+        checkpoints: to write and to resume from, or None.
+        metrics: write `metrics.jsonl`.
     """
 
     plan: str
@@ -52,6 +66,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     print_every: int = 0
     emulate: Emulate | None = None
     profile_steps: int = 0
+    learning_rate: Rate | None = None
+    checkpoints: TaskCheckpoints | None = None
+    metrics: bool = False
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

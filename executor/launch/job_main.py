@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from executor.step.emulate import Emulation
 from executor.step.groups import connect
 from executor.train.batches import rows_of_rank
 from executor.train.data import Prefetcher
+from executor.train.metrics import Metrics
 from executor.train.models import InitialParameters, load_model, random_parameters
-from executor.train.options import RunOptions
+from executor.train.options import Checkpoints, RunOptions
+from executor.train.rates import Rate
 from executor.train.run import run_rank
 from executor.train.same_start import check_same_batch, check_same_start
 from executor.train.sources import Source
@@ -80,21 +84,42 @@ def _run(task: Task, job: Job) -> None:
         emulation = _emulation(task, program.num_ranks)
     rank = dist.get_rank() if dist.is_initialized() else 0
 
+    asked = task.checkpoints
+    first = 0 if asked is None else asked.first
+    rate = None if task.learning_rate is None else partial(_rate, task.learning_rate, task.steps)
+    metrics = None
+    if task.metrics and rank == min(each for group in program.groups if group.loss is not None for each in group.ranks):
+        predicted_s = None if plan.prediction is None else plan.prediction.step_s
+        metrics = Metrics(Path(task.out) / "metrics.jsonl", first, predicted_s)
+
     def on_step(step: int, loss: float | None) -> None:
+        if metrics is not None and loss is not None:
+            metrics.add(step, loss, None if rate is None else rate(step), graph.batch_size)
         if loss is not None and task.print_every and (step + 1) % task.print_every == 0:
             print(f"epoch: {step // per_epoch + 1} step: {step % per_epoch + 1}, loss is {loss:.9g}", flush=True)
 
     options = RunOptions(
-        emulation=emulation, record_steps=min(task.record_steps, task.steps), count=task.count, on_step=on_step,
+        emulation=emulation, record_steps=min(task.record_steps, task.steps - first), count=task.count, on_step=on_step,
         timeout_s=job.timeout_s, profile_steps=min(task.profile_steps, task.steps),
-        profile_path=Path(task.out) / f"profile.rank.{rank}.json",
+        profile_path=Path(task.out) / f"profile.rank.{rank}.json", learning_rate=rate,
+        checkpoints=None if asked is None else Checkpoints(
+            folder=Path(asked.folder), every=asked.every, keep=asked.keep,
+            resume=None if asked.resume is None else Path(asked.resume),
+        ),
     )  # fmt: skip
-    with Prefetcher(rows_of_rank(plan, rank, source.batches(graph, task.steps))) as feed:
+    batches = itertools.islice(source.batches(graph, task.steps), first, None)
+    with Prefetcher(rows_of_rank(plan, rank, batches)) as feed:
         result = run_rank(
-            program, plan, feed, parameters, task.steps, device=job.device,
+            program, plan, feed, parameters, task.steps - first, device=job.device,
             weights_path=Path(task.out) / "weights.npz", options=options,
         )  # fmt: skip
     result.save(Path(task.out) / f"rank.{rank}.npz")
+    if metrics is not None:
+        metrics.close()
+
+
+def _rate(rate: Rate, steps: int, step: int) -> float:
+    return rate.at(step, steps)
 
 
 def _emulation(task: Task, num_ranks: int) -> Emulation:

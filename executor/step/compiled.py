@@ -76,7 +76,7 @@ class CompiledStep:
         if self._is_eager:
             return interpreter.step(batch, learning_rate)
         fed = self._feeds.fill(interpreter.checked(batch))
-        if interpreter.counter.step < _WARM_STEPS:
+        if interpreter.num_begun < _WARM_STEPS:
             self.close()  # parameters were set anew
             self._states_rate = learning_rate is not None
             return interpreter.step(fed, learning_rate)

@@ -74,6 +74,7 @@ class Interpreter:
         self.num_micro_batches = program.num_micro_batches
         self.peak = memory_peak(self.group, rank, memory_limit_bytes)
         self.counter = StepCounter()
+        self.num_begun = 0
         self.place = memoryview(bytearray(8)).cast("q")
         self._groups = groups
         self._self_transfers: SelfTransfers = defaultdict(SelfTransfer)
@@ -112,12 +113,20 @@ class Interpreter:
         """
         for name, tensor in initial_values(self.group, self.rank, self.device, whole):
             self._env[self._slot(name, 0)] = tensor
-        self.counter.step = 0
+        self.resume_at(0)
+
+    def resume_at(self, step: int) -> None:
+        """Go on after so many steps; the next one is checked, as the first step of a process."""
+        self.counter.step, self.num_begun = step, 0
+
+    def value(self, name: str) -> Tensor:
+        """The tensor of a value that lives between steps."""
+        tensor: Tensor = self._env[self._slot(name, 0)]
+        return tensor
 
     def kept(self, placement: ParameterPlacement) -> Tensor:
         """The tensor that a rank keeps of a parameter between steps: its shard, master weight or whole local weight."""
-        tensor: Tensor = self._env[self._slot(placement.kept, 0)]
-        return tensor
+        return self.value(placement.kept)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -138,7 +147,7 @@ class Interpreter:
                 that names the instruction and the rank.
         """
         self.begin(self.checked(batch), learning_rate)
-        if self.counter.step == 1:
+        if self.num_begun == 1:
             self._run_checked()
         else:
             self._run()
@@ -178,6 +187,7 @@ class Interpreter:
     def begin(self, rows: Mapping[str, Tensor], learning_rate: float | None = None) -> None:
         """Begin a step on these `checked` inputs."""
         self.counter.begin(learning_rate)
+        self.num_begun += 1
         self.bind(rows)
 
     def bind(self, rows: Mapping[str, Tensor]) -> None:

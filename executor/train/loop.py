@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,21 @@ def train(
     steps: int,
     options: RunOptions,
     heartbeat: Heartbeat,
+    *,
+    first: int = 0,
+    after_step: Callable[[int], None] | None = None,
 ) -> Training:
     """Train for so many steps.
+
+    Args:
+        stepper: does one.
+        device: where.
+        batches: of these steps.
+        steps: to be done.
+        options: of the run.
+        heartbeat: told where the loop is.
+        first: number of the first step, the steps that were done before.
+        after_step: called with the number of steps done in all when a step was launched.
 
     Raises:
         TwofoldError: the data ends early.
@@ -65,21 +78,23 @@ def train(
     """
     losses: list[Tensor] = []
     recorded: list[RecordedStep] = []
-    watch = _Watch(device, options, steps, behind=isinstance(stepper, CompiledStep))
+    watch = _Watch(device, options, steps, first, behind=isinstance(stepper, CompiledStep))
     warm, cpu_ns = steps // 4, 0
     profiled_from = max(0, steps - options.record_steps - options.profile_steps)
     profile = Profile(options.profile_path, device)
     for step in range(steps):
         if step == warm:
             cpu_ns = time.process_time_ns()
-        heartbeat.reads(step)
+        heartbeat.reads(first + step)
         batch = next(batches, None)
         heartbeat.trains()
         if batch is None:
-            raise TwofoldError(f"the data ended after {step} of {steps} steps; give more batches or fewer steps")
+            raise TwofoldError(
+                f"the data ended after {first + step} of {first + steps} steps; give more batches or fewer steps"
+            )
         if options.profile_steps and step == profiled_from:
             profile.start()
-        learning_rate = None if options.learning_rate is None else options.learning_rate(step)
+        learning_rate = None if options.learning_rate is None else options.learning_rate(first + step)
         watch.begins()
         if step >= steps - options.record_steps:
             loss, spans = stepper.record(batch, learning_rate)
@@ -87,6 +102,9 @@ def train(
         else:
             loss = stepper.step(batch, learning_rate)
         watch.launched(step, loss)
+        if after_step is not None:
+            heartbeat.ends()  # a disk may be slow
+            after_step(first + step + 1)
         if step == profiled_from + options.profile_steps - 1:
             profile.stop()
         if loss is not None:
@@ -102,11 +120,11 @@ def train(
 class _Watch:
     """Times and losses of steps, taken at once or, with `behind`, one step late."""
 
-    def __init__(self, device: Device, options: RunOptions, steps: int, *, behind: bool) -> None:
+    def __init__(self, device: Device, options: RunOptions, steps: int, first: int, *, behind: bool) -> None:
         self.times_ns = np.zeros((2, steps), dtype=np.int64)
         self._device, self._on_step = device, options.on_step
         self._marks = behind and device.is_async
-        self._behind = behind
+        self._behind, self._first = behind, first
         self._loss = math.nan
         self._begun: Mark = None
         self._pending: tuple[int, Any, Mark, Mark] | None = None
@@ -149,14 +167,14 @@ class _Watch:
         if value is not None:
             self._check_finite(step, value)
         if self._on_step is not None:
-            self._on_step(step, value)
+            self._on_step(self._first + step, value)
 
     def _check_finite(self, step: int, loss: float) -> None:
         if not math.isfinite(loss):
             before = "" if step == 0 else f", after {self._loss:.6g} in the step before"
             raise TrainingStopped(
-                f"training diverged: the loss of step {step + 1} is {loss}{before}; take a lower learning rate, clip "
-                "gradients, or look at the data of this step"
+                f"training diverged: the loss of step {self._first + step + 1} is {loss}{before}; take a lower "
+                "learning rate, clip gradients, or look at the data of this step"
             )
         self._loss = loss
 

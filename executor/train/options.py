@@ -5,10 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from executor.step.emulate import Emulation
 
-__all__ = ["AS_PLANNED", "OnStep", "RunOptions"]
+__all__ = ["AS_PLANNED", "Checkpoints", "OnStep", "RunOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """Checkpoints of a run.
+
+    Args:
+        folder: where they go.
+        every: steps from one to the next.
+        keep: how many whole ones stay.
+        resume: the one to go on from; None begins anew.
+    """
+
+    folder: Path
+    every: int
+    keep: int = 2
+    resume: Path | None = None
+
 
 OnStep = Callable[[int, float | None], None]
 """Called after step 0, 1, ... with its loss, None where this rank does not know it."""
@@ -28,6 +47,7 @@ class RunOptions:
         learning_rate: gives the learning rate of step 0, 1, ...; None keeps that of the plan's optimizer.
         profile_steps: of how many steps before the recorded ones torch's profiler writes a trace.
         profile_path: where it goes (JSON, for Perfetto).
+        checkpoints: written, and resumed from; only of runs with a plan.
     """
 
     emulation: Emulation | None = None
@@ -38,6 +58,7 @@ class RunOptions:
     learning_rate: Callable[[int], float] | None = None
     profile_steps: int = 0
     profile_path: str | os.PathLike[str] = "profile.json"
+    checkpoints: Checkpoints | None = None
 
 
 AS_PLANNED = RunOptions()

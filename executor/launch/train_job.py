@@ -1,0 +1,167 @@
+"""A training job: a file that says what to train, on which plan and data, for how long, and where checkpoints go."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from executor.launch.job import Job, Task, TaskCheckpoints, save_job
+from executor.train.rates import Rate
+from plans.errors import TwofoldError, whole_number
+from plans.plan import load_plan, save_plan
+
+__all__ = ["CheckpointSettings", "TrainingJob", "load_training_job", "train"]
+
+
+class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Checkpoints of a job: one after `every` steps, the last `keep` of which stay."""
+
+    every: int
+    keep: int = 2
+
+
+class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `twofold train` reads.
+
+    Args:
+        plan: plan file.
+        steps: in all, those before a resume included.
+        out: folder of `metrics.jsonl`, `weights.npz` and `checkpoints`.
+        data: as for `run`; also "tokens.npy", a row of token numbers, which is read through memory mapping.
+        model: "package.module:function" or "file.py:function" for initial weights; "" draws them.
+        seed: of initial weights and data order.
+        learning_rate: a schedule; None keeps the rate of the plan's optimizer.
+        checkpoints: None writes none.
+        max_restarts: how often the ranks are started again from the last checkpoint after one of them failed.
+        print_every: the loss of every n-th step is printed.
+        log_dir: where the ranks' output goes.
+        device: "auto", "cpu", "cuda" or "npu".
+        timeout_s: for one launch.
+    """
+
+    plan: str
+    steps: int
+    out: str
+    data: str = "random"
+    model: str = ""
+    seed: int = 1
+    learning_rate: Rate | None = None
+    checkpoints: CheckpointSettings | None = None
+    max_restarts: int = 0
+    print_every: int = 10
+    log_dir: str = "log_output"
+    device: str = "auto"
+    timeout_s: float | None = None
+
+
+def load_training_job(path: str | os.PathLike[str]) -> TrainingJob:
+    """Read a job file (TOML); paths in it are as seen from the current folder.
+
+    Raises:
+        TwofoldError: no such file, not TOML, an unknown or missing key, a value of another type.
+    """
+    try:
+        text = Path(path).read_bytes().decode()
+        return msgspec.convert(tomllib.loads(text), TrainingJob)
+    except OSError as error:
+        raise TwofoldError(f"{os.fspath(path)}: cannot be read ({error.strerror}); name a job file") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise TwofoldError(f"{os.fspath(path)}: {error}") from None
+
+
+def train(
+    job: TrainingJob, *, resume: bool = False, on_line: Callable[[int, str], None] | None = None
+) -> list[dict[str, Any]]:
+    """Train as a job says; returns the figures of all steps, as in `metrics.jsonl`.
+
+    Args:
+        job: what to do. Everything in it is checked before ranks are started.
+        resume: go on from the newest checkpoint, which may be of another plan of the same model and optimizer.
+        on_line: called with (rank, line) for what the last rank prints.
+
+    Raises:
+        TwofoldError: bad input; `executor.launch.rank_failures.RunFailed` when training failed and no restart is left.
+
+    >>> job = TrainingJob(plan="plan.json", steps=100, out="runs/gpt", checkpoints=CheckpointSettings(every=20))
+    >>> train(job, resume=True)[-1]["loss"]  # doctest: +SKIP
+    """
+    from executor.launch.launch import Follow, launch
+    from executor.launch.rank_failures import RankRefused, RunFailed
+
+    task, num_ranks = _checked(job)
+    tell = on_line or _ignore
+    for restarts_left in range(job.max_restarts, -1, -1):
+        task = msgspec.structs.replace(task, checkpoints=_checkpoints(job, resume))
+        path = save_job(Job(tasks=(task,), device=job.device), Path(job.out) / "job.json")
+        try:
+            launch(
+                "executor.launch.job_main", num_ranks=num_ranks, args=[str(path)], log_dir=job.log_dir,
+                timeout_s=job.timeout_s, follow=Follow(tell),
+            )  # fmt: skip
+            break
+        except RankRefused:
+            raise  # it would come again
+        except RunFailed as error:
+            if not restarts_left:
+                raise
+            resume = True
+            tell(0, f"{str(error).splitlines()[0]}; started again, {restarts_left - 1} restarts are left")
+    return [json.loads(line) for line in (Path(job.out) / "metrics.jsonl").read_text().splitlines()]
+
+
+def _ignore(rank: int, line: str) -> None:
+    """Hear nothing."""
+
+
+def _checked(job: TrainingJob) -> tuple[Task, int]:
+    """The task of a job, without its checkpoints, and the number of its ranks."""
+    from executor.train.sources import Source
+
+    for name in ("steps", "print_every"):
+        whole_number(name, getattr(job, name))
+    whole_number("max_restarts", job.max_restarts, least=0)
+    if job.checkpoints is not None:
+        whole_number("checkpoints.every", job.checkpoints.every)
+        whole_number("checkpoints.keep", job.checkpoints.keep)
+    elif job.max_restarts:
+        raise TwofoldError("max_restarts goes on from checkpoints: state checkpoints, with every = STEPS")
+    if job.learning_rate is not None:
+        job.learning_rate.check(job.steps)
+    plan = load_plan(job.plan)
+    Source(data=job.data, seed=job.seed).check(plan.graph)
+    path = save_plan(plan, Path(job.out) / "plan.json")
+    task = Task(
+        plan=str(path), out=job.out, steps=job.steps, model=job.model, data=job.data, seed=job.seed, count=False,
+        print_every=job.print_every, learning_rate=job.learning_rate, metrics=True,
+    )  # fmt: skip
+    return task, plan.num_ranks
+
+
+def _checkpoints(job: TrainingJob, resume: bool) -> TaskCheckpoints | None:
+    """Where the ranks write checkpoints, and which one they go on from; it is whole and for the plan's model."""
+    from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
+
+    if job.checkpoints is None:
+        if resume:
+            raise TwofoldError("--resume goes on from checkpoints: state checkpoints in the job, with every = STEPS")
+        return None
+    folder = Path(job.out) / "checkpoints"
+    written = written_checkpoints(folder)
+    if written and not resume:
+        raise TwofoldError(f"{folder} has checkpoints of an earlier run; go on with --resume, or name another out")
+    newest, first = None, 0
+    if written:
+        newest = written[-1]
+        first = check_checkpoint(newest, load_plan(job.plan))
+        if first >= job.steps:
+            raise TwofoldError(f"{newest}: {first} steps are done and the job asks for {job.steps}; ask for more steps")
+    return TaskCheckpoints(
+        folder=str(folder), every=job.checkpoints.every, keep=job.checkpoints.keep,
+        resume=None if newest is None else str(newest), first=first,
+    )  # fmt: skip

@@ -1,0 +1,287 @@
+"""Checkpoints of a run, written by torch.distributed.checkpoint while training goes on.
+
+A checkpoint is a folder `step-00000020`: the files of torch.distributed.checkpoint, each distinct part of weights (or
+masters) and optimizer states written by one rank; `plan.json`; and `manifest.json` with the step and the size and hash
+of every file. It is written under another name, brought to the disk (fsync) and renamed, so that a folder of this name
+is whole. A part's key says where it lies in the whole tensor: on the plan that wrote it every rank reads back its own
+parts; on another plan it reads the parts that its own ones overlap.
+
+The state of a run has nothing else: dropout follows from seed and step, data from the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from executor.kernels.movement import flat_part
+from executor.step.interpreter import Interpreter
+from executor.train.checkpoint_files import MANIFEST, checkpoint_name, written_checkpoints
+from plans.errors import TrainingStopped, TwofoldError
+from plans.files import write_atomically
+from plans.plan import Plan, plan_to_json
+from plans.program import ParameterPlacement, Program
+
+__all__ = ["Saver", "restore"]
+
+Region = tuple[tuple[int, int], ...]
+_WEIGHT = "weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a whole tensor: elements [number size, (number + 1) size) of a region, flattened and padded."""
+
+    name: str
+    role: str
+    region: Region
+    number: int
+    size: int
+
+    @property
+    def key(self) -> str:
+        box = ",".join(f"{first}-{last}" for first, last in self.region)
+        return f"{self.name}|{self.role}|{box}|{self.number}|{self.size}"
+
+    @classmethod
+    def of_key(cls, key: str) -> _Part:
+        name, role, box, number, size = key.rsplit("|", 4)
+        region = tuple((int(first), int(last)) for first, last in (ends.split("-") for ends in box.split(",") if ends))
+        return cls(name, role, region, int(number), int(size))
+
+
+def _kept(interpreter: Interpreter) -> Iterator[tuple[ParameterPlacement, _Part, str]]:
+    """Placement, part and value of every tensor that a rank keeps and steps change."""
+    rank = interpreter.rank
+    for placement in interpreter.group.parameters:
+        mesh = placement.layout.mesh
+        region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
+        number = mesh.index(rank, placement.shard_axes)
+        roles = {_WEIGHT: placement.kept} | {f"state{at}": name for at, name in enumerate(placement.states)}
+        for role, value in roles.items():
+            size = math.prod(interpreter.group.values[value].shape)
+            yield placement, _Part(placement.name, role, region, number, size), value
+
+
+def _writers(program: Program) -> dict[tuple[str, Region, int], int]:
+    """(parameter, region, number) -> the rank that writes it: the lowest one that keeps it."""
+    found: dict[tuple[str, Region, int], int] = {}
+    for group in program.groups:
+        for placement in group.parameters:
+            for rank in sorted(placement.layout.mesh.rank_list):
+                region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
+                key = placement.name, region, placement.layout.mesh.index(rank, placement.shard_axes)
+                found[key] = min(rank, found.get(key, rank))
+    return found
+
+
+class Saver:
+    """Writes checkpoints of one rank; all ranks of the program have one.
+
+    Args:
+        program: of all ranks.
+        plan: it comes from; saved beside the tensors.
+        interpreter: of this rank.
+        folder: of the checkpoints.
+        every: steps from one checkpoint to the next.
+        keep: how many whole ones stay.
+    """
+
+    def __init__(
+        self, program: Program, plan: Plan, interpreter: Interpreter, folder: Path, *, every: int, keep: int
+    ) -> None:
+        self._plan, self._interpreter, self._folder, self._every, self._keep = plan, interpreter, folder, every, keep
+        self._alone = program.num_ranks == 1
+        # a group of its own, on CPUs: its messages go beside those of the steps
+        self._group = None if self._alone else dist.new_group(backend="gloo")
+        writers = _writers(program)
+        self._mine = [
+            (part, value)
+            for _, part, value in _kept(interpreter)
+            if writers[part.name, part.region, part.number] == interpreter.rank
+        ]
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+
+    def after(self, done: int) -> None:
+        """Copy what is to be kept if a checkpoint is due after so many steps, and write it in a thread.
+
+        Raises:
+            TrainingStopped: the one before could not be written.
+        """
+        if done % self._every:
+            return
+        self.finish()
+        with torch.inference_mode():
+            state = {
+                part.key: self._interpreter.value(value).detach().to("cpu", copy=True) for part, value in self._mine
+            }
+        self._thread = threading.Thread(target=self._try, args=(done, state), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            TrainingStopped: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failed is not None:
+            raise TrainingStopped(
+                f"a checkpoint in {str(self._folder)!r} cannot be written: {_in_one_line(self._failed)}; those before "
+                "it are whole: make room, or name another folder, and go on with --resume"
+            ) from self._failed
+
+    def _try(self, step: int, state: dict[str, Tensor]) -> None:
+        try:
+            self._write(step, state)
+        except BaseException as error:
+            self._failed = error
+
+    def _write(self, step: int, state: dict[str, Tensor]) -> None:
+        rank, name = self._interpreter.rank, checkpoint_name(step)
+        writing, written = self._folder / f".{name}.writing", self._folder / name
+        if rank == 0:
+            shutil.rmtree(writing, ignore_errors=True)
+            writing.mkdir(parents=True)
+        self._meet()
+        writer = FileSystemWriter(writing, sync_files=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one rank
+            save(state, storage_writer=writer, process_group=self._group, no_dist=self._alone)
+        mine = {path.name: _size_and_hash(path) for path in sorted(writing.glob(f"__{rank}_*"))}
+        everybody: list[dict[str, Any]] = [mine]
+        if self._group is not None:
+            everybody = [{} for _ in range(self._group.size())]
+            dist.all_gather_object(everybody, mine, group=self._group)
+        if rank == 0:
+            write_atomically(writing / "plan.json", plan_to_json(self._plan))
+            files = {name: said for each in everybody for name, said in each.items()}
+            files |= {path: _size_and_hash(writing / path) for path in (".metadata", "plan.json")}
+            parameters = {tensor.name: list(tensor.shape) for tensor in self._plan.graph.parameters}
+            manifest = {
+                "twofold_checkpoint": 1, "step": step, "optimizer": self._plan.optimizer.kind, "parameters": parameters,
+                "files": files,
+            }  # fmt: skip
+            write_atomically(writing / MANIFEST, json.dumps(manifest, indent=1).encode())
+            for path in writing.iterdir():
+                _sync(path)
+            _sync(writing)
+            shutil.rmtree(written, ignore_errors=True)
+            os.replace(writing, written)
+            _sync(self._folder)
+            print(f"checkpoint {written}", flush=True)
+            for old in written_checkpoints(self._folder)[: -self._keep]:
+                shutil.rmtree(old)
+        self._meet()
+
+    def _meet(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+
+def restore(interpreter: Interpreter, checkpoint: Path) -> int:
+    """Read this rank's weights and states from a checkpoint, of this plan or another one; returns the steps done.
+
+    Raises:
+        TwofoldError: a part that the checkpoint does not have.
+    """
+    manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+    reader = FileSystemReader(checkpoint)
+    metadata = reader.read_metadata().state_dict_metadata
+    parts: dict[tuple[str, str], list[_Part]] = {}
+    for key in metadata:
+        part = _Part.of_key(key)
+        parts.setdefault((part.name, part.role), []).append(part)
+    needed: dict[str, Tensor] = {}
+    for _, part, _ in _kept(interpreter):
+        same = part.key in metadata
+        overlapping = (each for each in parts.get((part.name, part.role), ()) if _common(each.region, part.region))
+        for key in [part.key] if same else [each.key for each in overlapping]:
+            said = metadata[key]
+            assert isinstance(said, TensorStorageMetadata)
+            needed[key] = torch.empty(said.size, dtype=said.properties.dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # every rank reads for itself
+        load(needed, storage_reader=reader, no_dist=True)
+    with torch.inference_mode():
+        for placement, part, value in _kept(interpreter):
+            home = interpreter.value(value)
+            found = _assembled(part, needed, parts.get((part.name, part.role), ()))
+            home.copy_(found.view(home.shape))
+            if part.role == _WEIGHT and placement.master is not None:
+                interpreter.value(placement.weight).copy_(home)
+    step: int = manifest["step"]
+    interpreter.resume_at(step)
+    return step
+
+
+def _assembled(part: _Part, read: Mapping[str, Tensor], saved: Sequence[_Part]) -> Tensor:
+    """The part as a rank keeps it, from saved parts of the same tensor."""
+    if (own := read.get(part.key)) is not None:
+        return own
+    dtype = next(iter(read[each.key].dtype for each in saved if each.key in read), torch.float32)
+    box, filled = torch.zeros([last - first for first, last in part.region], dtype=dtype), 0
+    pieces: dict[tuple[Region, int], list[_Part]] = {}  # a tied weight may be there twice, cut in other ways
+    for each in saved:
+        if _common(each.region, part.region):
+            pieces.setdefault((each.region, each.size), []).append(each)
+    for (region, _), shards in pieces.items():
+        flat = torch.cat([read[each.key].reshape(-1) for each in sorted(shards, key=lambda each: each.number)])
+        sizes = [last - first for first, last in region]
+        whole = flat[: math.prod(sizes)].view(sizes)
+        common = _common(region, part.region)
+        assert common is not None
+        target = box[_within(common, part.region)]
+        target.copy_(whole[_within(common, region)])
+        filled += target.numel()
+    if filled < box.numel():
+        raise TwofoldError(f"the checkpoint lacks parts of {part.name!r} ({part.role})")
+    return flat_part(box, part.size, part.number)
+
+
+def _common(left: Region, right: Region) -> Region | None:
+    """What two regions share; None where nothing."""
+    found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
+    return found if all(first < last for first, last in found) else None
+
+
+def _within(region: Region, outer: Region) -> tuple[slice, ...]:
+    return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(region, outer, strict=True))
+
+
+def _size_and_hash(path: Path) -> list[Any]:
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, hashlib.blake2b).hexdigest()]
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _in_one_line(error: BaseException) -> str:
+    said = str(error).strip().splitlines()
+    return said[-1] if said else type(error).__name__

@@ -1,0 +1,101 @@
+"""Runs that go on from a checkpoint: bit for bit on the same plan, to rounding on another one."""
+
+import numpy as np
+import pytest
+
+from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
+from executor.train.options import Checkpoints, RunOptions
+from executor.train.run import run_rank
+from plans.errors import TwofoldError
+from plans.lower import lower
+from plans.plan import Optimizer
+from tests.on_ranks import run_on_ranks
+from tests.small_training import batches, four_ranks, one_rank, parameters
+
+ADAMW = Optimizer(kind="adamw", settings={"lr": 0.01}, parallel_level=1, threshold_bytes=0)
+SGD = four_ranks()["data parallel"].optimizer
+PLANS = {
+    f"{name}, {optimizer.kind}": __import__("msgspec").structs.replace(plan, optimizer=optimizer)
+    for optimizer in (
+        ADAMW,
+        Optimizer(kind="momentum", settings={"lr": 0.1, "momentum": 0.9}, parallel_level=1, threshold_bytes=0),
+    )
+    for name, plan in four_ranks().items()
+    if name in ("data parallel", "split weights", "two stages")
+}
+STEPS, CUT = 7, 4
+
+
+def trained(plan, folder, *, resume=None, save=False, steps=STEPS):
+    first = 0 if resume is None else CUT
+    asked = Checkpoints(folder=folder, every=2 if save else 1000, keep=1, resume=resume)
+    options = RunOptions(checkpoints=asked, count=False, record_steps=0, learning_rate=lambda step: 0.02 / (1 + step))
+    feed = iter(batches(STEPS)[first:steps])
+    return run_rank(lower(plan), plan, feed, parameters(), steps - first, device="cpu", options=options)
+
+
+def work(rank, folder):
+    for name, plan in PLANS.items():
+        own = folder / name
+        trained(plan, own / "cut", save=True, steps=5)  # writes 2 and 4; 5 is lost
+        (checkpoint,) = written_checkpoints(own / "cut")
+        found = {"whole": trained(plan, own / "a"), "resumed": trained(plan, own / "b", resume=checkpoint)}
+        for other, another in PLANS.items():
+            if other != name and another.optimizer == plan.optimizer:
+                found[f"on {other}"] = trained(another, own / "c", resume=checkpoint)
+        if rank == 0:
+            for label, result in found.items():
+                np.savez(own / f"{label}.npz", losses=result.losses, **result.weights)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run_on_ranks(work, 4, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(folder, name):
+    whole, resumed = np.load(folder / name / "whole.npz"), np.load(folder / name / "resumed.npz")
+    assert np.array_equal(whole["losses"][CUT:], resumed["losses"])
+    for weight in parameters():
+        assert np.array_equal(whole[weight], resumed[weight]), weight
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_another_plan_goes_on_from_it(folder, name):
+    whole = np.load(folder / name / "whole.npz")
+    others = sorted((folder / name).glob("on *.npz"))
+    assert len(others) == 2
+    for path in others:
+        resumed = np.load(path)
+        np.testing.assert_allclose(resumed["losses"], whole["losses"][CUT:], rtol=2e-6)
+        for weight in parameters():
+            np.testing.assert_allclose(resumed[weight], whole[weight], rtol=1e-4, atol=1e-6)
+
+
+def test_one_rank_goes_on_from_four(folder, tmp_path):
+    name = "data parallel, adamw"
+    (checkpoint,) = written_checkpoints(folder / name / "cut")
+    resumed = trained(one_rank(optimizer=ADAMW), tmp_path, resume=checkpoint)
+    np.testing.assert_allclose(resumed.losses, np.load(folder / name / "whole.npz")["losses"][CUT:], rtol=2e-6)
+
+
+def test_what_is_not_whole_or_of_another_model_is_refused(folder, tmp_path):
+    import shutil
+
+    name = "two stages, adamw"
+    (checkpoint,) = written_checkpoints(folder / name / "cut")
+    assert not list((folder / name / "cut").glob(".*"))  # nothing half-written is left
+    assert check_checkpoint(checkpoint, PLANS[name]) == CUT
+    with pytest.raises(TwofoldError, match="another model or optimizer"):
+        check_checkpoint(checkpoint, PLANS["two stages, momentum"])
+    for path in sorted(checkpoint.iterdir()):
+        copy = tmp_path / path.name / checkpoint.name
+        shutil.copytree(checkpoint, copy)
+        data = bytearray((copy / path.name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (copy / path.name).write_bytes(data if path.name != "manifest.json" else data[: len(data) // 2])
+        with pytest.raises(TwofoldError, match=r"not as it was written|resume from another"):
+            check_checkpoint(copy, PLANS[name])

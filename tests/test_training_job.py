@@ -1,0 +1,129 @@
+"""`twofold train`: schedules as torch has them, restarts that change nothing, and bad jobs refused before a launch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executor.train.rates import Rate
+from executor.train.sources import Source
+from plans.model.transformer import transformer
+from plans.plan import save_plan
+from tests.small_training import four_ranks
+from twofold.cli import main
+
+JOB = """
+plan = "{folder}/plan.json"
+steps = {steps}
+out = "{folder}/{out}"
+data = "{data}"
+log_dir = "{folder}/logs"
+[learning_rate]
+kind = "cosine"
+peak = 0.05
+warmup = 3
+[checkpoints]
+every = 5
+"""
+
+DATA = """
+import os, signal
+from pathlib import Path
+from tests.small_training import batches
+
+def fed():
+    for number, batch in enumerate(batches(14)):
+        mark = Path(__file__).with_name(f"killed.{number}")
+        if os.environ.get("RANK") == "2" and number in (8, 12) and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+"""
+
+
+def write_job(folder: Path, out: str, data: str, steps: int = 14, more: str = "") -> Path:
+    path = folder / f"{out}.toml"
+    path.write_text(JOB.format(folder=folder, out=out, data=data, steps=steps) + more)
+    return path
+
+
+def losses(path: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def test_a_run_whose_rank_is_killed_twice_equals_one_that_is_not(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    save_plan(four_ranks()["two stages"], tmp_path / "plan.json")
+    (tmp_path / "data.py").write_text(DATA)
+    job = write_job(tmp_path, "killed", f"{tmp_path}/data.py:fed")
+    assert main(["train", str(job), "--max-restarts", "2"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("rank 2 was killed by SIGKILL") == 2 and "0 restarts are left" in told
+    whole = write_job(tmp_path, "whole", f"{tmp_path}/data.py:fed")
+    assert main(["train", str(whole), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    ran = losses(tmp_path / "killed" / "metrics.jsonl")
+    assert [step for step, _ in ran] == list(range(1, 15))
+    assert ran == losses(tmp_path / "whole" / "metrics.jsonl")
+    assert said["losses"] == [loss for _, loss in ran]
+    weights = [np.load(tmp_path / out / "weights.npz") for out in ("killed", "whole")]
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0].files)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"more": "\nevry = 3\n"}, "unknown field `evry`"),
+        ({"steps": 2}, "3 steps of warmup and 0 of decay, the run has 2"),
+        ({"data": "nowhere.npy"}, "is no .npy file|is for models of tokens"),
+        ({"more": "\n[other\n"}, "toml: "),
+        ({"more": "keep = 0\n"}, "checkpoints.keep is 0"),
+    ],
+)
+def test_a_bad_job_is_refused_in_one_line_before_a_launch(changed, says, tmp_path, capsys):
+    save_plan(four_ranks()["two stages"], tmp_path / "plan.json")
+    job = write_job(tmp_path, "bad", **{"data": "random"} | changed)
+    assert main(["train", str(job)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+
+    assert re.search(says, line), line
+    assert not (tmp_path / "logs").exists()
+
+
+def test_schedules_are_those_of_torch():
+    steps, peak = 20, 0.3
+    rates = {
+        kind: [Rate(kind=kind, peak=peak).at(step, steps) for step in range(steps)] for kind in ("linear", "cosine")
+    }
+    for kind, make in {
+        "linear": lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 1e-12, total_iters=steps - 1),
+        "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, steps - 1),
+    }.items():
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
+        scheduler, theirs = make(optimizer), []
+        for _ in range(steps):
+            theirs.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        np.testing.assert_allclose(rates[kind], theirs, rtol=1e-9, atol=1e-9)
+    wsd = [Rate(kind="wsd", peak=1.0, warmup=4, decay=5, final=0.5).at(step, steps) for step in range(steps)]
+    np.testing.assert_allclose(wsd[:4], [0.25, 0.5, 0.75, 1.0])
+    np.testing.assert_allclose(wsd[4:15], 1.0)
+    np.testing.assert_allclose(wsd[15:], [0.9, 0.8, 0.7, 0.6, 0.5])
+
+
+def test_tokens_are_cut_into_sequences_each_seen_once_an_epoch(tmp_path):
+    graph = transformer("gpt2", num_layers=1, seq=8).with_batch(2)
+    np.save(tmp_path / "tokens.npy", np.arange(70, dtype=np.uint16))
+    found = list(Source(data=str(tmp_path / "tokens.npy"), seed=3).batches(graph, 8))
+    firsts = [int(row[0]) for batch in found for row in batch["tokens"]]
+    assert sorted(firsts[:8]) == sorted(firsts[8:]) == list(range(0, 64, 8)) and firsts[:8] != firsts[8:]
+    for batch in found:
+        assert np.array_equal(batch["labels"], batch["tokens"] + 1)

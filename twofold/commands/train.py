@@ -1,0 +1,48 @@
+"""`twofold train`: a training job with its own data, a learning-rate schedule, checkpoints and restarts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import tyro
+
+from twofold.commands.options import Output
+
+if TYPE_CHECKING:
+    from twofold.console import Console
+
+__all__ = ["Train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """Train as a job file says; go on from its newest checkpoint with --resume.
+
+    Args:
+        job: job file (TOML): plan, steps, out; data, model, seed, learning_rate, checkpoints, max_restarts.
+        resume: go on from the newest checkpoint, also of another plan for the same model.
+        max_restarts: how often failed ranks are started again, instead of what the job says.
+        timeout: seconds for one launch, instead of what the job says.
+    """
+
+    job: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="JOB.toml")]
+    resume: bool = False
+    max_restarts: int | None = None
+    timeout: float | None = None
+    output: Output = field(default_factory=Output)
+
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Train; it passes when all steps were done."""
+        from executor.launch.train_job import load_training_job, train
+
+        job = load_training_job(self.job)
+        if self.max_restarts is not None:
+            job = msgspec.structs.replace(job, max_restarts=self.max_restarts)
+        if self.timeout is not None:
+            job = msgspec.structs.replace(job, timeout_s=self.timeout)
+        with say.doing(f"training {job.steps} steps"):
+            figures = train(job, resume=self.resume, on_line=lambda rank, line: say.say(line))
+        say.say(f"{len(figures)} steps, loss {figures[-1]['loss']:.6g}; {job.out} has metrics.jsonl and weights.npz")
+        return {"out": job.out, "steps": len(figures), "losses": [each["loss"] for each in figures]}, True
