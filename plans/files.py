@@ -1,18 +1,40 @@
-"""Writing files atomically: a reader finds the old content or the new, never a part. And what JSON can express."""
+"""Writing files atomically: a reader finds the old content or the new, never a part. Gzip with a limit; what JSON can say."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import math
 import os
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from plans.errors import TwofoldError
 
-__all__ = ["check_writable", "finite", "write_atomically"]
+__all__ = ["check_writable", "decompressed", "finite", "write_atomically"]
+
+_MOST_BYTES = 1 << 30
+
+
+def decompressed(content: bytes, most_bytes: int = _MOST_BYTES) -> bytes:
+    """What a gzip file holds.
+
+    Raises:
+        EOFError: the file is cut.
+        gzip.BadGzipFile: it is damaged, or holds more than `most_bytes`: a small file may fill any memory.
+    """
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            found = file.read(most_bytes + 1)
+    except zlib.error as error:
+        raise gzip.BadGzipFile(str(error)) from None
+    if len(found) > most_bytes:
+        raise gzip.BadGzipFile(f"it holds more than {most_bytes:,} bytes; give a smaller file, or one decompressed")
+    return found
 
 
 def finite(value: Any) -> Any:
@@ -76,6 +98,8 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

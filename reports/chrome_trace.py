@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plans.errors import TwofoldError
-from plans.files import write_atomically
+from plans.files import decompressed, write_atomically
 from plans.program import Kind, Program
 from plans.timeline import STREAMS, MemoryPeak, Span, Timeline
 from reports.spans import groups_of
@@ -145,7 +145,7 @@ def read_trace(path: str | os.PathLike[str]) -> list[Timeline]:
     """
     shown = os.fspath(path)
     try:
-        document = json.loads(gzip.decompress(Path(path).read_bytes()))
+        document = json.loads(decompressed(Path(path).read_bytes()))
         other = document["otherData"]
         if other["twofold_trace"] != TRACE_VERSION:
             raise TwofoldError(f"{shown}: trace version {other['twofold_trace']}, this twofold reads {TRACE_VERSION}")

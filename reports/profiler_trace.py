@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from plans.errors import TwofoldError
+from plans.files import decompressed
 from plans.timeline import STREAMS, Span, Timeline
 
 __all__ = ["kernel_call", "read_rank_traces"]
@@ -136,7 +137,7 @@ class _Trace:
 def _load(path: Path) -> _Trace:
     try:
         content = path.read_bytes()
-        text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        text = decompressed(content) if content[:2] == b"\x1f\x8b" else content
         # times are microseconds since 1970 in some versions: more digits than a float has
         document = json.loads(text, parse_float=Decimal)
         events = [_timed(event, document) for event in document["traceEvents"] if event.get("ph") == "X"]

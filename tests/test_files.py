@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plans.files import write_atomically
+from plans.files import decompressed, write_atomically
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -23,3 +23,16 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError) as caught:
         write_atomically(tmp_path, b"x")
     assert caught.value.filename == str(tmp_path)
+
+
+def test_a_gzip_file_that_holds_too_much_or_is_damaged_is_refused():
+    import gzip
+
+    packed = gzip.compress(bytes(5000))
+    assert decompressed(packed, 5000) == bytes(5000)
+    with pytest.raises(gzip.BadGzipFile, match="more than 4,999 bytes"):
+        decompressed(packed, 4999)
+    with pytest.raises(EOFError):
+        decompressed(packed[:-9])
+    with pytest.raises(gzip.BadGzipFile):
+        decompressed(packed[:10] + b"\xff" + packed[11:])

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from plans.errors import TwofoldError
-from plans.files import write_atomically
+from plans.files import decompressed, write_atomically
 
 __all__ = ["Point", "PointLog", "held_out", "load_points", "save_points"]
 
@@ -196,7 +196,7 @@ def load_points(path: str | os.PathLike[str], *, measured: bool = True) -> tuple
     try:
         content = Path(path).read_bytes()
         if name.endswith(".gz"):
-            content = gzip.decompress(content)
+            content = decompressed(content)
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
         raise TwofoldError(f"cannot read the measured points {name!r}: {reason}") from None

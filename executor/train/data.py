@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.errors import TwofoldError
+from plans.files import decompressed
 
 SIDE = 28  # pixels of one side of an MNIST image
 IMAGES_NAME = "train-images-idx3-ubyte"
@@ -113,8 +114,8 @@ def _find_idx(folder: Path, name: str) -> Path:
 def _read_idx(path: Path, *, magic: int, num_dims: int) -> NDArray[np.uint8]:
     """The array of an IDX file: magic number and `num_dims` sizes (big-endian, 4 bytes each), then one byte a value."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        content = decompressed(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError) as error:
         raise TwofoldError(f"{path}: not a whole gzip file ({error}); fetch it again") from None
     except OSError as error:
         raise TwofoldError(f"{path}: cannot be read ({error.strerror})") from None
