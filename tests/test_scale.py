@@ -11,6 +11,7 @@ from folded_lowering import check_template, small_plan
 
 from costmodels import Machine, axes_group
 from costmodels.fit.points import load_points
+from costmodels.price.clock import at_usual_clock
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
@@ -24,7 +25,7 @@ from plans.plan import Optimizer
 from plans.schedules import make_schedule
 from search import uniform_plan
 from simulator import simulate
-from simulator.forecast import Stack, forecast, stack_named, stack_names
+from simulator.forecast import Stack, estimate, forecast, stack_named, stack_names
 from simulator.forecast.action import ClockMap, measure
 from simulator.forecast.chunks import Chunks
 from simulator.forecast.memory import peak_activations
@@ -347,6 +348,17 @@ def test_a_tied_table_is_held_once_on_one_stage():
 def test_sizes_that_degrees_do_not_divide_are_refused(wrong, message):
     with pytest.raises(TwofoldError, match=message):
         forecast(LLAMA, Degrees(**{"global_batch": 2} | wrong), Machine.load("h100-sxm-x8"))
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_estimates_are_of_the_pace_where_ranks_end_apart(pp):
+    """A rank begins its next step when its own is over: the first step of zb_h2 takes over 1 % longer."""
+    config, machine = transformer_config("llama-3-8b"), at_usual_clock(Machine.load("h100-sxm-x64"))
+    degrees = Degrees(dp=64 // pp, pp=pp, micro_batch=1, global_batch=512, schedule="zb_h2")
+    exact, estimated_s = step_forecast(config, degrees, machine), estimate(config, degrees, machine).step_s
+    pace_s, first_s = exact.pace_ps() / 1e12, exact.end_ps() / 1e12
+    assert first_s > 1.01 * pace_s
+    assert estimated_s == pytest.approx(pace_s, rel=0.0075)
 
 
 _DECODERS = [

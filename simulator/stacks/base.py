@@ -25,6 +25,10 @@ CHIP_SPREAD = 0.015
 large products of five H200 of ours differ by 2 % (benchmarks/data)."""
 
 
+_ENDS_APART = frozenset({"zb_h2", "zb_v", "dualpipe_v"})
+"""Schedules whose ranks do not all end with the first, which so begins its next step while others are in this one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """One kernel as `price_compute` takes it.
@@ -198,8 +202,12 @@ class Stack:
         return 2 * max(pieces.values())
 
     def steps_together(self, degrees: Degrees) -> bool:
-        """Whether the ranks of a pipeline begin every step together."""
-        return True
+        """Whether the ranks of a pipeline begin every step together.
+
+        Those of twofold's executor begin a step when their last one is over, which differs where ranks do not end
+        together.
+        """
+        return not self.runs_programs or degrees.schedule not in _ENDS_APART
 
     def waits_for_sends(self, degrees: Degrees) -> bool:
         """Whether a stage goes on only when what it sent has arrived."""
