@@ -1,4 +1,4 @@
-"""Writing files atomically: a reader finds the old content or the new, never a part. Gzip with a limit; what JSON can say."""
+"""Files written atomically (a reader finds the old content or the new, never a part); Gzip with a limit; JSON."""
 
 from __future__ import annotations
 
