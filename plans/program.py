@@ -207,19 +207,21 @@ class ParameterPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantPlacement:
-    """A tensor that no step changes (a buffer, a frozen parameter), as a group keeps it in one layout.
+    """A tensor that no optimizer changes (a buffer, a frozen parameter), as a group keeps it in one layout.
 
     Args:
         name: of the tensor in the graph.
         shape: whole shape.
         layout: of what a rank keeps.
         value: the value that operators read; nothing makes it, the ranks fill it before the first step.
+        is_updated: whether a forward changes it (running statistics), all copies alike.
     """
 
     name: str
     shape: tuple[int, ...]
     layout: TensorLayout
     value: str
+    is_updated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +234,7 @@ class GroupProgram:
         blocks: in program order.
         parameters: where the trained tensors live.
         loss: the value that holds the step's mean loss when the step has ended, or None where it is not known.
-        constants: where the tensors live that no step changes, once per layout they are read in.
+        constants: where the tensors live that no optimizer changes, once per layout they are read in.
     """
 
     mesh: Layout

@@ -101,6 +101,12 @@ def convolutions(m, x):
     return m.head(F.max_pool2d(y, 2).mean((2, 3)))
 
 
+def residual(m, x):
+    y = F.relu(m.bn1(m.first(x)))
+    y = F.relu_(m.bn2(m.second(y)) + m.skip(x))
+    return m.head(m.rows(F.relu(m.rows(y.flatten(2)))).mean(2))
+
+
 class ImageClasses(nn.Module):
     """As the MNIST example of torch: dropout2d left out, log_softmax and nll_loss."""
 
@@ -267,6 +273,13 @@ MODULES = {
         lambda: Net(
             convolutions, first=nn.Conv2d(2, 8, 3, padding="same"), norm=nn.BatchNorm2d(8).eval(),
             skip=nn.Conv2d(2, 8, 1), head=linear(out=10),
+        ), images
+    ),
+    "batch norm": (
+        lambda: Net(
+            residual, first=nn.Conv2d(2, 8, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(8, momentum=0.3),
+            second=nn.Conv2d(8, 8, 3, padding=1), bn2=nn.BatchNorm2d(8, affine=False, track_running_stats=False),
+            skip=nn.Conv2d(2, 8, 1), rows=nn.BatchNorm1d(8), head=linear(out=10),
         ), images
     ),
     "log_softmax and nll_loss": (ImageClasses, images),

@@ -367,7 +367,8 @@ REFUSED = {
     "changed in place, read again": (mean_to(reads_after_change), "read again later"),
     "alpha": (mean_to(lambda m, x: torch.add(x, m.fc(x), alpha=2)), "alpha=2"),
     "changing buffer": (
-        mean_to(lambda m, x: m.norm(m.fc(x))), r"in module 'norm' .*the buffer 'norm\.num_batches_tracked'.*LayerNorm",
+        mean_to(lambda m, x: m.fc(x) * m.norm.running_mean.mul_(0.9)),
+        r"in forward .*the buffer 'norm\.running_mean'.*nn\.BatchNorm",
     ),
     "buffer set anew": (mean_to(sets_a_buffer), r"BatchNorm1d 'norm' sets its buffer 'running_mean' in"),
     "tensor of its own": (mean_to(lambda m, x: m.fc(x) * OWN), r"must be a parameter, a buffer"),

@@ -15,7 +15,7 @@ from executor.device import Device
 from executor.reference.reference import compare_losses, compare_weights, train_reference
 from executor.step.interpreter import Interpreter
 from executor.train.result import RankResult
-from executor.train.run import run_rank
+from executor.train.run import gather_parameters, run_rank
 from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.lower import lower
@@ -68,13 +68,14 @@ def test_one_rank_trains_as_torch(name):
     graph = capture(module, batch)
     for count in (1, 4):
         plan = plan_of(graph, num_micro_batches=count)
-        rank = Interpreter(lower(plan), 0, Device(kind="cpu"))
+        program = lower(plan)
+        rank = Interpreter(program, 0, Device(kind="cpu"))
         rank.set_parameters(values(graph, module))
         losses = [rank.step(fed(graph, batch)).item() for _ in range(NUM_STEPS)]
         expected = expected_of(module, batch, plan)
         assert compare_losses(losses, expected.losses).max_rel_diff < 1e-12
-        weights = {placement.name: rank.kept(placement) for placement in rank.group.parameters}
-        assert set(weights) == {name for name, each in module.named_parameters() if each.requires_grad}
+        weights = gather_parameters(program, rank)
+        assert set(weights) == {name for name, each in module.named_parameters() if each.requires_grad} | graph.updated
         assert compare_weights(weights, {name: expected.weights[name] for name in weights}).max_rel_diff < 1e-12
 
 

@@ -227,6 +227,14 @@ CASES = {
     "embedding with padding": (
         "embedding", (numbers(12, 4, 6), (12, 8)), {"padding_id": 5}, lambda i, t: F.embedding(i, t, padding_idx=5),
     ),
+    "batch_statistics": (
+        "batch_statistics", ((12, 8, 4),), {},
+        lambda x: torch.stack([x.mean((0, 2)), x.var((0, 2), correction=0)]),
+    ),
+    "batch_norm": (
+        "batch_norm", ((12, 8, 4), (2, 8), (8,), (8,)), {"eps": 9.0},
+        lambda x, y, w, b: (x - y[0][:, None]) / (y[1][:, None] + 9).sqrt() * w[:, None] + b[:, None],
+    ),
     "cross_entropy": ("cross_entropy", ((12, 8), numbers(8, 12)), {}, F.cross_entropy),
     "cross_entropy of a sequence": (
         "cross_entropy", ((4, 6, 12), numbers(12, 4, 6)), {},

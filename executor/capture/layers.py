@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
 
 from executor.capture.elementwise import combine
+from executor.capture.opaque import opaque
 from executor.capture.table import rule
 from executor.capture.translation import Translation, Transposed, Value
+from plans.model.graph import itemsize
 
 __all__: list[str] = []
 
@@ -159,6 +161,47 @@ def _rms_norm(
         eps = torch.finfo(getattr(torch, build.shape_dtype(node)[1])).eps
     operands = [each for each in (x, weight) if each is not None]
     return build.make(node, "rms_norm", operands, eps=eps, num_dims=len(shape))
+
+
+class _BatchNormSettings(NamedTuple):
+    """The running statistics and settings of a batch norm, in the order of aten's arguments."""
+
+    mean: Value
+    variance: Value
+    training: bool
+    momentum: float
+    eps: float
+    cudnn_enabled: bool = True
+
+
+@rule("batch_norm.default")
+def _batch_norm(
+    build: Translation, node: fx.Node, x: Value, weight: Value, bias: Value, *given: Any, **named: Any
+) -> Value:
+    """Statistics of the micro-batch, which change the running ones, and the normalisation by them."""
+    settings = build.settings(node, _BatchNormSettings, given, named)
+    mean = settings.mean
+    if not settings.training:
+        return opaque(build, node)
+    x = build.plain(node, x)
+    channels, dtype = _shape(build, x)[1], build.tensors[x].dtype
+    wide = "float32" if itemsize(dtype) < 4 else dtype
+    running: tuple[Value, ...] = ()
+    attrs: dict[str, Any] = {}
+    if mean is not None:
+        counter = f"{str(mean).rpartition('.')[0]}.num_batches_tracked"
+        if counter not in build.tensors:
+            raise build.refused(node, "running statistics belong to an nn.BatchNorm; use the module, not the function")
+        running, attrs = (mean, settings.variance, counter), {"momentum": settings.momentum}
+        if len(cast(fx.Node, node.args[3]).users) > 1:
+            attrs["whole"] = True  # several uses change one value: all in one layout
+    made = build.make(node, "batch_statistics", (x, *running), shape=(2, channels), dtype=wide, **attrs)
+    build.batched.discard(made)
+    affine = [
+        build.make(node, "fill", (), shape=(channels,), dtype=dtype, value=value) if given is None else given
+        for given, value in ((weight, 1.0), (bias, 0.0))
+    ]
+    return build.make(node, "batch_norm", (x, made, *affine), eps=settings.eps)
 
 
 # -- attention and embedding -------------------------------------------------------------------------------------------

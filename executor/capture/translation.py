@@ -212,6 +212,8 @@ class Translation:
         if rule is None:
             return self.fallback(self, node)
         if in_place:
+            if self._counts_batches(node):
+                return self.values[node.args[0]]  # type: ignore[index]
             self._check_in_place(node)
         args, kwargs = self.held(node, tuple(node.args)), self.held(node, dict(node.kwargs))
         if any(isinstance(each, Mean) for each in args):
@@ -249,6 +251,13 @@ class Translation:
             return {key: self.held(node, entry) for key, entry in argument.items()}
         return argument
 
+    def _counts_batches(self, node: fx.Node) -> bool:
+        """Whether a call counts a batch norm's micro-batches, which its statistics do."""
+        owner, _, name = str(self.values[node.args[0]]).rpartition(".")  # type: ignore[index]
+        if name != "num_batches_tracked":
+            return False
+        return isinstance(self.module.get_submodule(owner), nn.modules.batchnorm._BatchNorm)
+
     def _check_in_place(self, node: fx.Node) -> None:
         """Refuse an in-place call whose effect a later reader of the same memory would have to see."""
         changed = node.args[0]
@@ -261,7 +270,7 @@ class Translation:
             raise self.refused(
                 node,
                 f"it changes the {what} {root!r} in the forward, but a step changes nothing but trained parameters, at "
-                f"its end; use a module without running state (LayerNorm or GroupNorm for BatchNorm)",
+                f"its end, and running statistics of nn.BatchNorm; keep what changes out of the network",
             )
         now = self.positions[node]
         for other, held in self.values.items():

@@ -1,4 +1,4 @@
-"""Softmax, layer norm, RMS norm.
+"""Softmax, layer norm, RMS norm, batch norm.
 
 The forward of a norm keeps the scale (and the mean) of every row in at least single precision; the gradients read them.
 On a GPU both ways are torch's fused kernels, which compute half precision in single.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from executor.kernels.chips import is_gpu
 from executor.kernels.context import OpContext, Rule
+from executor.kernels.place import num_parts
 
 __all__ = ["NORMALISATION_RULES"]
 
@@ -168,7 +169,93 @@ def _rms_norm_backward(attrs: Attrs, g: Tensor, x: Tensor, scale: Tensor, weight
     return made
 
 
+# -- batch norm --------------------------------------------------------------------------------------------------------
+
+
+def batch_statistics_part(context: OpContext, attrs: Attrs, x: Tensor, *running: Tensor) -> Tensor:
+    """Of a part of the batch: [1, 2, c], mean and variance of every channel."""
+    variance, mean = torch.var_mean(x.to(context.torch_dtype), _but_channels(x), correction=0)
+    return torch.stack([mean, variance]).unsqueeze(0)
+
+
+def batch_statistics(context: OpContext, attrs: Attrs, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """Mean and variance of all parts [2, c], and the running ones, changed in place; `rest`: those, and the parts'."""
+    running = rest[: 3 * (len(rest) // 3)]
+    if attrs.get("frozen"):
+        return torch.stack(running[:2]).to(context.torch_dtype)
+    parts = rest[-1] if len(rest) % 3 else batch_statistics_part(context, attrs, x)
+    mean, variance = parts.mean(0).unbind()
+    spread = torch.stack([mean, variance + (parts[:, 0] - mean).square().mean(0)])  # parts of equal size
+    if not running:
+        return spread
+    count = num_parts(context, attrs, "b") * x.numel() // x.shape[1]
+    running_mean, running_variance, steps = running
+    running_mean.lerp_(spread[0].to(running_mean.dtype), attrs["momentum"])
+    running_variance.lerp_((spread[1] * (count / max(1, count - 1))).to(running_variance.dtype), attrs["momentum"])
+    return spread, running_mean, running_variance, steps.add_(1)
+
+
+def batch_statistics_grad(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """With n places of all parts: (g_mean + 2 (x - mean) g_variance) / n."""
+    count = num_parts(context, attrs, "b") * x.numel() // x.shape[1]
+    made = (x - _in_channels(x, y[0])).mul_(_in_channels(x, g[1] * (2 / count)))
+    return made.add_(_in_channels(x, g[0] / count)).to(x.dtype)
+
+
+def batch_norm(context: OpContext, attrs: Attrs, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) weight + bias; `y` holds mean and variance of every channel."""
+    scale = _scale(attrs, y) * weight
+    return (x - _in_channels(x, y[0])).mul_(_in_channels(x, scale)).add_(_in_channels(x, bias)).to(x.dtype)
+
+
+def batch_norm_grad_x(context: OpContext, attrs: Attrs, g: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The part that does not go through the statistics: g weight / sqrt(variance + eps)."""
+    return (g * _in_channels(g, _scale(attrs, y) * weight)).to(g.dtype)
+
+
+def batch_norm_grad_statistics(
+    context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, y: Tensor, weight: Tensor
+) -> Tensor:
+    """With s = 1 / sqrt(variance + eps): mean -s weight sum g, variance -s^3 weight sum g (x - mean) / 2."""
+    scale, centred = _scale(attrs, y), x - _in_channels(x, y[0])
+    mean = g.sum(_but_channels(g), dtype=y.dtype).mul_(scale * weight).neg_()
+    variance = centred.mul_(g).sum(_but_channels(g), dtype=y.dtype).mul_(scale.pow(3) * weight * -0.5)
+    return torch.stack([mean, variance])
+
+
+def batch_norm_grad_weight(context: OpContext, attrs: Attrs, g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The sum of g times normalised x over all dims but the channels."""
+    made = (x - _in_channels(x, y[0])).mul_(g).sum(_but_channels(g), dtype=y.dtype)
+    return made.mul_(_scale(attrs, y)).to(context.torch_dtype)
+
+
+def batch_norm_grad_bias(context: OpContext, attrs: Attrs, g: Tensor) -> Tensor:
+    """The sum of g over all dims but the channels."""
+    return g.sum(_but_channels(g), dtype=context.torch_dtype)
+
+
+def _but_channels(x: Tensor) -> tuple[int, ...]:
+    return (0, *range(2, x.dim()))
+
+
+def _in_channels(x: Tensor, figure: Tensor) -> Tensor:
+    """A figure of every channel, with the dims of `x`."""
+    return figure.view(-1, *(1,) * (x.dim() - 2))
+
+
+def _scale(attrs: Attrs, y: Tensor) -> Tensor:
+    return (y[1] + attrs["eps"]).rsqrt_()
+
+
 NORMALISATION_RULES: Mapping[str, Rule] = {
+    "batch_norm.forward": batch_norm,
+    "batch_norm.grad0": batch_norm_grad_x,
+    "batch_norm.grad1": batch_norm_grad_statistics,
+    "batch_norm.grad2": batch_norm_grad_weight,
+    "batch_norm.grad3": batch_norm_grad_bias,
+    "batch_statistics.forward": batch_statistics,
+    "batch_statistics.grad0": batch_statistics_grad,
+    "batch_statistics.statistic": batch_statistics_part,
     "softmax.forward": softmax,
     "softmax.grad0": softmax_grad,
     "log_softmax.forward": log_softmax,

@@ -22,7 +22,7 @@ __all__ = ["Difference", "Reference", "compare_losses", "compare_weights", "trai
 
 
 class Reference(NamedTuple):
-    """The result of single-process training: the loss of every step, and the final weights by name."""
+    """The result of single-process training: the loss of every step, and the final weights and buffers by name."""
 
     losses: tuple[float, ...]
     weights: dict[str, torch.Tensor]
@@ -98,6 +98,7 @@ def train_reference(
         updates.step()
         losses.append(total / num_micro_batches)
     weights = {name: updates.updated(parameter).clone() for name, parameter in model.named_parameters()}
+    weights |= {name: buffer.clone() for name, buffer in model.named_buffers()}
     return Reference(losses=tuple(losses), weights=weights)
 
 

@@ -168,7 +168,9 @@ def check_run(
     reference = in_one_process()
     losses = [float(loss) for loss in result.losses]
     weights: Mapping[str, np.ndarray] = result.weights
-    trained = {tensor.name for tensor in plan.graph.parameters}  # what the loss does not depend on stays as it is
+    trained = {
+        tensor.name for tensor in plan.graph.parameters
+    } | plan.graph.updated  # what the loss does not depend on stays as it is
     expected = {name: weight for name, weight in reference.weights.items() if name in trained}
     weight = compare_weights(weights, expected)
     undetermined: dict[str, float] = {}

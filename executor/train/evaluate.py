@@ -1,7 +1,8 @@
 """The forward of a plan alone, on the plan's ranks: its loss, and what the loss reads of the model.
 
-An evaluation is a plan of its own: the same graph with constants where weights are trained, and without dropout. What
-is left of a step when no gradient is asked for are its forwards, so lowering and executing need no other case.
+An evaluation is a plan of its own: the same graph with constants where weights are trained, with running statistics
+and without dropout. What is left of a step when no gradient is asked for are its forwards, so lowering and executing
+need no other case.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from plans.errors import TwofoldError
 from plans.layout import TensorLayout
 from plans.lower import lower
 from plans.lower.loss import loss_operator
-from plans.model.graph import Graph
+from plans.model.graph import Attr, Graph, Operator
 from plans.plan import Optimizer, Plan
 from plans.program import Program
 
@@ -76,10 +77,16 @@ def _untrained(graph: Graph) -> Graph:
         for name, tensor in graph.tensors.items()
     }
     operators = tuple(
-        msgspec.structs.replace(operator, attrs=operator.attrs | {"p": 0.0}) if "p" in operator.attrs else operator
-        for operator in graph.operators
+        msgspec.structs.replace(operator, attrs=operator.attrs | _evaluated(operator)) for operator in graph.operators
     )
     return msgspec.structs.replace(graph, tensors=tensors, operators=operators)
+
+
+def _evaluated(operator: Operator) -> dict[str, Attr]:
+    """The settings of an operator that an evaluation changes."""
+    if operator.kind == "batch_statistics" and len(operator.inputs) > 1:
+        return {"frozen": True}
+    return {"p": 0.0} if "p" in operator.attrs else {}
 
 
 def evaluate(

@@ -37,9 +37,9 @@ def take_back(module: nn.Module, weights: Mapping[str, Any] | None, device: Devi
     if shared:
         dist.broadcast_object_list(names, 0, device=device.torch_device)
     _give_memory(module, names[0])
-    parameters = dict(module.named_parameters())
+    held = dict([*module.named_parameters(), *module.named_buffers()])
     for name in names[0]:
-        whole = parameters[name]
+        whole = held[name]
         sent = torch.as_tensor(weights[name]) if weights is not None else torch.empty(whole.shape)
         sent = sent.to(device.torch_device, whole.dtype)
         if shared:

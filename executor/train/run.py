@@ -174,16 +174,26 @@ def _labels(interpreter: Interpreter, emulation: Emulation | None) -> dict[str, 
 
 @torch.inference_mode()
 def gather_parameters(program: Program, interpreter: Interpreter) -> dict[str, np.ndarray[Any, Any]] | None:
-    """The whole parameters on rank 0, None on the others; every rank must call it.
+    """The whole parameters and changed constants on rank 0, None on the others; every rank must call it.
 
     Each distinct part (a region, or a shard of one) is sent once, by the lowest rank that keeps it.
     """
     whole: dict[str, Any] = {}
     for group in program.groups:
-        for placement in group.parameters:
+        for placement in (*group.parameters, *_updated_constants(group)):
             if placement.name not in whole:
                 whole[placement.name] = _gather_one(group, placement, interpreter)
     return whole if interpreter.rank == 0 else None
+
+
+def _updated_constants(group: GroupProgram) -> Iterator[ParameterPlacement]:
+    """Where the group keeps what its forwards change, as a parameter without an optimizer."""
+    for each in group.constants:
+        if each.is_updated:
+            dtype = group.values[each.value].dtype
+            yield ParameterPlacement(
+                name=each.name, shape=each.shape, dtype=dtype, layout=each.layout, weight=each.value
+            )
 
 
 def _gather_one(

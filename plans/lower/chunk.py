@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from plans.layout import Layout, TensorLayout
-from plans.lower.chunk_plan import ChunkPlan, StageBoundary
+from plans.lower.chunk_plan import ChunkPlan, StageBoundary, is_recomputed
 from plans.lower.completed import adds_alike, completed_parameters
 from plans.lower.emit import Emitter, ValueTable, value_name
 from plans.lower.reduction import Reduction
@@ -126,7 +126,7 @@ class ChunkLowering:
         """
         self.senders.update((each.name, each) for each in instructions if each.kind is Kind.SEND)
         for each in instructions:
-            again = each.operator in self.plan.recompute if each.part == "F" else False
+            again = each.part == "F" and is_recomputed(self.plan, self.micro, each.operator)
             again = again or (each.part == "C" and any(self._is_dropped(name) for name in self.sources(each)))
             for name in each.outputs:
                 self.makers[name] = each
@@ -163,6 +163,7 @@ class ChunkLowering:
             self.placed.setdefault(name, []).append((layout, outputs[-1]))
         kept = kept_values(emitter, operator, spec, mesh, assignment, self.table[inputs[0]].dtype) if inputs else ()
         self.kept[operator.name] = kept
+        kept += tuple(inputs[index] for index in spec.updated)
         emitter.compute(
             f"{operator.name}.F", f"{operator.kind}.forward", "F", inputs, (*outputs, *kept), operator=operator.name,
             flops=spec.flops // spec.local_fraction(mesh, assignment), mesh=mesh, attrs=self._attrs(operator, spec),
@@ -208,14 +209,14 @@ class ChunkLowering:
     def _keep(self, name: str, target: TensorLayout) -> str:
         """A constant: every rank can cut its part out of the whole value, so each layout of it is kept."""
         tensor = self.micro.tensors[name]
-        value = self.table.add(
-            Value(
-                name=self.name_of(name, target), shape=target.local_shape(tensor.shape), dtype=tensor.dtype,
-                scope=Scope.KEPT, role="weight",
-            )
+        kept = Value(
+            name=self.name_of(name, target), shape=target.local_shape(tensor.shape), dtype=tensor.dtype,
+            scope=Scope.KEPT, role="weight",
         )  # fmt: skip
-        self.table.constants[value] = ConstantPlacement(name=name, shape=tensor.shape, layout=target, value=value)
-        return value
+        self.table.constants[self.table.add(kept)] = ConstantPlacement(
+            name=name, shape=tensor.shape, layout=target, value=kept.name, is_updated=name in self.micro.updated
+        )
+        return kept.name
 
     def _load(self, emitter: Emitter, name: str, target: TensorLayout) -> str:
         """Take the micro-batch's rows of what the rank is fed: the whole batch, or its own part of it."""

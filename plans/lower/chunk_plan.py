@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from plans.layout import TensorLayout
-from plans.model.graph import Operator
+from plans.model.graph import Graph, Operator
 from plans.plan import Stage, Strategy
 
-__all__ = ["ChunkPlan", "StageBoundary"]
+__all__ = ["ChunkPlan", "StageBoundary", "is_recomputed"]
 
 
 class ChunkPlan(Protocol):
@@ -57,3 +57,8 @@ class StageBoundary:
     source: TensorLayout
     target: TensorLayout
     trained: bool
+
+
+def is_recomputed(plan: ChunkPlan, graph: Graph, operator: str) -> bool:
+    """Whether what an operator makes is dropped and made again; a forward that changes a constant runs once."""
+    return operator in plan.recompute and not graph.spec(graph.by_name[operator]).updated

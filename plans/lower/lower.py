@@ -85,6 +85,18 @@ def _closing(order: Sequence[Action]) -> list[bool]:
     return result[::-1]
 
 
+def _check_updated(groups: Sequence[GroupProgram]) -> None:
+    """Refuse copies of one tensor that forwards change apart from each other."""
+    owners: dict[str, tuple[int, str]] = {}
+    for number, group in enumerate(groups):
+        for each in group.constants:
+            if each.is_updated and owners.setdefault(each.name, (number, each.value)) != (number, each.value):
+                raise TwofoldError(
+                    f"{each.name!r}, which the forward changes, is used in two stages or in two layouts; put its users "
+                    f"into one stage with equal strategies, or give each a module of its own"
+                )
+
+
 @dataclass(slots=True)
 class _Bodies:
     """The bodies of one chunk; `last` ones also start the reduction of gradients, `first` one waits for the gathers."""
@@ -120,6 +132,7 @@ class _Lowering:
         programs = tuple(
             self._group(number, mesh, schedule.order[number], pairs[number]) for number, mesh in enumerate(groups)
         )
+        _check_updated(programs)
         return Program(groups=programs, num_micro_batches=plan.num_micro_batches, name=plan.graph.name)
 
     def _mesh(self, operator: Operator) -> Layout:

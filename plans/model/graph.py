@@ -22,7 +22,7 @@ Attr = bool | int | float | str | tuple[int, ...]
 """A setting of an operator, such as the axis of a softmax."""
 
 TensorKind = str
-"""input (a batch comes in), parameter (trained), constant (no step changes it), activation (made by an operator)."""
+"""input (a batch comes in), parameter (trained), constant (no optimizer changes it), activation (of an operator)."""
 
 _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1,
              "float8": 1, "float8_precise": 1, "float8_rowwise": 1}  # fmt: skip
@@ -158,6 +158,11 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def constants(self) -> tuple[Tensor, ...]:
         """Buffers and frozen parameters, in the order in which operators first read them."""
         return self._first_read("constant")
+
+    @cached_property
+    def updated(self) -> frozenset[str]:
+        """The constants that the forward changes: running statistics."""
+        return frozenset(operator.inputs[index] for operator in self.operators for index in self.spec(operator).updated)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

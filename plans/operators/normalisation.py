@@ -1,4 +1,8 @@
-"""Softmax, layer norm and RMS norm: what they normalise over stays whole, all other dims can be split."""
+"""Softmax, layer norm and RMS norm: what they normalise over stays whole, all other dims can be split.
+
+A batch norm is two operators, so that the batch can be split too: the statistics of every channel, which its shards put
+together, and the normalisation, which reads them like any other tensor.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 
 from plans.errors import TwofoldError
 from plans.operators.registry import Attrs, Shapes, declares, unary
-from plans.operators.spec import Gradient, Kept, OperatorSpec
+from plans.operators.spec import Gradient, Kept, OperatorSpec, Statistic
 
 __all__: list[str] = []
 
@@ -45,4 +49,47 @@ def _norm(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorS
         kind=kind, sizes=dict(zip(dims, shape, strict=True)), inputs=(dims, *(weight for _ in inputs[1:])),
         outputs=(dims,), splittable=frozenset(dim for dim in dims if dim.startswith("b")), flops=8 * size,
         gradients=gradients, kept=kept,
+    )  # fmt: skip
+
+
+@declares("batch_statistics")
+def _batch_statistics(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """y[0, c] the mean of x[b, c, ..] over a micro-batch and all places of an image, y[1, c] its variance.
+
+    Every shard of the batch makes both of its own part, and all put them together (Chan, Golub, LeVeque 1983). Further
+    inputs are running statistics: mean and variance [c], which move by attrs "momentum" towards y (the variance with
+    n - 1 as its divisor), and the number of micro-batches (); their values make no difference to y, but with attrs
+    "frozen" they are y, and nothing moves. With attrs "whole" the channels stay whole.
+    """
+    if len(inputs) not in (1, 4) or outputs[0] != (2, inputs[0][1]):
+        raise TwofoldError(f"statistics {outputs[0]} cannot be made of {inputs[0]} and {len(inputs) - 1} running ones")
+    dims = ("b", "c", *(f"_d{at}" for at in range(2, len(inputs[0]))))
+    size, frozen = math.prod(inputs[0]), bool(attrs.get("frozen"))
+    running = (("c",), ("c",), ())[: len(inputs) - 1]
+    return OperatorSpec(
+        kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)) | {"_2": 2}, inputs=(dims, *running),
+        outputs=(("_2", "c"),), splittable=frozenset("b" if attrs.get("whole") else "bc"), flops=4 * size,
+        gradients={0: Gradient(needs=("x0", "y0"), flops=4 * size)}, located=("b",), of_the_batch=True,
+        statistic=Statistic(over="b", width=2, dims=("c",)), updated=() if frozen else (1, 2, 3)[: len(running)],
+    )  # fmt: skip
+
+
+@declares("batch_norm")
+def _batch_norm(kind: str, inputs: Shapes, outputs: Shapes, attrs: Attrs) -> OperatorSpec:
+    """(x[b, c, ..] - mean[c]) / sqrt(variance[c] + attrs "eps") times a weight [c], plus a bias [c].
+
+    x1 holds mean and variance as `batch_statistics` makes them.
+    """
+    channels = inputs[0][1]
+    if inputs[1:] != ((2, channels), (channels,), (channels,)):
+        raise TwofoldError(f"a batch_norm of {inputs[0]} cannot take statistics, weight and bias {list(inputs[1:])}")
+    dims = ("b", "c", *(f"_d{at}" for at in range(2, len(inputs[0]))))
+    size = math.prod(inputs[0])
+    return OperatorSpec(
+        kind=kind, sizes=dict(zip(dims, inputs[0], strict=True)) | {"_2": 2},
+        inputs=(dims, ("_2", "c"), ("c",), ("c",)), outputs=(dims,), splittable=frozenset({"b", "c"}), flops=4 * size,
+        gradients={
+            0: Gradient(needs=("x1", "x2"), flops=size), 1: Gradient(needs=("x0", "x1", "x2"), flops=4 * size),
+            2: Gradient(needs=("x0", "x1"), flops=3 * size), 3: Gradient(flops=size),
+        },
     )  # fmt: skip

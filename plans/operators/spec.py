@@ -108,6 +108,7 @@ class OperatorSpec:
         kept: see the module.
         passed: inputs whose gradient is that of the output as it is (a sum's terms that are not repeated), so that both
             can share one memory.
+        updated: inputs that the forward changes in place (running statistics); such a forward is never recomputed.
         joint: inputs whose gradients come out of one call, "<kind>.grad012", where all of them are wanted.
         blind: whether no gradient goes through it: only the shape of its inputs matters, or it is a detach.
         of_the_batch: whether it makes one value of all samples of a micro-batch on purpose (how many labels count).
@@ -133,6 +134,7 @@ class OperatorSpec:
     of_the_batch: bool = False
     discrete: frozenset[int] = frozenset()
     passed: frozenset[int] = frozenset()
+    updated: tuple[int, ...] = ()
 
     @property
     def contracted(self) -> tuple[str, ...]:
