@@ -369,3 +369,22 @@ def test_a_llama_block_under_tensor_parallel_has_two_all_reduces_forward_and_two
     (group,) = lower(Plan(graph=graph, stages=(stage,), strategies=given, optimizer=SGD)).groups
     done = [(block.label, each.call) for block, each in group.walk() if each.kind is Kind.COLLECTIVE]
     assert done == [("0F0", "all_reduce")] * 2 + [("0B0", "all_reduce")] * 2
+
+
+def test_a_mask_of_a_large_batch_is_computed_for_few_samples():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(4, 4)
+
+        def forward(self, x, y):
+            batch, length, _ = x.shape
+            where = torch.arange(length)
+            seen = (where[None, :] <= where[:, None]).expand(batch, 1, length, length)
+            heads = self.project(x)[:, None]
+            made = nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=seen)
+            return ((made[:, 0] - y) ** 2).mean()
+
+    graph = capture(Masked(), ((4096, 1024, 4), (4096, 1024, 4)))  # a mask of 4,294,967,296 elements
+    (attention,) = [each for each in graph.operators if each.kind == "attention"]
+    assert graph.batch_size == 4096 and attention.attrs["causal"] and len(attention.inputs) == 3

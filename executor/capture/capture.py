@@ -5,8 +5,9 @@ translates them into the kinds of `plans.operators`. The module's forward must r
 `executor.train.losscell.WithLossCell`). The user's module is left as it was.
 
 A plan cuts the batch into micro-batches, so a model must treat the samples of a batch independently until the loss.
-That is checked, not hoped for: the module is exported for the batch B and for 2 B; dim 0 and only dim 0 of everything
-made from the inputs must follow, and `Graph.with_batch` must foretell every shape of the second export.
+That is checked, not hoped for: the module is exported for a batch of 4 and of 8 (of B and 2 B where the examples have
+fewer); dim 0 and only dim 0 of everything made from the inputs must follow, and `Graph.with_batch` must foretell every
+shape of the second export.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ from plans.model.whole import whole_operators
 from plans.operators import factors
 
 __all__ = ["capture"]
+
+EXPORTED_BATCH = 4
+"""Samples in a module's export, if the examples have as many."""
 
 
 def capture(module: nn.Module, example_inputs: object, *, name: str | None = None) -> Graph:
@@ -108,8 +112,9 @@ def _stacks(module: nn.Module, examples: Mapping[str, torch.Tensor]) -> tuple[St
 
 
 def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], batch_size: int, name: str) -> Graph:
-    """The graph of `module`, exported for two sizes of the batch."""
-    sizes = (batch_size, 2 * batch_size)
+    """The graph of `module`, exported for two small batches: values that follow from shapes alone stay small."""
+    small = min(batch_size, EXPORTED_BATCH)
+    sizes = (small, 2 * small)
     exports = [_exported(module, _with_batch(examples, size), size) for size in sizes]
     grown = _grown(*exports)
     graph, double = (
@@ -117,7 +122,7 @@ def _graph_of_exports(module: nn.Module, examples: Mapping[str, torch.Tensor], b
         for exported, size in zip(exports, sizes, strict=True)
     )
     _check_batch(graph, double)
-    return graph
+    return graph.with_batch(batch_size)
 
 
 # -- example inputs ----------------------------------------------------------------------------------------------------

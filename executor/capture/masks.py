@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 __all__ = ["hides_later", "shape_only", "state_masks"]
 
-_MOST_ELEMENTS = 2**26
+_MOST_ELEMENTS = 2**29
 
 
 def shape_only(graph: fx.Graph) -> frozenset[fx.Node]:
@@ -34,11 +34,15 @@ def state_masks(graph: fx.Graph) -> None:
     """Let attentions whose mask follows from shapes say in words what it hides, in place."""
     known = shape_only(graph)
     attention = torch.ops.aten.scaled_dot_product_attention.default
+    told: dict[fx.Node, bool | None] = {}
     for node in graph.find_nodes(op="call_function", target=attention):
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-        found = _value_of(mask) if mask in known else None
-        later = None if found is None else hides_later(found)
-        if later is None:
+        if mask not in known:
+            continue
+        if mask not in told:
+            found = _value_of(mask)
+            told[mask] = None if found is None else hides_later(found)
+        if (later := told[mask]) is None:
             continue
         if len(node.args) > 3:
             node.update_arg(3, None)
@@ -52,26 +56,25 @@ def state_masks(graph: fx.Graph) -> None:
 
 def _value_of(node: fx.Node) -> torch.Tensor | None:
     """The value of a call of `shape_only`, on the CPU; None where it would be large."""
-    made: dict[fx.Node, Any] = {}
-
-    def run(each: fx.Node) -> Any:
-        if each not in made:
-            for before in each.all_input_nodes:
-                run(before)
-            held = fx.map_arg((each.args, each.kwargs), lambda read: made[read])
-            args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), held)
-            made[each] = each.target(*args, **kwargs)  # type: ignore[operator]
-        return made[each]
-
-    waiting, seen = [node], {node}
+    waiting, needed = [node], {node: 1}  # node -> how many still read it
     while waiting:
         each = waiting.pop()
         shape = getattr(each.meta.get("val"), "shape", ())
         if torch.Size(shape).numel() > _MOST_ELEMENTS:
             return None
-        waiting += [before for before in each.all_input_nodes if before not in seen]
-        seen.update(each.all_input_nodes)
-    found = run(node)
+        waiting += [before for before in each.all_input_nodes if before not in needed]
+        for before in each.all_input_nodes:
+            needed[before] = needed.get(before, 0) + 1
+    made: dict[fx.Node, Any] = {}
+    for each in [each for each in node.graph.nodes if each in needed]:
+        held = fx.map_arg((each.args, each.kwargs), lambda read: made[read])
+        args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), held)
+        made[each] = each.target(*args, **kwargs)  # type: ignore[operator]
+        for before in each.all_input_nodes:
+            needed[before] -= 1
+            if not needed[before]:
+                del made[before]
+    found = made[node]
     return found if isinstance(found, torch.Tensor) else None
 
 
