@@ -69,7 +69,7 @@ def _value_of(node: fx.Node) -> torch.Tensor | None:
     for each in [each for each in node.graph.nodes if each in needed]:
         held = fx.map_arg((each.args, each.kwargs), lambda read: made[read])
         args, kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), held)
-        made[each] = each.target(*args, **kwargs)  # type: ignore[operator]
+        made[each] = each.target(*args, **kwargs)
         for before in each.all_input_nodes:
             needed[before] -= 1
             if not needed[before]:
