@@ -193,7 +193,7 @@ def _read_own(text: str, path: str) -> Statement:
             f"{path} is no whole JSON file (line {error.lineno}: {error.msg}), as one that was cut off; write it again "
             "with `twofold plan`"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TwofoldError(
             f"{path} states no degrees ({type(error).__name__}: {error}); `twofold plan` writes such files beside plans"
         ) from None

@@ -249,6 +249,18 @@ class GroupProgram:
         """The ranks that run it."""
         return self.mesh.rank_list
 
+    @property
+    def changed(self) -> tuple[ParameterPlacement, ...]:
+        """Everything that a step changes and keeps: parameters, and running statistics as parameters without states."""
+        updated = (
+            ParameterPlacement(
+                name=each.name, shape=each.shape, dtype=self.values[each.value].dtype, layout=each.layout,
+                weight=each.value,
+            )
+            for each in self.constants if each.is_updated
+        )  # fmt: skip
+        return (*self.parameters, *updated)
+
     def members(self, instruction: Instruction, rank: int) -> tuple[int, ...]:
         """The ranks that take part in a collective of `rank`, in the order of its axes."""
         return (instruction.mesh or self.mesh).group_of(rank, instruction.axes)

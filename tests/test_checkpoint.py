@@ -2,13 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from executor.capture.capture import capture
 from executor.train.checkpoint_files import check_checkpoint, written_checkpoints
+from executor.train.losscell import MAELoss, WithLossCell
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.run import run_rank
 from plans.errors import TwofoldError
+from plans.layout import Layout
 from plans.lower import lower
-from plans.plan import Optimizer
+from plans.plan import Optimizer, Plan, Stage
 from tests.on_ranks import run_on_ranks
 from tests.small_training import batches, four_ranks, one_rank, parameters
 
@@ -99,3 +104,35 @@ def test_what_is_not_whole_or_of_another_model_is_refused(folder, tmp_path):
         (copy / path.name).write_bytes(data if path.name != "manifest.json" else data[: len(data) // 2])
         with pytest.raises(TwofoldError, match=r"not as it was written|resume from another"):
             check_checkpoint(copy, PLANS[name])
+
+
+def test_running_statistics_go_on_too(tmp_path):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+    graph = capture(WithLossCell(module, MAELoss()), ((8, 3), (8, 1)))
+    stage = Stage(mesh=Layout((1,), ("dp",)), operators=tuple(each.name for each in graph.operators))
+    plan = Plan(graph=graph, stages=(stage,), num_micro_batches=2, optimizer=ADAMW)
+    held = dict([*module.named_parameters(prefix="_backbone"), *module.named_buffers(prefix="_backbone")])
+    first = {each.name: held[each.name].detach().numpy().copy() for each in (*graph.parameters, *graph.constants)}
+    draw, inputs = np.random.default_rng(0), [each.name for each in graph.inputs]
+    feed = [
+        dict(zip(inputs, (draw.random((8, 3), dtype="float32"), draw.random((8, 1), dtype="float32")), strict=True))
+        for _ in range(STEPS)
+    ]
+
+    def found(folder, steps, *, resume=None):
+        asked = Checkpoints(folder=folder, every=CUT, keep=1, resume=resume)
+        options = RunOptions(checkpoints=asked, count=False, record_steps=0)
+        program, weights = lower(plan), folder / "w.npz"
+        run_rank(program, plan, iter(steps), first, len(steps), device="cpu", options=options, weights_path=weights)
+        return np.load(folder / "w.npz")
+
+    for name in ("whole", "cut", "resumed"):
+        (tmp_path / name).mkdir()
+    whole = found(tmp_path / "whole", feed)
+    found(tmp_path / "cut", feed[:CUT])
+    (checkpoint,) = written_checkpoints(tmp_path / "cut")
+    resumed = found(tmp_path / "resumed", feed[CUT:], resume=checkpoint)
+    assert "_backbone.1.running_mean" in whole and int(whole["_backbone.1.num_batches_tracked"]) == 2 * STEPS
+    for name in whole:
+        assert np.array_equal(whole[name], resumed[name]), name

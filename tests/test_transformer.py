@@ -358,9 +358,10 @@ def test_what_is_not_modelled_is_refused(change, message, tmp_path):
 def test_files_that_are_none(tmp_path):
     with pytest.raises(TwofoldError, match="cannot read the model configuration"):
         transformer(tmp_path / "missing.json")
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(TwofoldError, match="not JSON"):
-        transformer(tmp_path / "broken.json")
+    for content in (b"{", b"[" * 100_000, b"\xff"):
+        (tmp_path / "broken.json").write_bytes(content)
+        with pytest.raises(TwofoldError, match="not JSON"):
+            transformer(tmp_path / "broken.json")
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(TwofoldError, match="a JSON object, not list"):
         transformer(tmp_path / "list.json")

@@ -70,7 +70,7 @@ class _Part:
 def _kept(interpreter: Interpreter) -> Iterator[tuple[ParameterPlacement, _Part, str]]:
     """Placement, part and value of every tensor that a rank keeps and steps change."""
     rank = interpreter.rank
-    for placement in interpreter.group.parameters:
+    for placement in interpreter.group.changed:
         mesh = placement.layout.mesh
         region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
         number = mesh.index(rank, placement.shard_axes)
@@ -84,7 +84,7 @@ def _writers(program: Program) -> dict[tuple[str, Region, int], int]:
     """(parameter, region, number) -> the rank that writes it: the lowest one that keeps it."""
     found: dict[tuple[str, Region, int], int] = {}
     for group in program.groups:
-        for placement in group.parameters:
+        for placement in group.changed:
             for rank in sorted(placement.layout.mesh.rank_list):
                 region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
                 key = placement.name, region, placement.layout.mesh.index(rank, placement.shard_axes)

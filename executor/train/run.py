@@ -180,20 +180,10 @@ def gather_parameters(program: Program, interpreter: Interpreter) -> dict[str, n
     """
     whole: dict[str, Any] = {}
     for group in program.groups:
-        for placement in (*group.parameters, *_updated_constants(group)):
+        for placement in group.changed:
             if placement.name not in whole:
                 whole[placement.name] = _gather_one(group, placement, interpreter)
     return whole if interpreter.rank == 0 else None
-
-
-def _updated_constants(group: GroupProgram) -> Iterator[ParameterPlacement]:
-    """Where the group keeps what its forwards change, as a parameter without an optimizer."""
-    for each in group.constants:
-        if each.is_updated:
-            dtype = group.values[each.value].dtype
-            yield ParameterPlacement(
-                name=each.name, shape=each.shape, dtype=dtype, layout=each.layout, weight=each.value
-            )
 
 
 def _gather_one(

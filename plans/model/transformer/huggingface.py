@@ -146,7 +146,7 @@ def read_config(path: str | os.PathLike[str], *, seq: int | None = None) -> Read
         keys = json.loads(file.read_text())
     except OSError as error:
         raise TwofoldError(f"cannot read the model configuration {os.fspath(file)!r}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TwofoldError(f"{file}: not JSON ({error})") from None
     if not isinstance(keys, dict):
         raise TwofoldError(f"{file}: a model configuration is a JSON object, not {type(keys).__name__}")
