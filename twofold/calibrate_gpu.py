@@ -116,7 +116,7 @@ def calibrate_accelerators(
 
             budget_s = 60.0 * (request.minutes or (QUICK_MINUTES if request.quick else MINUTES)) + SPARE_S
             launch(
-                "executor.calibrate.main", num_ranks=request.num_ranks, args=arguments,
+                "executor.calibrate.main:main", num_ranks=request.num_ranks, args=arguments,
                 log_dir=request.log_dir or folder / "log_output", timeout_s=budget_s,
                 follow=Follow(lambda rank, line: request.say(line), rank=0),
             )  # fmt: skip

@@ -204,7 +204,7 @@ def _measure_and_probe(request: CalibrationRequest, log: Path, probes: Mapping[P
 
     request.say(f"starting {request.num_ranks} ranks")  # on a busy computer that takes longer than the first points
     launch(
-        "executor.launch.job_main", num_ranks=request.num_ranks, args=[str(path)],
+        "executor.launch.job_main:main", num_ranks=request.num_ranks, args=[str(path)],
         log_dir=request.log_dir or folder / "log_output", timeout_s=measure_s + SPARE_S,
         follow=Follow(lambda rank, line: request.say(_in_words(line, len(probes))), rank=0),
     )  # fmt: skip

@@ -90,7 +90,9 @@ def launch(
 ) -> LaunchResult:
     """Run `target` on `num_ranks` ranks and wait for the end of all of them.
 
-    `target` is the path of a Python script, or the name of a module (run as by `python -m`); `args` are its arguments.
+    `target` is the path of a Python script, the name of a module (run as by `python -m`), or `module:function`, whose
+    return value is the exit code (None is 0) and whose module is imported once where ranks are forked; `args` are its
+    arguments, `sys.argv[1:]`.
     Every rank finds torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...) in its
     environment, and what it prints goes to `<log_dir>/1/rank.N/stdout` and `stderr`, which replace those of the run
     before. `follow` passes on the lines of one rank while it runs. `timeout_s` counts from the call, the start of the
@@ -151,7 +153,10 @@ def launch(
             ]
             torchrun_args += _escaped([str(WORKER_MAIN), "rank", str(job.path.absolute()), kind, name, *args])
             own = {"TWOFOLD_LOG_DIR": str(job.log_dir.absolute())}
-            torchrun = _Torchrun(job, ranks, torchrun_args, _environment(own | dict(env or {}), nodes.num_nodes))
+            preloaded = name.partition(":")[0] if kind == "function" else ""
+            torchrun = _Torchrun(
+                job, ranks, [preloaded, *torchrun_args], _environment(own | dict(env or {}), nodes.num_nodes)
+            )
             try:
                 error = torchrun.watch(pass_lines, start_s, timeout_s)
             finally:
@@ -165,7 +170,7 @@ def launch(
 class _Torchrun:
     """The started processes of one job on this machine."""
 
-    def __init__(self, job: JobFolder, ranks: range, torchrun_args: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, job: JobFolder, ranks: range, agent_args: Sequence[str], env: Mapping[str, str]) -> None:
         self.job = job
         self.ranks = ranks
         # The first rank is in the names because machines may share the folder.
@@ -174,7 +179,7 @@ class _Torchrun:
         self.exits.unlink(missing_ok=True)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(WORKER_MAIN), "agent", str(os.getpid()), str(self.exits), *torchrun_args],
+                [sys.executable, str(WORKER_MAIN), "agent", str(os.getpid()), str(self.exits), *agent_args],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -267,8 +272,8 @@ def _target(target: str | os.PathLike[str]) -> tuple[str, str]:
     name = os.fspath(target)
     if os.path.isfile(name):
         return "script", name
-    if not name.endswith(".py") and all(part.isidentifier() for part in name.split(".")):
-        return "module", name
+    if not name.endswith(".py") and all(part.isidentifier() for part in name.replace(":", ".", 1).split(".")):
+        return ("function" if ":" in name else "module"), name
     raise TwofoldError(f"there is no script {name!r} (looked from {os.getcwd()}); give the path of a Python file")
 
 

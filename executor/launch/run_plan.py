@@ -147,7 +147,7 @@ def run(
         )  # fmt: skip
         job = save_job(Job(tasks=(task,), device=device), folder / "job.json")
         ended = launch(
-            "executor.launch.job_main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir,
+            "executor.launch.job_main:main", num_ranks=plan.num_ranks, args=[str(job)], log_dir=log_dir,
             timeout_s=timeout_s, nodes=Nodes(port=port), follow=None if on_line is None else Follow(on_line),
         )  # fmt: skip
         return read_result(plan, folder, Path(log_dir), ended.elapsed_s)

@@ -101,7 +101,7 @@ def train(
         path = save_job(Job(tasks=(task,), device=job.device), Path(job.out) / "job.json")
         try:
             launch(
-                "executor.launch.job_main", num_ranks=num_ranks, args=[str(path)], log_dir=job.log_dir,
+                "executor.launch.job_main:main", num_ranks=num_ranks, args=[str(path)], log_dir=job.log_dir,
                 timeout_s=job.timeout_s, follow=Follow(tell),
             )  # fmt: skip
             break
