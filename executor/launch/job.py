@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from executor.train.rates import Rate
+from executor.train.settings import Replicas
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 
@@ -53,6 +54,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         learning_rate: a schedule over the steps; None keeps the rate of the plan's optimizer.
         checkpoints: to write and to resume from, or None.
         metrics: write `metrics.jsonl`.
+        replicas: how often ranks are compared, and what follows.
     """
 
     plan: str
@@ -69,6 +71,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     learning_rate: Rate | None = None
     checkpoints: TaskCheckpoints | None = None
     metrics: bool = False
+    replicas: Replicas = Replicas()
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -101,7 +101,7 @@ def _run(task: Task, job: Job) -> None:
     options = RunOptions(
         emulation=emulation, record_steps=min(task.record_steps, task.steps - first), count=task.count, on_step=on_step,
         timeout_s=job.timeout_s, profile_steps=min(task.profile_steps, task.steps),
-        profile_path=Path(task.out) / f"profile.rank.{rank}.json", learning_rate=rate,
+        profile_path=Path(task.out) / f"profile.rank.{rank}.json", learning_rate=rate, replicas=task.replicas,
         checkpoints=None if asked is None else Checkpoints(
             folder=Path(asked.folder), every=asked.every, keep=asked.keep,
             resume=None if asked.resume is None else Path(asked.resume),

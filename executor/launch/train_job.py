@@ -13,6 +13,7 @@ import msgspec
 
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.train.rates import Rate
+from executor.train.settings import Replicas
 from plans.errors import TwofoldError, whole_number
 from plans.plan import load_plan, save_plan
 
@@ -38,6 +39,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         seed: of initial weights and data order.
         learning_rate: a schedule; None keeps the rate of the plan's optimizer.
         checkpoints: None writes none.
+        replicas: how often what ranks hold alike is compared, and what follows where it differs.
         max_restarts: how often the ranks are started again from the last checkpoint after one of them failed.
         print_every: the loss of every n-th step is printed.
         log_dir: where the ranks' output goes.
@@ -53,6 +55,7 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     seed: int = 1
     learning_rate: Rate | None = None
     checkpoints: CheckpointSettings | None = None
+    replicas: Replicas = Replicas()
     max_restarts: int = 0
     print_every: int = 10
     log_dir: str = "log_output"
@@ -129,7 +132,8 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
     if job.checkpoints is not None:
         whole_number("checkpoints.every", job.checkpoints.every)
         whole_number("checkpoints.keep", job.checkpoints.keep)
-    elif job.max_restarts:
+    whole_number("replicas.every", job.replicas.every)
+    if job.checkpoints is None and job.max_restarts:
         raise TwofoldError("max_restarts goes on from checkpoints: state checkpoints, with every = STEPS")
     if job.learning_rate is not None:
         job.learning_rate.check(job.steps)
@@ -139,6 +143,7 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
     task = Task(
         plan=str(path), out=job.out, steps=job.steps, model=job.model, data=job.data, seed=job.seed, count=False,
         print_every=job.print_every, learning_rate=job.learning_rate, metrics=True,
+        replicas=job.replicas,
     )  # fmt: skip
     return task, plan.num_ranks
 

@@ -18,8 +18,7 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,62 +33,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from executor.kernels.movement import flat_part
 from executor.step.interpreter import Interpreter
 from executor.train.checkpoint_files import MANIFEST, checkpoint_name, written_checkpoints
+from executor.train.parts import WEIGHT, Part, Region, holders, kept
 from plans.errors import TrainingStopped, TwofoldError
 from plans.files import write_atomically
 from plans.plan import Plan, plan_to_json
-from plans.program import ParameterPlacement, Program
+from plans.program import Program
 
 __all__ = ["Saver", "restore"]
-
-Region = tuple[tuple[int, int], ...]
-_WEIGHT = "weight"
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of a whole tensor: elements [number size, (number + 1) size) of a region, flattened and padded."""
-
-    name: str
-    role: str
-    region: Region
-    number: int
-    size: int
-
-    @property
-    def key(self) -> str:
-        box = ",".join(f"{first}-{last}" for first, last in self.region)
-        return f"{self.name}|{self.role}|{box}|{self.number}|{self.size}"
-
-    @classmethod
-    def of_key(cls, key: str) -> _Part:
-        name, role, box, number, size = key.rsplit("|", 4)
-        region = tuple((int(first), int(last)) for first, last in (ends.split("-") for ends in box.split(",") if ends))
-        return cls(name, role, region, int(number), int(size))
-
-
-def _kept(interpreter: Interpreter) -> Iterator[tuple[ParameterPlacement, _Part, str]]:
-    """Placement, part and value of every tensor that a rank keeps and steps change."""
-    rank = interpreter.rank
-    for placement in interpreter.group.changed:
-        mesh = placement.layout.mesh
-        region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
-        number = mesh.index(rank, placement.shard_axes)
-        roles = {_WEIGHT: placement.kept} | {f"state{at}": name for at, name in enumerate(placement.states)}
-        for role, value in roles.items():
-            size = math.prod(interpreter.group.values[value].shape)
-            yield placement, _Part(placement.name, role, region, number, size), value
-
-
-def _writers(program: Program) -> dict[tuple[str, Region, int], int]:
-    """(parameter, region, number) -> the rank that writes it: the lowest one that keeps it."""
-    found: dict[tuple[str, Region, int], int] = {}
-    for group in program.groups:
-        for placement in group.changed:
-            for rank in sorted(placement.layout.mesh.rank_list):
-                region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
-                key = placement.name, region, placement.layout.mesh.index(rank, placement.shard_axes)
-                found[key] = min(rank, found.get(key, rank))
-    return found
 
 
 class Saver:
@@ -111,11 +61,9 @@ class Saver:
         self._alone = program.num_ranks == 1
         # a group of its own, on CPUs: its messages go beside those of the steps
         self._group = None if self._alone else dist.new_group(backend="gloo")
-        writers = _writers(program)
+        keep_it = holders(program)
         self._mine = [
-            (part, value)
-            for _, part, value in _kept(interpreter)
-            if writers[part.name, part.region, part.number] == interpreter.rank
+            (part, value) for _, part, value in kept(interpreter) if keep_it[part.place][0] == interpreter.rank
         ]
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
@@ -208,12 +156,12 @@ def restore(interpreter: Interpreter, checkpoint: Path) -> int:
     manifest = json.loads((checkpoint / MANIFEST).read_bytes())
     reader = FileSystemReader(checkpoint)
     metadata = reader.read_metadata().state_dict_metadata
-    parts: dict[tuple[str, str], list[_Part]] = {}
+    parts: dict[tuple[str, str], list[Part]] = {}
     for key in metadata:
-        part = _Part.of_key(key)
+        part = Part.of_key(key)
         parts.setdefault((part.name, part.role), []).append(part)
     needed: dict[str, Tensor] = {}
-    for _, part, _ in _kept(interpreter):
+    for _, part, _ in kept(interpreter):
         same = part.key in metadata
         overlapping = (each for each in parts.get((part.name, part.role), ()) if _common(each.region, part.region))
         for key in [part.key] if same else [each.key for each in overlapping]:
@@ -224,24 +172,24 @@ def restore(interpreter: Interpreter, checkpoint: Path) -> int:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # every rank reads for itself
         load(needed, storage_reader=reader, no_dist=True)
     with torch.inference_mode():
-        for placement, part, value in _kept(interpreter):
+        for placement, part, value in kept(interpreter):
             home = interpreter.value(value)
             found = _assembled(part, needed, parts.get((part.name, part.role), ()))
             home.copy_(found.view(home.shape))
-            if part.role == _WEIGHT and placement.master is not None:
+            if part.role == WEIGHT and placement.master is not None:
                 interpreter.value(placement.weight).copy_(home)
     step: int = manifest["step"]
     interpreter.resume_at(step)
     return step
 
 
-def _assembled(part: _Part, read: Mapping[str, Tensor], saved: Sequence[_Part]) -> Tensor:
+def _assembled(part: Part, read: Mapping[str, Tensor], saved: Sequence[Part]) -> Tensor:
     """The part as a rank keeps it, from saved parts of the same tensor."""
     if (own := read.get(part.key)) is not None:
         return own
     dtype = next(iter(read[each.key].dtype for each in saved if each.key in read), torch.float32)
     box, filled = torch.zeros([last - first for first, last in part.region], dtype=dtype), 0
-    pieces: dict[tuple[Region, int], list[_Part]] = {}  # a tied weight may be there twice, cut in other ways
+    pieces: dict[tuple[Region, int], list[Part]] = {}  # a tied weight may be there twice, cut in other ways
     for each in saved:
         if _common(each.region, part.region):
             pieces.setdefault((each.region, each.size), []).append(each)

@@ -58,7 +58,7 @@ def train(
     heartbeat: Heartbeat,
     *,
     first: int = 0,
-    after_step: Callable[[int], None] | None = None,
+    after_step: Callable[[int, Batch, Tensor | None], None] | None = None,
 ) -> Training:
     """Train for so many steps.
 
@@ -70,7 +70,7 @@ def train(
         options: of the run.
         heartbeat: told where the loop is.
         first: number of the first step, the steps that were done before.
-        after_step: called with the number of steps done in all when a step was launched.
+        after_step: called with the number of steps done in all, the batch and the loss when a step was launched.
 
     Raises:
         TwofoldError: the data ends early.
@@ -104,7 +104,7 @@ def train(
         watch.launched(step, loss)
         if after_step is not None:
             heartbeat.ends()  # a disk may be slow
-            after_step(first + step + 1)
+            after_step(first + step + 1, batch, loss)
         if step == profiled_from + options.profile_steps - 1:
             profile.stop()
         if loss is not None:

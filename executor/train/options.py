@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor.step.emulate import Emulation
+from executor.train.settings import EVERY_100_STEPS, Replicas
 
 __all__ = ["AS_PLANNED", "Checkpoints", "OnStep", "RunOptions"]
 
@@ -48,6 +49,7 @@ class RunOptions:
         profile_steps: of how many steps before the recorded ones torch's profiler writes a trace.
         profile_path: where it goes (JSON, for Perfetto).
         checkpoints: written, and resumed from; only of runs with a plan.
+        replicas: how often ranks are compared; None never does it, nor do emulated runs.
     """
 
     emulation: Emulation | None = None
@@ -59,6 +61,7 @@ class RunOptions:
     profile_steps: int = 0
     profile_path: str | os.PathLike[str] = "profile.json"
     checkpoints: Checkpoints | None = None
+    replicas: Replicas | None = EVERY_100_STEPS
 
 
 AS_PLANNED = RunOptions()

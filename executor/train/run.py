@@ -28,6 +28,7 @@ from executor.train.clocks import ahead_ns
 from executor.train.heartbeat import beating
 from executor.train.loop import Training, train
 from executor.train.options import AS_PLANNED, Checkpoints, RunOptions
+from executor.train.replicas import ReplicaCheck
 from executor.train.result import RankResult, spans_of, write_npz
 from plans.errors import TwofoldError
 from plans.plan import Plan, plan_digest
@@ -81,7 +82,10 @@ def run_rank(
     compiled = CompiledStep(interpreter, None if groups is None else groups.all_agree) if replays else None
     device.reset_peak_memory()
     saver, first = _checkpoints(program, plan, interpreter, options.checkpoints)
-    done = _trained(interpreter, compiled, plan, iter(feed), (first, steps), options, saver)
+    check = None
+    if not alone and options.replicas is not None and options.emulation is None:
+        check = ReplicaCheck(program, plan, interpreter, options.replicas, first + steps)
+    done = _trained(interpreter, compiled, plan, iter(feed), (first, steps), options, (check, saver))
     peak_bytes, reserved_bytes = device.max_memory_allocated(), device.memory_reserved()
     ran = _execution(compiled)
     if compiled is not None:
@@ -114,15 +118,23 @@ def run_rank(
 
 def _trained(
     interpreter: Interpreter, compiled: CompiledStep | None, plan: Plan | None, batches: Iterator[Batch],
-    steps: tuple[int, int], options: RunOptions, saver: Saver | None,
+    steps: tuple[int, int], options: RunOptions, then: tuple[ReplicaCheck | None, Saver | None],
 ) -> Training:  # fmt: skip
-    """Do steps, given as the number of the first one and their count."""
+    """Do steps, given as the number of the first one and their count, and what `then` does after each."""
+    check, saver = then
+
+    def after(done: int, batch: Batch, loss: Tensor | None) -> None:
+        if check is not None:
+            check.after(done, batch, loss)  # first: what has diverged is not written
+        if saver is not None:
+            saver.after(done)
+
     predicted = None if plan is None else plan.prediction
     try:
         with beating(interpreter, predicted, watched=options.emulation is None) as heartbeat:
             done = train(
                 compiled or interpreter, interpreter.device, batches, steps[1], options, heartbeat, first=steps[0],
-                after_step=None if saver is None else saver.after,
+                after_step=None if check is None and saver is None else after,
             )  # fmt: skip
     except BaseException:
         if compiled is not None:

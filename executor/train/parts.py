@@ -1,0 +1,84 @@
+"""The parts of weights and optimizer states that ranks keep between steps, and which ranks keep the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from executor.step.interpreter import Interpreter
+from plans.program import ParameterPlacement, Program
+
+__all__ = ["WEIGHT", "Part", "Place", "Region", "holders", "kept"]
+
+Region = tuple[tuple[int, int], ...]
+"""First and last element of every dim."""
+
+Place = tuple[str, Region, int]
+"""Parameter, region and number of a part."""
+
+WEIGHT = "weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a whole tensor: elements [number size, (number + 1) size) of a region, flattened and padded.
+
+    Args:
+        name: of the parameter.
+        role: "weight" (the master, where there is one), "state0", "state1".
+        region: of the whole tensor.
+        number: of the part.
+        size: elements of it.
+    """
+
+    name: str
+    role: str
+    region: Region
+    number: int
+    size: int
+
+    @property
+    def place(self) -> Place:
+        """What the parts of all roles have in common."""
+        return self.name, self.region, self.number
+
+    @property
+    def key(self) -> str:
+        """The part as a text, which `of_key` reads."""
+        box = ",".join(f"{first}-{last}" for first, last in self.region)
+        return f"{self.name}|{self.role}|{box}|{self.number}|{self.size}"
+
+    @classmethod
+    def of_key(cls, key: str) -> Part:
+        """The part that has this key."""
+        name, role, box, number, size = key.rsplit("|", 4)
+        region = tuple((int(first), int(last)) for first, last in (ends.split("-") for ends in box.split(",") if ends))
+        return cls(name, role, region, int(number), int(size))
+
+
+def kept(interpreter: Interpreter) -> Iterator[tuple[ParameterPlacement, Part, str]]:
+    """Placement, part and value of every tensor that a rank keeps and steps change."""
+    for placement in interpreter.group.changed:
+        _, region, number = _place(placement, interpreter.rank)
+        roles = {WEIGHT: placement.kept} | {f"state{at}": name for at, name in enumerate(placement.states)}
+        for role, value in roles.items():
+            size = math.prod(interpreter.group.values[value].shape)
+            yield placement, Part(placement.name, role, region, number, size), value
+
+
+def holders(program: Program) -> Mapping[Place, tuple[int, ...]]:
+    """The ranks that keep each part, in order."""
+    found: dict[Place, set[int]] = defaultdict(set)
+    for group in program.groups:
+        for placement in group.changed:
+            for rank in placement.layout.mesh.rank_list:
+                found[_place(placement, rank)].add(rank)
+    return {place: tuple(sorted(ranks)) for place, ranks in found.items()}
+
+
+def _place(placement: ParameterPlacement, rank: int) -> Place:
+    mesh = placement.layout.mesh
+    region = tuple((first, last) for first, last in placement.layout.region(rank, placement.shape))
+    return placement.name, region, mesh.index(rank, placement.shard_axes)

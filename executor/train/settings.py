@@ -1,0 +1,25 @@
+"""Settings of a run that a job file may hold; nothing of torch is needed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["EVERY_100_STEPS", "Replicas"]
+
+
+class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When ranks compare what they must hold alike (`executor.train.replicas`).
+
+    Args:
+        every: steps from one comparison to the next; one more comes after the last step.
+        then: "stop" ends training with exit code 1, "warn" prints a line and goes on.
+    """
+
+    every: int = 100
+    then: Literal["stop", "warn"] = "stop"
+
+
+EVERY_100_STEPS = Replicas()
+"""The comparison of a run that says nothing else."""
