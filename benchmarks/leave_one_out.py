@@ -1,0 +1,339 @@
+"""What is predicted of a device, a software or a host that was never measured: `python -m benchmarks.leave_one_out`.
+
+Each of those that were measured is left out in turn and predicted from the others and its own data sheet:
+
+- a device: kernels carried over from another one (`costmodels.fit.transfer_calibration`), against its own points and
+  steps on one device, and against published tables of products and of bandwidths;
+- a software: its steps, which no figure is ever fitted to, from its parts measured alone;
+- a host: its times to issue from those of the other hosts, and the steps of a table under each host alone.
+
+The table is printed, and written with every error to benchmarks/results/leave_one_out.json. Groups without data are
+named as not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.calibration import DATA, files_of, points_of
+from benchmarks.network import load_published, predicted_GBps
+from benchmarks.stack_steps import predicted as predicted_step
+from benchmarks.step_plans import SETS
+from costmodels import Machine
+from costmodels.fit.device import usable_points
+from costmodels.fit.points import Point, load_points
+from costmodels.fit.predict import predict_points
+from costmodels.fit.transfer_calibration import carried
+from costmodels.machine.catalogue import Device, load_device
+from costmodels.machine.machine import DISPATCH_CLASSES
+from costmodels.price.compute import Rule, matrix_s
+from costmodels.price.executor_kernels import fit_rules
+from interop.measurements.rows import Skip, case_of
+from interop.measurements.scores import machine_of, measured_as
+from interop.measurements.tables import read_table
+from plans.errors import TwofoldError
+from plans.files import write_atomically
+from simulator import simulate
+from simulator.forecast import forecast, stack_named
+from simulator.stacks import TorchNative
+from simulator.stacks.torch_hosts import HOSTS_US, host_s
+
+__all__ = ["Left", "as_if_unmeasured", "main", "summary"]
+
+RESULTS = Path(__file__).parent / "results" / "leave_one_out.json"
+
+DEVICES = {"h200": "h100-sxm", "h100-sxm": "h200"}
+"""Measured device -> the other one, whose figures it gets."""
+
+CITED = ("a100-pcie-80gb", "b200")
+"""Devices with a published table of products, predicted without it."""
+
+SECTIONS = {"matrix": "products", "attention": "attention", "memory": "memory-bound"}
+
+SETS_OF_ONE_CODE = ("third",)
+"""Sets of plans (benchmarks/step_plans.py) that ran on both devices with the same kernels."""
+
+LATER_CODE = ("fourth", "fifth", "sixth", "fused")
+"""Parts of the names of files whose instructions ran with later kernels of the executor."""
+
+HOST_BOUND = 0.1
+"""Share of a step that its device waits for the host, from which it tells nothing about the device."""
+
+SHORT_S = 2e-5
+"""Kernels below this are launches rather than work; they are reported apart."""
+
+TARGETS = {"products": 0.08, "attention": 0.08, "memory-bound": 0.08, "steps": 0.1, "software": 0.08}
+
+NOT_MEASURED = (
+    "products, attention and memory-bound kernels of an A100 SXM, and its steps under torch: no points",
+    "attention and memory-bound kernels of an A100 PCIe and a B200: their tables have products only",
+    "links of an H100: one device was measured; steps of several from the H200's kernels alone are not told apart",
+    "hosts with other processors: all hosts were lent with H100 or H200",
+    "parts of Megatron-LM, DeepSpeed and MindSpore alone: neither was installed on a measured host",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """One prediction of something that was left out.
+
+    Args:
+        part: what is predicted: products, attention, memory-bound, links, steps, software, host.
+        out: what was left out.
+        given: what it was predicted from.
+        what: the point, row or plan.
+        error: predicted / measured - 1, of a time.
+    """
+
+    part: str
+    out: str
+    given: str
+    what: str
+    error: float
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+def as_if_unmeasured(device: Device, source: Device) -> Device:
+    """`device` by its data sheet and the figures of `source` alone; its host, which is not left out, keeps its times.
+
+    >>> h200 = load_device("h200")
+    >>> h100 = as_if_unmeasured(load_device("h100-sxm"), h200)
+    >>> h100.compute.attention == h200.compute.attention, h100.compute.memory_Bps < h200.compute.memory_Bps
+    (True, True)
+    """
+    told = {
+        entry: says for entry, says in device.provenance.items()
+        if says.status not in ("measured", "interpolated") and entry != "typical_products"
+    }  # fmt: skip
+    compute = msgspec.structs.replace(
+        device.compute, clock_MHz=None, step_clock_MHz=None, step_clock_drop=None, power=None, half_rows=0.0, rules={}
+    )
+    bare = msgspec.structs.replace(device, compute=compute, typical_products=(), replay=None, provenance=told)
+    own = msgspec.structs.replace(source, compute=msgspec.structs.replace(source.compute, rules=_rules(source.name)))
+    found = carried(bare, own, date="")
+    hosts = {call: rule.dispatch_s for call, rule in device.compute.rules.items()}
+    rules = {
+        call: msgspec.structs.replace(rule, dispatch_s=hosts.get(call, rule.dispatch_s))
+        for call, rule in found.compute.rules.items()
+    }
+    compute = msgspec.structs.replace(found.compute, rules=rules)
+    return msgspec.structs.replace(found, compute=compute, dispatch_s=device.dispatch_s)
+
+
+@lru_cache
+def _rules(name: str) -> dict[str, Rule]:
+    """The executor's instructions as they were measured on a device when its kernels were those of `SETS_OF_ONE_CODE`:
+    later ones were written anew and measured on an H200 only."""
+    files = [file for file in files_of(name) if not any(each in file.name for each in LATER_CODE)]
+    return fit_rules(usable_points(points_of(files)[0]), load_device(name).compute).rules
+
+
+def left_out_kernels() -> Iterator[Left]:
+    """Every point of a measured device that does not take less than `SHORT_S`, predicted from the other one."""
+    for name, other in DEVICES.items():
+        device = as_if_unmeasured(load_device(name), load_device(other))
+        points = [point for point in points_of(files_of(name))[0] if point.kind in SECTIONS]
+        for entry in predict_points(points, device):
+            if entry.section in SECTIONS:
+                part = SECTIONS[entry.section] + (", short" if entry.point.seconds < SHORT_S else "")
+                yield Left(part=part, out=name, given=other, what=_name(entry.point), error=entry.error)
+
+
+def _name(point: Point) -> str:
+    return " ".join(map(str, (point.call, point.form, *point.shape, point.size_bytes or "", point.dtype)))
+
+
+def left_out_products() -> Iterator[Left]:
+    """Published tables of products, predicted from the H200 and the data sheet."""
+    for name in CITED:
+        device = load_device(name)
+        compute = as_if_unmeasured(device, load_device("h200")).compute
+        for product in device.typical_products:
+            m, n, k = product.shape
+            peak, touched = compute.matrix_flops_per_s[product.dtype], 2 * (m * k + n * k + m * n)
+            error = matrix_s(compute, product.shape, peak, touched) * product.flops_per_s / (2 * m * n * k) - 1
+            what = "x".join(map(str, product.shape))
+            yield Left(part="products", out=name, given="h200", what=what, error=error)
+
+
+def left_out_links() -> Iterator[Left]:
+    """Published bandwidths that no constant was fitted to, from 1 MiB on."""
+    for point in load_published():
+        if not point.is_fitted:
+            what = f"{point.case} {point.call} {point.size_bytes}"
+            error = point.bus_GBps / predicted_GBps(point) - 1
+            yield Left(part="links", out=point.device, given="other tables", what=what, error=error)
+
+
+def left_out_steps() -> Iterator[Left]:
+    """Steps on one device: own plans with the same kernels on both, and plain torch; those bound by the host apart."""
+    plans = {name: plan for each in SETS_OF_ONE_CODE for name, plan in SETS[each]().items()}
+    for name, other in DEVICES.items():
+        machine = Machine.of_device(as_if_unmeasured(load_device(name), load_device(other)), 1)
+        files = [file for file in files_of(name) if not any(each in file.name for each in LATER_CODE)]
+        points = [point for file in files for point in load_points(file)[0]]
+        for point in points:
+            if point.kind != "step" or point.ranks != 1 or "part" in point.options:
+                continue
+            if point.stack == "twofold" and point.call in plans:
+                found = simulate(plans[point.call], machine, with_memory=False)
+                part = "steps, host-bound" if found.host_wait_s > HOST_BOUND * found.step_interval_s else "steps"
+                error, what = found.step_interval_s / point.seconds - 1, point.call
+            elif not point.stack and point.call == "decoder_step" and int(point.options.get("hidden", 0)) >= 1024:
+                error, part = predicted_step(point, machine).step_s / point.seconds - 1, "steps"
+                what = "torch " + " ".join(f"{key} {value}" for key, value in sorted(point.options.items()))
+            else:
+                continue
+            yield Left(part=part, out=name, given=other, what=what, error=error)
+
+
+# -- software ----------------------------------------------------------------------------------------------------------
+
+
+def left_out_software(tables: Sequence[str]) -> Iterator[Left]:
+    """The times of published runs and of our own steps under torch's parallel parts, by software."""
+    for table in tables:
+        for number, row in enumerate(read_table(table), start=1):
+            try:
+                case = case_of(row, number)
+                found = forecast(
+                    case.config, case.degrees, machine_of(case.machine, case.network), stack=stack_named(case.stack)
+                )
+            except (Skip, TwofoldError):
+                continue
+            if case.metric.startswith("peak_memory"):
+                continue
+            ratio = measured_as(case, found, found.step_s) / case.value
+            error = (ratio if case.metric == "iteration_time_s" else 1 / ratio) - 1
+            parts = "pipeline" if case.degrees.pp > 1 else "tensor" if case.degrees.tp > 1 else "data"
+            what = f"{Path(table).name} row {number}"
+            yield Left(part="software", out=f"{case.stack}, {parts}", given="its parts", what=what, error=error)
+    for name in DEVICES:
+        for file in sorted(DATA.glob(f"{name}-*.jsonl.gz")):
+            for point in load_points(file)[0]:
+                if point.call == "decoder_step" and point.stack and int(point.options.get("hidden", 0)) >= 1024:
+                    error = predicted_step(point, Machine.load(f"{name}-x{point.ranks}")).step_s / point.seconds - 1
+                    out = f"torch {point.stack}, small"
+                    yield Left(part="software", out=out, given="its parts", what=f"{file.name} {name}", error=error)
+
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+
+def left_out_hosts() -> Iterator[Left]:
+    """What a host needs to issue a block of torch's, or an instruction of ours, from the median of the other hosts."""
+    kinds = ("plain", "ddp", "dtensor", "fsdp2", "fsdp2_reshard")
+    own = {host: {f"{kind} {way}": seconds for kind in kinds for way, seconds in
+                  zip(("forward", "backward"), host_s(host, kind), strict=True)} for host in HOSTS_US}  # fmt: skip
+    yield from _from_others("host, torch blocks", own)
+    sessions: dict[str, dict[str, float]] = {}
+    for file in (*files_of("h200"), *files_of("h100-sxm"), *DATA.glob("repeat-*.gz")):
+        for point in load_points(file)[0]:
+            if point.kind == "dispatch" and point.stack == "twofold" and point.call in DISPATCH_CLASSES:
+                if not point.options:
+                    sessions.setdefault(file.name.partition(".")[0], {})[point.call] = point.seconds
+    yield from _from_others("host, own instructions", sessions)
+
+
+def _from_others(part: str, times: Mapping[str, Mapping[str, float]]) -> Iterator[Left]:
+    for host, own in times.items():
+        for what, seconds in own.items():
+            others = [each[what] for name, each in times.items() if name != host and what in each]
+            if others:
+                error = statistics.median(others) / seconds - 1
+                yield Left(part=part, out=host, given="the others", what=what, error=error)
+
+
+def steps_under_hosts(tables: Sequence[str]) -> Iterator[Left]:
+    """Steps of torch's own parts with the host times of one measured host at a time."""
+    for table in tables:
+        for number, row in enumerate(read_table(table), start=1):
+            try:
+                case = case_of(row, number)
+                stack = stack_named(case.stack)
+                machine = machine_of(case.machine, case.network)
+                if case.metric.startswith("peak_memory") or not isinstance(stack, TorchNative):
+                    continue
+                for host in HOSTS_US:
+                    found = forecast(case.config, case.degrees, machine, stack=replace(stack, host=host))
+                    ratio = measured_as(case, found, found.step_s) / case.value
+                    error = (ratio if case.metric == "iteration_time_s" else 1 / ratio) - 1
+                    what = f"{Path(table).name} row {number}"
+                    yield Left(part="steps under one host", out=host, given=host, what=what, error=error)
+            except (Skip, TwofoldError):
+                continue
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def summary(found: Iterable[Left]) -> list[dict[str, Any]]:
+    """Per part and what was left out: predictions, mean absolute error, bias, and the spread of the logarithms.
+
+    >>> rows = [Left(part="steps", out="h100", given="h200", what="", error=error) for error in (-0.1, 0.1)]
+    >>> [(row["mean"], round(row["bias"], 3), row["target"]) for row in summary(rows)]
+    [(0.1, 0.0, 0.1)]
+    """
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for each in found:
+        groups.setdefault((each.part, each.out, each.given), []).append(each.error)
+    return [
+        {
+            "part": part, "out": out, "given": given, "rows": len(errors),
+            "mean": statistics.fmean(map(abs, errors)), "bias": statistics.fmean(errors),
+            "together": abs(statistics.fmean(math.log1p(error) for error in errors)),
+            "spread": math.sqrt(statistics.fmean(math.log1p(error) ** 2 for error in errors)),
+            "target": TARGETS.get(part),
+        }
+        for (part, out, given), errors in groups.items()
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Leave out each in turn, print the table, and write it with every error."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", help="tables of measurements, for software and hosts")
+    parser.add_argument("--out", default=str(RESULTS))
+    options = parser.parse_args(arguments)
+    found = [
+        *left_out_kernels(), *left_out_products(), *left_out_links(), *left_out_steps(),
+        *left_out_software(options.tables), *left_out_hosts(), *steps_under_hosts(options.tables),
+    ]  # fmt: skip
+    rows = summary(found)
+    for row in rows:
+        wanted = "" if row["target"] is None else f"  wanted {row['target']:.0%}"
+        print(
+            f"{row['part']:22s} {row['out']:28s} from {row['given']:14s} {row['rows']:5d}  mean {row['mean']:6.1%}  "
+            f"bias {row['bias']:+6.1%}{wanted}"
+        )
+    for each in NOT_MEASURED:
+        print(f"not measured: {each}")
+    document = {
+        "date": time.strftime("%Y-%m-%d"), "machine": platform.machine(), "python": platform.python_version(),
+        "command": " ".join(["python -m benchmarks.leave_one_out", *(Path(name).name for name in options.tables)]),
+        "groups": rows, "not_measured": NOT_MEASURED,
+        "errors": [
+            [each.part, each.out, each.given, each.what, round(each.error, 4)] for each in found
+            if each.part.partition(",")[0] not in SECTIONS.values()
+        ],
+    }  # fmt: skip
+    write_atomically(Path(options.out), (json.dumps(document, indent=1) + "\n").encode())
+    print(f"saved {options.out}")
+
+
+if __name__ == "__main__":
+    main()
