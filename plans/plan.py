@@ -6,6 +6,7 @@ atomically; unknown keys are refused with their path.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import os
 from collections.abc import Mapping
@@ -109,6 +110,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             it updates those of the graph.
         state_dtype: of the optimizer's state; None is that of the weights it updates.
         clip_norm: gradients are scaled down to this norm over all parameters; None leaves them.
+        undecayed: patterns (as of fnmatch) of names of parameters whose weights do not decay, such as "*bias".
 
     Raises:
         TwofoldError: a name, level or size that does not exist.
@@ -132,6 +134,7 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     master_dtype: str | None = None
     state_dtype: str | None = None
     clip_norm: float | None = None
+    undecayed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ("sgd", "momentum", "adamw"):
@@ -159,6 +162,15 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     def __hash__(self) -> int:
         return hash((self.kind, tuple(sorted(self.settings.items())), *msgspec.structs.astuple(self)[2:]))
+
+    def settings_of(self, parameter: str) -> dict[str, float]:
+        """The settings of a parameter's update.
+
+        >>> Optimizer(kind="adamw", undecayed=("*bias",)).settings_of("head.bias")
+        {'lr': 0.01, 'weight_decay': 0.0}
+        """
+        spared = any(fnmatch.fnmatchcase(parameter, pattern) for pattern in self.undecayed)
+        return self.settings | ({"weight_decay": 0.0} if spared else {})
 
     @property
     def num_states(self) -> int:

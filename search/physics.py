@@ -4,30 +4,11 @@ from __future__ import annotations
 
 from costmodels import Machine
 from costmodels.price.compute import rate
+from plans.model.flops import necessary_flops
 from plans.model.graph import Graph, itemsize
 from plans.plan import Optimizer
 
-__all__ = ["necessary_flops", "physics_s"]
-
-
-def necessary_flops(graph: Graph) -> dict[str, int]:
-    """dtype -> floating-point operations that every step of the graph needs.
-
-    These are every operator's forward and the gradients that are wanted, without anything made again.
-
-    >>> from plans.model.mlp import mlp_graph
-    >>> necessary_flops(mlp_graph([64, 32], 16))["float32"] >= 2 * 2 * 16 * 64 * 32
-    True
-    """
-    flops: dict[str, int] = {}
-    for operator in graph.operators:
-        spec, trained = graph.spec(operator), graph.trained_inputs(operator)
-        gradients = sum(spec.gradients[index].flops for index in trained)
-        if 0 in trained:
-            gradients -= spec.remade_flops
-        dtype = graph.tensors[operator.outputs[0]].dtype
-        flops[dtype] = flops.get(dtype, 0) + spec.flops + gradients
-    return flops
+__all__ = ["physics_s"]
 
 
 def physics_s(graph: Graph, machine: Machine, num_devices: int, optimizer: Optimizer) -> float:

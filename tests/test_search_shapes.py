@@ -10,13 +10,14 @@ import pytest
 from benchmarks.search_exact import against_every_shape, random_problem
 from costmodels import Machine
 from plans.errors import TwofoldError
+from plans.model.flops import necessary_flops
 from plans.model.mlp import mlp_graph
 from plans.model.transformer import transformer, transformer_config
 from plans.plan import Optimizer, Strategy, plan_from_json, plan_to_json
 from search import search
 from search.operators.plan_search import PlanSearch
 from search.operators.shape_costs import ShapeCosts
-from search.physics import necessary_flops, physics_s
+from search.physics import physics_s
 from simulator import simulate
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -10,11 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from executor.device import pick_device
+from executor.train.metrics import Metrics, StepFacts
+from executor.train.options import RunOptions
 from executor.train.rates import Rate
+from executor.train.run import run_rank
 from executor.train.sources import Source
+from plans.lower import lower
 from plans.model.transformer import transformer
-from plans.plan import save_plan
-from tests.small_training import four_ranks
+from plans.plan import Optimizer, load_plan, save_plan
+from tests.small_training import batches, four_ranks, one_rank, parameters
 from twofold.cli import main
 
 JOB = """
@@ -95,6 +101,53 @@ def test_a_bad_job_is_refused_in_one_line_before_a_launch(changed, says, tmp_pat
 
     assert re.search(says, line), line
     assert not (tmp_path / "logs").exists()
+
+
+def test_weights_that_match_a_pattern_do_not_decay():
+    import torch.nn.functional as F
+
+    settings = {"lr": 0.02, "weight_decay": 0.3}
+    plan = one_rank(optimizer=Optimizer(kind="adamw", settings=settings, undecayed=("b*",)))
+    options = RunOptions(count=False, record_steps=0)
+    ran = run_rank(lower(plan), plan, iter(batches(5)), parameters(), 5, device="cpu", options=options)
+    weights = {name: torch.tensor(array, requires_grad=True) for name, array in parameters().items()}
+    groups = [
+        {"params": [weights["w1"], weights["w2"]]},
+        {"params": [weights["b1"], weights["b2"]], "weight_decay": 0.0},
+    ]
+    update = torch.optim.AdamW(groups, **settings, foreach=False)
+    for batch in batches(5):
+        update.zero_grad()
+        hidden = torch.relu(F.linear(torch.tensor(batch["x"]), weights["w1"], weights["b1"]))
+        F.l1_loss(F.linear(hidden, weights["w2"], weights["b2"]), torch.tensor(batch["t"])).backward()
+        update.step()
+    assert ran.weights is not None
+    for name, weight in weights.items():
+        np.testing.assert_allclose(ran.weights[name], weight.detach().numpy(), rtol=1e-6, atol=1e-7)
+
+
+def test_figures_of_steps_as_lines_and_as_a_table(tmp_path):
+    plan = save_plan(four_ranks()["two stages"], tmp_path / "plan.json")
+    facts, device = StepFacts.of(load_plan(plan), 1e9), pick_device("cpu")
+    metrics = Metrics(tmp_path, 0, facts, device, ["csv"])
+    for step in range(3):
+        metrics.add(step, 1.0 / (step + 1), 0.1)
+    metrics.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')  # killed there
+    again = Metrics(tmp_path, 2, facts, device, ["csv"])
+    again.add(2, 0.25, None)
+    again.add(3, 0.125, None)
+    again.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["loss"]) for row in rows] == [(1, 1.0), (2, 0.5), (3, 0.25), (4, 0.125)]
+    assert rows[2]["step_s"] is None and rows[3]["tokens_per_s"] is None and rows[3]["memory_bytes"] > 1 << 20
+    forward, wanted = 2 * 8 * (6 * 8 + 8 * 2), 2 * 2 * 8 * 8 * 2 + 2 * 8 * 6 * 8  # nobody asks for the gradient of x
+    assert facts.flops == pytest.approx(forward + wanted, rel=0.2)
+    assert rows[3]["mfu"] == pytest.approx(facts.flops / rows[3]["step_s"] / 4e9)
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [{name: str(value) if value is not None else "" for name, value in row.items()} for row in rows] == table
 
 
 def test_schedules_are_those_of_torch():

@@ -15,7 +15,7 @@ from executor.step.emulate import Emulation
 from executor.step.groups import connect
 from executor.train.batches import rows_of_rank
 from executor.train.data import Prefetcher
-from executor.train.metrics import Metrics
+from executor.train.metrics import Metrics, StepFacts
 from executor.train.models import InitialParameters, load_model, random_parameters
 from executor.train.options import Checkpoints, RunOptions
 from executor.train.rates import Rate
@@ -88,13 +88,15 @@ def _run(task: Task, job: Job) -> None:
     first = 0 if asked is None else asked.first
     rate = None if task.learning_rate is None else partial(_rate, task.learning_rate, task.steps)
     metrics = None
-    if task.metrics and rank == min(each for group in program.groups if group.loss is not None for each in group.ranks):
-        predicted_s = None if plan.prediction is None else plan.prediction.step_s
-        metrics = Metrics(Path(task.out) / "metrics.jsonl", first, predicted_s)
+    if task.metrics is not None and rank == min(
+        each for group in program.groups if group.loss is not None for each in group.ranks
+    ):
+        facts = StepFacts.of(plan, task.peak_flops_per_s)
+        metrics = Metrics(Path(task.out), first, facts, pick_device(job.device), task.metrics)
 
     def on_step(step: int, loss: float | None) -> None:
         if metrics is not None and loss is not None:
-            metrics.add(step, loss, None if rate is None else rate(step), graph.batch_size)
+            metrics.add(step, loss, None if rate is None else rate(step))
         if loss is not None and task.print_every and (step + 1) % task.print_every == 0:
             print(f"epoch: {step // per_epoch + 1} step: {step % per_epoch + 1}, loss is {loss:.9g}", flush=True)
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from executor.launch.job import Job, Task, TaskCheckpoints, save_job
 from executor.train.rates import Rate
 from executor.train.settings import Replicas
-from plans.errors import TwofoldError, whole_number
+from plans.errors import TwofoldError, number, whole_number
 from plans.plan import load_plan, save_plan
 
 __all__ = ["CheckpointSettings", "TrainingJob", "load_training_job", "train"]
@@ -39,6 +40,10 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         seed: of initial weights and data order.
         learning_rate: a schedule; None keeps the rate of the plan's optimizer.
         checkpoints: None writes none.
+        metrics: files of figures beside `metrics.jsonl`: "csv", "tensorboard".
+        peak_flops_per_s: of one device, for the utilization (MFU) among the figures.
+        undecayed: patterns of names of parameters that keep their weights without decay, such as "*bias", instead of
+            those of the plan's optimizer.
         replicas: how often what ranks hold alike is compared, and what follows where it differs.
         max_restarts: how often the ranks are started again from the last checkpoint after one of them failed.
         print_every: the loss of every n-th step is printed.
@@ -55,6 +60,9 @@ class TrainingJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     seed: int = 1
     learning_rate: Rate | None = None
     checkpoints: CheckpointSettings | None = None
+    metrics: tuple[Literal["csv", "tensorboard"], ...] = ()
+    peak_flops_per_s: float | None = None
+    undecayed: tuple[str, ...] | None = None
     replicas: Replicas = Replicas()
     max_restarts: int = 0
     print_every: int = 10
@@ -137,12 +145,20 @@ def _checked(job: TrainingJob) -> tuple[Task, int]:
         raise TwofoldError("max_restarts goes on from checkpoints: state checkpoints, with every = STEPS")
     if job.learning_rate is not None:
         job.learning_rate.check(job.steps)
+    if job.peak_flops_per_s is not None:
+        number("peak_flops_per_s", job.peak_flops_per_s, above=0)
+    if "tensorboard" in job.metrics and importlib.util.find_spec("tensorboard") is None:
+        raise TwofoldError("metrics: 'tensorboard' is not installed; pip install tensorboard, or leave it out")
     plan = load_plan(job.plan)
+    if job.undecayed is not None:
+        optimizer = msgspec.structs.replace(plan.optimizer, undecayed=job.undecayed)
+        plan = msgspec.structs.replace(plan, optimizer=optimizer)
     Source(data=job.data, seed=job.seed).check(plan.graph)
     path = save_plan(plan, Path(job.out) / "plan.json")
     task = Task(
         plan=str(path), out=job.out, steps=job.steps, model=job.model, data=job.data, seed=job.seed, count=False,
-        print_every=job.print_every, learning_rate=job.learning_rate, metrics=True,
+        print_every=job.print_every, learning_rate=job.learning_rate, metrics=job.metrics,
+        peak_flops_per_s=job.peak_flops_per_s,
         replicas=job.replicas,
     )  # fmt: skip
     return task, plan.num_ranks

@@ -80,7 +80,7 @@ def train_reference(
     model = initialised_copy(module, seed)
     if nudge is not None:
         _nudge(model, nudge)
-    updates = _Updates(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
+    updates = _Updates(optimizer, {name: each for name, each in model.named_parameters() if each.requires_grad})
     dropping = Dropping(graph)
     losses: list[float] = []
     source = iter(batches)
@@ -117,11 +117,12 @@ def _nudge(model: nn.Module, seed: int) -> None:
 class _Updates:
     """Accumulates gradients in their dtype, clips them and updates (master) weights by torch.optim."""
 
-    def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        self.optimizer, self.parameters = optimizer, list(parameters)
+    def __init__(self, optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> None:
+        self.optimizer, self.parameters = optimizer, list(named.values())
         self.sums: dict[nn.Parameter, torch.Tensor] = {}
         self.masters = {parameter: self._master(parameter) for parameter in self.parameters}
-        self.update = _torch_optimizer(optimizer, list(self.masters.values()))
+        masters = {name: self.masters[parameter] for name, parameter in named.items()}
+        self.update = _torch_optimizer(optimizer, masters)
 
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         dtype = torch_dtype(self.optimizer.updates_in(_dtype_of(parameter)))
@@ -224,8 +225,12 @@ def _micro_batches(batch: Sequence[Any], count: int) -> list[tuple[torch.Tensor,
     return list(zip(*(tensor.chunk(count) for tensor in tensors), strict=True))
 
 
-def _torch_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _torch_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     settings: dict[str, Any] = dict(optimizer.settings)
+    groups: dict[bool, list[nn.Parameter]] = {}
+    for name, parameter in named.items():
+        groups.setdefault(optimizer.settings_of(name) == settings, []).append(parameter)
+    parameters = [{"params": each} | ({} if same else {"weight_decay": 0.0}) for same, each in groups.items()]
     if optimizer.kind == "adamw":
         betas = (settings.pop("beta1", 0.9), settings.pop("beta2", 0.999))
         return torch.optim.AdamW(parameters, betas=betas, **settings)

@@ -1,52 +1,162 @@
-"""Figures of every step, one JSON object a line, written while a run goes on."""
+"""Figures of every step, written while a run goes on: JSON lines, and CSV and TensorBoard where they are asked for."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
+import resource
 import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Metrics"]
+from executor.device import Device
+from plans.model.flops import necessary_flops
+from plans.plan import Plan
+
+__all__ = ["Figures", "Metrics", "StepFacts"]
+
+_NOT_DRAWN = ("step", "predicted_step_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What is the same in all steps of a run.
+
+    Args:
+        samples: of a step.
+        tokens: of a step; None for models that read no whole numbers [batch, sequence].
+        flops: that every step needs (`plans.model.flops`), over all devices.
+        peak_flops_per_s: of all devices; None where it is not known.
+        predicted_step_s: what the plan was predicted to take; None where it was not.
+    """
+
+    samples: int
+    tokens: int | None
+    flops: int
+    peak_flops_per_s: float | None
+    predicted_step_s: float | None
+
+    @classmethod
+    def of(cls, plan: Plan, peak_flops_per_s: float | None) -> StepFacts:
+        """Those of a plan, with the peak rate of one device."""
+        rows = (each.shape for each in plan.graph.inputs if each.dtype == "int64" and len(each.shape) == 2)
+        shape = next(rows, None)
+        return cls(
+            samples=plan.graph.batch_size, tokens=None if shape is None else shape[0] * shape[1],
+            flops=sum(necessary_flops(plan.graph).values()),
+            peak_flops_per_s=None if peak_flops_per_s is None else peak_flops_per_s * plan.num_ranks,
+            predicted_step_s=None if plan.prediction is None else plan.prediction.step_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One step.
+
+    Args:
+        step: its number, from 1.
+        loss: of the whole batch.
+        learning_rate: of the schedule; None where the plan's optimizer has its own.
+        step_s: from the end of the step before; None in the first step of a process, which compiles and checks.
+        samples_per_s: of all ranks.
+        tokens_per_s: of all ranks; None where samples are no rows of tokens.
+        mfu: model FLOPs utilization (Chowdhery et al., arXiv 2204.02311): the FLOPs that the step needs, without what
+            is computed again, over those that the devices could do in its time; None where their peak is not known.
+        memory_bytes: the most that this rank held so far: allocated on a device, or resident on a host.
+        predicted_step_s: by the simulator, where the plan has a prediction.
+    """
+
+    step: int
+    loss: float
+    learning_rate: float | None
+    step_s: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    memory_bytes: int
+    predicted_step_s: float | None
 
 
 class Metrics:
-    """Appends to a file; lines of steps that a resumed run does anew are dropped first.
+    """Appends to files; rows of steps that a resumed run does anew are dropped first.
 
     Args:
-        path: of the file.
+        folder: of `metrics.jsonl`, `metrics.csv` and `tensorboard`.
         first: the number of steps that were done before.
-        predicted_step_s: what the plan was predicted to take, written beside what was measured; None where it was not.
+        facts: of the run.
+        device: whose memory is told.
+        also: "csv", "tensorboard".
     """
 
-    def __init__(self, path: Path, first: int, predicted_step_s: float | None) -> None:
-        kept = []
-        with contextlib.suppress(FileNotFoundError):
-            kept = [line for line in path.read_text().splitlines() if _step(line) <= first]
+    def __init__(self, folder: Path, first: int, facts: StepFacts, device: Device, also: Collection[str] = ()) -> None:
+        path, kept = folder / "metrics.jsonl", []
+        if first:
+            with contextlib.suppress(FileNotFoundError):
+                kept = [row for line in path.read_text().splitlines() if (row := _row(line)) and row["step"] <= first]
+        self._facts, self._device, self._seen_s = facts, device, None
         self._file = path.open("w", buffering=1)  # by lines
-        self._file.writelines(f"{line}\n" for line in kept if first)
-        self._predicted_step_s = predicted_step_s
-        self._seen_s: float | None = None
+        self._table: Any = None
+        if "csv" in also:
+            self._csv = path.with_suffix(".csv").open("w", buffering=1, newline="")
+            self._table = csv.DictWriter(self._csv, [*Figures.__dataclass_fields__])
+            self._table.writeheader()
+        for row in kept:
+            self._write(row)
+        self._board: Any = None
+        if "tensorboard" in also:
+            from torch.utils.tensorboard import SummaryWriter
 
-    def add(self, step: int, loss: float, learning_rate: float | None, samples: int) -> None:
-        """A step, counted from 0, was done. The first one of a process has no time: it compiles and checks."""
-        now_s = time.perf_counter()
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1)
+
+    _seen_s: float | None
+
+    def add(self, step: int, loss: float, learning_rate: float | None) -> None:
+        """A step, counted from 0, was done."""
+        now_s, facts = time.perf_counter(), self._facts
         step_s = None if self._seen_s is None else now_s - self._seen_s
         self._seen_s = now_s
-        figures = {
-            "step": step + 1, "loss": loss, "learning_rate": learning_rate, "step_s": step_s,
-            "samples_per_s": None if step_s is None else samples / step_s, "predicted_step_s": self._predicted_step_s,
-        }  # fmt: skip
-        self._file.write(json.dumps(figures) + "\n")
+        peak = facts.peak_flops_per_s
+        figures = Figures(
+            step=step + 1, loss=loss, learning_rate=learning_rate, step_s=step_s,
+            samples_per_s=None if step_s is None else facts.samples / step_s,
+            tokens_per_s=None if step_s is None or facts.tokens is None else facts.tokens / step_s,
+            mfu=None if step_s is None or peak is None else facts.flops / step_s / peak,
+            memory_bytes=_memory_bytes(self._device), predicted_step_s=facts.predicted_step_s,
+        )  # fmt: skip
+        row = asdict(figures)
+        self._write(row)
+        if self._board is not None:
+            for name, value in row.items():
+                if name not in _NOT_DRAWN and value is not None:
+                    self._board.add_scalar(name, value, step + 1)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._file.close()
+        if self._table is not None:
+            self._csv.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        if self._table is not None:
+            self._table.writerow(row)
 
 
-def _step(line: str) -> int:
-    """The step of a line; a large one where it was cut by the end of its process."""
+def _memory_bytes(device: Device) -> int:
+    if device.is_async:
+        return device.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """The figures of a line; None where it was cut by the end of its process."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 1 << 62
+        row: dict[str, Any] = json.loads(line)
+        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    except ValueError:
+        return None

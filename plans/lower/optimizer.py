@@ -262,7 +262,10 @@ class OptimizerLowering:
             gradient = self.optimizer.reduces_in(home.dtype) if self.local[home.name].needs_reduction else None
             is_cast = (gradient or self.optimizer.accumulates_in(home.dtype)) != dtype
             alone = self.optimizer.kind != "adamw" or is_cast
-            key = home.name if alone else (self.block_of.get(home.name, home.name), dtype, home.master is None)
+            decays = self.optimizer.settings_of(home.name) == self.optimizer.settings
+            key = (
+                home.name if alone else (self.block_of.get(home.name, home.name), dtype, home.master is None, decays)
+            )
             found.setdefault(key, []).append(home)
         return list(found.values())
 
@@ -295,7 +298,7 @@ class OptimizerLowering:
             f"{first.name}{more}.U", f"{self.optimizer.kind}.update", "U",
             tuple(name for home, gradient, _ in ready for name in (home.kept, gradient, *home.states)),
             tuple(name for home in homes for name in (home.kept, *home.states)),
-            attrs=dict(self.optimizer.settings), flops=2 * (1 + len(first.states)) * elements,
+            attrs=self.optimizer.settings_of(first.name), flops=2 * (1 + len(first.states)) * elements,
             frees=tuple(dict.fromkeys(name for _, _, freed in ready for name in freed)),
         )  # fmt: skip
         if first.master is not None:
