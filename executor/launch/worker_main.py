@@ -11,8 +11,8 @@ a collective, where Python runs no signal handler; and it sees the exit code or 
 rank dies with its guard, and the guard (with every process of its group) with the agent.
 
 On a machine without an accelerator the agent forks the guards, so that torch and the target's module are imported once
-and not by every rank: eight ranks on two cores start in 3 s instead of 11. The driver of an accelerator does not survive a
-fork; there torchrun starts every guard as a new process.
+and not by every rank: eight ranks on two cores start in 3 s instead of 11. An accelerator's driver does not survive a fork;
+there torchrun starts every guard as a new process.
 
 What a rank leaves in its folder `rank.N`, next to `stdout` and `stderr`:
 
