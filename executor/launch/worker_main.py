@@ -10,9 +10,9 @@ the rank, waits for it and writes down how it ended. It never computes, so it an
 a collective, where Python runs no signal handler; and it sees the exit code or signal of its child for certain. The
 rank dies with its guard, and the guard (with every process of its group) with the agent.
 
-On a machine without an accelerator the agent forks the guards, so that torch and the target's module are imported once
-and not by every rank: eight ranks on two cores start in 3 s instead of 11. An accelerator's driver does not survive a fork;
-there torchrun starts every guard as a new process.
+On a machine without an accelerator the agent forks the guards, so that torch and the module of the target are imported
+once and not by every rank: eight ranks on two cores start in 3 s instead of 11. The driver of an accelerator does not
+survive a fork; there torchrun starts every guard as a new process.
 
 What a rank leaves in its folder `rank.N`, next to `stdout` and `stderr`:
 

@@ -263,9 +263,7 @@ class OptimizerLowering:
             is_cast = (gradient or self.optimizer.accumulates_in(home.dtype)) != dtype
             alone = self.optimizer.kind != "adamw" or is_cast
             decays = self.optimizer.settings_of(home.name) == self.optimizer.settings
-            key = (
-                home.name if alone else (self.block_of.get(home.name, home.name), dtype, home.master is None, decays)
-            )
+            key = home.name if alone else (self.block_of.get(home.name, home.name), dtype, home.master is None, decays)
             found.setdefault(key, []).append(home)
         return list(found.values())
 
