@@ -18,7 +18,7 @@ import msgspec
 from costmodels.machine.catalogue import CitedProduct, Device
 from costmodels.machine.sections import Collective, Interval, Provenance
 from costmodels.price.communication import with_unmeasured
-from costmodels.price.compute import Compute, matrix_s
+from costmodels.price.compute import Compute, Rule, matrix_s
 from costmodels.price.tiled import Tiled
 
 __all__ = ["CARRIED", "anchored", "carried"]
@@ -38,6 +38,13 @@ OTHER_CORES = 2.0
 """How many times as far off figures are of cores of another kind (assumed: none of them was measured)."""
 
 NINETY = 1.6449
+
+ONE_KERNEL = (
+    "accumulate", "add.", "adamw.fused", "adamw.update", "cast", "dropout.", "embedding.", "flat_pack", "flat_unpack",
+    "gelu.", "layer_norm.forward", "mul.", "relu.", "rms_norm.forward", "silu.", "slice", "softmax.forward", "zero_.",
+)  # fmt: skip
+"""How the names of calls begin that torch or the executor runs as one kernel, or as several that each handle other
+tensors: operands are read and results written once (torch 2.11, aten/src/ATen/native/cuda)."""
 
 
 def carried(device: Device, source: Device, *, date: str) -> Device:
@@ -90,10 +97,13 @@ class _Transfer:
         here, there = self.device.compute, self.source.compute
         faster = _core_rate(here) / _core_rate(there)
         depth = "a latency that the rate of a core turns into depth"
+        cores = "what one kernel takes beyond its bytes is its cores' where they are equal"
         tiles = "tiles of the library and latencies; bytes per second of a core as its rate"
         figures: dict[str, tuple[str, Any]] = {name: (what, getattr(there, name)) for name, what in _EQUAL.items()}
         figures["half_depth"] = (depth, there.half_depth * faster)
         figures["tiled"] = (tiles, _tiled(here, there))
+        figures["kernel_cost"] = (cores, _core_bound(there.kernel_cost, here, there))
+        figures["rules"] = (f"kernels and passes of the executor's own instructions; {cores}", _rules(here, there))
         figures["attention"] = ("share of the peak", there.attention)
         values = {}
         for name, (what, value) in figures.items():
@@ -181,11 +191,32 @@ _EQUAL: Mapping[str, str] = {
     "memory_chunk_s": "latency",
     "sharpness": "how arithmetic and traffic overlap",
     "form_cost": "storage of the operands",
-    "kernel_cost": "bytes beyond the least",
     "kernel_start": "launches beyond the least",
     "kernel_s": "launch and drain",
-    "rules": "kernels and passes of the executor's own instructions",
 }
+
+
+def _core_bound(costs: Mapping[str, float], here: Compute, there: Compute) -> dict[str, float]:
+    """Costs of bytes, relative to those of a kernel that streams, beside other memory.
+
+    A kernel that reads and writes its operands once takes longer than its bytes where its cores are busy for longer:
+    its cost is (1 + c^2)^(1/2), joined as arithmetic and traffic of products are, with c the time of its cores over
+    that of its bytes, which grows with the bandwidth. What takes several kernels moves more bytes: its cost stays. So
+    do all costs on cores of another kind, whose time for a byte no point tells.
+    """
+    if not _same_cores(here, there):
+        return dict(costs)
+    fed = here.memory_Bps / there.memory_Bps
+    return {
+        call: round(math.sqrt(1 + (cost**2 - 1) * fed**2), 4) if cost > 1 and call.startswith(ONE_KERNEL) else cost
+        for call, cost in costs.items()
+    }
+
+
+def _rules(here: Compute, there: Compute) -> dict[str, Rule]:
+    passes = {call: rule.passes for call, rule in there.rules.items() if rule.passes is not None}
+    other = _core_bound(passes, here, there)
+    return {call: msgspec.structs.replace(rule, passes=other.get(call)) for call, rule in there.rules.items()}
 
 
 def _is_carried(device: Device, entry: str) -> bool:
