@@ -74,17 +74,15 @@ def test_names_of_models():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"model": "T5-11B"}, "decoder-only"), ({"model": "my-moe-8x7B"}, "experts"), ({"task": "lora"}, "lora"),
-     ({"notes": "HSDP over nodes"}, "hsdp"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.004"}, "in percent"),
-     ({"recompute": "every 2nd layer"}, "recompute"), ({"zero_level": "HSDP"}, "hsdp"),
+     ({"notes": "CPU offload"}, "offload"), ({"gpu_type": "V100-32GB"}, "no bf16"), ({"value": "0.004"}, "in percent"),
+     ({"recompute": "every 2nd layer"}, "recompute"), ({"zero_level": "some"}, "none of 0 to 3"),
      ({"dp": "", "gpu_count": ""}, "dp is not stated"),
      ({"schedule": "interleaved"}, "vpp is not stated"), ({"sequence_parallel": "perhaps"}, "neither y nor n"),
      ({"precision": "mxfp8"}, "mxfp8"), ({"notes": "linear layers in FP8"}, "fp8"), ({"task": "RLHF PPO"}, "rlhf"),
      ({"interconnect": "PCIe Gen5", "gpu_type": "H200"}, "PCIe"),
      ({"notes": "no NVLink", "gpu_type": "H20"}, "no NVLink"),
      ({"interconnect": "NVLink; 0 Gb/s"}, "0 Gb/s"), ({"value": "1e-308"}, "beyond anything"),
-     ({"source": "MaxText JAX"}, "maxtext"), ({"zero_level": "some"}, "none of 0 to 3"),
-     ({"source": "Colossal-AI"}, "col"),
-     ({"gpu_type": "Ascend 910B"}, "910B1, 910B2"), ({"gpu_type": "MI300X"}, "it has V100"),
+     ({"gpu_type": "MI300X"}, "it has V100"),
      ({"schedule": "abc"}, "unknown schedule")],
 )  # fmt: skip
 def test_what_is_not_stated_or_not_modelled_is_skipped(change, reason):
@@ -132,12 +130,13 @@ def test_levels_in_other_spellings(text, level):
 
 @pytest.mark.parametrize(
     ("source", "stack"),
-    [("Megatron-DeepSpeed, arXiv 2201.11990", "megatron-2022"), ("microsoft/Megatron-DeepSpeed", "megatron"),
-     ("Ascend/MindSpeed", "megatron"), ("MindFormers, MindSpore 2.3", "megatron"), ("NVIDIA NeMo", "megatron")],
+    [("Megatron-DeepSpeed, arXiv 2201.11990", "megatron-deepspeed-2022"),
+     ("microsoft/Megatron-DeepSpeed", "megatron-deepspeed"), ("Ascend/MindSpeed", "megatron"),
+     ("MindFormers, MindSpore 2.3", "mindspore"), ("NVIDIA NeMo", "megatron"), ("Colossal-AI", "megatron")],
 )  # fmt: skip
-def test_megatrons_relatives_are_priced_as_megatron(source, stack):
+def test_megatrons_relatives_run_its_layers(source, stack):
     case = case_of(ROW | {"source": source, "gpu_type": "A100-80GB", "zero_level": "1"}, 1)
-    assert case.stack == stack and any("taken as megatron" in told for told in case.assumed)
+    assert case.stack == stack and any(f"taken as {stack}" in told for told in case.assumed)
     assert case.degrees.optimizer.parallel_level == 1
 
 
@@ -182,13 +181,6 @@ def test_columns_have_many_names_and_figures_columns_of_their_own(tmp_path):
     assert rows[0]["source"] == "Megatron-LM" and rows[0]["gpu_count"] == "64" and rows[0]["recompute"] == "full"
     found = validate(path)
     assert len(found.rows) == 3 and found.rows[2]["value"] == pytest.approx(45.5)
-
-
-def test_a_table_that_names_a_column_twice_is_refused(tmp_path):
-    path = tmp_path / "twice.csv"
-    path.write_text("model,gpu,gpus,mbs,micro batch size,mfu\nllama-3-8b,H100,8,1,2,40\n")
-    with pytest.raises(TwofoldError, match="two columns for micro_batch: 'mbs' and 'micro batch size'"):
-        read_table(path)
 
 
 def test_what_a_rate_counts():
@@ -249,8 +241,10 @@ def test_sizes_that_a_family_publishes_need_not_be_stated():
     case = case_of(row, 1)
     assert (case.config.num_layers, case.config.hidden, case.config.num_heads) == (32, 4096, 32)
     assert any("as published" in told for told in case.assumed)
+    mine = case_of(row | {"model": "my 7B"}, 1)
+    assert mine.config.hidden == 4096 and any("not stated" in told for told in mine.assumed)
     with pytest.raises(Skip, match="layers is not stated"):
-        case_of(row | {"model": "my 7B"}, 1)
+        case_of(row | {"model": "mine"}, 1)
 
 
 def test_software_that_is_taken_for_another_is_named():

@@ -6,12 +6,9 @@ import math
 import re
 from collections.abc import Mapping
 
-__all__ = ["METRICS", "ZERO_BUBBLE", "Cells", "Skip"]
+from interop.measurements.numbers import number
 
-METRICS = (
-    "iteration_time_s", "tokens_per_s_per_gpu", "samples_per_s_per_gpu", "tflops_per_gpu", "mfu_percent",
-    "peak_memory_GiB", "peak_memory_GB",
-)  # fmt: skip
+__all__ = ["ZERO_BUBBLE", "Cells", "Skip"]
 
 _DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16",
            "fp32": "float32", "float32": "float32", "single": "float32"}  # fmt: skip
@@ -23,6 +20,13 @@ ZERO_BUBBLE = "2401.10241"
 """Qi et al. 2024; its experiments ran examples/pretrain_zero_bubble.sh of sail-sg/zero-bubble-pipeline-parallelism:
 --fp16, no --use-flash-attn, no recomputation, no distributed optimizer."""
 
+_COUNTED = {
+    "layers": "layers?|blocks", "heads": "heads", "seq": "tokens?|tok", "global_batch": "seqs?|sequences|samples",
+    "micro_batch": "seqs?|sequences|samples", "gpu_count": r"(?:gpus?|devices?|npus?|chips?|cards|[ah]\d00s?)",
+    "tp": "-?way", "pp": "-?way|stages", "dp": "-?way", "cp": "-?way", "ep": "-?way", "vpp": "chunks",
+}  # fmt: skip
+"""Column -> words that may stand behind its number."""
+
 _MOST = 2**21
 """No count of a real model, batch or cluster is larger."""
 
@@ -32,7 +36,16 @@ _LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
 
 
 class Skip(Exception):
-    """A row that cannot be predicted; the message is the reason."""
+    """A row that cannot be predicted.
+
+    Args:
+        reason: why.
+        column: whose cell is at fault, where one is.
+    """
+
+    def __init__(self, reason: str, column: str = "") -> None:
+        super().__init__(reason)
+        self.column = column
 
 
 class Cells:
@@ -61,40 +74,39 @@ class Cells:
         text = self.text(name).lower()
         if not text or text in _YES or text in _NO:
             return None if not text else text in _YES
-        raise Skip(f"{name} is {self.text(name)!r}, neither y nor n")
+        raise Skip(f"{name} is {self.text(name)!r}, neither y nor n", name)
 
     def value(self, metric: str) -> float:
-        text = (self.row.get("value") or "").strip().replace(",", "").removesuffix("%")
-        try:
-            value = float(text)
-        except ValueError:
-            raise Skip(f"value {text!r} is no number") from None
+        text = (self.row.get("value") or "").strip()
+        value = number(text)
+        if value is None:
+            raise Skip(f"value {text!r} is no number", "value")
         if not value > 0 or value == float("inf"):
-            raise Skip(f"value {value} is not a positive number")
+            raise Skip(f"value {value} is not a positive number", "value")
         if not _LEAST_VALUE <= value <= _MOST_VALUE:
-            raise Skip(f"value {text!r} is beyond anything that {metric} measures")
+            raise Skip(f"value {text!r} is beyond anything that {metric} measures", "value")
         if metric == "mfu_percent":
             if 0.02 <= value < 1:
                 self.assumed.append(f"mfu {value:g} is a share: {100 * value:g} %")
                 value *= 100
             if not 1 <= value <= 100:
-                raise Skip(f"value {text!r} is no share of the peak in percent")
+                raise Skip(f"value {text!r} is no share of the peak in percent", "value")
         return value
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         text = self.text(name)
         if not text:
             if default is None:
-                raise Skip(f"{name} is not stated")
+                raise Skip(f"{name} is not stated", name)
             return default
-        kilo = re.fullmatch(r"(\d+)k", text.lower())
-        try:
-            number = float(int(kilo.group(1)) * 1024) if kilo and name == "seq" else float(text.replace(",", ""))
-        except ValueError:
-            raise Skip(f"{name} is {text!r}, no whole number") from None
-        if not math.isfinite(number) or number != int(number) or not least <= number <= _MOST:
-            raise Skip(f"{name} is {text!r}, no whole number from {least} to {_MOST:,}")
-        return int(number)
+        plain = re.sub(rf"(?<=\d) ?(?:{_COUNTED.get(name, '$.')})$", "", text.lower())
+        kilo = re.fullmatch(r"(\d+) ?k", plain) if name == "seq" else None
+        found = 1024.0 * int(kilo.group(1)) if kilo else number(plain)
+        if found is None:
+            raise Skip(f"{name} is {text!r}, no whole number", name)
+        if not math.isfinite(found) or found != int(found) or not least <= found <= _MOST:
+            raise Skip(f"{name} is {text!r}, no whole number from {least} to {_MOST:,}", name)
+        return int(found)
 
     def check_task(self) -> None:
         words = self.words("task", "notes", "model")
@@ -103,9 +115,7 @@ class Cells:
             raise Skip(f"its task has {match.group()!r}, which runs more than one model's training step")
         if match := re.search(r"\b(q?lora|peft|inference|decode|prefill|generation|serving)\b", words):
             raise Skip(f"its task has {match.group()!r}; pre-training of all weights is modelled")
-        if match := re.search(
-            r"\b(hsdp|hybrid[- _]shard\w*|offload\w*|tensor offload)\b", f"{words} {self.words('zero_level')}"
-        ):
+        if match := re.search(r"\b(?<!no )(?<!without )(offload\w*)\b", f"{words} {self.words('zero_level')}"):
             raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
 
     @property
@@ -115,7 +125,9 @@ class Cells:
         if not re.search(r"\b(fp8|float8|f8|e4m3)", text):
             return ""
         if re.search(r"mx|block|nvfp", text):
-            raise Skip(f"precision {text!r}: scales of blocks are not modelled; one scale a tensor or a row is")
+            raise Skip(
+                f"precision {text!r}: scales of blocks are not modelled; one scale a tensor or a row is", "precision"
+            )
         return "rowwise" if re.search(r"row|channel|axis", text) else "tensorwise"
 
     def dtype(self, device: str) -> str:
@@ -144,10 +156,11 @@ class Cells:
         core = re.sub(r"(?<=16)(fp32|float32|32)+$", "", core)  # the accumulation's, as in "bf16/fp32"
         if core not in _DTYPES:
             raise Skip(
-                f"precision {self.text('precision').lower()!r} is not modelled; modelled are bf16, fp16 and fp32"
+                f"precision {self.text('precision').lower()!r} is not modelled; modelled are bf16, fp16 and fp32",
+                "precision",
             )
         if _DTYPES[core] == "bfloat16" and device.startswith("v100"):
-            raise Skip("precision bf16 on a V100, which has no bf16 products")
+            raise Skip("precision bf16 on a V100, which has no bf16 products", "precision")
         if _DTYPES[core] == "float32":
             self.assumed.append("fp32: products without TF32")
         return _DTYPES[core]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Network", "UnknownDevice", "device_named", "linked_within_node", "network_of"]
+__all__ = ["Network", "UnknownDevice", "device_named", "devices_meant", "linked_within_node", "network_of"]
 
 
 class UnknownDevice(Exception):
@@ -66,11 +66,6 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
         return "h100-nvl", ()
     if match := re.search(r"910 ?(b[1-4]|c)", plain):
         return f"ascend-910{match.group(1)}", ()
-    if "910" in plain:
-        raise UnknownDevice(
-            f"device {text!r} is not in the catalogue: it has 910B1, 910B2, 910B3, 910B4 and 910C, which differ in "
-            "clocks and memory; name one of them"
-        )
     found = re.search(r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b200|(?<!g)b300|h100|h800|a100|a800|h20(?!\d)|v100", plain)
     if found is None:
         raise UnknownDevice(f"device {text!r} is not in the catalogue; it has {_KNOWN}")
@@ -93,6 +88,17 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
     if stated is None:
         return known[_USUAL[kind]], (f"{kind.upper()} with {memory.group(1)} GB: as the one with {_USUAL[kind]} GB",)
     return stated, ()
+
+
+def devices_meant(text: str) -> tuple[str, ...]:
+    """The devices that a name may mean which is that of several; none where it is that of one.
+
+    >>> devices_meant("Ascend 910B"), devices_meant("Ascend 910B3")
+    (('Ascend 910B4', 'Ascend 910B3', 'Ascend 910B2', 'Ascend 910B1'), ())
+    """
+    if re.search(r"910 ?-?b?(?![a-z0-9])", text.lower()) and not re.search(r"910 ?-?(b[1-4]|c)", text.lower()):
+        return tuple(f"Ascend 910B{number}" for number in (4, 3, 2, 1))
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

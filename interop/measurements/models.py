@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,16 @@ from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, named_config
 from plans.model.transformer.config import Rope
 
-__all__ = ["Family", "catalogued", "family_of", "named_parameters", "published_sizes"]
+__all__ = [
+    "Family",
+    "catalogued",
+    "family_of",
+    "named_parameters",
+    "published_sizes",
+    "resized",
+    "usual_seq",
+    "usual_sizes",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +126,46 @@ _SIZES: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
 }  # fmt: skip
 """Words of a model's name -> its published sizes by the parameters that the name states: of OPT arXiv 2205.01068,
 table 1; of MPT the files of llm-foundry, scripts/train/yamls/pretrain."""
+
+
+_USUAL = (
+    (0.125e9, (12, 768, 12)), (0.35e9, (24, 1024, 16)), (0.76e9, (24, 1536, 16)), (1.1e9, (22, 2048, 32)),
+    (1.3e9, (24, 2048, 16)), (2.7e9, (32, 2560, 32)), (3.6e9, (30, 3072, 32)), (7e9, (32, 4096, 32)),
+    (8e9, (32, 4096, 32)), (13e9, (40, 5120, 40)), (18e9, (40, 6144, 48)), (22e9, (48, 6144, 64)),
+    (30e9, (60, 6656, 52)), (39e9, (48, 8192, 64)), (65e9, (80, 8192, 64)), (76e9, (60, 10240, 80)),
+    (145e9, (80, 12288, 96)), (175e9, (96, 12288, 96)), (405e9, (126, 16384, 128)), (530e9, (105, 20480, 128)),
+    (1008e9, (128, 25600, 160)),
+)  # fmt: skip
+"""Parameters -> layers, width, heads: GPT-3 (arXiv 2005.14165, table 2.1), Megatron-LM (arXiv 2104.04473, table 1),
+Llama (arXiv 2302.13971, table 2; 2407.21783, table 3), TinyLlama (arXiv 2401.02385)."""
+
+
+def usual_sizes(name: str) -> tuple[int, int, int] | None:
+    """Layers, width and heads of models with as many parameters as a name states; None: none is near.
+
+    >>> usual_sizes("our 7B"), usual_sizes("ours")
+    ((32, 4096, 32), None)
+    """
+    stated = named_parameters(name)
+    if stated is None:
+        return None
+    near, sizes = min(_USUAL, key=lambda each: abs(math.log(each[0] / stated)))
+    return sizes if 0.75 < near / stated < 1.33 else None
+
+
+_SEQUENCES = (
+    (r"llama[-_ ]?3|qwen[-_ ]?[23]|gemma|nemotron", 8192),
+    (r"llama[-_ ]?2|mistral|mixtral|deepseek|yi\b", 4096),
+)
+
+
+def usual_seq(name: str) -> int:
+    """Tokens of a sequence in pre-training of models of a name, where a row does not state it.
+
+    >>> usual_seq("Llama 3 8B"), usual_seq("Llama-2-7b"), usual_seq("GPT-3")
+    (8192, 4096, 2048)
+    """
+    return next((seq for words, seq in _SEQUENCES if re.search(words, name.lower())), 2048)
 
 
 def published_sizes(name: str) -> tuple[int, int, int] | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
+from interop.measurements.devices import devices_meant
 from interop.measurements.rows import Case
+from interop.measurements.software import software_of
 
 __all__ = ["Filling", "needed_fillings", "other_fillings"]
 
@@ -14,29 +16,82 @@ Filling = Mapping[str, str]
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _VIRTUAL = (2, 3, 4, 6, 8)
+_SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4), (8, 8), (8, 16))
+"""Tensor and pipeline degrees of rows that state none; of those that fit the device the middle one is taken."""
+
 _MOST_READINGS = 4
 
 
 def needed_fillings(row: Mapping[str, str]) -> list[Filling]:
     """The fillings of cells without which a row cannot be priced; one empty filling where none is missing.
 
-    The micro-batch where it is blank and the batch is not one sample a replica; the chunks of a stage where the
-    schedule is interleaved and they are blank.
+    The micro-batch where it is blank and the batch is not one sample a replica; the batch; the chunks of a stage where
+    the schedule is interleaved and they are blank; which device, where a name is that of several; tensor and pipeline
+    degrees where nothing is said of how the model is spread.
 
     >>> needed_fillings({"global_batch": "8", "dp": "2", "gpu_count": "2"})
     [{'micro_batch': '1'}, {'micro_batch': '2'}, {'micro_batch': '4'}]
     """
     cells = Cells(row)
     found: list[Filling] = [{}]
-    if not cells.text("micro_batch") and (samples := _samples_of_a_replica(cells)) > 1:
-        sizes = [size for size in _MICRO_BATCHES if samples % size == 0][:_MOST_READINGS]
-        found = [{"micro_batch": str(size)} for size in sizes]
-    if not cells.text("vpp") and cells.plain("schedule").startswith(("interleaved", "1f1bi", "vp")):
-        stages, layers = _count(cells, "pp"), _count(cells, "layers")
-        counts = [each for each in _VIRTUAL if stages and layers % (stages * each) == 0][:_MOST_READINGS]
-        if counts:
-            found = [{**each, "vpp": str(count)} for each in found for count in counts]
+    for fillings in (_batches(cells), _chunks(cells), _splits(cells), _devices(cells)):
+        if fillings:
+            found = [{**each, **more} for each in found for more in fillings]
     return found
+
+
+def _chunks(cells: Cells) -> Sequence[Filling]:
+    if cells.text("vpp") or not cells.plain("schedule").startswith(("interleaved", "1f1bi", "vp")):
+        return []
+    stages, layers = _count(cells, "pp"), _count(cells, "layers")
+    counts = [each for each in _VIRTUAL if stages and layers % (stages * each) == 0][:_MOST_READINGS]
+    return [{"vpp": str(count)} for count in counts or _VIRTUAL[:1]]
+
+
+def _devices(cells: Cells) -> Sequence[Filling]:
+    return [{"gpu_type": device} for device in devices_meant(cells.text("gpu_type"))]
+
+
+def _splits(cells: Cells) -> Sequence[Filling]:
+    """Tensor and pipeline degrees, where nothing is said of them and the software has no usual ones."""
+    if any(cells.text(name) for name in ("tp", "pp", "dp", "cp", "zero_level")) or not _splits_by_hand(cells.row):
+        return []
+    gpus = _count(cells, "gpu_count")
+    return [
+        {"tp": str(tp), "pp": str(pp)} for tp, pp in _SPLITS if gpus > 1 and gpus % (tp * pp) == 0
+    ]  # fmt: skip
+
+
+def _splits_by_hand(row: Mapping[str, str]) -> bool:
+    """Whether its software leaves the degrees to whoever runs it, so that there are no usual ones."""
+    try:
+        return software_of(Cells(row), "")[0].startswith("mega")
+    except Skip:
+        return False
+
+
+def _batches(cells: Cells) -> Sequence[Filling]:
+    """Micro-batches of a row that states none, and batches: a multiple of what fills a pipeline, where there is one.
+
+    What torchtitan's tables call the batch of a device is cut into as many micro-batches as a pipeline has ranks unless
+    told otherwise (torchtitan of 2024, parallelisms/pipelining_utils.py, pipeline_parallel_microbatches).
+    """
+    micro, ways, stages = _count(cells, "micro_batch"), _replicas(cells), _count(cells, "pp") or 1
+    if cells.text("micro_batch") and not micro:
+        return []
+    if not cells.text("global_batch"):
+        sizes = _MICRO_BATCHES[: _MOST_READINGS if stages == 1 and not micro else 1]
+        if not ways or (stages == 1 and micro):
+            return []
+        several = [1] if stages == 1 else [stages * times for times in (2, 4, 8, 16)]
+        pairs = [(micro or size, number) for number in several for size in sizes]
+        return [{"global_batch": str(size * number * ways), "micro_batch": str(size)} for size, number in pairs]
+    if micro and stages > 1 and _cuts_batches(cells):
+        return [{"micro_batch": str(max(1, micro // stages))}]
+    samples = _samples_of_a_replica(cells)
+    if micro or samples <= 1:
+        return []
+    return [{"micro_batch": str(size)} for size in _MICRO_BATCHES if samples % size == 0][:_MOST_READINGS]
 
 
 def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) -> Iterator[Filling]:
@@ -55,6 +110,13 @@ def other_fillings(row: Mapping[str, str], case: Case, *, stack_is_given: bool) 
             continue
         for value in values(case):
             yield {column: value}
+    if degrees.pp > 1 and _cuts_batches(cells):
+        samples = degrees.global_batch // degrees.dp
+        sizes = [size for size in _MICRO_BATCHES if samples % size == 0 and size != degrees.micro_batch]
+        yield from ({"micro_batch": str(size)} for size in sizes[: _MOST_READINGS - 1])
+    if not cells.text("seq"):
+        yield from ({"seq": str(seq)} for seq in (2048, 4096, 8192) if seq != case.config.seq)
+    yield from ({"stack": stack} for stack in case.other_stacks)
     torch = case.stack.startswith("torch")
     if not stack_is_given and torch and not cells.text("compile") and not case.stack.endswith("-compile"):
         yield {"compile": "y"}
@@ -86,13 +148,19 @@ _OPEN: Mapping[str, Callable[[Case], tuple[str, ...]]] = {
 """Column -> what else a blank cell could mean."""
 
 
+def _cuts_batches(cells: Cells) -> bool:
+    return "torchtitan" in cells.words("source")
+
+
 def _samples_of_a_replica(cells: Cells) -> int:
     """Of one step; 0 where that is not known."""
-    batch, ways = _count(cells, "global_batch"), _count(cells, "dp")
-    if not ways:
-        split = (_count(cells, "tp") or 1) * (_count(cells, "pp") or 1) * (_count(cells, "cp") or 1)
-        ways = _count(cells, "gpu_count") // split
+    batch, ways = _count(cells, "global_batch"), _replicas(cells)
     return batch // ways if ways and batch % ways == 0 else 0
+
+
+def _replicas(cells: Cells) -> int:
+    split = (_count(cells, "tp") or 1) * (_count(cells, "pp") or 1) * (_count(cells, "cp") or 1)
+    return _count(cells, "dp") or _count(cells, "gpu_count") // split
 
 
 def _count(cells: Cells, name: str) -> int:

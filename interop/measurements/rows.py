@@ -9,11 +9,21 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from interop.measurements.cells import METRICS, ZERO_BUBBLE, Cells, Skip
+from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import Network, UnknownDevice, device_named, linked_within_node, network_of
-from interop.measurements.models import Family, catalogued, family_of, named_parameters, published_sizes, resized
+from interop.measurements.headers import COLUMNS, METRICS
+from interop.measurements.models import (
+    Family,
+    catalogued,
+    family_of,
+    named_parameters,
+    published_sizes,
+    resized,
+    usual_seq,
+    usual_sizes,
+)
 from interop.measurements.software import counts_recompute, level_of, software_of
-from interop.measurements.tables import COLUMNS
+from interop.measurements.tables import BAD_COLUMN, BAD_REASON
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
@@ -36,6 +46,9 @@ _RECOMPUTE = (
     (r"^(yes|y|true|on|1|ac|enabled)$|full|every layer|all layers|uniform|block|layer|checkpoint|recompute", "full"),
 )  # fmt: skip
 """Words of a cell -> the mode, the first that is found."""
+
+_SHARDS_STATES = ("megatron", "megatron-float8", "megatron-deepspeed", "mindspore")
+"""Stacks whose runs of today keep shards of the optimizer's states, as a rule."""
 
 _DESCRIBED = "measured/readme"
 """What the notes of our own runs refer to for their model."""
@@ -60,6 +73,8 @@ class Case:
         group: rows whose predictions are compared with each other.
         row: its number in the table, from 1, the header not counted.
         source: of the row.
+        labels: cells that tell rows apart.
+        other_stacks: that the row's words may mean as well.
     """
 
     config: TransformerConfig
@@ -75,6 +90,7 @@ class Case:
     row: int
     source: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    other_stacks: tuple[str, ...] = ()
 
     @property
     def machine_of_one(self) -> str:
@@ -111,35 +127,40 @@ class _Reading(Cells):
 
     def case(self) -> Case:
         row = self.row
+        if BAD_REASON in row:
+            raise Skip(row[BAD_REASON], row[BAD_COLUMN])
         metric = {name.lower(): name for name in METRICS}.get(self.text("metric").lower(), "")
         if not metric:
-            raise Skip(f"metric {self.text('metric')!r} is none of {', '.join(METRICS)}")
+            raise Skip(f"metric {self.text('metric')!r} is none of {', '.join(METRICS)}", "metric")
         value = self.value(metric)
         if self.switch("layout_complete") is False:
-            raise Skip("its parallel layout is not stated (layout_complete n)")
+            raise Skip("its parallel layout is not stated (layout_complete n)", "layout_complete")
         self.check_task()
         try:
+            if not self.text("gpu_type"):
+                raise Skip("gpu_type is not stated", "gpu_type")
             device, more = device_named(self.text("gpu_type"))
         except UnknownDevice as error:
-            raise Skip(str(error)) from None
+            raise Skip(str(error), "gpu_type") from None
         self.assumed += more
         dtype = self.dtype(device)
         try:
-            stack = self.given_stack or software_of(self, device)
+            stacks = (self.given_stack,) if self.given_stack else software_of(self, device)
+            stack = self.text("stack") or stacks[0]
             config = self.config(dtype, stack)
             degrees = self.degrees(config, stack)
         except TwofoldError as error:
             raise Skip(str(error)) from None
         gpus = self.count("gpu_count", degrees.num_ranks)
         if degrees.num_ranks != gpus:
-            raise Skip(f"its degrees make {degrees.num_ranks} ranks, it states {gpus} devices")
+            raise Skip(f"its degrees make {degrees.num_ranks} ranks, it states {gpus} devices", "gpu_count")
         interconnect, notes = self.text("interconnect"), self.text("notes")
         try:
             if gpus > 1:
                 device = linked_within_node(device, self.text("gpu_type"), interconnect, notes)
             network = network_of(interconnect, notes, 4 if device == "gh200" else 8)
         except UnknownDevice as error:
-            raise Skip(str(error)) from None
+            raise Skip(str(error), "interconnect") from None
         labels = {name: row.get(name, "") for name in COLUMNS if row.get(name)}
         group = tuple(
             row.get(name, "")
@@ -150,7 +171,7 @@ class _Reading(Cells):
             config=config, degrees=degrees, machine=f"{device}-x{gpus}", network=network, stack=stack, metric=metric,
             value=value, counts_recompute=counts_recompute(self, metric, stack, degrees.recompute),
             assumed=tuple(dict.fromkeys(self.assumed)), group=group, row=self.number, source=self.text("source"),
-            labels=labels,
+            labels=labels, other_stacks=stacks[1:],
         )  # fmt: skip
 
     # ------------------------------------------------------------------- model and stack
@@ -159,8 +180,8 @@ class _Reading(Cells):
         """The model: the catalogue's where the name is known, else a family by its name and sizes."""
         name = self.text("model")
         known = catalogued(name)
-        seq = self.count("seq")
         layers, hidden, heads = self.sizes(name, known)
+        seq = self.seq(name)
         if known is not None and (hidden, heads) != (known.hidden, known.num_heads):
             if known.experts is not None or known.latent is not None:
                 raise Skip(f"model {name!r} has other sizes than the catalogue's mixture {known.name}")
@@ -191,12 +212,22 @@ class _Reading(Cells):
             self.assumed.append(f"its sizes make {made / 1e9:.3g}e9 parameters, its name says {named / 1e9:g}e9")
         return config
 
+    def seq(self, name: str) -> int:
+        """Tokens of a sequence; what models of the name are usually trained with where that is not stated."""
+        usual = usual_seq(name)
+        if not self.text("seq"):
+            self.assumed.append(f"sequence not stated: {usual}")
+        return self.count("seq", usual)
+
     def sizes(self, name: str, known: TransformerConfig | None) -> tuple[int, int, int]:
         """Layers, width and heads; as published where they are blank."""
         cells = ("layers", "hidden", "heads")
         published = (known.num_layers, known.hidden, known.num_heads) if known else published_sizes(name)
         missing = [cell for cell in cells if not self.text(cell)]
-        if missing and published is not None:
+        if missing and published is None:
+            published = usual_sizes(name)
+            self.assumed.append(f"{', '.join(missing)} not stated: {published}, of models with as many parameters")
+        elif missing:
             source = f" ({known.source})" if known else ""
             self.assumed.append(f"{', '.join(missing)} of {known.name if known else name} as published{source}")
         layers, hidden, heads = (
@@ -257,21 +288,13 @@ class _Reading(Cells):
         if not dp:
             if not gpus or gpus % (tp * pp * cp):
                 raise Skip("dp is not stated and does not follow from the devices")
-            if (
-                gpus > 1
-                and not any(self.text(name) for name in ("tp", "pp", "zero_level"))
-                and stack.startswith("mega")
-            ):
-                raise Skip("its parallel degrees are not stated")
             dp = gpus // (tp * pp * cp)
             self.assumed.append("dp not stated: all devices that tp, pp and cp leave")
-        batch = self.count("global_batch")
+        batch = self.batch(dp, pp)
         micro = self.count("micro_batch", batch // dp if batch == dp else 0)
         if not micro:
             raise Skip("micro_batch is not stated")
         schedule, virtual = self.schedule(pp, config.num_layers)
-        if pp > 1 and "torchtitan" in self.words("source"):
-            raise Skip("the micro-batch of the pipeline is not stated")
         first = Degrees(
             dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro, global_batch=batch, schedule=schedule,
             virtual=virtual, recompute=self.recompute(stack), recompute_layers=self.recompute_layers(),
@@ -290,6 +313,13 @@ class _Reading(Cells):
             self.assumed.append(f"{layers} layers do not divide over {chunks} chunks: some hold one more")
         return first
 
+    def batch(self, dp: int, pp: int) -> int:
+        """Sequences of a step; without a pipeline, where that is not stated, one micro-batch of every replica."""
+        if self.text("global_batch") or pp > 1 or not self.text("micro_batch"):
+            return self.count("global_batch")
+        self.assumed.append("global_batch not stated: one micro-batch of every replica")
+        return dp * self.count("micro_batch")
+
     def sequence_parallel(self, tp: int, stack: str) -> bool:
         stated = self.switch("sequence_parallel")
         if stated is None and tp > 1:
@@ -299,13 +329,12 @@ class _Reading(Cells):
 
     def sharding(self, dp: int, stack: str) -> int:
         """The optimizer-parallel level."""
-        usual = 3 if stack.startswith("torch") else 1 if stack == "megatron" else 0
+        usual = 3 if stack.startswith("torch") else 1 if stack in _SHARDS_STATES else 0
         usual = usual if dp > 1 else 0
-        found = level_of(self, usual)
-        if not self.text("zero_level") and dp > 1:
+        found = level_of(self)
+        if found is None and dp > 1:
             self.assumed.append(f"optimizer sharding not stated: level {usual}")
-        assert found is not None
-        return found
+        return usual if found is None else found
 
     def recompute(self, stack: str) -> str:
         text = re.sub(r"[_ ]+", " ", self.text("recompute").lower())
@@ -314,7 +343,9 @@ class _Reading(Cells):
             return "none"
         found = next((mode for pattern, mode in _RECOMPUTE if re.search(pattern, text)), None)
         if found is None or re.search(r"(every|each) (?!layer|block)", text):
-            raise Skip(f"recompute {self.text('recompute')!r} is not modelled; modelled are none, selective, full")
+            raise Skip(
+                f"recompute {self.text('recompute')!r} is not modelled; modelled are none, selective, full", "recompute"
+            )
         if found == "selective" and stack.startswith("torch"):
             found = "selective_op"
             self.assumed.append("selective recomputation: torchtitan's, by operator")
@@ -346,7 +377,7 @@ class _Reading(Cells):
             name = "interleaved_1f1b"
         if virtual == 1 and name in ("interleaved_1f1b", "interleaved_zb", "looped_bfs"):
             if layers == pp or not self.text("vpp"):
-                raise Skip(f"schedule {self.text('schedule')!r}, but vpp is not stated")
+                raise Skip(f"schedule {self.text('schedule')!r}, but vpp is not stated", "vpp")
             name = "1f1b"
         return name, virtual
 

@@ -24,7 +24,7 @@ from costmodels import Machine
 from interop.measurements.devices import Network
 from interop.measurements.readings import Filling, needed_fillings, other_fillings
 from interop.measurements.rows import Case, Skip, case_of
-from interop.measurements.tables import read_table
+from interop.measurements.tables import BAD_VALUE, rows_of
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
@@ -60,7 +60,7 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
     """Predict every row of a table of measurements.
 
     Args:
-        path: a CSV table with the columns of `interop.measurements.rows.COLUMNS`.
+        path: a table as `interop.measurements.tables.read_table` takes it.
         stack: the software that ran all rows; by default found from each row.
         machine: the machine of all rows; by default found from each row.
 
@@ -73,22 +73,30 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
     skipped: list[dict[str, Any]] = []
     groups: dict[tuple[str, str], list[tuple[tuple[str, ...], dict[str, Any]]]] = {}
     seen: dict[bytes, int] = {}
-    for number, row in enumerate(read_table(path), start=1):
+    for number, row in enumerate(rows_of(path), start=1):
+        if machine is not None and not row.get("gpu_type"):
+            row["gpu_type"] = machine.rpartition("-x")[0]
         try:
             if (earlier := seen.setdefault(_identity(row), number)) != number:
                 raise Skip(f"it is row {earlier} again")
             case, result = _read(row, number, stack, machine)
-        except (Skip, TwofoldError) as reason:
-            skipped.append({"row": number, "reason": str(reason), "source": row.get("source", "")})
-            continue
-        except OverflowError:
-            told = "its sizes are beyond what can be counted"
-            skipped.append({"row": number, "reason": told, "source": row.get("source", "")})
+        except (Skip, TwofoldError, OverflowError) as error:
+            skipped.append(_skipped(row, number, error))
             continue
         groups.setdefault((case.source, case.metric), []).append((case.group, result))
         rows.append(result)
+    if not rows and not skipped:
+        raise TwofoldError(f"table {os.fspath(path)!r} has no rows")
     sources = tuple(_score(source, metric, found) for (source, metric), found in groups.items())
     return Validation(sources=sources, rows=tuple(rows), skipped=tuple(skipped))
+
+
+def _skipped(row: Mapping[str, str], number: int, error: Exception) -> dict[str, Any]:
+    """What is said of a row that is not predicted: its number, the reason, the column and the cell at fault."""
+    reason = "its sizes are beyond what can be counted" if isinstance(error, OverflowError) else str(error)
+    column = error.column if isinstance(error, Skip) else ""
+    value = row.get(BAD_VALUE, row.get(column, "")) if column else ""
+    return {"row": number, "column": column, "value": value, "reason": reason, "source": row.get("source", "")}
 
 
 def _identity(row: Mapping[str, str]) -> bytes:
@@ -120,7 +128,8 @@ def _read(row: Mapping[str, str], number: int, stack: str | None, machine: str |
     result["low"] = min(result["low"], *(each["low"] for _, _, each in others), result["low"])
     result["high"] = max(result["high"], *(each["high"] for _, _, each in others), result["high"])
     for name, cell in filled.items():
-        result["assumed"].append(f"{name} not stated: {cell}, the middle of {len(found)} readings")
+        which = f", the middle of {len(found)} readings" if len(found) > 1 else ""
+        result["assumed"].append(f"{name} not stated: {cell}{which}")
     return case, result
 
 

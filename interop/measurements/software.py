@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
+from interop.measurements.cells import Cells, Skip
 
 __all__ = ["counts_recompute", "level_of", "software_of"]
 
@@ -18,83 +19,152 @@ _LEVELS = (
 )  # fmt: skip
 """Words of a cell -> the level, the first that is found; None: the number in the words."""
 
-_MEGATRONS = r"megatron|nemo|mcore|neox|nanotron|picotron|mindspeed|mindspore|mindformers|modellink"
-_TORCHES = r"torch|\bfsdp|llm-foundry|mosaic|composer|lightning|accelerate|hugging ?face|deepspeed"
-_OTHER = (
-    r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|colossal-?ai|paddle\w*|tensorflow|"
-    r"\balpa\b|oneflow|mesh-tensorflow|\bxla\b|neuronx?\b|axlearn|tinygrad|\bmlx\b|bmtrain|hetu|internevo"
-)
-"""Software that is not modelled: which modelled one to predict it with would have to be guessed."""
 
-_TAKEN_AS = {
-    "megatron-?deepspeed|megatron.*deepspeed": "Megatron-DeepSpeed", "deepspeed": "DeepSpeed",
-    "mindspeed|modellink": "MindSpeed", "mindformers|mindspore": "MindSpore's",
-    "neox": "GPT-NeoX", r"nemo\b": "NeMo", "nanotron": "nanotron", "picotron": "picotron",
-    "llm-foundry": "LLM Foundry", "mosaic": "MosaicML's", r"\bcomposer\b": "Composer", "lightning": "Lightning",
-    r"\baccelerate\b": "Accelerate", "hugging ?face": "Hugging Face's",
-}  # fmt: skip
-"""Words of software that is predicted as another one, and its name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What one software is predicted as.
 
+    Args:
+        words: pattern of its name in a source.
+        name: what it is called where it is predicted as another one; "" where that goes without saying.
+        stacks: of the present, the most plausible first; a row's interval spans all of them.
+        is_known: whether anything of it was measured or read in its code.
+    """
+
+    words: str
+    name: str = ""
+    stacks: tuple[str, ...]
+    is_known: bool = True
+
+
+_SOFTWARE = (
+    Software(words=r"zero-bubble|2401\.10241", stacks=("zero-bubble",)),
+    Software(words="torchtitan", stacks=("torchtitan",)),
+    Software(words=r"megatron-?deepspeed|megatron.*deepspeed|deepspeed.*megatron|deepspeed.*(pipeline|3d)",
+             name="Megatron-DeepSpeed", stacks=("megatron-deepspeed", "megatron")),
+    Software(words="neox", name="GPT-NeoX", stacks=("megatron-deepspeed", "megatron")),
+    Software(words="mindspeed|modellink", name="MindSpeed", stacks=("megatron",)),
+    Software(words="mindformers|mindspore", name="MindSpore's", stacks=("mindspore", "megatron")),
+    Software(words=r"nemo\b|megatron-?bridge", name="NeMo", stacks=("megatron",)),
+    Software(words="nanotron|picotron", name="Nanotron", stacks=("megatron", "torch")),
+    Software(words=r"megatron|\bmcore\b", stacks=("megatron",)),
+    Software(words="deepspeed", name="DeepSpeed", stacks=("torch",)),
+    Software(words="llm-foundry|mosaic|composer", name="LLM Foundry", stacks=("torch",)),
+    Software(words="lightning|accelerate|hugging ?face|axolotl|llama-?factory", name="Hugging Face's or Lightning",
+             stacks=("torch",)),
+    Software(words=r"fsdp-?1|fsdp v1|fullyshardeddataparallel", name="FSDP1", stacks=("torch-2024",)),
+    Software(words=r"torch|\bfsdp", stacks=("torch",)),
+    Software(words=r"maxtext|\bjax\b|\bflax\b|\bt5x\b|praxis|levanter|axlearn|\balpa\b|\bxla\b|tensorflow|tinygrad",
+             name="JAX's", stacks=("torch-compile", "megatron"), is_known=False),
+    Software(words=r"colossal-?ai|paddle\w*|oneflow|internevo|bmtrain|hetu", name="software not known here",
+             stacks=("megatron", "torch"), is_known=False),
+)  # fmt: skip
+"""In the order in which they are looked for. GPT-NeoX runs Megatron's layers in DeepSpeed's engine (its README);
+NeMo and Megatron-Bridge run Megatron-core; MindSpeed patches Megatron-LM for Ascend (its README)."""
+
+_HYBRID = r"hsdp|hybrid[-_ ]?shard"
 _PUBLISHED = r"arxiv|https?:|github|blog|paper|readme|@ ?[0-9a-f]{7,}\b|\b20(1\d|2[0-5])\b"
 _LATE = r"\b2026\b|\btorch[ -]?v?2\.(?:[89]|1\d)"
 """Words of runs with torch's parts of today: torch 2.8 came in August 2025."""
 
 
-def level_of(cells: Cells, default: int | None = None) -> int | None:
-    """The optimizer-parallel level of a row."""
+_EARLY = {"megatron": "megatron-2022", "megatron-deepspeed": "megatron-deepspeed-2022"}
+"""Stack -> the one of 2022 and before."""
+
+_LEVEL_IN_SOURCE = r"zero[ -]*(?:stage[ -]*)?[0-3]\b|full[_ ]shard|shard_grad_op|\bhsdp\b"
+
+
+def level_of(cells: Cells) -> int | None:
+    """The optimizer-parallel level of a row, from its own cell or the words of its software; None: not stated."""
     text = cells.text("zero_level").lower()
+    if not text and (found := re.search(_LEVEL_IN_SOURCE, cells.words("source"))):
+        text = found.group()
     if not text:
-        return default
+        return None
+    if re.search(_HYBRID, text):
+        cells.assumed.append("hybrid sharding taken as sharding over all replicas")
+        return 3
     for pattern, level in _LEVELS:
         if found := re.search(pattern, text):
             return level if level is not None else int(next(each for each in found.groups()[1:] if each))
     raise Skip(
-        f"zero_level is {cells.text('zero_level')!r}, none of 0 to 3, DDP, ZeRO-1 to ZeRO-3, FSDP, SHARD_GRAD_OP"
+        f"zero_level is {cells.text('zero_level')!r}, none of 0 to 3, DDP, ZeRO-1 to ZeRO-3, FSDP, SHARD_GRAD_OP",
+        "zero_level",
     )
 
 
-def software_of(cells: Cells, device: str) -> str:
-    """The name of the stack that a row's source, notes and switches point to.
+def software_of(cells: Cells, device: str) -> tuple[str, ...]:
+    """The stacks that a row's source, notes and switches may mean, the most plausible first.
 
     Megatron-LM of 2022 where a source of that year or before ran on what there was then, or the device has no fused
     attention; torch's parts of 2024 where a source is published and not later than 2025 by its words, which most are.
 
     Raises:
-        Skip: a switch that is modelled for other software only; software that is named and not modelled.
+        Skip: a switch that is modelled for other software only.
     """
     source, words = cells.words("source", "provenance"), cells.words("source", "provenance", "notes")
-    compiled, own = cells.switch("compile"), "own run" in words
-    if (name := _named(cells, source, words)) is not None:
-        return _with_float8(cells, name)
-    if (match := re.search(_OTHER, source)) and not re.search(rf"{_MEGATRONS}|\btorch\b|pytorch", source):
-        raise Skip(f"software {match.group()!r} is not modelled; --stack says as which it is to be predicted")
-    if re.search(_MEGATRONS, words):
-        uses_torch = False
-    else:
-        uses_torch = own or bool(re.search(_TORCHES, words)) or compiled is not None or level_of(cells) in (2, 3)
-    if not uses_torch:
-        name = _megatron_of(words, device)
-    elif not own and re.search(_PUBLISHED, words) and not re.search(_LATE, words):
-        name = "torch-2024"
+    compiled = cells.switch("compile")
+    found = next((each for each in _SOFTWARE if re.search(each.words, source)), None)
+    found = found or next((each for each in _SOFTWARE if re.search(each.words, words)), None)
+    named = found is not None
+    if found is None:
+        is_torch = "own run" in words or compiled is not None or level_of(cells) in (2, 3)
+        found = Software(words="", stacks=("torch",) if is_torch else ("megatron",))
+    stacks = found.stacks
+    if found.is_known is False and _splits_model(cells) and "megatron" in stacks:
+        stacks = ("megatron", *(each for each in stacks if each != "megatron"))
+    if cells.switch("async_tp") and stacks[0] != "torchtitan":
+        raise Skip("asynchronous tensor parallelism is modelled for torchtitan only", "async_tp")
+    dated = [name for each in stacks for name in _dated(cells, each, words, device, compiled=bool(compiled))]
+    result = tuple(dict.fromkeys(_with_precision(cells, name, device) for name in dated))
+    if found.name:
+        cells.assumed.append(f"{found.name} taken as {result[0]}")
+    if not named:
+        cells.assumed.append(f"software not named: {result[0]}")
+    if result[0].startswith("torch-2024"):
         cells.assumed.append("torch's parts of 2024: its source is published, of 2025 or before by its words")
-    else:
-        name = "torch"
-    if compiled and uses_torch:
-        name += "-compile"
-    taken = next((software for word, software in _TAKEN_AS.items() if re.search(word, source)), "")
-    if taken:
-        cells.assumed.append(f"{taken} taken as {name}")
-    if not re.search(f"{_MEGATRONS}|{_TORCHES}", words):
-        cells.assumed.append(f"software not named: {name}")
-    return _with_float8(cells, name)
+    return result
 
 
-_FLOAT8 = {"megatron": "megatron-float8", "torch": "torch-compile-float8", "torch-compile": "torch-compile-float8",
+def _splits_model(cells: Cells) -> bool:
+    return any(cells.text(name) not in ("", "1") for name in ("tp", "pp"))
+
+
+def _dated(cells: Cells, stack: str, words: str, device: str, *, compiled: bool) -> tuple[str, ...]:
+    """A stack of the year that a row's words tell, and others where they leave it open."""
+    if stack in _EARLY:
+        return _megatron_of(stack, words, device)
+    if stack == "torchtitan":
+        return ("torchtitan-async" if cells.switch("async_tp") else "torchtitan-compile" if compiled else stack,)
+    if stack == "torch" and "own run" not in words and re.search(_PUBLISHED, words) and not re.search(_LATE, words):
+        stack = "torch-2024"
+    return (f"{stack}-compile" if compiled and stack in ("torch", "torch-2024") else stack,)
+
+
+def _megatron_of(stack: str, words: str, device: str) -> tuple[str, ...]:
+    """Megatron-LM of today; of 2022 by the year, or on devices without fused attention.
+
+    An A100's row without a year and without a word of attention may be of either time: both are taken.
+    """
+    if device.startswith("v100"):
+        return (_EARLY[stack],)
+    if not device.startswith("a100") or "flash" in words:
+        return (stack,)
+    arxiv = re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)
+    plain = re.search(r"\b20(1\d|2\d)\b", words)
+    year = arxiv.group(1) if arxiv else plain.group(1) if plain else ""
+    if year:
+        return (_EARLY[stack],) if year <= "22" else (stack,)
+    return (stack,) if re.search(r"mcore|nemo|bridge|core", words) else (stack, _EARLY[stack])
+
+
+_FLOAT8 = {"megatron": "megatron-float8", "megatron-deepspeed": "megatron-float8", "torch": "torch-compile-float8",
+           "torch-compile": "torch-compile-float8", "torch-2024": "torch-compile-float8",
            "torch-2024-compile": "torch-compile-float8"}  # fmt: skip
 """Stack -> the one with float8 linears; torchao's need torch.compile."""
 
 
-def _with_float8(cells: Cells, name: str) -> str:
+def _with_precision(cells: Cells, name: str, device: str) -> str:
     """The stack with float8 linears where the precision says so."""
     recipe = cells.float8
     if not recipe:
@@ -103,30 +173,9 @@ def _with_float8(cells: Cells, name: str) -> str:
         how = "async" if name == "torchtitan-async" else "compile"
         return f"torchtitan-{how}-float8{'' if recipe == 'tensorwise' else '-rowwise'}"
     if name not in _FLOAT8 or (recipe == "rowwise"):
-        raise Skip(f"float8 with scales a {'row' if recipe == 'rowwise' else 'tensor'} is not modelled for {name}")
+        which = "row" if recipe == "rowwise" else "tensor"
+        raise Skip(f"float8 with scales a {which} is not modelled for {name}", "precision")
     return _FLOAT8[name]
-
-
-def _named(cells: Cells, source: str, words: str) -> str | None:
-    """The stack that a row names by itself; None where its words have to be weighed."""
-    if ZERO_BUBBLE in words:
-        return "zero-bubble"
-    is_titan = "torchtitan" in source
-    if cells.switch("async_tp"):
-        if not is_titan:
-            raise Skip("asynchronous tensor parallelism is modelled for torchtitan only")
-        return "torchtitan-async"
-    if is_titan:
-        return "torchtitan-compile" if cells.switch("compile") else "torchtitan"
-    return None
-
-
-def _megatron_of(words: str, device: str) -> str:
-    """Megatron-LM of today; of 2022 by the year of the paper (arXiv number), or on devices without fused attention."""
-    match = re.search(r"\b(2[0-9])(?:0[1-9]|1[0-2])\.\d{5}\b", words)
-    year = match.group(1) if match else ""
-    early = bool(year) and year <= "22" and device.startswith("a100") and "flash" not in words
-    return "megatron-2022" if early or device.startswith("v100") else "megatron"
 
 
 def counts_recompute(cells: Cells, metric: str, stack: str, recompute: str) -> bool:
@@ -136,8 +185,8 @@ def counts_recompute(cells: Cells, metric: str, stack: str, recompute: str) -> b
         return False
     words = cells.words("source", "notes", "provenance")
     counts = metric == "tflops_per_gpu" and stack == "megatron-2022"
-    if metric == "tflops_per_gpu" and re.search(r"\bhfu\b|hardware (flops|tflops|flop)|2104\.04473|neox", words):
-        counts = True
+    if re.search(r"\bhfu\b|hardware (flops|tflops|flop)|2104\.04473|neox", words):
+        counts = metric == "tflops_per_gpu" or "hardware flops" in words
     if re.search(r"\bmodel (flops|tflops|flop)|\bmfu\b", words):
         counts = False
     told = "operations of all scores of attention, masked ones too"

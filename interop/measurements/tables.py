@@ -1,4 +1,5 @@
-"""Tables of measurements as people publish them: columns of many names, one metric a row or several."""
+"""Tables of measurements as people publish them: CSV, TSV or Markdown, columns of many names, one metric a row or
+several."""
 
 from __future__ import annotations
 
@@ -8,95 +9,42 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from interop.measurements.cells import METRICS
+from interop.measurements.composed import BadCell, plain_row
+from interop.measurements.devices import UnknownDevice, device_named
+from interop.measurements.grids import grid_of
+from interop.measurements.headers import COLUMNS, Figure, column_named, figure_named, has_units_in_cells, rank_of
+from interop.measurements.numbers import number
 from plans.errors import TwofoldError
 
-__all__ = ["COLUMNS", "column_named", "read_table"]
+__all__ = ["BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "COLUMNS", "column_named", "read_table", "rows_of"]
 
-COLUMNS = (
-    "source", "provenance", "task", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
-    "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "ep", "schedule", "sequence_parallel", "recompute",
-    "zero_level", "gpu_type", "gpu_count", "interconnect", "precision", "compile", "async_tp", "metric", "value",
-    "layout_complete", "notes",
-)  # fmt: skip
+BAD_COLUMN, BAD_VALUE, BAD_REASON = "bad column", "bad value", "bad reason"
+"""Keys of a row of which a cell could not be read: which, what it holds, and why."""
 
-_NEEDED = ("model", "gpu_type", "gpu_count")
-
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "source": ("software", "framework", "stack", "library", "system", "reference"),
-    "model": ("modelname", "modelsize", "network"),
-    "layers": ("numlayers", "nlayers", "l", "numhiddenlayers"),
-    "hidden": ("hiddensize", "dmodel", "h", "width", "modeldim", "embeddim"),
-    "heads": ("attentionheads", "numheads", "nheads", "numattentionheads", "a"),
-    "kv_heads": ("numkvheads", "kvheads", "numquerygroups", "numkeyvalueheads"),
-    "ffn": ("ffnhiddensize", "intermediatesize", "dff", "ffnsize", "mlpsize"),
-    "vocab": ("vocabsize", "vocabulary", "v"),
-    "seq": ("seqlen", "sequencelength", "seqlength", "sequence", "contextlength", "context", "maxseqlen", "s"),
-    "global_batch": ("gbs", "globalbatchsize", "batchsize", "totalbatchsize", "batch"),
-    "micro_batch": ("mbs", "microbatchsize", "ubs", "microbs", "devicebatchsize", "localbatchsize",
-                    "perdevicebatchsize"),
-    "tp": ("tensorparallel", "tensormodelparallelsize", "tensorparallelism", "tpsize", "t", "tensorparallelsize"),
-    "pp": ("pipelineparallel", "pipelinemodelparallelsize", "pipelineparallelism", "ppsize", "p",
-           "pipelineparallelsize"),
-    "dp": ("dataparallel", "dataparallelsize", "dataparallelism", "dpsize", "d"),
-    "vpp": ("vp", "virtualstages", "virtualpipeline", "interleavedchunks", "vppsize", "modelchunks"),
-    "cp": ("contextparallel", "contextparallelsize", "cpsize"),
-    "ep": ("expertparallel", "expertparallelsize", "expertmodelparallelsize", "epsize"),
-    "schedule": ("pipelineschedule", "ppschedule"),
-    "sequence_parallel": ("sp", "seqparallel", "sequenceparallelism"),
-    "recompute": ("activationcheckpointing", "activationcheckpoint", "activationrecomputation", "checkpointing", "ac",
-                  "recomputation", "activationrecompute", "gradientcheckpointing", "actckpt"),
-    "zero_level": ("zero", "zerostage", "sharding", "shardingstrategy", "optimizersharding", "fsdp", "zerolevel",
-                   "distributedoptimizer"),
-    "gpu_type": ("gpu", "device", "accelerator", "hardware", "gputype", "chip", "npu", "devicetype", "gpumodel"),
-    "gpu_count": ("gpus", "numgpus", "ngpus", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus", "npus"),
-    "interconnect": ("network", "links", "fabric", "internodeinterconnect"),
-    "precision": ("dtype", "datatype", "mixedprecision"),
-    "compile": ("torchcompile", "compiled"),
-    "async_tp": ("asynctp", "asynctensorparallel"),
-    "notes": ("comment", "comments", "remarks", "note"),
-}  # fmt: skip
-"""Column -> other names of it, letters and digits only."""
-
-_METRIC_NAMES: tuple[tuple[str, str, float], ...] = (
-    (r"(iteration|step)time(s|sec|seconds|insec|insecs)?|s(ec)?/?(per)?(iteration|step)|secondsper(iteration|step)",
-     "iteration_time_s", 1.0),
-    (r"(iteration|step)time(ms|inms|milliseconds)|msper(iteration|step)", "iteration_time_s", 1e-3),
-    (r"(tokens|tok)(/|per)?s(ec|econd)?(/|per)?(gpu|device|chip|npu)|tgs|tps(/|per)?(gpu|device)|wps(/|per)?gpu",
-     "tokens_per_s_per_gpu", 1.0),
-    (r"(samples|sequences|seqs?)(/|per)?s(ec|econd)?(/|per)?(gpu|device|chip|npu)", "samples_per_s_per_gpu", 1.0),
-    (r"(model)?tflop(/?s)?(/s|ps)?(/|per)?s?(ec)?(/|per)?(gpu|device|chip|npu)", "tflops_per_gpu", 1.0),
-    (r"mfu(percent|%)?|modelflops?utili[sz]ation(%)?", "mfu_percent", 1.0),
-    (r"(peak|max)?(gpu|device)?mem(ory)?(usage)?(gib)|peakmemorygib", "peak_memory_GiB", 1.0),
-    (r"(peak|max)?(gpu|device)?mem(ory)?(usage)?(gb)|peakmemorygb", "peak_memory_GB", 1.0),
-)  # fmt: skip
-"""Header of a column of figures -> its metric, and what a figure is multiplied by."""
-
-
-def column_named(header: str) -> str:
-    """The column that a header means; "" where none is known.
-
-    >>> column_named("Global Batch Size"), column_named("#GPUs"), column_named("tensor-model-parallel-size")
-    ('global_batch', 'gpu_count', 'tp')
-    """
-    low = header.strip().lower()
-    if low in COLUMNS:
-        return low
-    plain = re.sub(r"[^a-z0-9]+", "", low)
-    for column, names in _NAMES.items():
-        if plain == column.replace("_", "") or plain in names:
-            return column
-    return ""
+_NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "oom", "out of memory", "oor", "x", "\u2717", "failed")
+"""Cells of a column of figures in which nothing was measured."""
 
 
 def read_table(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """The rows of a CSV table, by the names of `COLUMNS`.
+    """The rows of a table, by the names of `COLUMNS`.
 
-    A table without the columns "metric" and "value" may have a column for each metric, as "TFLOP/s/GPU" or "MFU":
-    every figure of it becomes a row.
+    Commas, semicolons or tabs are between the cells, or bars as in Markdown. A table without the columns "metric" and
+    "value" may have a column for each metric, as "TFLOP/s/GPU" or "MFU": every figure of it becomes a row.
 
     Raises:
         TwofoldError: no such file, no rows, or columns missing.
+    """
+    rows = list(rows_of(path))
+    if not rows:
+        raise TwofoldError(f"table {os.fspath(path)!r} has no rows")
+    return rows
+
+
+def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
+    """The rows of `read_table` one after the other, so that a long table is never held as rows.
+
+    Raises:
+        TwofoldError: no such file, or columns missing.
     """
     name = os.fspath(path)
     try:
@@ -105,64 +53,118 @@ def read_table(path: str | os.PathLike[str]) -> list[dict[str, str]]:
         raise TwofoldError(f"cannot read the table {name!r}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise TwofoldError(f"cannot read the table {name!r}: it is no text") from None
-    reader = csv.DictReader(text.splitlines())
     try:
-        headers = [header for header in reader.fieldnames or () if header is not None]
-        found = [{header: (cell or "").strip() for header, cell in row.items() if header in headers} for row in reader]
+        headers, cells = grid_of(text, lambda header: bool(column_named(header) or figure_named(header)))
+        yield from _rows(headers, cells, name)
     except csv.Error as error:
-        raise TwofoldError(f"cannot read the table {name!r}: line {reader.line_num}: {error}") from None
-    columns = _columns(headers, name)
-    figures = [] if "metric" in columns.values() else _figures(headers)
-    missing = [each for each in _NEEDED if each not in columns.values()]
-    missing += [each for each in ("metric", "value") if each not in columns.values() and not figures]
-    if missing:
-        raise TwofoldError(f"table {name!r} has no column {', '.join(missing)}; see `twofold validate --help`")
-    rows = [{columns[header]: cell for header, cell in row.items() if header in columns} for row in found]
-    if figures:
-        rows = [made for row, cells in zip(rows, found, strict=True) for made in _a_row_each(row, cells, figures)]
-    if not rows:
-        raise TwofoldError(f"table {name!r} has no rows")
-    return rows
+        raise TwofoldError(f"cannot read the table {name!r}: {error}") from None
 
 
-def _columns(headers: Sequence[str], table: str) -> dict[str, str]:
-    """Header -> column. A header that names a column itself wins over another name of that column."""
-    exact = {header for header in headers if header.strip().lower() in COLUMNS}
-    columns: dict[str, str] = {}
-    for header in headers:
-        column = column_named(header)
-        if not column or (header not in exact and column in {each.strip().lower() for each in exact}):
+def _rows(headers: Sequence[str], cells: Iterator[list[str]], table: str) -> Iterator[dict[str, str]]:
+    columns = [column_named(header) for header in headers]
+    figures: list[tuple[int, str, Figure | None]] = []
+    if "metric" not in columns:
+        figures = [
+            (place, header, figure_named(header)) for place, header in enumerate(headers)
+            if figure_named(header) or (has_units_in_cells(header) and not columns[place])
+        ]  # fmt: skip
+    for place, _, _ in figures:
+        columns[place] = ""
+    _check(columns, headers, figures, table)
+    order = sorted((place for place, column in enumerate(columns) if column), key=lambda place: rank_of(headers[place]))
+    named = {column: headers[place] for place in reversed(order) for column in [columns[place]]}
+    for row in cells:
+        made = _row(row, columns, order, named)
+        if not figures:
+            yield _with_unit(made)
             continue
-        if column in columns.values():
-            first = next(each for each, own in columns.items() if own == column)
-            raise TwofoldError(
-                f"table {table!r} has two columns for {column}: {first!r} and {header!r}; leave one of them out"
-            )
-        columns[header] = column
-    return columns
+        for place, header, figure in figures:
+            if row[place].lower() not in _NOTHING:
+                yield _measured(made, header, row[place], figure)
 
 
-def _figures(headers: Sequence[str]) -> list[tuple[str, str, float]]:
-    """Header, metric and factor of every column of figures."""
-    found = []
-    for header in headers:
-        plain = re.sub(r"[^a-z0-9/%]+", "", header.lower())
-        for pattern, metric, factor in _METRIC_NAMES:
-            if header in METRICS or re.fullmatch(pattern, plain):
-                found.append((header, header if header in METRICS else metric, 1.0 if header in METRICS else factor))
-                break
+def _check(columns: Sequence[str], headers: Sequence[str], figures: Sequence[object], table: str) -> None:
+    missing = [] if {"model", "hidden"} & set(columns) else ["model"]
+    missing += [each for each in ("metric", "value") if each not in columns and not figures]
+    if missing:
+        shown = ", ".join(repr(header) for header in headers[:8])
+        raise TwofoldError(
+            f"table {table!r} has no column {', '.join(missing)} (its header: {shown or 'none'}); see `twofold "
+            "validate --help`"
+        )
+
+
+def _row(
+    cells: Sequence[str], columns: Sequence[str], order: Sequence[int], named: Mapping[str, str]
+) -> dict[str, str]:
+    """The cells of a row by their columns; where two headers mean one column, the more definite one's."""
+    found: dict[str, str] = {}
+    bad: BadCell | None = None
+    for place in order:
+        column, cell = columns[place], cells[place]
+        if not cell:
+            continue
+        if column == "gpu_type" and number(cell) is not None:  # a column "GPU" may count them
+            column = "gpu_count"
+        if column == "source" and "gpu_type" not in named and _is_device(cell):  # a column "System"
+            column = "gpu_type"
+        if found.setdefault(column, cell) != cell:
+            if column == "notes":
+                found[column] += f"; {cell}"
+            elif column not in ("source", "provenance", "model"):
+                reason = f"two columns for {column} hold {found[column]!r} and {cell!r}"
+                bad = bad or BadCell(column, cell, reason)
+    try:
+        found = plain_row(found, named)
+    except BadCell as error:
+        bad = bad or error
+    if bad is not None:
+        found |= {BAD_COLUMN: bad.column, BAD_VALUE: bad.value, BAD_REASON: str(bad)}
     return found
 
 
-def _a_row_each(
-    row: Mapping[str, str], cells: Mapping[str, str], figures: Sequence[tuple[str, str, float]]
-) -> Iterator[dict[str, str]]:
-    for header, metric, factor in figures:
-        text = cells.get(header, "").replace(",", "").removesuffix("%").strip()
-        if not text or text.lower() in ("-", "--", "n/a", "na", "oom", "out of memory"):
-            continue
-        try:
-            value = repr(float(text) * factor) if factor != 1.0 else text
-        except ValueError:
-            value = text  # the row says that it is no number
-        yield {**row, "metric": metric, "value": value}
+def _is_device(cell: str) -> bool:
+    if re.search(r"dgx|hgx|[ahvb]\d00|910", cell.lower()) is None:
+        return False
+    try:
+        return bool(device_named(cell))
+    except UnknownDevice:
+        return False
+
+
+def _with_unit(row: dict[str, str]) -> dict[str, str]:
+    """A row with the columns metric and value, in the metrics' own names and units."""
+    unit, metric = row.pop("unit", ""), row.get("metric", "")
+    named = (f"{metric} ({unit})", metric, unit) if unit else (metric,)
+    figure = next((found for words in named if (found := figure_named(words))), None)
+    if figure is None:
+        return row
+    return _measured(row, metric, row.get("value", ""), figure)
+
+
+def _measured(row: Mapping[str, str], header: str, cell: str, figure: Figure | None) -> dict[str, str]:
+    """A row of one figure."""
+    text = cell
+    if figure is None or number(cell) is None:
+        found = re.match(r"([~\d.,\s]+[kKM]?)[ ]*([A-Za-z%].*)$", cell)
+        unit = figure_named(found.group(2)) or figure_named(f"{header} ({found.group(2)})") if found else None
+        if found is not None and unit is not None:
+            text, figure = found.group(1), unit
+        elif found is not None and found.group(2).strip() == "%":
+            text = found.group(1)
+    if figure is None:
+        return {**row, "metric": header, "value": cell}
+    value = number(text)
+    if value is None:
+        return {**row, "metric": figure.metric, "value": cell}  # the row says that it is no number
+    value = value * figure.factor if not figure.inverse else (1 / value if value else 0.0)
+    made = {**row, "metric": figure.metric, "value": f"{value:.12g}"}
+    if figure.hardware:
+        made["notes"] = f"{made.get('notes', '')}; hardware FLOPs".strip("; ")
+    if not figure.of_all:
+        return made
+    devices = number(row.get("gpu_count", ""))
+    if not devices:
+        reason = f"{header} is of all devices, and gpu_count is {row.get('gpu_count', '')!r}"
+        return {BAD_COLUMN: "gpu_count", BAD_VALUE: row.get("gpu_count", ""), BAD_REASON: reason, **made}
+    return made | {"value": f"{value / devices:.12g}"}

@@ -113,7 +113,6 @@ class Stack:
         overlaps_sends: whether a stage goes on while its tensor is sent and received.
         gathers_again: whether sequence parallelism drops the gathered input of a product and gathers it again for the
             weight gradient.
-        overlaps_reduction: whether gradients are reduced beside the last backward, or after it.
         step_s: host seconds of a step outside its instructions (zeroing gradients, hooks, logging).
         fetch_s: host seconds before every forward for its data, for which the host waits for the device; 0: none.
         gathers_each: from which optimizer level on the weights are gathered in every forward, not once a step.
@@ -132,7 +131,6 @@ class Stack:
     name: str = "twofold"
     overlaps_sends: bool = True
     gathers_again: bool = False
-    overlaps_reduction: bool = True
     step_s: float = 0.0
     fetch_s: float = 0.0
     gathers_each: int = 3

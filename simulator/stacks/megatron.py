@@ -55,6 +55,8 @@ class Megatron(Stack):
         overlaps_interleaved: whether the interleaved schedule sends beside the compute (since 2023, unless
             --no-overlap-p2p-communication).
         overlaps_split: whether schedules with split backward do (the runtime of the zero-bubble repository).
+        waits_for_device: whether the host waits for the device after a batch of sends.
+        sinks_graph: whether the device has the whole graph of a step, so that the host issues nothing.
     """
 
     name: str = "megatron"
@@ -66,6 +68,8 @@ class Megatron(Stack):
     flash_attention: bool = True
     overlaps_interleaved: bool = True
     overlaps_split: bool = True
+    waits_for_device: bool = True
+    sinks_graph: bool = False
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """See `Stack`."""
@@ -125,12 +129,18 @@ class Megatron(Stack):
 
     def synchronises(self, degrees: Degrees) -> bool:
         """After such a batch the host waits for the device (p2p_communication.py, batch_p2p_sync)."""
-        return self.waits_for_sends(degrees)
+        return self.waits_for_device and self.waits_for_sends(degrees)
+
+    def dispatch_ps(self, machine_ps: int, call: str, part: str) -> int:
+        """See `Stack`."""
+        return 0 if self.sinks_graph else machine_ps
 
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
     ) -> float | None:
         """See `_HOST_S`; two messages each way with tensor parallelism."""
+        if self.sinks_graph:
+            return 0.0
         messages = 2 * _MESSAGE_HOST_S if degrees.tp > 1 else 0.0
         forward, backward = (own + messages for own in _HOST_S)
         if part == "F":

@@ -28,6 +28,11 @@ _TORCH_2024: dict[str, Any] = {"fused_norm": False, "update": "foreach", "flash_
 """torch's parts as other people ran them until 2025: scaled_dot_product_attention took FlashAttention-2, an RMS norm
 was written out, torch.optim's default form of AdamW is foreach."""
 
+_DEEPSPEED: dict[str, Any] = {"overlaps_interleaved": False, "waits_for_device": False, "runs_experts": False}
+"""DeepSpeed's pipeline engine around Megatron's layers: sends and receives are instructions of the schedule between
+those of compute (deepspeed/runtime/pipe/schedule.py, TrainSchedule.steps). Read in the code, not measured; that its
+gradients are reduced after the last backward is not modelled."""
+
 _STACKS: dict[str, Callable[[], Stack]] = {
     "megatron": Megatron,
     "megatron-float8": MegatronFloat8,
@@ -38,6 +43,11 @@ _STACKS: dict[str, Callable[[], Stack]] = {
         fetch_s=FETCH_S,
         runs_experts=False,
     ),
+    "megatron-deepspeed": lambda: Megatron(name="megatron-deepspeed", **_DEEPSPEED),
+    "megatron-deepspeed-2022": lambda: Megatron(
+        name="megatron-deepspeed-2022", flash_attention=False, fetch_s=FETCH_S, **_DEEPSPEED
+    ),
+    "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True, runs_experts=False),
     "torch": TorchNative,
     "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True),
     "torch-compile-float8": lambda: TorchNative(name="torch-compile-float8", compiled=True, float8="tensorwise"),

@@ -1,0 +1,144 @@
+"""Cells that tell several things at once: "TP 8, PP 4", "32x A100", nodes and devices of a node, batches in tokens."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from interop.measurements.numbers import number
+
+__all__ = ["BadCell", "plain_row"]
+
+_WORDS = {
+    "tp": r"tp|tensor|model", "pp": r"pp|pipeline", "dp": r"dp|data|fsdp", "cp": r"cp|context", "ep": r"ep|expert",
+    "vpp": r"vpp?|interleav\w*|virtual", "micro_batch": r"mbs|micro-?batch", "global_batch": r"gbs",
+}  # fmt: skip
+"""Column -> words of it in a layout."""
+
+_SHORT = {"tp": "tp", "pp": "pp", "dp": "dp", "fsdp": "dp", "cp": "cp", "ep": "ep", "vpp": "vpp", "vp": "vpp",
+          "mbs": "micro_batch", "gbs": "global_batch"}  # fmt: skip
+
+_USUAL_NODE = 8
+
+
+class BadCell(Exception):
+    """A cell that cannot be read.
+
+    Args:
+        column: of the row.
+        value: the cell.
+        reason: why.
+    """
+
+    def __init__(self, column: str, value: str, reason: str) -> None:
+        super().__init__(reason)
+        self.column, self.value = column, value
+
+
+def plain_row(row: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, str]:
+    """A row whose composed cells are told apart.
+
+    Args:
+        row: column -> cell, the columns of `headers.COMPOSED` among them.
+        headers: column -> its header, which may tell a unit, or the order of what a cell lists.
+
+    Raises:
+        BadCell: a composed cell that cannot be read.
+
+    >>> plain_row({"layout": "8/4/2", "gpu_type": "64x A100"}, {"layout": "TP/PP/DP"})["pp"]
+    '4'
+    """
+    made = dict(row)
+    if layout := made.pop("layout", ""):
+        _fill(made, _layout(layout, headers.get("layout", "")))
+    if found := re.match(r"(\d+) ?[x\u00d7*] ?(?=[a-z])", made.get("gpu_type", ""), re.I):
+        _fill(made, {"gpu_count": found.group(1)})
+    counted = re.fullmatch(r"(\d+) ?(?:nodes?)? ?[x\u00d7*] ?(\d+)?(.*)", made.get("gpu_count", "").lower())
+    if counted:  # "8x8", or "64 x A100"
+        made["gpu_count"] = str(int(counted.group(1)) * int(counted.group(2) or 1))
+        if not counted.group(2):
+            _fill(made, {"gpu_type": counted.group(3)})
+    nodes, each = made.pop("nodes", ""), made.pop("per_node", "")
+    if each:
+        made["notes"] = f"{made.get('notes', '')}; {_count('per_node', each)} GPUs per node".strip("; ")
+    if nodes and not made.get("gpu_count"):
+        per = _count("per_node", each) if each else _USUAL_NODE
+        made["gpu_count"] = str(_count("nodes", nodes) * per)
+    if not made.get("gpu_count") and made.get("dp"):
+        made["gpu_count"] = str(_product(made, ("tp", "pp", "dp", "cp")))
+    if year := made.pop("year", ""):
+        made["provenance"] = f"{made.get('provenance', '')} {year}".strip()
+    _batch(made, headers)
+    return made
+
+
+def _fill(row: dict[str, str], found: Mapping[str, str]) -> None:
+    for column, cell in found.items():
+        if not row.get(column):
+            row[column] = cell
+
+
+def _count(column: str, text: str) -> int:
+    found = number(re.sub(r"[a-z ]+$", "", text.lower()))
+    if found is None or found != int(found) or found < 1:
+        raise BadCell(column, text, f"{column} is {text!r}, no whole number from 1")
+    return int(found)
+
+
+def _layout(text: str, header: str) -> dict[str, str]:
+    """Degrees in a cell: in the order that its header says, or each with its word."""
+    order = [_SHORT[part] for part in re.findall(r"[a-z]+", header.lower()) if part in _SHORT]
+    numbers = re.findall(r"\d+", text)
+    if order and not re.search(r"[a-wyz]", text.lower()):
+        if len(order) != len(numbers):
+            raise BadCell("layout", text, f"layout is {text!r}, not {len(order)} numbers as {header!r} says")
+        return dict(zip(order, numbers, strict=True))
+    found, low = {}, text.lower()
+    for column, words in _WORDS.items():
+        after = re.search(rf"\b(?:{words})[a-z -]*[=:_ ]*(\d+)", low)
+        before = re.search(rf"\b(\d+)[ -]*(?:way|x|\u00d7)?[ -]*(?:{words})\b", low)
+        if match := before if re.search(r"\d+-?way", low) else after:
+            found[column] = match.group(1)
+    if level := re.search(r"zero[- ]?(?:stage)?[- ]?[0-3]|fsdp2?|full[_ ]shard|\bddp\b|hsdp", low):
+        found["zero_level"] = level.group()
+    if not found:
+        raise BadCell("layout", text, f"layout is {text!r}; degrees are written as in 'TP 8, PP 4, DP 2'")
+    return found
+
+
+def _batch(row: dict[str, str], headers: Mapping[str, str]) -> None:
+    """The batch in sequences: of tokens where its header or cell says so, of accumulated micro-batches where blank."""
+    text, header = row.get("global_batch", ""), headers.get("global_batch", "").lower()
+    accumulation = row.pop("accumulation", "")
+    if text and re.search(r"tok", header + text.lower()):
+        seq = number(row.get("seq", ""))
+        if seq is None and (kilo := re.fullmatch(r"(\d+) ?k", row.get("seq", "").lower())):
+            seq = 1024.0 * int(kilo.group(1))
+        tokens = number(re.sub(r"[ -]*tok\w*$", "", text.lower()))
+        if tokens is None or not seq:
+            raise BadCell("global_batch", text, f"global_batch is {text!r} tokens, and seq is {row.get('seq', '')!r}")
+        scale = 1e6 if re.search(r"\bm(?:illions?)?\b", header) else 1e3 if re.search(r"\bk\b", header) else 1.0
+        row["global_batch"] = str(max(1, round(tokens * scale / _thousands(seq))))
+    elif not text and accumulation and row.get("micro_batch"):
+        ways = _replicas(row)
+        if ways:
+            row["global_batch"] = str(
+                _count("accumulation", accumulation) * _count("micro_batch", row["micro_batch"]) * ways
+            )
+
+
+def _thousands(seq: float) -> float:
+    """A sequence of "4k" is one of 4096."""
+    return seq / 1000 * 1024 if seq % 1000 == 0 and seq / 1000 in (1, 2, 4, 8, 16, 32, 64, 128) else seq
+
+
+def _replicas(row: Mapping[str, str]) -> int:
+    if row.get("dp"):
+        return _count("dp", row["dp"])
+    split = _product(row, ("tp", "pp", "cp"))
+    return _count("gpu_count", row["gpu_count"]) // split if row.get("gpu_count") else 0
+
+
+def _product(row: Mapping[str, str], names: Sequence[str]) -> int:
+    return math.prod(_count(name, row[name]) if row.get(name) else 1 for name in names)

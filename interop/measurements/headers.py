@@ -1,0 +1,198 @@
+"""What the headers of a table mean: the columns of a row, and columns of figures with their units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+__all__ = [
+    "COLUMNS", "COMPOSED", "METRICS", "Figure", "column_named", "figure_named", "has_units_in_cells", "rank_of",
+]  # fmt: skip
+
+METRICS = (
+    "iteration_time_s", "tokens_per_s_per_gpu", "samples_per_s_per_gpu", "tflops_per_gpu", "mfu_percent",
+    "peak_memory_GiB", "peak_memory_GB",
+)  # fmt: skip
+
+COLUMNS = (
+    "source", "provenance", "task", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
+    "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp", "ep", "schedule", "sequence_parallel", "recompute",
+    "zero_level", "gpu_type", "gpu_count", "interconnect", "precision", "compile", "async_tp", "metric", "value",
+    "layout_complete", "notes",
+)  # fmt: skip
+"""What a row is made of."""
+
+COMPOSED = ("nodes", "per_node", "accumulation", "layout", "unit", "year")
+"""Columns whose cells tell those of others (`interop.measurements.composed`)."""
+
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "source": ("software", "framework", "stack", "library", "reference", "code", "codebase", "system", "backend"),
+    "model": ("modelname", "modelsize", "network", "modeltype", "size", "params", "parameters", "architecture"),
+    "layers": ("numlayers", "nlayers", "l", "numhiddenlayers", "layer", "depth"),
+    "hidden": ("hiddensize", "dmodel", "h", "width", "modeldim", "embeddim", "hiddendim", "embeddingsize"),
+    "heads": ("attentionheads", "numheads", "nheads", "numattentionheads", "a", "attnheads"),
+    "kv_heads": ("numkvheads", "kvheads", "numquerygroups", "numkeyvalueheads", "querygroups"),
+    "ffn": ("ffnhiddensize", "intermediatesize", "dff", "ffnsize", "mlpsize", "ffnhidden", "ffndim"),
+    "vocab": ("vocabsize", "vocabulary", "v", "vocabularysize"),
+    "seq": ("seqlen", "sequencelength", "seqlength", "sequence", "contextlength", "context", "maxseqlen", "s", "sl",
+            "seqs", "blocksize", "ctx", "ctxlen"),
+    "global_batch": ("gbs", "globalbatchsize", "totalbatchsize", "globalbs", "batchsize", "batch", "bs", "b"),
+    "micro_batch": ("mbs", "microbatchsize", "ubs", "microbs", "microbatch", "devicebatchsize", "localbatchsize",
+                    "perdevicebatchsize", "perdevicetrainbatchsize", "localbs", "batchsizepergpu", "batchpergpu",
+                    "microbatchsizepergpu", "trainmicrobatchsizepergpu", "devicetrainmicrobatchsize"),
+    "tp": ("tensorparallel", "tensormodelparallelsize", "tensorparallelism", "tpsize", "t", "tensorparallelsize",
+           "tpdegree", "tensor", "mp", "modelparallel", "modelparallelsize"),
+    "pp": ("pipelineparallel", "pipelinemodelparallelsize", "pipelineparallelism", "ppsize", "p",
+           "pipelineparallelsize", "ppdegree", "pipeline", "pipelinestages", "stages"),
+    "dp": ("dataparallel", "dataparallelsize", "dataparallelism", "dpsize", "d", "dpdegree", "replicas"),
+    "vpp": ("vp", "virtualstages", "virtualpipeline", "interleavedchunks", "vppsize", "modelchunks",
+            "virtualpipelineparallel", "virtualpipelineparallelsize", "interleave", "vppdegree"),
+    "cp": ("contextparallel", "contextparallelsize", "cpsize", "contextparallelism", "cpdegree"),
+    "ep": ("expertparallel", "expertparallelsize", "expertmodelparallelsize", "epsize", "expertparallelism",
+           "epdegree"),
+    "schedule": ("pipelineschedule", "ppschedule"),
+    "sequence_parallel": ("sp", "seqparallel", "sequenceparallelism"),
+    "recompute": ("activationcheckpointing", "activationcheckpoint", "activationrecomputation", "checkpointing", "ac",
+                  "recomputation", "activationrecompute", "gradientcheckpointing", "actckpt", "actcheckpointing",
+                  "recomputegranularity", "remat", "rematerialization", "activationckpt"),
+    "zero_level": ("zero", "zerostage", "sharding", "shardingstrategy", "optimizersharding", "fsdp", "zerolevel",
+                   "distributedoptimizer", "fsdpsharding", "shardingstage"),
+    "gpu_type": ("gpu", "device", "accelerator", "hardware", "gputype", "chip", "npu", "devicetype", "gpumodel",
+                 "acceleratortype", "instance", "instancetype", "hw", "platform", "machine"),
+    "gpu_count": ("gpus", "numgpus", "ngpus", "devices", "numdevices", "worldsize", "nodesxgpus", "numnpus", "npus",
+                  "accelerators", "numaccelerators", "gpucount", "numberofgpus", "chips", "cards", "totalgpus"),
+    "interconnect": ("network", "links", "fabric", "internodeinterconnect", "networking", "internode"),
+    "precision": ("dtype", "datatype", "mixedprecision", "prec"),
+    "compile": ("torchcompile", "compiled"),
+    "async_tp": ("asynctp", "asynctensorparallel"),
+    "notes": ("comment", "comments", "remarks", "note", "techniques", "optimizations", "config"),
+    "provenance": ("version", "release", "commit", "container"),
+    "nodes": ("numnodes", "nnodes", "numberofnodes", "hosts", "servers"),
+    "per_node": ("gpuspernode", "gpusnode", "devicespernode", "nprocpernode", "npuspernode", "ngpuspernode"),
+    "accumulation": ("gradaccum", "gradientaccumulation", "gradientaccumulationsteps", "gas", "ga", "gradaccumsteps",
+                     "accumulationsteps", "accum", "nummicrobatches", "microbatches"),
+    "layout": ("parallelism", "parallelconfig", "parallelstrategy", "strategy", "parallelization", "mesh",
+               "parallellayout", "parallelisms"),
+    "year": ("date",),
+}  # fmt: skip
+"""Column -> other names of it, letters and digits only, the plainest last."""
+
+_DEGREES = ("tp", "pp", "dp", "cp", "ep", "vpp", "vp", "fsdp", "mbs", "gbs")
+_BRACKETS = re.compile(r"\s*[(\[{][^)\]}]*[)\]}]\s*|\s*,? in \w+\s*$")
+
+
+@lru_cache(maxsize=4096)
+def column_named(header: str) -> str:
+    """The column that a header means; "" where none is known.
+
+    >>> column_named("Global Batch Size"), column_named("#GPUs"), column_named("Seq. len (tokens)")
+    ('global_batch', 'gpu_count', 'seq')
+    """
+    for text in (header, _BRACKETS.sub("", header)):
+        low = text.strip().lower()
+        if low in COLUMNS:
+            return low
+        plain = re.sub(r"[^a-z0-9]+", "", low.replace("# of", "num").replace("number of", "num"))
+        for column in (*COLUMNS, *COMPOSED):
+            if plain == column.replace("_", "") or plain in _NAMES.get(column, ()):
+                return column
+    parts = re.findall(r"[a-z]+", header.lower())
+    return "layout" if len(parts) > 1 and all(part in (*_DEGREES, "x") for part in parts) else ""
+
+
+def rank_of(header: str) -> int:
+    """Which of two headers of one column is the more definite one: the smaller."""
+    low, plain = header.strip().lower(), re.sub(r"[^a-z0-9]+", "", header.lower())
+    names = _NAMES.get(column_named(header), ())
+    return 0 if low in COLUMNS else 1 + names.index(plain) if plain in names else 1 + len(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """What a column of figures, or the unit of a cell, measures.
+
+    Args:
+        metric: one of `METRICS`.
+        factor: of its unit.
+        of_all: whether the rate is of all devices together.
+        inverse: whether it is steps per second.
+        hardware: whether operations of recomputation count.
+    """
+
+    metric: str
+    factor: float = 1.0
+    of_all: bool = False
+    inverse: bool = False
+    hardware: bool = False
+
+
+_DEVICE = r"/(?:gpus?|devices?|chips?|npus?|cards?|accelerators?|dies?|ranks?|procs?)"
+_RATES = (
+    (rf"(?:tokens?|toks?|tks|t|words)/s(?P<each>{_DEVICE})?|tps(?P<each2>{_DEVICE})?", "tokens_per_s_per_gpu"),
+    (rf"(?P<each>(?:tokens?|toks?){_DEVICE}/s|tgs|wps)", "tokens_per_s_per_gpu"),
+    (rf"(?:samples?|sequences?|seqs?|examples?)/s(?P<each>{_DEVICE})?", "samples_per_s_per_gpu"),
+    (rf"(?P<each>(?:samples?|sequences?|seqs?|examples?){_DEVICE}/s)", "samples_per_s_per_gpu"),
+)
+_FLOPS = re.compile(
+    rf"(?P<what>model|hardware|achieved|effective)?(?P<unit>[gtp])flop/?s?(?:/s)?(?P<each>{_DEVICE})?(?:/s)?"
+)
+_STEP = r"(?:iter(?:ation)?s?|steps?|batch|its?)"
+_TIME = re.compile(
+    rf"(?:(?:avg|average|mean|median|train(?:ing)?|elapsed)*{_STEP}(?:time|latency|duration)|time/{_STEP}|"
+    rf"(?:time|latency)/(?:iter|step))(?P<unit>s|ms|min)?|(?P<unit2>s|ms|min)/{_STEP}"
+)
+_MEMORY = re.compile(
+    r"(?:peak|max(?:imum)?)?(?:gpu|device|cuda|hbm|active|allocated|reserved|used)*(?:mem(?:ory)?|vram)"
+    r"(?:usage|used|allocated|reserved|footprint)?(?P<unit>gib|gb|mib|mb)(?:/gpu|/device)?"
+)
+_ALL = r"^(?:aggregate|total|overall|cluster|system|global)d?"
+_SECONDS = {"s": 1.0, "ms": 1e-3, "min": 60.0}
+_BYTES = {"gib": ("peak_memory_GiB", 1.0), "gb": ("peak_memory_GB", 1.0), "mib": ("peak_memory_GiB", 2.0**-10),
+          "mb": ("peak_memory_GB", 1e-3)}  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def figure_named(words: str) -> Figure | None:
+    """What a header, a metric or a unit measures; None where it is none that is known.
+
+    >>> figure_named("Tokens / sec / device").metric, figure_named("TFLOP/s/GPU").metric, figure_named("s/iter").factor
+    ('tokens_per_s_per_gpu', 'tflops_per_gpu', 1.0)
+    >>> figure_named("Step time (ms)").factor, figure_named("samples/s").of_all, figure_named("colour")
+    (0.001, True, None)
+    """
+    exact = {metric.lower(): metric for metric in METRICS}.get(words.strip().lower())
+    if exact is not None:
+        return Figure(metric=exact)
+    low = re.sub(r"seconds?|secs?\b|sec(?![a-z])", "s", words.lower())
+    low = re.sub(r"milli-?s\b", "ms", low)
+    low = re.sub(r"[ _.-]*\bper\b[ _.-]*|[ _]per[ _]", "/", low)
+    plain = re.sub(r"[^a-z0-9/%]+", "", low)
+    of_all = bool(re.search(_ALL, plain))
+    plain = re.sub(_ALL, "", plain)
+    plain = re.sub(r"^(?:training|train)?(?:throughput|performance|perf|speed|rate)(?=.)", "", plain)
+    if re.fullmatch(r"(?:[mh]fu|(?:model|hardware)?flops?utili[sz]ation)(?:percent|%)?(?:bf16|fp16|fp8)?", plain):
+        return Figure(metric="mfu_percent", hardware=plain.startswith("h"))
+    if found := _FLOPS.fullmatch(plain):
+        giga = {"g": 1e-3, "t": 1.0, "p": 1e3}[found["unit"]]
+        whole = found["each"] is None and (of_all or found["unit"] == "p")
+        return Figure(metric="tflops_per_gpu", factor=giga, of_all=whole, hardware=found["what"] == "hardware")
+    if re.fullmatch(rf"{_STEP}/s", plain):
+        return Figure(metric="iteration_time_s", inverse=True)
+    if found := _TIME.fullmatch(plain):
+        return Figure(metric="iteration_time_s", factor=_SECONDS[found["unit"] or found["unit2"] or "s"])
+    if found := _MEMORY.fullmatch(plain):
+        metric, factor = _BYTES[found["unit"]]
+        return Figure(metric=metric, factor=factor)
+    for kilo, factor in (("", 1.0), ("k", 1e3), ("m", 1e6)):
+        for pattern, metric in _RATES:
+            if found := re.fullmatch(f"{kilo}(?:{pattern})", plain):
+                return Figure(metric=metric, factor=factor, of_all=not any(found.groupdict().values()))
+    return None
+
+
+def has_units_in_cells(header: str) -> bool:
+    """Whether a header is of figures whose cells tell their unit."""
+    plain = re.sub(r"[^a-z]+", "", header.lower())
+    return plain in ("throughput", "performance", "perf", "speed", "trainingthroughput", "trainingspeed", "result")

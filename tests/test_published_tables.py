@@ -1,0 +1,185 @@
+"""Tables in the forms in which people publish them: every row is predicted, and what it leaves open is said.
+
+The figures are made up; only the forms are those of papers, guides and repositories.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from interop.measurements.scores import validate
+from interop.measurements.tables import read_table
+from plans.errors import TwofoldError
+
+GUIDE = """
+Performance of pre-training, release 25.04
+
+| Model | System | #-GPUs | GBS | MBS | Sequence Length | TP | PP | CP | VP | Precision | Tokens / sec / GPU \
+| Model TFLOP / sec / GPU |
+|:------|---|-------:|----:|----:|:---:|---|---|---|---|---|---|---|
+| **LLAMA3-8B** (NeMo) | DGX-H100 | 8 | 128 | 1 | 8192 | 1 | 1 | 2 | 1 | BF16 | 11,000 | 560 |
+| LLAMA3-70B | DGX-H100 | 64 | 128 | 1 | 8192 | 4 | 8 | 1 | 5 | FP8 (per-tensor) | 1,900 | 850 |
+"""
+
+FORMS = {
+    # a guide's Markdown with alignment, bold names and a title above
+    "guide.md": (
+        GUIDE,
+        [{"model": "LLAMA3-8B (NeMo)", "gpu_count": "8", "cp": "2", "metric": "tokens_per_s_per_gpu",
+          "value": "11000"},
+         {"metric": "tflops_per_gpu", "value": "560"}, {"vpp": "5", "value": "1900"},
+         {"precision": "FP8 (per-tensor)"}],
+    ),
+    # one cell for all degrees, iterations in milliseconds, memory in two units
+    "paper.tsv": (
+        "Framework\tModel\tHardware\tTP/PP/DP\tBatch size\tmicro-bs\tSeq len\tIter. time (ms)\tPeak mem [GiB]\n"
+        "Megatron-LM\tGPT-3 6.7B\t32x A100 80GB SXM\t2/4/4\t128\t2\t2k\t4120.5\t41.5\n",
+        [{"tp": "2", "pp": "4", "dp": "4", "gpu_count": "32", "metric": "iteration_time_s",
+          "value": "4.1205"}, {"metric": "peak_memory_GiB", "value": "41.5"}],
+    ),
+    # an Excel export of a country with decimal commas, a title row and empty rows
+    "excel.csv": (
+        "Results of March;;;;;;;\n;;;;;;;\n"
+        "Model;Accelerator;Nodes;GPUs per node;Parallelism;Global batch size;Micro batch size;Step time [s]\n"
+        "Llama-2-13B;H100 SXM5;2;8;TP=4, PP=2, DP=2;64;1;3,25\n;;;;;;;\n",
+        [{"gpu_count": "16", "tp": "4", "pp": "2", "dp": "2", "value": "3.25", "metric": "iteration_time_s"}],
+    ),
+    # rates of the whole job, a batch in tokens, layouts in words
+    "job.csv": (
+        "system,model,gpu,gpus,layout,batch (M tokens),mbs,context length,tokens/sec,notes\n"
+        'DeepSpeed ZeRO-3,llama-2-7b,A100-SXM4-40GB,64,"64-way data parallel, stage 3",1.048576,2,4096,"170,000",\n',
+        [{"global_batch": "256", "dp": "64", "metric": "tokens_per_s_per_gpu", "value": "2656.25"}],
+    ),
+    # a list of runs with units in the cells
+    "runs.csv": (
+        "Software;Model;Device;Devices;GBS;Grad accum;MBS;Sharding;AC;Throughput;MFU %\n"
+        "torchtitan FSDP2;Llama 3.1 8B;NVIDIA H200 141GB HBM3e;8;;2;2;FSDP2 full shard;selective op;"
+        "7.1k tokens/s/GPU;41.2 %\n",
+        [{"metric": "tokens_per_s_per_gpu", "value": "7100"},
+         {"metric": "mfu_percent", "value": "41.2"}],
+    ),
+    # hidden sizes by their letters, the time of an iteration, samples of the whole job
+    "letters.csv": (
+        "Year,Framework,L,h,a,s,b,t,p,d,GPU type,s/iter,samples/s\n"
+        "2021,Megatron-LM,24,2304,24,2048,512,1,1,32,V100 32GB,33.1,15.5\n",
+        [{"layers": "24", "hidden": "2304", "heads": "24", "metric": "iteration_time_s"},
+         {"metric": "samples_per_s_per_gpu", "value": "0.484375"}],
+    ),
+    # long rows of one metric each, named as people do
+    "long.csv": (
+        "model,gpu,gpu_count,tp,pp,micro_batch,global_batch,seq,metric,unit,value,software\n"
+        "gpt 13B,Ascend 910B3,64,8,2,1,64,4096,throughput,tokens/s/device,1250,MindSpeed\n"
+        "gpt 13B,Ascend 910B3,64,8,2,1,64,4096,step time,ms,4100,MindFormers 1.3\n",
+        [{"metric": "tokens_per_s_per_gpu", "value": "1250"}, {"metric": "iteration_time_s", "value": "4.1"}],
+    ),
+    # the older terms: degrees in words, hardware FLOPs, figures of all devices
+    "hardware.csv": (
+        "Code,Network,Accelerators,Accelerator,Tensor-parallel,Pipeline-parallel,Data-parallel,Batch,Microbatch,"
+        "Sequence,Recompute,HFU (%),Aggregate PFLOP/s\n"
+        "Megatron-DeepSpeed,GPT-3 175B,384,A100 80GB,8,12,4,1536,1,2048,full,51.0,45.2\n",
+        [{"metric": "mfu_percent", "value": "51.0"}, {"metric": "tflops_per_gpu", "value": "117.708"}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_read(tmp_path, name):
+    text, wanted = FORMS[name]
+    (tmp_path / name).write_text(text)
+    found = read_table(tmp_path / name)
+    assert len(found) == len(wanted)
+    for row, cells in zip(found, wanted, strict=True):
+        for column, cell in cells.items():
+            own = row[column]
+            assert own == cell or float(own) == pytest.approx(float(cell), rel=1e-4), (column, own, cell)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_row_of_every_form_is_predicted(tmp_path, name):
+    (tmp_path / name).write_text(FORMS[name][0])
+    found = validate(tmp_path / name)
+    unpriced = [each["reason"] for each in found.skipped]
+    assert not unpriced
+    for row in found.rows:
+        assert row["low"] < row["predicted"] < row["high"] and row["assumed"]
+
+
+BASE = {
+    "source": "Megatron-LM", "model": "GPT-3 6.7B", "seq": "2048", "global_batch": "64", "micro_batch": "2", "tp": "2",
+    "pp": "2", "dp": "4", "recompute": "none", "gpu_type": "H100-SXM5-80GB", "gpu_count": "16", "precision": "bf16",
+    "metric": "iteration_time_s", "value": "1.0",
+}  # fmt: skip
+
+
+def _table(folder, rows):
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = ["\t".join(columns)] + ["\t".join(row.get(column, "") for column in columns) for row in rows]
+    (folder / "table.tsv").write_text("\n".join(lines))
+    return validate(folder / "table.tsv")
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [("tp", "two"), ("global_batch", "-4"), ("seq", "1e99"), ("hidden", "4096 cm"), ("micro_batch", "1.5"),
+     ("value", "fast"), ("precision", "int3"), ("gpu_type", "Abacus"), ("recompute", "purple"), ("gpu_count", "17")],
+)  # fmt: skip
+def test_a_bad_cell_is_named_and_the_run_goes_on(tmp_path, column, cell):
+    found = _table(tmp_path, [BASE, BASE | {"tp": "4", "pp": "1", column: cell}, BASE | {"micro_batch": "1"}])
+    assert [row["row"] for row in found.rows] == [1, 3]
+    (bad,) = found.skipped
+    assert (bad["row"], bad["column"], bad["value"]) == (2, column, cell)
+    assert cell.split()[0] in bad["reason"]
+
+
+def test_two_columns_of_one_meaning_are_refused_only_where_they_differ(tmp_path):
+    path = tmp_path / "twice.csv"
+    path.write_text(
+        "model,gpu,gpus,seq,mbs,micro batch size,mfu\nllama-3-8b,H100,8,8k,1,1,40\nllama-3-8b,H100,8,8k,1,2,41\n"
+    )
+    rows = read_table(path)
+    assert rows[0]["micro_batch"] == "1"
+    found = validate(path)
+    assert found.skipped[0]["row"] == 2 and "'1' and '2'" in found.skipped[0]["reason"]
+
+
+SOFTWARE = (
+    "Megatron-LM, arXiv 2104.04473", "Megatron-LM core v0.12 (2025)", "Megatron-DeepSpeed", "DeepSpeed ZeRO-1",
+    "DeepSpeed ZeRO stage 2", "DeepSpeed v0.14, ZeRO-3", "DeepSpeed pipeline", "NeMo 24.09", "Megatron-Bridge 0.2",
+    "PyTorch FSDP1, 2023", "FSDP2, torch 2.6", "llm-foundry", "MosaicML Composer", "torchtitan 2025", "MindSpeed-LLM",
+    "MindFormers / MindSpore 2.4", "GPT-NeoX", "MaxText (JAX)", "Colossal-AI", "nanotron", "Hugging Face", "",
+)  # fmt: skip
+
+
+def test_every_software_is_priced_and_readings_stay_inside_the_interval(tmp_path):
+    """Software in its usual names; a model spread by tp and pp, and one that is not."""
+    split = BASE | {"zero_level": "1"}
+    whole = BASE | {"tp": "1", "pp": "1", "dp": "16"}
+    rows = [row | {"source": name} for name in SOFTWARE for row in (split, whole)]
+    found = _table(tmp_path, rows)
+    assert not found.skipped and len(found.rows) == len(rows)
+    for row in found.rows:
+        assert any(name in told for told in row["assumed"] for name in (row["stack"], row["source"]))
+        for reading in row["readings"]:
+            assert row["low"] < reading["predicted"] < row["high"]
+    levels = [row["assumed"] for row in found.rows if row["source"].startswith("DeepSpeed ZeRO")]
+    assert not any("sharding not stated" in told for assumed in levels for told in assumed)
+
+
+def test_a_name_of_several_devices_is_priced_as_each(tmp_path):
+    found = _table(
+        tmp_path, [BASE | {"gpu_type": device} for device in ("Ascend 910B", "910B1", "910B2", "910B3", "910B4")]
+    )
+    left_open, *each = found.rows
+    assert all(left_open["low"] < row["predicted"] < left_open["high"] for row in each if row["fits"])
+    assert any("gpu_type not stated: Ascend 910B" in told for told in left_open["assumed"])
+
+
+def test_degrees_that_are_not_stated_are_priced_in_every_split_that_fits(tmp_path):
+    (row,) = _table(tmp_path, [BASE | {"tp": "", "pp": "", "dp": ""}]).rows
+    assert len(row["readings"]) >= 4 and any("tp not stated" in told for told in row["assumed"])
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    (tmp_path / "a.md").write_text("# Notes\n\nNothing here.\n")
+    with pytest.raises(TwofoldError, match="no column"):
+        read_table(tmp_path / "a.md")
