@@ -21,10 +21,10 @@ class Validate:
     """Predict every row of a table of measurements and say how far off the predictions are.
 
     Args:
-        table: CSV, TSV or Markdown file with the columns source, model, layers, hidden, heads, kv_heads, ffn, vocab, seq, global_batch,
-            micro_batch, tp, pp, dp, vpp, cp, ep, schedule, sequence_parallel, recompute, zero_level, gpu_type,
-            gpu_count, interconnect, precision, compile, metric, value and so on, in the usual spellings. What a row
-            does not state and has to be assumed stands beside its prediction (--json); the interval spans every
+        table: CSV, TSV or Markdown file with the columns source, model, layers, hidden, heads, kv_heads, ffn, vocab,
+            seq, global_batch, micro_batch, tp, pp, dp, vpp, cp, ep, schedule, sequence_parallel, recompute, zero_level,
+            gpu_type, gpu_count, interconnect, precision, compile, metric, value and so on, in the usual spellings. What
+            a row does not state and has to be assumed stands beside its prediction (--json); the interval spans every
             plausible reading of what it leaves open. Rows that are not modelled are listed with the reason. Columns may
             have other usual names, and a column for each metric is read too.
         stack: the software that ran all rows; found from each row by default.
