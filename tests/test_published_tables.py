@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from interop.measurements import scores
 from interop.measurements.scores import validate
 from interop.measurements.tables import read_table
 from plans.errors import TwofoldError
+from simulator.forecast import forecast
 
 GUIDE = """
 Performance of pre-training, release 25.04
@@ -177,6 +179,19 @@ def test_a_name_of_several_devices_is_priced_as_each(tmp_path):
 def test_degrees_that_are_not_stated_are_priced_in_every_split_that_fits(tmp_path):
     (row,) = _table(tmp_path, [BASE | {"tp": "", "pp": "", "dp": ""}]).rows
     assert len(row["readings"]) >= 4 and any("tp not stated" in told for told in row["assumed"])
+
+
+def test_equal_configurations_are_priced_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        scores, "forecast", lambda *given, **named: asked.append(given[:2]) or forecast(*given, **named)
+    )
+    rows = [
+        BASE | {"model": "GPT-3 2.7B", "micro_batch": str(size), "value": str(value)}
+        for size in (1, 2) for value in range(1, 101)
+    ]  # fmt: skip
+    assert len(_table(tmp_path, rows).rows) == 200
+    assert 2 <= len(asked) == len(set(asked)) < 20
 
 
 def test_what_is_no_table_is_refused(tmp_path):

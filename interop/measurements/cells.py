@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Mapping
 
+from interop.measurements.headers import METRICS
 from interop.measurements.numbers import number
 
-__all__ = ["ZERO_BUBBLE", "Cells", "Skip"]
+__all__ = ["BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "ZERO_BUBBLE", "Cells", "Skip"]
 
 _DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16",
            "fp32": "float32", "float32": "float32", "single": "float32"}  # fmt: skip
@@ -33,6 +34,10 @@ _MOST = 2**21
 
 _LEAST_VALUE, _MOST_VALUE = 1e-6, 1e9
 """No step, rate or peak of a real run is beyond them, in the units of the metrics."""
+
+
+BAD_COLUMN, BAD_VALUE, BAD_REASON = "bad column", "bad value", "bad reason"
+"""Keys of a row of which a cell could not be read: which, what it holds, and why."""
 
 
 class Skip(Exception):
@@ -76,7 +81,17 @@ class Cells:
             return None if not text else text in _YES
         raise Skip(f"{name} is {self.text(name)!r}, neither y nor n", name)
 
-    def value(self, metric: str) -> float:
+    def measured(self) -> tuple[str, float, tuple[str, ...]]:
+        """The metric, the value in its unit, and what had to be assumed of it.
+
+        Raises:
+            Skip: a row of which a cell could not be read; no metric that is known, or no value of it.
+        """
+        if BAD_REASON in self.row:
+            raise Skip(self.row[BAD_REASON], self.row[BAD_COLUMN])
+        metric = {name.lower(): name for name in METRICS}.get(self.text("metric").lower(), "")
+        if not metric:
+            raise Skip(f"metric {self.text('metric')!r} is none of {', '.join(METRICS)}", "metric")
         text = (self.row.get("value") or "").strip()
         value = number(text)
         if value is None:
@@ -87,11 +102,10 @@ class Cells:
             raise Skip(f"value {text!r} is beyond anything that {metric} measures", "value")
         if metric == "mfu_percent":
             if 0.02 <= value < 1:
-                self.assumed.append(f"mfu {value:g} is a share: {100 * value:g} %")
-                value *= 100
+                return metric, 100 * value, (f"mfu {value:g} is a share: {100 * value:g} %",)
             if not 1 <= value <= 100:
                 raise Skip(f"value {text!r} is no share of the peak in percent", "value")
-        return value
+        return metric, value, ()
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         text = self.text(name)

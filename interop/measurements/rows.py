@@ -11,7 +11,7 @@ from typing import Any
 
 from interop.measurements.cells import ZERO_BUBBLE, Cells, Skip
 from interop.measurements.devices import Network, UnknownDevice, device_named, linked_within_node, network_of
-from interop.measurements.headers import COLUMNS, METRICS
+from interop.measurements.headers import COLUMNS
 from interop.measurements.models import (
     Family,
     catalogued,
@@ -23,13 +23,12 @@ from interop.measurements.models import (
     usual_sizes,
 )
 from interop.measurements.software import counts_recompute, level_of, software_of
-from interop.measurements.tables import BAD_COLUMN, BAD_REASON
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 
-__all__ = ["METRICS", "Case", "Skip", "case_of"]
+__all__ = ["Case", "Skip", "case_of"]
 
 _SCHEDULES = {
     "1f1bi": "interleaved_1f1b", "vpp": "interleaved_1f1b", "interleaved": "interleaved_1f1b",
@@ -127,12 +126,7 @@ class _Reading(Cells):
 
     def case(self) -> Case:
         row = self.row
-        if BAD_REASON in row:
-            raise Skip(row[BAD_REASON], row[BAD_COLUMN])
-        metric = {name.lower(): name for name in METRICS}.get(self.text("metric").lower(), "")
-        if not metric:
-            raise Skip(f"metric {self.text('metric')!r} is none of {', '.join(METRICS)}", "metric")
-        value = self.value(metric)
+        metric, value, _ = self.measured()
         if self.switch("layout_complete") is False:
             raise Skip("its parallel layout is not stated (layout_complete n)", "layout_complete")
         self.check_task()

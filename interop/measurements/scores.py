@@ -12,7 +12,8 @@ import hashlib
 import os
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -21,10 +22,11 @@ from typing import Any
 import msgspec
 
 from costmodels import Machine
+from interop.measurements.cells import BAD_VALUE, Cells
 from interop.measurements.devices import Network
 from interop.measurements.readings import Filling, needed_fillings, other_fillings
 from interop.measurements.rows import Case, Skip, case_of
-from interop.measurements.tables import BAD_VALUE, rows_of
+from interop.measurements.tables import rows_of
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
@@ -33,6 +35,7 @@ from simulator.forecast.memory import memory_interval
 
 __all__ = ["Validation", "machine_of", "measured_as", "ranking", "validate"]
 
+_SAYS_EVERY_S = 5.0
 _DIFFERENT = 0.02
 _LESS_IS_BETTER = ("iteration_time_s", "peak_memory_GiB", "peak_memory_GB")
 
@@ -56,13 +59,17 @@ class Validation:
         return {"sources": list(self.sources), "rows": list(self.rows), "skipped": list(self.skipped)}
 
 
-def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine: str | None = None) -> Validation:
+def validate(
+    path: str | os.PathLike[str], *, stack: str | None = None, machine: str | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Validation:  # fmt: skip
     """Predict every row of a table of measurements.
 
     Args:
         path: a table as `interop.measurements.tables.read_table` takes it.
         stack: the software that ran all rows; by default found from each row.
         machine: the machine of all rows; by default found from each row.
+        on_progress: told every few seconds how many rows are done.
 
     Raises:
         TwofoldError: a table that cannot be read, or of which no row can be predicted; an unknown stack or machine.
@@ -73,17 +80,20 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
     skipped: list[dict[str, Any]] = []
     groups: dict[tuple[str, str], list[tuple[tuple[str, ...], dict[str, Any]]]] = {}
     seen: dict[bytes, int] = {}
+    reader = _Reader(stack, machine)
+    said_s = time.monotonic()
     for number, row in enumerate(rows_of(path), start=1):
-        if machine is not None and not row.get("gpu_type"):
-            row["gpu_type"] = machine.rpartition("-x")[0]
+        if on_progress is not None and time.monotonic() - said_s > _SAYS_EVERY_S:
+            said_s = time.monotonic()
+            on_progress(f"{number - 1:,} rows, {len(reader.known):,} of them different")
         try:
             if (earlier := seen.setdefault(_identity(row), number)) != number:
                 raise Skip(f"it is row {earlier} again")
-            case, result = _read(row, number, stack, machine)
-        except (Skip, TwofoldError, OverflowError) as error:
-            skipped.append(_skipped(row, number, error))
+            group, result = reader.read(row, number)
+        except Skip as skip:
+            skipped.append(_skipped(row, number, skip))
             continue
-        groups.setdefault((case.source, case.metric), []).append((case.group, result))
+        groups.setdefault((result["source"], result["metric"]), []).append((group, result))
         rows.append(result)
     if not rows and not skipped:
         raise TwofoldError(f"table {os.fspath(path)!r} has no rows")
@@ -91,18 +101,56 @@ def validate(path: str | os.PathLike[str], *, stack: str | None = None, machine:
     return Validation(sources=sources, rows=tuple(rows), skipped=tuple(skipped))
 
 
-def _skipped(row: Mapping[str, str], number: int, error: Exception) -> dict[str, Any]:
+class _Reader:
+    """Predicts rows; those that differ in their value only are read and priced once.
+
+    Args:
+        stack, machine: as of `validate`.
+    """
+
+    def __init__(self, stack: str | None, machine: str | None) -> None:
+        self.stack, self.machine = stack, machine
+        self.known: dict[bytes, tuple[tuple[str, ...], dict[str, Any]] | Skip] = {}
+
+    def read(self, row: Mapping[str, str], number: int) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """The group of a row and what `Validation.rows` says of it.
+
+        Raises:
+            Skip: it cannot be predicted.
+        """
+        if self.machine is not None and not row.get("gpu_type"):
+            row = {**row, "gpu_type": self.machine.rpartition("-x")[0]}
+        _, value, assumed = Cells(row).measured()
+        key = _digest((name, cell) for name, cell in row.items() if name != "value")
+        if key not in self.known:
+            try:
+                case, result = _read(row, number, self.stack, self.machine)
+                self.known[key] = case.group, result
+            except Skip as skip:
+                self.known[key] = skip
+            except (TwofoldError, OverflowError) as error:
+                told = "its sizes are beyond what can be counted" if isinstance(error, OverflowError) else str(error)
+                self.known[key] = Skip(told)
+        found = self.known[key]
+        if isinstance(found, Skip):
+            raise found
+        group, result = found
+        return group, {**result, "row": number, "value": value, "assumed": [*assumed, *result["assumed"]]}
+
+
+def _skipped(row: Mapping[str, str], number: int, skip: Skip) -> dict[str, Any]:
     """What is said of a row that is not predicted: its number, the reason, the column and the cell at fault."""
-    reason = "its sizes are beyond what can be counted" if isinstance(error, OverflowError) else str(error)
-    column = error.column if isinstance(error, Skip) else ""
-    value = row.get(BAD_VALUE, row.get(column, "")) if column else ""
-    return {"row": number, "column": column, "value": value, "reason": reason, "source": row.get("source", "")}
+    value = row.get(BAD_VALUE, row.get(skip.column, "")) if skip.column else ""
+    return {"row": number, "column": skip.column, "value": value, "reason": str(skip), "source": row.get("source", "")}
 
 
 def _identity(row: Mapping[str, str]) -> bytes:
     """A digest of what makes two rows the same measurement: all cells but what is said about them."""
-    told = sorted((name, cell) for name, cell in row.items() if name not in ("notes", "provenance"))
-    return hashlib.blake2b(repr(told).encode(), digest_size=16).digest()
+    return _digest((name, cell) for name, cell in row.items() if name not in ("notes", "provenance"))
+
+
+def _digest(cells: Iterable[tuple[str, str]]) -> bytes:
+    return hashlib.blake2b(repr(sorted(cells)).encode(), digest_size=16).digest()
 
 
 def _read(row: Mapping[str, str], number: int, stack: str | None, machine: str | None) -> tuple[Case, dict[str, Any]]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE
 from interop.measurements.composed import BadCell, plain_row
 from interop.measurements.devices import UnknownDevice, device_named
 from interop.measurements.grids import grid_of
@@ -16,10 +17,7 @@ from interop.measurements.headers import COLUMNS, Figure, column_named, figure_n
 from interop.measurements.numbers import number
 from plans.errors import TwofoldError
 
-__all__ = ["BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "COLUMNS", "column_named", "read_table", "rows_of"]
-
-BAD_COLUMN, BAD_VALUE, BAD_REASON = "bad column", "bad value", "bad reason"
-"""Keys of a row of which a cell could not be read: which, what it holds, and why."""
+__all__ = ["COLUMNS", "column_named", "read_table", "rows_of"]
 
 _NOTHING = ("", "-", "--", "\u2013", "\u2014", "n/a", "na", "oom", "out of memory", "oor", "x", "\u2717", "failed")
 """Cells of a column of figures in which nothing was measured."""

@@ -43,7 +43,7 @@ class Validate:
         from interop.measurements.scores import validate
 
         with say.doing("predicting the rows"):
-            result = validate(self.table, stack=self.stack, machine=self.machine)
+            result = validate(self.table, stack=self.stack, machine=self.machine, on_progress=say.say)
         if self.report is not None:
             from reports.validation import write_validation_report
 
