@@ -142,11 +142,14 @@ class Outcome:
 
     Args:
         step_s: from step to step.
+        low_s, high_s: its 90 % interval.
         bubble_fraction, exposed_comm_s, host_wait_s, peak_bytes: as of the timeline.
         goodput: with checkpoints and failures.
     """
 
     step_s: float
+    low_s: float | None
+    high_s: float | None
     bubble_fraction: float
     exposed_comm_s: float
     host_wait_s: float
@@ -180,6 +183,8 @@ def outcome_of(timeline: Timeline, program: Program, what_if: WhatIf) -> Outcome
     )  # fmt: skip
     return Outcome(
         step_s=timeline.step_interval_s,
+        low_s=timeline.low_s,
+        high_s=timeline.high_s,
         bubble_fraction=timeline.bubble_fraction,
         exposed_comm_s=timeline.exposed_comm_s,
         host_wait_s=timeline.host_wait_s,

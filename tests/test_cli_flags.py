@@ -23,6 +23,7 @@ FLAGS = {
     "global-batch seq stack json",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
     "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps json",
+    "study": "axes results csv top backend jobs scheduler json",
     "run": f"devices model machine {_LAUNCH} json",
     "train": "resume max-restarts timeout json",
     "verify": f"model machine {_LAUNCH} json",
@@ -31,8 +32,10 @@ FLAGS = {
     "execution fused json",
     "validate": "stack machine report json",
 }
-POSITIONAL = {"plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "run": {"target", "script-args"},
-              "train": {"job"}, "verify": {"plan"}, "validate": {"table"}}  # fmt: skip
+POSITIONAL = {
+    "plan": {"model"}, "simulate": {"plan"}, "whatif": {"plan"}, "study": {"study"}, "run": {"target", "script-args"},
+    "train": {"job"}, "verify": {"plan"}, "validate": {"table"},
+}  # fmt: skip
 
 
 def flags_of(options: type) -> Iterator[str]:
@@ -52,6 +55,7 @@ def test_flags_are_spelled_as_they_were(command: str) -> None:
 
 def test_every_command_has_its_flags_listed() -> None:
     assert list(commands()) == [
-        "demo", "plan", "simulate", "whatif", "run", "train", "verify", "calibrate", "predict", "validate",
+        "demo", "plan", "simulate", "whatif", "study", "run", "train", "verify", "calibrate", "predict",
+        "validate",
     ]  # fmt: skip
     assert set(FLAGS) == set(commands())

@@ -1,4 +1,4 @@
-"""The command line: `twofold demo | plan | simulate | run | verify | calibrate | whatif | predict | validate | train`.
+"""The command line: `twofold COMMAND`, with the commands of `commands`.
 
 Each command reads and writes files. With `--json` it prints one JSON object on stdout and its progress on stderr. Exit
 codes: 0 done, 1 a run or a check failed, 2 bad input.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["commands", "main"]
 
-EXTRAS = {"torch": "torch", "mlxtend": "data", "matplotlib": "reports", "pandas": "reports"}
+EXTRAS = {"torch": "torch", "distributed": "dask", "mlxtend": "data", "matplotlib": "reports", "pandas": "reports"}
 """Optional package -> the extra that installs it."""
 
 
@@ -34,14 +34,15 @@ def commands() -> dict[str, Callable[..., Command]]:
     from twofold.commands.predict import Predict
     from twofold.commands.run import Run
     from twofold.commands.simulate import Simulate
+    from twofold.commands.study import StudyCommand
     from twofold.commands.train import Train
     from twofold.commands.validate import Validate
     from twofold.commands.verify import Verify
     from twofold.commands.whatif import WhatIfCommand
 
     return {
-        "demo": Demo, "plan": PlanCommand, "simulate": Simulate, "whatif": WhatIfCommand, "run": Run, "train": Train,
-        "verify": Verify, "calibrate": Calibrate, "predict": Predict, "validate": Validate,
+        "demo": Demo, "plan": PlanCommand, "simulate": Simulate, "whatif": WhatIfCommand, "study": StudyCommand,
+        "run": Run, "train": Train, "verify": Verify, "calibrate": Calibrate, "predict": Predict, "validate": Validate,
     }  # fmt: skip
 
 

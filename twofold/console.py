@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -47,11 +47,11 @@ class Console:
         self.say(text, indent=6)
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def doing(self, what: str | Callable[[], str]) -> Iterator[None]:
         """Print `what` and the elapsed time on stderr whenever the body has been silent for more than 2 s.
 
         Args:
-            what: such as "simulating 64 ranks".
+            what: such as "simulating 64 ranks", or what gives such a text when it is asked.
         """
         ended = threading.Event()
         begin_s = self._said_s = time.perf_counter()
@@ -62,7 +62,8 @@ class Console:
                 now_s = time.perf_counter()
                 if now_s - self._said_s >= wait_s:
                     self._said_s, wait_s = now_s, min(30.0, 2 * wait_s)
-                    print(f"... {what}, {now_s - begin_s:.0f} s", file=sys.stderr, flush=True)
+                    said = what if isinstance(what, str) else what()
+                    print(f"... {said}, {now_s - begin_s:.0f} s", file=sys.stderr, flush=True)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()

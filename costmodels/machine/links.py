@@ -53,6 +53,14 @@ class Link(Section, frozen=True, kw_only=True):
     reduces: bool = False
     half_duplex: bool = False
 
+    def scaled(self, bandwidth: float, latency: float) -> Link:
+        """The same with so many times the bandwidth, its ways out included, and the latency."""
+        return msgspec.structs.replace(
+            self, latency_s=self.latency_s * latency, bandwidth_Bps=self.bandwidth_Bps * bandwidth,
+            peer_Bps=None if self.peer_Bps is None else self.peer_Bps * bandwidth,
+            uplink_Bps=None if self.uplink_Bps is None else self.uplink_Bps * bandwidth,
+        )  # fmt: skip
+
     def reach_Bps(self, num_peers: int) -> float:
         """Bandwidth of one rank that talks to `num_peers` at once."""
         return self.bandwidth_Bps if self.peer_Bps is None else min(self.bandwidth_Bps, num_peers * self.peer_Bps)

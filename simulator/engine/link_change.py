@@ -10,7 +10,7 @@ import msgspec
 from costmodels.machine.machine import Machine
 from plans.errors import TwofoldError
 
-__all__ = ["LinkChange", "graph_with", "read_ranks"]
+__all__ = ["LinkChange", "graph_with", "machine_with", "read_ranks", "tiers_of"]
 
 _MOST_RANKS = 2**24
 
@@ -128,6 +128,44 @@ def graph_with(machine: Machine, changes: Sequence[LinkChange]) -> Machine:
         return msgspec.structs.replace(machine, graph=graph, name=f"{machine.name}/changed")
     except TwofoldError as error:
         raise TwofoldError(f"with '{', '.join(map(str, changes))}' failed: {error}") from None
+
+
+def machine_with(machine: Machine, changes: Sequence[LinkChange]) -> Machine:
+    """A machine with changes of whole tiers, or of all wires of a name, that leave every link in place.
+
+    Raises:
+        TwofoldError: a change of single ranks or a failed link, which only a program shows; an unknown name.
+
+    >>> slow = machine_with(Machine.load("h100-sxm-x64"), [LinkChange.parse("NVLink:bandwidth=0.5")])
+    >>> slow.links[0].bandwidth_Bps / Machine.load("h100-sxm-x64").links[0].bandwidth_Bps
+    0.5
+    """
+    if partial := [change for change in changes if change.ranks or change.failed]:
+        raise TwofoldError(f"'{partial[0]}' changes single links: simulate a plan instead, with `twofold whatif`")
+    if machine.graph is not None:
+        return graph_with(machine, changes) if changes else machine
+    links = list(machine.links)
+    for change in changes:
+        for number in tiers_of(machine, change):
+            links[number] = links[number].scaled(change.bandwidth, change.latency)
+    return msgspec.structs.replace(machine, links=tuple(links))
+
+
+def tiers_of(machine: Machine, change: LinkChange) -> tuple[int, ...]:
+    """Numbers of the tiers of links that a change names.
+
+    Raises:
+        TwofoldError: a name or number that no tier has.
+    """
+    if change.tier is None:
+        return tuple(range(len(machine.links)))
+    found = tuple(number for number, link in enumerate(machine.links) if change.tier in (number, link.name))
+    if not found:
+        known = ", ".join(f"{link.name} ({number})" for number, link in enumerate(machine.links))
+        raise TwofoldError(
+            f"'{change}' changes link tier {change.tier!r}; machine {machine.name!r} has the tiers {known}"
+        )
+    return found
 
 
 def read_ranks(text: str) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ from fractions import Fraction
 
 import msgspec
 
-from costmodels.machine.links import Link
 from costmodels.machine.machine import Machine
 from costmodels.price.group import mesh_group
 from costmodels.price.instruction import Cost, price
@@ -24,7 +23,7 @@ from plans.errors import TwofoldError
 from plans.model.graph import itemsize
 from plans.program import GroupProgram, Instruction, Kind, Program
 from simulator.engine.fluid import Claims
-from simulator.engine.link_change import LinkChange, graph_with
+from simulator.engine.link_change import LinkChange, graph_with, tiers_of
 
 __all__ = ["Network", "Ports"]
 
@@ -156,20 +155,13 @@ class Network:
     # ----------------------------------------------------------------------------- what is changed
 
     def _tiers(self, change: LinkChange) -> tuple[int, ...]:
-        links = self.machine.links
         if absent := [rank for rank in change.ranks if not 0 <= rank < self._num_ranks]:
             raise TwofoldError(
                 f"the link change '{change}' names rank {absent[0]}; the program's ranks are 0 to {self._num_ranks - 1}"
             )
-        if change.tier is None or self.machine.graph is not None:
-            return tuple(range(len(links)))
-        found = tuple(number for number, link in enumerate(links) if change.tier in (number, link.name))
-        if not found:
-            known = ", ".join(f"{link.name} ({number})" for number, link in enumerate(links))
-            raise TwofoldError(
-                f"'{change}' changes link tier {change.tier!r}; machine {self.machine.name!r} has the tiers {known}"
-            )
-        return found
+        if self.machine.graph is not None:
+            return tuple(range(len(self.machine.links)))
+        return tiers_of(self.machine, change)
 
     def _concerns(self, change: LinkChange, tier: int, members: Sequence[int]) -> bool:
         """Whether `members` use the changed links of `tier`: some two of them meet there and in no faster one."""
@@ -220,7 +212,8 @@ class Network:
         if key not in self._machines:
             links = list(self.machine.links)
             for tier, (taken, bandwidth, latency) in figures.items():
-                instead = _scaled(self.machine.links[taken], bandwidth, latency, ranks=links[tier].ranks)
+                instead = self.machine.links[taken].scaled(bandwidth, latency)
+                instead = msgspec.structs.replace(instead, ranks=links[tier].ranks)
                 if tier == 0:
                     instead = msgspec.structs.replace(instead, uplink_Bps=None, ports=None, rails=False)
                 links[tier] = instead
@@ -250,11 +243,3 @@ class Network:
 
 class _Unreachable(Exception):
     """A failed change and the name of the last tier."""
-
-
-def _scaled(link: Link, bandwidth: float, latency: float, ranks: int) -> Link:
-    return msgspec.structs.replace(
-        link, ranks=ranks, latency_s=link.latency_s * latency, bandwidth_Bps=link.bandwidth_Bps * bandwidth,
-        peer_Bps=None if link.peer_Bps is None else link.peer_Bps * bandwidth,
-        uplink_Bps=None if link.uplink_Bps is None else link.uplink_Bps * bandwidth,
-    )  # fmt: skip

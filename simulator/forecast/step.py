@@ -201,6 +201,38 @@ class StepForecast:
         costs = self._pipeline_costs([bodies[id(rank)] for rank in self.ranks], longer)
         return self._pace_ps(costs, pipeline_times(self.schedule, costs))
 
+    def slowed_by_ps(self, factors: Mapping[int, float]) -> int:
+        """How much longer the pace is if some pipeline ranks take longer for their own work, compute and host.
+
+        What communication under way at once costs is taken to stay as it is.
+
+        Args:
+            factors: pipeline rank -> how many times as long.
+        """
+        rates = pair_rates(self.machine)
+
+        def slower(bodies: RankBodies, factor: float) -> RankBodies:
+            def longer(_: str, op: Op) -> Op:
+                work_ps = round(op.work_ps * factor) if op.kind == COMPUTE else op.work_ps
+                return op._replace(work_ps=work_ps, dispatch_ps=round(op.dispatch_ps * factor))
+
+            return bodies.changed(longer).slowed(rates)
+
+        costs = self._pipeline_costs(
+            [
+                slower(rank.undisturbed, factors[number]) if number in factors else rank.bodies
+                for number, rank in enumerate(self.ranks)
+            ],
+            self._slowed_transfers,
+        )
+        slowed_ps = self._pace_ps(costs, pipeline_times(self.schedule, costs))
+        return slowed_ps - self._pace_ps(self.pipeline_costs, self._first_step)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Weights and optimizer states that the rank with most of them keeps from step to step."""
+        return max(rank.kept_bytes for rank in self.ranks)
+
     def forecast(self) -> Forecast:
         """The whole prediction; its step is the pace of training (`pace_ps`).
 
@@ -329,6 +361,11 @@ class _Rank:
         if key not in self._peaks:
             self._peaks[key] = self._memory.peak(schedule, stages, posts_ahead=posts_ahead)
         return self._peaks[key]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Weights and optimizer states from step to step."""
+        return sum(size for role, size in self._memory.kept.items() if role in ("weight", "optimizer"))
 
     def figures(self, counts: Mapping[tuple[int, str], int]) -> _Figures:
         """Of a step; `counts` as of `counts_of_variants`."""

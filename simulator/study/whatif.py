@@ -106,13 +106,7 @@ class WhatIf:
             vector_flops_per_s={dtype: rate * self.compute for dtype, rate in compute.vector_flops_per_s.items()},
             memory_Bps=compute.memory_Bps * self.memory,
         )
-        links = tuple(
-            msgspec.structs.replace(
-                link, latency_s=link.latency_s * self.latency, bandwidth_Bps=link.bandwidth_Bps * self.bandwidth,
-                peer_Bps=_times(link.peer_Bps, self.bandwidth), uplink_Bps=_times(link.uplink_Bps, self.bandwidth),
-            )
-            for link in machine.links
-        )  # fmt: skip
+        links = tuple(link.scaled(self.bandwidth, self.latency) for link in machine.links)
         return msgspec.structs.replace(
             machine,
             compute=changed,

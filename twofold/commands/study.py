@@ -1,0 +1,115 @@
+"""`twofold study`: many predictions at once, over axes of a study file."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from plans.errors import TwofoldError
+from twofold.commands.options import Output
+
+if TYPE_CHECKING:
+    from twofold.console import Console
+    from twofold.study import Study
+
+__all__ = ["StudyCommand"]
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Who computes.
+
+    Args:
+        backend: loky (all cores of this machine), dask (workers of a Dask cluster) or sequential.
+        jobs: processes; -1 is one for every core.
+        scheduler: address of a Dask scheduler, such as tcp://host:8786; a local cluster is started otherwise.
+    """
+
+    backend: str = "loky"
+    jobs: int = -1
+    scheduler: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyCommand:
+    """Predict every point of a study; begun again, it goes on where it stopped.
+
+    Args:
+        study: study file (TOML) with the tables base and axes: settings by name, and lists of values to try.
+        axes: list every setting by name, and end.
+        results: file that keeps every result; by default the study's name with the ending .results.jsonl.
+        csv: write a row for every point there.
+        top: rows to show, those with the most tokens a second first.
+    """
+
+    study: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY.toml")] = ""
+    axes: bool = False
+    results: str | None = None
+    csv: str | None = None
+    top: int = _SHOWN
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
+    output: Output = field(default_factory=Output)
+
+    def run(self, say: Console) -> tuple[dict[str, Any], bool]:
+        """Predict all points and show the best."""
+        from plans.files import check_writable
+        from simulator.study.sweep import Workers
+        from twofold.study import load_study, run_study
+
+        if self.axes:
+            return self._list_axes(say), True
+        if not self.study:
+            raise TwofoldError("name a study file: twofold study STUDY.toml; `twofold study --axes` lists the settings")
+        asked = load_study(self.study)
+        results = self.results or asked.results or str(Path(self.study).with_suffix(".results.jsonl"))
+        for file in (results, self.csv):
+            if file is not None:
+                check_writable(file)
+        workers = Workers(backend=self.workers.backend, jobs=self.workers.jobs, scheduler=self.workers.scheduler)
+        progress = _Progress()
+        with say.doing(progress.text):
+            found = run_study(asked, results=results, workers=workers, on_progress=progress.tell)
+        self._show(found, progress, results, say)
+        best = found.best if any(row.get("fits") for row in found.figures) else None
+        return {"points": found.rows, "computed": progress.count, "results": results, "best": best}, True
+
+    def _show(self, found: Study, progress: _Progress, results: str, say: Console) -> None:
+        say.say(found.table(self.top).text(width=100))
+        kept = len(found) - progress.count
+        say.say(f"{progress.count:,} points computed, {kept:,} taken from earlier; all are in {results}")
+        if self.csv is not None:
+            found.to_pandas().to_csv(self.csv, index=False)
+            say.say(f"saved {self.csv}")
+
+    def _list_axes(self, say: Console) -> dict[str, Any]:
+        from reports.tables import Table
+        from simulator.study.axes import AXES
+
+        rows = tuple((f"{each.name}[.PART]" if each.has_parts else each.name, each.meaning) for each in AXES.values())
+        say.say(Table(title="Settings of a study", columns=("setting", "meaning"), rows=rows).text(width=100))
+        return {"axes": {each.name: each.meaning for each in AXES.values()}}
+
+
+class _Progress:
+    """How far a study is, in words."""
+
+    def __init__(self) -> None:
+        self.done = self.count = 0
+        self._begin_s = time.perf_counter()
+
+    def tell(self, done: int, count: int) -> None:
+        """So many points are done."""
+        self.done, self.count = done, count
+
+    def text(self) -> str:
+        """One line, with the time left."""
+        if not self.done:
+            return f"computing {self.count:,} points"
+        left_s = (time.perf_counter() - self._begin_s) / self.done * (self.count - self.done)
+        return f"{self.done:,} of {self.count:,} points, about {left_s:.0f} s left"

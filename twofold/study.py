@@ -1,0 +1,220 @@
+"""Studies: a base case, what is varied, and the figures of every point, kept and gone on with where they stopped."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from plans.degrees import Degrees
+from plans.errors import TwofoldError
+from simulator.study.point import figures_of_point
+from simulator.study.space import Space
+from simulator.study.store import Store
+from simulator.study.sweep import Workers, sweep
+
+if TYPE_CHECKING:
+    import pandas
+
+    from costmodels import Machine
+    from plans.model.transformer import TransformerConfig
+    from reports import Table
+    from simulator.stacks import Stack
+
+__all__ = ["Study", "StudyFile", "load_study", "run_study", "study"]
+
+
+class StudyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `twofold study` reads.
+
+    Args:
+        base: settings of every point, by the names of `AXES`.
+        axes: name -> the values to try; `bandwidth.NVLink` is one tier of links.
+        points: "grid": every combination; "one-at-a-time": the base, and each value by itself.
+        search: at every point the fastest degrees are searched; those in the base and the axes are kept.
+        sample: so many points drawn from the grid.
+        seed: of the sample.
+        results: file that keeps what was computed; by default beside the study, with the ending .results.jsonl.
+    """
+
+    base: dict[str, Any]
+    axes: dict[str, Any]
+    points: Literal["grid", "one-at-a-time"] = "grid"
+    search: bool = False
+    sample: int | None = None
+    seed: int = 1
+    results: str | None = None
+
+    @property
+    def space(self) -> Space:
+        """Its points.
+
+        Raises:
+            TwofoldError: as `Space`.
+        """
+        return Space(
+            base=_flat(self.base), axes=_flat(self.axes), points=self.points, sample=self.sample, seed=self.seed
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Study:
+    """The results of a study.
+
+    Args:
+        asked: what was asked for.
+        axes: names of what was varied.
+        settings: of every point.
+        figures: of every point, by the names of `COLUMNS`; one that cannot be has `refused` alone.
+    """
+
+    asked: StudyFile
+    axes: tuple[str, ...]
+    settings: tuple[Mapping[str, Any], ...]
+    figures: tuple[Mapping[str, Any], ...]
+
+    def __repr__(self) -> str:
+        refused = sum("refused" in each for each in self.figures)
+        return f"<Study of {', '.join(self.axes)}: {len(self.figures)} points, {refused} refused>"
+
+    def __len__(self) -> int:
+        return len(self.figures)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for every point: all of its settings, then its figures."""
+        return [{**own, **seen} for own, seen in zip(self.settings, self.figures, strict=True)]
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The row with the most tokens a second among those that fit.
+
+        Raises:
+            TwofoldError: no point fits.
+        """
+        fitting = [row for row in self.rows if row.get("fits")]
+        if not fitting:
+            raise TwofoldError("no point of the study fits the memory of its devices; try more devices or recompute")
+        return max(fitting, key=lambda row: row["tokens_per_s"])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for every point: all of its settings, then its figures."""
+        from reports.frames import frame
+
+        return frame(self.rows)
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>{self.table().html(max_rows=50)}"
+
+    def table(self, most: int | None = None) -> Table:
+        """The points in their order, or so many of the fastest of a grid."""
+        from reports.study_tables import change_table, study_table
+
+        if self.asked.points != "grid":
+            return change_table(self.axes, self.rows, searched=self.asked.search)
+        return study_table(self.axes, self.rows, most, searched=self.asked.search)
+
+
+def study(
+    base: Mapping[str, Any],
+    axes: Mapping[str, Sequence[Any]],
+    *,
+    points: Literal["grid", "one-at-a-time"] = "grid",
+    search: bool = False,
+    sample: int | None = None,
+    results: str | os.PathLike[str] | None = None,
+    workers: Workers | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Study:
+    """Predict every point of a study.
+
+    Args:
+        base: settings of every point, by the names that `twofold study --axes` lists.
+        axes: name -> values.
+        points: "grid" or "one-at-a-time".
+        search: search the degrees that are not given at every point.
+        sample: so many points drawn from the grid.
+        results: file that keeps what was computed; a study that is begun again goes on from it.
+        workers: who computes; all cores of this machine by default.
+        on_progress: called with (points done, points to compute).
+
+    Raises:
+        TwofoldError: an unknown axis, too many points, a file that holds no results.
+
+    >>> base = {"model": "llama-3-8b", "machine": "h200-x8", "global_batch": 8, "tp": 8}
+    >>> found = study(base, {"bandwidth": [0.5, 1.0]}, workers=Workers(backend="sequential"))
+    >>> found, found.best["bandwidth"]
+    (<Study of bandwidth: 2 points, 0 refused>, 1.0)
+    """
+    asked = StudyFile(base=dict(base), axes=dict(axes), points=points, search=search, sample=sample)
+    return run_study(asked, results=results, workers=workers, on_progress=on_progress)
+
+
+def run_study(
+    asked: StudyFile,
+    *,
+    results: str | os.PathLike[str] | None = None,
+    workers: Workers | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Study:
+    """Predict every point of a study that was read; arguments as of `study`.
+
+    Raises:
+        TwofoldError: as `study`.
+    """
+    space = asked.space
+    settings = list(space)
+    figures = sweep(
+        settings, partial(figures_of_point, search=_searched if asked.search else None), store=Store(results),
+        workers=workers, is_searched=asked.search, on_progress=on_progress,
+    )  # fmt: skip
+    return Study(asked=asked, axes=tuple(space.axes), settings=tuple(settings), figures=tuple(figures))
+
+
+def load_study(path: str | os.PathLike[str]) -> StudyFile:
+    """Read a study (TOML).
+
+    Raises:
+        TwofoldError: no such file, not TOML, an unknown or missing key, a value of another type.
+    """
+    name = os.fspath(path)
+    try:
+        return msgspec.convert(tomllib.loads(Path(path).read_bytes().decode()), StudyFile)
+    except OSError as error:
+        raise TwofoldError(f"{name}: cannot be read ({error.strerror}); name a study file (TOML)") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise TwofoldError(f"{name}: {error}") from None
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables of tables as names with dots, as TOML reads `bandwidth.NVLink = 2`.
+
+    >>> _flat({"tp": 2, "bandwidth": {"NVLink": 2.0}})
+    {'tp': 2, 'bandwidth.NVLink': 2.0}
+    """
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{part}": each for part, each in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _searched(
+    config: TransformerConfig, pins: Mapping[str, Any], machine: Machine, stack: Stack, devices: int, batch: int
+) -> Degrees:
+    """The fastest degrees of a point."""
+    from search.devices import Pins, Problem, solve
+
+    problem = Problem(
+        config=config, machine=machine, num_devices=devices, global_batch=batch, pins=Pins(**pins), stack=stack
+    )
+    return solve(problem).best.degrees
