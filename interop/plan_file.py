@@ -16,6 +16,7 @@ from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, transformer, transformer_config
 from plans.plan import Plan, load_plan
+from plans.reading import read_json
 
 __all__ = ["configuration", "read_plan"]
 
@@ -30,10 +31,7 @@ class _Keys(msgspec.Struct):
 def _states_degrees(path: Path) -> bool:
     if path.suffix != ".json":
         return path.suffix == ".toml"
-    try:
-        keys = msgspec.json.decode(path.read_bytes(), type=_Keys)
-    except (OSError, msgspec.DecodeError):
-        return False  # the reader of plans says what is wrong with it
+    keys = read_json(path, "the plan file", _Keys)
     return keys.twofold_degrees is not None or keys.placements is not None
 
 

@@ -21,6 +21,7 @@ from plans.files import write_atomically
 from plans.model.transformer import TransformerConfig
 from plans.model.transformer.config import Experts, Latent, Rope, Scales
 from plans.plan import Optimizer
+from plans.reading import json_of, read_text
 
 __all__ = ["Statement", "megatron_flags", "megatron_text", "read_statement", "torchtitan_toml", "write_statement"]
 
@@ -152,10 +153,7 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
         TwofoldError: a file that cannot be read, or says something that has no meaning here.
     """
     source = Path(path)
-    try:
-        text = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TwofoldError(f"cannot read {os.fspath(path)!r}: {error}") from None
+    text = read_text(path, "the file of degrees")
     if source.suffix == ".toml":
         return Statement(**read_torchtitan(text, os.fspath(path)))
     if source.suffix == ".json":
@@ -165,7 +163,7 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
 
 def _read_own(text: str, path: str) -> Statement:
     try:
-        found = json.loads(text)
+        found = json_of(text.encode(), path)
         if not isinstance(found, dict):
             raise TwofoldError(
                 f"{path} holds no JSON object, so it states no degrees; `twofold plan` writes such files"

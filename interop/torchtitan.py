@@ -7,7 +7,6 @@ they cannot express, and what torchtitan refuses, raises an error here; nothing 
 from __future__ import annotations
 
 import re
-import tomllib
 from typing import Any
 
 from interop.startup import check_torchtitan
@@ -15,6 +14,7 @@ from interop.unstated import check_stated_by
 from plans.degrees import ORDER, Degrees, check
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, sizes_of
+from plans.reading import toml_of
 
 __all__ = ["read_torchtitan", "stage_values", "torchtitan_toml"]
 
@@ -242,10 +242,7 @@ _SECTIONS = ("parallelism", "training", "activation_checkpoint")
 
 def _document(text: str, path: str) -> dict[str, Any]:
     """The settings by section."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TwofoldError(f"{path} is not TOML: {error}") from None
+    document = toml_of(text, path)
     for name in _SECTIONS:
         if not isinstance(document.get(name, {}), dict):
             raise TwofoldError(f"{path}: {name} is {document[name]!r}, no section [{name}]")

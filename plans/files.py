@@ -1,40 +1,19 @@
-"""Files written atomically (a reader finds the old content or the new, never a part); Gzip with a limit; JSON."""
+"""Files written atomically (a reader finds the old content or the new, never a part), and JSON without NaN."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
-import io
 import math
 import os
+import secrets
 import tempfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from plans.errors import TwofoldError
 
-__all__ = ["check_writable", "decompressed", "finite", "write_atomically"]
-
-_MOST_BYTES = 1 << 30
-
-
-def decompressed(content: bytes, most_bytes: int = _MOST_BYTES) -> bytes:
-    """What a gzip file holds.
-
-    Raises:
-        EOFError: the file is cut.
-        gzip.BadGzipFile: it is damaged, or holds more than `most_bytes`: a small file may fill any memory.
-    """
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            found = file.read(most_bytes + 1)
-    except zlib.error as error:
-        raise gzip.BadGzipFile(str(error)) from None
-    if len(found) > most_bytes:
-        raise gzip.BadGzipFile(f"it holds more than {most_bytes:,} bytes; give a smaller file, or one decompressed")
-    return found
+__all__ = ["check_writable", "finite", "write_atomically"]
 
 
 def finite(value: Any) -> Any:
@@ -74,7 +53,8 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
     """Write `data` to `path` atomically: the previous content stays until the new one is complete.
 
-    What is no file of its own, such as /dev/null or a pipe, is written to, never replaced.
+    What is no file of its own, such as /dev/null or a pipe, is written to, never replaced; of a symbolic link, the file
+    that it leads to is replaced. A file that was there keeps its mode, a new one has what the umask leaves.
 
     Raises:
         OSError: with the name of what cannot be written.
@@ -84,7 +64,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
         if path.exists() and not path.is_file():
             path.write_bytes(data)
         else:
-            _replace(path, data)
+            _replace(path.resolve(), data)
     except OSError as error:
         if error.errno is None:
             raise
@@ -94,13 +74,16 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> Path:
 
 def _replace(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    mode = path.stat().st_mode & 0o777 if path.exists() else None
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
     try:
         with os.fdopen(handle, "wb") as file:
+            if mode is not None:
+                os.fchmod(handle, mode)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

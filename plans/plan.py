@@ -20,6 +20,7 @@ from plans.files import write_atomically
 from plans.layout import DimAxes, Layout, TensorLayout
 from plans.model.graph import Graph, Operator, itemsize
 from plans.operators import OperatorSpec
+from plans.reading import json_of, read_file
 from plans.stored_redistribution import Redistribution
 
 __all__ = [
@@ -455,17 +456,11 @@ def plan_from_json(text: bytes, source: str = "plan") -> Plan:
     Raises:
         TwofoldError: not JSON, truncated, an unknown key (with its path), another version, an impossible plan.
     """
-    try:
-        version = msgspec.json.decode(text, type=_Version).version
-        if version != PLAN_VERSION:
-            raise TwofoldError(
-                f"{source}: plan version {version}, this twofold reads version {PLAN_VERSION}; plan again"
-            )
-        return msgspec.json.decode(text, type=Plan, dec_hook=_decode)
-    except msgspec.ValidationError as error:
-        raise TwofoldError(f"{source}: {error}") from None
-    except msgspec.DecodeError as error:
-        raise TwofoldError(f"{source}: not a whole JSON file ({error}); it may be truncated, plan again") from None
+    advice = "it may be truncated, plan again"
+    version = json_of(text, source, _Version, advice=advice).version
+    if version != PLAN_VERSION:
+        raise TwofoldError(f"{source}: plan version {version}, this twofold reads version {PLAN_VERSION}; plan again")
+    return json_of(text, source, Plan, advice=advice, dec_hook=_decode)
 
 
 class _Version(msgspec.Struct):
@@ -483,8 +478,4 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     Raises:
         TwofoldError: no such file, or what `plan_from_json` refuses.
     """
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise TwofoldError(f"cannot read the plan file {os.fspath(path)!r}: {error.strerror}") from None
-    return plan_from_json(text, os.fspath(path))
+    return plan_from_json(read_file(path, "the plan file"), os.fspath(path))

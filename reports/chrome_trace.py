@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plans.errors import TwofoldError
-from plans.files import decompressed, write_atomically
+from plans.files import write_atomically
 from plans.program import Kind, Program
+from plans.reading import read_json
 from plans.timeline import STREAMS, MemoryPeak, Span, Timeline
 from reports.spans import groups_of
 from simulator.timeline.causes import Causes
@@ -145,19 +146,13 @@ def read_trace(path: str | os.PathLike[str]) -> list[Timeline]:
     """
     shown = os.fspath(path)
     try:
-        document = json.loads(decompressed(Path(path).read_bytes()))
+        document = read_json(path, "the trace file")
         other = document["otherData"]
         if other["twofold_trace"] != TRACE_VERSION:
             raise TwofoldError(f"{shown}: trace version {other['twofold_trace']}, this twofold reads {TRACE_VERSION}")
         headers, events = other["timelines"], document["traceEvents"]
     except TwofoldError:
         raise
-    except OSError as error:
-        if isinstance(error, gzip.BadGzipFile):
-            raise TwofoldError(f"{shown}: not a gzipped trace file") from None
-        raise TwofoldError(f"cannot read the trace file {shown!r}: {error.strerror}") from None
-    except EOFError:
-        raise TwofoldError(f"{shown}: the trace file is truncated; write it again") from None
     except (ValueError, KeyError, TypeError):
         raise TwofoldError(
             f"{shown}: not a trace that twofold wrote (such a file has otherData.twofold_trace)"

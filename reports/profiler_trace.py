@@ -11,8 +11,6 @@ Such a trace knows no instruction ids: spans carry the kernel's name instead, an
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import re
 from bisect import bisect_right
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from plans.errors import TwofoldError
-from plans.files import decompressed
+from plans.reading import read_json
 from plans.timeline import STREAMS, Span, Timeline
 
 __all__ = ["kernel_call", "read_rank_traces"]
@@ -136,17 +134,11 @@ class _Trace:
 
 def _load(path: Path) -> _Trace:
     try:
-        content = path.read_bytes()
-        text = decompressed(content) if content[:2] == b"\x1f\x8b" else content
         # times are microseconds since 1970 in some versions: more digits than a float has
-        document = json.loads(text, parse_float=Decimal)
+        document = read_json(path, "the trace file", float_hook=Decimal)
         events = [_timed(event, document) for event in document["traceEvents"] if event.get("ph") == "X"]
-    except OSError as error:
-        if isinstance(error, gzip.BadGzipFile):
-            raise TwofoldError(f"{path}: the trace file is damaged: {error}") from None
-        raise TwofoldError(f"cannot read the trace file {str(path)!r}: {error.strerror}") from None
-    except EOFError:
-        raise TwofoldError(f"{path}: the trace file is truncated") from None
+    except TwofoldError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError):
         raise TwofoldError(f"{path}: not a trace of torch's profiler (JSON with traceEvents)") from None
     found = document.get("distributedInfo", {}).get("rank")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plans.files import decompressed, write_atomically
+from plans.files import write_atomically
+from plans.reading import decompressed
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -15,6 +16,20 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert write_atomically(path, b"one") == path
     write_atomically(path, b"two")
     assert path.read_bytes() == b"two" and os.listdir(path.parent) == ["a.json"]
+
+
+def test_modes_and_links_stay(tmp_path: Path) -> None:
+    path, link = tmp_path / "a.json", tmp_path / "link.json"
+    before = os.umask(0o027)
+    try:
+        write_atomically(path, b"one")
+        assert path.stat().st_mode & 0o777 == 0o640
+        path.chmod(0o600)
+        link.symlink_to(path.name)
+        write_atomically(link, b"two")
+    finally:
+        os.umask(before)
+    assert link.is_symlink() and path.read_bytes() == b"two" and path.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:

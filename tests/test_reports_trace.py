@@ -195,10 +195,10 @@ def test_in_rank_files_communication_begins_where_its_rank_came_to_it(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"no gzip", "not a gzipped trace"),
+        (b"no gzip", "not a whole JSON"),
         (gzip.compress(b"{}"), "not a trace"),
         (gzip.compress(b'{"otherData": {"twofold_trace": 99}}'), "version 99"),
-        (gzip.compress(b"[1, 2"), "not a trace"),
+        (gzip.compress(b"[1, 2]"), "not a trace"),
         (gzip.compress(b"x" * 1000)[:-12], "truncated"),
     ],
     ids=["plain", "empty", "version", "list", "cut"],  # gzip's bytes hold the time: names of their own for every worker

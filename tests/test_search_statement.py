@@ -392,7 +392,7 @@ def test_plan_saves_what_simulate_costs_again(tmp_path: Path, capsys: pytest.Cap
         (["plan", "executor.networks:multiple_mix", "--machine", "h200-x8", "--tp", "2"], "--tp is for transformers"),
         (["plan", "llama-3-8b", "--machine", "h100-sxm-x8", "--global-batch", "1" + 30 * "0"], "16384 per device"),
         (["simulate", "nowhere.sh", "--recost", "--machine", "h100-sxm-x8"], "nowhere.sh"),
-        (["simulate", "", "--recost", "--machine", "h100-sxm-x8"], "cannot read ''"),
+        (["simulate", "", "--recost", "--machine", "h100-sxm-x8"], "cannot read the file of degrees ''"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_error(
@@ -431,7 +431,10 @@ def test_a_plan_that_another_program_has_no_words_for_is_saved_all_the_same(
     assert load_plan(tmp_path / "a.json").num_ranks == 2
 
 
-@pytest.mark.parametrize(("name", "value", "message"), [("tp", 10**30, "ranks; machine"), ("batch", 10**30, "product")])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("tp", 10**17, "ranks; machine"), ("batch", 10**17, "product"), ("tp", 10**30, "2^63")],
+)
 def test_counts_that_no_machine_has_are_refused(
     name: str, value: int, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

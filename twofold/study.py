@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from plans.reading import read_toml
 from simulator.study.point import figures_of_point
 from simulator.study.space import Space
 from simulator.study.store import Store
@@ -184,13 +183,7 @@ def load_study(path: str | os.PathLike[str]) -> StudyFile:
     Raises:
         TwofoldError: no such file, not TOML, an unknown or missing key, a value of another type.
     """
-    name = os.fspath(path)
-    try:
-        return msgspec.convert(tomllib.loads(Path(path).read_bytes().decode()), StudyFile)
-    except OSError as error:
-        raise TwofoldError(f"{name}: cannot be read ({error.strerror}); name a study file (TOML)") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise TwofoldError(f"{name}: {error}") from None
+    return read_toml(path, "the study", StudyFile)
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:

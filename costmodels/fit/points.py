@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from plans.errors import TwofoldError
-from plans.files import decompressed, write_atomically
+from plans.files import write_atomically
+from plans.reading import json_of, read_file
 
 __all__ = ["Point", "PointLog", "held_out", "load_points", "save_points"]
 
@@ -127,7 +128,7 @@ class PointLog:
         self.points: list[Point] = []
         self.environments: list[dict[str, str]] = []
         if self.path.exists():
-            content = self.path.read_bytes()
+            content = read_file(self.path, "the measured points")
             whole = content[: content.rfind(b"\n") + 1]
             if len(whole) < len(content):
                 write_atomically(self.path, whole)
@@ -192,21 +193,11 @@ def load_points(path: str | os.PathLike[str], *, measured: bool = True) -> tuple
     Raises:
         TwofoldError: no such file, truncated, an unknown key (with its path), a time that nothing can take.
     """
-    name = os.fspath(path)
-    try:
-        content = Path(path).read_bytes()
-        if name.endswith(".gz"):
-            content = decompressed(content)
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise TwofoldError(f"cannot read the measured points {name!r}: {reason}") from None
+    name, content = os.fspath(path), read_file(path, "the measured points")
     if name.endswith((".jsonl", ".jsonl.gz")):
         points, environments = _lines(content, Path(path), measured=measured)
         return tuple(points), _joined(environments)
-    try:
-        file = msgspec.json.decode(content, type=_File)
-    except msgspec.DecodeError as error:
-        raise TwofoldError(f"{name}: {error}; measure again") from None
+    file = json_of(content, name, _File, advice="measure again")
     for number, point in enumerate(file.points, 1):
         if measured:
             _check_times(point, f"{name}, point {number}")
@@ -232,15 +223,13 @@ def _lines(content: bytes, path: Path, *, measured: bool = True) -> tuple[list[P
     points: list[Point] = []
     environments: list[dict[str, str]] = []
     for number, line in enumerate(content.splitlines(), 1):
-        try:
-            if line.startswith(b'{"environment"'):
-                environments.append(msgspec.json.decode(line, type=_Header).environment)
-            elif line:
-                points.append(msgspec.json.decode(line, type=Point))
-                if measured:
-                    _check_times(points[-1], f"{path}, line {number}")
-        except msgspec.DecodeError as error:
-            raise TwofoldError(f"{path}, line {number}: {error}; measure again") from None
+        where = f"{path}, line {number}"
+        if line.startswith(b'{"environment"'):
+            environments.append(json_of(line, where, _Header, advice="measure again").environment)
+        elif line:
+            points.append(json_of(line, where, Point, advice="measure again"))
+            if measured:
+                _check_times(points[-1], where)
     return points, environments
 
 

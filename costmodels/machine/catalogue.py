@@ -28,6 +28,7 @@ from costmodels.machine.sections import (
 from costmodels.price.compute import Compute
 from plans.errors import TwofoldError
 from plans.files import write_atomically
+from plans.reading import read_json
 
 __all__ = [
     "CitedProduct",
@@ -216,9 +217,6 @@ def load_device(name: str) -> Device:
         TwofoldError: an unknown name, or a file that is not one of a device.
     """
     path = device_path(name)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Device)
-    except OSError:
-        raise TwofoldError(f"device {name!r} is not known; known: {', '.join(device_names())}") from None
-    except msgspec.DecodeError as error:
-        raise TwofoldError(f"{path}: {error}") from None
+    if not path.is_file():
+        raise TwofoldError(f"device {name!r} is not known; known: {', '.join(device_names())}")
+    return read_json(path, "the device file", Device)

@@ -31,6 +31,7 @@ from costmodels.machine.sections import (
 from costmodels.price.compute import Attention, Compute
 from plans.errors import TwofoldError
 from plans.files import write_atomically
+from plans.reading import json_of, read_file
 
 __all__ = [
     "COLLECTIVES",
@@ -197,11 +198,7 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
             if not isinstance(named, Path):
                 return cls.of_device(*named)
             path = named
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise TwofoldError(f"cannot read the machine file {str(path)!r}: {error.strerror}") from None
-        return cls.from_json(content, str(path))
+        return cls.from_json(read_file(path, "the machine file"), str(path))
 
     @classmethod
     def of_device(cls, device: Device, number: int) -> Machine:
@@ -219,17 +216,12 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         Raises:
             TwofoldError: not JSON, truncated, an unknown or missing key (with its path), another version, a bad figure.
         """
-        try:
-            version = msgspec.json.decode(text, type=_Version).version
-            if version != MACHINE_VERSION:
-                raise TwofoldError(
-                    f"{source}: machine version {version}, this twofold reads {MACHINE_VERSION}; calibrate again"
-                )
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.ValidationError as error:
-            raise TwofoldError(f"{source}: {error}") from None
-        except msgspec.DecodeError as error:
-            raise TwofoldError(f"{source}: not a whole JSON file ({error}); calibrate again") from None
+        version = json_of(text, source, _Version, advice="calibrate again").version
+        if version != MACHINE_VERSION:
+            raise TwofoldError(
+                f"{source}: machine version {version}, this twofold reads {MACHINE_VERSION}; calibrate again"
+            )
+        return json_of(text, source, cls, advice="calibrate again")
 
     def to_json(self) -> bytes:
         """The file form."""

@@ -26,6 +26,7 @@ from executor.calibrate.session import MEMORY_SHARE
 from executor.device import Device, pick_device
 from plans.errors import TwofoldError
 from plans.files import write_atomically
+from plans.reading import read_json
 
 __all__ = ["chosen_kernels", "main", "split_at_markers"]
 
@@ -63,7 +64,7 @@ def chosen_kernels(device: Device, jobs: Sequence[Job]) -> Iterator[dict[str, An
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace.json"
             profile.export_chrome_trace(str(trace))
-            events = json.loads(trace.read_bytes())["traceEvents"]
+            events = read_json(trace, "the trace")["traceEvents"]
         for job, kernels in zip(issued, split_at_markers(events), strict=False):
             record = msgspec.to_builtins(msgspec.structs.replace(job.point, held_out=False))
             record.pop("seconds")

@@ -22,6 +22,7 @@ from executor.calibrate.operands import OperandPool
 from executor.calibrate.rank_sync import RankSync
 from executor.calibrate.timing import Timer
 from plans.errors import TwofoldError
+from plans.reading import json_of
 
 __all__ = ["MEMORY_SHARE", "Section", "Session", "SessionOptions", "Skipped"]
 
@@ -264,7 +265,7 @@ class Session:
         """Rank 0 gets the points of all ranks into its file; everybody learns what is there."""
         own = [msgspec.json.encode(point) for point in self.points] if self.sync.rank else []
         for line in itertools.chain(*self.sync.gather(own)):
-            point = msgspec.json.decode(line, type=Point)
+            point = json_of(line, "points of another rank", Point)
             if self.log is not None and point not in self.log:
                 self.log.add(point)
         known: set[Any] = self.sync.from_rank_0({point.key for point in self.points})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -14,6 +13,7 @@ from executor.kernels.context import OpContext, Rule
 from executor.kernels.place import by_autograd, number, offset
 from plans.errors import TwofoldError
 from plans.operators.sources import MAX_OPAQUE_INPUTS
+from plans.reading import json_of
 
 __all__ = ["SOURCE_RULES", "aten_call"]
 
@@ -56,7 +56,7 @@ def aten_call(target: str, arguments: str) -> Callable[..., Any]:
     operation = getattr(getattr(torch.ops.aten, packet, None), overload, None)
     if namespace != "aten" or operation is None:
         raise TwofoldError(f"this torch has no operator {target!r}; capture the model again with this version of torch")
-    args, kwargs = json.loads(arguments)
+    args, kwargs = json_of(arguments.encode(), target)
 
     def held(value: Any, device: torch.device, inputs: tuple[Tensor, ...]) -> Any:
         if isinstance(value, list):

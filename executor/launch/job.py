@@ -12,8 +12,8 @@ import msgspec
 
 from executor.train.rates import Rate
 from executor.train.settings import Replicas
-from plans.errors import TwofoldError
 from plans.files import write_atomically
+from plans.reading import read_json
 
 __all__ = ["Emulate", "Job", "Task", "TaskCheckpoints", "load_job", "save_job"]
 
@@ -108,9 +108,4 @@ def load_job(path: str | os.PathLike[str]) -> Job:
     Raises:
         TwofoldError: no such file, not JSON, an unknown key.
     """
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Job)
-    except OSError as error:
-        raise TwofoldError(f"cannot read the job file {os.fspath(path)!r}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
-        raise TwofoldError(f"{os.fspath(path)}: {error}") from None
+    return read_json(path, "the job file", Job)

@@ -11,7 +11,6 @@ several machines were tested only as two launches on one host.
 
 import contextlib
 import errno
-import json
 import os
 import signal
 import socket
@@ -29,6 +28,7 @@ from executor.launch.rank_failures import NUM_LOG_LINES, RunFailed, Weight, firs
 from executor.launch.rank_logs import JobFolder, LineReader, fresh_folders, tail
 from executor.launch.stalls import StallWatch
 from plans.errors import TwofoldError
+from plans.reading import read_json
 
 WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 LOOPBACK = "127.0.0.1"
@@ -211,7 +211,7 @@ class _Torchrun:
     def _why_it_ended(self, code: int) -> TwofoldError:
         exit_codes: dict[int, int] = {}
         if self.exits.exists():
-            exit_codes = {int(rank): exit_code for rank, exit_code in json.loads(self.exits.read_bytes()).items()}
+            exit_codes = read_json(self.exits, "torchrun's exit codes", dict[int, int])
         failure = first_failure(self.job, self.ranks, exit_codes)
         if failure is not None and (exit_codes or failure.weight is not Weight.TOLD_TO_END):
             return failure.error(self.job)

@@ -6,7 +6,6 @@ stays 1: a new run replaces the logs of the one before it, all of them or (anoth
 
 import codecs
 import contextlib
-import json
 import os
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plans.errors import TwofoldError
+from plans.reading import read_json
 
 JOB = "1"
 TAIL_BYTES = 8192
@@ -51,11 +51,8 @@ class JobFolder:
 
     def read(self, rank: int, name: str) -> dict[str, Any] | None:
         """One of the small JSON files of `executor.launch.worker_main`, or None while it is not there."""
-        try:
-            content: dict[str, Any] = json.loads((self.rank(rank) / name).read_bytes())
-        except FileNotFoundError:
-            return None
-        return content
+        path = self.rank(rank) / name
+        return read_json(path, "the report of a rank", dict[str, Any]) if path.exists() else None
 
     def last_line(self, rank: int) -> str:
         """The last line of the rank's stdout that is not empty, else of its stderr, else an empty text."""

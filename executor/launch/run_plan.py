@@ -17,6 +17,7 @@ from costmodels import Machine, price
 from plans.errors import TwofoldError, whole_number
 from plans.lower import lower
 from plans.plan import Plan, plan_digest, save_plan
+from plans.reading import read_arrays
 from plans.timeline import PS_PER_S, Timeline
 
 __all__ = ["RunResult", "dilation", "read_result", "run"]
@@ -189,8 +190,7 @@ def read_result(plan: Plan, folder: Path, log_dir: Path, launch_s: float) -> Run
                 f"rank.{rank.rank}.npz in {os.fspath(folder)!r} is of the plan {rank.plan_digest}, not of "
                 f"{plan_digest(plan)}; run again, into a folder of its own"
             )
-    with np.load(folder / "weights.npz", allow_pickle=False) as file:
-        weights = {name: file[name] for name in file.files}
+    weights = read_arrays(folder / "weights.npz", "the weights")
     ends = np.max([rank.step_end_ns for rank in ranks], axis=0)
     begin = np.min([rank.step_start_ns[0] for rank in ranks])
     interval_s = np.diff(np.concatenate([[begin], ends])) / 1e9 / ranks[0].dilate

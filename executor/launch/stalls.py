@@ -5,7 +5,6 @@ they are longer, has stopped, or waits for one that has: a rank that stands at a
 that must take part and are elsewhere. A process that was stopped by a signal is seen at once in /proc (Linux).
 """
 
-import json
 import struct
 import time
 from collections.abc import Sequence
@@ -158,10 +157,9 @@ class StallWatch:
 
     def _program(self, rank: int) -> dict[str, Any]:
         if rank not in self._programs:
-            try:
-                self._programs[rank] = json.loads((self._job.rank(rank) / "heartbeat.json").read_bytes())
-            except (FileNotFoundError, json.JSONDecodeError):
+            if (found := self._job.read(rank, "heartbeat.json")) is None:
                 return {}
+            self._programs[rank] = found
         return self._programs[rank]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +15,7 @@ from executor.train.rates import Rate
 from executor.train.settings import Replicas
 from plans.errors import TwofoldError, number, whole_number
 from plans.plan import load_plan, save_plan
+from plans.reading import json_of, read_toml
 
 __all__ = ["CheckpointSettings", "TrainingJob", "load_training_job", "train"]
 
@@ -77,13 +76,7 @@ def load_training_job(path: str | os.PathLike[str]) -> TrainingJob:
     Raises:
         TwofoldError: no such file, not TOML, an unknown or missing key, a value of another type.
     """
-    try:
-        text = Path(path).read_bytes().decode()
-        return msgspec.convert(tomllib.loads(text), TrainingJob)
-    except OSError as error:
-        raise TwofoldError(f"{os.fspath(path)}: cannot be read ({error.strerror}); name a job file") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise TwofoldError(f"{os.fspath(path)}: {error}") from None
+    return read_toml(path, "the job file", TrainingJob)
 
 
 def train(
@@ -123,7 +116,7 @@ def train(
                 raise
             resume = True
             tell(0, f"{str(error).splitlines()[0]}; started again, {restarts_left - 1} restarts are left")
-    return [json.loads(line) for line in (Path(job.out) / "metrics.jsonl").read_text().splitlines()]
+    return [json_of(line, "metrics.jsonl") for line in (Path(job.out) / "metrics.jsonl").read_bytes().splitlines()]
 
 
 def _ignore(rank: int, line: str) -> None:

@@ -38,6 +38,7 @@ from plans.errors import TrainingStopped, TwofoldError
 from plans.files import write_atomically
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
+from plans.reading import read_json
 
 __all__ = ["Saver", "restore"]
 
@@ -153,7 +154,7 @@ def restore(interpreter: Interpreter, checkpoint: Path) -> int:
     Raises:
         TwofoldError: a part that the checkpoint does not have.
     """
-    manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+    manifest = read_json(checkpoint / MANIFEST, "the checkpoint")
     reader = FileSystemReader(checkpoint)
     metadata = reader.read_metadata().state_dict_metadata
     parts: dict[tuple[str, str], list[Part]] = {}

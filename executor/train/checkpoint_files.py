@@ -11,6 +11,7 @@ import msgspec
 
 from plans.errors import TwofoldError
 from plans.plan import Plan
+from plans.reading import read_json
 
 __all__ = ["MANIFEST", "check_checkpoint", "checkpoint_name", "written_checkpoints"]
 
@@ -45,12 +46,7 @@ def check_checkpoint(path: Path, plan: Plan) -> int:
     Raises:
         TwofoldError: no manifest, a file that is missing or was changed, another model or optimizer.
     """
-    try:
-        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
-    except OSError as error:
-        raise TwofoldError(f"{path}: no checkpoint that can be read ({error.strerror or error})") from None
-    except msgspec.DecodeError as error:
-        raise TwofoldError(f"{path / MANIFEST}: {error}; resume from another checkpoint") from None
+    manifest = read_json(path / MANIFEST, "the checkpoint", _Manifest, advice="resume from another checkpoint")
     wanted = {tensor.name: tensor.shape for tensor in plan.graph.parameters}
     if manifest.optimizer != plan.optimizer.kind or dict(manifest.parameters) != wanted:
         odd = sorted(set(wanted.items()) ^ set(manifest.parameters.items()))

@@ -13,7 +13,6 @@
 """
 
 import dataclasses
-import gzip
 import importlib.util
 import math
 import threading
@@ -30,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plans.errors import TwofoldError
-from plans.files import decompressed
+from plans.reading import read_file
 
 SIDE = 28  # pixels of one side of an MNIST image
 IMAGES_NAME = "train-images-idx3-ubyte"
@@ -113,12 +112,7 @@ def _find_idx(folder: Path, name: str) -> Path:
 
 def _read_idx(path: Path, *, magic: int, num_dims: int) -> NDArray[np.uint8]:
     """The array of an IDX file: magic number and `num_dims` sizes (big-endian, 4 bytes each), then one byte a value."""
-    try:
-        content = decompressed(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise TwofoldError(f"{path}: not a whole gzip file ({error}); fetch it again") from None
-    except OSError as error:
-        raise TwofoldError(f"{path}: cannot be read ({error.strerror})") from None
+    content = read_file(path, "the IDX file")
     header_bytes = 4 * (1 + num_dims)
     if len(content) < header_bytes:
         raise TwofoldError(f"{path}: truncated: {len(content)} bytes, expected a header of {header_bytes} bytes")

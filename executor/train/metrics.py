@@ -15,6 +15,7 @@ from typing import Any
 from executor.device import Device
 from plans.model.flops import necessary_flops
 from plans.plan import Plan
+from plans.reading import json_of
 
 __all__ = ["Figures", "Metrics", "StepFacts"]
 
@@ -156,7 +157,7 @@ def _memory_bytes(device: Device) -> int:
 def _row(line: str) -> dict[str, Any] | None:
     """The figures of a line; None where it was cut by the end of its process."""
     try:
-        row: dict[str, Any] = json.loads(line)
+        row = json_of(line.encode(), "a line of metrics")
         return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
     except ValueError:
         return None

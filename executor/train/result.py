@@ -21,6 +21,7 @@ from executor.step.code import Code, RecordedStep
 from plans.errors import TwofoldError
 from plans.files import write_atomically
 from plans.program import Kind
+from plans.reading import json_of, read_arrays
 from plans.timeline import STREAMS, MemoryPeak, Timeline
 
 __all__ = ["RankResult", "SpanColumns", "merged_timeline", "spans_of", "write_npz"]
@@ -180,12 +181,12 @@ class RankResult:
         Raises:
             TwofoldError: no such file, or not such a file.
         """
+        file = read_arrays(path, "the result of a rank")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                facts = json.loads(str(file["facts"]))
-                arrays = {name: file[name] for name in ("losses", "step_start_ns", "step_end_ns")}
-                columns = {name: file[f"spans_{name}"] for name in _COLUMNS}
-        except (OSError, ValueError, KeyError) as error:
+            facts = json_of(str(file["facts"]).encode(), os.fspath(path))
+            arrays: dict[str, Any] = {name: file[name] for name in ("losses", "step_start_ns", "step_end_ns")}
+            columns = {name: file[f"spans_{name}"] for name in _COLUMNS}
+        except KeyError as error:
             raise TwofoldError(f"{os.fspath(path)!r} is no result of a rank ({error}); run again") from None
         names = tuple((code_id, call, part) for code_id, call, part in facts.pop("names"))
         peak = MemoryPeak(rank=facts["rank"], peak_bytes=facts.pop("peak_bytes"), by_role=facts.pop("by_role"))

@@ -17,6 +17,7 @@ from executor.train.models import load_named
 from executor.train.result import write_npz
 from plans.errors import TwofoldError
 from plans.model.graph import Graph
+from plans.reading import read_arrays, read_rows
 
 __all__ = ["Source", "save_batches"]
 
@@ -117,11 +118,7 @@ class _Sized:
 
 def _rows(path: str, graph: Graph) -> _Sized:
     """The rows of a file in their order, in batches; the last incomplete batch is dropped."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise TwofoldError(f"data {path!r} is no .npz file of arrays ({error})") from None
+    arrays = read_arrays(path, "the data")
     size = graph.batch_size
     lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
     if len(lengths) != 1 or max(lengths) < size:
@@ -138,10 +135,7 @@ def _sequences(path: str, graph: Graph, order: np.random.Generator) -> _Sized:
     shapes = [tensor.shape for tensor in graph.inputs]
     if len(shapes) != 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
         raise TwofoldError(f"data {path!r} is for models of tokens and labels [batch, sequence]; this takes {shapes}")
-    try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise TwofoldError(f"data {path!r} is no .npy file ({error})") from None
+    tokens = read_rows(path, "the data")
     size, length = shapes[0]
     count = (tokens.shape[0] - 1) // length // size if tokens.ndim == 1 and tokens.dtype.kind in "iu" else 0
     if count < 1:

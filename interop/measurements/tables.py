@@ -7,7 +7,6 @@ import csv
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from interop.measurements.cells import BAD_COLUMN, BAD_REASON, BAD_VALUE
 from interop.measurements.composed import BadCell, plain_row
@@ -16,6 +15,7 @@ from interop.measurements.grids import grid_of
 from interop.measurements.headers import COLUMNS, Figure, column_named, figure_named, has_units_in_cells, rank_of
 from interop.measurements.numbers import number
 from plans.errors import TwofoldError
+from plans.reading import read_text
 
 __all__ = ["COLUMNS", "column_named", "read_table", "rows_of"]
 
@@ -45,12 +45,7 @@ def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, str]]:
         TwofoldError: no such file, or columns missing.
     """
     name = os.fspath(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise TwofoldError(f"cannot read the table {name!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise TwofoldError(f"cannot read the table {name!r}: it is no text") from None
+    text = read_text(path, "the table")
     try:
         headers, cells = grid_of(text, lambda header: bool(column_named(header) or figure_named(header)))
         yield from _rows(headers, cells, name)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from plans.errors import TwofoldError
+from plans.reading import json_of, read_file
 
 __all__ = ["Store", "code_version", "key_of"]
 
@@ -67,13 +68,13 @@ class Store:
             self._read(self.path)
 
     def _read(self, path: Path) -> None:
-        content = path.read_bytes()
+        content = read_file(path, "the results of a study")
         lines = content.split(b"\n")
         for number, line in enumerate(lines):
             if not line:
                 continue
             try:
-                entry = json.loads(line)
+                entry = json_of(line, str(path))
                 self._found[entry["key"]] = entry["figures"]
             except (ValueError, KeyError, TypeError, RecursionError):
                 if number == 0 and not line.startswith(b'{"key"'):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from plans.errors import TwofoldError
+from plans.reading import read_text
 from twofold.commands.options import check_at_least
 
 if TYPE_CHECKING:
@@ -31,14 +32,10 @@ def schedule_text(given: str) -> str:
             raise TwofoldError(f"--schedule {given}: a file with a schedule is named *.csv or *.txt")
         return given
     try:
-        text = Path(given).read_text(encoding="utf-8")
+        text = read_text(given, f"--schedule {given}: the file")
         if not text.strip():
             raise ScheduleError("the file is empty; write a row of actions such as 0F0,0F1,0B0 for every pipeline rank")
         Schedule.from_text(text)
-    except OSError as error:
-        raise TwofoldError(f"--schedule {given}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise TwofoldError(f"--schedule {given}: the file is no text") from None
     except ScheduleError as error:
         raise TwofoldError(f"--schedule {given}: {error}") from None
     return text

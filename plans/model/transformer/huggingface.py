@@ -8,7 +8,6 @@ architecture. What a family's keys are called stands in `families`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from plans.errors import TwofoldError
 from plans.model.transformer.config import Rope, Scales, TransformerConfig
 from plans.model.transformer.families import FAMILIES, NESTED, REFUSED, Family
+from plans.reading import read_json
 
 __all__ = ["Reading", "read_config", "reading_of"]
 
@@ -142,12 +142,7 @@ def read_config(path: str | os.PathLike[str], *, seq: int | None = None) -> Read
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
-    try:
-        keys = json.loads(file.read_text())
-    except OSError as error:
-        raise TwofoldError(f"cannot read the model configuration {os.fspath(file)!r}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise TwofoldError(f"{file}: not JSON ({error})") from None
+    keys = read_json(file, "the model configuration")
     if not isinstance(keys, dict):
         raise TwofoldError(f"{file}: a model configuration is a JSON object, not {type(keys).__name__}")
     name = keys.get("_name_or_path") or (file.parent.name if file.name == "config.json" else file.stem)
