@@ -18,7 +18,7 @@ from plans.model.transformer import TransformerConfig, transformer, transformer_
 from plans.plan import Plan, load_plan
 from plans.reading import read_json
 
-__all__ = ["configuration", "read_plan"]
+__all__ = ["configuration", "read_degrees", "read_plan", "states_degrees"]
 
 
 class _Keys(msgspec.Struct):
@@ -28,7 +28,9 @@ class _Keys(msgspec.Struct):
     placements: Any = None
 
 
-def _states_degrees(path: Path) -> bool:
+def states_degrees(path: str | os.PathLike[str]) -> bool:
+    """Whether a file states degrees, and is no plan file."""
+    path = Path(path)
     if path.suffix != ".json":
         return path.suffix == ".toml"
     keys = read_json(path, "the plan file", _Keys)
@@ -48,18 +50,33 @@ def read_plan(path: str | os.PathLike[str], machine: Machine) -> tuple[Plan, tup
     Raises:
         TwofoldError: a file that cannot be read, or degrees of which no plan can be made.
     """
-    if not _states_degrees(Path(path)):
+    if not states_degrees(path):
         return load_plan(path), ()
+    config, degrees, notes = read_degrees(path, machine)
+    return plan_of(degrees, transformer(config, batch_size=degrees.global_batch)), notes
+
+
+def read_degrees(path: str | os.PathLike[str], machine: Machine) -> tuple[TransformerConfig, Degrees, tuple[str, ...]]:
+    """The model and the degrees of a file that states them.
+
+    Args:
+        path: of the file.
+        machine: that they are for.
+
+    Returns:
+        the model, its degrees, and what was assumed.
+
+    Raises:
+        TwofoldError: a file that cannot be read, degrees that cannot be on the machine.
+    """
     statement = read_statement(path)
     config, degrees = configuration(statement, os.fspath(path))
     check(degrees, num_devices=machine.num_devices, machine=machine.name)
-    degrees = replace(degrees, fused=machine.fuses)
-    plan = plan_of(degrees, transformer(config, batch_size=degrees.global_batch))
     notes = [f"assumed: {each}" for each in statement.assumed]
     notes += [f"ignored: {', '.join(statement.unread)}"] if statement.unread else []
     if statement.stack not in (None, "twofold"):
-        notes.append(f"{os.fspath(path)} is for {statement.stack}; here it is simulated as twofold runs it")
-    return plan, tuple(notes)
+        notes.append(f"{os.fspath(path)} is for {statement.stack}; here it is predicted as twofold runs it")
+    return config, replace(degrees, fused=machine.fuses), tuple(notes)
 
 
 def configuration(

@@ -22,7 +22,7 @@ FLAGS = {
     "simulate": "machine schedule trace rank-traces report measured steps execution fused fold recost model "
     "global-batch seq stack json",
     "whatif": f"machine {_FACTORS} slow jitter seed link device beside on checkpoint-every checkpoint-GBps "
-    "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps json",
+    "checkpoint-async device-mtbf-hours restart-s schedule sensitivity by picture report steps simulate json",
     "study": "axes results csv top backend jobs scheduler json",
     "run": f"devices model machine {_LAUNCH} json",
     "train": "resume max-restarts timeout json",

@@ -8,13 +8,17 @@ import pytest
 from reports_example import measured, predicted, small_plan, small_program
 from small_machine import small_machine
 
+from interop.statement import write_statement
+from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.lower import lower
+from plans.model.transformer import transformer_config
 from plans.plan import save_plan
 from plans.schedules import make_schedule
 from plans.timeline import ALLOWANCES
 from reports import sensitivity_table, tornado_picture, what_if_table, write_rank_traces, write_trace
 from simulator import Checkpoints, Failures, WhatIf, outcome
+from simulator.study.scenarios import Scenarios
 from simulator.study.sensitivity import sensitivity
 from twofold.cli import main
 
@@ -39,24 +43,46 @@ def answer(arguments, capsys) -> dict:
 def test_values_of_one_knob_are_a_sweep(files, capsys):
     plan, machine = files
     found = answer(["whatif", plan, "--machine", machine, "--bandwidth", "0.25", "1", "4"], capsys)
-    steps = [each["step_s"] for each in found["changed"]]
-    assert [each["what_if"] for each in found["changed"]] == ["bandwidth x0.25", "bandwidth x1", "bandwidth x4"]
-    assert steps[0] > steps[1] > steps[2]
-    assert steps[1] == found["base"]["step_s"]
-    assert [each["change"] for each in found["changed"]] == [step / steps[1] - 1 for step in steps]
+    slow, fast = found["changed"]  # a factor of 1 is the row above
+    assert [each["what_if"] for each in found["changed"]] == ["bandwidth x0.25", "bandwidth x4"]
+    assert slow["step_s"] > found["base"]["step_s"] > fast["step_s"]
+    assert slow["change"] == slow["step_s"] / found["base"]["step_s"] - 1
 
 
-def test_what_all_values_have_in_common_has_a_row_of_its_own(files, capsys):
+def test_every_row_says_all_of_its_changes_and_each_change_is_shown_alone(files, capsys):
     plan, machine = files
-    arguments = ["whatif", plan, "--machine", machine, "--bandwidth", "0.25", "1", "--slow", "7=1.5"]
-    found = answer(arguments, capsys)
-    (shared,) = found["shared"]
-    assert shared["what_if"] == "rank 7 x1.5 slower" and found["common"] == "Every change with rank 7 x1.5 slower."
-    assert found["base"]["step_s"] < shared["step_s"] == found["changed"][1]["step_s"] < found["changed"][0]["step_s"]
-    assert main(arguments) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("rank 7 x1.5 slower") for line in lines) == 1
-    assert answer(arguments[:-2], capsys)["shared"] == []
+    found = answer(["whatif", plan, "--machine", machine, "--bandwidth", "0.25", "0.5", "--slow", "7=1.5"], capsys)
+    rows = {each["what_if"]: each["step_s"] for each in found["changed"]}
+    slow = "rank 7 x1.5 slower"
+    assert list(rows) == [
+        "bandwidth x0.25",
+        "bandwidth x0.5",
+        slow,
+        f"bandwidth x0.25, {slow}",
+        f"bandwidth x0.5, {slow}",
+    ]
+    for title, step_s in rows.items():
+        alone = [
+            step for other, step in rows.items() if other != title and set(other.split(", ")) < set(title.split(", "))
+        ]
+        assert all(step_s >= step for step in alone) and step_s > found["base"]["step_s"]
+
+
+def test_files_of_degrees_are_forecast_at_any_number_of_devices(capsys, tmp_path):
+    small = write_statement(
+        tmp_path / "small.degrees.json", transformer_config("llama-3-8b", num_layers=4, seq=2048),
+        Degrees(dp=2, tp=4, pp=2, global_batch=8), stack="twofold",
+    )  # fmt: skip
+    arguments = ["whatif", str(small), "--machine", "h100-sxm-x16", "--bandwidth", "0.5", "--link", "NVLink:latency=2"]
+    forecast, simulated = answer(arguments, capsys), answer([*arguments, "--simulate"], capsys)
+    for one, other in zip(forecast["changed"], simulated["changed"], strict=True):
+        assert one["what_if"] == other["what_if"] and one["step_s"] == pytest.approx(other["step_s"], rel=0.01)
+    large = write_statement(
+        tmp_path / "large.degrees.json", transformer_config("llama-3.1-405b"),
+        Degrees(dp=391, tp=8, pp=32, global_batch=391 * 64), stack="twofold",
+    )  # fmt: skip
+    found = answer(["whatif", str(large), "--machine", "h100-sxm-x100096", "--slow", "1/1000=1.1"], capsys)
+    assert 0 < found["changed"][0]["change"] < 0.1 and "100 ranks (" in found["changed"][0]["what_if"]
 
 
 def test_settings_come_together(files, capsys):
@@ -73,7 +99,8 @@ def test_settings_come_together(files, capsys):
         f"7={machine}",
     ]
     found = answer(["whatif", plan, "--machine", machine, *arguments], capsys)
-    (changed,) = found["changed"]
+    *alone, changed = found["changed"]
+    assert len(alone) == 5
     for part in ("ranks 0-3 x1.5 slower", "wire:latency=2", "jitter 0.1", "every 10 steps", "every 1 h", "rank 7 as"):
         assert part in changed["what_if"]
     assert changed["goodput"] < 1 and changed["effective_step_s"] > changed["step_s"] > found["base"]["step_s"]
@@ -92,7 +119,9 @@ def test_sensitivity_and_its_picture(files, capsys, tmp_path):
 
 def test_turning_a_knob_is_the_what_if_of_that_value(program):
     machine = small_machine(8)
-    effects = {each.knob: each for each in sensitivity(program, machine, by=0.5)}
+    effects = {
+        each.knob: each for each in sensitivity(Scenarios(program=program, machine=machine).outcome, machine, by=0.5)
+    }
     one = effects["memory bandwidth of devices"]
     assert one.low_s == outcome(program, machine, WhatIf(memory=0.5)).step_s
     assert one.high_s == outcome(program, machine, WhatIf(memory=1.5)).step_s
@@ -102,7 +131,8 @@ def test_turning_a_knob_is_the_what_if_of_that_value(program):
 
 def test_checkpoints_and_failures_are_knobs_where_they_are_given(program):
     base = WhatIf(checkpoints=Checkpoints(every_steps=10, write_Bps=1e9), failures=Failures(device_mtbf_s=1e5))
-    knobs = {each.knob for each in sensitivity(program, small_machine(8), base, num_steps=1)}
+    of = Scenarios(program=program, machine=small_machine(8), num_steps=1).outcome
+    knobs = {each.knob for each in sensitivity(of, small_machine(8), base)}
     wanted = {"steps between checkpoints", "speed of writing checkpoints", "time between failures", "time of a restart"}
     assert wanted <= knobs
 
@@ -110,7 +140,7 @@ def test_checkpoints_and_failures_are_knobs_where_they_are_given(program):
 @pytest.mark.parametrize("by", [0.0, 1.0, -0.1, float("nan")])
 def test_shares_to_turn_by_are_between_0_and_1(program, by):
     with pytest.raises(TwofoldError, match="above 0 and below 1"):
-        sensitivity(program, small_machine(8), by=by)
+        sensitivity(Scenarios(program=program, machine=small_machine(8)).outcome, small_machine(8), by=by)
 
 
 def test_the_tables_show_the_numbers(program):
@@ -119,7 +149,7 @@ def test_the_tables_show_the_numbers(program):
     table = what_if_table(base, [("memory 0.5", slow)], "a note")
     assert table.rows[0][0] == "unchanged" and table.rows[1][2] == f"{100 * (slow.step_s / base.step_s - 1):+.1f} %"
     assert table.notes == ("a note",) and "goodput" not in table.columns
-    effects = sensitivity(program, machine)
+    effects = sensitivity(Scenarios(program=program, machine=machine).outcome, machine)
     assert len(sensitivity_table(effects).rows) == len(effects)
     text = tornado_picture(effects).alone()
     assert text.count("<rect") == 2 * len(effects) + 2  # two of the legend
@@ -293,7 +323,8 @@ def test_checkpoints_may_be_varied_with_what_else_is_said_about_them(files, caps
         for every in ("100", "1000")
     ]
     assert [each["goodput"] for each in found["changed"]] == [each["changed"][0]["goodput"] for each in alone]
-    assert "checkpoint GBps 2" in found["common"] and "restart 60 s" in found["common"]
+    for each in found["changed"]:
+        assert "2 GB/s a rank" in each["what_if"] and "restart 60 s" in each["what_if"]
 
 
 def test_a_report_of_a_what_if(files, capsys, tmp_path):
@@ -348,10 +379,9 @@ def test_a_job_beside_slows_what_shares_the_uplink_with_it(shared_links, capsys)
     (alone,) = answer(within, capsys)["changed"]
     assert crossing["what_if"] == f"beside {plan} on 2-3,6-7,10-11,14-15"
     assert crossing["change"] > 0.01 and alone["change"] == 0.0
-    slower = answer([*within, "--slow", "2=1.5"], capsys)
-    assert (
-        slower["changed"][0]["what_if"].startswith("rank 2 x1.5 slower, beside") and slower["changed"][0]["change"] > 0
-    )
+    slower = answer([*within, "--slow", "2=1.5"], capsys)["changed"]
+    assert [each["what_if"].partition(" ")[0] for each in slower] == ["rank", "beside", "rank"]
+    assert slower[2]["what_if"].startswith("rank 2 x1.5 slower, beside") and slower[2]["change"] > 0
 
 
 @pytest.mark.parametrize(

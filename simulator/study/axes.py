@@ -55,8 +55,8 @@ def _axes() -> dict[str, Axis]:
         for name, said in KNOBS.items()
     ]
     listed += [
-        Axis(name="slow", type=str, meaning="slow ranks: none, RANKS=FACTOR such as 3=1.2, or SHARE=FACTOR such as "
-             "1/1000=1.1; several joined by spaces"),
+        Axis(name="slow", type=str, meaning="slow ranks: none, RANKS=FACTOR such as 3=1.2, stage1=1.1 or "
+             "1/1000=1.1 for a share of all; several joined by spaces"),
         Axis(name="mtbf_hours", type=float, meaning="mean time between failures of one device; mtbf_hours.CAUSE: by "
              "one cause, the rates of all causes add up", has_parts=True),
         Axis(name="restart_s", type=float, meaning="seconds from a failure to the next step"),

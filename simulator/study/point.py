@@ -15,17 +15,17 @@ from plans.degrees import DEGREES, Degrees, describe
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, transformer_config
 from plans.plan import Optimizer
-from simulator.engine.link_change import LinkChange, read_ranks
+from simulator.engine.link_change import LinkChange
 from simulator.predict import Outcome
 from simulator.stacks import Stack, stack_named
 from simulator.study.axes import check_settings
 from simulator.study.configured import Configured
 from simulator.study.goodput import Checkpoints, Failures, Goodput, goodput
 from simulator.study.spares import waiting_share
-from simulator.study.stragglers import some_ranks
+from simulator.study.stragglers import Ranks, slow_ranks
 from simulator.study.whatif import KNOBS, WhatIf
 
-__all__ = ["COLUMNS", "Search", "configured", "figures_of_point", "slow_ranks"]
+__all__ = ["COLUMNS", "Search", "configured", "figures_of_point"]
 
 Settings = Mapping[str, Any]
 
@@ -86,39 +86,8 @@ def configured(settings: Settings, search: Search | None = None) -> tuple[Config
     machine = _machine(settings, stack)
     degrees = _degrees(settings, config, machine, what_if, stack, search)
     if settings.get("slow", "none") != "none":
-        what_if = replace(what_if, slowdown=slow_ranks(settings["slow"].split(), degrees.num_ranks))
+        what_if = replace(what_if, slowdown=slow_ranks(settings["slow"].split(), Ranks.of(degrees)))
     return Configured(config=config, degrees=degrees, machine=machine, stack=stack), what_if
-
-
-def slow_ranks(texts: list[str], num_ranks: int) -> dict[int, float]:
-    """Rank -> factor of texts such as "3=1.2", "0-7=1.05" and "1/1000=1.1".
-
-    Raises:
-        TwofoldError: another text, a rank that is named twice.
-
-    >>> slow_ranks(["0-1=1.2", "1/4=1.1"], 4)
-    Traceback (most recent call last):
-        ...
-    plans.errors.TwofoldError: slow 1/4=1.1: rank 1 has a factor already; give one for each rank
-    """
-    found: dict[int, float] = {}
-    for text in texts:
-        ranks, _, factor = text.partition("=")
-        part, slash, whole = ranks.partition("/")
-        try:
-            if slash:
-                named = some_ranks(float(part) / float(whole), num_ranks)
-            else:
-                named = read_ranks(ranks)
-            value = float(factor)
-        except (ValueError, ZeroDivisionError) as error:
-            if isinstance(error, TwofoldError):
-                raise
-            raise TwofoldError(f"cannot read slow {text!r}; it looks like 3=1.2, 0-7=1.05 or 1/1000=1.1") from None
-        if again := [rank for rank in named if rank in found]:
-            raise TwofoldError(f"slow {text}: rank {again[0]} has a factor already; give one for each rank")
-        found |= dict.fromkeys(named, value)
-    return found
 
 
 def _figures(settings: Settings, search: Search | None) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from costmodels.machine.machine import Machine
 from plans.errors import TwofoldError
-from plans.program import Program
 from simulator.engine.link_change import LinkChange
-from simulator.predict import Outcome, outcome
+from simulator.predict import Outcome
 from simulator.study.whatif import KNOBS, WhatIf
 
 __all__ = ["Effect", "sensitivity"]
@@ -45,13 +44,7 @@ class Effect:
 
 
 def sensitivity(
-    program: Program,
-    machine: Machine,
-    base: WhatIf | None = None,
-    *,
-    by: float = 0.2,
-    num_steps: int = 3,
-    evaluate: Callable[[WhatIf], Outcome] | None = None,
+    of: Callable[[WhatIf], Outcome], machine: Machine, base: WhatIf | None = None, *, by: float = 0.2
 ) -> tuple[Effect, ...]:
     """The effect of every knob around `base`, the largest first.
 
@@ -59,20 +52,17 @@ def sensitivity(
     checkpoints and failures where `base` has them.
 
     Args:
-        program: of one step.
+        of: what a what-if comes to: `Scenarios.outcome` of a program, `Configured.outcome` of degrees.
         machine: it runs on.
         base: from where the knobs are turned.
         by: the share, between 0 and 1.
-        num_steps: to simulate.
-        evaluate: in the place of `outcome`, e.g. one that keeps what it knows.
 
     Raises:
-        TwofoldError: `by` outside 0 and 1, and what `outcome` refuses.
+        TwofoldError: `by` outside 0 and 1, and what `of` refuses.
     """
     if not 0 < by < 1:
         raise TwofoldError(f"knobs are turned by {by}; it is above 0 and below 1 (0.2 is -20 % and +20 %)")
     start = base or WhatIf()
-    of = evaluate or (lambda what_if: outcome(program, machine, what_if, num_steps=num_steps))
     base_s = of(start).goodput.effective_step_s
     effects = [
         Effect(

@@ -2,14 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
+from simulator.engine.link_change import read_ranks
 
-__all__ = ["slow_pipelines", "some_ranks"]
+__all__ = ["Ranks", "slow_pipelines", "slow_ranks", "some_ranks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The ranks of a plan, as texts name them.
+
+    Args:
+        count: of all.
+        stages: the ranks of every stage.
+    """
+
+    count: int
+    stages: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, degrees: Degrees) -> Ranks:
+        """Those of a configuration."""
+        stages = [degrees.stage_ranks(rank) for rank in degrees.pipeline.placement]
+        return cls(count=degrees.num_ranks, stages=stages)
+
+    def named(self, text: str) -> tuple[int, ...]:
+        """The ranks of "3", "0-3,8", "stage1", "stage0-2", or of a share such as "1/1000".
+
+        Raises:
+            ValueError: text of another form.
+            TwofoldError: a stage that is not there, a share that cannot be.
+
+        >>> Ranks(count=4, stages=[[0, 1], [2, 3]]).named("stage1")
+        (2, 3)
+        """
+        part, slash, whole = text.partition("/")
+        if slash:
+            if not float(whole):
+                raise ValueError(text)
+            return some_ranks(float(part) / float(whole), self.count)
+        if not text.startswith("stage"):
+            return read_ranks(text)
+        numbers = read_ranks(text.removeprefix("stage"))
+        if absent := [number for number in numbers if not 0 <= number < len(self.stages)]:
+            raise TwofoldError(f"{text}: the plan's stages are 0 to {len(self.stages) - 1}, not {absent[0]}")
+        return tuple(dict.fromkeys(rank for number in numbers for rank in self.stages[number]))
+
+
+def slow_ranks(texts: Iterable[str], ranks: Ranks, said: str = "slow") -> dict[int, float]:
+    """Rank -> factor of texts such as "3=1.2", "stage1=1.3" and "1/1000=1.1".
+
+    Args:
+        texts: each RANKS=FACTOR.
+        ranks: of the plan.
+        said: before a text in messages.
+
+    Raises:
+        TwofoldError: another text, a rank that is named twice.
+
+    >>> slow_ranks(["0-1=1.2", "1/2=1.1"], Ranks(count=4, stages=[]))
+    Traceback (most recent call last):
+        ...
+    plans.errors.TwofoldError: slow 1/2=1.1: rank 1 has a factor already; give one for each rank
+    """
+    found: dict[int, float] = {}
+    for text in texts:
+        name, _, factor = text.partition("=")
+        try:
+            named = ranks.named(name)
+        except TwofoldError as error:
+            raise TwofoldError(f"{said} {error}") from None
+        except ValueError:
+            raise TwofoldError(
+                f"cannot read {said} {text}; it looks like {said} 3=1.2, 0-7=1.05, stage1=1.3 or 1/1000=1.1"
+            ) from None
+        if again := [rank for rank in named if rank in found]:
+            raise TwofoldError(f"{said} {text}: rank {again[0]} has a factor already; give one for each rank")
+        try:
+            found |= dict.fromkeys(named, float(factor))
+        except ValueError:
+            raise TwofoldError(f"{said} {text}: {factor!r} is not a number") from None
+    return found
 
 
 def some_ranks(share: float, num_ranks: int, seed: int = 1) -> tuple[int, ...]:

@@ -163,6 +163,10 @@ class WhatIf:
         return ", ".join(said) or "nothing changed"
 
 
+_MOST_RUNS = 8
+"""Runs of ranks that are spelled out."""
+
+
 def _ranks(ranks: Sequence[int]) -> str:
     """Ranks in words, runs of them as such.
 
@@ -170,6 +174,8 @@ def _ranks(ranks: Sequence[int]) -> str:
     ('rank 3', 'ranks 0-2, 7')
     """
     said = format_ranks(ranks)
+    if said.count(",") > _MOST_RUNS:
+        return f"{len(ranks)} ranks ({', '.join(said.split(', ')[:3])}, ...)"
     return f"rank {said}" if len(ranks) == 1 else f"ranks {said}"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
@@ -11,10 +12,10 @@ from twofold.commands.options import MachineFactors, Values, flag, given
 
 if TYPE_CHECKING:
     from costmodels import Machine
-    from plans.plan import Plan
     from simulator import WhatIf
+    from simulator.study.stragglers import Ranks
 
-__all__ = ["ChangeOptions", "Changes", "FailureOptions", "JobOptions", "changes_of", "read_devices"]
+__all__ = ["ChangeOptions", "Changes", "FailureOptions", "JobOptions", "Row", "changes_of", "read_devices"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,8 @@ class ChangeOptions:
     """Changes to single ranks and links.
 
     Args:
-        slow: RANKS=FACTOR: multiplies the duration of the ranks' own work, e.g. 3=1.2, 0-7=1.05, or stage1=1.3 for the
-            ranks of a stage.
+        slow: RANKS=FACTOR: multiplies the duration of the ranks' own work, e.g. 3=1.2, 0-7=1.05, stage1=1.3 for the
+            ranks of a stage, or 1/1000=1.1 for one rank in 1,000.
         jitter: spread of such factors, drawn anew for every rank, step and instruction (0.05 is about 5 %).
         seed: of the jitter; 1 by default.
         link: TIER[:RANKS]:CHANGES, e.g. NVLink:bandwidth=0.5, 1:0-7:latency=2, or 0:2~5:failed for one link.
@@ -71,8 +72,27 @@ class FailureOptions:
 
 _FAILURE_KNOBS = ("checkpoint_every", "checkpoint_GBps", "device_mtbf_hours", "restart_s")
 
-_NEEDS = {"checkpoint_GBps": "checkpoint_every", "restart_s": "device_mtbf_hours"}
-"""Knobs that say more about another one, and mean nothing without it."""
+_UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A what-if of the table.
+
+    Args:
+        what_if: all that it changes.
+        beside: whether the other jobs run at the same time.
+        title: all of that in words.
+    """
+
+    what_if: WhatIf
+    beside: bool
+    title: str
+
+    @classmethod
+    def unchanged(cls) -> Row:
+        """Nothing is changed, and nothing runs beside."""
+        return _row({}, False, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,83 +100,121 @@ class Changes:
     """The what-ifs that the flags ask for.
 
     Args:
-        first: with every knob at its first value.
-        shared: what all of `varied` have in common.
-        also: knobs of one value that mean something only with the varied one, in words.
-        varied: title -> the what-if with one value of the knob that has several; empty where none has.
-        around: from where the sensitivity turns the knobs.
+        rows: every change by itself, then all of them together; with one row for each value of a knob that has several.
+        first: all of them, with every knob at its first value.
+        around: from where the sensitivity turns the knobs: `first` without the factor that has several values.
     """
 
-    first: WhatIf
-    shared: WhatIf
-    also: tuple[str, ...]
-    varied: dict[str, WhatIf]
-    around: WhatIf
-
-    @property
-    def shared_stands_alone(self) -> bool:
-        """Whether `shared` is a what-if by itself; failures are none without the checkpoints that are varied."""
-        return bool(self.varied) and self.around == self.shared
+    rows: tuple[Row, ...]
+    first: Row
+    around: Row
 
 
-def changes_of(factors: MachineFactors, options: ChangeOptions, failures: FailureOptions, plan: Plan) -> Changes:
+def changes_of(
+    factors: MachineFactors, options: ChangeOptions, failures: FailureOptions, beside: Sequence[str], ranks: Ranks
+) -> Changes:
     """What the flags ask for.
+
+    Args:
+        factors, options, failures: the flags.
+        beside: other jobs, as they were given.
+        ranks: of the plan.
 
     Raises:
         TwofoldError: a text that cannot be read, a knob without the one it belongs to, two knobs with several values.
     """
-    from costmodels import Machine
-    from simulator import LinkChange, WhatIf
     from simulator.study.whatif import KNOBS
 
     knobs: dict[str, Sequence[float]] = dict(given(factors))
     knobs |= {name: values for name, values in given(options).items() if name == "jitter"}
     knobs |= {name: values for name, values in given(failures).items() if name in _FAILURE_KNOBS}
     if more := [knob for knob, values in knobs.items() if len(values) > 1][1:]:
-        raise TwofoldError(f"{flag(more[0])} has several values too; one knob at a time is varied")
-    fixed = WhatIf(
-        slowdown=_slowdown(options.slow, plan), links=tuple(map(LinkChange.parse, options.link)),
-        devices=_devices(options.device, Machine, plan), seed=1 if options.seed is None else options.seed,
-    )  # fmt: skip
-    blocking = not failures.checkpoint_async
-    single = {name: values[0] for name, values in knobs.items() if len(values) == 1}
-    name = next((knob for knob, values in knobs.items() if len(values) > 1), "")
-    several = knobs.get(name, ())
-    first = _with_values(fixed, single | ({name: several[0]} if name else {}), blocking)
-    # settings that mean nothing without the varied one are said with it
-    alone = {knob: value for knob, value in single.items() if not name or _NEEDS.get(knob) != name}
-    shared = _with_values(fixed, alone, blocking)
-    sign = "x" if name in KNOBS else ""
+        raise TwofoldError(
+            f"{flag(more[0])} has several values too; one knob at a time is varied, `twofold study` varies many"
+        )
+    seed = 1 if options.seed is None else options.seed
+    parts = _parts(knobs, options, failures, ranks, seed)
+    alone = [values for part in parts for values in part]
+    whole = [_merged(chosen) for chosen in itertools.product(*parts)]
+    plain: dict[str, Any] = {"seed": seed}
+    varied = next((name for name, values in knobs.items() if len(values) > 1), "")
+    steady = (
+        [part for part in parts if len(part) == 1] if varied in {*KNOBS, "jitter"} else [part[:1] for part in parts]
+    )
+    wanted = [(values, False) for values in alone] + ([({}, True)] if beside else [])
+    if len(parts) + bool(beside) > 1:
+        wanted += [(values, bool(beside)) for values in whole]
+    rows = {row.title: row for row in (_row(plain | values, with_jobs, beside) for values, with_jobs in wanted)}
+    rows.pop(_UNCHANGED, None)
     return Changes(
-        first=first, shared=shared,
-        also=tuple(f"{knob.replace('_', ' ')} {value:g}" for knob, value in single.items() if knob not in alone),
-        varied={
-            f"{name.replace('_', ' ')} {sign}{value:g}": _with_values(fixed, single | {name: value}, blocking)
-            for value in several
-        },
-        # of several factors on the machine none is the one to look around; checkpoints need one
-        around=shared if name in {*KNOBS, "jitter"} else first,
+        rows=tuple(rows.values()), first=_row(plain | whole[0], bool(beside), beside),
+        around=_row(plain | _merged([part[0] for part in steady]), bool(beside), beside),
     )  # fmt: skip
 
 
-def _with_values(fixed: WhatIf, values: dict[str, float], blocking: bool) -> WhatIf:
-    """The fixed changes with a value for each knob."""
+def _parts(
+    knobs: Mapping[str, Sequence[float]], options: ChangeOptions, failures: FailureOptions, ranks: Ranks, seed: int
+) -> list[list[dict[str, Any]]]:
+    """Every change by itself, as arguments of a `WhatIf`; one with several values has several of them."""
+    from simulator import LinkChange
+
+    _slow_ranks(options.slow, ranks)  # no rank twice
+    devices = _devices(options.device, ranks)
+    parts: list[list[dict[str, Any]]] = [
+        [{name: value} for value in values] for name, values in knobs.items() if name not in _FAILURE_KNOBS
+    ]
+    parts += [[{"slowdown": _slow_ranks([text], ranks)}] for text in options.slow]
+    parts += [[{"links": (LinkChange.parse(text),)}] for text in options.link]
+    parts += [[{"devices": each}] for each in devices]
+    lasting = {name: values for name, values in knobs.items() if name in _FAILURE_KNOBS}
+    if lasting:
+        values = itertools.product(*lasting.values())
+        parts.append(
+            [_lasting(dict(zip(lasting, each, strict=True)), not failures.checkpoint_async) for each in values]
+        )
+    return parts
+
+
+def _merged(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several changes as one."""
+    found: dict[str, Any] = {}
+    for change in changes:
+        for name, value in change.items():
+            if name in ("slowdown", "devices"):
+                found[name] = {**found.get(name, {}), **value}
+            else:
+                found[name] = (*found.get(name, ()), *value) if name == "links" else value
+    return found
+
+
+def _row(values: Mapping[str, Any], with_jobs: bool, beside: Sequence[str]) -> Row:
+    from simulator import WhatIf
+
+    what_if = WhatIf(**values)
+    words = [] if what_if.is_none else [str(what_if)]
+    words += [f"beside {text.replace('=', ' on ')}" for text in beside] if with_jobs else []
+    return Row(what_if=what_if, beside=with_jobs, title=", ".join(words) or _UNCHANGED)
+
+
+def _lasting(values: Mapping[str, float], blocking: bool) -> dict[str, Any]:
+    """Checkpoints and failures."""
     from simulator import Checkpoints, Failures
 
-    checkpoints = failures = None
+    found: dict[str, Any] = {}
     if "checkpoint_every" in values:
-        checkpoints = Checkpoints(
+        found["checkpoints"] = Checkpoints(
             every_steps=int(values["checkpoint_every"]), write_Bps=1e9 * values.get("checkpoint_GBps", 1.0),
             blocking=blocking,
         )  # fmt: skip
     elif "checkpoint_GBps" in values:
         raise TwofoldError("--checkpoint-GBps needs --checkpoint-every, the steps between checkpoints")
     if "device_mtbf_hours" in values:
-        failures = Failures(device_mtbf_s=3600 * values["device_mtbf_hours"], restart_s=values.get("restart_s", 0.0))
+        found["failures"] = Failures(
+            device_mtbf_s=3600 * values["device_mtbf_hours"], restart_s=values.get("restart_s", 0.0)
+        )
     elif "restart_s" in values:
         raise TwofoldError("--restart-s needs --device-mtbf-hours, the mean time between failures of a device")
-    factors: dict[str, Any] = {name: value for name, value in values.items() if name not in _FAILURE_KNOBS}
-    return replace(fixed, checkpoints=checkpoints, failures=failures, **factors)
+    return found
 
 
 def read_devices(text: str, option: str) -> tuple[int, ...]:
@@ -173,41 +231,29 @@ def read_devices(text: str, option: str) -> tuple[int, ...]:
         raise TwofoldError(f"cannot read {option}; devices look like 0-3,8-11") from None
 
 
-def _slowdown(texts: Sequence[str], plan: Plan) -> dict[int, float]:
-    factors: dict[int, float] = {}
+def _slow_ranks(texts: Sequence[str], ranks: Ranks) -> dict[int, float]:
+    """Rank -> factor of --slow."""
+    from simulator.study.stragglers import slow_ranks
+
+    return slow_ranks(texts, ranks, "--slow")
+
+
+def _devices(texts: Sequence[str], ranks: Ranks) -> list[dict[int, Machine]]:
+    """For every --device the machine of each rank."""
+    from costmodels import Machine
+
+    taken = set[int]()
+    found = []
     for text in texts:
-        ranks, factor = _assignment(text, "--slow", "3=1.2", plan)
-        if again := [rank for rank in ranks if rank in factors]:
-            raise TwofoldError(f"--slow {text}: rank {again[0]} has a factor already; give one for each rank")
+        name, _, machine = text.partition("=")
         try:
-            factors |= dict.fromkeys(ranks, float(factor))
+            named = ranks.named(name)
+        except TwofoldError as error:
+            raise TwofoldError(f"--device {error}") from None
         except ValueError:
-            raise TwofoldError(f"--slow {text}: {factor!r} is not a number") from None
-    return factors
-
-
-def _devices(texts: Sequence[str], machines: type[Machine], plan: Plan) -> dict[int, Machine]:
-    devices: dict[int, Machine] = {}
-    for text in texts:
-        ranks, name = _assignment(text, "--device", "4-7=h200-x8", plan)
-        if again := [rank for rank in ranks if rank in devices]:
-            raise TwofoldError(f"--device {text}: rank {again[0]} has a device already; give one for each rank")
-        devices |= dict.fromkeys(ranks, machines.load(name))
-    return devices
-
-
-def _assignment(text: str, option: str, example: str, plan: Plan) -> tuple[tuple[int, ...], str]:
-    """The ranks, given as such or as "stage1" or "stage0-2", and the text behind the equals sign."""
-    from simulator.engine.link_change import read_ranks
-
-    ranks, _, value = text.partition("=")
-    try:
-        if not ranks.startswith("stage"):
-            return read_ranks(ranks), value
-        numbers = read_ranks(ranks.removeprefix("stage"))
-    except ValueError:
-        raise TwofoldError(f"cannot read {option} {text}; it looks like {option} {example}") from None
-    if absent := [number for number in numbers if not 0 <= number < len(plan.stages)]:
-        raise TwofoldError(f"{option} {text}: the plan's stages are 0 to {len(plan.stages) - 1}, not {absent[0]}")
-    members = [rank for number in numbers for rank in plan.stages[number].mesh.rank_list]
-    return tuple(dict.fromkeys(members)), value
+            raise TwofoldError(f"cannot read --device {text}; it looks like --device 4-7=h200-x8") from None
+        if again := taken.intersection(named):
+            raise TwofoldError(f"--device {text}: rank {min(again)} has a device already; give one for each rank")
+        taken.update(named)
+        found.append(dict.fromkeys(named, Machine.load(machine)))
+    return found

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plans.errors import TwofoldError
-from twofold.commands.changes import ChangeOptions, FailureOptions, JobOptions, changes_of, read_devices
+from twofold.commands.changes import ChangeOptions, FailureOptions, JobOptions, Row, changes_of, read_devices
 from twofold.commands.options import MachineFactors, MachineOption, Output, PlanFile
 from twofold.commands.plan_file import check_steps, open_plan
 
 if TYPE_CHECKING:
     from costmodels import Machine
     from plans.plan import Plan
-    from simulator import Job, Outcome, WhatIf
+    from simulator import Job, Outcome
     from simulator.study.scenarios import Scenarios
+    from simulator.study.stragglers import Ranks
     from twofold.commands.changes import Changes
     from twofold.console import Console
 
@@ -46,16 +47,21 @@ class StudyOptions:
 class WhatIfCommand:
     """Predict a plan with changes to its machine, beside the prediction without; one knob may have several values.
 
+    Every change has a row by itself, and all of them together have one. A file of degrees is forecast, in seconds at
+    any number of devices, unless a change needs the event engine or --simulate asks for it; a plan file is simulated.
+
     Args:
-        plan: plan file, or a file of degrees (.degrees.json), of which the plan is made.
+        plan: plan file, or a file of degrees (.degrees.json).
         schedule: of the pipeline instead of the plan's: a name, or a file (.csv, .txt).
         steps: to simulate; the last is reported.
+        simulate: a file of degrees: make its plan and simulate it instruction by instruction.
     """
 
     plan: PlanFile
     target: MachineOption
     schedule: str | None = None
     steps: int = 3
+    simulate: bool = False
     factors: MachineFactors = field(default_factory=MachineFactors)
     ranks: ChangeOptions = field(default_factory=ChangeOptions)
     jobs: JobOptions = field(default_factory=JobOptions)
@@ -64,42 +70,27 @@ class WhatIfCommand:
     output: Output = field(default_factory=Output)
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
-        """Simulate the plan as it is and with every change."""
-        from costmodels import Machine, executing
-        from plans.lower import lower
+        """Predict the plan as it is and with every change."""
+        from costmodels import Machine
         from reports import what_if_table
-        from simulator import WhatIf
-        from simulator.study.scenarios import Scenarios
 
         self._check()
         machine = Machine.load(self.target.machine)
-        plan = open_plan(self.plan, machine, self.schedule, say)
-        machine = executing(machine, plan.execution)
-        changes = changes_of(self.factors, self.ranks, self.failures, plan)
-        on = self.jobs.on
-        scenarios = Scenarios(
-            program=lower(plan), machine=machine, devices=None if on is None else read_devices(on, f"--on {on}"),
-            others=[_job(text, machine, say) for text in self.jobs.beside], num_steps=self.steps,
-        )  # fmt: skip
-        with say.doing(f"simulating {plan.num_ranks} ranks"):
-            base = scenarios.outcome(WhatIf(), alone=True)
-            shared = self._shared(changes, scenarios)
-            changed = self._changed(changes, scenarios)
-        common = self._common(changes)
-        shown: list[Any] = [what_if_table(base, [*shared.items(), *changed.items()], common)]
-        say.say(shown[0].text(width=160))
+        subject = self._configured(machine, say) or self._simulated(machine, say)
+        changes = changes_of(self.factors, self.ranks, self.failures, self.jobs.beside, subject.ranks)
+        with say.doing(subject.doing):
+            base = subject.outcome(Row.unchanged())
+            rows = [(row.title, subject.outcome(row)) for row in changes.rows]
+        shown: list[Any] = [what_if_table(base, rows)]
+        say.say(shown[0].text(width=100))
         result: dict[str, Any] = {
-            "base": _json(base, base),
-            "common": common,
-            "shared": [{"what_if": title, **_json(each, base)} for title, each in shared.items()],
-            "changed": [{"what_if": title, **_json(each, base)} for title, each in changed.items()],
-        }
+            "base": _json(base, base), "changed": [{"what_if": title, **_json(each, base)} for title, each in rows],
+        }  # fmt: skip
         if self.study.sensitivity or self.study.picture is not None:
-            result["sensitivity"] = self._sensitivity(changes, scenarios, plan, shown, say)
+            result["sensitivity"] = self._sensitivity(changes, subject, shown, say)
         if self.study.report is not None:
-            titles = [*changes.varied, *changed, str(changes.first)]
             with say.doing("writing the report"):
-                self._report(plan, scenarios, titles[0], changes, shown, say)
+                self._report(subject, changes.first, shown, say)
         return result, True
 
     def _check(self) -> None:
@@ -121,46 +112,69 @@ class WhatIfCommand:
             raise TwofoldError(f"--by {study.by:g}: knobs are turned by a share above 0 and below 1")
         check_steps(self.steps)
 
-    def _together(self) -> list[str]:
-        """The jobs beside, in words."""
-        jobs = ", ".join(f"beside {text.replace('=', ' on ')}" for text in self.jobs.beside)
-        return [jobs] if jobs else []
+    def _configured(self, machine: Machine, say: Console) -> _Subject | None:
+        """The degrees of a file, where forecasts answer what is asked; None otherwise."""
+        from costmodels import executing
+        from interop.plan_file import read_degrees, states_degrees
+        from simulator.study.configured import Configured
+        from simulator.study.stragglers import Ranks
 
-    def _shared(self, changes: Changes, scenarios: Scenarios) -> Mapping[str, Outcome]:
-        """Where one knob is varied: what all rows have in common, with that knob as it is."""
-        words = ([] if changes.shared.is_none else [str(changes.shared)]) + self._together()
-        return {", ".join(words): scenarios.outcome(changes.shared)} if changes.shared_stands_alone and words else {}
+        needs_engine = self.simulate or self.schedule or self.jobs.beside or self.jobs.on or self.study.report
+        if needs_engine or not machine.host_async or not states_degrees(self.plan):
+            return None
+        config, degrees, notes = read_degrees(self.plan, machine)
+        ranks = Ranks.of(degrees)
+        subject = Configured(config=config, degrees=degrees, machine=executing(machine, "graph"))
+        changes = changes_of(self.factors, self.ranks, self.failures, (), ranks)
+        if any(subject.engine_only(row.what_if) for row in changes.rows):
+            return None
+        for note in notes:
+            say.say(note)
+        say.say(f"forecasts of {degrees.num_ranks:,} ranks; --simulate simulates them instruction by instruction")
+        return _Subject(
+            name=config.name, machine=subject.machine, ranks=ranks, outcome=lambda row: subject.outcome(row.what_if),
+            doing=f"forecasting {degrees.num_ranks} ranks",
+        )  # fmt: skip
 
-    def _changed(self, changes: Changes, scenarios: Scenarios) -> Mapping[str, Outcome]:
-        if changes.varied:
-            return {title: scenarios.outcome(what_if) for title, what_if in changes.varied.items()}
-        title = [] if changes.first.is_none else [str(changes.first)]
-        title += self._together()
-        return {", ".join(title): scenarios.outcome(changes.first)} if title else {}
+    def _simulated(self, machine: Machine, say: Console) -> _Subject:
+        """The plan of the file, to be simulated."""
+        from costmodels import executing
+        from plans.lower import lower
+        from simulator.study.scenarios import Scenarios
+        from simulator.study.stragglers import Ranks
 
-    def _common(self, changes: Changes) -> str:
-        """What all rows have in common, as a sentence."""
-        words = [] if changes.shared.is_none else [str(changes.shared)]
-        words += [*self._together(), *changes.also]
-        return f"Every change with {', '.join(words)}." if changes.varied and words else ""
+        plan = open_plan(self.plan, machine, self.schedule, say)
+        machine, on = executing(machine, plan.execution), self.jobs.on
+        with say.doing(f"lowering {plan.num_ranks} ranks"):
+            program = lower(plan)
+        scenarios = Scenarios(
+            program=program, machine=machine, devices=None if on is None else read_devices(on, f"--on {on}"),
+            others=[_job(text, machine, say) for text in self.jobs.beside], num_steps=self.steps,
+        )  # fmt: skip
+        return _Subject(
+            name=plan.graph.name, machine=machine, plan=plan, scenarios=scenarios,
+            ranks=Ranks(count=plan.num_ranks, stages=[stage.mesh.rank_list for stage in plan.stages]),
+            outcome=lambda row: scenarios.outcome(row.what_if, alone=not row.beside),
+            doing=f"simulating {plan.num_ranks} ranks",
+        )  # fmt: skip
 
-    def _sensitivity(
-        self, changes: Changes, scenarios: Scenarios, plan: Plan, shown: list[Any], say: Console
-    ) -> list[dict[str, Any]]:
+    def _sensitivity(self, changes: Changes, subject: _Subject, shown: list[Any], say: Console) -> list[dict[str, Any]]:
         """Turn every knob, show the effects, and append their picture and table to `shown`."""
+        from dataclasses import replace
+
         from reports import sensitivity_table, tornado_picture
         from simulator.study.sensitivity import sensitivity
 
-        around: WhatIf = changes.around
+        around = changes.around
         with say.doing("turning every knob"):
             effects = sensitivity(
-                scenarios.program, scenarios.machine, around, by=self.study.by or _BY, num_steps=self.steps,
-                evaluate=scenarios.outcome,
+                lambda what_if: subject.outcome(replace(around, what_if=what_if)), subject.machine, around.what_if,
+                by=self.study.by or _BY,
             )  # fmt: skip
-        where = "" if around.is_none else f", with {around}"
-        picture = tornado_picture(effects, title=f"What a step of {plan.graph.name} depends on{where}")
+        where = "" if around.what_if.is_none else f", with {around.what_if}"
+        picture = tornado_picture(effects, title=f"What a step of {subject.name} depends on{where}")
         shown += [picture, sensitivity_table(effects)]
-        say.say(shown[-1].text())
+        say.say(shown[-1].text(width=100))
         if self.study.picture is not None:
             say.say(f"saved {picture.save(self.study.picture)}")
         return [
@@ -169,18 +183,40 @@ class WhatIfCommand:
             for each in effects
         ]  # fmt: skip
 
-    def _report(
-        self, plan: Plan, scenarios: Scenarios, title: str, changes: Changes, shown: list[Any], say: Console
-    ) -> None:
+    def _report(self, subject: _Subject, row: Row, shown: list[Any], say: Console) -> None:
         from reports import Report, write_report
 
+        scenarios = subject.scenarios
+        assert scenarios is not None
         report = write_report(self.study.report or "", Report(
-            title=f"What if: {plan.graph.name} on {scenarios.machine.name}", plan=plan,
-            program=scenarios.program, predicted=scenarios.timeline(changes.first), what_if=shown,
-            notes=[f"The pictures and the tables below them show: {title}."],
+            title=f"What if: {subject.name} on {subject.machine.name}", plan=subject.plan,
+            program=scenarios.program, predicted=scenarios.timeline(row.what_if, alone=not row.beside), what_if=shown,
+            notes=[f"The pictures and the tables below them show: {row.title}."],
             command=f"twofold whatif {self.plan} --machine {self.target.machine} ...",
         ))  # fmt: skip
         say.say(f"saved {report}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What is asked about.
+
+    Args:
+        name: of the model.
+        machine: it runs on.
+        ranks: of its plan.
+        outcome: what a row comes to.
+        doing: what is done to find out, in words.
+        plan, scenarios: of what is simulated.
+    """
+
+    name: str
+    machine: Machine
+    ranks: Ranks
+    outcome: Callable[[Row], Outcome]
+    doing: str
+    plan: Plan | None = None
+    scenarios: Scenarios | None = None
 
 
 def _job(text: str, machine: Machine, say: Console) -> Job:
