@@ -10,11 +10,12 @@ from interop.measurements.rows import Skip, case_of
 from plans.degrees import Degrees
 from plans.model.transformer import named_config
 from simulator.forecast import forecast, stack_named
-from simulator.stacks.base import Kernel, Message
-from simulator.stacks.float8 import FLOAT8_RECIPES
+from simulator.stacks.products import RECIPES
+from simulator.stacks.steps import Kernel, Message
 
 X, WIDE, NARROW = (2, 64, 128), (256, 128), (128, 256)
 MADE = (2, 64, 256)
+SMALL = {"gpu_count": "8", "pp": "1", "dp": "4"}
 
 
 def kernel(call, *shapes):
@@ -34,7 +35,7 @@ BLOCK = [
 
 def test_products_read_a_byte_and_write_two():
     products = [
-        step for step in FLOAT8_RECIPES["tensorwise"].steps(BLOCK)
+        step for step in RECIPES["torchao"]["float8"].steps(BLOCK)
         if isinstance(step, Kernel) and step.call.startswith("linear")
     ]  # fmt: skip
     assert [step.dtype for step in products] == 3 * ["float8"] + 2 * ["float8_precise"]
@@ -42,7 +43,11 @@ def test_products_read_a_byte_and_write_two():
 
 
 def test_an_input_that_several_products_share_is_cast_once():
-    casts = [step for step in FLOAT8_RECIPES["rowwise"].steps(BLOCK[3:5] + BLOCK[1:2]) if step.call == "add.forward"]
+    casts = [
+        step
+        for step in RECIPES["torchao"]["float8-rowwise"].steps(BLOCK[3:5] + BLOCK[1:2])
+        if step.call == "add.forward"
+    ]
     by_shape = [step.shapes[0] for step in casts]
     assert by_shape.count(X) == 1 and by_shape.count(WIDE) == 2
     assert casts[0].touched_bytes == 1.5 * 2 * math.prod(X)
@@ -50,15 +55,15 @@ def test_an_input_that_several_products_share_is_cast_once():
 
 def test_what_is_cast_is_gathered_in_half_the_bytes():
     gathers = {
-        recipe: next(step for step in FLOAT8_RECIPES[recipe].steps(BLOCK) if isinstance(step, Message))
-        for recipe in ("tensorwise", "rowwise")
+        recipe: next(step for step in RECIPES["torchao"][recipe].steps(BLOCK) if isinstance(step, Message))
+        for recipe in ("float8", "float8-rowwise")
     }
-    assert gathers["tensorwise"].size_bytes == 2048 and gathers["rowwise"].size_bytes == 4096
+    assert gathers["float8"].size_bytes == 2048 and gathers["float8-rowwise"].size_bytes == 4096
 
 
 def test_a_body_without_attention_stays_as_it_is():
     head = [kernel("linear.forward", X, WIDE, MADE)]
-    assert FLOAT8_RECIPES["tensorwise"].steps(head) == head
+    assert RECIPES["torchao"]["float8"].steps(head) == head
 
 
 @pytest.mark.parametrize(("stack", "base"), [("torchtitan-compile-float8", "torchtitan-compile"),
@@ -83,7 +88,44 @@ def test_tables_name_recipes(change, stack):
     assert any("float8" in told for told in case.assumed)
 
 
-@pytest.mark.parametrize("text", ["MXFP8", "fp8 blockwise", "nvfp4"])
-def test_scales_of_blocks_are_refused_by_name(text):
-    with pytest.raises(Skip, match="not modelled"):
-        case_of(ROW | {"precision": text}, 1)
+@pytest.mark.parametrize(
+    ("text", "device", "stacks"),
+    [("MXFP8", "B200", ("megatron-mxfp8",)), ("fp8 blockwise", "H100", ("megatron-float8-block",)),
+     ("FP8-SC", "H100", ("megatron-float8-block",)), ("nvfp4", "GB300", ("megatron-nvfp4",)),
+     ("FP8 (delayed scaling)", "H100", ("megatron-float8",)), ("FP8_CS", "H100", ("megatron-float8-current",)),
+     ("fp8", "H100", ("megatron-float8", "megatron-float8-current")),
+     ("FP8", "GB200", ("megatron-mxfp8", "megatron-float8-current")), ("TF32", "A100", ("megatron-tf32",)),
+     ("fp32", "A100", ("megatron", "megatron-tf32"))],
+)  # fmt: skip
+def test_precisions_of_products_and_what_their_names_leave_open(text, device, stacks):
+    row = ROW | {
+        "precision": text,
+        "gpu_type": device,
+        "gpu_count": "8",
+        "pp": "1",
+        "dp": "4",
+        "source": "Megatron-core",
+    }
+    case = case_of(row, 1)
+    assert (case.stack, *case.other_stacks) == stacks
+
+
+@pytest.mark.parametrize(
+    ("text", "device"), [("MXFP8", "H100"), ("fp8", "A100"), ("NVFP4", "H200"), ("float8 rowwise", "V100")]
+)
+def test_products_that_a_device_does_not_have_are_refused_by_name(text, device):
+    row = ROW | SMALL | {"precision": text, "gpu_type": device}
+    with pytest.raises(Skip, match="has no"):
+        case_of(row, 1)
+
+
+def test_narrower_products_are_faster_and_less_certain():
+    config, degrees = named_config("llama-3-70b"), Degrees(dp=8, tp=8, micro_batch=1, global_batch=64, recompute="full")
+    machine = Machine.load("gb200-x72")
+    found = [
+        forecast(config, degrees, machine, stack=stack_named(name))
+        for name in ("megatron", "megatron-mxfp8", "megatron-nvfp4")
+    ]
+    assert found[0].step_s > found[1].step_s > found[2].step_s > found[0].step_s / 4
+    widths = [math.log(each.high_s / each.low_s) for each in found]
+    assert widths[2] > widths[1]

@@ -14,6 +14,25 @@ __all__ = ["BAD_COLUMN", "BAD_REASON", "BAD_VALUE", "ZERO_BUBBLE", "Cells", "Ski
 _DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16",
            "fp32": "float32", "float32": "float32", "single": "float32"}  # fmt: skip
 
+_ANY_FLOAT8 = ("float8", "float8-current")
+_PRODUCTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"nvfp4|mxfp4|\bfp4|float4", ("nvfp4",)),
+    (r"mx ?fp8|(fp8|float8|f8)[-_ ]?mx|microscal", ("mxfp8",)),
+    (r"(fp8|float8|f8|e4m3).*(block|sub-?channel|[-_]sc\b|128|fine)|block\w*[-_ ]*(fp8|float8)", ("float8-block",)),
+    (r"(fp8|float8|f8|e4m3).*(row|channel|axis)|row\w*[-_ ]*(fp8|float8)", ("float8-rowwise",)),
+    (r"(fp8|float8|f8|e4m3).*(current|dynamic|[-_]cs\b)", ("float8-current",)),
+    (r"(fp8|float8|f8|e4m3).*(delay|[-_]ds\b|tensor)", ("float8",)),
+    (r"\b(fp8|float8|f8|e4m3)", _ANY_FLOAT8),
+    (r"tf32|tensorfloat", ("tf32",)),
+)
+"""Words of a precision -> which products it means (`simulator.stacks.products.RECIPES`). NeMo's recipes fp8_ds, fp8_cs,
+fp8_mx and fp8_sc scale with delay, by the step, a block of 32 and a block of 128."""
+
+_HOPPER = ("h100", "h200", "h20", "h800", "gh200", "mi300x")
+_BLACKWELL = ("b200", "b300", "gb200", "gb300")
+_DEVICES_WITH = {r"^float8": (*_HOPPER, *_BLACKWELL), r"^(mxfp8|nvfp4)$": _BLACKWELL}
+"""Products -> the devices that have them (data sheets)."""
+
 _YES, _NO = ("y", "yes", "true", "1", "on", "enabled"), ("n", "no", "false", "0", "off", "disabled")
 _BLANK = ("", "-", "--", "n/a", "na", "nan", "unknown", "not stated", "?")
 
@@ -132,23 +151,27 @@ class Cells:
         if match := re.search(r"\b(?<!no )(?<!without )(offload\w*)\b", f"{words} {self.words('zero_level')}"):
             raise Skip(f"its notes speak of {match.group()!r}, which is not modelled")
 
-    @property
-    def float8(self) -> str:
-        """How linears in float8 are scaled, "tensorwise" or "rowwise"; "" where the precision says no float8."""
+    def products(self, device: str) -> tuple[str, ...]:
+        """The precisions of a block's products that a row may mean, the most plausible first; none: the block's own.
+
+        Raises:
+            Skip: the device has no such products.
+        """
         text = self.text("precision").lower()
-        if not re.search(r"\b(fp8|float8|f8|e4m3)", text):
-            return ""
-        if re.search(r"mx|block|nvfp", text):
-            raise Skip(
-                f"precision {text!r}: scales of blocks are not modelled; one scale a tensor or a row is", "precision"
-            )
-        return "rowwise" if re.search(r"row|channel|axis", text) else "tensorwise"
+        found = next((names for words, names in _PRODUCTS if re.search(words, text)), ())
+        if found == _ANY_FLOAT8 and device.startswith(_BLACKWELL):  # Transformer Engine's default there
+            found = ("mxfp8", "float8-current")
+        for names, devices in _DEVICES_WITH.items():
+            if any(re.search(names, name) for name in found) and not device.startswith(devices):
+                raise Skip(f"precision {text!r}: {device} has no such products", "precision")
+        if found and found[0] != "tf32":
+            self.assumed.append(f"{found[0]}: the products of the blocks' linears, everything else in bf16")
+        return found
 
     def dtype(self, device: str) -> str:
         text = self.plain("precision")
-        if self.float8:
-            self.assumed.append("float8: the products of the blocks' linears, everything else in bf16")
-            return "bfloat16"
+        if products := self.products(device):
+            return "float32" if products[0] == "tf32" else "bfloat16"
         if match := re.search(r"\b(mxfp\w*|nvfp\w*|fp8|float8|fp4|int8)\b", self.words("notes")):
             said = self.words("notes")[: match.start()]
             if not re.search(r"\b(no|not|without|w/o|instead of|vs\.?|than|disabled)[ a-z]{0,12}$", said):
@@ -175,6 +198,4 @@ class Cells:
             )
         if _DTYPES[core] == "bfloat16" and device.startswith("v100"):
             raise Skip("precision bf16 on a V100, which has no bf16 products", "precision")
-        if _DTYPES[core] == "float32":
-            self.assumed.append("fp32: products without TF32")
         return _DTYPES[core]

@@ -37,15 +37,16 @@ _MEMORIES = {
     "h800": {"80": "h800"},
     "a800": {"80": "a800"},
     "h20": {"96": "h20"},
+    "mi300x": {"192": "mi300x"},
 }
 
 _KNOWN = (
     "V100, A100, A800, H100, H800, H20, H200, GH200, B200, B300, GB200, GB300, cards of A100 and H100 on PCIe, "
-    "H100 NVL and Ascend 910B1 to 910B4 and 910C"
+    "H100 NVL, MI300X and Ascend 910B1 to 910B4 and 910C"
 )
 
 _USUAL = {"a100": "80", "v100": "32", "h100": "80", "h200": "141", "b200": "180", "gh200": "96", "gb200": "186",
-          "gb300": "288", "b300": "288", "h800": "80", "a800": "80", "h20": "96"}  # fmt: skip
+          "gb300": "288", "b300": "288", "h800": "80", "a800": "80", "h20": "96", "mi300x": "192"}  # fmt: skip
 
 
 def device_named(text: str) -> tuple[str, tuple[str, ...]]:
@@ -66,10 +67,12 @@ def device_named(text: str) -> tuple[str, tuple[str, ...]]:
         return "h100-nvl", ()
     if match := re.search(r"910 ?(b[1-4]|c)", plain):
         return f"ascend-910{match.group(1)}", ()
-    found = re.search(r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b200|(?<!g)b300|h100|h800|a100|a800|h20(?!\d)|v100", plain)
+    found = re.search(
+        r"gh200|gb200|gb300|(?<!g)h200|(?<!g)b200|(?<!g)b300|h100|h800|a100|a800|h20(?!\d)|v100|mi300x?", plain
+    )
     if found is None:
         raise UnknownDevice(f"device {text!r} is not in the catalogue; it has {_KNOWN}")
-    kind = found.group()
+    kind = re.sub(r"^mi300$", "mi300x", found.group())
     known = _MEMORIES[kind]
     if re.search(r"(?<![a-z0-9])(pci ?e?|nvl(?! ?\d))(?![a-z0-9])", plain):
         if kind not in _CARDS:

@@ -116,7 +116,7 @@ def software_of(cells: Cells, device: str) -> tuple[str, ...]:
     if cells.switch("async_tp") and stacks[0] != "torchtitan":
         raise Skip("asynchronous tensor parallelism is modelled for torchtitan only", "async_tp")
     dated = [name for each in stacks for name in _dated(cells, each, words, device, compiled=bool(compiled))]
-    result = tuple(dict.fromkeys(_with_precision(cells, name, device) for name in dated))
+    result = tuple(dict.fromkeys(each for name in dated for each in _with_products(cells, name, device)))
     if found.name:
         cells.assumed.append(f"{found.name} taken as {result[0]}")
     if not named:
@@ -158,24 +158,24 @@ def _megatron_of(stack: str, words: str, device: str) -> tuple[str, ...]:
     return (stack,) if re.search(r"mcore|nemo|bridge|core", words) else (stack, _EARLY[stack])
 
 
-_FLOAT8 = {"megatron": "megatron-float8", "megatron-deepspeed": "megatron-float8", "torch": "torch-compile-float8",
-           "torch-compile": "torch-compile-float8", "torch-2024": "torch-compile-float8",
-           "torch-2024-compile": "torch-compile-float8"}  # fmt: skip
-"""Stack -> the one with float8 linears; torchao's need torch.compile."""
+def _with_products(cells: Cells, name: str, device: str) -> tuple[str, ...]:
+    """The stack with the products that the precision says; a kind that its library has not as the nearest it has."""
+    wanted = Cells(cells.row).products(device)
+    if not wanted:
+        is_float32 = re.fullmatch(r"(fp|float)32|single", cells.plain("precision"))
+        return (name, f"{name}-tf32") if is_float32 and not device.startswith("v100") else (name,)
+    if wanted[0] == "tf32":
+        return (f"{name}-tf32",)
+    is_torch = name.startswith("torch")
+    base = _NARROW.get(name, name)
+    nearest = {"float8-current": "float8"} if is_torch else {"float8-rowwise": "float8-block"}
+    return tuple(dict.fromkeys(f"{base}-{nearest.get(products, products)}" for products in wanted))
 
 
-def _with_precision(cells: Cells, name: str, device: str) -> str:
-    """The stack with float8 linears where the precision says so."""
-    recipe = cells.float8
-    if not recipe:
-        return name
-    if name.startswith("torchtitan"):
-        how = "async" if name == "torchtitan-async" else "compile"
-        return f"torchtitan-{how}-float8{'' if recipe == 'tensorwise' else '-rowwise'}"
-    if name not in _FLOAT8 or (recipe == "rowwise"):
-        which = "row" if recipe == "rowwise" else "tensor"
-        raise Skip(f"float8 with scales a {which} is not modelled for {name}", "precision")
-    return _FLOAT8[name]
+_NARROW = {"torch": "torch-compile", "torch-2024": "torch-2024-compile", "torchtitan": "torchtitan-compile",
+           "megatron-deepspeed": "megatron", "megatron-2022": "megatron", "mindspore": "megatron",
+           "megatron-deepspeed-2022": "megatron"}  # fmt: skip
+"""Stack -> the one that has its narrow products: torchao's need torch.compile, the others Transformer Engine."""
 
 
 def counts_recompute(cells: Cells, metric: str, stack: str, recompute: str) -> bool:

@@ -29,7 +29,7 @@ from plans.model.graph import itemsize
 from plans.program import Kind
 from simulator.lines import COLLECTIVE, COMPUTE, WAIT, Line, Payload
 from simulator.stacks import Stack
-from simulator.stacks.base import Kernel, Message, Step
+from simulator.stacks.steps import Kernel, Message, Step
 
 __all__ = ["Groups", "busy_ps", "hosted", "priced_cells", "priced_lines"]
 
@@ -152,10 +152,13 @@ class _Prices:
         return lines
 
     def _body(self, template: _Template, numbers: Sequence[int], groups: Groups, ways: int) -> list[Line]:
-        if not self._stack.rearranges:
+        if not self._stack.rearranges and self._stack.recipe is None:
             return [line for cell in template.cells for line in self.lines(cell, numbers, groups)]
-        steps = [step for cell in template.cells for step in self.steps(cell, numbers)]
-        return [self.line(step, groups) for step in self._stack.arranged(steps, ways)]
+        plain = [step for cell in template.cells for step in self.steps(cell, numbers)]
+        steps = self._stack.arranged(plain, ways)
+        if (recipe := self._stack.recipe) is not None:
+            steps = recipe.steps(steps)
+        return [self.line(step, groups) for step in steps]
 
     def lines(self, found: _LookUp, numbers: Sequence[int], groups: Groups) -> Sequence[Line]:
         """The lines of a cell, where the stack arranges nothing."""

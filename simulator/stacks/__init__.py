@@ -5,9 +5,10 @@ tensor parallel modules, torch.distributed.pipelining, eager or compiled. `Megat
 finds one by name.
 """
 
-from simulator.stacks.base import Kernel, PieceSizes, Stack
+from simulator.stacks.base import PieceSizes, Stack
 from simulator.stacks.megatron import Megatron
 from simulator.stacks.names import stack_named, stack_names
+from simulator.stacks.steps import Kernel
 from simulator.stacks.torch_native import TorchNative
 
 __all__ = ["Kernel", "Megatron", "PieceSizes", "Stack", "TorchNative", "stack_named", "stack_names"]

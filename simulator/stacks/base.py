@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from costmodels import Machine
-from costmodels.price.instruction import FusedStep, price_compute
+from costmodels.price.instruction import price_compute
 from plans.degrees import RECOMPUTE_MODES, Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from simulator.lines import COMPUTE, Line
 from simulator.stacks.footprint import Footprint
+from simulator.stacks.products import RECIPES, Recipe
+from simulator.stacks.steps import Kernel, Shape, Step
 
-__all__ = ["CHIP_SPREAD", "Kernel", "Message", "PieceSizes", "Shape", "Stack", "Step"]
-
-Shape = tuple[int, ...]
+__all__ = ["CHIP_SPREAD", "PieceSizes", "Stack"]
 
 CHIP_SPREAD = 0.015
 """Of chips of one kind under power management: they vary by 8 % on average in five centres (Sinha et al. 2022, arXiv
@@ -27,54 +30,6 @@ large products of five H200 of ours differ by 2 % (benchmarks/data)."""
 
 _ENDS_APART = frozenset({"zb_h2", "zb_v", "dualpipe_v"})
 """Schedules whose ranks do not all end with the first, which so begins its next step while others are in this one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """One kernel as `price_compute` takes it.
-
-    Args:
-        times: how many times as long as the machine's price it takes, where the stack has a slower kernel.
-        causal: of an attention.
-        part: as of `Instruction`.
-        steps: of a run of fused instructions, as `price_fused` takes them.
-    """
-
-    call: str
-    shapes: tuple[Shape, ...]
-    dtype: str
-    touched_bytes: int
-    times: float = 1.0
-    causal: bool = False
-    part: str = ""
-    steps: tuple[FusedStep, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """A collective, or with `call` "wait" the wait for one.
-
-    Args:
-        axes: mesh axes.
-        size_bytes: of the larger end.
-        item_bytes: of an element.
-        token: of the collective in its body; a wait bears that of what it waits for; -1 blocks.
-        operator: that needs it, where one does.
-        part: as of `Instruction`.
-        copies: that every member makes (`costmodels.price.instruction.num_copies`).
-    """
-
-    call: str
-    axes: tuple[str, ...] = ()
-    size_bytes: int = 0
-    item_bytes: int = 0
-    token: int = -1
-    operator: str = ""
-    part: str = "C"
-    copies: int = 0
-
-
-Step = Kernel | Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +80,9 @@ class Stack:
             for its calls hold (`Compute.rules`).
         rearranges: whether `arranged` changes anything.
         adds_memory: whether `memory` adds anything to a rank's tensors.
+        products: the name of the precision of a block's products (of `RECIPES`); "": the block's own.
+        recipes: the library whose recipes they are.
+        narrows: whether it has that library's narrow products; TF32 is every software's.
         recomputes_some: recompute modes that some blocks of a chunk may have while its other blocks keep everything.
     """
 
@@ -142,6 +100,26 @@ class Stack:
     rearranges: bool = False
     adds_memory: bool = False
     recomputes_some: tuple[str, ...] = tuple(mode for mode in RECOMPUTE_MODES if mode != "none")
+    products: str = ""
+    recipes: str = "torchao"
+    narrows: bool = False
+
+    def multiplies_in(self, products: str) -> bool:
+        """Whether the linears of its blocks can multiply in a precision of `RECIPES`."""
+        known = () if self.runs_programs else RECIPES[self.recipes]
+        return products in known and (self.narrows or products == "tf32")
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How the operands of narrow products are made; None where a block's products are as wide as the rest of it."""
+        return RECIPES[self.recipes][self.products] if self.products else None
+
+    def known_to(self, machine: Machine) -> Machine:
+        """The machine with the spreads that its prices have under this stack."""
+        if self.recipe is None or not self.recipe.spread:
+            return machine
+        spread = math.hypot(machine.spreads.get("matrix", 0.0), self.recipe.spread)
+        return msgspec.structs.replace(machine, spreads={**machine.spreads, "matrix": spread})
 
     def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
         """What is taken of the software and was not said by the run, in words, for lists of assumptions."""
@@ -150,6 +128,8 @@ class Stack:
     def _common_assumptions(self, degrees: Degrees) -> tuple[str, ...]:
         own = f"software {self.name}:"
         told = [f"{own} the slowest of equal chips sets the pace: they vary by {self.chip_spread:.1%}"]
+        if self.recipe is not None:
+            told.append(f"{own} {self.recipe.words}")
         if degrees.pp > 1 and not self.waits_for_sends(degrees):
             told.append(f"{own} transfers slow the compute beside them at the rates measured within a node")
         return tuple(told)

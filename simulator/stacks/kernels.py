@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from plans.model.graph import itemsize
-from simulator.stacks.base import Kernel, Shape
+from simulator.stacks.steps import Kernel, Shape
 
 __all__ = ["elementwise", "unfused_attention"]
 

@@ -14,12 +14,12 @@ from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from simulator.lines import COMPUTE, Line
-from simulator.stacks.base import CHIP_SPREAD, Kernel, PieceSizes, Shape, Stack, Step, update_bytes
-from simulator.stacks.float8 import FLOAT8_RECIPES
+from simulator.stacks.base import CHIP_SPREAD, PieceSizes, Stack, update_bytes
 from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise, unfused_attention
+from simulator.stacks.steps import Kernel, Shape
 
-__all__ = ["Megatron", "MegatronFloat8"]
+__all__ = ["Megatron"]
 
 _FREE = FREE_CALLS | {"accumulate", "add.forward"}
 """Also free are the sum of the residual, which is inside the fused bias, dropout and add, and accumulation, which is
@@ -64,6 +64,7 @@ class Megatron(Stack):
     runs_programs: bool = False
     adds_memory: bool = True
     recomputes_some: tuple[str, ...] = ("full",)  # --recompute-method block is for whole blocks
+    recipes: str = "engine"
     gathers_again: bool = True
     flash_attention: bool = True
     overlaps_interleaved: bool = True
@@ -250,22 +251,6 @@ class Megatron(Stack):
             machine, call, ((elements,),), optimizer.updates_in(dtype), elements * update_bytes(dtype, optimizer)
         )
         return [Line(COMPUTE, self.dispatch_ps(cost.dispatch_ps, "update", "U"), cost.work_ps, "memory")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MegatronFloat8(Megatron):
-    """Megatron-LM with the float8 linears of Transformer Engine."""
-
-    name: str = "megatron-float8"
-    rearranges: bool = True
-
-    def assumptions(self, config: TransformerConfig, degrees: Degrees) -> tuple[str, ...]:
-        """See `Stack`."""
-        return *super().assumptions(config, degrees), f"software {self.name}: {FLOAT8_RECIPES['engine'].words}"
-
-    def arranged(self, steps: Sequence[Step], ways: int) -> Sequence[Step]:
-        """The linears of blocks in float8."""
-        return FLOAT8_RECIPES["engine"].steps(steps)
 
 
 _WORKSPACE_BYTES = 32 * 2**20

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from plans.errors import TwofoldError
 from simulator.stacks.base import Stack
-from simulator.stacks.megatron import FETCH_S, Megatron, MegatronFloat8
+from simulator.stacks.megatron import FETCH_S, Megatron
+from simulator.stacks.products import RECIPES
 from simulator.stacks.torch_native import TorchNative
 
 __all__ = ["stack_named", "stack_names"]
@@ -34,8 +35,7 @@ those of compute (deepspeed/runtime/pipe/schedule.py, TrainSchedule.steps). Read
 gradients are reduced after the last backward is not modelled."""
 
 _STACKS: dict[str, Callable[[], Stack]] = {
-    "megatron": Megatron,
-    "megatron-float8": MegatronFloat8,
+    "megatron": lambda: Megatron(narrows=True),
     "megatron-2022": lambda: Megatron(
         name="megatron-2022",
         flash_attention=False,
@@ -49,46 +49,46 @@ _STACKS: dict[str, Callable[[], Stack]] = {
     ),
     "mindspore": lambda: Megatron(name="mindspore", sinks_graph=True, runs_experts=False),
     "torch": TorchNative,
-    "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True),
-    "torch-compile-float8": lambda: TorchNative(name="torch-compile-float8", compiled=True, float8="tensorwise"),
+    "torch-compile": lambda: TorchNative(name="torch-compile", compiled=True, narrows=True),
     "torch-2024": lambda: TorchNative(name="torch-2024", **_TORCH_2024),
-    "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", compiled=True, **_TORCH_2024),
+    "torch-2024-compile": lambda: TorchNative(name="torch-2024-compile", compiled=True, narrows=True, **_TORCH_2024),
     "torchtitan": lambda: TorchNative(name="torchtitan", **_TORCHTITAN),
-    "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, **_TORCHTITAN),
-    "torchtitan-async": lambda: TorchNative(name="torchtitan-async", compiled=True, async_tp=True, **_TORCHTITAN),
-    **{
-        f"torchtitan-{how}-float8{'' if recipe == 'tensorwise' else f'-{recipe}'}": partial(
-            TorchNative,
-            name=f"torchtitan-{how}-float8{'' if recipe == 'tensorwise' else f'-{recipe}'}",
-            compiled=True,
-            async_tp=how == "async",
-            float8=recipe,
-            **_TORCHTITAN,
-        )
-        for how in ("compile", "async")
-        for recipe in ("tensorwise", "rowwise")
-    },
+    "torchtitan-compile": lambda: TorchNative(name="torchtitan-compile", compiled=True, narrows=True, **_TORCHTITAN),
+    "torchtitan-async": lambda: TorchNative(
+        name="torchtitan-async", compiled=True, narrows=True, async_tp=True, **_TORCHTITAN
+    ),
     "twofold": Stack,
     "zero-bubble": lambda: Megatron(name="zero-bubble", flash_attention=False, fetch_s=FETCH_S, runs_experts=False),
 }
 
 
+_PRECISIONS = sorted({name for own in RECIPES.values() for name in own}, key=len, reverse=True)
+"""What may stand behind the name of a stack: how a block's linears multiply."""
+
+
 def stack_names() -> tuple[str, ...]:
     """The names that `stack_named` knows, sorted."""
-    return tuple(sorted(_STACKS))
+    stacks = {name: made() for name, made in _STACKS.items()}
+    narrow = (f"{base}-{name}" for base, stack in stacks.items() for name in _PRECISIONS if stack.multiplies_in(name))
+    return tuple(sorted([*stacks, *narrow]))
 
 
 def stack_named(name: str) -> Stack:
-    """The stack of a name.
+    """The stack of a name; behind it may stand how a block's linears multiply, as in "megatron-mxfp8".
 
     Raises:
         TwofoldError: an unknown name, with suggestions.
 
-    >>> stack_named("torch-compile").name
-    'torch-compile'
+    >>> stack_named("torch-compile").name, stack_named("torchtitan-compile-float8-rowwise").products
+    ('torch-compile', 'float8-rowwise')
     """
-    if name not in _STACKS:
-        close = difflib.get_close_matches(name, _STACKS, n=2, cutoff=0.4)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise TwofoldError(f"stack {name!r} is not known; {hint}known are {', '.join(stack_names())}")
-    return _STACKS[name]()
+    if name in _STACKS:
+        return _STACKS[name]()
+    for products in _PRECISIONS:
+        base = name.removesuffix(f"-{products}")
+        if base in _STACKS and base != name and (stack := _STACKS[base]()).multiplies_in(products):
+            return replace(stack, name=name, products=products)
+    known = stack_names()
+    close = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise TwofoldError(f"stack {name!r} is not known; {hint}known are {', '.join(known)}")

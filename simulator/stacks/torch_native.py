@@ -15,10 +15,10 @@ from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from plans.timeline import PS_PER_S
 from simulator.lines import COMPUTE, Line
-from simulator.stacks.base import CHIP_SPREAD, Kernel, Message, PieceSizes, Shape, Stack, Step, update_bytes
-from simulator.stacks.float8 import FLOAT8_RECIPES
+from simulator.stacks.base import CHIP_SPREAD, PieceSizes, Stack, update_bytes
 from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise
+from simulator.stacks.steps import Kernel, Message, Shape, Step
 from simulator.stacks.torch_hosts import host_s
 
 __all__ = ["TorchNative"]
@@ -81,7 +81,6 @@ class TorchNative(Stack):
         host: whose dispatch a block takes: "least" or "median" of all measured hosts, or "first" to "fifth".
         clips: whether gradients are clipped by their global norm.
         async_tp: whether gathers and scatters of tensor parallelism go on in pieces beside the products next to them.
-        float8: the recipe of float8 linears; "": none.
     """
 
     name: str = "torch"
@@ -99,7 +98,6 @@ class TorchNative(Stack):
     holds_logits: bool = True
     one_input: bool = False
     async_tp: bool = False
-    float8: str = ""
     host: str = "least"
     clips: bool = False
     gathers_each: int = 2  # FSDP2 reshards after every backward (FSDPParamGroup.reshard_after_backward)
@@ -135,8 +133,6 @@ class TorchNative(Stack):
             ratio = _RESERVED[self._kind(degrees)]
             told.append(f"{own} memory is what is reserved: {ratio:.2f} times what is allocated, as in own steps")
         told.append(f"{own} the loss makes float copies of the logits")
-        if self.float8:
-            told.append(f"{own} {FLOAT8_RECIPES[self.float8].words}")
         if self.clips:
             told.append(f"{own} gradients are clipped by their norm")
         return *told, *self._common_assumptions(degrees)
@@ -286,7 +282,7 @@ class TorchNative(Stack):
             if not self.loss_parallel:
                 steps = _whole_loss(steps, ways)
             steps = steps if self.one_input else _own_reductions(steps)
-        return FLOAT8_RECIPES[self.float8].steps(steps) if self.float8 else steps
+        return steps
 
     def unknown_bytes(self, config: TransformerConfig, degrees: Degrees) -> tuple[int, int]:
         """Where the loss is the caller's: less, if no variable holds the logits and the loss is made in half precision

@@ -29,8 +29,9 @@ class Predict:
         layers: blocks; the model's by default.
         mixed_precision: float32 gradients, master weights and optimizer states beside half-precision weights.
         stack: the software that runs it: twofold, torch, torch-compile, torch-2024, torch-2024-compile, torchtitan,
-            torchtitan-compile, torchtitan-async, megatron, megatron-2022, zero-bubble, or with float8 linears
-            torch-compile-float8, torchtitan-compile-float8, torchtitan-async-float8 (and -rowwise), megatron-float8.
+            torchtitan-compile, torchtitan-async, megatron, megatron-2022, megatron-deepspeed, mindspore, zero-bubble;
+            behind megatron or a compiled one may stand how linears multiply: -float8, -float8-current,
+            -float8-rowwise, -float8-block, -mxfp8, -nvfp4, behind any of them -tf32.
         execution: of twofold's own steps: graph (one launch a step, the default) or eager.
         fused: twofold's own steps join memory-bound instructions where the device gains by it; --no-fused leaves them
             apart.

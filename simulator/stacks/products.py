@@ -1,0 +1,160 @@
+"""Linears whose products multiply narrower numbers than a block has: the products, and the kernels that make their
+operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plans.model.graph import itemsize
+from simulator.stacks.steps import Kernel, Message, Step
+
+__all__ = ["RECIPES", "Recipe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a software makes narrow operands.
+
+    Args:
+        words: for lists of assumptions.
+        forward, backward: dtype of the products, as points of calibration name them.
+        input_passes: of an operand of the forward, over its bytes as it is, until it is narrow.
+        weight_passes: likewise, of a weight, in the forward.
+        gradient_passes: likewise, of the gradient of an output.
+        turned_passes: of an operand that a gradient's product reads along its other dim.
+        gathers_float8: whether tensor parallelism gathers what is cast already.
+        item_bytes: of an element of an operand.
+        spread: standard deviation of the logarithm of the products' times, beyond that of the products that were
+            measured: 0 where they were, else assumed.
+    """
+
+    words: str
+    forward: str
+    backward: str
+    input_passes: float
+    weight_passes: float
+    gradient_passes: float
+    turned_passes: float
+    gathers_float8: bool = False
+    item_bytes: float = 1.0
+    spread: float = 0.0
+
+    def steps(self, steps: Sequence[Step]) -> list[Step]:
+        """The kernels and messages of a block with its linears narrow. An embedding, a head or a loss stays as it
+        is: so do torchao's filters and Transformer Engine."""
+        if not any(isinstance(step, Kernel) and step.call.startswith("attention") for step in steps):
+            return list(steps)
+        result: list[Step] = []
+        cast: set[tuple[str, tuple[int, ...]]] = set()
+        for step in steps:
+            if isinstance(step, Message):
+                if self.gathers_float8 and step.call == "all_gather" and step.size_bytes:
+                    step = replace(step, size_bytes=step.size_bytes // 2, item_bytes=1)
+                result.append(step)
+            elif step.call in _PRODUCTS:
+                result += [*self._operands(step, cast), self._product(step)]
+            else:
+                if step.call.startswith("attention"):
+                    cast.clear()
+                result.append(step)
+        return result
+
+    def _product(self, step: Kernel) -> Kernel:
+        size = itemsize(step.dtype)
+        first, second, made = step.shapes[0], step.shapes[1], step.shapes[-1]
+        touched = round(self.item_bytes * (math.prod(first) + math.prod(second))) + size * math.prod(made)
+        dtype = self.forward if step.call == "linear.forward" else self.backward
+        return replace(step, dtype=dtype, touched_bytes=touched)
+
+    def _operands(self, step: Kernel, cast: set[tuple[str, tuple[int, ...]]]) -> list[Kernel]:
+        """What is read to make a product's operands; one that several products share is made once."""
+        first, second = step.shapes[:2]
+        if step.call == "linear.forward":
+            passes = {("input", first): self.input_passes, ("weight", second): self.weight_passes}
+        elif step.call == "linear.grad0":
+            passes = {("gradient", first): self.gradient_passes, ("turned weight", second): self.turned_passes}
+        else:
+            passes = {("turned gradient", first): self.turned_passes, ("turned input", second): self.turned_passes}
+        result = []
+        for (role, shape), times in passes.items():
+            if role.endswith("input") and (role, shape) in cast:  # of queries, keys and values, or gate and up
+                continue
+            cast.add((role, shape))
+            touched = round(times * itemsize(step.dtype) * math.prod(shape))
+            if touched:
+                result.append(Kernel(call="add.forward", shapes=(shape,), dtype=step.dtype, touched_bytes=touched))
+        return result
+
+
+_PRODUCTS = ("linear.forward", "linear.grad0", "linear.grad1")
+
+_TENSOR = Recipe(
+    words="float8 linears with a scale a tensor (torchao, tensorwise): one pass finds the largest value, another "
+    "casts, gradients' products read transposed copies, weights are scaled as shards",
+    forward="float8", backward="float8_precise", input_passes=2.5, weight_passes=0.0, gradient_passes=2.5,
+    turned_passes=1.0, gathers_float8=True,
+)  # fmt: skip
+_ROW = Recipe(
+    words="float8 linears with a scale a row (torchao, rowwise): a pass for each operand of each product",
+    forward="float8_rowwise", backward="float8_rowwise", input_passes=1.5, weight_passes=1.5, gradient_passes=1.5,
+    turned_passes=1.5,
+)  # fmt: skip
+_DELAYED = Recipe(
+    words="float8 linears of Transformer Engine: one pass casts and transposes, with the scales of earlier steps",
+    forward="float8", backward="float8_precise", input_passes=2.0, weight_passes=2.0, gradient_passes=2.0,
+    turned_passes=0.0,
+)  # fmt: skip
+_TF32 = Recipe(
+    words="float32 linears multiplied as TF32", forward="tf32", backward="tf32", input_passes=0.0, weight_passes=0.0,
+    gradient_passes=0.0, turned_passes=0.0, item_bytes=4.0,
+)  # fmt: skip
+_BLOCKS: Any = {"forward": "float8_precise", "backward": "float8_precise", "spread": 0.1}
+_MX: Any = {"forward": "float8", "backward": "float8", "item_bytes": 1 + 1 / 32, "spread": 0.1}
+_FP4: Any = {"forward": "float4", "backward": "float4", "item_bytes": 0.5 + 1 / 16, "spread": 0.2}
+
+RECIPES: Mapping[str, Mapping[str, Recipe]] = {
+    "torchao": {
+        "float8": _TENSOR,
+        "float8-rowwise": _ROW,
+        "float8-block": replace(
+            _ROW, words="float8 linears with a scale a block of 128: a pass for each operand", **_BLOCKS
+        ),
+        "mxfp8": replace(_ROW, words="MXFP8 linears, a scale for 32 numbers: a pass for each operand", **_MX),
+        "nvfp4": replace(
+            _ROW, words="NVFP4 linears: a pass finds the largest value, another casts", input_passes=2.3,
+            weight_passes=2.3, gradient_passes=2.3, turned_passes=1.3, **_FP4,
+        ),
+        "tf32": _TF32,
+    },
+    "engine": {
+        "float8": _DELAYED,
+        "float8-current": replace(
+            _DELAYED, words="float8 linears of Transformer Engine with scales of the step: one pass finds the largest "
+            "value, another casts and transposes", input_passes=3.0, weight_passes=3.0, gradient_passes=3.0,
+        ),
+        "float8-block": replace(
+            _DELAYED, words="float8 linears of Transformer Engine with a scale a block of 128: one pass casts both "
+            "ways", **_BLOCKS,
+        ),
+        "mxfp8": replace(
+            _DELAYED, words="MXFP8 linears of Transformer Engine, a scale for 32 numbers: one pass casts both ways",
+            **_MX,
+        ),
+        "nvfp4": replace(
+            _DELAYED, words="NVFP4 linears of Transformer Engine: one pass finds the largest value, another rotates "
+            "and casts both ways", input_passes=2.6, weight_passes=2.6, gradient_passes=2.6, **_FP4,
+        ),
+        "tf32": _TF32,
+    },
+}  # fmt: skip
+"""Library -> name of a precision -> its recipe. torchao/float8/config.py (recipes, use_fast_accum), float8_ops.py
+(operands of `_scaled_mm` are made contiguous); Transformer Engine, pytorch/module/linear.py (cast_transpose, fprop
+fast, gradients with split accumulators), common/recipe (delayed, current, block, MXFP8 and NVFP4 scaling). In passes
+over 16-bit bytes: a pass that finds the largest value reads 1, one that casts reads 1 and writes 1/2 (float4: 1/4 and a
+scale), a transposed copy of float8 numbers moves 1. Products with a scale a tensor or a row and TF32 were measured on
+an H200; those with a scale a block go at the rate of float8 with precise sums, since both add in the vector units
+(DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.2), MXFP8 and NVFP4 at the share of the peak that float8 reaches:
+assumed."""
