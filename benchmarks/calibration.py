@@ -33,7 +33,8 @@ from costmodels.fit.power import SETTLED
 from costmodels.fit.predict import TARGETS, scoreboard
 from costmodels.fit.transfer_calibration import carried
 from costmodels.machine.catalogue import Device, device_names, load_device, save_device
-from costmodels.machine.sections import Interval, Provenance
+from costmodels.machine.sections import Provenance
+from costmodels.widths import UNEXPLAINED
 from plans.model.graph import itemsize
 
 __all__ = ["DATA", "clock_exponents", "fitted", "held_out_table", "main", "repeated_table", "ship"]
@@ -60,11 +61,6 @@ CLOCK_POWER = 2.5
 
 MEMORY_J_PER_BYTE = 36e-12
 """What memory on the package draws for a byte (assumed: 4.5 pJ a bit)."""
-
-UNEXPLAINED = Interval(low=0.965, high=1.05)
-"""What the spreads of prices do not explain. Of 60 replayed steps of our own transformers on 1 and 2 H200 of three
-hosts (the third and fourth set of plans, benchmarks/data/h200-f*-steps-* and -scored-*), none of them fitted, measured
-over predicted was 0.96 to 1.07 (5 % and 95 % quantiles); prices alone explain 0.963 to 1.038."""
 
 LEAST_REPEATED = 8
 

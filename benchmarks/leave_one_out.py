@@ -14,9 +14,11 @@ named as not measured.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import platform
+import re
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from benchmarks.accuracy_choices import time_cases, time_error
 from benchmarks.calibration import DATA, files_of, points_of
 from benchmarks.network import load_published, predicted_GBps
 from benchmarks.stack_steps import predicted as predicted_step
@@ -40,10 +44,7 @@ from costmodels.machine.catalogue import Device, load_device
 from costmodels.machine.machine import DISPATCH_CLASSES
 from costmodels.price.compute import Rule, matrix_s
 from costmodels.price.executor_kernels import fit_rules
-from interop.measurements.rows import Skip, case_of
-from interop.measurements.scores import machine_of, measured_as
-from interop.measurements.tables import read_table
-from plans.errors import TwofoldError
+from interop.measurements.scores import machine_of
 from plans.files import write_atomically
 from simulator import simulate
 from simulator.forecast import forecast, stack_named
@@ -57,8 +58,8 @@ RESULTS = Path(__file__).parent / "results" / "leave_one_out.json"
 DEVICES = {"h200": "h100-sxm", "h100-sxm": "h200"}
 """Measured device -> the other one, whose figures it gets."""
 
-CITED = ("a100-pcie-80gb", "b200")
-"""Devices with a published table of products, predicted without it."""
+PUBLISHED = DATA / "products-a100-pcie-80gb.csv"
+"""Products of an A100 PCIe that others measured; its first lines say where they are from."""
 
 SECTIONS = {"matrix": "products", "attention": "attention", "memory": "memory-bound"}
 
@@ -77,7 +78,8 @@ SHORT_S = 2e-5
 TARGETS = {"products": 0.08, "attention": 0.08, "memory-bound": 0.08, "steps": 0.1, "software": 0.08}
 
 NOT_MEASURED = (
-    "products, attention and memory-bound kernels of an A100 SXM, and its steps under torch: no points",
+    "products, attention and memory-bound kernels of an A100 SXM, and its steps under torch: no points (80 products of "
+    "an A100 PCIe are)",
     "attention and memory-bound kernels of an A100 PCIe and a B200: their tables have products only",
     "links of an H100: one device was measured; steps of several from the H200's kernels alone are not told apart",
     "hosts with other processors: all hosts were lent with H100 or H200",
@@ -159,15 +161,19 @@ def _name(point: Point) -> str:
 
 def left_out_products() -> Iterator[Left]:
     """Published tables of products, predicted from the H200 and the data sheet."""
-    for name in CITED:
-        device = load_device(name)
-        compute = as_if_unmeasured(device, load_device("h200")).compute
-        for product in device.typical_products:
-            m, n, k = product.shape
-            peak, touched = compute.matrix_flops_per_s[product.dtype], 2 * (m * k + n * k + m * n)
-            error = matrix_s(compute, product.shape, peak, touched) * product.flops_per_s / (2 * m * n * k) - 1
-            what = "x".join(map(str, product.shape))
-            yield Left(part="products", out=name, given="h200", what=what, error=error)
+    lines = [line for line in PUBLISHED.read_text().splitlines() if not line.startswith("#")]
+    published = [(float(row["share"]), (int(row["m"]), int(row["n"]), int(row["k"]))) for row in csv.DictReader(lines)]
+    tables = {
+        "a100-pcie-80gb": [(share * 312e12, shape) for share, shape in published],
+        "b200": [(product.flops_per_s, product.shape) for product in load_device("b200").typical_products],
+    }
+    for name, products in tables.items():
+        compute = as_if_unmeasured(load_device(name), load_device("h200")).compute
+        for flops_per_s, (m, n, k) in products:
+            touched = 2 * (m * k + n * k + m * n)
+            found_s = matrix_s(compute, (m, n, k), compute.matrix_flops_per_s["bfloat16"], touched)
+            error = found_s * flops_per_s / (2 * m * n * k) - 1
+            yield Left(part="products", out=name, given="h200", what=f"{m}x{n}x{k}", error=error)
 
 
 def left_out_links() -> Iterator[Left]:
@@ -206,21 +212,12 @@ def left_out_steps() -> Iterator[Left]:
 
 def left_out_software(tables: Sequence[str]) -> Iterator[Left]:
     """The times of published runs and of our own steps under torch's parallel parts, by software."""
-    for table in tables:
-        for number, row in enumerate(read_table(table), start=1):
-            try:
-                case = case_of(row, number)
-                found = forecast(
-                    case.config, case.degrees, machine_of(case.machine, case.network), stack=stack_named(case.stack)
-                )
-            except (Skip, TwofoldError):
-                continue
-            if case.metric.startswith("peak_memory"):
-                continue
-            ratio = measured_as(case, found, found.step_s) / case.value
-            error = (ratio if case.metric == "iteration_time_s" else 1 / ratio) - 1
+    for table, cases in time_cases(tables).items():
+        for case in cases:
+            machine, stack = machine_of(case.machine, case.network), stack_named(case.stack)
+            error = time_error(case, forecast(case.config, case.degrees, machine, stack=stack))
             parts = "pipeline" if case.degrees.pp > 1 else "tensor" if case.degrees.tp > 1 else "data"
-            what = f"{Path(table).name} row {number}"
+            what = f"{table} row {case.row}"
             yield Left(part="software", out=f"{case.stack}, {parts}", given="its parts", what=what, error=error)
     for name in DEVICES:
         for file in sorted(DATA.glob(f"{name}-*.jsonl.gz")):
@@ -260,22 +257,14 @@ def _from_others(part: str, times: Mapping[str, Mapping[str, float]]) -> Iterato
 
 def steps_under_hosts(tables: Sequence[str]) -> Iterator[Left]:
     """Steps of torch's own parts with the host times of one measured host at a time."""
-    for table in tables:
-        for number, row in enumerate(read_table(table), start=1):
-            try:
-                case = case_of(row, number)
-                stack = stack_named(case.stack)
-                machine = machine_of(case.machine, case.network)
-                if case.metric.startswith("peak_memory") or not isinstance(stack, TorchNative):
-                    continue
+    for table, cases in time_cases(tables).items():
+        for case in cases:
+            machine, stack = machine_of(case.machine, case.network), stack_named(case.stack)
+            if isinstance(stack, TorchNative):
                 for host in HOSTS_US:
                     found = forecast(case.config, case.degrees, machine, stack=replace(stack, host=host))
-                    ratio = measured_as(case, found, found.step_s) / case.value
-                    error = (ratio if case.metric == "iteration_time_s" else 1 / ratio) - 1
-                    what = f"{Path(table).name} row {number}"
+                    what, error = f"{table} row {case.row}", time_error(case, found)
                     yield Left(part="steps under one host", out=host, given=host, what=what, error=error)
-            except (Skip, TwofoldError):
-                continue
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -303,6 +292,27 @@ def summary(found: Iterable[Left]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def software_edges(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """What steps of other software take over what is predicted: 5 % and 95 % quantiles over groups of steps.
+
+    Groups (as of `summary`) that the host binds count as hosts, and kernels of another generation count as kernels.
+
+    Returns:
+        "all", and for every software the edges of the others.
+    """
+    residual = {
+        row["out"]: 1 - row["bias"] for row in rows
+        if row["part"] == "software" and not any(each in row["out"] for each in ("dtensor", "rowwise"))
+    }  # fmt: skip
+    name_of = {out: re.split(r"[-, ]", out)[0] for out in residual}
+    found = {}
+    for left in ("all", *sorted(set(name_of.values()))):
+        own = [value for out, value in residual.items() if name_of[out] != left]
+        low, high = np.quantile(own, (0.05, 0.95))
+        found[left] = (round(float(low), 3), round(float(high), 3))
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Leave out each in turn, print the table, and write it with every error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -320,12 +330,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{row['part']:22s} {row['out']:28s} from {row['given']:14s} {row['rows']:5d}  mean {row['mean']:6.1%}  "
             f"bias {row['bias']:+6.1%}{wanted}"
         )
+    edges = software_edges(rows) if options.tables else {}
+    for left, (low, high) in edges.items():
+        print(f"other software, measured over predicted, without {left if left != 'all' else 'none'}: {low} to {high}")
     for each in NOT_MEASURED:
         print(f"not measured: {each}")
     document = {
         "date": time.strftime("%Y-%m-%d"), "machine": platform.machine(), "python": platform.python_version(),
         "command": " ".join(["python -m benchmarks.leave_one_out", *(Path(name).name for name in options.tables)]),
-        "groups": rows, "not_measured": NOT_MEASURED,
+        "groups": rows, "software_edges": edges, "not_measured": NOT_MEASURED,
         "errors": [
             [each.part, each.out, each.given, each.what, round(each.error, 4)] for each in found
             if each.part.partition(",")[0] not in SECTIONS.values()

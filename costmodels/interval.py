@@ -18,21 +18,19 @@ from collections import Counter
 from collections.abc import Mapping
 
 from costmodels.machine.machine import SPREAD_CLASSES, Machine
-from costmodels.machine.sections import check_known
+from costmodels.machine.sections import Interval, check_known
 from costmodels.price.instruction import PS_PER_S, compute_class, overlap_class, price
 from costmodels.price.power import Load
+from costmodels.widths import NINETY, TOGETHER
 from plans.program import Kind, Program
 
 __all__ = ["class_seconds", "dispatch_seconds", "price_interval", "program_load", "step_interval"]
 
-TOGETHER = {frozenset({"matrix", "attention"}): 0.5}
-"""Classes whose errors are correlated, and how much (assumed: about half of each is the clock)."""
 
-NINETY = 1.6449
-"""Standard normal quantile at 95 %: 90 % of the probability lies within plus and minus this."""
-
-
-def step_interval(machine: Machine, step_s: float, seconds_by_class: Mapping[str, float]) -> tuple[float, float]:
+def step_interval(
+    machine: Machine, step_s: float, seconds_by_class: Mapping[str, float], unexplained: Interval | None = None,
+    slower_hosts: float = 0.0,
+) -> tuple[float, float]:  # fmt: skip
     """The 90 % interval of a step time, in seconds.
 
     Args:
@@ -40,6 +38,8 @@ def step_interval(machine: Machine, step_s: float, seconds_by_class: Mapping[str
         step_s: the prediction.
         seconds_by_class: class -> its seconds on the critical path, or of the busiest rank; what another class hides
             counts less than its full length. Classes are `costmodels.machine.machine.SPREAD_CLASSES`.
+        slower_hosts: logarithm of the time of the median host over that of the host whose times were priced.
+        unexplained: what is left of other software (`costmodels.widths.SOFTWARE`); by default the machine's.
 
     Raises:
         TwofoldError: an unknown class.
@@ -57,8 +57,10 @@ def step_interval(machine: Machine, step_s: float, seconds_by_class: Mapping[str
     squares = sum(part**2 for part in parts.values())
     for (one, first), (other, second) in itertools.combinations(parts.items(), 2):
         squares += 2 * TOGETHER.get(frozenset({one, other}), 0.0) * first * second
-    below = math.sqrt(math.log(machine.interval.low) ** 2 + squares)
-    above = math.sqrt(math.log(machine.interval.high) ** 2 + squares)
+    rest = unexplained or machine.interval
+    hosts = slower_hosts * min(1.0, seconds_by_class.get("dispatch", 0.0) / step_s) if step_s > 0 else 0.0
+    below = math.sqrt(math.log(rest.low) ** 2 + squares)
+    above = math.sqrt(math.log(rest.high) ** 2 + squares) + hosts
     return step_s * math.exp(-below), step_s * math.exp(above)
 
 

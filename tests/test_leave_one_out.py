@@ -1,10 +1,15 @@
 """What is left out must not be used: figures measured on a device change nothing in its prediction from another."""
 
+import json
+import math
+import statistics
+
 import msgspec
 import pytest
 
-from benchmarks.leave_one_out import as_if_unmeasured, left_out_kernels, left_out_steps, summary
+from benchmarks.leave_one_out import RESULTS, as_if_unmeasured, left_out_kernels, left_out_steps, summary
 from costmodels.machine.catalogue import load_device
+from costmodels.widths import HOST, SOFTWARE
 
 
 @pytest.mark.parametrize(("name", "other"), [("h100-sxm", "h200"), ("h200", "h100-sxm")])
@@ -33,3 +38,14 @@ def test_products_attention_and_steps_of_a_left_out_device_are_within_what_was_a
         if part in ("products", "attention", "steps"):
             assert row["mean"] <= row["target"]
     assert rows["products", "h200"]["rows"] > 4000
+
+
+def test_widths_are_those_that_leaving_out_has_found():
+    found = json.loads(RESULTS.read_bytes())
+    assert found["software_edges"]["all"] == [SOFTWARE.low, SOFTWARE.high]
+    for part in ("host, torch blocks", "host, own instructions"):
+        hosts: dict[str, list[float]] = {}
+        for own, host, _, _, error in found["errors"]:
+            if own == part:
+                hosts.setdefault(host, []).append(math.log1p(error))
+        assert statistics.pstdev(map(statistics.fmean, hosts.values())) == pytest.approx(HOST, abs=0.01)

@@ -387,6 +387,15 @@ def test_prices_carry_the_interval_of_their_class():
         price_interval(known, "matrices", 1.0)
 
 
+def test_hosts_that_are_slower_than_the_priced_one_widen_the_upper_side_only():
+    machine = Machine.load("h200-x2")
+    still = msgspec.structs.replace(machine, interval=Interval(low=1.0, high=1.0), spreads={"dispatch": 0.2})
+    low, high = step_interval(still, 1.0, {"dispatch": 0.5}, slower_hosts=0.3)
+    assert (math.log(low), math.log(high)) == pytest.approx((-0.16449, 0.16449 + 0.15))
+    one_sided = step_interval(still, 1.0, {}, Interval(low=0.99, high=1.08))
+    assert one_sided == pytest.approx((0.99, 1.08))
+
+
 def test_step_intervals_add_classes_as_independent_errors():
     machine = Machine.load("h200-x8")
     still = msgspec.structs.replace(machine, spreads={"matrix": 0.1, "collective": 0.2})

@@ -16,6 +16,7 @@ from costmodels.fit.points import Point
 from costmodels.price.clock import START
 from costmodels.price.compute import Compute
 from costmodels.price.power import Power
+from costmodels.widths import CHIP_SPREAD
 
 __all__ = ["CHECKED", "SETTLED", "fit_power", "mixtures"]
 
@@ -29,11 +30,6 @@ LEAST_MIXTURES = 8
 
 LARGE_BYTES = 2**26
 """Messages from that size on, one after the other, keep the links busy."""
-
-CHIP_SPREAD = 0.015
-"""Of the clocks of equal chips at their limit: chips vary by 8 % on average in five centres (Sinha et al. 2022, arXiv
-2208.11035, abstract; read as the range between the whiskers of a normal sample, 5.4 standard deviations: assumed). Two
-H200 under the same loads differ by 2 % in the median."""
 
 PRODUCTS = ("matrix", "small")
 FREE = 0.985

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ from costmodels.fit.matrix import density_weights, weighted_quantile
 from costmodels.fit.points import Point
 from costmodels.fit.section import Draft, FitSection, SectionFit
 from costmodels.machine.sections import Interval
+from costmodels.widths import DIFFERENT, HOST, OTHER_CHIP
 
 __all__ = ["SPREADS", "SPREAD_OF"]
 
@@ -20,22 +21,6 @@ SPREAD_OF = ("matrix", "attention", "memory", "collective", "transfer")
 
 LEAST_POINTS = 6
 """Points that a spread needs."""
-
-OTHER_HOST: Mapping[str, float] = {
-    "matrix": 0.02, "attention": 0.02, "memory": 0.02, "collective": 0.02, "transfer": 0.06, "dispatch": 0.4,
-}  # fmt: skip
-"""Class -> by how much all its instructions together are off on another host and chip of the same kind.
-
-Other H200 hosts measured the same points again (benchmarks/data/repeat-h200-*): the median of a run was off by 1.3 %
-for products and attention (root of the mean square over four runs), 0.1 % for memory-bound kernels, 0 % for
-collectives, 6 % for transfers and 11 % for dispatch. At least 2 % is taken: chips differ, and four are few. Of dispatch
-40 %: steps that hosts set the pace of took 1.0, 1.2, 1.6 and 1.9 times the prediction on four hosts, and 0.5 to 0.95
-times on two others, whose processes differed by as much within a minute.
-"""
-
-DIFFERENT: Mapping[str, float] = {"matrix": 8, "attention": 2, "memory": 8, "collective": 3, "transfer": 1}
-"""Class -> instructions of different sizes in a step, whose own errors average out (assumed: the linears of a block and
-the head, each in three forms of unequal length; attention forward and backward; what stands between them)."""
 
 
 def _judged(name: str, draft: Draft) -> list[Point]:
@@ -55,7 +40,7 @@ def _fit_spread(name: str, points: Sequence[Point], draft: Draft) -> SectionFit:
     subject = f"{len(points)} points, " + ("each by a fit to others" if left_out_s else "by the fit to them")
     # robust: 1.4826 times the median of absolute errors is the deviation of a normal distribution
     single = 1.4826 * float(np.median(np.abs(errors)))
-    spread = round(math.hypot(OTHER_HOST[name], single / math.sqrt(DIFFERENT[name])), 4)
+    spread = round(math.hypot(OTHER_CHIP[name], single / math.sqrt(DIFFERENT[name])), 4)
     low, high = (weighted_quantile(errors, weights, share) for share in (0.05, 0.95))
     interval = Interval(low=round(min(1.0, math.exp(low)), 4), high=round(max(1.0, math.exp(high)), 4))
     device = draft.device
@@ -67,7 +52,7 @@ def _fit_spread(name: str, points: Sequence[Point], draft: Draft) -> SectionFit:
         provenance={
             f"spreads.{name}": draft.provenance_of(
                 f"1.4826 times the median size of the errors of {subject}: {single:.3f}, over the root of "
-                f"{DIFFERENT[name]:g} different ones in a step; beside {OTHER_HOST[name]} that other hosts differ by"
+                f"{DIFFERENT[name]:g} different ones in a step; beside {OTHER_CHIP[name]} that other chips differ by"
             ),
             f"price_intervals.{name}": draft.provenance_of(
                 f"5 % and 95 % quantiles of measured over predicted of {subject}"
@@ -101,9 +86,9 @@ def _host_times(draft: Draft) -> list[Point]:
 
 
 def _fit_dispatch_spread(points: Sequence[Point], draft: Draft) -> SectionFit:
-    what = "host-bound steps on four hosts took 1.0 to 1.9 times as long as one host's points say"
+    what = "what a host's times to issue are off by from the median of other hosts (leave-one-out)"
     return SectionFit(
-        values={"spreads": {**draft.device.spreads, "dispatch": OTHER_HOST["dispatch"]}},
+        values={"spreads": {**draft.device.spreads, "dispatch": HOST}},
         provenance={"spreads.dispatch": draft.provenance_of(what)},
     )
 

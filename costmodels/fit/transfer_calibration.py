@@ -20,24 +20,9 @@ from costmodels.machine.sections import Collective, Interval, Provenance
 from costmodels.price.communication import with_unmeasured
 from costmodels.price.compute import Compute, Rule, matrix_s
 from costmodels.price.tiled import Tiled
+from costmodels.widths import CARRIED, NINETY
 
-__all__ = ["CARRIED", "anchored", "carried"]
-
-CARRIED: Mapping[str, float] = {
-    "matrix": 0.04, "attention": 0.04, "memory": 0.09, "update": 0.09, "dispatch": 0.1, "collective": 0.1,
-    "transfer": 0.1,
-}  # fmt: skip
-"""Class -> by how much its instructions together are off when figures are carried over to a device of equal cores.
-
-The figures of an H200 had been carried over to the H100 before one was measured: products came out 2 % too long in the
-median (4 % random ones beyond 100 us), attention 3 %, memory-bound kernels 7 % (9 % those beyond 100 us), host times 5
-to 15 % (docs/cost-models.md). Links were not measured there: assumed.
-"""
-
-OTHER_CORES = 2.0
-"""How many times as far off figures are of cores of another kind (assumed: none of them was measured)."""
-
-NINETY = 1.6449
+__all__ = ["anchored", "carried"]
 
 ONE_KERNEL = (
     "accumulate", "add.", "adamw.fused", "adamw.update", "cast", "dropout.", "embedding.", "flat_pack", "flat_unpack",
@@ -75,7 +60,6 @@ class _Transfer:
         self.own = {entry for entry, known in device.provenance.items() if "carried over" not in known.source}
         self.provenance = {entry: known for entry, known in device.provenance.items() if entry in self.own}
         self.has_same_cores = _same_cores(device.compute, source.compute)
-        self.misfit = {name: (1.0 if self.has_same_cores else OTHER_CORES) * misfit for name, misfit in CARRIED.items()}
 
     def assume(self, entry: str, what: str) -> None:
         """Record that `entry` is taken from the source."""
@@ -139,8 +123,7 @@ class _Transfer:
         """Wider than in the source, by what carrying over has missed before."""
         if "spreads" in self.own:
             return self.device.spreads
-        factor = 1.0 if self.has_same_cores else OTHER_CORES
-        what = f"joined with what carrying over to equal cores missed (H200 to H100), {factor:g} times"
+        what = "joined with what carrying over missed of devices left out"
         self.assume("spreads", what)
         return {name: self._wider_spread(name, spread) for name, spread in self.source.spreads.items()}
 
@@ -148,7 +131,7 @@ class _Transfer:
         # of what the source itself was given from elsewhere on equal cores, the same was missed already
         if self.has_same_cores and _is_carried(self.source, f"spreads.{name}"):
             return spread
-        return round(math.hypot(spread, self.misfit[name]), 4)
+        return round(math.hypot(spread, CARRIED[name]), 4)
 
     def price_intervals(self) -> dict[str, Interval]:
         """As wide as the spreads say."""
@@ -156,7 +139,7 @@ class _Transfer:
             return self.device.price_intervals
         self.assume("price_intervals", "as wide as the spreads say")
         return {
-            name: Interval(low=_wider(known.low, self.misfit[name]), high=_wider(known.high, self.misfit[name]))
+            name: Interval(low=_wider(known.low, CARRIED[name]), high=_wider(known.high, CARRIED[name]))
             for name, known in self.source.price_intervals.items()
         }
 

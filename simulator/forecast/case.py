@@ -372,7 +372,10 @@ class PipelineForecast:
             added = {name: slower * parts.get(name, 0.0) for name in ("matrix", "attention")}
             step_s += sum(added.values())
             parts = {name: seconds + added.get(name, 0.0) for name, seconds in parts.items()}
-        low_s, high_s = step_interval(costs.stack.known_to(costs.machine), step_s, parts)
+        stack = costs.stack
+        low_s, high_s = step_interval(
+            stack.known_to(costs.machine), step_s, parts, stack.unexplained, stack.slower_hosts
+        )
         return Forecast(
             step_s=step_s, low_s=low_s, high_s=high_s, peak_bytes=peak, memory=memory,
             bubble_fraction=max(0.0, 1 - (compute + exposed) / step_s) if step_s else 0.0, exposed_comm_s=exposed,

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from costmodels.interval import NINETY
+from costmodels.widths import MEMORY_ACTIVATIONS, MEMORY_RESERVED, MEMORY_RESIDUAL, NINETY
 from plans.lower.symbolic import ParameterTemplate, PartTemplate, PieceTemplate
 from plans.model.graph import itemsize
 from plans.plan import Optimizer
@@ -72,10 +72,8 @@ def memory_interval(
 ) -> tuple[float, float]:
     """The 90 % interval of a peak in bytes.
 
-    Predicted peaks of small decoders under four stacks, none of them among published rows, are off by 2.5 % (root mean
-    square, `python -m benchmarks.stack_steps`). What the code around a stack keeps alive (masks, copies in float,
-    results in a caller's variables) is not known of other people's runs: 2.5 % of the activations, an assumption. What
-    an allocator reserves over what is allocated differs by 3 % between sessions (the same steps).
+    It is made of what peaks are off by, of what the code around a stack may keep alive and, where memory is what is
+    reserved, of how an allocator's share differs (`costmodels.widths`).
 
     Args:
         memory: role -> bytes, as of `Forecast.memory`.
@@ -87,13 +85,10 @@ def memory_interval(
     (191, 209)
     """
     total = sum(memory.values())
-    kept = _RESERVED * total if reserved else 0.0
-    spread = NINETY * math.hypot(_RESIDUAL * total, _UNKNOWN * memory.get("activation", 0), kept)
+    kept = MEMORY_RESERVED * total if reserved else 0.0
+    spread = NINETY * math.hypot(MEMORY_RESIDUAL * total, MEMORY_ACTIVATIONS * memory.get("activation", 0), kept)
     below, above = (math.hypot(spread, size) for size in unknown_bytes)
     return total - below, total + above
-
-
-_RESIDUAL, _UNKNOWN, _RESERVED = 0.025, 0.025, 0.03
 
 
 def peak_activations(

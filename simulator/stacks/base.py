@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import msgspec
 
 from costmodels import Machine
+from costmodels.machine.sections import Interval
 from costmodels.price.instruction import price_compute
+from costmodels.widths import SOFTWARE
 from plans.degrees import RECOMPUTE_MODES, Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
@@ -20,13 +22,7 @@ from simulator.stacks.footprint import Footprint
 from simulator.stacks.products import RECIPES, Recipe
 from simulator.stacks.steps import Kernel, Shape, Step
 
-__all__ = ["CHIP_SPREAD", "PieceSizes", "Stack"]
-
-CHIP_SPREAD = 0.015
-"""Of chips of one kind under power management: they vary by 8 % on average in five centres (Sinha et al. 2022, arXiv
-2208.11035, abstract; read as the range between the whiskers of a normal sample, 5.4 standard deviations: assumed). The
-large products of five H200 of ours differ by 2 % (benchmarks/data)."""
-
+__all__ = ["PieceSizes", "Stack"]
 
 _ENDS_APART = frozenset({"zb_h2", "zb_v", "dualpipe_v"})
 """Schedules whose ranks do not all end with the first, which so begins its next step while others are in this one."""
@@ -113,6 +109,16 @@ class Stack:
     def recipe(self) -> Recipe | None:
         """How the operands of narrow products are made; None where a block's products are as wide as the rest of it."""
         return RECIPES[self.recipes][self.products] if self.products else None
+
+    @property
+    def unexplained(self) -> Interval | None:
+        """What its steps are off by beside their prices; None: as this executor's on a machine (`Machine.interval`)."""
+        return None if self.runs_programs else SOFTWARE
+
+    @property
+    def slower_hosts(self) -> float:
+        """Logarithm of what the median host takes over the host whose times are priced."""
+        return 0.0
 
     def known_to(self, machine: Machine) -> Machine:
         """The machine with the spreads that its prices have under this stack."""

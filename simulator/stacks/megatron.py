@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from costmodels import Machine
 from costmodels.price.free_calls import FREE_CALLS
 from costmodels.price.instruction import price_compute
+from costmodels.widths import CHIP_SPREAD
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from simulator.lines import COMPUTE, Line
-from simulator.stacks.base import CHIP_SPREAD, PieceSizes, Stack, update_bytes
+from simulator.stacks.base import PieceSizes, Stack, update_bytes
 from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise, unfused_attention
 from simulator.stacks.steps import Kernel, Shape

@@ -1,10 +1,39 @@
-"""Host time of one Llama block under torch's own parallel parts, as measured on several hosts."""
+"""Host time of torch's own parallel parts: of one Llama block, on several hosts, and of what is beside it."""
 
 from __future__ import annotations
 
+import math
 import statistics
 
-__all__ = ["host_s"]
+__all__ = [
+    "CHECKPOINT_S",
+    "DTENSOR_END_HOST_S",
+    "ENTRY_HOST_S",
+    "ROTARY_HOST_S",
+    "UPDATE_HOST_S",
+    "host_s",
+    "median_over",
+]
+
+ROTARY_HOST_S = (98e-6, 200e-6)
+"""The part of a plain block that is rotary positions of queries and keys: two each of a split, a negation, a
+concatenation, two products and a sum, at the measured dispatch of these operators (kinds torch and backward)."""
+
+DTENSOR_END_HOST_S = {"embedding": (489e-6, 196e-6), "head": (105e-6 + 384e-6 + 120e-6, 419e-6 + 200e-6)}
+"""Forward and backward: the measured row-wise module; the column-wise one, what the row-wise one takes more for its
+redistribution, and plain operators (norm, cast, loss) at their measured dispatch."""
+
+CHECKPOINT_S = (714e-6 - 426e-6, 1412e-6 - 615e-6 - 426e-6)
+"""What activation checkpointing adds to a block's forward and, beside the forward made again, to its backward."""
+
+ENTRY_HOST_S = (15.6e-6 - 1.9e-6) / 5
+"""What a distributed tensor costs the host in a list that an optimizer's operator takes, over a plain one: the fused
+update takes lists of weights, gradients, two states and counts (kinds of dispatch adamw_fused, stacks fsdp2 and
+optimizer)."""
+
+UPDATE_HOST_S = {"fused": (1.9e-6, 15.6e-6), "foreach": (5.7e-6, 5.7e-6 + 14 * ENTRY_HOST_S)}
+"""Of one parameter in an update, plain and sharded: measured (adamw_fused, adamw_foreach) but for the sharded foreach
+form, whose operators take 14 entries of a parameter (torch/optim/adamw.py, _multi_tensor_adamw): assumed."""
 
 _KINDS = (
     "plain", "ddp", "dtensor", "fsdp2", "fsdp2_accumulate", "fsdp2_reshard", "fsdp2_reshard_accumulate",
@@ -36,3 +65,16 @@ def host_s(host: str, kind: str) -> tuple[float, float]:
     own = [each[place] for each in HOSTS_US.values()] + (list(PLAIN_HOSTS_US) if kind == "plain" else [])
     of = min if host == "least" else statistics.median
     return of(forward for forward, _ in own) * 1e-6, of(backward for _, backward in own) * 1e-6
+
+
+def median_over(host: str) -> float:
+    """Logarithm of what the median host takes over this one, in the mean over kinds and both directions.
+
+    >>> round(median_over("least"), 2), median_over("median")
+    (0.24, 0.0)
+    """
+    pairs = [
+        (own_s, median_s) for kind in _KINDS
+        for own_s, median_s in zip(host_s(host, kind), host_s("median", kind), strict=True)
+    ]  # fmt: skip
+    return statistics.fmean(math.log(median_s / own_s) for own_s, median_s in pairs)

@@ -9,30 +9,28 @@ from dataclasses import dataclass, replace
 from costmodels import Machine
 from costmodels.price.free_calls import FREE_CALLS
 from costmodels.price.instruction import price_compute
+from costmodels.widths import CHIP_SPREAD
 from plans.degrees import Degrees
 from plans.model.graph import itemsize
 from plans.model.transformer import TransformerConfig
 from plans.plan import Optimizer
 from plans.timeline import PS_PER_S
 from simulator.lines import COMPUTE, Line
-from simulator.stacks.base import CHIP_SPREAD, PieceSizes, Stack, update_bytes
+from simulator.stacks.base import PieceSizes, Stack, update_bytes
 from simulator.stacks.footprint import Footprint
 from simulator.stacks.kernels import elementwise
 from simulator.stacks.steps import Kernel, Message, Shape, Step
-from simulator.stacks.torch_hosts import host_s
+from simulator.stacks.torch_hosts import (
+    CHECKPOINT_S,
+    DTENSOR_END_HOST_S,
+    ENTRY_HOST_S,
+    ROTARY_HOST_S,
+    UPDATE_HOST_S,
+    host_s,
+    median_over,
+)
 
 __all__ = ["TorchNative"]
-
-_ROTARY_HOST_S = (98e-6, 200e-6)
-"""The part of it that is rotary positions of queries and keys: two each of a split, a negation, a concatenation, two
-products and a sum, at the measured dispatch of these operators (kinds torch and backward)."""
-
-_DTENSOR_END_HOST_S = {"embedding": (489e-6, 196e-6), "head": (105e-6 + 384e-6 + 120e-6, 419e-6 + 200e-6)}
-"""Forward and backward: the measured row-wise module; the column-wise one, what the row-wise one takes more for its
-redistribution, and plain operators (norm, cast, loss) at their measured dispatch."""
-
-_CHECKPOINT_S = (714e-6 - 426e-6, 1412e-6 - 615e-6 - 426e-6)
-"""What activation checkpointing adds to a block's forward and, beside the forward made again, to its backward."""
 
 _FLASH_2_SHARE = 0.35
 """Of a Hopper device's peak that FlashAttention-2, torch's default kernel there until 2025, reaches (Shah et al. 2024,
@@ -40,15 +38,6 @@ arXiv 2407.08608, abstract); the machines' figures are of cuDNN's."""
 
 _CUDNN_SHARE = (0.57, 0.555)
 """Of an H200's peak that cuDNN's kernel was measured to reach, forward and backward (benchmarks/data, attention)."""
-
-_ENTRY_HOST_S = (15.6e-6 - 1.9e-6) / 5
-"""What a distributed tensor costs the host in a list that an optimizer's operator takes, over a plain one: the fused
-update takes lists of weights, gradients, two states and counts (kinds of dispatch adamw_fused, stacks fsdp2 and
-optimizer)."""
-
-_UPDATE_HOST_S = {"fused": (1.9e-6, 15.6e-6), "foreach": (5.7e-6, 5.7e-6 + 14 * _ENTRY_HOST_S)}
-"""Of one parameter in an update, plain and sharded: measured (adamw_fused, adamw_foreach) but for the sharded foreach
-form, whose operators take 14 entries of a parameter (torch/optim/adamw.py, _multi_tensor_adamw): assumed."""
 
 _CLIP_ENTRIES = 4
 """Of a parameter in clip_grad_norm_: its gradient for the norm, the norm, the norm in a stack, the gradient scaled."""
@@ -137,6 +126,11 @@ class TorchNative(Stack):
             told.append(f"{own} gradients are clipped by their norm")
         return *told, *self._common_assumptions(degrees)
 
+    @property
+    def slower_hosts(self) -> float:
+        """As of `Stack`: above 0 where the luckiest of all measured hosts is priced."""
+        return median_over(self.host) if self.host == "least" else 0.0
+
     def block_host_s(
         self, degrees: Degrees, part: str, *, reduces: bool, config: TransformerConfig | None = None
     ) -> float | None:
@@ -148,10 +142,10 @@ class TorchNative(Stack):
             kind += "_accumulate"
         forward, backward = host_s(self.host, kind)
         if config is not None and config.position != "rope":
-            forward, backward = forward - _ROTARY_HOST_S[0], backward - _ROTARY_HOST_S[1]
+            forward, backward = forward - ROTARY_HOST_S[0], backward - ROTARY_HOST_S[1]
         if part == "F":
-            return forward + (_CHECKPOINT_S[0] if degrees.recompute != "none" else 0)
-        return backward + (forward + _CHECKPOINT_S[1] if degrees.recompute != "none" else 0)
+            return forward + (CHECKPOINT_S[0] if degrees.recompute != "none" else 0)
+        return backward + (forward + CHECKPOINT_S[1] if degrees.recompute != "none" else 0)
 
     @staticmethod
     def _kind(degrees: Degrees) -> str:
@@ -166,7 +160,7 @@ class TorchNative(Stack):
         """Tensor-parallel embedding and head: a row-wise module, a column-wise one whose output is gathered."""
         if self.compiled or degrees.tp == 1 or part not in ("F", "B"):
             return None
-        return _DTENSOR_END_HOST_S[piece][part == "B"]
+        return DTENSOR_END_HOST_S[piece][part == "B"]
 
     def kernels(
         self, call: str, shapes: Sequence[Shape], dtype: str, touched_bytes: int, part: str
@@ -264,12 +258,12 @@ class TorchNative(Stack):
         lines = []
         if optimizer.kind == "adamw":
             form = 1 if num_shards > 1 else 0
-            host_s = len(sizes) * _UPDATE_HOST_S[self.update][form]
+            host_s = len(sizes) * UPDATE_HOST_S[self.update][form]
             if self.clips:
                 size = elements * itemsize(optimizer.accumulates_in(dtype))
                 each = price_compute(machine, "add.forward", ((elements,),), "float32", size)
                 again = price_compute(machine, "add.forward", ((elements,),), "float32", 2 * size)
-                clip_s = len(sizes) * _CLIP_ENTRIES * _ENTRY_HOST_S * form
+                clip_s = len(sizes) * _CLIP_ENTRIES * ENTRY_HOST_S * form
                 lines = [Line(COMPUTE, round(clip_s * PS_PER_S), each.work_ps + again.work_ps, "memory")]
         dispatch = self.dispatch_ps(round(host_s * PS_PER_S), "update", "U")
         return [*lines, Line(COMPUTE, dispatch, cost.work_ps, "memory")]
