@@ -21,6 +21,7 @@ from plans.layout import DimAxes, Layout, TensorLayout
 from plans.model.graph import Graph, Operator, itemsize
 from plans.operators import OperatorSpec
 from plans.reading import json_of, read_file
+from plans.shown import Shown
 from plans.stored_redistribution import Redistribution
 
 __all__ = [
@@ -225,7 +226,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     high_s: float | None = None
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Plan(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How one training step is spread over devices.
 
     Args:
@@ -281,6 +282,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def __post_init__(self) -> None:
         self.check()
+
+    def __repr__(self) -> str:
+        ranks, stages = self.num_ranks, len(self.stages)
+        said = f"{ranks} rank{'s' * (ranks != 1)}, {stages} stage{'s' * (stages != 1)}"
+        name = "a schedule of its own" if "\n" in self.schedule else self.schedule
+        return f"<Plan {self.graph.name}: {said}, {self.num_micro_batches} micro-batches, {name}>"
 
     def __hash__(self) -> int:
         return hash((self.graph, self.stages, self.num_micro_batches, self.schedule, tuple(sorted(self.strategies))))

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from plans.shown import Shown
+
 __all__ = ["ALLOWANCES", "PS_PER_S", "STREAMS", "MemoryPeak", "Span", "StepParts", "Timeline"]
 
 PS_PER_S = 10**12
@@ -83,8 +85,8 @@ class StepParts:
     bubble_ps: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Timeline(Shown):
     """Spans in read-only columns, with quantities derived from them.
 
     Args:
@@ -121,6 +123,11 @@ class Timeline:
         columns += [self.start_ps, self.end_ps, *(part for curve in self.memory_curve.values() for part in curve)]
         for column in columns:
             column.flags.writeable = False
+
+    def __repr__(self) -> str:
+        steps = f"{self.num_steps} step{'s' * (self.num_steps != 1)}"
+        said = f"{steps} of {self.step_interval_s * 1e3:.4g} ms on {self.num_ranks} ranks, {len(self.rank):,} spans"
+        return f"<Timeline {self.kind}: {said}>"
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span], *, kind: str, num_ranks: int, **rest: Any) -> Timeline:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from plans.errors import TwofoldError
 from plans.plan import Plan
 from plans.redistribution import Step, redistribute
+from plans.shown import Shown
 from search.candidate import Candidate, describe
 
 __all__ = ["Alternative", "LazyAlternatives", "NothingFits", "Rejected", "SearchResult"]
@@ -86,8 +87,8 @@ class LazyAlternatives(Sequence[Alternative]):
         return self._read()[index]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult(Generic[PlanT]):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SearchResult(Shown, Generic[PlanT]):
     """Plans that fit, the fastest first.
 
     Three bounds stand below the best: the proven one is the highest, the physical one the lowest.
@@ -128,6 +129,22 @@ class SearchResult(Generic[PlanT]):
     rejected: Sequence[Rejected] = ()
     method: str = "search"
     problem: Any = None
+
+    def __repr__(self) -> str:
+        count = len(self.plans)
+        best = f"the best {_predicted(self.best)[0] * 1e3:.4g} ms" if count else "none fits"
+        return f"<SearchResult: {count} plan{'s' * (count != 1)}, {best}, gap {self.gap:.1%}>"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for every plan: what it is, its step and its peak."""
+        return [
+            {
+                "plan": describe(each.degrees) if isinstance(each, Candidate) else repr(each),
+                "step_s": _predicted(each)[0], "peak_bytes": _predicted(each)[1],
+            }
+            for each in self.plans
+        ]  # fmt: skip
 
     @property
     def best(self) -> PlanT:

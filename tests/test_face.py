@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -49,6 +50,48 @@ def test_works_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "twofold.capture needs torch" in done.stdout
+
+
+def test_a_file_in_the_place_of_a_package_is_noticed(tmp_path) -> None:
+    (tmp_path / "search.py").write_text("")
+    (tmp_path / "script.py").write_text("import twofold")
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "twofold's package 'search' is" in done.stderr.splitlines()[-1]
+    assert str(tmp_path / "search.py") in done.stderr.splitlines()[-1] and "start Python with -P" in done.stderr
+    assert subprocess.run([sys.executable, "-P", str(tmp_path / "script.py")], check=False).returncode == 0
+
+
+def test_results_show_themselves_in_a_line_a_picture_and_a_frame() -> None:
+    machine = tf.Machine.load("h200-x8")
+    plan = tf.uniform_plan(tf.transformer("llama-3-8b", batch_size=8, num_layers=1, seq=512), machine, dp=2, tp=4)
+    timeline, forecast = tf.simulate(plan, machine), tf.predict("llama-3-8b", "h200-x8", tp=8, global_batch=8)
+    found = tf.search(tf.transformer("llama-3-8b", batch_size=8, num_layers=1), machine, degrees={})
+    for result in (plan, timeline, forecast, found):
+        line = repr(result)
+        assert (
+            line.startswith(f"<{type(result).__name__}") and line.endswith(">") and len(line) < 120 and "\n" not in line
+        )
+        page = result._repr_html_()
+        assert ("data:image/svg" in page) == (result in (timeline, forecast)) and ("<table" in page) == (
+            result in (plan, found)
+        )
+    assert plan.to_pandas().shape[0] == len(plan.graph.operators)
+    spans = timeline.to_pandas()
+    assert len(spans) == len(timeline.rank) and spans["end_s"].max() == pytest.approx(timeline.end_ps.max() / 1e12)
+    assert forecast.to_pandas().iloc[0]["step_s"] == forecast.step_s
+    assert found.to_pandas()["step_s"][0] == found.best.prediction.step_s
+
+
+def test_predict_is_the_forecast_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from twofold.cli import main
+
+    assert main(["predict", "--model", "llama-3-8b", "--machine", "h200-x8", "--tp", "8", "--bandwidth", "0.5",
+                 "--global-batch", "8", "--json"]) == 0  # fmt: skip
+    said = json.loads(capsys.readouterr().out)
+    found = tf.predict("llama-3-8b", "h200-x8", tp=8, bandwidth=0.5, global_batch=8)
+    assert (said["step_s"], said["peak_bytes"]) == (found.step_s, found.peak_bytes)
+    with pytest.raises(TwofoldError, match="spares is a setting of studies"):
+        tf.predict("llama-3-8b", "h200-x8", spares=2)
 
 
 def test_wrappers_carry_what_they_were_told(cell: nn.Module) -> None:

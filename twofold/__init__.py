@@ -10,6 +10,8 @@ Everything is imported when it is first used, so that `import twofold` is quick 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
@@ -41,11 +43,13 @@ _HOME = {
     "calibrate": "twofold.calibration",
     "capture": "executor.capture.capture",
     "critical_path": "simulator.timeline.critical_path",
+    "forecast": "simulator.forecast",
     "initializer": "executor.train.initial",
     "load_plan": "plans.plan",
     "lower": "plans.lower",
     "no_init_parameters": "executor.train.initial",
     "outcome": "simulator.predict",
+    "predict": "simulator.study.point",
     "recompute": "executor.recompute",
     "run": "executor.launch.run_plan",
     "save_plan": "plans.plan",
@@ -59,6 +63,7 @@ _HOME = {
     "train": "executor.launch.train_job",
     "transformer": "plans.model.transformer",
     "uniform_plan": "search.uniform",
+    "validate": "interop.measurements.scores",
     "verify": "executor.reference.verification",
 }
 
@@ -89,11 +94,13 @@ __all__ = [
     "calibrate",
     "capture",
     "critical_path",
+    "forecast",
     "initializer",
     "load_plan",
     "lower",
     "no_init_parameters",
     "outcome",
+    "predict",
     "recompute",
     "run",
     "save_plan",
@@ -107,13 +114,40 @@ __all__ = [
     "train",
     "transformer",
     "uniform_plan",
+    "validate",
     "verify",
 ]
+
+
+def _check_packages() -> None:
+    """Refuse files such as search.py beside the user's script that would be imported in the place of our packages.
+
+    Raises:
+        ImportError: one of our packages would be another file, or is not there.
+    """
+    for package in ("plans", "costmodels", "simulator", "search", "interop", "executor", "reports"):
+        found = importlib.util.find_spec(package)
+        if found is None or found.submodule_search_locations is None or not _is_ours(found.origin, package):
+            where = "is not there" if found is None else f"is {found.origin or found.name}, which is not twofold's"
+            raise ImportError(
+                f"twofold's package {package!r} {where}; rename that file or folder, or start Python with -P"
+            )
+
+
+def _is_ours(origin: str | None, package: str) -> bool:
+    """Whether a package stands beside this one."""
+    return origin is not None and Path(origin).parent.resolve() == Path(__file__).resolve().parents[1] / package
+
+
+_check_packages()
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"twofold has no {name!r}")
+    from plans.shown import show_by
+
+    show_by(_notebook)
     try:
         value = getattr(importlib.import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
@@ -122,6 +156,11 @@ def __getattr__(name: str) -> Any:
         raise
     globals()[name] = value
     return value
+
+
+def _notebook() -> Any:
+    """What shows results in notebooks."""
+    return importlib.import_module("reports.notebook")
 
 
 def __dir__() -> list[str]:

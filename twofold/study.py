@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -14,14 +13,13 @@ import msgspec
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.reading import read_toml
+from plans.shown import Shown
 from simulator.study.point import figures_of_point
 from simulator.study.space import Space
 from simulator.study.store import Store
 from simulator.study.sweep import Workers, sweep
 
 if TYPE_CHECKING:
-    import pandas
-
     from costmodels import Machine
     from plans.model.transformer import TransformerConfig
     from reports import Table
@@ -64,7 +62,7 @@ class StudyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Study:
+class Study(Shown):
     """The results of a study.
 
     Args:
@@ -102,15 +100,6 @@ class Study:
         if not fitting:
             raise TwofoldError("no point of the study fits the memory of its devices; try more devices or recompute")
         return max(fitting, key=lambda row: row["tokens_per_s"])
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """A row for every point: all of its settings, then its figures."""
-        from reports.frames import frame
-
-        return frame(self.rows)
-
-    def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>{self.table().html(max_rows=50)}"
 
     def table(self, most: int | None = None) -> Table:
         """The points in their order, or so many of the fastest of a grid."""

@@ -30,6 +30,7 @@ from interop.measurements.tables import rows_of
 from plans.degrees import Degrees
 from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig
+from plans.shown import Shown
 from simulator.forecast import Forecast, forecast, stack_named
 from simulator.forecast.memory import memory_interval
 
@@ -40,8 +41,8 @@ _DIFFERENT = 0.02
 _LESS_IS_BETTER = ("iteration_time_s", "peak_memory_GiB", "peak_memory_GB")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Validation:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Validation(Shown):
     """Predictions of a table.
 
     Args:
@@ -53,6 +54,11 @@ class Validation:
     sources: tuple[dict[str, Any], ...]
     rows: tuple[dict[str, Any], ...]
     skipped: tuple[dict[str, Any], ...]
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{each['metric']} {each['mape']:.1%} of {each['rows']} rows" for each in self.sources[:3])
+        more = f" and {len(self.sources) - 3} more" if len(self.sources) > 3 else ""
+        return f"<Validation: mean error {said}{more}; {len(self.skipped)} rows skipped>"
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `twofold validate`."""

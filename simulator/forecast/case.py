@@ -25,6 +25,7 @@ from costmodels.price.power import slowest_of
 from plans.degrees import Degrees
 from plans.lower.symbolic import plain
 from plans.schedules import Schedule
+from plans.shown import Shown
 from plans.timeline import PS_PER_S
 from simulator.forecast.action import ClockMap
 from simulator.forecast.batch import action_columns, pipeline_ends_ps
@@ -37,8 +38,8 @@ from simulator.stacks import Stack
 __all__ = ["Forecast", "LayoutCosts", "PipelineForecast", "RankKinds", "is_split", "transfer_overlap_penalty_ps"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Forecast(Shown):
     """What is predicted of one configuration.
 
     Args:
@@ -64,6 +65,11 @@ class Forecast:
     exposed_comm_s: float
     rank_s: tuple[Mapping[str, float], ...]
     host_wait_s: float = 0.0
+
+    def __repr__(self) -> str:
+        low, high = self.low_s * 1e3, self.high_s * 1e3
+        step = f"{self.step_s * 1e3:.4g} ms ({low:.4g} to {high:.4g})"
+        return f"<Forecast: a step of {step}, peak {self.peak_bytes / 1e9:.4g} GB, {len(self.rank_s)} pipeline ranks>"
 
 
 class Activations(NamedTuple):

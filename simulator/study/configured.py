@@ -65,8 +65,7 @@ class Configured:
         """
         if reason := self.engine_only(what_if):
             raise TwofoldError(f"{reason}: forecasts do not know that; simulate a plan with `twofold whatif PLAN.json`")
-        machine = machine_with(what_if.machine(self.machine), what_if.links)
-        seen = forecast(self.config, self.degrees, machine, stack=self.stack)
+        machine, seen = self._machine(what_if), self.forecast(what_if)
         share, bubble = 1.0, seen.bubble_fraction
         if what_if.slowdown:
             share = self._slowed_share(machine, seen, what_if.slowdown)
@@ -81,6 +80,17 @@ class Configured:
             step_s=step_s, low_s=seen.low_s * share, high_s=seen.high_s * share, bubble_fraction=bubble,
             exposed_comm_s=seen.exposed_comm_s, host_wait_s=seen.host_wait_s, peak_bytes=seen.peak_bytes, goodput=left,
         )  # fmt: skip
+
+    def forecast(self, what_if: WhatIf) -> Forecast:
+        """The forecast on the machine with its figures and tiers of links changed; nothing else of the what-if counts.
+
+        Raises:
+            TwofoldError: as `forecast`; tiers that are not there.
+        """
+        return forecast(self.config, self.degrees, self._machine(what_if), stack=self.stack)
+
+    def _machine(self, what_if: WhatIf) -> Machine:
+        return machine_with(what_if.machine(self.machine), what_if.links)
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -16,16 +16,17 @@ from plans.errors import TwofoldError
 from plans.model.transformer import TransformerConfig, transformer_config
 from plans.plan import Optimizer
 from simulator.engine.link_change import LinkChange
+from simulator.forecast import Forecast
 from simulator.predict import Outcome
 from simulator.stacks import Stack, stack_named
-from simulator.study.axes import check_settings
+from simulator.study.axes import AXES, check_settings
 from simulator.study.configured import Configured
 from simulator.study.goodput import Checkpoints, Failures, Goodput, goodput
 from simulator.study.spares import waiting_share
 from simulator.study.stragglers import Ranks, slow_ranks
 from simulator.study.whatif import KNOBS, WhatIf
 
-__all__ = ["COLUMNS", "Search", "configured", "figures_of_point"]
+__all__ = ["COLUMNS", "Search", "configured", "figures_of_point", "predict"]
 
 Settings = Mapping[str, Any]
 
@@ -68,6 +69,31 @@ def figures_of_point(settings: Settings, search: Search | None = None) -> dict[s
         return _figures(settings, search)
     except TwofoldError as error:
         return {"refused": str(error)}
+
+
+def predict(model: str, machine: str, **settings: Any) -> Forecast:
+    """Predict step time and memory of a transformer in stated degrees, as `twofold predict` does.
+
+    Args:
+        model: a name such as llama-3-8b, or a config.json.
+        machine: a shipped machine, or a machine file.
+        settings: by the names of `AXES`: degrees, batch, sequence, software, factors on the machine.
+
+    Raises:
+        TwofoldError: settings that are unknown or cannot be, or that belong to a study: slow ranks, failures, prices.
+
+    >>> predict("llama-3-8b", "h200-x8", tp=8, global_batch=8).peak_bytes > 16e9
+    True
+    """
+    asked = {"model": model, "machine": machine, **settings}
+    if further := [name for name in asked if name.partition(".")[0] in _OF_STUDIES]:
+        raise TwofoldError(f"{further[0]} is a setting of studies, not of a forecast: use tf.study or `twofold study`")
+    what, what_if = configured(asked)
+    return what.forecast(what_if)
+
+
+_OF_STUDIES = tuple(AXES)[tuple(AXES).index("slow") :]
+"""Settings that come after those of a forecast in `AXES`."""
 
 
 def configured(settings: Settings, search: Search | None = None) -> tuple[Configured, WhatIf]:

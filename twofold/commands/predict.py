@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from plans.degrees import DEGREES
 from plans.errors import TwofoldError
-from twofold.commands.execution import executed
 from twofold.commands.options import DegreeOptions, MachineFactors, MachineOption, Output, flag, given
 
 if TYPE_CHECKING:
-    from costmodels import Machine
-    from plans.degrees import Degrees
-    from plans.model.transformer import TransformerConfig
     from twofold.console import Console
 
 __all__ = ["Predict"]
@@ -52,37 +49,28 @@ class Predict:
 
     def run(self, say: Console) -> tuple[dict[str, Any], bool]:
         """Forecast the configuration."""
-        from plans.model.transformer import config_remarks, transformer_config
-        from simulator.forecast import stack_named
+        from plans.model.transformer import config_remarks
+        from simulator.study.point import configured
         from twofold.commands.forecasts import show_forecast
 
-        config, stack = transformer_config(self.model, seq=self.seq, num_layers=self.layers), stack_named(self.stack)
-        machine = executed(self._machine(), stack, self.execution)
+        what, what_if = configured(self._settings())
         for remark in config_remarks(self.model):
             say.say(remark)
-        return show_forecast(config, self._degrees(config, machine), machine, stack, say), True
+        return show_forecast(what.config, what.degrees, what_if.machine(what.machine), what.stack, say), True
 
-    def _degrees(self, config: TransformerConfig, machine: Machine) -> Degrees:
-        from plans.degrees import Degrees
-        from plans.plan import Optimizer
-
-        values, batch = self.degrees.values, self.global_batch
-        if batch is None:
-            batch = values["dp"] * values["micro_batch"] * values["pp"]
-        wide = "float32" if self.mixed_precision and config.dtype in ("bfloat16", "float16") else None
-        optimizer = Optimizer(kind="adamw", settings={"lr": 1e-4}, gradient_dtype=wide, master_dtype=wide)
-        return Degrees.of(values, global_batch=batch, optimizer=optimizer, fused=self.fused and machine.fuses)
-
-    def _machine(self) -> Machine:
-        """The machine, changed by the factors."""
-        from costmodels import Machine
-        from simulator import WhatIf
-
+    def _settings(self) -> dict[str, Any]:
+        """What is given, by the names of settings."""
         factors = given(self.factors)
         if several := [name for name, values in factors.items() if len(values) > 1]:
             raise TwofoldError(
-                f"{flag(several[0])} has several values; predict takes one, `twofold whatif` compares several"
+                f"{flag(several[0])} has several values; predict takes one, `twofold whatif` and `twofold study` "
+                "compare several"
             )
-        return WhatIf(**{name: values[0] for name, values in factors.items()}).machine(
-            Machine.load(self.target.machine)
-        )
+        own = {name: getattr(self, name) for name in _OWN}
+        found = {**own, **{degree.flag: value for degree, value in zip(DEGREES.values(), self.degrees.values.values(),
+                                                                       strict=True)}}  # fmt: skip
+        found |= {"machine": self.target.machine} | {name: values[0] for name, values in factors.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+_OWN = ("model", "global_batch", "seq", "layers", "mixed_precision", "stack", "execution", "fused")
