@@ -31,6 +31,7 @@ from benchmarks.one_world_machines import KINDS, machines_of
 from costmodels import Machine, executing
 from costmodels.price.clock import at_usual_clock
 from plans.degrees import Degrees
+from plans.degrees.plan import plan_of
 from plans.errors import TwofoldError
 from plans.lower import lower
 from plans.lower.lower import schedule_of
@@ -38,7 +39,6 @@ from plans.model.transformer import Experts, TransformerConfig, transformer
 from plans.plan import EXECUTIONS, Optimizer, Plan
 from plans.program import Program
 from plans.schedules import chunks_per_rank, schedule_names
-from search.uniform import uniform_plan
 from simulator import simulate
 from simulator.forecast import forecast
 from simulator.forecast.body import ISSUE, WAIT, Op
@@ -149,15 +149,14 @@ def draw_case(draw: random.Random, num_ranks: int = 16, kinds: Sequence[str] = K
     }  # fmt: skip
     try:
         degrees = Degrees(global_batch=16, **degrees_of)
-        layers = degrees.layers_of(config.num_layers)
-        plan = uniform_plan(transformer(config, batch_size=16), machine, layers_per_stage=layers, **degrees_of)
         apart = random.Random(str(degrees))  # so that the rest does not depend on it
         more: dict[str, object] = {"fused": apart.random() < 0.5}
         if apart.random() < 0.25:
             more |= {"interleave": degrees.micro_batch} if name != "dualpipe_v" else {"overlap_pairs": True}
         if apart.random() < 0.25:
             more |= {"receives": "needed"}
-        degrees, plan = replace(degrees, layers=layers, **more), msgspec.structs.replace(plan, **more)
+        degrees = replace(degrees, layers=degrees.layers_of(config.num_layers), **more)
+        plan = plan_of(degrees, transformer(config, batch_size=16))
     except TwofoldError:
         return None
     return Case(kind=kind, config=config, degrees=degrees, machine=machine, plan=plan)
@@ -215,16 +214,18 @@ def _check_turns(case: Case, program: Program, score: Score) -> None:
         timelines[name] = simulated(lowered, machine, num_steps=1)
     seen = forecast(case.config, case.degrees, case.machine)
     peaks = [peak_of_order(group).peak_bytes for group in program.groups]
-    score.bodies_equal += lowered.groups == program.groups
-    score.memory_equal += seen.peak_bytes == max(peaks)
+    equal, same_peaks = lowered.groups == program.groups, seen.peak_bytes == max(peaks)
+    score.bodies_equal += equal
+    score.memory_equal += same_peaks
     times = [(int(timelines[name].step_end_ps[0]), _engine_ps(program, machine, fold=False))
              for name, machine in (("quiet", quiet), ("contended", case.machine))]  # fmt: skip
     score.time_equal += times[0][0] == times[0][1]
     score.quiet_errors.append(times[0][0] / times[0][1] - 1)
     score.errors.append(times[1][0] / times[1][1] - 1)
-    if any(own != engine for own, engine in times):
-        size = max(abs(score.quiet_errors[-1]), abs(score.errors[-1]))
-        score.differ.append((size, f"{case.config.name} {case.degrees} {case.machine.name}: times {times}"))
+    if not (equal and same_peaks and all(own == engine for own, engine in times)):
+        size = max(abs(score.quiet_errors[-1]), abs(score.errors[-1])) if equal and same_peaks else math.inf
+        said = f"{case.config.name} {case.degrees} {case.machine.name}"
+        score.differ.append((size, f"{said}: bodies {equal}, memory {same_peaks}, times {times}"))
 
 
 def _engine_ps(program: Program, machine: Machine, *, fold: bool | None = None) -> int:
