@@ -117,12 +117,6 @@ CHOICES = (
     Choice(name="rotary positions are not complex", stack=_torch(complex_rotary=False)),
     Choice(name="norms are one kernel", stack=_torch(fused_norm=True)),
     Choice(name="gradients are not clipped", stack=_torch(clips=False)),
-    Choice(name="dispatch of the first H200 host", stack=_torch(host="first")),
-    Choice(name="dispatch of the second H200 host", stack=_torch(host="second")),
-    Choice(name="dispatch of the third H200 host", stack=_torch(host="third")),
-    Choice(name="dispatch of the fourth H200 host", stack=_torch(host="fourth")),
-    Choice(name="dispatch of the fifth H200 host", stack=_torch(host="fifth")),
-    Choice(name="dispatch by the median of all H200 hosts", stack=_torch(host="median")),
     Choice(name="models said to have no positions have rotary ones", config=_rope),
 )
 

@@ -5,7 +5,7 @@ Each of those that were measured is left out in turn and predicted from the othe
 - a device: kernels carried over from another one (`costmodels.fit.transfer_calibration`), against its own points and
   steps on one device, and against published tables of products and of bandwidths;
 - a software: its steps, which no figure is ever fitted to, from its parts measured alone;
-- a host: its times to issue from those of the other hosts, and the steps of a table under each host alone.
+- a host: its times to issue from those of the other hosts (steps under each host alone: `benchmarks.accuracy`).
 
 The table is printed, and written with every error to benchmarks/results/leave_one_out.json. Groups without data are
 named as not measured.
@@ -22,7 +22,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ from interop.measurements.scores import machine_of
 from plans.files import write_atomically
 from simulator import simulate
 from simulator.forecast import forecast, stack_named
-from simulator.stacks import TorchNative
 from simulator.stacks.torch_hosts import HOSTS_US, host_s
 
 __all__ = ["Left", "as_if_unmeasured", "main", "summary"]
@@ -255,18 +254,6 @@ def _from_others(part: str, times: Mapping[str, Mapping[str, float]]) -> Iterato
                 yield Left(part=part, out=host, given="the others", what=what, error=error)
 
 
-def steps_under_hosts(tables: Sequence[str]) -> Iterator[Left]:
-    """Steps of torch's own parts with the host times of one measured host at a time."""
-    for table, cases in time_cases(tables).items():
-        for case in cases:
-            machine, stack = machine_of(case.machine, case.network), stack_named(case.stack)
-            if isinstance(stack, TorchNative):
-                for host in HOSTS_US:
-                    found = forecast(case.config, case.degrees, machine, stack=replace(stack, host=host))
-                    what, error = f"{table} row {case.row}", time_error(case, found)
-                    yield Left(part="steps under one host", out=host, given=host, what=what, error=error)
-
-
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
@@ -321,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     found = [
         *left_out_kernels(), *left_out_products(), *left_out_links(), *left_out_steps(),
-        *left_out_software(options.tables), *left_out_hosts(), *steps_under_hosts(options.tables),
+        *left_out_software(options.tables), *left_out_hosts(),
     ]  # fmt: skip
     rows = summary(found)
     for row in rows:

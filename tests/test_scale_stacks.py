@@ -16,7 +16,7 @@ from plans.model.transformer import transformer_config
 from plans.plan import Optimizer
 from search.devices import Pins, Problem
 from search.devices.space import recomputes
-from simulator.forecast import forecast_grid, stack_named, stack_names
+from simulator.forecast import forecast, forecast_grid, stack_named, stack_names
 from simulator.stacks import Stack
 
 CONFIG = transformer_config("llama-3-8b", seq=8192)
@@ -173,3 +173,16 @@ def test_nothing_asks_for_the_name_or_class_of_a_stack() -> None:
         if asked.search(line)
     ]
     assert not found, found
+
+
+def test_an_older_attention_kernel_is_slower_only_where_the_figures_are_of_a_newer_one():
+    stack = stack_named("torch-2024")
+    step_s = {
+        (name, flash_2): forecast(
+            transformer_config("llama-2-7b", num_layers=2), Degrees(micro_batch=1, global_batch=1),
+            Machine.load(name), stack=replace(stack, flash_2=flash_2),
+        ).step_s
+        for name in ("a100-80gb-x1", "h100-sxm-x1") for flash_2 in (False, True)
+    }  # fmt: skip
+    assert step_s["a100-80gb-x1", True] == step_s["a100-80gb-x1", False]
+    assert step_s["h100-sxm-x1", True] > 1.02 * step_s["h100-sxm-x1", False]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -61,6 +62,7 @@ class Attention(Section, frozen=True, kw_only=True):
         clock_MHz: clock under load at which the efficiencies were taken; None: not known.
         start_s: fixed part of a forward, beside `kernel_s`.
         backward_start_s: likewise (its kernels before and after).
+        kernel: which kernel the figures are of: software that takes an older one than cuDNN's is slower.
     """
 
     forward_efficiency: float
@@ -79,6 +81,7 @@ class Attention(Section, frozen=True, kw_only=True):
     clock_MHz: float | None = None
     start_s: float = 0.0
     backward_start_s: float = 0.0
+    kernel: Literal["cudnn", "flash_2", "other"] = "cudnn"
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

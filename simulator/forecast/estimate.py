@@ -54,7 +54,7 @@ def estimate(
     check(degrees, sizes_of(config), num_devices=machine.num_devices, machine=machine.name)
     if degrees.takes_turns:
         raise TwofoldError(f"{describe(degrees)}: slices and pairs are forecast, not estimated, and for twofold only")
-    schedule, stack = degrees.pipeline, stack or Stack()
+    schedule, stack = degrees.pipeline, (stack or Stack()).on(machine)
     split = is_split(schedule)
     costs = chunk_costs(config, degrees, machine, stack, split, known_layouts(config, machine, stack, split))
     chunks = chunks_of(config, degrees)

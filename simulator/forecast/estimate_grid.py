@@ -60,7 +60,7 @@ def estimate_grid(
     [True, True, True, True]
     """
     check_machine(machine)
-    grid = _Grid(config, machine, stack or Stack())
+    grid = _Grid(config, machine, (stack or Stack()).on(machine))
     cases = [grid.case(each) for each in degrees]
     result: list[Forecast | None] = [None] * len(cases)
     groups: dict[tuple[int, int], list[int]] = {}  # both are shared objects

@@ -110,6 +110,10 @@ class Stack:
         """How the operands of narrow products are made; None where a block's products are as wide as the rest of it."""
         return RECIPES[self.recipes][self.products] if self.products else None
 
+    def on(self, machine: Machine) -> Stack:
+        """The stack as it runs on a machine's devices."""
+        return self
+
     @property
     def unexplained(self) -> Interval | None:
         """What its steps are off by beside their prices; None: as this executor's on a machine (`Machine.interval`)."""

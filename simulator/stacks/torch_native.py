@@ -126,6 +126,11 @@ class TorchNative(Stack):
             told.append(f"{own} gradients are clipped by their norm")
         return *told, *self._common_assumptions(degrees)
 
+    def on(self, machine: Machine) -> Stack:
+        """Without the slower attention where the machine's figures are those of FlashAttention-2 already."""
+        known = machine.compute.attention
+        return replace(self, flash_2=False) if self.flash_2 and known is not None and known.kernel != "cudnn" else self
+
     @property
     def slower_hosts(self) -> float:
         """As of `Stack`: above 0 where the luckiest of all measured hosts is priced."""
