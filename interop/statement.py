@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from interop.megatron import megatron_flags, megatron_text, read_megatron
 from interop.placements import read_placements
 from interop.torchtitan import read_torchtitan, stage_values, torchtitan_toml
@@ -213,7 +215,10 @@ def _made(kind: Callable[..., _T], given: Any, where: str) -> _T:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         way = f"did you mean {near[0]!r}?" if near else "take it out of the file"
         raise TwofoldError(f"{where}.{unknown[0]} is not a key of such files; {way}")
-    return kind(**given)
+    try:
+        return msgspec.convert(given, kind, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise TwofoldError(f"{where}: {error}") from None
 
 
 def _check_keys(found: dict[str, Any], needed: frozenset[str], also: frozenset[str], what: str) -> None:

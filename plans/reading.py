@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import tokenize
 import tomllib
 import zipfile
 import zlib
@@ -289,6 +290,6 @@ def read_rows(path: str | os.PathLike[str], what: str) -> npt.NDArray[Any]:
 
 _DAMAGED = (
     ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, SyntaxError, TypeError,
-    MemoryError, OverflowError, RecursionError, RuntimeError,
+    MemoryError, OverflowError, RecursionError, RuntimeError, tokenize.TokenError,
 )  # fmt: skip
 """What zipfile and numpy raise for damaged files."""

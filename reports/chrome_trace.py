@@ -151,13 +151,13 @@ def read_trace(path: str | os.PathLike[str]) -> list[Timeline]:
         if other["twofold_trace"] != TRACE_VERSION:
             raise TwofoldError(f"{shown}: trace version {other['twofold_trace']}, this twofold reads {TRACE_VERSION}")
         headers, events = other["timelines"], document["traceEvents"]
+        return [_timeline(header, events, number) for number, header in enumerate(headers)]
     except TwofoldError:
         raise
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, StopIteration):
         raise TwofoldError(
             f"{shown}: not a trace that twofold wrote (such a file has otherData.twofold_trace)"
         ) from None
-    return [_timeline(header, events, number) for number, header in enumerate(headers)]
 
 
 # ------------------------------------------------------------------------ what is kept

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from plans.errors import TwofoldError
 from plans.files import finite
+from twofold.console import visible
 
 if TYPE_CHECKING:
     from twofold.commands.options import Command
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             print(f"twofold {twofold.__version__}")
             return 0
+        for word in given:
+            if visible(word) != word:
+                raise TwofoldError(f"argument {word[:80]!r} has control characters, which no name here has")
         return _run(_read(given))
     except TwofoldError as error:
         return _refused(str(error))
@@ -112,5 +116,5 @@ def _run(command: Command) -> int:
 
 
 def _refused(message: str, exit_code: int = 2) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(f"error: {visible(message)}", file=sys.stderr, flush=True)
     return exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -9,10 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["Console"]
+__all__ = ["Console", "visible"]
 
 _SILENT_S = 2.0
 """After this silence a command says what it is doing; the next silences may be longer."""
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    """The text with control characters as Python writes them: what a file holds must not steer the terminal.
+
+    >>> visible("a\x1b[2J\tb")
+    'a\\x1b[2J\tb'
+    """
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class Console:
@@ -40,7 +53,7 @@ class Console:
         """Print lines at once."""
         self._said_s = time.perf_counter()
         for line in text.splitlines() or [""]:
-            print(" " * indent + line, file=self._out, flush=True)
+            print(" " * indent + visible(line), file=self._out, flush=True)
 
     def note(self, text: str) -> None:
         """Print indented lines below a step."""

@@ -174,6 +174,8 @@ def device_of(name: str) -> Path | tuple[Device, int]:
         return path
     match = _NAME.fullmatch(name)
     if match and match["device"] in device_names():
+        if len(match["number"]) > 7:
+            raise TwofoldError(f"machine {name[:80]!r}: no network here joins more than 9,999,999 devices; name fewer")
         return load_device(match["device"]), int(match["number"])
     device = match["device"] if match else name
     names = {known.rpartition("-x")[0]: known for known in known_names()}

@@ -128,6 +128,10 @@ class Machine(Section, frozen=True, kw_only=True, omit_defaults=False):
         for name in ("num_devices", "devices_per_node", "cores_per_node"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise TwofoldError(f"{name} is {getattr(self, name)}; it is at least 1")
+        if self.runtime_bytes is not None and self.runtime_bytes >= self.memory_bytes:
+            raise TwofoldError(
+                f"runtime_bytes is {self.runtime_bytes}, of {self.memory_bytes} memory_bytes; no tensor has room"
+            )
         if not self.host_async and self.cores_per_node is None:
             raise TwofoldError("host_async is false (hosts compute): cores_per_node must say how many cores they share")
         check_keys("dispatch_s", self.dispatch_s, DISPATCH_CLASSES)

@@ -37,6 +37,13 @@ COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "tran
 _POSITIVE = ("_Bps", "_per_s", "sharpness", "sustained_clock", "_rate", "_efficiency", "_fraction", "_scale", "_bytes")
 
 
+_PLAUSIBLE = {
+    "_per_s": (1.0, 1e24), "_Bps": (1.0, 1e18), "_s": (0.0, 1e5), "_bytes": (0.0, 1e16), "host_scale": (1e-3, 1e3),
+    "spreads": (0.0, 10.0), "_pJ": (0.0, 1e9),
+}  # fmt: skip
+"""The ending of a figure's name -> the least and most that are believed, far beyond what is built, beside 0."""
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A part of a machine file; refuses figures that are negative, not finite, or 0 where they divide."""
 
@@ -212,6 +219,10 @@ def check_figure(name: str, value: Any) -> None:
             raise TwofoldError(f"{name} is {value}; it must be a finite figure of at least 0")
         if value == 0 and name.partition(".")[0].endswith(_POSITIVE):
             raise TwofoldError(f"{name} is 0; it must be above 0")
+        stem = name.partition(".")[0]
+        least, most = next((each for ending, each in _PLAUSIBLE.items() if stem.endswith(ending)), (0.0, 1e24))
+        if value and not least <= value <= most:
+            raise TwofoldError(f"{name} is {value:g}; no machine has that: it is between {least:g} and {most:g}")
 
 
 def check_share(name: str, value: float) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from plans.errors import TwofoldError
 from plans.model.transformer.config import Rope, Scales, TransformerConfig
 from plans.model.transformer.families import FAMILIES, NESTED, REFUSED, Family
@@ -178,7 +180,19 @@ def reading_of(keys: Mapping[str, Any], name: str = "transformer", *, seq: int |
     family = FAMILIES[model_type]
     reader = _Reader(model_type, family, keys)
     reader.check_values()
-    config = reader.config(name, seq)
+    try:
+        config = reader.config(name, seq)
+    except TwofoldError:
+        raise
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        KeyError,
+        ArithmeticError,
+    ) as error:  # what JSON holds may be anything
+        said = str(error)[:200]
+        raise TwofoldError(f"{model_type}: a key has a value that it cannot have ({said})") from None
     return Reading(config=config, ignored=reader.ignored(), left_out=reader.left_out())
 
 
@@ -240,7 +254,8 @@ class _Reader:
         scales = {field: fields.pop(f"scales.{field}") for field in Scales.__slots__ if f"scales.{field}" in fields}
         fields = {field: value for field, value in fields.items() if not field.startswith("rope.")}
         dtype = str(self._first(("dtype", "torch_dtype"), needed=False) or "bfloat16").removeprefix("torch.")
-        made = TransformerConfig(**fields, name=name, dtype=dtype, scales=Scales(**scales), source="config.json")
+        fields |= {"name": name, "dtype": dtype, "scales": Scales(**scales), "source": "config.json"}
+        made = msgspec.convert(fields, TransformerConfig, from_attributes=True)  # which checks the types
         self._check_all_read()
         return made
 

@@ -1,0 +1,60 @@
+"""Changed files and command lines: each is done or refused in one line (`python -m benchmarks.fuzz` runs many more)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.fuzz import fuzz
+from costmodels import Machine
+from plans.errors import TwofoldError
+from plans.model.transformer import transformer_config
+from twofold.cli import main
+
+
+def test_changed_inputs_are_done_or_refused():
+    assert [found for found in fuzz(180, 1) if found is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"host_scale": 1e-308}, "host_scale is 1e-308; no machine has that"),
+        ({"memory_bytes": 10**17}, "memory_bytes is 1e.17; no machine has that"),
+        ({"runtime_bytes": 10**12}, "no tensor has room"),
+        ({"spreads": {"matrix": 900.0}}, "spreads"),
+        ({"launch_s": 1e300}, r"launch_s is 1e\+300"),
+    ],
+)
+def test_figures_that_no_machine_has_are_refused(change, says):
+    stated = json.loads(Machine.load("h100-sxm-x8").to_json()) | change
+    with pytest.raises(TwofoldError, match=says):
+        Machine.from_json(json.dumps(stated).encode(), "m.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_attention_heads", 32.7), ("rope_theta", [1]), ("rms_norm_eps", "x"), ("attention_dropout", "1")],
+)
+def test_values_of_another_type_in_a_config_are_refused(key, value, tmp_path):
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    stated = sizes | {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64}
+    path.write_text(json.dumps(stated))
+    assert transformer_config(str(path)).num_layers == 2
+    path.write_text(json.dumps(stated | {key: value}))
+    with pytest.raises(TwofoldError, match=r"config\.json: "):
+        transformer_config(str(path))
+
+
+def test_what_is_printed_does_not_steer_the_terminal(capsys):
+    assert main(["predict", "--model", "a\x1b[2J", "--machine", "h100-sxm-x8"]) == 2
+    assert main(["simulate", "no such \u009b31m.json", "--machine", "h100-sxm-x8"]) == 2
+    told = capsys.readouterr().err
+    assert "\x1b" not in told and "\x9b" not in told and told.count("error: ") == 2
+
+
+def test_a_machine_larger_than_any_is_refused():
+    with pytest.raises(TwofoldError, match="9,999,999 devices"):
+        Machine.load("h100-sxm-x1000000000000")
