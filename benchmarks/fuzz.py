@@ -1,8 +1,9 @@
 """Changed files and command lines for every reader: `python -m benchmarks.fuzz --count 10000 --seed 1`.
 
 Every case takes a good file, changes some of its bytes or one value, and hands it to a reader or a command, in this
-process. It is found bad if an exception other than a refusal comes out, if it takes more than 5 s, fills more than
-1 GB, or prints a number that is not finite. A case follows from the seed and its number: `--only NUMBER` repeats one.
+process. It is found bad if an exception other than a refusal comes out, if it takes more than 5 s of processor time or
+a minute, fills more than 1 GB, or prints a number that is not finite. A case follows from the seed and its number:
+`--only NUMBER` repeats one.
 """
 
 from __future__ import annotations
@@ -304,8 +305,10 @@ def _outcome(kind: Kind, path: Path) -> str | None:
         raise _TooSlow
 
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    limits = (signal.SIGPROF, signal.ITIMER_PROF, LIMIT_S), (signal.SIGALRM, signal.ITIMER_REAL, 12 * LIMIT_S)
+    before = [signal.signal(number, over) for number, _, _ in limits]
+    for _, timer, limit_s in limits:
+        signal.setitimer(timer, limit_s)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
@@ -322,8 +325,9 @@ def _outcome(kind: Kind, path: Path) -> str | None:
         where = own[-1] if own else place
         return f"{type(error).__name__}: {str(error)[:120]} ({Path(where.filename).name} line {where.lineno})"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for (number, timer, _), earlier in zip(limits, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, earlier)
     filled = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held) * 1024
     return f"{filled / 1e9:.1f} GB of memory" if filled > LIMIT_BYTES else None
 

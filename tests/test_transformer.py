@@ -343,7 +343,7 @@ def test_what_a_config_json_says_beside_sizes():
         ({"num_attention_heads": 30}, "hidden 4096 is not a multiple of num_heads 30"),
         ({"num_key_value_heads": 5}, "num_heads 32 is not a multiple of num_kv_heads 5"),
         ({"vocab_size": None}, "model_type 'llama' needs the key 'vocab_size'"),
-        ({"hidden_size": "big"}, "hidden is a whole number of at least 1, not 'big'"),
+        ({"hidden_size": "big"}, r"got `str` - at `\$.hidden`"),
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
     ],
 )

@@ -38,7 +38,7 @@ _POSITIVE = ("_Bps", "_per_s", "sharpness", "sustained_clock", "_rate", "_effici
 
 
 _PLAUSIBLE = {
-    "_per_s": (1.0, 1e24), "_Bps": (1.0, 1e18), "_s": (0.0, 1e5), "_bytes": (0.0, 1e16), "host_scale": (1e-3, 1e3),
+    "_per_s": (1.0, 1e30), "_Bps": (1.0, 1e30), "_s": (0.0, 1e5), "_bytes": (0.0, 1e16), "host_scale": (1e-3, 1e3),
     "spreads": (0.0, 10.0), "_pJ": (0.0, 1e9),
 }  # fmt: skip
 """The ending of a figure's name -> the least and most that are believed, far beyond what is built, beside 0."""
@@ -220,7 +220,7 @@ def check_figure(name: str, value: Any) -> None:
         if value == 0 and name.partition(".")[0].endswith(_POSITIVE):
             raise TwofoldError(f"{name} is 0; it must be above 0")
         stem = name.partition(".")[0]
-        least, most = next((each for ending, each in _PLAUSIBLE.items() if stem.endswith(ending)), (0.0, 1e24))
+        least, most = next((each for ending, each in _PLAUSIBLE.items() if stem.endswith(ending)), (0.0, 1e30))
         if value and not least <= value <= most:
             raise TwofoldError(f"{name} is {value:g}; no machine has that: it is between {least:g} and {most:g}")
 

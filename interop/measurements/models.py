@@ -147,7 +147,7 @@ def usual_sizes(name: str) -> tuple[int, int, int] | None:
     ((32, 4096, 32), None)
     """
     stated = named_parameters(name)
-    if stated is None:
+    if not stated:  # also "0B"
         return None
     near, sizes = min(_USUAL, key=lambda each: abs(math.log(each[0] / stated)))
     return sizes if 0.75 < near / stated < 1.33 else None
