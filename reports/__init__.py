@@ -1,8 +1,9 @@
-"""Tables, pictures, trace files and HTML reports (floor 6).
+"""Tables, charts, trace files and HTML reports (floor 6).
 
-Data is made first and drawn second: `pipeline_panel`, `live_by_role`, `graph_data` and `layout_parts` give the values,
-the functions named `*_picture` draw them as SVG, which suits light and dark pages. `write_report` puts everything into
-one HTML file, `write_trace` into a file for Perfetto. matplotlib and pandas may be imported here only, in functions.
+A report is a `Page` of sections (`page.py`, the templates in `templates/`). What stands in a section is a `Table`
+(rich in a terminal, a template in a page, pandas and CSV to take away), a `Chart` that matplotlib draws, or a
+`LiveTimeline`, whose spans `live.py` packs and `templates/timeline.js` draws. `write_report` writes the report of a
+step, `write_trace` a file for Perfetto. matplotlib and pandas are imported here only, in functions.
 
 It may import every package but `twofold`.
 """
@@ -11,8 +12,8 @@ from reports.chrome_trace import read_trace, write_rank_traces, write_trace
 from reports.graph_picture import graph_data, graph_picture, save_graph
 from reports.html import Report, write_report
 from reports.layout_picture import layout_picture
-from reports.memory_picture import live_by_role, memory_picture
-from reports.memory_tables import memory_table
+from reports.live import LiveTimeline
+from reports.memory import live_by_role, memory_table
 from reports.pipeline_picture import pipeline_picture
 from reports.plan_tables import parameter_table, plan_table
 from reports.profiler_trace import read_rank_traces
@@ -24,6 +25,7 @@ from reports.whatif_tables import sensitivity_table, tornado_picture, what_if_ta
 __all__ = [
     "Check",
     "Configuration",
+    "LiveTimeline",
     "Report",
     "Table",
     "comparison_table",
@@ -32,7 +34,6 @@ __all__ = [
     "graph_picture",
     "layout_picture",
     "live_by_role",
-    "memory_picture",
     "memory_table",
     "parameter_table",
     "pipeline_picture",

@@ -6,31 +6,30 @@ One HTML file without anything fetched; pictures are SVG for light and dark page
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from costmodels import Machine
 from costmodels.fit.device import DeviceFit
 from costmodels.fit.points import Point
 from costmodels.fit.predict import TARGETS, scoreboard
 from costmodels.machine.catalogue import Device
-from plans.files import write_atomically
 from reports.calibration_charts import (
-    Drawing,
     bandwidth_picture,
     collective_pictures,
-    contention_picture,
+    contention_table,
     message_pictures,
     predictions_of,
     rate_picture,
     residual_picture,
     roofline_picture,
 )
-from reports.page import figure, folded, key_figures, page, page_data, section
-from reports.tables import Table
+from reports.charts import Chart
+from reports.page import Page, Part, Section, Text
+from reports.tables import Cell, Table
+from reports.units import Change, Count, Seconds, Share
 
 __all__ = ["CalibrationReport", "Probe", "calibration_html", "write_calibration_report"]
 
@@ -83,18 +82,22 @@ class CalibrationReport:
 
 def write_calibration_report(path: str | os.PathLike[str], report: CalibrationReport) -> Path:
     """Write `calibration_html(report)` to a file atomically."""
-    return write_atomically(path, calibration_html(report).encode())
+    return _page(report).write(path)
 
 
 def calibration_html(report: CalibrationReport) -> str:
     """The report as text; sections about which nothing was measured are left out."""
-    written = [
-        (show, id_, title, body) for show, id_, title, parts in _SECTIONS if (body := list(parts(report)))
-    ]  # fmt: skip
-    return page(
-        f"Calibration of {report.machine.name}", [show(id_, title, *body) for show, id_, title, body in written],
-        subtitle=escape(_subtitle(report)), notes=f"<li>{escape(_note(report))}</li>",
-        figures=key_figures(_key_figures(report)), data=_data(report),
+    return _page(report).html()
+
+
+def _page(report: CalibrationReport) -> Page:
+    sections = [
+        Section(id=id_, title=title, parts=list(parts(report)), folded=id_ == "provenance")
+        for id_, title, parts in _SECTIONS
+    ]
+    return Page(
+        kind="calibration", title=f"Calibration of {report.machine.name}", sections=sections,
+        subtitle=_subtitle(report), notes=[_note(report)], figures=_key_figures(report), data=_data(report),
     )  # fmt: skip
 
 
@@ -119,39 +122,34 @@ def _key_figures(report: CalibrationReport) -> dict[str, str]:
     return {"90 % interval of a step": f"{low:+.0%} to {high:+.0%}", "measured points": str(len(report.points))}
 
 
-def _data(report: CalibrationReport) -> str:
-    """The points as JSON."""
+def _data(report: CalibrationReport) -> dict[str, Any]:
+    """The points as plain values."""
     if report.fit is None:
-        return page_data(machine=report.machine.name, points=[
+        return {"machine": report.machine.name, "points": [
             {"kind": point.kind, "call": point.call, "shape": point.shape, "ranks": point.ranks, "cpu_s": point.cpu_s,
              "active_ranks": point.active_ranks, "size_bytes": point.size_bytes, "measured_s": point.seconds}
             for point in report.points
-        ])  # fmt: skip
-    return page_data(device=report.machine.name, forms=dict(report.fit.forms), points=[
+        ]}  # fmt: skip
+    return {"device": report.machine.name, "forms": dict(report.fit.forms), "points": [
         {"kind": entry.section, "call": entry.point.call, "shape": entry.point.shape, "ranks": entry.point.ranks,
          "size_bytes": entry.point.size_bytes, "measured_s": entry.point.seconds, "predicted_s": entry.seconds,
          "held_out": entry.point.held_out}
         for entry in report.fit.predicted
-    ])  # fmt: skip
+    ]}  # fmt: skip
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------
 
 
-def _drawn(drawings: Iterable[Drawing | None]) -> list[str]:
-    return [figure(*drawing) for drawing in drawings if drawing is not None]
-
-
-def _errors(report: CalibrationReport) -> Iterable[str]:
-    if report.residuals:
-        yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in report.residuals) + "</ul>"
+def _errors(report: CalibrationReport) -> Iterator[Part]:
+    yield from map(Text, report.residuals)
     if report.fit is not None:
-        yield _error_table(report.fit).html()
-        yield from _drawn([residual_picture(report.fit)])
+        yield _error_table(report.fit)
+        yield from residual_picture(report.fit)
 
 
 def _error_table(fit: DeviceFit) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     judged = {
         "fitted": fit.residuals, "held out": fit.held_out,
         "held out, at their clock": scoreboard(fit.held_out_at_clock),
@@ -161,46 +159,45 @@ def _error_table(fit: DeviceFit) -> Table:
             median, p95 = TARGETS[entry.section]
             target = f"{median:.0%}" + (f" / {p95:.0%}" if p95 else "")
             inside = fit.inside(entry.section) if kind == "held out" else None
-            rows.append((_NAMES[entry.section], kind, str(entry.num_points), f"{entry.median_error:.1%}",
-                         f"{entry.p95_error:.1%}", f"{entry.bias:+.1%}", target,
-                         "" if inside is None else f"{inside:.0%}"))  # fmt: skip
+            rows.append((_NAMES[entry.section], kind, Count(entry.num_points), Share(entry.median_error),
+                         Share(entry.p95_error), Change(entry.bias), target,
+                         None if inside is None else Share(inside)))  # fmt: skip
     columns = ("kernels", "points", "number", "median error", "95th percentile", "bias", "target",
                "inside 90 % interval")  # fmt: skip
     forms = tuple(f"Form of {name}: {form}." for name, form in fit.forms.items())
-    return Table(title="Relative errors of predicted times", columns=columns, rows=tuple(rows),
-                 right=frozenset(columns[2:]), notes=forms)  # fmt: skip
+    return Table(title="Relative errors of predicted times", columns=columns, rows=tuple(rows), notes=forms)
 
 
-def _probes(report: CalibrationReport) -> Iterable[str]:
+def _probes(report: CalibrationReport) -> Iterator[Table]:
     rows = tuple(
-        (probe.name, f"{probe.predicted_s * 1e3:.2f} ms", f"{probe.measured_s * 1e3:.2f} ms",
-         f"{probe.predicted_s / probe.measured_s - 1:+.0%}")
+        (probe.name, Seconds(probe.predicted_s), Seconds(probe.measured_s),
+         Change(probe.predicted_s / probe.measured_s - 1))
         for probe in report.probes
     )  # fmt: skip
     if rows:
-        columns = ("program", "predicted", "measured", "error")
         notes = ("Predicted from the micro-benchmarks, before the overall factor that these errors give.",)
-        yield Table(title="Small networks that no example uses", columns=columns, rows=rows,
-                    right=frozenset(columns[1:]), notes=notes).html()  # fmt: skip
+        yield Table(title="Small networks that no example uses", columns=("program", "predicted", "measured", "error"),
+                    rows=rows, notes=notes)  # fmt: skip
 
 
-def _rates(report: CalibrationReport) -> list[str]:
-    return [] if report.fit is None else _drawn([roofline_picture(report.fit), rate_picture(report.fit)])
+def _of_device(
+    *pictures: Callable[[DeviceFit], Iterable[Part]],
+) -> Callable[[CalibrationReport], Iterator[Part]]:
+    """The pictures of a device's fit; none of a CPU."""
+
+    def drawn(report: CalibrationReport) -> Iterator[Part]:
+        for picture in pictures if report.fit is not None else ():
+            assert report.fit is not None
+            yield from picture(report.fit)
+
+    return drawn
 
 
-def _bandwidth(report: CalibrationReport) -> list[str]:
-    return [] if report.fit is None else _drawn([bandwidth_picture(report.fit)])
+def _messages(report: CalibrationReport) -> Iterator[Chart]:
+    yield from message_pictures(report.points) if report.fit is None else collective_pictures(report.fit)
 
 
-def _messages(report: CalibrationReport) -> list[str]:
-    return _drawn(message_pictures(report.points) if report.fit is None else collective_pictures(report.fit))
-
-
-def _contention(report: CalibrationReport) -> list[str]:
-    return [] if report.fit is None else _drawn([contention_picture(report.fit.device)])
-
-
-def _extrapolated(report: CalibrationReport) -> Iterable[str]:
+def _extrapolated(report: CalibrationReport) -> Iterator[Table]:
     if report.fit is None:
         return
     rows = []
@@ -209,7 +206,7 @@ def _extrapolated(report: CalibrationReport) -> Iterable[str]:
         measured, beyond = (_measured_range(name, points), "beyond these") if points else ("nothing", "everything")
         rows.append((_NAMES[name], measured, beyond))
     columns = ("kernels", "measured", "extrapolated by the form")
-    yield Table(title="Sizes that were measured", columns=columns, rows=tuple(rows)).html()
+    yield Table(title="Sizes that were measured", columns=columns, rows=tuple(rows))
 
 
 def _measured_range(name: str, points: Sequence[Point]) -> str:
@@ -227,22 +224,20 @@ def _measured_range(name: str, points: Sequence[Point]) -> str:
     return f"{min(sizes):,} to {max(sizes):,} bytes{ranks}"
 
 
-def _provenance(report: CalibrationReport) -> Iterable[str]:
+def _provenance(report: CalibrationReport) -> Iterator[Table]:
     known = sorted(report.machine.provenance.items())
     rows = tuple((name, entry.status, entry.source, entry.date) for name, entry in known)
-    yield Table(title="Sources", columns=("entry", "status", "source", "date"), rows=rows).html()
+    yield Table(title="Sources", columns=("entry", "status", "source", "date"), rows=rows)
 
 
-_SECTIONS: tuple[
-    tuple[Callable[..., str], str, str, Callable[[CalibrationReport], Iterable[str]]], ...
-] = (
-    (section, "errors", "How well the forms predict", _errors),
-    (section, "probes", "Probe programs", _probes),
-    (section, "roofline", "Matrix products and attention", _rates),
-    (section, "memory", "Memory-bound kernels", _bandwidth),
-    (section, "links", "Collectives and transfers", _messages),
-    (section, "contention", "Contention", _contention),
-    (section, "extrapolated", "What is extrapolated", _extrapolated),
-    (folded, "provenance", "Where every figure comes from", _provenance),
-)  # fmt: skip
-"""How a section is shown, its anchor, its heading, and what stands in it."""
+_SECTIONS: tuple[tuple[str, str, Callable[[CalibrationReport], Iterable[Part]]], ...] = (
+    ("errors", "How well the forms predict", _errors),
+    ("probes", "Probe programs", _probes),
+    ("roofline", "Matrix products and attention", _of_device(roofline_picture, rate_picture)),
+    ("memory", "Memory-bound kernels", _of_device(bandwidth_picture)),
+    ("links", "Collectives and transfers", _messages),
+    ("contention", "Contention", _of_device(lambda fit: contention_table(fit.device))),
+    ("extrapolated", "What is extrapolated", _extrapolated),
+    ("provenance", "Where every figure comes from", _provenance),
+)
+"""The anchor of a section, its heading, and what stands in it."""

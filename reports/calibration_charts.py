@@ -3,7 +3,7 @@ other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from costmodels.fit.device import DeviceFit
@@ -16,21 +16,19 @@ from costmodels.price.compute import matrix_s
 from costmodels.price.group import first_group
 from costmodels.price.traffic import Traffic, collective_traffic, transfer_traffic
 from plans.model.graph import itemsize
-from reports.calibration_picture import Series, log_picture, map_picture
-from reports.svg import Picture
+from reports.charts import Chart, Scale, Series, series_chart
+from reports.tables import Cell, Table
+from reports.units import Share
 
 __all__ = [
     "bandwidth_picture",
     "collective_pictures",
-    "contention_picture",
+    "contention_table",
     "message_pictures",
     "rate_picture",
     "residual_picture",
     "roofline_picture",
 ]
-
-Drawing = tuple[Picture, str]
-"""A picture and its caption."""
 
 
 def predictions_of(fit: DeviceFit, *sections: str) -> list[Predicted]:
@@ -45,8 +43,8 @@ def _described(entry: Predicted) -> str:
     return f"{point.call} {what}{ranks}: {1e6 * point.seconds:.4g} us measured, {entry.error:+.1%} predicted"
 
 
-def residual_picture(fit: DeviceFit) -> Drawing | None:
-    """Errors of all points by how long they take; None without points."""
+def residual_picture(fit: DeviceFit) -> Iterator[Chart]:
+    """Errors of all points by how long they take."""
     groups = {
         "compute": ("matrix", "attention"), "memory-bound": ("memory",),
         "communication": ("collective", "transfer"), "contention": ("overlap",),
@@ -58,10 +56,9 @@ def residual_picture(fit: DeviceFit) -> Drawing | None:
                   for is_held_out in (False, True)]  # fmt: skip
         series.append(Series(name=name, points=points[0], held_out=points[1]))
     if not fit.predicted:
-        return None
-    picture = log_picture(series, title="Residuals", x_name="measured time (us)", y_name="predicted / measured - 1",
-                          linear_y=True)  # fmt: skip
-    return picture, "Every measured point; hover over a point to read it."
+        return
+    scale = Scale(x="measured time (µs)", y="predicted / measured - 1", log_x=True, relative=True)
+    yield series_chart(series, scale, title="Residuals", caption="Every measured point; rest on a point to read it.")
 
 
 def _flops(point: Point) -> float:
@@ -82,11 +79,11 @@ def _intensity(point: Point) -> float:
     return _flops(point) / (size * dim * batch * (2 * heads * queries + 2 * kv_heads * keys))
 
 
-def roofline_picture(fit: DeviceFit) -> Drawing | None:
-    """Measured rates of 16-bit products and attention under the peaks; None without points."""
+def roofline_picture(fit: DeviceFit) -> Iterator[Chart]:
+    """Measured rates of 16-bit products and attention under the peaks."""
     own = [e for e in predictions_of(fit, "matrix", "attention") if e.point.dtype in ("bfloat16", "float16")]
     if not own:
-        return None
+        return
     compute = fit.device.compute
     peak = max(compute.matrix_flops_per_s[e.point.dtype] for e in own)
     xs = [_intensity(e.point) for e in own]
@@ -101,9 +98,9 @@ def roofline_picture(fit: DeviceFit) -> Drawing | None:
         _series("attention", [e for e in own if e.section == "attention"], place),
         Series(name="vendor's roofline", curve=[(x, min(peak, x * compute.memory_Bps) / 1e12) for x in grid]),
     ]
-    picture = log_picture(series, title="Roofline, 16-bit", x_name="floating-point operations per byte",
-                          y_name="TFLOP/s")  # fmt: skip
-    return picture, "Measured rates under the peaks of arithmetic and memory."
+    scale = Scale(x="floating-point operations per byte", y="TFLOP/s", log_x=True, log_y=True)
+    said = "Measured rates under the peaks of arithmetic and memory."
+    yield series_chart(series, scale, title="Roofline, 16-bit", caption=said)
 
 
 def _series(
@@ -117,12 +114,12 @@ def _series(
     return Series(name=name, points=fitted, held_out=held_out, curve=curve)
 
 
-def rate_picture(fit: DeviceFit) -> Drawing | None:
-    """The rate of products by the fitted form over their rows; None where products were not measured."""
+def rate_picture(fit: DeviceFit) -> Iterator[Chart]:
+    """The rate of products by the fitted form over their rows."""
     compute = fit.device.compute
     dtype = next((name for name in ("bfloat16", "float16") if name in compute.matrix_flops_per_s), None)
     if dtype is None or "matrix" not in fit.forms:
-        return None
+        return
     sizes = sorted({round(2 ** (at / 12)) for at in range(169)})
     series = []
     for name, fixed in (("k = 4096, n = 4096, over m", (4096, 4096)), ("k = 1024, n = 1024, over m", (1024, 1024))):
@@ -133,17 +130,16 @@ def rate_picture(fit: DeviceFit) -> Drawing | None:
             curve.append((float(m), 2 * m * n * k / seconds / 1e12))
         near = [e for e in predictions_of(fit, "matrix") if e.point.shape[1:] == fixed and e.point.dtype == dtype]
         series.append(_series(name, near, lambda point: (point.shape[0], _flops(point) / point.seconds / 1e12), curve))
-    picture = log_picture(
-        series, title=f"Rate of {dtype} products by the fitted form", x_name="rows m", y_name="TFLOP/s"
-    )
-    return picture, "Teeth are waves: one more tile than the cores hold begins another wave."
+    scale = Scale(x="rows m", y="TFLOP/s", log_x=True, log_y=True)
+    said = "Teeth are waves: one more tile than the cores hold begins another wave."
+    yield series_chart(series, scale, title=f"Rate of {dtype} products by the fitted form", caption=said)
 
 
-def bandwidth_picture(fit: DeviceFit) -> Drawing | None:
-    """Bandwidth of memory-bound kernels over their size; None without points."""
+def bandwidth_picture(fit: DeviceFit) -> Iterator[Chart]:
+    """Bandwidth of memory-bound kernels over their size."""
     own = predictions_of(fit, "memory")
     if not own:
-        return None
+        return
     compute = fit.device.compute
     low, high = min(e.point.size_bytes for e in own), max(e.point.size_bytes for e in own)
     grid = [low * (high / low) ** (at / 60) for at in range(61)] if high > low else [float(low), 2.0 * low]
@@ -154,14 +150,14 @@ def bandwidth_picture(fit: DeviceFit) -> Drawing | None:
         Series(name="fitted, at the least bytes", curve=curve),
         Series(name="vendor's peak", curve=[(x, compute.memory_Bps / 1e9) for x in (grid[0], grid[-1])], dashed=True),
     ]
-    picture = log_picture(series, title="Memory-bound kernels", x_name="bytes read and written", y_name="GB/s")
-    return picture, "Bandwidth against size: small kernels are bound by their launch."
+    scale = Scale(x="bytes read and written", y="GB/s", log_x=True, log_y=True)
+    said = "Bandwidth against size: small kernels are bound by their launch."
+    yield series_chart(series, scale, title="Memory-bound kernels", caption=said)
 
 
-def collective_pictures(fit: DeviceFit) -> list[Drawing]:
+def collective_pictures(fit: DeviceFit) -> Iterator[Chart]:
     """Bandwidth of each kind of communication over its size, one series for each number of ranks."""
     device = fit.device
-    drawn: list[Drawing] = []
     library = library_of(device)
     for call in COLLECTIVES:
         own = [e for e in predictions_of(fit, "collective", "transfer") if e.point.call == call]
@@ -179,7 +175,7 @@ def collective_pictures(fit: DeviceFit) -> list[Drawing]:
                 curve.append((float(size), moved.moved_bytes / seconds / 1e9))
             name = f"{ranks} ranks" if call != "transfer" else "one way"
             series.append(_series(name, these, partial(_sent, call, ranks, library), curve))
-        picture = log_picture(series, title=call, x_name="message (bytes)", y_name="GB/s sent by a rank")
+        scale = Scale(x="message (bytes)", y="GB/s sent by a rank", log_x=True, log_y=True)
         caption = "Curves are the fitted form with its protocols; bends are where one takes over."
         if call == "transfer":
             caption += (
@@ -188,8 +184,7 @@ def collective_pictures(fit: DeviceFit) -> list[Drawing]:
             )
         else:
             caption += " Small messages below were issued back to back and waited for their host."
-        drawn.append((picture, caption))
-    return drawn
+        yield series_chart(series, scale, title=call, caption=caption)
 
 
 def _sent(call: str, ranks: int, library: str, point: Point) -> tuple[float, float]:
@@ -203,29 +198,25 @@ def _moved(call: str, ranks: int, size: int, library: str) -> Traffic:
     return collective_traffic(call, ranks, size, 2, library)
 
 
-def contention_picture(device: Device) -> Drawing | None:
-    """Rates of compute and communication while both run; None where they are not known."""
+def contention_table(device: Device) -> Iterator[Table]:
+    """Rates of compute and communication while both run, as shares of those alone; nothing where they are not known."""
     if not device.overlap:
-        return None
-    pairs: Mapping[tuple[str, str], tuple[float, float]] = {
-        (entry.compute, entry.collective): (entry.compute_rate, entry.comm_rate) for entry in device.overlap
-    }
-    rows = ("matrix", "attention", "memory")
-    values = [[pairs.get((row, column)) for column in COLLECTIVES] for row in rows]
-    picture = map_picture(rows, COLLECTIVES, values, title="Speed while both run, as a share of that alone")
+        return
+    rows: list[tuple[Cell, ...]] = [
+        (each.compute, each.collective, Share(each.compute_rate), Share(each.comm_rate)) for each in device.overlap
+    ]
+    distinct = len({(each.compute_rate, each.comm_rate) for each in device.overlap})
+    shared = f"The fit found {distinct} pairs of rates for these {len(rows)} cells: cells that share one are not told "
+    shared += "apart by what was measured."
     known = device.provenance.get("overlap")
-    distinct = len(set(pairs.values()))
-    shared = "" if distinct == len(pairs) else (
-        f"The fit found {distinct} pairs of rates for these {len(pairs)} cells: cells that share one are not told "
-        "apart by what was measured. "
-    )  # fmt: skip
-    source = known.source if known else ""
-    return picture, f"Upper bar: the compute of the row; lower bar: the communication. {shared}{source}"
+    notes = [*([shared] if distinct < len(rows) else []), *([known.source] if known else [])]
+    columns = ("compute", "communication", "speed of the compute", "speed of the communication")
+    yield Table(title="Speed while both run, as a share of that alone", columns=columns, rows=tuple(rows),
+                notes=tuple(notes))  # fmt: skip
 
 
-def message_pictures(points: Sequence[Point]) -> list[Drawing]:
+def message_pictures(points: Sequence[Point]) -> Iterator[Chart]:
     """Time against size of every kind of communication, one series for each number of ranks in a group."""
-    drawn = []
     for call in sorted({point.call for point in points if point.kind in ("collective", "transfer")}):
         own = [point for point in points if point.call == call and point.kind in ("collective", "transfer")]
         busiest = max(point.active_ranks for point in own)
@@ -240,9 +231,8 @@ def message_pictures(points: Sequence[Point]) -> list[Drawing]:
             )
             for ranks in sorted({point.ranks for point in own if point.active_ranks == busiest})[:4]
         ]  # fmt: skip
-        picture = log_picture(series, title=call, x_name="size (bytes)", y_name="time (us)")
-        drawn.append((picture, f"{call} while all {busiest} ranks are at work."))
-    return drawn
+        scale = Scale(x="size (bytes)", y="time (µs)", log_x=True, log_y=True)
+        yield series_chart(series, scale, title=call, caption=f"{call} while all {busiest} ranks are at work.")
 
 
 def _size_and_time(point: Point) -> str:

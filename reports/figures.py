@@ -6,13 +6,13 @@ show them with `figures_text`, under the titles of `FIGURES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from plans.timeline import Timeline
 from reports.tables import Table
-from reports.units import format_bytes, format_seconds
+from reports.units import Bytes, Quantity, Seconds, Share
 
 if TYPE_CHECKING:
     from executor.launch.run_plan import RunResult
@@ -29,38 +29,34 @@ class Figure:
         title: in texts and tables.
         unit: of the value in JSON objects and files.
         definition: what it is.
-        text: how a value is shown to people.
+        form: makes a value print itself for people.
     """
 
     key: str
     title: str
     unit: str
     definition: str
-    text: Callable[[float], str]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    form: type[Quantity]
 
 
 FIGURES: Mapping[str, Figure] = {
     each.key: each
     for each in (
         Figure(
-            key="step_s", title="step", unit="s", text=format_seconds,
+            key="step_s", title="step", unit="s", form=Seconds,
             definition="Time from the end of one training step to the end of the next, when steps follow each other.",
         ),
         Figure(
-            key="exposed_comm_s", title="exposed communication", unit="s", text=format_seconds,
+            key="exposed_comm_s", title="exposed communication", unit="s", form=Seconds,
             definition="Time of a step in which a rank communicates and does not compute, averaged over ranks.",
         ),
         Figure(
-            key="bubble_fraction", title="bubble", unit="1", text=_percent,
+            key="bubble_fraction", title="bubble", unit="1", form=Share,
             definition="Share of a step in which a rank waits for others, mostly for other pipeline stages, averaged "
             "over ranks: what is left of the step after compute, exposed communication and the wait for its own host.",
         ),
         Figure(
-            key="peak_bytes", title="peak memory", unit="B", text=format_bytes,
+            key="peak_bytes", title="peak memory", unit="B", form=Bytes,
             definition="The most memory that any rank needs at one time. Predictions include communication buffers, "
             "fragmentation and the communication library; runs count the program's own values.",
         ),
@@ -117,9 +113,9 @@ def figures_text(values: Mapping[str, Any], *, low_s: float | None = None, high_
     for key, figure in FIGURES.items():
         if values[key] is None:
             continue
-        part = f"{figure.title} {figure.text(values[key])}"
+        part = f"{figure.title} {figure.form(values[key])}"
         if key == "step_s" and low_s is not None and high_s is not None:
-            part += f" (90 %: {figure.text(low_s)} to {figure.text(high_s)})"
+            part += f" (90 %: {figure.form(low_s)} to {figure.form(high_s)})"
         parts.append(part)
     return ", ".join(parts)
 

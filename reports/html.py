@@ -1,44 +1,40 @@
-"""The report: one HTML file with results first, pictures, tables, the environment, and the data inside.
-
-Nothing is fetched: pictures are inline SVG, the data is JSON in a script element (`id="twofold-data"`), light and dark
-themes follow the reader's setting. A section appears only when its data is given.
-"""
+"""The report of a step: predicted, measured or both, with what was planned and verified."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from plans.files import write_atomically
 from plans.lower import lower
 from plans.plan import Plan, plan_to_json
 from plans.program import Program
 from plans.timeline import Timeline
+from reports.charts import Chart, Scale, Series, series_chart
 from reports.figures import figures_of, figures_table
 from reports.graph_picture import graph_data, graph_picture
-from reports.line_picture import Line, line_picture
-from reports.memory_picture import memory_picture
-from reports.memory_tables import memory_table
-from reports.page import figure, folded, key_figures, page, page_data, section
-from reports.pipeline_picture import MAX_BOXES, pipeline_panel, pipeline_picture
+from reports.live import LiveTimeline
+from reports.memory import memory_table
+from reports.page import Page, Part, Section, Text
 from reports.plan_tables import parameter_table, plan_table
-from reports.svg import Picture
 from reports.tables import Check, Table, verification_table
-from reports.time_tables import comparison_table, composition_table, critical_path_table, timeline_table
-from reports.units import format_seconds
+from reports.time_tables import (
+    actions_table,
+    comparison_table,
+    composition_table,
+    critical_path_table,
+    timeline_table,
+)
+from reports.units import Seconds
 from simulator import composition, critical_path
 
-__all__ = ["MAX_REPORT_BYTES", "Report", "report_html", "write_report"]
+__all__ = ["Report", "report_html", "write_report"]
 
-MAX_REPORT_BYTES = 2_000_000
-_MAX_TABLE_ROWS = 400
 _MAX_OPEN_ROWS = 40
 
 
@@ -50,7 +46,7 @@ class Report:
         title: of the page.
         summary: key figures, name -> value, shown first and large.
         plan: for the plan's tables and graph.
-        program: for live memory by role; by default the plan's.
+        program: for causes, costs and live memory by role; by default the plan's.
         predicted: the simulation.
         measured: the run; its `kind` says whether it was measured or emulated.
         checks: the verification.
@@ -60,15 +56,15 @@ class Report:
         machine: what the prediction was computed for, name -> value.
         environment: where and with what the report was made: versions, date, variables such as
             CUDA_DEVICE_MAX_CONNECTIONS.
-        results: tables and pictures of the result, shown first.
-        what_if: tables and pictures of what-if questions, shown first.
+        results: tables and charts of the result, shown first.
+        what_if: tables and charts of what-if questions, shown first.
         tables: further tables, under details.
         notes: sentences under the title, e.g. what was not run.
         command: the command line that made it.
     """
 
     title: str
-    summary: Mapping[str, str] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
     plan: Plan | None = None
     program: Program | None = None
     predicted: Timeline | None = None
@@ -79,8 +75,8 @@ class Report:
     memory_limit_bytes: int | None = None
     machine: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    results: Sequence[Table | Picture] = ()
-    what_if: Sequence[Table | Picture] = ()
+    results: Sequence[Part] = ()
+    what_if: Sequence[Part] = ()
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     command: str = ""
@@ -90,6 +86,15 @@ class Report:
         """The prediction and the run, as far as there are any."""
         return [each for each in (self.predicted, self.measured) if each is not None]
 
+    @property
+    def kind(self) -> str:
+        """Of report, as `twofold serve` lists it."""
+        kinds = (
+            ("verification", self.checks), ("what-if", self.what_if), ("plan", self.results),
+            ("comparison of prediction and run", self.predicted and self.measured),
+        )  # fmt: skip
+        return next((kind for kind, given in kinds if given), "prediction")
+
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     """Write `report_html(report)` to a file atomically.
@@ -97,199 +102,152 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     Raises:
         OSError: the file cannot be written.
     """
-    return write_atomically(path, report_html(report).encode())
+    return _page(report).write(path)
 
 
 def report_html(report: Report) -> str:
-    """The report as text, under 2 MB: a larger one is made with fewer boxes and shorter tables, and says so.
+    """The report as text.
 
     >>> "<title>Step time</title>" in report_html(Report(title="Step time"))
     True
     """
+    return _page(report).html()
+
+
+def _page(report: Report) -> Page:
     if report.plan is not None:
         limit = report.plan.memory_limit_bytes if report.memory_limit_bytes is None else report.memory_limit_bytes
         report = replace(report, program=report.program or lower(report.plan), memory_limit_bytes=limit)
-    max_boxes, max_rows = MAX_BOXES, _MAX_TABLE_ROWS
-    while True:
-        kinds = " above ".join(each.kind.upper() for each in report.timelines)
-        text = page(
-            report.title, _sections(report, max_boxes, max_rows), subtitle=f"{kinds} throughout." if kinds else "",
-            notes="".join(f"<li>{escape(note)}</li>" for note in report.notes), figures=key_figures(report.summary),
-            footer=f"Made by twofold. {escape(report.command)}".strip(), data=_data(report, max_boxes),
-        )  # fmt: skip
-        if len(text.encode()) < MAX_REPORT_BYTES or max_boxes < 100:
-            return text
-        max_boxes, max_rows = max_boxes // 2, max(20, max_rows // 2)
+    kinds = " above ".join(each.kind.upper() for each in report.timelines)
+    return Page(
+        kind=report.kind, title=report.title, subtitle=f"{kinds} throughout." if kinds else "", notes=report.notes,
+        figures=report.summary, data=_data(report), command=report.command, sections=list(_sections(report)),
+    )  # fmt: skip
 
 
-def _sections(report: Report, max_boxes: int, max_rows: int) -> list[str]:
-    timelines, predicted, measured = report.timelines, report.predicted, report.measured
-    return [
-        _verification(report.checks),
-        _found(report.results, max_rows),
-        _what_if(report.what_if, max_rows),
-        _results(timelines, report.step_times_s),
-        _pipeline(timelines, max_boxes),
-        _losses(report.losses),
-        _step_times(report.step_times_s, predicted, measured),
-        _memory(predicted, measured, report.program, report.memory_limit_bytes),
-        _where_time_goes(timelines, predicted, measured, report.program, max_rows),
-        _plan(report.plan, max_rows),
-        _further(report.tables, max_rows),
-        _environment(report.machine, report.environment, report.command),
-    ]
+def _sections(report: Report) -> Iterator[Section]:
+    drawn = [each for each in report.timelines if len(each.rank)]
+    live = LiveTimeline(timelines=drawn, program=report.program, limit_bytes=report.memory_limit_bytes)
+    yield Section(id="verification", title="Verification", parts=_verification(report.checks))
+    yield Section(id="found", title="Found", parts=report.results)
+    yield Section(id="what-if", title="What if", parts=report.what_if)
+    title = f"The step, {' and '.join(each.kind for each in report.timelines)}"
+    yield Section(id="results", title=title, parts=_results(report.timelines, report.step_times_s))
+    actions = [actions_table(each) for each in drawn]
+    yield Section(id="pipeline", title="Pipeline and memory", parts=[live] if drawn else [])
+    yield Section(id="actions", title="The pipeline as a table", parts=actions, folded=True)
+    yield Section(id="losses", title="Losses", parts=_losses(report.losses))
+    yield Section(id="steps", title="Step times", parts=_step_times(report))
+    peaks = [memory_table(each, known) for each, known in _with_program(report) if each.memory]
+    yield Section(id="memory", title="Peak memory", parts=peaks)
+    title = "Where the time goes, rank by rank and call by call"
+    yield Section(id="composition", title=title, parts=list(_where_time_goes(report, drawn)), folded=True)
+    yield from _plan(report.plan)
+    yield Section(id="further", title="Further tables", parts=report.tables, folded=True)
+    yield Section(id="environment", title="Environment", parts=list(_environment(report)))
 
 
-def _data(report: Report, max_boxes: int) -> str:
-    """The data of the page as JSON."""
-    plan, timelines = report.plan, report.timelines
-    return page_data(
-        title=report.title,
-        summary=dict(report.summary),
-        timelines=[_timeline_data(each, max_boxes // len(timelines)) for each in timelines],
-        checks=[{**asdict(each), "passed": each.passed} for each in report.checks],
-        losses={name: [float(value) for value in values] for name, values in report.losses.items()},
-        step_times_s=[float(value) for value in report.step_times_s],
-        machine=dict(report.machine),
-        environment=dict(report.environment),
-        command=report.command,
-        plan=json.loads(plan_to_json(plan)) if plan and len(plan.graph.operators) <= 1000 else None,
-    )
+def _with_program(report: Report) -> list[tuple[Timeline, Program | None]]:
+    """The timelines, the prediction with its program: a run's memory is what it reported."""
+    return [(each, report.program if each is report.predicted else None) for each in report.timelines]
 
 
-def _verification(checks: Sequence[Check]) -> str:
+def _data(report: Report) -> dict[str, Any]:
+    """The data of the page as plain values."""
+    plan = report.plan
+    return {
+        "title": report.title,
+        "summary": {name: str(value) for name, value in report.summary.items()},
+        "timelines": [_timeline_data(each) for each in report.timelines],
+        "checks": [{**asdict(each), "passed": each.passed} for each in report.checks],
+        "losses": {name: [float(value) for value in values] for name, values in report.losses.items()},
+        "step_times_s": [float(value) for value in report.step_times_s],
+        "machine": dict(report.machine),
+        "environment": dict(report.environment),
+        "command": report.command,
+        "plan": json.loads(plan_to_json(plan)) if plan and len(plan.graph.operators) <= 1000 else None,
+    }
+
+
+def _verification(checks: Sequence[Check]) -> list[Part]:
     if not checks:
-        return ""
+        return []
     must = [check for check in checks if not check.informs]
     failed = [check.name for check in must if not check.passed]
     said = f"FAILED: {', '.join(failed)}." if failed else f"All {len(must)} checks passed."
-    verdicts = [f'<p class="{"fail" if failed else "pass"}">{escape(said)}</p>']
+    verdicts: list[Part] = [Text(said, "fail" if failed else "pass")]
     if outside := [check.name for check in checks if check.informs and not check.passed]:
-        verdicts.append(f'<p class="warn">Outside its interval: {escape(", ".join(outside))}.</p>')
-    return section("verification", "Verification", *verdicts, verification_table(checks).html())
+        verdicts.append(Text(f"Outside its interval: {', '.join(outside)}.", "warn"))
+    return [*verdicts, verification_table(checks)]
 
 
-def _found(parts: Sequence[Table | Picture], max_rows: int) -> str:
-    shown = [each.html(max_rows) if isinstance(each, Table) else figure(each, "") for each in parts]
-    return section("found", "Found", *shown) if shown else ""
-
-
-def _what_if(parts: Sequence[Table | Picture], max_rows: int) -> str:
-    said = "Each bar changes one quantity; hover over a bar for its step time."
-    shown = [each.html(max_rows) if isinstance(each, Table) else figure(each, said) for each in parts]
-    return section("what-if", "What if", *shown) if shown else ""
-
-
-def _results(timelines: Sequence[Timeline], times_s: Sequence[float]) -> str:
+def _results(timelines: Sequence[Timeline], times_s: Sequence[float]) -> list[Part]:
     if not timelines:
-        return ""
-    title = " and ".join(each.kind for each in timelines)
+        return []
     table, run = timeline_table(timelines), timelines[-1]
     if len(times_s) > run.num_steps and run.kind != "predicted":
         every = f"The {run.kind} figures are of the last {run.num_steps} steps, which were recorded; all "
-        every += f"{len(times_s)} steps took {format_seconds(float(np.median(times_s)))} in the median."
+        every += f"{len(times_s)} steps took {Seconds(float(np.median(times_s)))} in the median."
         table = replace(table, notes=(*table.notes, every))
-    return section("results", f"The step, {title}", table.html(), figures_table().html())
+    return [table, figures_table()]
 
 
-def _pipeline(timelines: Sequence[Timeline], max_boxes: int) -> str:
-    drawn = [each for each in timelines if len(each.rank)]
-    if not drawn:
-        return ""
-    kinds = " above ".join(each.kind.upper() for each in drawn)
-    caption = f"{kinds}, on one time axis. Hover over a box for its instruction; numbers are micro-batches."
-    return section("pipeline", "Pipeline", figure(pipeline_picture(drawn, max_boxes=max_boxes), caption))
-
-
-def _losses(losses: Mapping[str, Sequence[float]]) -> str:
-    lines = [Line(name=name, values=values, dashed=at > 0) for at, (name, values) in enumerate(losses.items())]
-    lines = [line for line in lines if len(line.values)]
-    if not lines:
-        return ""
-    picture = line_picture(lines, title="Loss", x_name="step", y_name="loss")
+def _losses(losses: Mapping[str, Sequence[float]]) -> list[Chart]:
+    lines = [
+        Series(name=name, curve=list(enumerate(map(float, values), 1)), dashed=at > 0)
+        for at, (name, values) in enumerate(losses.items()) if len(values)
+    ]  # fmt: skip
     said = "The loss of every step, as the mean over micro-batches."
     said += " Equal losses coincide: dashes on a line." if len(lines) > 1 else ""
-    return section("losses", "Losses", figure(picture, said))
+    return [series_chart(lines, Scale(x="step", y="loss"), title="Loss", caption=said)] if lines else []
 
 
-def _step_times(times_s: Sequence[float], predicted: Timeline | None, measured: Timeline | None) -> str:
+def _step_times(report: Report) -> list[Chart]:
+    times_s, predicted, measured = report.step_times_s, report.predicted, report.measured
     if not len(times_s):
-        return ""
+        return []
     band = None
     if predicted is not None and predicted.low_s is not None and predicted.high_s is not None:
         band = (1e3 * predicted.low_s, 1e3 * predicted.high_s, "90 % interval of the prediction")
     kind = "measured" if measured is None else measured.kind
-    lines = [Line(name=kind, values=[1e3 * time for time in times_s])]
+    lines = [Series(name=kind, curve=[(float(at), 1e3 * time) for at, time in enumerate(times_s, 1)])]
     if predicted is not None:
-        lines.append(Line(name="predicted", values=[1e3 * predicted.step_interval_s] * len(times_s), dashed=True))
-    picture = line_picture(lines, title="Step time", x_name="step", y_name="step time (ms)", band=band)
-    drawn = figure(picture, f"Every {kind} step; the prediction is for a typical one.")
-    return section("steps", f"Step times, {kind}", drawn)
+        time = 1e3 * predicted.step_interval_s
+        lines.append(Series(name="predicted", curve=[(1.0, time), (float(len(times_s)), time)], dashed=True))
+    said = f"Every {kind} step; the prediction is for a typical one."
+    return [series_chart(lines, Scale(x="step", y="step time (ms)", band=band), title="Step time", caption=said)]
 
 
-def _memory(predicted: Timeline | None, measured: Timeline | None, program: Program | None, limit: int | None) -> str:
-    figures = []
-    for each, known in ((predicted, program), (measured, None)):
-        if each is not None and (each.memory or each.memory_curve or (known is not None and len(each.rank))):
-            picture = memory_picture(each, program=known, limit_bytes=limit)
-            caption = f"{each.kind.upper()}: live bytes on the fullest rank of every group; 1 MB is 10^6 bytes."
-            figures.append(figure(picture, caption))
-            if each.memory:
-                figures.append(memory_table(each, known).html())
-    return section("memory", "Memory", *figures) if figures else ""
+def _where_time_goes(report: Report, drawn: Sequence[Timeline]) -> Iterator[Table]:
+    for each in drawn:
+        yield composition_table(each, report.program)
+        if report.program is not None:
+            yield critical_path_table(critical_path(each, report.program), each.kind)
+    if len(drawn) == 2:
+        yield comparison_table(*drawn)
 
 
-def _where_time_goes(
-    timelines: Sequence[Timeline],
-    predicted: Timeline | None,
-    measured: Timeline | None,
-    program: Program | None,
-    max_rows: int,
-) -> str:
-    body = []
-    for each in timelines:
-        if len(each.rank):
-            body.append(composition_table(each, program).html(max_rows))
-            if program is not None:
-                body.append(critical_path_table(critical_path(each, program), each.kind).html(max_rows))
-    if predicted is not None and measured is not None and len(predicted.rank) and len(measured.rank):
-        body.append(comparison_table(predicted, measured).html(max_rows))
-    return folded("composition", "Where the time goes, rank by rank and call by call", *body) if body else ""
-
-
-def _plan(plan: Plan | None, max_rows: int) -> str:
+def _plan(plan: Plan | None) -> Iterator[Section]:
     if plan is None:
-        return ""
-    graph = figure(graph_picture(graph_data(plan.graph, plan)), "The graph after the search; orange edges move data.")
+        return
     table = plan_table(plan)
-    shown = table.html(max_rows)
-    if len(table.rows) > _MAX_OPEN_ROWS:
-        shown = folded("operators", f"{len(table.rows)} operators: layouts and communication", shown)
-    return section("plan", "Plan", shown) + folded(
-        "graph", "Parameters and graph", parameter_table(plan).html(max_rows), graph
-    )
+    title = f"Plan: {len(table.rows)} operators, layouts and communication"
+    yield Section(id="plan", title=title, parts=[table], folded=len(table.rows) > _MAX_OPEN_ROWS)
+    graph = graph_picture(graph_data(plan.graph, plan))
+    yield Section(id="graph", title="Parameters and graph", parts=[parameter_table(plan), graph], folded=True)
 
 
-def _further(tables: Sequence[Table], max_rows: int) -> str:
-    return folded("further", "Further tables", *(table.html(max_rows) for table in tables)) if tables else ""
-
-
-def _environment(machine: Mapping[str, str], environment: Mapping[str, str], command: str) -> str:
-    body = []
-    if command:
-        body.append(f"<pre>{escape(command)}</pre>")
-    for title, entries in (("Machine of the prediction", machine), ("Environment", environment)):
+def _environment(report: Report) -> Iterator[Part]:
+    if report.command:
+        yield Text(report.command, "code")
+    for title, entries in (("Machine of the prediction", report.machine), ("Environment", report.environment)):
         if entries:
             rows = tuple((name, str(value)) for name, value in entries.items())
-            body.append(Table(title=title, columns=("name", "value"), rows=rows).html())
-    return section("environment", "Environment", *body) if body else ""
+            yield Table(title=title, columns=("name", "value"), rows=rows)
 
 
-# ------------------------------------------------------------------------------------ data
-
-
-def _timeline_data(timeline: Timeline, max_boxes: int) -> dict[str, Any]:
-    data: dict[str, Any] = {
+def _timeline_data(timeline: Timeline) -> dict[str, Any]:
+    return {
         "kind": timeline.kind,
         "num_ranks": timeline.num_ranks,
         "num_steps": timeline.num_steps,
@@ -302,12 +260,5 @@ def _timeline_data(timeline: Timeline, max_boxes: int) -> dict[str, Any]:
             for each in timeline.memory
         ],
         "meta": dict(timeline.meta),
+        "composition": [asdict(each) for each in composition(timeline)] if len(timeline.rank) else [],
     }
-    if len(timeline.rank):
-        panel = pipeline_panel(timeline, max_boxes=max_boxes)
-        data["actions"] = {
-            "columns": ["rank", "label", "start_ps", "end_ps"],
-            "rows": [[panel.rows[each.row].rank, each.label, each.start_ps, each.end_ps] for each in panel.outlines],
-        }
-        data["composition"] = [asdict(each) for each in composition(timeline)]
-    return data

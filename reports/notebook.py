@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plans.plan import Plan
 from plans.timeline import PS_PER_S, STREAMS, Timeline
+from reports.charts import Chart
 from reports.figures import figures_of, figures_text
 from reports.frames import frame
 from reports.pipeline_picture import pipeline_picture
@@ -101,7 +102,7 @@ def _(forecast: Forecast) -> str:
     return f"<p>{escape(said)}</p>{_image(shares_picture(bars, title='Where the time of pipeline ranks goes'))}"
 
 
-def _image(picture: Picture) -> str:
+def _image(picture: Picture | Chart) -> str:
     """A picture whose styles are its own."""
     data = base64.b64encode(picture.alone().encode()).decode()
     return f'<img alt="{escape(picture.title)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'

@@ -1,74 +1,124 @@
-"""Parts of HTML pages: sections, figures, key figures, the data inside a page.
+"""The page: one self-contained HTML file of sections, made from the templates of `reports/templates` by Jinja2.
 
-Nothing is fetched: pictures are inline SVG, the data is JSON in a script element (`id="twofold-data"`), light and dark
-themes follow the reader's setting.
+Nothing is fetched: styles, scripts, pictures and data are inside. Light and dark follow the reader's setting.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from html import escape
-from string import Template
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from plans.files import finite
-from reports.svg import Picture, style_sheet, template
+from markupsafe import Markup
 
-__all__ = ["figure", "folded", "key_figures", "page", "page_data", "section"]
+from plans.files import finite, write_atomically
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["Markup", "Page", "Part", "Section", "Text", "as_json", "render"]
 
 
-def page(
-    title: str, sections: Sequence[str], *, subtitle: str = "", notes: str = "", figures: str = "",
-    footer: str = "Made by twofold.", data: str = "{}",
-) -> str:  # fmt: skip
-    """A page as text.
+class Part(Protocol):
+    """What stands in a section: a table, a chart, a timeline, a text."""
+
+    def __html__(self) -> str:
+        """HTML that is safe as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph or preformatted text; `style` is "note", "pass", "fail", "warn" or "code"."""
+
+    text: str
+    style: str = "note"
+
+    def __html__(self) -> Markup:
+        tag = "pre" if self.style == "code" else "p"
+        return Markup("<{0} class={1}>{2}</{0}>").format(Markup(tag), self.style, self.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading with its parts; a `folded` one is closed until the reader opens it. Without parts it is left out."""
+
+    id: str
+    title: str
+    parts: Sequence[Part] = ()
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A report.
 
     Args:
-        title: plain text; it is escaped here.
-        sections: HTML of `section` and `folded`; empty ones are left out.
-        subtitle: HTML under the title.
-        notes: HTML list items under the subtitle.
-        figures: HTML of `key_figures`.
-        footer: HTML at the end.
-        data: JSON of `page_data`.
+        kind: of report, such as "plan"; `twofold serve` lists it.
+        title: of the page.
+        sections: those without parts are left out.
+        subtitle: a sentence under the title.
+        notes: sentences in a list under it.
+        figures: name -> value, shown large at the top.
+        data: values that a program may read from the page, as JSON in a script element (`id="twofold-data"`); empty
+            ones are left out.
+        command: the command line that made the page.
 
-    >>> "<title>A &lt; B</title>" in page("A < B", [section("one", "One", "<p>text</p>")])
+    >>> page = Page(kind="plan", title="A < B", sections=[Section(id="one", title="One", parts=[Text("text")])])
+    >>> "<title>A &lt; B</title>" in page.html()
     True
     """
-    return Template(template("report.html")).substitute(
-        title=escape(title), subtitle=subtitle, notes=notes, style=style_sheet() + template("report.css"),
-        figures=figures, sections="\n".join(each for each in sections if each), footer=footer, data=data,
-    )  # fmt: skip
+
+    kind: str
+    title: str
+    sections: Sequence[Section]
+    subtitle: str = ""
+    notes: Sequence[str] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    def html(self) -> str:
+        """The page as text."""
+        kept = {name: value for name, value in self.data.items() if value not in (None, {}, [], "")}
+        shown = [each for each in self.sections if each.parts]
+        return render("page.html", page=self, sections=shown, data=Markup(as_json(kept)))
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page atomically.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return write_atomically(path, self.html().encode())
 
 
-def section(id_: str, title: str, *body: str) -> str:
-    """A section with a heading; `body` is HTML, `id_` the anchor."""
-    return Template(template("section.html")).substitute(id=id_, title=escape(title), body="\n".join(body))
+def as_json(value: Any) -> str:
+    """JSON that is safe inside a script element; non-finite numbers become null.
 
-
-def folded(id_: str, title: str, *body: str) -> str:
-    """A section that is closed until the reader opens it; `body` is HTML, `id_` the anchor."""
-    return Template(template("folded.html")).substitute(id=id_, title=escape(title), body="\n".join(body))
-
-
-def figure(picture: Picture, caption: str) -> str:
-    """A picture with a caption under it."""
-    return Template(template("figure.html")).substitute(picture=picture.inline(), caption=escape(caption))
-
-
-def key_figures(summary: Mapping[str, str] | None) -> str:
-    """Name -> value, shown large at the top of a page; empty without entries."""
-    entry = Template(template("key_figure.html"))
-    entries = [entry.substitute(name=escape(name), value=escape(str(value))) for name, value in (summary or {}).items()]
-    return f'<dl class="keys">{"".join(entries)}</dl>' if entries else ""
-
-
-def page_data(**given: Any) -> str:
-    """Values as JSON that is safe inside a script element; empty ones are left out, non-finite numbers become null.
-
-    >>> page_data(name="<b>", step_s=float("inf"), notes=[])
+    >>> as_json({"name": "<b>", "step_s": float("inf")})
     '{"name":"\\\\u003cb>","step_s":null}'
     """
-    kept = {name: finite(value) for name, value in given.items() if value not in (None, {}, [], "")}
-    return json.dumps(kept, default=str, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    text = json.dumps(finite(value), default=str, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c")
+
+
+def render(name: str, **values: Any) -> str:
+    """A template of `reports/templates` with these values; texts are escaped."""
+    return _templates().get_template(name).render(values)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -7,6 +7,7 @@ then in slots of time that show what took most of each, and the picture says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,25 +15,17 @@ import numpy as np
 
 from plans.errors import TwofoldError
 from plans.timeline import PS_PER_S, Timeline
-from reports.spans import groups_of, kind_of, read_label, representative_step, rows_of_step, say_kind
+from reports.spans import KIND_COLOURS, groups_of, kind_of, read_label, representative_step, rows_of_step
 from reports.svg import Picture, text_width
-from reports.units import format_seconds, nice_ticks, time_unit
+from reports.units import format_seconds, time_unit
 
 __all__ = ["COLOURS", "MAX_BOXES", "ActionOutline", "Box", "Panel", "Row", "pipeline_panel", "pipeline_picture"]
 
 MAX_BOXES = 4000
 MAX_ROWS = 64
 
-COLOURS = {
-    "forward": "sky",
-    "input gradient": "orange",
-    "weight gradient": "green",
-    "recompute": "yellow",
-    "communication": "purple",
-    "update": "vermillion",
-    "other": "grey",
-}
-"""The fill of each kind of work."""
+COLOURS = {kind: colour for kind, colour in KIND_COLOURS.items() if kind != "waiting"}
+"""The fill of each kind of work; waiting is drawn as idle."""
 
 _WIDTH, _LEFT, _RIGHT = 1120.0, 118.0, 16.0
 _COMPUTE, _COMM, _GAP = 19.0, 6.0, 5.0
@@ -136,7 +129,7 @@ def pipeline_panel(timeline: Timeline, *, max_boxes: int = MAX_BOXES, step: int 
         boxes, outlines = _slots(boxes, length, slots), []
     steps = f"step {step + 1} of {timeline.num_steps}, " if timeline.num_steps > 1 else ""
     return Panel(
-        title=f"{say_kind(timeline)}: {steps}{format_seconds(length / PS_PER_S)}",
+        title=f"{timeline.kind.upper()}: {steps}{format_seconds(length / PS_PER_S)}",
         step=step, step_ps=length, rows=tuple(rows), boxes=tuple(boxes), outlines=tuple(outlines), notes=tuple(notes),
     )  # fmt: skip
 
@@ -194,7 +187,7 @@ def _draw_panel(picture: Picture, panel: Panel, top: float, longest_ps: int) -> 
     bottom = y
     unit_s, _ = time_unit(longest_ps / PS_PER_S)
     unit_ps = unit_s * PS_PER_S
-    for tick in nice_ticks(longest_ps / unit_ps, 12):
+    for tick in _nice_ticks(longest_ps / unit_ps, 12):
         x = _LEFT + tick * unit_ps * scale
         picture.line(x, top + 22, x, bottom, "grid")
         picture.line(x, bottom, x, bottom + 4)
@@ -342,3 +335,10 @@ def _slots(boxes: Sequence[Box], length_ps: int, num_slots: int) -> list[Box]:
                 )  # fmt: skip
             at = until
     return result
+
+
+def _nice_ticks(high: float, about: int) -> list[float]:
+    """Ticks at 1, 2, 2.5 or 5 times a power of ten, from 0 to at most `high`."""
+    power = 10.0 ** math.floor(math.log10(high / about))
+    step = next((factor * power for factor in (1, 2, 2.5, 5) if high / (factor * power) <= about), 10 * power)
+    return [position * step for position in range(int(high / step * (1 + 1e-12)) + 1)]

@@ -12,7 +12,7 @@ from plans.ranks import format_ranks
 from plans.schedules.registry import is_written
 from reports.spans import read_label
 from reports.tables import Table, format_axes
-from reports.units import format_bytes
+from reports.units import Bytes, format_bytes
 
 __all__ = ["parameter_table", "plan_table"]
 
@@ -79,7 +79,7 @@ def parameter_table(plan: Plan) -> Table:
                     "×".join(map(str, placement.shape)),
                     format_ranks(group.ranks),
                     f"{placement.layout}",
-                    format_bytes(local.span_bytes),
+                    Bytes(local.span_bytes),
                     f"cut over {format_axes(placement.shard_axes)}" if placement.shard else "whole",
                     "; ".join(text for text, touched in per_step if touched & named) or "none",
                 )
@@ -87,8 +87,8 @@ def parameter_table(plan: Plan) -> Table:
     return Table(
         title="Parameters",
         columns=("parameter", "shape", "ranks", "layout", "local weight", "optimizer", "communication per step"),
-        rows=tuple(rows), right=frozenset({"local weight"}),
-    )  # fmt: skip
+        rows=tuple(rows),
+    )
 
 
 def _mesh(mesh: Layout) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from reports.figures import FIGURES, figures_of, figures_table
 from reports.html import Report, write_report
 from reports.search_pictures import Configuration, shares_picture, trade_picture
-from reports.tables import Table
-from reports.units import format_bytes, format_seconds
+from reports.tables import Cell, Table
+from reports.units import Bytes, Change, Seconds, Share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,8 +77,7 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
     from search.devices import describe
 
     rows = tuple(
-        (str(number), *_figure_cells(each), describe(each.degrees))
-        for number, each in enumerate(found.plans[:top_k], 1)
+        (number, *_figure_cells(each), describe(each.degrees)) for number, each in enumerate(found.plans[:top_k], 1)
     )
     columns = ("", *(figure.title for figure in FIGURES.values()), "configuration")
     problem, best = found.problem, found.best.forecast
@@ -90,41 +89,40 @@ def _ranking(found: SearchResult[Candidate], top_k: int) -> Table:
             notes.append(f"{first} proven to have the shortest forecast step of the search space.")
         notes.append("The others are the fastest plans that the search found. They are not proven to be the next best.")
     title = f"{problem.config.name} on {problem.num_devices} devices of {problem.machine.name}"
-    return Table(title=title, columns=columns, rows=rows, right=frozenset(columns[:-1]), notes=tuple(notes))
+    return Table(title=title, columns=columns, rows=rows, notes=tuple(notes))
 
 
-def _figure_cells(candidate: Candidate) -> list[str]:
+def _figure_cells(candidate: Candidate) -> list[Cell]:
     figures = figures_of(candidate.forecast)
-    return [FIGURES[key].text(value) for key, value in figures.items()]
+    return [FIGURES[key].form(value) for key, value in figures.items()]
 
 
 def _interval(found: SearchResult[Candidate]) -> str:
     best = found.best.forecast
-    return f"{format_seconds(best.low_s)} to {format_seconds(best.high_s)}"
+    return f"{Seconds(best.low_s)} to {Seconds(best.high_s)}"
 
 
 def _composition(found: SearchResult[Candidate]) -> Table:
     from search.devices.explain import composition
 
     best = found.best.forecast
-    rows = [
-        (name, format_seconds(seconds), f"{seconds / best.step_s:.1%}")
-        for name, seconds in composition(found.best).items()
+    rows: list[tuple[Cell, ...]] = [
+        (name, Seconds(seconds), Share(seconds / best.step_s)) for name, seconds in composition(found.best).items()
     ]
-    rows += [(f"memory: {role}", format_bytes(size), f"{size / best.peak_bytes:.1%}")
+    rows += [(f"memory: {role}", Bytes(size), Share(size / best.peak_bytes))
              for role, size in best.memory.items() if size]  # fmt: skip
     return Table(
         title="Composition of the best: the mean rank's step, the fullest rank's memory",
-        columns=("part", "amount", "share"), rows=tuple(rows), right=frozenset({"amount", "share"}),
+        columns=("part", "amount", "share"), rows=tuple(rows),
     )  # fmt: skip
 
 
 def _critical(found: SearchResult[Candidate], critical: Mapping[str, float]) -> Table:
     step_s = found.best.forecast.step_s
-    rows = tuple((kind, format_seconds(seconds), f"{seconds / step_s:.1%}") for kind, seconds in critical.items())
+    rows = tuple((kind, Seconds(seconds), Share(seconds / step_s)) for kind, seconds in critical.items())
     return Table(
         title="Critical path of the step: what it consists of",
-        columns=("kind", "time", "share"), rows=rows, right=frozenset({"time", "share"}),
+        columns=("kind", "time", "share"), rows=rows,
     )  # fmt: skip
 
 
@@ -155,7 +153,7 @@ def _operators(found: SearchResult[Candidate], operators: Sequence[OperatorCost]
     ]
     return Table(
         title="Operators of a block in the chosen layout and in others: seconds of a step on the mean rank",
-        columns=("operator", *letters), rows=rows, right=frozenset(letters),
+        columns=("operator", *letters), rows=rows,
         notes=("Compute + redistribution that nothing hides (all of it, alone).", *told),
     )  # fmt: skip
 
@@ -177,8 +175,8 @@ def _neighbours(found: SearchResult[Candidate]) -> Table:
     rows = tuple(
         (
             each.change,
-            "" if each.extra_s is None else f"{each.extra_s:+.3g} s",
-            "" if each.extra_s is None else f"{each.extra_s / found.best.forecast.step_s:+.1%}",
+            None if each.extra_s is None else Seconds(each.extra_s),
+            None if each.extra_s is None else Change(each.extra_s / found.best.forecast.step_s),
             each.reason,
         )
         for each in shown
@@ -186,7 +184,7 @@ def _neighbours(found: SearchResult[Candidate]) -> Table:
     left = len(found.alternatives) - len(shown)
     return Table(
         title="One degree changed at a time, the layers spread anew", columns=("change", "longer", "share", "why"),
-        rows=rows, right=frozenset({"longer", "share"}), notes=(f"And {left} more.",) if left else (),
+        rows=rows, notes=(f"And {left} more.",) if left else (),
     )  # fmt: skip
 
 
@@ -194,12 +192,11 @@ def _pareto(found: SearchResult[Candidate]) -> Table:
     from search.devices import describe
 
     rows = tuple(
-        (format_seconds(each.forecast.step_s), format_bytes(each.forecast.peak_bytes), describe(each.degrees))
+        (Seconds(each.forecast.step_s), Bytes(each.forecast.peak_bytes), describe(each.degrees))
         for each in found.pareto[:20]
     )
     return Table(
         title="Time against memory, of all that were forecast", columns=("step", "peak", "configuration"), rows=rows,
-        right=frozenset({"step", "peak"}),
     )  # fmt: skip
 
 
@@ -212,12 +209,12 @@ def _refused(found: SearchResult[Candidate]) -> list[Table]:
     rows = []
     for reason, own in sorted(reasons.items()):
         nearest = min(own, key=lambda each: (each.excess_bytes or 0, each.what))
-        excess = "" if nearest.excess_bytes is None else f"{format_bytes(nearest.excess_bytes)} too much"
-        rows.append((reason, str(sum(max(1, each.count) for each in own)), nearest.what, excess))
+        excess = "" if nearest.excess_bytes is None else f"{Bytes(nearest.excess_bytes)} too much"
+        rows.append((reason, sum(max(1, each.count) for each in own), nearest.what, excess))
     return [
         Table(
             title="Parts of the space that were refused", columns=("reason", "parts", "nearest", "by"),
-            rows=tuple(rows), right=frozenset({"parts"}),
+            rows=tuple(rows),
         )
     ]  # fmt: skip
 

@@ -11,18 +11,26 @@ import numpy as np
 from plans.timeline import STREAMS, Timeline
 
 __all__ = [
-    "KINDS",
+    "KIND_COLOURS",
     "ActionLabel",
     "groups_of",
     "kind_of",
     "read_label",
     "representative_step",
     "rows_of_step",
-    "say_kind",
 ]
 
-KINDS = ("forward", "input gradient", "weight gradient", "recompute", "communication", "update", "other", "waiting")
-"""What a box may show; "waiting" is drawn as idle."""
+KIND_COLOURS = {
+    "forward": "sky",
+    "input gradient": "orange",
+    "weight gradient": "green",
+    "recompute": "yellow",
+    "communication": "purple",
+    "update": "vermillion",
+    "other": "grey",
+    "waiting": "grey",
+}
+"""Kind of work -> its colour in charts."""
 
 _BY_PART = {
     "F": "forward",
@@ -65,13 +73,8 @@ def read_label(instruction_id: str) -> ActionLabel:
 
 
 def kind_of(call: str, part: str) -> str:
-    """The kind of work of an instruction, one of `KINDS`; a slice moves nothing between ranks."""
+    """The kind of work of an instruction, one of `KIND_COLOURS`; a slice moves nothing between ranks."""
     return "waiting" if call == "wait" else "other" if call == "slice" else _BY_PART.get(part, "other")
-
-
-def say_kind(timeline: Timeline) -> str:
-    """PREDICTED, MEASURED or EMULATED, as headings say it."""
-    return timeline.kind.upper()
 
 
 def representative_step(timeline: Timeline) -> int:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reports.figures import FIGURES
-from reports.tables import Table
-from reports.units import format_seconds
+from reports.tables import Cell, Table
+from reports.units import Change, Count, Seconds, Share
 
 __all__ = ["change_table", "study_table"]
 
 Row = Mapping[str, Any]
-Texts = dict[str, Callable[[Row], str]]
+Cells = dict[str, Callable[[Row], Cell]]
 
 _MOST_REFUSALS = 5
 
@@ -28,13 +28,13 @@ def study_table(axes: Sequence[str], rows: Sequence[Row], most: int | None = Non
     """
     told = [row for row in rows if "refused" not in row]
     shown = told if most is None else sorted(told, key=lambda row: -row["tokens_per_s"])[:most]
-    texts: Texts = {name: lambda row, name=name: _text(row.get(name)) for name in axes}  # type: ignore[misc]
-    texts |= _figures(told, searched)
-    body = tuple(tuple(text(row) for text in texts.values()) for row in shown)
+    cells: Cells = {name: lambda row, name=name: _text(row.get(name)) for name in axes}  # type: ignore[misc]
+    cells |= _figures(told, searched)
+    body = tuple(tuple(cell(row) for cell in cells.values()) for row in shown)
     notes = [f"{len(told) - len(shown):,} more points are in the results."] if len(shown) < len(told) else []
     return Table(
-        title=f"Study: {len(rows):,} points", columns=tuple(texts), rows=body,
-        right=frozenset(texts) - {"degrees"}, notes=(*notes, *_refusals(rows)),
+        title=f"Study: {len(rows):,} points", columns=tuple(cells), rows=body,
+        notes=(*notes, *_refusals(rows)),
     )  # fmt: skip
 
 
@@ -47,31 +47,31 @@ def change_table(axes: Sequence[str], rows: Sequence[Row], *, searched: bool = F
         searched: whether degrees are shown.
     """
     base, told = rows[0], [row for row in rows if "refused" not in row]
-    texts: Texts = {}
+    cells: Cells = {}
     if "refused" not in base:
-        texts["change"] = lambda row: "" if row is base else f"{100 * (row['step_s'] / base['step_s'] - 1):+.1f} %"
-    texts = {**_figures(told, searched), **texts}
-    names: dict[tuple[str, ...], list[str]] = {}
+        cells["change"] = lambda row: None if row is base else Change(row["step_s"] / base["step_s"] - 1)
+    cells = {**_figures(told, searched), **cells}
+    names: dict[tuple[Cell, ...], list[str]] = {}
     for row in told:
         changed = [f"{name} = {_text(row[name])}" for name in axes if row.get(name) != base.get(name)]
-        names.setdefault(tuple(text(row) for text in texts.values()), []).append(", ".join(changed) or "unchanged")
+        names.setdefault(tuple(cell(row) for cell in cells.values()), []).append(", ".join(changed) or "unchanged")
     return Table(
-        title="One change at a time", columns=("what if", *texts), right=frozenset(texts) - {"degrees"},
-        rows=tuple(("; ".join(said), *cells) for cells, said in names.items()), notes=tuple(_refusals(rows)),
+        title="One change at a time", columns=("what if", *cells),
+        rows=tuple(("; ".join(said), *values) for values, said in names.items()), notes=tuple(_refusals(rows)),
     )  # fmt: skip
 
 
-def _figures(rows: Sequence[Row], searched: bool) -> Texts:
-    """Title -> the text of a row."""
-    found: Texts = {
-        FIGURES["step_s"].title: lambda row: format_seconds(row["step_s"]),
-        "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
+def _figures(rows: Sequence[Row], searched: bool) -> Cells:
+    """Title -> the cell of a row."""
+    found: Cells = {
+        FIGURES["step_s"].title: lambda row: Seconds(row["step_s"]),
+        "tokens/s": lambda row: Count(row["tokens_per_s"]),
     }
     if any(row["goodput"] != 1.0 for row in rows):
-        found["goodput"] = lambda row: f"{100 * row['goodput']:.1f} %"
+        found["goodput"] = lambda row: Share(row["goodput"])
     if any("price_per_1e9_tokens" in row for row in rows):
-        found["price of 10^9 tokens"] = lambda row: f"{row['price_per_1e9_tokens']:,.0f}"
-    found[FIGURES["peak_bytes"].title] = lambda row: FIGURES["peak_bytes"].text(row["peak_bytes"])
+        found["price of 10^9 tokens"] = lambda row: Count(row["price_per_1e9_tokens"])
+    found[FIGURES["peak_bytes"].title] = lambda row: FIGURES["peak_bytes"].form(row["peak_bytes"])
     if not all(row["fits"] for row in rows):
         found["fits"] = lambda row: "yes" if row["fits"] else "no"
     if searched:

@@ -2,7 +2,7 @@
 
 Text takes the page's colour; fills are the eight colours of Okabe and Ito (https://jfly.uni-koeln.de/color/), which
 people with any kind of colour vision can tell apart, each light enough for dark text. A picture stands in a page as it
-is (`inline`), or alone in a file with its own style (`alone`).
+is, or alone in a file with its own style (`alone`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from plans.files import write_atomically
+from reports.page import Markup
 
 __all__ = ["Picture", "style_sheet", "template", "text_width"]
 
@@ -39,7 +40,7 @@ class Picture:
 
     >>> picture = Picture(title="one box", width=40, height=20)
     >>> picture.rect(1, 2, 30, 10, "sky", hover="a box")
-    >>> picture.inline().count("<rect")
+    >>> picture.__html__().count("<rect")
     1
     """
 
@@ -84,9 +85,8 @@ class Picture:
             self.text(x + 16, y, name, "small")
             x += 16 + text_width(name, 10.5) + 16
 
-    def inline(self) -> str:
-        """The SVG element for a page that has the style sheet."""
-        return self._element("")
+    def __html__(self) -> Markup:
+        return Markup('<figure class="scroll">{}</figure>').format(Markup(self._element("")))
 
     def alone(self) -> str:
         """The picture as the text of a standalone SVG file."""

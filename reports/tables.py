@@ -1,73 +1,92 @@
-"""Small tables, as text for the terminal and as HTML, and the table of a verification."""
+"""Tables: one value that is shown in a terminal by rich, in a page by a template, and given away by pandas."""
 
 from __future__ import annotations
 
-import textwrap
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
-from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 from executor.reference.check import Check
-from reports.units import format_bytes, format_seconds
+from reports.page import Markup, render
+from reports.units import Bytes, Quantity, Seconds
 
-__all__ = ["Check", "Table", "format_axes", "verification_table"]
+if TYPE_CHECKING:
+    import pandas as pd
 
-_LONG_CELL = 40
-"""Cells of more characters are broken into lines."""
+__all__ = ["Cell", "Check", "Table", "format_axes", "verification_table"]
+
+Cell = str | float | None
+"""A text, a number (a `Quantity` says its unit), or nothing."""
+
+_MOST_ROWS = 1000
+"""Of a table in a page."""
+
+_MARKS = {"pass": "pass", "FAIL": "fail", "OUTSIDE": "warn"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A title, column names and rows of texts; columns in `right` are set flush right, `notes` stand below.
+    """A title, column names and rows of cells (`Cell`); columns of numbers are flush right, `notes` stand below.
 
-    >>> print(Table(title="T", columns=("name", "n"), rows=(("a", "1"), ("bb", "10")), right=frozenset({"n"})).text())
-    T
-    name   n
-    ----  --
-    a      1
-    bb    10
+    >>> table = Table(title="Steps", columns=("plan", "step"), rows=(("a", Seconds(0.5)), ("b", Seconds(2))))
+    >>> print(table.text())
+    Steps
+    plan    step
+    ────────────
+    a     500 ms
+    b     2.00 s
+    >>> table.to_pandas()["step"].max()
+    np.float64(2.0)
     """
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: frozenset[str] = frozenset()
+    rows: Sequence[Sequence[Any]]
     notes: tuple[str, ...] = ()
 
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a DataFrame with plain numbers in SI units."""
+        import pandas as pd
+
+        plain = [[float(cell) if isinstance(cell, Quantity) else cell for cell in row] for row in self.rows]
+        return pd.DataFrame(plain, columns=list(self.columns))
+
+    def csv(self) -> str:
+        """Comma-separated values with plain numbers in SI units."""
+        return self.to_pandas().to_csv(index=False)
+
     def text(self, width: int | None = None) -> str:
-        """Aligned columns; where they are wider than `width` characters the widest ones are broken into lines."""
-        widths = [max(len(row[at]) for row in [self.columns, *self.rows]) for at in range(len(self.columns))]
-        while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 12:
-            widths[widths.index(max(widths))] -= 1
+        """Aligned columns for a terminal; where they are wider than `width` characters long cells are broken."""
+        from rich.box import Box
+        from rich.console import Console
+        from rich.table import Table as Grid
 
-        def lines(row: Sequence[str]) -> list[str]:
-            cells = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, widths, strict=True)]
-            shown = []
-            for parts in zip_longest(*cells, fillvalue=""):
-                placed = zip(parts, widths, self.columns, strict=True)
-                flush = (part.rjust(size) if name in self.right else part.ljust(size) for part, size, name in placed)
-                shown.append("  ".join(flush).rstrip())
-            return shown
+        rule = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
+        grid = Grid(box=rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for name, is_number in zip(self.columns, self._numbers(), strict=True):
+            grid.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        for row in self.rows:
+            grid.add_row(*map(_text, row))
+        out = io.StringIO()
+        Console(file=out, width=width or 10_000, markup=False, highlight=False, color_system=None).print(grid)
+        lines = [line.rstrip() for line in out.getvalue().splitlines()]
+        return "\n".join([self.title, *lines, *self.notes])
 
-        rule = "  ".join("-" * size for size in widths)
-        body = [line for row in self.rows for line in lines(row)]
-        return "\n".join([self.title, *lines(self.columns), rule, *body, *self.notes])
+    def html(self, max_rows: int = _MOST_ROWS) -> str:
+        """A table element whose columns sort at a click; rows beyond `max_rows` are left out, and a note says so."""
+        left = len(self.rows) - max_rows
+        rows = [[(_text(cell), _key(cell), _MARKS.get(_text(cell), "")) for cell in row] for row in self.rows]
+        notes = [*self.notes, *([f"{left} of {len(self.rows)} rows are left out here."] if left > 0 else [])]
+        columns = list(zip(self.columns, self._numbers(), strict=True))
+        return render("table.html", title=self.title, columns=columns, rows=rows[:max_rows], notes=notes)
 
-    def html(self, max_rows: int | None = None) -> str:
-        """A table element; rows beyond `max_rows` are left out, and a note says so."""
-        kept = self.rows if max_rows is None else self.rows[:max_rows]
-        notes = list(self.notes)
-        if len(kept) < len(self.rows):
-            notes.append(f"{len(self.rows) - len(kept)} of {len(self.rows)} rows are left out here.")
-        flush = [' class="number"' if name in self.right else "" for name in self.columns]
-        head = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(self.columns, flush, strict=True))
-        body = "".join(
-            "<tr>" + "".join(_cell(cell, kind) for cell, kind in zip(row, flush, strict=True)) + "</tr>" for row in kept
-        )
-        below = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-        inner = f"<caption>{escape(self.title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-        return f'<div class="scroll"><table>{inner}</table></div>{below}'
+    def __html__(self) -> Markup:
+        return Markup(self.html())
+
+    def _numbers(self) -> list[bool]:
+        """Whether each column holds numbers."""
+        return [any(isinstance(row[at], int | float) for row in self.rows) for at in range(len(self.columns))]
 
 
 def verification_table(checks: Iterable[Check]) -> Table:
@@ -86,10 +105,7 @@ def verification_table(checks: Iterable[Check]) -> Table:
         value = ("yes" if check.value else "no") if isinstance(check.value, bool) else _number(check.value, check.unit)
         words = ("inside", "OUTSIDE") if check.informs else ("pass", "FAIL")
         rows.append((check.name, value, limit, words[0] if check.passed else words[1], check.detail))
-    return Table(
-        title="Verification", columns=("check", "value", "limit", "result", "detail"), rows=tuple(rows),
-        right=frozenset({"value"}),
-    )  # fmt: skip
+    return Table(title="Verification", columns=("check", "value", "limit", "result", "detail"), rows=tuple(rows))
 
 
 def format_axes(axes: Sequence[str]) -> str:
@@ -101,11 +117,16 @@ def _number(value: float | None, unit: str) -> str:
     if value is None:
         return ""
     if unit in ("s", "B"):
-        return (format_seconds if unit == "s" else format_bytes)(value)
+        return str((Seconds if unit == "s" else Bytes)(value))
     return f"{value:.3g}{' ' if unit else ''}{unit}"
 
 
-def _cell(cell: str, kind: str) -> str:
-    marks = {"pass": ' class="pass"', "FAIL": ' class="fail"', "OUTSIDE": ' class="warn"'}
-    mark = marks.get(cell, ' class="long"' if len(cell) > _LONG_CELL else kind)
-    return f"<td{mark}>{escape(cell)}</td>"
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    return f"{cell:.4g}" if isinstance(cell, float) and not isinstance(cell, Quantity) else str(cell)
+
+
+def _key(cell: Cell) -> str:
+    """What a cell is sorted by; "" where that is its text."""
+    return repr(float(cell)) if isinstance(cell, int | float) else ""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from plans.program import Program
 from plans.timeline import PS_PER_S, Timeline
 from reports.figures import FIGURES, figures_of
-from reports.tables import Table
-from reports.units import format_seconds
+from reports.spans import read_label, representative_step, rows_of_step
+from reports.tables import Cell, Table
+from reports.units import Change, Quantity, Seconds, Share, format_seconds
 from simulator import CriticalPath, composition
 
-__all__ = ["comparison_table", "composition_table", "critical_path_table", "timeline_table"]
+__all__ = ["actions_table", "comparison_table", "composition_table", "critical_path_table", "timeline_table"]
 
 
 def timeline_table(timelines: Sequence[Timeline]) -> Table:
@@ -24,11 +25,11 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
     """
     found = [figures_of(each) for each in timelines]
     quantities = [
-        (figure.title, [each[key] or (None if key == "peak_bytes" else 0) for each in found], figure.text)
+        (figure.title, [each[key] or (None if key == "peak_bytes" else 0) for each in found], figure.form)
         for key, figure in FIGURES.items()
     ]
-    quantities.insert(1, ("span of the last step", [each.step_s for each in timelines], format_seconds))
-    quantities.insert(-1, ("host wait", [each.host_wait_s for each in timelines], format_seconds))
+    quantities.insert(1, ("span of the last step", [each.step_s for each in timelines], Seconds))
+    quantities.insert(-1, ("host wait", [each.host_wait_s for each in timelines], Seconds))
     compared = len(timelines) == 2
     rows = []
     for name, values, form in quantities:
@@ -47,16 +48,16 @@ def timeline_table(timelines: Sequence[Timeline]) -> Table:
         numbered = (f"{each.kind} {number}" for number, each in enumerate(timelines, 1))
         columns = ("quantity", *numbered, *columns[1 + len(timelines) :])
     notes = (f"difference: {columns[2]} against {columns[1]}.",) if compared else ()
-    return Table(title="Step", columns=columns, rows=tuple(rows), right=frozenset(columns[1:]), notes=notes)
+    return Table(title="Step", columns=columns, rows=tuple(rows), notes=notes)
 
 
-def _difference(first: float | None, second: float | None, form: Callable[[float], str]) -> str:
+def _difference(first: float | None, second: float | None, form: type[Quantity]) -> Cell:
     """The second value against the first, in per cent; of shares in percentage points."""
     if not first or second is None:
         return ""
-    if form is FIGURES["bubble_fraction"].text:
+    if form is Share:
         return f"{100 * (second - first):+.1f} points"
-    return _percent(second / first - 1, sign=True)
+    return Change(second / first - 1)
 
 
 def composition_table(timeline: Timeline, program: Program | None = None) -> Table:
@@ -76,7 +77,7 @@ def composition_table(timeline: Timeline, program: Program | None = None) -> Tab
             part.host_wait_ps,
             part.bubble_ps,
         ]
-        shown = [format_seconds(cell / PS_PER_S) for cell in cells]
+        shown: list[Cell] = [Seconds(cell / PS_PER_S) for cell in cells]
         if any(waits):
             longest = max(part.straggler_ps, key=lambda last: part.straggler_ps[last], default=None)
             waited = format_seconds(sum(part.straggler_ps.values()) / PS_PER_S)
@@ -88,32 +89,30 @@ def composition_table(timeline: Timeline, program: Program | None = None) -> Tab
         sums += [sum(part.exposed_ps.get(call, 0) for part in parts) for call in calls]
         sums += [sum(part.host_wait_ps for part in parts), sum(part.bubble_ps for part in parts)]
         sums += [sum(waits)] if any(waits) else []
-        rows.append(("share", _percent(1.0), *(_percent(total / step) for total in sums)))
+        rows.append(("share", Share(1), *(Share(total / step) for total in sums)))
     columns = ("rank", "step", "compute", *(f"exposed {call}" for call in calls), "host wait", "bubble")
     columns += ("wait for stragglers",) if any(waits) else ()
     title = f"Where the last step goes ({timeline.kind})"
-    return Table(title=title, columns=columns, rows=tuple(rows), right=frozenset(columns[1:]))
+    return Table(title=title, columns=columns, rows=tuple(rows))
 
 
 def critical_path_table(path: CriticalPath, kind: str = "predicted") -> Table:
     """What the chain of spans that determines the step's end consists of, and whom it waited for."""
     rows = [
-        (name, format_seconds(part / PS_PER_S), _percent(part / max(1, path.step_ps)))
-        for name, part in path.by_kind_ps.items()
+        (name, Seconds(part / PS_PER_S), Share(part / max(1, path.step_ps))) for name, part in path.by_kind_ps.items()
     ]
-    rows.append(("step", format_seconds(path.step_ps / PS_PER_S), _percent(1.0)))
+    rows.append(("step", Seconds(path.step_ps / PS_PER_S), Share(1)))
     longest = sorted(path.stragglers, key=lambda each: -each.waited_ps)[:3]
     notes = [
         f"In {each.id} rank {each.rank} waits {format_seconds(each.waited_ps / PS_PER_S)} for rank {each.last}."
         for each in longest
     ]
-    by_rank = [f"{rank}: {_percent(part / max(1, path.step_ps))}" for rank, part in path.by_rank_ps.items()]
+    by_rank = [f"{rank}: {Share(part / max(1, path.step_ps))}" for rank, part in path.by_rank_ps.items()]
     notes.append(f"By rank: {', '.join(by_rank[:8])}{', ...' if len(by_rank) > 8 else ''}.")
     return Table(
         title=f"Critical path from step end to step end ({kind}), ending on rank {path.rank}",
         columns=("part", "time", "share"),
         rows=tuple(rows),
-        right=frozenset({"time", "share"}),
         notes=tuple(notes),
     )
 
@@ -128,8 +127,8 @@ def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
     rows = []
     for call in sorted({*first, *second}, key=lambda call: -max(first.get(call, 0.0), second.get(call, 0.0))):
         a, b = first.get(call), second.get(call)
-        cells = ["none" if value is None else format_seconds(value) for value in (a, b)]
-        rows.append((call, *cells, "" if a is None or b is None or not a else _percent(b / a - 1, sign=True)))
+        cells = ["none" if value is None else Seconds(value) for value in (a, b)]
+        rows.append((call, *cells, "" if a is None or b is None or not a else Change(b / a - 1)))
     columns = (
         "call",
         predicted.kind,
@@ -143,7 +142,6 @@ def comparison_table(predicted: Timeline, measured: Timeline) -> Table:
         title="Time per call, rank and step",
         columns=columns,
         rows=tuple(rows),
-        right=frozenset(columns[1:]),
         notes=(note,),
     )
 
@@ -165,5 +163,18 @@ def _time_by_call(timeline: Timeline) -> dict[str, float]:
     return result
 
 
-def _percent(fraction: float, sign: bool = False) -> str:
-    return f"{100 * fraction:+.1f} %" if sign else f"{100 * fraction:.1f} %"
+def actions_table(timeline: Timeline) -> Table:
+    """When each action of each rank computes in the step that pictures show: the pipeline for those who read it."""
+    step = representative_step(timeline)
+    begin = timeline.step_start_ps[step]
+    found: dict[tuple[int, str], list[int]] = {}
+    rows = rows_of_step(timeline, step, "compute")
+    columns = (timeline.rank, timeline.name_index, timeline.start_ps, timeline.end_ps)
+    for rank, name, start, end in zip(*(each[rows].tolist() for each in columns), strict=True):
+        entry = found.setdefault((rank, read_label(timeline.names[name][0]).text), [start, end, 0])
+        entry[1], entry[2] = max(entry[1], end), entry[2] + end - start
+    body = tuple(
+        (rank, label, *(Seconds(each / PS_PER_S) for each in (start - begin, end - begin, busy)))
+        for (rank, label), (start, end, busy) in sorted(found.items(), key=lambda item: (item[0][0], item[1][0]))
+    )
+    return Table(title=f"Actions ({timeline.kind})", columns=("rank", "action", "from", "to", "busy"), rows=body)

@@ -1,13 +1,85 @@
-"""Human-readable numbers: seconds, bytes and axis ticks with a unit."""
+"""Numbers that print themselves with a unit, so that a table shows "12.3 ms" and sorts and exports 0.0123."""
 
 from __future__ import annotations
 
-import math
-
-__all__ = ["format_bytes", "format_seconds", "nice_ticks", "time_unit"]
+__all__ = ["Bytes", "Change", "Count", "Quantity", "Seconds", "Share", "format_bytes", "format_seconds", "time_unit"]
 
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+
+
+class Quantity(float):
+    """A number with a unit; `str` is what people read."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{float(self):.4g}"
+
+
+class Seconds(Quantity):
+    """A length of time.
+
+    >>> str(Seconds(0.0123456)), str(Seconds(0))
+    ('12.3 ms', '0 s')
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "0 s" if not self else _scaled(self, *time_unit(self))
+
+
+class Bytes(Quantity):
+    """A size in decimal units: 1 kB is 1000 bytes.
+
+    >>> str(Bytes(802816)), str(Bytes(12))
+    ('803 kB', '12 B')
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return _scaled(self, *next(((size, name) for size, name in _BYTES if abs(self) >= size), _BYTES[-1]))
+
+
+class Share(Quantity):
+    """A fraction of a whole.
+
+    >>> str(Share(0.0123))
+    '1.2 %'
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{100 * self:.1f} %"
+
+
+class Change(Quantity):
+    """A relative change.
+
+    >>> str(Change(0.0123)), str(Change(-0.5))
+    ('+1.2 %', '-50.0 %')
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{100 * self:+.1f} %"
+
+
+class Count(Quantity):
+    """A whole number.
+
+    >>> str(Count(12345))
+    '12,345'
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{self:,.0f}"
 
 
 def time_unit(length_s: float) -> tuple[float, str]:
@@ -20,36 +92,15 @@ def time_unit(length_s: float) -> tuple[float, str]:
 
 
 def format_seconds(length_s: float) -> str:
-    """Seconds with three digits and a unit.
-
-    >>> format_seconds(0.0123456), format_seconds(0.0)
-    ('12.3 ms', '0 s')
-    """
-    return "0 s" if length_s == 0 else _scaled(length_s, *time_unit(length_s))
+    """Seconds with three digits and a unit."""
+    return str(Seconds(length_s))
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Bytes with three digits and a decimal unit (1 kB is 1000 bytes).
-
-    >>> format_bytes(802816), format_bytes(12)
-    ('803 kB', '12 B')
-    """
-    return _scaled(size_bytes, *next(((size, name) for size, name in _BYTES if abs(size_bytes) >= size), _BYTES[-1]))
-
-
-def nice_ticks(high: float, about: int = 8) -> list[float]:
-    """Ticks at 1, 2, 2.5 or 5 times a power of ten, from 0 to at most `high`.
-
-    >>> nice_ticks(9.3, about=5)
-    [0.0, 2.0, 4.0, 6.0, 8.0]
-    """
-    if high <= 0:
-        return [0.0]
-    power = 10.0 ** math.floor(math.log10(high / about))
-    step = next((factor * power for factor in (1, 2, 2.5, 5) if high / (factor * power) <= about), 10 * power)
-    return [position * step for position in range(int(high / step * (1 + 1e-12)) + 1)]
+    """Bytes with three digits and a decimal unit."""
+    return str(Bytes(size_bytes))
 
 
 def _scaled(value: float, size: float, name: str) -> str:
-    scaled = value / size
+    scaled = float(value) / size
     return f"{scaled:.0f} {name}" if abs(scaled) >= 100 or name == "B" else f"{scaled:#.3g} {name}"

@@ -8,24 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plans.files import write_atomically
-from reports.calibration_picture import Series, log_picture
-from reports.page import figure, folded, key_figures, page, page_data, section
+from reports.charts import Chart, Scale, Series, series_chart
+from reports.page import Page, Section
 from reports.tables import Table
+from reports.units import Change, Count, Quantity, Share
 
 __all__ = ["validation_html", "write_validation_report"]
 
-_WORST = 40
 _MOST_POINTS = 2_000
-_MOST_SERIES = 4
-"""Of a picture; sources beyond are drawn together."""
+_MOST_SERIES = 8
+"""Of a chart; sources beyond are drawn together."""
 
 _OTHERS = "others"
+
+Row = Mapping[str, Any]
 
 
 def write_validation_report(path: str | os.PathLike[str], name: str, document: Mapping[str, Any]) -> Path:
     """Write `validation_html(name, document)` to a file atomically."""
-    return write_atomically(path, validation_html(name, document).encode())
+    return _page(name, document).write(path)
 
 
 def validation_html(name: str, document: Mapping[str, Any]) -> str:
@@ -35,97 +36,96 @@ def validation_html(name: str, document: Mapping[str, Any]) -> str:
         name: of the table.
         document: the JSON object of `twofold validate`: sources, rows, skipped.
     """
-    rows = document["rows"]
-    errors = [abs(_error(row)) for row in rows]
-    inside = sum(row["low"] <= row["value"] <= row["high"] for row in rows)
-    summary = {"rows predicted": str(len(rows)), "rows skipped": str(len(document["skipped"]))}
+    return _page(name, document).html()
+
+
+def _page(name: str, document: Mapping[str, Any]) -> Page:
+    rows, skipped = document["rows"], document["skipped"]
+    figures: dict[str, Any] = {"rows predicted": Count(len(rows)), "rows skipped": Count(len(skipped))}
     if rows:
-        summary |= {
-            "mean error": f"{sum(errors) / len(errors):.1%}",
-            "inside the interval": f"{inside / len(rows):.0%}",
+        inside = sum(row["low"] <= row["value"] <= row["high"] for row in rows)
+        figures |= {
+            "mean error": Share(sum(abs(_error(row)) for row in rows) / len(rows)),
+            "inside the interval": Share(inside / len(rows)),
         }
-    return page(
-        f"Predictions of {name}",
-        [
-            section("scores", "Scores", _scores(document["sources"]).html()) if rows else "",
-            section("errors", "Errors", *_pictures(rows)) if rows else "",
-            section("worst", f"The {min(_WORST, len(rows))} rows that are furthest off", _worst(rows).html())
-            if rows else "",
-            folded("skipped", "Rows that were not predicted", _skipped(document["skipped"]).html())
-            if document["skipped"] else "",
+    return Page(
+        kind="validation", title=f"Predictions of {name}", figures=figures,
+        notes=["An interval is meant to hold 9 of 10 measured values, over every plausible reading of a row."],
+        data={"sources": document["sources"], "rows": rows[:_MOST_POINTS]},
+        sections=[
+            Section(id="scores", title="Scores", parts=[_scores(document["sources"])] if rows else []),
+            Section(id="errors", title="Predicted against measured", parts=list(_charts(rows))),
+            Section(id="worst", title="Rows, the furthest off first", parts=[_worst(rows)] if rows else []),
+            Section(id="skipped", title="Rows that were not predicted", folded=True,
+                    parts=[_skipped(skipped)] if skipped else []),
         ],
-        notes="<li>An interval is meant to hold 9 of 10 measured values, over every plausible reading of a row.</li>",
-        figures=key_figures(summary), data=page_data(sources=document["sources"], rows=rows[:_MOST_POINTS]),
     )  # fmt: skip
 
 
-def _error(row: Mapping[str, Any]) -> float:
+def _error(row: Row) -> float:
     return float(row["predicted"] / row["value"] - 1)
 
 
-def _scores(sources: Sequence[Mapping[str, Any]]) -> Table:
+def _scores(sources: Sequence[Row]) -> Table:
     return Table(
         title="By source and metric",
         columns=("source", "metric", "rows", "mean error", "median", "bias", "inside", "order"),
         rows=tuple(
             (
-                str(score["source"])[:70], score["metric"], str(score["rows"]), f"{score['mape']:.1%}",
-                f"{score['median_ape']:.1%}", f"{score['bias']:+.1%}", f"{score['within_interval']:.0%}",
-                "" if score["pair_order"] is None else f"{score['pair_order']:.0%}",
+                str(score["source"])[:70], score["metric"], Count(score["rows"]), Share(score["mape"]),
+                Share(score["median_ape"]), Change(score["bias"]), Share(score["within_interval"]),
+                None if score["pair_order"] is None else Share(score["pair_order"]),
             )
             for score in sources
         ),
-        right=frozenset({"rows", "mean error", "median", "bias", "inside", "order"}),
         notes=("Order: of all pairs of rows that differ in their layout only, the share that is in the right order.",),
     )  # fmt: skip
 
 
-def _pictures(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One for each metric: errors over measured values, a colour for each source."""
+def _charts(rows: Sequence[Row]) -> Iterator[Chart]:
+    """For each metric predicted over measured values with their intervals, and the errors; a colour for each source."""
     for metric in dict.fromkeys(row["metric"] for row in rows):
         own = [row for row in rows if row["metric"] == metric]
         names = [source for source, _ in Counter(row["source"] for row in own).most_common()]
         shown = names if len(names) <= _MOST_SERIES else [*names[: _MOST_SERIES - 1], _OTHERS]
-        series = []
+        values, errors = [], []
         for source in shown:
             some = [row for row in own if row["source"] == source or (source == _OTHERS and row["source"] not in shown)]
-            step = -(-len(some) // (_MOST_POINTS // len(shown)))
-            points = [(row["value"], _error(row), _told(row)) for row in some[::step]]
-            series.append(Series(name=source[:60] or "no source", points=points))
-        picture = log_picture(
-            series, title=f"{metric}: predicted over measured", x_name=f"measured {metric}", y_name="error",
-            linear_y=True,
-        )  # fmt: skip
-        yield figure(picture, f"Errors of {len(own)} rows. Hover over a point for its row.")
+            some = some[:: -(-len(some) // (_MOST_POINTS // len(shown)))]
+            name = source[:60] or "no source"
+            points = [(row["value"], row["predicted"], _told(row)) for row in some]
+            spread = [(row["low"], row["high"]) for row in some]
+            values.append(Series(name=name, points=points, spread=spread))
+            errors.append(Series(name=name, points=[(row["value"], _error(row), _told(row)) for row in some]))
+        scale = Scale(x=f"measured {metric}", y=f"predicted {metric}", log_x=True, log_y=True, diagonal=True)
+        said = f"{len(own)} rows with their intervals. Rest on a point to read its row."
+        yield series_chart(values, scale, title=f"{metric}: predicted against measured", caption=said)
+        scale = Scale(x=f"measured {metric}", y="error", log_x=True, relative=True)
+        yield series_chart(errors, scale, title=f"{metric}: predicted / measured - 1")
 
 
-def _told(row: Mapping[str, Any]) -> str:
-    return f"row {row['row']}: {row['value']:.4g} measured, {row['predicted']:.4g} predicted"
+def _told(row: Row) -> str:
+    return f"row {row['row']}: {row['value']:.4g} measured, {row['predicted']:.4g} predicted ({_error(row):+.1%})"
 
 
-def _worst(rows: Sequence[Mapping[str, Any]]) -> Table:
-    far = sorted(rows, key=lambda row: -abs(_error(row)))[:_WORST]
+def _worst(rows: Sequence[Row]) -> Table:
     return Table(
-        title="Furthest off first",
-        columns=("row", "source", "model", "devices", "software", "metric", "measured", "predicted", "error",
-                 "interval"),
+        title="Click on a column to sort",
+        columns=("row", "source", "model", "devices", "software", "metric", "measured", "predicted", "error", "low",
+                 "high"),
         rows=tuple(
             (
-                str(row["row"]), str(row["source"])[:40], str(row.get("label_model", "")), row["machine"], row["stack"],
-                row["metric"], f"{row['value']:.4g}", f"{row['predicted']:.4g}", f"{_error(row):+.1%}",
-                f"{row['low']:.4g} to {row['high']:.4g}",
+                int(row["row"]), str(row["source"])[:40], str(row.get("label_model", "")), row["machine"], row["stack"],
+                row["metric"], Quantity(row["value"]), Quantity(row["predicted"]), Change(_error(row)),
+                Quantity(row["low"]), Quantity(row["high"]),
             )
-            for row in far
+            for row in sorted(rows, key=lambda row: -abs(_error(row)))
         ),
-        right=frozenset({"row", "measured", "predicted", "error"}),
     )  # fmt: skip
 
 
-def _skipped(skipped: Sequence[Mapping[str, Any]]) -> Table:
+def _skipped(skipped: Sequence[Row]) -> Table:
     counts = Counter(each["reason"] for each in skipped).most_common()
     first = {reason: next(each["row"] for each in skipped if each["reason"] == reason) for reason, _ in counts}
-    return Table(
-        title="Why", columns=("reason", "rows", "first row"),
-        rows=tuple((reason, str(count), str(first[reason])) for reason, count in counts),
-        right=frozenset({"rows", "first row"}),
-    )  # fmt: skip
+    rows = tuple((reason, Count(count), int(first[reason])) for reason, count in counts)
+    return Table(title="Why", columns=("reason", "rows", "first row"), rows=rows)

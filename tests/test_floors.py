@@ -35,6 +35,7 @@ ONLY_IN = {
     "torch": {"executor"},
     "torch_npu": {"executor"},
     "simpy": {"simulator"},
+    "jinja2": {"reports"},
     "matplotlib": {"reports"},
     "pandas": {"reports"},
     "tyro": {"twofold"},

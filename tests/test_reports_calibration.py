@@ -2,16 +2,15 @@ import itertools
 import json
 import re
 from dataclasses import dataclass
-from html import escape
 
 import pytest
+from markupsafe import escape
 
 from benchmarks.calibration import DATA, fitted
 from costmodels import Machine
 from costmodels.fit.points import Point
-from plans.errors import TwofoldError
 from reports.calibration import CalibrationReport, calibration_html, write_calibration_report
-from reports.calibration_picture import Series, log_picture, map_picture
+from reports.charts import Scale, Series, series_chart
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def test_the_report_holds_every_point_and_names_its_axes(fit, tmp_path):
     html = path.read_text()
     data = json.loads(re.search(r'id="twofold-data">\s*(.*?)\s*</script>', html, re.DOTALL)[1])
     assert len(data["points"]) == len(fit.predicted)
-    for label in ("measured time (us)", "TFLOP/s", "bytes read and written", "GB/s", "message (bytes)", "rows m"):
+    for label in ("measured time (µs)", "TFLOP/s", "bytes read and written", "GB/s", "message (bytes)", "rows m"):
         assert label in html
     assert "http" not in re.sub(r'xmlns="[^"]*"', "", html.split("<section", 1)[0])
 
@@ -37,28 +36,21 @@ def test_every_source_is_listed(fit):
     assert "extrapolated" in html
 
 
-def test_held_out_points_are_drawn_open():
-    series = [Series(name="a", points=[(1.0, 1.0, "p")], held_out=[(10.0, 2.0, "q")], curve=[(1.0, 1.0), (10.0, 2.0)])]
-    drawn = log_picture(series, title="t", x_name="x (s)", y_name="y (s)").inline()
-    assert drawn.count("<circle") == 2 and "held out: q" in drawn and "line-sky" in drawn
+def test_held_out_points_say_so_and_curves_are_drawn():
+    series = [
+        Series(name="a", points=[(1.0, 1.0, "p")], held_out=[(10.0, 2.0, "<q>")], curve=[(1.0, 1.0), (10.0, 2.0)])
+    ]
+    svg = series_chart(series, Scale(x="x (s)", y="y (s)", log_x=True), title="t").svg()
+    assert "<title>p</title>" in svg and "<title>held out: &lt;q&gt;</title>" in svg
+    assert svg.count("stroke: #56b4e9; stroke-width: 1.5") == 1
 
 
 def test_positions_are_logarithmic():
-    series = [Series(name="a", points=[(10.0**power, 1.0, "") for power in range(4)])]
-    drawn = log_picture(series, title="t", x_name="x", y_name="y").inline()
-    across = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
+    series = [Series(name="a", points=[(10.0**power, 1.0, str(power)) for power in range(4)])]
+    svg = series_chart(series, Scale(x="x", y="y", log_x=True), title="t").svg()
+    across = [float(x) for x in re.findall(r'<use [^>]*?x="([\d.]+)"[^>]*><title>\d', svg)]
     steps = [right - left for left, right in itertools.pairwise(across)]
     assert steps == pytest.approx([steps[0]] * 3, abs=0.2)
-
-
-def test_nothing_to_draw():
-    with pytest.raises(TwofoldError, match="no points"):
-        log_picture([], title="t", x_name="x", y_name="y")
-
-
-def test_pairs_that_are_not_known_say_so():
-    drawn = map_picture(["matrix"], ["all_reduce", "transfer"], [[(0.5, 0.75), None]], title="t").inline()
-    assert "not known" in drawn and "0.50" in drawn and "0.75" in drawn
 
 
 def test_captions_say_what_pictures_share(fit):
@@ -89,7 +81,7 @@ def test_a_cpu_is_reported_with_its_points_its_probes_and_its_sources():
         probes=[Ran("probe-dp2", 0.02, 0.025)],
     ))  # fmt: skip
     assert "all_reduce: 3 points &lt;fitted&gt;" in html
-    assert "-20%" in html
-    assert all(escape(says.source) in html for says in machine.provenance.values())
+    assert "-20.0 %" in html
+    assert all(str(escape(says.source)) in html for says in machine.provenance.values())
     data = json.loads(re.search(r'id="twofold-data"[^>]*>(.*?)</script>', html, re.S)[1])
     assert [point["measured_s"] for point in data["points"]] == [point.seconds for point in points]

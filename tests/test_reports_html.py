@@ -14,11 +14,12 @@ from reports_example import measured, predicted, small_graph, small_plan
 import reports
 from plans.timeline import Span, Timeline
 from reports import Check, Table, composition_table, plan_table, verification_table, write_report
-from reports.html import MAX_REPORT_BYTES, Report, report_html
+from reports.html import Report, report_html
 from reports.plan_tables import parameter_table
 from reports.time_tables import comparison_table, timeline_table
+from reports.units import Seconds
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"meta", "br", "hr", "img", "link", "input"}  # of SVG every element is closed
 
 
 class Page(HTMLParser):
@@ -39,6 +40,7 @@ class Page(HTMLParser):
         values = dict(attrs)
         self.ids += [values["id"]] if "id" in values else []
         self.links += [values[name] for name in ("src", "href") if name in values]
+        self.in_data = values.get("id") == "twofold-data"
         if tag not in VOID:
             self.open.append(tag)
 
@@ -51,7 +53,7 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self.open and self.open[-1] in ("h2", "summary"):
             self.headings.append(data)
-        if self.open and self.open[-1] == "script":
+        if self.open and self.open[-1] == "script" and self.in_data:
             self.json += data
 
 
@@ -78,13 +80,13 @@ def test_the_report_is_one_well_formed_file_with_every_section(tmp_path):
     path = write_report(tmp_path / "report.html", Report(**everything()))
     text = path.read_text()
     page = Page(text)
-    assert len(text.encode()) < MAX_REPORT_BYTES
-    assert page.links == []  # nothing is fetched
-    assert "http" not in re.sub(r'xmlns="[^"]*"', "", text)
+    assert [link for link in page.links if link[0] != "#"] == ["data:,"]  # nothing is fetched
+    assert "http" not in re.sub(r'xmlns(:xlink)?="[^"]*"', "", text)
     sections = [
         "verification",
         "results",
         "pipeline",
+        "actions",
         "losses",
         "steps",
         "memory",
@@ -93,7 +95,7 @@ def test_the_report_is_one_well_formed_file_with_every_section(tmp_path):
         "graph",
         "further",
     ]
-    assert [each for each in page.ids if each != "twofold-data"] == [*sections, "environment"]
+    assert [each for each in page.ids if each in {*sections, "environment"}] == [*sections, "environment"]
     assert text.index("verification") < text.index('id="pipeline"') < text.index('id="environment"')
     for said in ("PREDICTED", "MEASURED", "CUDA_DEVICE_MAX_CONNECTIONS", "Not run on Ascend.", "FAILED: bubble."):
         assert said in text
@@ -116,42 +118,17 @@ def test_sections_appear_only_with_their_data():
     page = Page(report_html(Report(title="predicted only", predicted=predicted())))
     assert page.headings == [
         "The step, predicted",
-        "Pipeline",
-        "Memory",
+        "Pipeline and memory",
+        "The pipeline as a table",
+        "Peak memory",
         "Where the time goes, rank by rank and call by call",
     ]
     text = report_html(Report(title="emulated", measured=replace(measured(), kind="emulated")))
     assert "EMULATED" in text and "MEASURED" not in text and "PREDICTED" not in text
 
 
-def test_many_ranks_and_spans_stay_below_the_limit():
-    """512 ranks in 64 stages, 20,480 spans with long names."""
-    tail = "model.layers.7.attention.output.projection.linear.F" * 2
-    spans = [
-        Span(
-            rank=rank,
-            stream="compute",
-            start_ps=at * 10**6,
-            end_ps=(at + 1) * 10**6,
-            step=0,
-            id=f"{rank // 8}{'FB'[at % 2]}{at // 2}/{tail}",
-            call="linear.forward",
-            part="FB"[at % 2],
-        )
-        for rank in range(512)
-        for at in range(40)
-    ]
-    text = report_html(Report(title="large", predicted=Timeline.from_spans(spans, kind="predicted", num_ranks=512)))
-    Page(text)
-    assert len(text.encode()) < MAX_REPORT_BYTES
-    assert "one rank of each group" in text
-
-
-def test_long_tables_are_cut_short_and_the_page_says_so(monkeypatch):
-    monkeypatch.setattr("reports.html._MAX_TABLE_ROWS", 5)
-    text = report_html(Report(title="short", plan=small_plan()))
-    Page(text)
-    assert "4 of 9 rows are left out here." in text and "1 of 6 rows are left out here." in text
+def test_long_tables_are_cut_short_and_the_page_says_so():
+    assert "4 of 9 rows are left out here." in plan_table(small_plan()).html(5)
 
 
 def test_a_failing_report_leaves_the_old_file(tmp_path):
@@ -184,7 +161,7 @@ def test_the_plan_table_names_strategies_layouts_and_what_moves():
 
 
 def test_the_parameter_table_names_what_moves_once_a_step():
-    rows = {row[0]: row[1:] for row in parameter_table(small_plan()).rows}
+    rows = {row[0]: tuple(map(str, row[1:])) for row in parameter_table(small_plan()).rows}
     moved = "all_gather over dp 803 kB; reduce_scatter over dp 803 kB"
     assert rows["layer1.weight"] == ("512×784", "0-3", "(tp, None)", "803 kB", "cut over dp", moved)
     small = "all_reduce over dp 4.10 kB"  # in one bucket with the weight, which is below the threshold
@@ -195,8 +172,7 @@ def test_the_shares_of_a_composition_add_up():
     for timeline in (predicted(), measured()):
         *ranks, share = composition_table(timeline).rows
         assert len(ranks) == 8
-        parts = [float(cell.removesuffix(" %")) for cell in share[2:]]
-        assert sum(parts) == pytest.approx(100, abs=0.05 * len(parts))
+        assert sum(share[2:]) == pytest.approx(1)
 
 
 def test_times_per_call_are_those_of_a_rank_and_step():
@@ -208,14 +184,16 @@ def test_times_per_call_are_those_of_a_rank_and_step():
     ]
     one = Timeline.from_spans(spans, kind="predicted", num_ranks=2)
     two = Timeline.from_spans([replace(span, end_ps=3 * 10**9) for span in spans], kind="measured", num_ranks=2)
-    assert comparison_table(one, two).rows == (("relu.forward", "2.00 ms", "3.00 ms", "+50.0 %"),)
+    assert [tuple(map(str, row)) for row in comparison_table(one, two).rows] == [
+        ("relu.forward", "2.00 ms", "3.00 ms", "+50.0 %")
+    ]
 
 
 def test_the_step_table_says_the_difference_and_the_interval():
     timelines = [predicted(3), measured()]
     rows = {row[0]: row[1:] for row in timeline_table(timelines).rows}
     ratio = timelines[1].step_s / timelines[0].step_s - 1
-    assert rows["span of the last step"][2] == f"{100 * ratio:+.1f} %"
+    assert rows["span of the last step"][2] == pytest.approx(ratio)
     assert rows["its 90 % interval"][1:] == ("", "")
     assert timeline_table([timelines[0]]).columns == ("quantity", "predicted")
 
@@ -239,7 +217,15 @@ def test_checks_pass_inside_their_bounds_only(check, passed):
 def test_a_narrow_terminal_breaks_long_cells():
     table = Table(title="T", columns=("name", "what"), rows=(("a", "one two three four five six seven"),))
     assert max(map(len, table.text(26).splitlines())) <= 26
-    assert table.text(26).split() == table.text().replace("-" * 33, "-" * 20).split()
+    assert [word for word in table.text(26).split() if "─" not in word] == [
+        word for word in table.text().split() if "─" not in word
+    ]
+
+
+def test_tables_give_plain_numbers_to_pandas():
+    table = Table(title="T", columns=("name", "step"), rows=(("a", Seconds(0.25)), ("b", None)))
+    assert table.to_pandas()["step"].tolist()[0] == 0.25
+    assert table.csv().splitlines() == ["name,step", "a,0.25", "b,"]
 
 
 def test_cells_are_escaped():

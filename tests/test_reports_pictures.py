@@ -14,14 +14,15 @@ from plans.errors import TwofoldError
 from plans.layout import Layout
 from plans.model.mlp import mlp_graph
 from plans.timeline import Span, Timeline
-from reports import graph_data, graph_picture, layout_picture, memory_picture, pipeline_picture, save_graph
+from reports import graph_data, graph_picture, layout_picture, pipeline_picture, save_graph
 from reports.layered import place
 from reports.layout_picture import layout_parts
-from reports.line_picture import Line, line_picture
-from reports.memory_picture import LiveBytes, _drawn, live_by_role, worst_ranks
+from reports.live import pack
+from reports.memory import LiveBytes, live_by_role, worst_ranks
 from reports.pipeline_picture import COLOURS, pipeline_panel
 from reports.spans import groups_of, representative_step
 from reports.svg import Picture
+from simulator import critical_path
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -174,29 +175,6 @@ def test_the_fullest_rank_of_every_group_is_shown():
     assert [peak.rank for peak in worst_ranks(replace(timeline, memory=memory))] == [0, 6]
 
 
-@pytest.mark.parametrize("known", ["program", "curve", "peaks"])
-def test_memory_is_drawn_from_what_is_known(known):
-    timeline, program = predicted(), small_program() if known == "program" else None
-    if known == "peaks":
-        timeline = replace(timeline, memory_curve={})
-    shown = texts(parsed(memory_picture(timeline, program=program, limit_bytes=4_000_000)))
-    assert "limit 4.00 MB" in shown
-    assert any(text.startswith("PREDICTED") for text in shown)
-    assert ("weight" in shown) == (known != "curve")
-    assert any(f"{predicted().peak_bytes / 1e6:.2f} MB" in text for text in shown)
-
-
-def test_a_distant_limit_is_said_in_words():
-    shown = texts(parsed(memory_picture(predicted(), limit_bytes=25 * 10**9)))
-    share = predicted().peak_bytes / (25 * 10**9)
-    assert f"limit per rank 25.0 GB: the peak is {100 * share:.2g} % of it" in shown
-
-
-def test_memory_that_nobody_knows_is_refused():
-    with pytest.raises(TwofoldError, match="has no memory data"):
-        memory_picture(replace(predicted(), memory=(), memory_curve={}))
-
-
 # ----------------------------------------------------------------------------------- graph
 
 
@@ -304,21 +282,56 @@ def test_a_shape_with_other_dims_is_refused():
         layout_picture(Layout((2,), ("dp",))("dp"), (4, 4))
 
 
-def test_lines_are_thinned_and_band_and_lines_are_named():
-    lines = [Line(name="8 ranks", values=np.linspace(2, 1, 5000)), Line(name="reference", values=[1.0], dashed=True)]
-    root = parsed(line_picture(lines, title="Loss", x_name="step", y_name="loss", band=(0.5, 0.7, "interval")))
-    assert {"8 ranks", "reference", "interval", "loss", "step (thinned to 1000 points)"} <= set(texts(root))
-    path = next(path for path in root.iter(f"{SVG}path") if path.get("class") == "line-sky")
-    assert path.get("d").count("L") == 999
-    with pytest.raises(TwofoldError, match="no values"):
-        line_picture([], title="Loss", x_name="step", y_name="loss")
-
-
 def test_a_memory_curve_of_many_changes_is_thinned_without_losing_its_peak():
     times = np.arange(50_000, dtype=np.int64)
     sizes = np.random.default_rng(1).integers(0, 1000, len(times))
     live = LiveBytes(rank=0, times_ps=times, by_role={"live": sizes})
-    drawn = _drawn(live, across=1000 / len(times))
-    assert 1000 < drawn.sum() <= 2000
-    assert sizes[drawn].max() == sizes.max() and drawn[-1]
-    assert _drawn(replace(live, times_ps=100 * times), across=1.0).all()  # far apart: all are drawn
+    thin = live.thinned(len(times), 1000)
+    assert 1000 < len(thin.times_ps) <= 2000
+    assert thin.peak[1] == live.peak[1] and thin.times_ps[-1] == times[-1]
+    assert len(live.thinned(50, 50_000).times_ps) == len(times)  # far apart: all are kept
+
+
+# ---------------------------------------------------------------------------- living timeline
+
+
+@pytest.mark.parametrize("make", [predicted, measured])
+def test_packed_exposed_communication_and_critical_path_are_those_of_the_analysis(make):
+    timeline = make(1)
+    packed = pack(timeline, small_program())
+    unit_ps = packed.header["unit_s"] * 1e12
+    lane, length = packed.columns[5], packed.columns[7] * unit_ps
+    for row, each in enumerate(packed.header["rows"]):
+        exposed = timeline.step_parts[each["rank"]].exposed_ps
+        assert length[lane == 3 * row + 2].sum() == pytest.approx(exposed, abs=unit_ps * len(lane))
+    path = critical_path(timeline, small_program())
+    gaps = path.by_kind_ps.get("gap", 0)
+    assert packed.columns[10].sum() * unit_ps == pytest.approx(path.step_ps - gaps, abs=unit_ps * len(path.spans))
+
+
+def test_packed_causes_end_where_their_effects_start():
+    """On a predicted timeline a compute span starts when what it waited for last ends, so a cause is no guess."""
+    packed = pack(predicted(), small_program())
+    lane, start, length, _, cause = packed.columns[:5]
+    lane = np.cumsum(lane)
+    for first in np.flatnonzero(np.diff(lane, prepend=-1)):
+        last = first + np.count_nonzero(lane == lane[first])
+        start[first:last] = np.cumsum(start[first:last])
+    effects = np.flatnonzero((cause != 0) & (lane % 3 == 1))
+    assert len(effects) > 0.9 * np.count_nonzero(lane % 3 == 1)
+    causes = effects - cause[effects]
+    assert np.abs(start[causes] + length[causes] - start[effects]).max() <= 2
+
+
+def test_large_steps_are_cut_to_one_rank_of_each_group_and_stay_small(monkeypatch):
+    spans = [
+        Span(rank=r, stream="compute", start_ps=at * 997, end_ps=at * 997 + 900 - r, step=0,
+             id=f"{r // 8}F{at // 8}/layers.{at % 8}.linear.F", call="linear.forward", part="F")
+        for r in range(16) for at in range(500)
+    ]  # fmt: skip
+    timeline = Timeline.from_spans(spans, kind="predicted", num_ranks=16)
+    assert len(pack(timeline).header["rows"]) == 16
+    monkeypatch.setattr("reports.live.MAX_SPANS", 2000)
+    packed = pack(timeline)
+    assert [row["rank"] for row in packed.header["rows"]] == [0, 8]
+    assert "2 of 16 ranks" in packed.header["notes"][0]

@@ -1,13 +1,13 @@
-"""The pictures of a search: bars are the parts, dots are where their forecasts say."""
+"""The charts of a search: bars are the parts, points are where their forecasts say."""
 
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from plans.errors import TwofoldError
 from reports import Configuration, shares_picture, trade_picture
-
-SVG = "{http://www.w3.org/2000/svg}"
+from reports.search_pictures import pareto_front
 
 
 def configuration(name: str, step_s: float, peak_gib: float) -> Configuration:
@@ -15,35 +15,29 @@ def configuration(name: str, step_s: float, peak_gib: float) -> Configuration:
     return Configuration(name=name, step_s=step_s, peak_bytes=int(peak_gib * 2**30), parts=parts)
 
 
-def shapes(picture, kind: str, style: str) -> list[dict[str, str]]:
-    root = ET.fromstring(picture.alone())
-    return [each.attrib for each in root.iter(f"{SVG}{kind}") if each.get("class") == style]
+def test_bars_say_their_parts():
+    svg = shares_picture([configuration("a", 4.0, 10), configuration("b", 5.0, 10)], title="t").svg()
+    ET.fromstring(svg)
+    assert "<title>1. a: compute 3.2 s</title>" in svg and "<title>2. b: waiting 0.75 s</title>" in svg
+    assert "forecast step (s)" in svg and "4.00 s" in svg
 
 
-def test_bars_are_as_long_as_their_parts():
-    picture = shares_picture([configuration("a", 4.0, 10), configuration("b", 5.0, 10)], title="t")
-    computes, waits = (
-        [float(each["width"]) for each in shapes(picture, "rect", style) if float(each["height"]) == 18]
-        for style in ("sky", "idle")
-    )
-    assert computes[0] / computes[1] == pytest.approx(0.8, rel=1e-3)
-    assert waits[1] / computes[1] == pytest.approx(0.15 / 0.8, rel=1e-3)
-    assert "forecast step (s)" in picture.alone()
-
-
-def test_dots_lie_by_time_and_memory_and_the_front_is_marked():
+def test_points_lie_by_time_and_memory_and_the_front_is_marked():
     found = [configuration("b", 1.05, 60), configuration("a", 1.0, 70), configuration("c", 1.1, 65)]
-    picture = trade_picture([*found, configuration("d", 3.0, 10)], title="t", limit_bytes=75 * 2**30)
-    front = shapes(picture, "circle", "orange")
-    assert len(front) == 2 and len(shapes(picture, "circle", "sky")) == 1
-    by_time = sorted((float(each["cx"]), float(each["cy"])) for each in front)
-    assert by_time[0][1] < by_time[1][1]  # the faster one needs more memory: it stands higher
-    text = picture.alone()
-    assert "room of a device 80.5 GB" in text and "1 of more than 1.25 times the fastest" in text
+    assert [each.name for each in pareto_front(found)] == ["a", "b"]
+    chart = trade_picture([*found, configuration("d", 3.0, 10)], title="t", limit_bytes=75 * 2**30)
+    svg = chart.svg()
+    ET.fromstring(svg)
+    places = {
+        match[2]: float(match[1])
+        for match in re.finditer(r'<use [^>]*?y="([\d.]+)"[^>]*><title>(\w):', svg)
+    }  # fmt: skip
+    assert places["a"] < places["b"]  # the faster one needs more memory: it stands higher
+    assert "room of a device, 80.5 GB" in svg and "1 of more than 1.25 times the fastest" in chart.caption
 
 
 def test_one_configuration_can_be_drawn_and_none_cannot():
-    assert len(shapes(trade_picture([configuration("a", 1.0, 1)], title="t"), "circle", "orange")) == 1
+    assert "<title>a: 1.00 s" in trade_picture([configuration("a", 1.0, 1)], title="t").svg()
     for draw in (shares_picture, trade_picture):
         with pytest.raises(TwofoldError, match="no configurations"):
             draw([], title="t")

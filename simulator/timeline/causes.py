@@ -112,6 +112,12 @@ class Causes:
             found = [found[twins.index(position)]]
         return [Event(end_ps, stream, rank, step, position, start_ps) for start_ps, end_ps in found]
 
+    def events(self, rank: int, step: int) -> Iterator[Event]:
+        """Every span of a rank in a step, once for each instruction that it may belong to."""
+        for position in range(len(self._order_of[rank].instructions)):
+            for stream in range(len(STREAMS)):
+                yield from self.spans(rank, step, position, stream)
+
     def last(self, step: int) -> Event | None:
         """The event that ends a step."""
         found = (self._latest(self._end_of(rank, step)) for rank in self.timeline.represents)

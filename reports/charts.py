@@ -1,0 +1,266 @@
+"""Charts: matplotlib draws them as SVG, once for a wide page and once for a narrow one.
+
+Ink takes the colour of the page, so one picture suits light and dark; fills are the eight colours of Okabe and Ito
+(https://jfly.uni-koeln.de/color/), which people with any kind of colour vision can tell apart. Points carry texts that
+are shown when the pointer rests on them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plans.files import write_atomically
+from reports.page import Markup, render
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["COLOURS", "Chart", "Scale", "Series", "bars", "series_chart"]
+
+COLOURS = {
+    "sky": "#56b4e9", "orange": "#e69f00", "green": "#009e73", "purple": "#cc79a7", "yellow": "#f0e442",
+    "vermillion": "#d55e00", "blue": "#0072b2", "grey": "#99a1ab",
+}  # fmt: skip
+"""Name -> colour, in the order in which series take them."""
+
+_INK, _FAINT = "#010203", "#040506"
+_STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "twofold", "font.family": "DejaVu Sans", "font.size": 9.0,
+    "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": _FAINT,
+    "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.titlesize": 10.0, "axes.titleweight": "bold",
+    "axes.titlelocation": "left", "legend.frameon": False, "legend.fontsize": 8.5, "figure.facecolor": "none",
+    "axes.facecolor": "none", "savefig.facecolor": "none",
+}  # fmt: skip
+_WIDE, _NARROW = 10.6, 4.0
+"""Inches; matplotlib counts 72 points to an inch, and a point becomes a pixel and a third."""
+
+_ALONE = (
+    "<style>svg { color: #1b1f24; --faint: #d5d9de; color-scheme: light dark } @media (prefers-color-scheme: dark) "
+    "{ svg { color: #e6e8eb; --faint: #3a4048 } }</style>"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart.
+
+    Args:
+        title: of the chart, and what it says to those who cannot see it.
+        draw: draws on a matplotlib Figure of any width (`figure.get_figwidth()`, inches).
+        height: inches.
+        caption: below it.
+    """
+
+    title: str
+    draw: Callable[[Figure], None]
+    height: float = 3.2
+    caption: str = ""
+
+    def svg(self, width: float = _WIDE) -> str:
+        """The SVG element, for a page that gives `--faint` and the colour of text."""
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        with rc_context(_STYLE):
+            figure = Figure(figsize=(width, self.height), layout="constrained")
+            self.draw(figure)
+            out = io.StringIO()
+            figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        text = out.getvalue()
+        text = text[text.index("<svg") :].replace(_INK, "currentColor").replace(_FAINT, "var(--faint)")
+        text = re.sub(r' id="[a-z0-9]+(\.[a-z]+)?_\d+"', "", _with_texts(text))
+        head = f'<svg role="img" aria-label="{escape(self.title)}"'
+        return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL).replace("<svg", head, 1)
+
+    def __html__(self) -> Markup:
+        svgs = {"wide": Markup(self.svg()), "narrow": Markup(self.svg(_NARROW))}
+        return Markup(render("chart.html", chart=self, svgs=svgs))
+
+    def alone(self) -> str:
+        """The chart as the text of a standalone SVG file."""
+        text = self.svg()
+        at = text.index(">") + 1
+        return f'<?xml version="1.0" encoding="UTF-8"?>\n{text[:at]}{_ALONE}{text[at:]}'
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a standalone SVG file atomically."""
+        return write_atomically(path, self.alone().encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Points (x, y) of one name and colour and a curve through them.
+
+    Args:
+        name: in the legend.
+        points: (x, y, text shown when the pointer rests on it).
+        held_out: the same, drawn open.
+        curve: (x, y) joined by a line.
+        dashed: whether the line is dashed.
+        spread: (low, high) of y for every point, drawn as a bar.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float, str]] = ()
+    held_out: Sequence[tuple[float, float, str]] = ()
+    curve: Sequence[tuple[float, float]] = ()
+    dashed: bool = False
+    spread: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """The axes of a chart of series.
+
+    Args:
+        x, y: names with units.
+        log_x, log_y: whether they are logarithmic.
+        relative: y is a relative error, shown in per cent around 0.
+        diagonal: draw the line y = x.
+        band: (low, high, name) of y, drawn behind.
+    """
+
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
+    relative: bool = False
+    diagonal: bool = False
+    band: tuple[float, float, str] | None = None
+
+
+def series_chart(series: Sequence[Series], scale: Scale, *, title: str, caption: str = "") -> Chart:
+    """Points and curves on two axes."""
+
+    def draw(figure: Figure) -> None:
+        with _axes(figure, title) as axes:
+            for each, colour in zip(series, [*COLOURS.values()] * (1 + len(series) // 8), strict=False):
+                _draw_series(axes, each, colour)
+            axes.set(xlabel=scale.x, ylabel=scale.y)
+            if scale.log_x:
+                axes.set_xscale("log")
+            if scale.log_y:
+                axes.set_yscale("log")
+            if scale.relative:
+                from matplotlib.ticker import PercentFormatter
+
+                axes.axhline(0, color=_INK, linewidth=0.8)
+                axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            if scale.diagonal:
+                axes.axline((1, 1), (2, 2), color=_INK, linewidth=0.8, linestyle="--")
+            if scale.band is not None:
+                axes.axhspan(*scale.band[:2], color=_INK, alpha=0.12, linewidth=0, label=scale.band[2])
+
+    return Chart(title=title, draw=draw, caption=caption)
+
+
+def _draw_series(axes: Axes, each: Series, colour: str) -> None:
+    label: str | None = each.name
+    if each.spread:
+        xs = [x for x, _, _ in each.points]
+        axes.vlines(xs, *zip(*each.spread, strict=True), color=colour, alpha=0.35, linewidth=1.0)
+    for points, is_open in ((each.points, False), (each.held_out, True)):
+        if points:
+            drawn = axes.scatter(
+                [x for x, _, _ in points], [y for _, y, _ in points], s=22 if is_open else 14, label=label,
+                facecolors="none" if is_open else colour, edgecolors=colour, linewidths=1.0,
+            )  # fmt: skip
+            _say_points(drawn, [f"held out: {text}" if is_open else text for _, _, text in points])
+            label = None
+    if len(each.curve) > 1:
+        axes.plot(
+            *zip(*each.curve, strict=True),
+            color=colour,
+            linewidth=1.5,
+            linestyle="--" if each.dashed else "-",
+            label=label,
+        )
+
+
+def bars(
+    names: Sequence[str], parts: Sequence[tuple[str, str, Sequence[float]]], *, title: str, x: str, caption: str = "",
+    ends: Sequence[str] = (), said: Callable[[float], str] = "{:.4g}".format,
+) -> Chart:  # fmt: skip
+    """A horizontal bar for every name, from parts laid end to end; negative ones go to the left.
+
+    Args:
+        names: from top to bottom.
+        parts: (name, colour, length for every bar).
+        title: of the chart.
+        x: name of the axis with its unit.
+        caption: below it.
+        ends: texts at the ends of the bars.
+        said: a length as people read it, shown when the pointer rests on a part.
+    """
+
+    def draw(figure: Figure) -> None:
+        import textwrap
+
+        narrow = figure.get_figwidth() < 6
+        with _axes(figure, title) as axes:
+            places = list(range(len(names)))
+            rights, lefts = [0.0] * len(names), [0.0] * len(names)
+            for name, colour, lengths in parts:
+                begins = [
+                    right if length >= 0 else left for length, right, left in zip(lengths, rights, lefts, strict=True)
+                ]
+                drawn = axes.barh(places, lengths, left=begins, height=0.6, color=COLOURS[colour], label=name)
+                for at, (patch, length) in enumerate(zip(drawn, lengths, strict=True)):
+                    patch.set_gid(f"say:{names[at]}: {name} {said(length)}")
+                    rights[at], lefts[at] = max(rights[at], rights[at] + length), min(lefts[at], lefts[at] + length)
+            wide = 24 if narrow else 60
+            axes.set_yticks(places, ["\n".join(textwrap.wrap(name, wide)) for name in names])
+            axes.invert_yaxis()
+            axes.grid(visible=False, axis="y")
+            axes.set_xlabel(x)
+            axes.axvline(0, color=_INK, linewidth=0.8)
+            for at, text in enumerate(ends):
+                axes.annotate(f" {text}", (rights[at], at), va="center", annotation_clip=False)
+            axes.margins(x=0.12 if ends else 0.04)
+
+    return Chart(title=title, draw=draw, caption=caption, height=1.3 + 0.42 * len(names))
+
+
+def _say_points(drawn: Any, texts: Sequence[str]) -> None:
+    """Give the points of a scatter texts that are shown when the pointer rests on them."""
+    drawn.set_gid("each:" + "\x1f".join(texts))
+
+
+def _with_texts(svg: str) -> str:
+    """Ids that carry texts become titles: of one shape, or of the points of a group in turn."""
+
+    def one(match: re.Match[str]) -> str:
+        return f"<g><title>{match[1]}</title>"
+
+    def several(match: re.Match[str]) -> str:
+        texts = iter(match[1].split("&#31;") if "&#31;" in match[1] else match[1].split("\x1f"))
+
+        def titled(use: re.Match[str]) -> str:
+            return f"{use[1]}><title>{next(texts, '')}</title></use>"
+
+        single = "" if "<use" in match[2] else f"<title>{next(texts, '')}</title>"  # one point is no repeated mark
+        return f"<g>{single}" + re.sub(r"(<use [^>]*?)/>", titled, match[2])
+
+    svg = re.sub(r'<g id="say:([^"]*)">', one, svg)
+    return re.sub(r'<g id="each:([^"]*)">(.*?</g>)', several, svg, flags=re.DOTALL)
+
+
+@contextmanager
+def _axes(figure: Figure, title: str) -> Iterator[Axes]:
+    """Axes with a title, and a legend below the picture where there are names."""
+    axes = figure.add_subplot()
+    yield axes
+    axes.set_title(title)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=1 if figure.get_figwidth() < 6 else 4)
